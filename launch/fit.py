@@ -14,7 +14,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..engine.data.split import num_examples
 from ..engine.hooks.keras_callbacks import KerasCallbacks
 from ..engine.keras_trainer import KerasTrainer, hand_over
 from ..input.data import Data
@@ -172,6 +171,6 @@ def _length(asked: types.SimpleNamespace) -> dict[str, Any]:
     if not epoch and (isinstance(asked.x, (str, tf.data.Dataset)) or callable(asked.x)):
         raise UsageError("validation_freq counts epochs, and the length of the data is not known; give steps_per_epoch")
     if not epoch:
-        examples = math.floor(num_examples(asked.x) * (1 - asked.validation_split))
+        examples = math.floor(len(tf.nest.flatten(asked.x)[0]) * (1 - asked.validation_split))
         epoch = -(-examples // asked.batch_size)
     return {**length, "eval_every_steps": epoch * often}

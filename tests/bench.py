@@ -12,6 +12,9 @@ import tensorflow as tf
 
 from crankshaft.engine import StepOptions, Trainer
 from crankshaft.engine.build import prepare
+from crankshaft.engine.data.arrays import ArraySource
+from crankshaft.engine.data.source import Split
+from crankshaft.engine.data.streamed import OfDataset
 from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.reduction import Reduction
@@ -22,7 +25,7 @@ from tests.logical_cpus import make_four
 make_four()
 
 # Strategies whose feeds have iterators, up to the end of the process: one that is freed waits for a thread of
-# TensorFlow that now and then sleeps for a minute (see `engine.data.feeds.untuned`).
+# TensorFlow that now and then sleeps for a minute (see `engine.data.streamed.untuned`).
 _KEPT: list[Replicated] = []
 
 
@@ -81,12 +84,17 @@ def _distribution(replicas: int) -> tf.distribute.Strategy:
     return kind([f"CPU:{i}" for i in range(replicas)])
 
 
-def _example(source):
-    if hasattr(source, "element_spec"):
-        return tf.nest.map_structure(
-            lambda spec: np.zeros([1, *spec.shape], tf.as_dtype(spec.dtype).as_numpy_dtype), source.element_spec
-        )
-    return tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), source)
+def split_of(data) -> Split:
+    """Arrays, a dataset or a split as feeds take it."""
+    if isinstance(data, Split):
+        return data
+    return OfDataset(data) if isinstance(data, tf.data.Dataset) else ArraySource(data)
+
+
+def _example(split):
+    return tf.nest.map_structure(
+        lambda spec: np.zeros([1, *spec.shape], tf.as_dtype(spec.dtype).as_numpy_dtype), split.element_spec
+    )
 
 
 @pytest.fixture(scope="session")
@@ -119,7 +127,8 @@ def bench(distribution):
         shard_optimizer: bool = False,
         **options,
     ) -> Bench:
-        options = StepOptions(**options)
+        options, source = StepOptions(**options), split_of(source)
+        eval_source = None if eval_source is None else split_of(eval_source)
         on = tf.distribute.OneDeviceStrategy(device) if device else distribution(replicas)
         strategy = Replicated("test", on, feed, steps_per_loop=block_steps, mesh=Mesh(on, model, shard_optimizer))
         with strategy.scope():
@@ -129,8 +138,7 @@ def bench(distribution):
         state.jit = jit
         eval_feed = None if eval_source is None else strategy.feed(eval_source, eval_batch_size or batch_size, None)
         strategy.bind(state, strategy.feed(source, batch_size, options.seed if shuffle else None), eval_feed)
-        streams = feed is not None and not feed.resident_bytes
-        if streams or isinstance(source, tf.data.Dataset) or isinstance(eval_source, tf.data.Dataset):
+        if (feed and not feed.resident_bytes) or not all(each.by_index for each in (source, eval_source or source)):
             _KEPT.append(strategy)
         return Bench(strategy, state)
 

@@ -1,221 +1,35 @@
-"""Feeds of arrays: kept on the device, streamed from the host, or one batch over and over.
+"""Feeds: how the batches of a split reach the replicas. Kept on devices, read ahead, streamed, or one over and over.
 
-They have `random_access`, and an epoch's smaller last batch has a separately compiled program.
+With `random_access`, an epoch's smaller last batch has a separately compiled program.
 """
 
 from __future__ import annotations
 
-import math
+import functools
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
+from ..internals.errors import reason
+from ..internals.tensorflow import iterator_state, restore_iterator, shuffled
 from ..mesh.mesh import Mesh
-from .base import Feed, Run
+from ..randomness import epoch_seed
+from .arrays import ArraySource, as_kept, is_on_gpus, on_each_device
+from .feed import Feed, Run
 from .order import Order, replica_part
-from .reading import ArraysReader, SourceReader, reader_of, unmasked
-from .residency import as_kept, is_on_gpus, on_each_device, take
-from .source import Source
+from .reading import Reader, unmasked
+from .source import Source, Spec
+from .streamed import Share, Watch, naming_files, untuned, unwatched
+from .waiting import Patience
+
+_MOST_STATE_BYTES = 1 << 30  # TensorFlow writes none of 2 GiB, and several checkpoints are kept
 
 
-class ResidentFeed(Feed):
-    """Arrays that live on every device; a step's batch is a gather by index, in the compiled loop.
-
-    Only blocks of indices travel, computed ahead by a `tf.data` thread; to GPUs each block once.
-
-    Args:
-      strategy: the `tf.distribute.Strategy`.
-      arrays: nest (features, labels) of arrays [examples, ...].
-      order: which examples make which step.
-      mesh: how the strategy's replicas are laid out.
-    """
-
-    compilable = True
-    random_access = True
-
-    def __init__(self, strategy: tf.distribute.Strategy, arrays, order: Order, mesh: Mesh | None = None):
-        self.order = order
-        self._strategy = strategy
-        self._mesh = mesh or Mesh()
-        self._arrays = arrays
-        self._resident = None
-        self._on_gpus = is_on_gpus(strategy)
-        brought = (lambda indices: on_each_device(strategy, indices)) if self._on_gpus else None
-        self._blocks = _Blocks(order, lambda first: iter(self._indices(first)), brought)
-
-    def reach(self, step: int, limit: int) -> int:
-        return self._blocks.reach(step, limit)
-
-    def take(self, step: int, limit: int) -> Run:
-        if self._resident is None:
-            kept = tf.nest.map_structure(lambda array: as_kept(array, self._on_gpus), self._arrays)
-            self._resident = on_each_device(self._strategy, kept)
-        indices, start, stop = self._blocks.take(step, limit)
-        return Run((self._resident, indices), start, stop)
-
-    def most_steps(self, operands) -> float:
-        return operands[1].shape[0]
-
-    def next_operands(self, operands, offset: tf.Tensor):
-        return (*operands, offset)
-
-    def batch(self, arrays, indices: tf.Tensor, offset: tf.Tensor):
-        context = tf.distribute.get_replica_context()
-        mine = indices[offset]
-        if context.num_replicas_in_sync > 1:
-            # A block's batches are of one size, known where it is traced, and so is this replica's part.
-            replica = tf.get_static_value(context.replica_id_in_sync_group)
-            if replica is None:  # one program for all replicas, as on TPUs: their parts are of one size too
-                part = mine.shape[0] // context.num_replicas_in_sync
-                mine = tf.slice(mine, [context.replica_id_in_sync_group * part], [part])
-            else:
-                part = self._mesh.part(int(replica), context.num_replicas_in_sync)
-                mine = mine[slice(*replica_part(mine.shape[0], *part))]
-
-        return tf.nest.map_structure(lambda kept, array: take(kept, mine, array), arrays, self._arrays)
-
-    def close(self) -> None:
-        self._blocks.close()
-
-    def _indices(self, first_block: int) -> tf.data.Dataset:
-        return untuned(tf.data.Dataset.counter(first_block).map(self.order.examples).prefetch(2))
-
-
-class StreamedFeed(Feed):
-    """Examples too many to keep on a device: each replica's part of a block is read on the host, ahead.
-
-    Goes through `distribute_datasets_from_function`: each input pipeline computes its own replicas' share.
-
-    Args:
-      strategy: the `tf.distribute.Strategy`.
-      split: nest of arrays [examples, ...], or a `Source`.
-      order: which examples make which step.
-      read_timeout_seconds: see `FeedOptions`.
-      mesh: how the strategy's replicas are laid out.
-    """
-
-    compilable = True
-    random_access = True
-
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        split,
-        order: Order,
-        read_timeout_seconds: float = 0.0,
-        mesh: Mesh | None = None,
-    ):
-        self.order = order
-        self._strategy = strategy
-        self._mesh = mesh or Mesh()
-        self._split = split
-        self._read_timeout_seconds = read_timeout_seconds
-        self._reader: ArraysReader | SourceReader | None = None
-        self._on_gpus = is_on_gpus(strategy)
-        alone = strategy.num_replicas_in_sync == 1  # a distributed iterator brings blocks to the devices by itself
-        brought = (lambda block: on_each_device(strategy, block)) if self._on_gpus and alone else None
-        self._blocks = _Blocks(order, self._iterator, brought)
-        self._shares_before = 0  # read when the iterator was opened
-        self._shares_a_block = 1  # of this process
-
-    @property
-    def bytes_read(self) -> int | None:
-        if self._reader is None:
-            return 0 if isinstance(self._split, Source) else None
-        return self._reader.bytes_read
-
-    @property
-    def steps_ahead(self) -> float | None:
-        if self._reader is None or self._reader.shares_read is None:
-            return None
-        read = (self._reader.shares_read - self._shares_before) // self._shares_a_block
-        return self._blocks.steps_of_next(read - self._blocks.taken)
-
-    def reach(self, step: int, limit: int) -> int:
-        return self._blocks.reach(step, limit)
-
-    def take(self, step: int, limit: int) -> Run:
-        if self._reader is None:
-            self._reader = reader_of(self._split, self.order, self._read_timeout_seconds)
-        with unmasked(self._reader):
-            block, start, stop = self._blocks.take(step, limit)
-        return Run((block,), start, stop)
-
-    def most_steps(self, operands) -> float:
-        return tf.nest.flatten(operands)[0].shape[0]
-
-    def next_operands(self, operands, offset: tf.Tensor):
-        return (*operands, offset)
-
-    def batch(self, block, offset: tf.Tensor):
-        if self.order.block_steps == 1:  # the block is the batch, and large: need not be copied
-            return tf.nest.map_structure(lambda x: tf.squeeze(x, 0), block)
-        return tf.nest.map_structure(lambda x: x[offset], block)
-
-    def close(self) -> None:
-        self._blocks.close()
-
-    def _iterator(self, first_block: int):
-        self._shares_before = self._reader.shares_read or 0
-        if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
-            return iter(self._share(first_block, range(1)))
-
-        def pipeline(context: tf.distribute.InputContext):
-            per_pipeline = context.num_replicas_in_sync // context.num_input_pipelines
-            first = context.input_pipeline_id * per_pipeline
-            self._shares_a_block = per_pipeline
-            return self._share(first_block, range(first, first + per_pipeline))
-
-        return iter(self._strategy.distribute_datasets_from_function(pipeline))
-
-    def _share(self, first_block: int, replicas: range) -> tf.data.Dataset:
-        """Yields blocks for some replicas in turn: block 0 of the first, of the second, ..., block 1 of the first."""
-        n = self._strategy.num_replicas_in_sync
-
-        def gather(number):
-            block = first_block + number // len(replicas)
-            replica = replicas.start + number % len(replicas)
-            indices = self.order.examples(block)
-            part, parts = self._mesh.part(replica, n)
-            start, stop = replica_part(tf.shape(indices, tf.int64)[1], part, parts)
-            return self._reader.read(indices[:, start:stop], block)
-
-        numbers = tf.data.Dataset.counter()
-        return untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
-
-
-class RepeatedFeed(Feed):
-    """The same values for every step: no input at all. For measuring how long steps take without input.
-
-    Args:
-      values: nest of tensors or per-replica values, of which each replica gets its own.
-      batch_size: examples in them, over all replicas.
-    """
-
-    compilable = random_access = True
-
-    def __init__(self, values, batch_size: int):
-        self.order = Order(batch_size, batch_size, block_steps=1)
-        self._values = values
-
-    def reach(self, step: int, limit: int) -> int:
-        return limit
-
-    def take(self, step: int, limit: int) -> Run:
-        return Run((self._values,), 0, limit)
-
-    def most_steps(self, operands) -> float:
-        return math.inf
-
-    def next_operands(self, operands, offset: tf.Tensor):
-        return operands
-
-    def batch(self, values):
-        return values
-
-
-class _Blocks:
+class Blocks:
     """Keeps the block in use, so that a block whose use is interrupted is continued, not read again.
 
     Args:
@@ -264,15 +78,418 @@ class _Blocks:
         threading.Thread(target=held.clear, name="frees an iterator").start()
 
 
-def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the dataset without the thread that tunes its parallelism, unless its options ask for that.
+class Devices:
+    """The devices of a strategy, of which those of this process are fed by it.
 
-    An iterator that is freed waits for that thread, which now and then sleeps for seconds, up to a minute (TensorFlow
-    2.21). The iterators that TensorFlow makes for the devices of a distributed dataset have such a thread nevertheless,
-    so iterators are kept as long as possible.
+    Args:
+      strategy: the `tf.distribute.Strategy`.
+      mesh: how its replicas are laid out.
     """
-    if dataset.options().autotune.enabled is not None:
-        return dataset
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
+
+    def __init__(self, strategy: tf.distribute.Strategy, mesh: Mesh | None = None):
+        self.strategy, self.mesh = strategy, mesh or Mesh()
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether replicas compute on GPUs."""
+        return is_on_gpus(self.strategy)
+
+    def bring(self, values):
+        """Copies values to each device."""
+        return on_each_device(self.strategy, values)
+
+    def hold(self, arrays):
+        """Puts arrays on each device, as `ArraySource.gather_from` takes them."""
+        return self.bring(tf.nest.map_structure(lambda array: as_kept(array, self.on_gpus), arrays))
+
+    def here(self, held, arrays):
+        """Returns what a step of this process takes for what `hold` made of arrays."""
+        return held
+
+    def indices(self, order: Order) -> Indices:
+        """Returns the indices by which steps gather examples of what is held."""
+        return Indices(self, order)
+
+
+class Indices(Blocks):
+    """Blocks of examples' indices, computed ahead by a `tf.data` thread; to GPUs each block travels once."""
+
+    def __init__(self, devices: Devices, order: Order):
+        self._mesh = devices.mesh
+
+        def open_at(block: int):
+            return iter(untuned(tf.data.Dataset.counter(block).map(order.examples).prefetch(2)))
+
+        super().__init__(order, open_at, devices.bring if devices.on_gpus else None)
+
+    def most_steps(self, indices) -> float:
+        return indices.shape[0]
+
+    def of_replica(self, indices: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+        """Returns the indices of this replica's examples of a step, [n] int64. Replica code."""
+        context = tf.distribute.get_replica_context()
+        mine = indices[offset]
+        if context.num_replicas_in_sync == 1:
+            return mine
+        # A block's batches are of one size, known where it is traced, and so is this replica's part.
+        replica = tf.get_static_value(context.replica_id_in_sync_group)
+        if replica is None:  # one program for all replicas, as on TPUs: their parts are of one size too
+            part = mine.shape[0] // context.num_replicas_in_sync
+            return tf.slice(mine, [context.replica_id_in_sync_group * part], [part])
+        part = self._mesh.part(int(replica), context.num_replicas_in_sync)
+        return mine[slice(*replica_part(mine.shape[0], *part))]
+
+
+class ResidentFeed(Feed):
+    """Arrays that live on every device; a step's batch is a gather by index, in the compiled loop.
+
+    Args:
+      devices: `Devices`, or workers around parameter servers, who hold the arrays.
+      source: what is held.
+      order: which examples make which step.
+    """
+
+    compilable = True
+    random_access = True
+
+    def __init__(self, devices, source: ArraySource, order: Order):
+        self.order, self._devices, self._source = order, devices, source
+        self._held: Any = None
+        self._indices = devices.indices(order)
+
+    def reach(self, step: int, limit: int) -> int:
+        return self._indices.reach(step, limit)
+
+    def take(self, step: int, limit: int) -> Run:
+        if self._held is None:
+            self._held = self._devices.hold(self._source.as_arrays())
+        indices, start, stop = self._indices.take(step, limit)
+        return Run((self._held, indices), start, stop)
+
+    def look(self, step: int) -> Run:
+        run = self.take(step, 1)
+        held, indices = run.operands
+        return run._replace(operands=(self._devices.here(held, self._source.as_arrays()), indices))
+
+    def most_steps(self, operands) -> float:
+        return self._indices.most_steps(operands[1])
+
+    def batch(self, held, indices, offset: tf.Tensor):
+        return self._source.gather_from(held, self._indices.of_replica(indices, offset))
+
+    @property
+    def operand_specs(self) -> Any:
+        return self._devices.specs(self._source.as_arrays()), ()
+
+    def close(self) -> None:
+        self._indices.close()
+
+
+class ReadFeed(Feed):
+    """Examples too many to keep on a device: each replica's part of a block is read on the host, ahead.
+
+    Goes through `distribute_datasets_from_function`: each input pipeline computes its own replicas' share.
+
+    Args:
+      devices: where replicas compute.
+      source: what is read.
+      order: which examples make which step.
+      read_timeout_seconds: see `FeedOptions`.
+    """
+
+    compilable = True
+    random_access = True
+
+    def __init__(self, devices: Devices, source: Source, order: Order, read_timeout_seconds: float = 0.0):
+        self.order, self._source = order, source
+        self._strategy, self._mesh = devices.strategy, devices.mesh
+        self._read_timeout_seconds = read_timeout_seconds
+        self._reader: Reader | None = None
+        alone = self._strategy.num_replicas_in_sync == 1  # a distributed iterator brings blocks to devices by itself
+        self._blocks = Blocks(order, self._iterator, devices.bring if devices.on_gpus and alone else None)
+        self._shares_before = 0  # read when the iterator was opened
+        self._shares_a_block = 1  # of this process
+
+    @property
+    def bytes_read(self) -> int | None:
+        if self._reader is None:
+            return 0 if self._source.as_arrays() is None else None
+        return self._reader.bytes_read
+
+    @property
+    def steps_ahead(self) -> float | None:
+        if self._reader is None or self._reader.shares_read is None:
+            return None
+        read = (self._reader.shares_read - self._shares_before) // self._shares_a_block
+        return self._blocks.steps_of_next(read - self._blocks.taken)
+
+    def files(self) -> Sequence[str]:
+        return self._source.files()
+
+    def reach(self, step: int, limit: int) -> int:
+        return self._blocks.reach(step, limit)
+
+    def take(self, step: int, limit: int) -> Run:
+        if self._reader is None:
+            self._reader = Reader(self._source, self.order, self._read_timeout_seconds)
+        with unmasked(self._reader):
+            block, start, stop = self._blocks.take(step, limit)
+        return Run((block,), start, stop)
+
+    def most_steps(self, operands) -> float:
+        return tf.nest.flatten(operands)[0].shape[0]
+
+    def batch(self, block, offset: tf.Tensor):
+        if self.order.block_steps == 1:  # the block is the batch, and large: need not be copied
+            return tf.nest.map_structure(lambda x: tf.squeeze(x, 0), block)
+        return tf.nest.map_structure(lambda x: x[offset], block)
+
+    def close(self) -> None:
+        self._blocks.close()
+
+    def _iterator(self, first_block: int):
+        self._shares_before = self._reader.shares_read or 0
+        if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
+            return iter(self._share(first_block, range(1)))
+
+        def pipeline(context: tf.distribute.InputContext):
+            per_pipeline = context.num_replicas_in_sync // context.num_input_pipelines
+            first = context.input_pipeline_id * per_pipeline
+            self._shares_a_block = per_pipeline
+            return self._share(first_block, range(first, first + per_pipeline))
+
+        return iter(self._strategy.distribute_datasets_from_function(pipeline))
+
+    def _share(self, first_block: int, replicas: range) -> tf.data.Dataset:
+        """Yields blocks for some replicas in turn: block 0 of the first, of the second, ..., block 1 of the first."""
+        n = self._strategy.num_replicas_in_sync
+
+        def gather(number):
+            block = first_block + number // len(replicas)
+            replica = replicas.start + number % len(replicas)
+            indices = self.order.examples(block)
+            part, parts = self._mesh.part(replica, n)
+            start, stop = replica_part(tf.shape(indices, tf.int64)[1], part, parts)
+            return self._reader.read(indices[:, start:stop], block)
+
+        numbers = tf.data.Dataset.counter()
+        return untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
+
+
+class StreamedFeed(Feed):
+    """A stream's epochs, each shuffled within a buffer and batched; divided among processes.
+
+    Each process has one plain `tf.data` iterator over its share. Batches come in the order of the steps. To begin at
+    another step the feed restores a kept position of the iterator (`engine.data.position`), or reads the step's epoch
+    from its beginning.
+
+    Args:
+      devices: where replicas compute.
+      share: what this process reads.
+      order: sizes and seed, `share.order`.
+      shuffle_buffer: examples in the shuffle's buffer.
+      watch: shown what is read again.
+      timeout_seconds: see `Patience`.
+      distributes: whether TensorFlow divides batches, as for TPUs: such iterators have no state.
+    """
+
+    reads_in_loop = True
+
+    def __init__(
+        self,
+        devices: Devices,
+        share: Share,
+        order: Order,
+        *,
+        shuffle_buffer: int = 10_000,
+        watch: Watch = unwatched,
+        timeout_seconds: float = 0.0,
+        distributes: bool = False,
+    ):
+        self.order, self.share = order, share
+        self.num_positions = len(share.counts)
+        self._strategy, self._mesh = devices.strategy, devices.mesh
+        self._patience = Patience(share.stream.files(), timeout_seconds)
+        self._shuffle_buffer, self._watch, self._distributes = shuffle_buffer, watch, distributes
+        self._iterator: Any = None
+        self._next_step: int | None = None
+        self._bytes_taken = 0
+        self._never_kept = distributes
+        # How many replicas' parts this process's batches have, and the number of the first of them.
+        self._parts = self._mesh.part(0, self._strategy.num_replicas_in_sync)[1] // len(share.counts)
+        self._first_part = share.process * self._parts
+
+    def about(self) -> dict[str, Any]:
+        return self.share.about()
+
+    @property
+    def bytes_read(self) -> int | None:
+        """Bytes of the examples that steps have taken; None of text, whose length varies."""
+        return None if self._example_bytes is None else self._bytes_taken
+
+    @property
+    def _example_bytes(self) -> int | None:
+        parts = tf.nest.flatten(self.share.stream.element_spec)
+        return None if any(part.dtype == object for part in parts) else sum(part.nbytes for part in parts)
+
+    @property
+    def pipeline(self) -> str:  # type: ignore[override]
+        # TensorFlow would fill a smaller buffer past its end.
+        spec = tf.nest.map_structure(
+            lambda part: f"{tf.as_dtype(part.dtype).name} {part.shape}", self.share.stream.element_spec
+        )
+        order = self.order
+        return json.dumps([self.share.about(), order.batch_size, order.seed, self._shuffle_buffer, spec], default=str)
+
+    def reach(self, step: int, limit: int) -> int:
+        # Replicas gather as many rows at each step of a call, as TensorFlow's collectives require.
+        return int(min(limit, self.order.steps_alike(step)))
+
+    def take(self, step: int, limit: int) -> Run:
+        if step != self._next_step:
+            self._iterator = self._opened(step)
+        limit = self.reach(step, limit)
+        self._next_step = step + limit
+        examples = self.order.examples_before(step + limit) - self.order.examples_before(step)
+        self._bytes_taken += (self._example_bytes or 0) * examples // len(self.share.counts)
+        return Run((self._iterator,), 0, limit)
+
+    def awaited(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
+        with naming_files(self.share.stream):
+            return self._patience.call(call, moved)
+
+    def look(self, step: int) -> Run:
+        return Run((self._opened(step),), 0, 1)
+
+    def next_operands(self, operands, offset: tf.Tensor):
+        (iterator,) = operands
+        return (next(iterator),)
+
+    def batch(self, batch):
+        if self._parts == 1 or self._distributes:
+            return batch
+        part = self._mesh.data.rank - self._first_part
+        with tf.device("CPU:0"):  # where the batch is: a GPU is sent its rows alone
+            start, stop = replica_part(tf.shape(tf.nest.flatten(batch)[0])[0], part, self._parts)
+            return tf.nest.map_structure(lambda x: x[start:stop], batch)
+
+    def close(self) -> None:
+        self._iterator = self._next_step = None
+
+    def position(self, step: int) -> bytes | None:
+        """Returns the iterator's state at this step; b"" if its state can't be kept, None if it is at another step."""
+        if step != self._next_step and not self._distributes:
+            return None
+        if self._never_kept:
+            return b""
+        try:
+            state = iterator_state(self._iterator)
+            why = f"it has {len(state):,} bytes" if len(state) > _MOST_STATE_BYTES else ""
+        except (tf.errors.OpError, MemoryError) as error:
+            why = reason(error).rstrip(" .")
+        if why:
+            self._never_kept = True
+            logging.warning(
+                "the input's place can't be kept in checkpoints (%s): a run that is resumed within an epoch reads the "
+                "epoch again up to its step",
+                why,
+            )
+            return b""
+        return state
+
+    def _opened(self, step: int):
+        """Returns an iterator that gives the batch of `step` next."""
+        epoch, in_epoch = divmod(step, self.order.steps_per_epoch)
+        kept = self.kept(step)
+        if kept and (state := kept[self.share.process]):
+            try:
+                iterator = iter(self._batches(0))
+                restore_iterator(iterator, state)
+                return iterator
+            except tf.errors.OpError as error:
+                logging.warning(
+                    "the input's place in the checkpoint does not fit the dataset (%s): the epoch is read again up to "
+                    "step %d",
+                    *(reason(error), step),
+                )
+        iterator = iter(self._batches(epoch))
+        if in_epoch:
+            self._pass(iterator, in_epoch)
+        return iterator
+
+    def _pass(self, iterator, steps: int) -> None:
+        """Reads and discards the batches of so many steps."""
+        with self._watch("reading the epoch again, batches", steps) as done:
+            for number in range(steps):
+                self.awaited(functools.partial(next, iterator), lambda: None)
+                done(number + 1)
+
+    def _batches(self, first_epoch: int):
+        """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
+        epochs = tf.data.Dataset.counter(first_epoch).flat_map(self._epoch)
+        options = tf.data.Options()
+        if not self.share.by_file and self._strategy.num_replicas_in_sync > 1:  # who reads the same has to find it
+            options.deterministic = True
+        batches = untuned(epochs.prefetch(4).with_options(options))
+        if not self._distributes:
+            return batches
+        # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step whether it
+        # has.
+        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        return self._strategy.experimental_distribute_dataset(batches.apply(endless))
+
+    def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
+        order = self.order
+        batches = self._shuffled(epoch).batch(order.share_size, drop_remainder=order.drop_remainder)
+        if not self.share.by_file:
+            return batches
+        # Filled up with empty batches to the length of the longest share.
+        steps = order.steps_per_epoch
+        nothing = tf.data.Dataset.range(steps).map(
+            lambda _: tf.nest.map_structure(_no_example, self.share.stream.element_spec)
+        )
+        return batches.concatenate(nothing).take(steps)
+
+    def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
+        seed = self.order.seed
+        dataset = self.share.stream.examples(seed, epoch)
+        # What a file lost or gained since it was counted would go unnoticed, and shift all epochs after.
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.share.counts[self.share.process]))
+        return dataset if seed is None else shuffled(dataset, self._shuffle_buffer, epoch_seed(seed, epoch))
+
+
+def _no_example(spec: Spec) -> tf.Tensor:
+    """Returns a batch without any example of this kind."""
+    return tf.zeros([0, *spec.shape], tf.as_dtype(spec.dtype))
+
+
+class RepeatedFeed(Feed):
+    """The same values for every step: no input at all. For measuring how long steps take without input.
+
+    Args:
+      values: nest of tensors or per-replica values, of which each replica gets its own.
+      batch_size: examples in them, over all replicas.
+      here: the values for a step in this process, where other processes' replicas have `values`.
+    """
+
+    compilable = random_access = True
+
+    def __init__(self, values, batch_size: int, here=None):
+        self.order = Order(batch_size, batch_size, block_steps=1)
+        self._values, self._here = values, values if here is None else here
+
+    def take(self, step: int, limit: int) -> Run:
+        return Run((self._values,), 0, limit)
+
+    def look(self, step: int) -> Run:
+        return Run((self._here,), 0, 1)
+
+    def next_operands(self, operands, offset: tf.Tensor):
+        return operands
+
+    def batch(self, values):
+        return values
+
+    @property
+    def operand_specs(self) -> Any:
+        return (tf.nest.map_structure(tf.TensorSpec.from_tensor, self._here),)

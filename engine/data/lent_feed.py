@@ -11,13 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from ..mesh.mesh import Mesh
-from .base import Feed, Run
-from .dataset_feed import count
-from .feeds import untuned
+from .feed import Feed, Run
 from .order import Order, replica_part
-from .source import Source
-from .split import example_bytes, num_examples
-from .streamed import OfDataset, Stream, is_stream
+from .reading import example_bytes
+from .streamed import count, untuned
 
 _BLOCK_BYTES = 8 << 20  # of the batches of a call, at most
 
@@ -57,31 +54,27 @@ class LentFeed(Feed):
         """Sets the data of the next steps.
 
         Args:
-          split: arrays, a `Source`, or a stream, which is read in its own order.
+          split: a `Source`, or a `Stream`, which is read in its own order.
           batch_size: examples a step, fewer where an epoch ends.
           seed: shuffles each epoch; None keeps the examples' own order.
           first_step: the next step.
         """
-        if is_stream(split):
-            split = split if isinstance(split, Stream) else OfDataset(split)
-            if split.length == tf.data.INFINITE_CARDINALITY:
-                raise ValueError("the dataset never ends, so it has no epoch; cut it with dataset.take(examples)")
-            examples = count(split)
-        else:
-            examples = num_examples(split)
+        if not split.by_index and split.length == tf.data.INFINITE_CARDINALITY:
+            raise ValueError("the dataset never ends, so it has no epoch; cut it with dataset.take(examples)")
+        examples = len(split) if split.by_index else count(split)
         self.order: LentOrder = LentOrder(examples, batch_size, 1, seed, first_step=first_step)
         self.split, self._batches, self._places = split, None, (-1, self._places[1])
         self._most_steps = max(1, _BLOCK_BYTES // max(1, batch_size * example_bytes(split)))
 
     def reach(self, step: int, limit: int) -> int:
-        if isinstance(self.split, Stream):
+        if not self.split.by_index:
             return 1
         in_epoch = (step - self.order.first_step) % self.order.steps_per_epoch
         return max(1, min(limit, self.order.whole_steps - in_epoch, self._most_steps))
 
     def take(self, step: int, limit: int) -> Run:
         steps = self.reach(step, limit)
-        if isinstance(self.split, Stream):
+        if not self.split.by_index:
             block = tf.nest.map_structure(lambda x: x[tf.newaxis], self._next())
         else:
             epoch, in_epoch = divmod(step - self.order.first_step, self.order.steps_per_epoch)
@@ -116,17 +109,15 @@ class LentFeed(Feed):
         """Returns the examples of an epoch by index, in their order."""
         if self._places[0] != epoch:
             examples, seed = self.order.num_examples, self.order.seed
-            found = np.arange(examples)
+            places = np.arange(examples)
             if seed is not None:
-                np.random.default_rng([seed, self.order.first_step, epoch]).shuffle(found)
-            self._places = epoch, found
+                np.random.default_rng([seed, self.order.first_step, epoch]).shuffle(places)
+            self._places = epoch, places
         return self._places[1]
 
     def _read(self, rows: np.ndarray, epoch: int) -> Any:
         """Reads examples: nest of tensors [n, ...]."""
         with tf.device("CPU:0"):
-            if not isinstance(self.split, Source):
-                return tf.nest.map_structure(lambda array: tf.constant(array[rows]), self.split)
             stored = tf.nest.map_structure(tf.constant, self.split.read(rows))
             seeds = tf.constant(np.stack([np.full(len(rows), epoch), rows], -1), tf.int64)
             return self.split.decode(stored, seeds)

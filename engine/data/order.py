@@ -12,11 +12,14 @@ import math
 import tensorflow as tf
 
 from ..randomness import epoch_seed
+from .source import Source
 
 # Epochs in a block. The cipher behind a shuffle has 16 bits or more, and is applied until its output is an example:
 # with 64 examples about a thousand times for each.
 _MOST_EPOCHS = 8
 _ROUNDS = 8  # of the cipher
+_CHUNK_EXAMPLES = 1024  # of what reads single examples well, where a window is asked for all the same
+_WINDOW_CHUNKS = 64  # where none is: a batch's classes then vary little more than in a shuffle of all (docs/data.md)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,11 @@ class Order:
             )
 
     @property
+    def share_size(self) -> int:
+        """Examples of a batch that one process reads, while it has any."""
+        return self.batch_size
+
+    @property
     def whole_steps(self) -> int:
         """Batches of full size in an epoch."""
         return self.num_examples // self.batch_size
@@ -77,11 +85,10 @@ class Order:
         """The steps of an epoch at which a worker has fewer examples than at the one before."""
         return {self.whole_steps}
 
-    def examples_before(self, step: int) -> int:
-        """Returns the number of examples in the first `step` steps."""
+    def examples_before(self, step):
+        """Returns the number of examples in the first `step` steps: an int of an int, int64 of an int64 in a graph."""
         an_epoch = self.whole_steps * self.batch_size + self.remainder
-        epochs, in_epoch = divmod(step, self.steps_per_epoch)
-        return epochs * an_epoch + min(in_epoch * self.batch_size, an_epoch)
+        return step // self.steps_per_epoch * an_epoch + step % self.steps_per_epoch * self.batch_size
 
     @property
     def _whole_blocks(self) -> int:
@@ -123,8 +130,8 @@ class Order:
             places = tf.range(tf.constant(self.whole_steps * self.batch_size, tf.int64))
             # A loop, though a short one: as many copies of its body take longer to build than all else of a feed.
             each = block * epochs + tf.range(tf.constant(epochs, tf.int64))
-            found = tf.map_fn(lambda epoch: self._shuffled(places, epoch), each)
-            return tf.reshape(found, [epochs * self.whole_steps, self.batch_size])
+            epoch_examples = tf.map_fn(lambda epoch: self._shuffled(places, epoch), each)
+            return tf.reshape(epoch_examples, [epochs * self.whole_steps, self.batch_size])
         epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
         steps, batch = tf.constant(self.block_steps, tf.int64), tf.constant(self.batch_size, tf.int64)
         start = in_epoch * steps * batch
@@ -159,6 +166,15 @@ class Order:
             steps = tf.where(last, tf.ones_like(steps), steps)
         return tf.repeat(block // self.blocks_per_epoch, steps)
 
+    @property
+    def chunks_to_keep(self) -> int:
+        """Chunks in memory with which each is read once; 0 where examples are read one by one."""
+        return 0
+
+    def chunks_ahead(self, block: tf.Tensor) -> tf.Tensor:
+        """Returns the chunks that are worth reading ahead as a block begins, [chunks] int64."""
+        return tf.zeros([0], tf.int64)
+
     def _first_place(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns (epoch, place in it) of a block's first example."""
         if epochs := self._epochs_per_block:
@@ -192,8 +208,7 @@ class ChunkedOrder(Order):
     window_chunks: int = 1
 
     @property
-    def chunks_to_keep(self) -> int:
-        """Chunks in memory with which each is read once: a window's, the next one's, those that stand on a border."""
+    def chunks_to_keep(self) -> int:  # a window's, the next one's, those that stand on a border
         return 2 * self.window_chunks + 2
 
     @property
@@ -209,7 +224,7 @@ class ChunkedOrder(Order):
         return math.ceil(self.num_examples / self._window_examples)
 
     def chunks_ahead(self, block: tf.Tensor) -> tf.Tensor:
-        """Returns the chunks of the window after the one in which a block begins, [chunks] int64."""
+        # Those of the window after the one in which the block begins.
         epoch, place = self._first_place(block)
         window = place // self._window_examples + 1
         epoch, window = tf.where(window < self._windows, epoch, epoch + 1), window % self._windows
@@ -246,8 +261,8 @@ class ChunkedOrder(Order):
         stop = tf.reduce_max(places_among_whole) // size + 1
         # Of each chunk once, as a permutation of few is dear.
         chunks = _permuted(tf.minimum(tf.range(first, stop), max(whole - 1, 0)), keys[0], max(whole, 1))
-        found = tf.gather(chunks, places_among_whole // size - first) * size + places_among_whole % size
-        return tf.where(is_smaller, whole * size + places - before, found)
+        examples = tf.gather(chunks, places_among_whole // size - first) * size + places_among_whole % size
+        return tf.where(is_smaller, whole * size + places - before, examples)
 
 
 def _permuted(places: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
@@ -282,7 +297,6 @@ class SharedOrder(Order):
 
     @property
     def share_size(self) -> int:
-        """Examples that one worker brings to a step, while it has any."""
         return self.batch_size // len(self.shares)
 
     @property
@@ -297,6 +311,34 @@ class SharedOrder(Order):
     def examples_before(self, step: int) -> int:
         epochs, in_epoch = divmod(step, self.steps_per_epoch)
         return epochs * self.num_examples + sum(min(share, in_epoch * self.share_size) for share in self.shares)
+
+
+def order_of(
+    source: Source,
+    batch_size: int,
+    block_steps: int,
+    seed: int | None,
+    shuffle_window: int = 0,
+    drop_remainder: bool = False,
+) -> Order:
+    """Makes the order of a source: by single examples, or by chunks where these are read better.
+
+    Args:
+      source: the data.
+      batch_size: see `Order`.
+      block_steps: see `Order`.
+      seed: see `Order`.
+      shuffle_window: chunks in a window of the order by chunks; 0 leaves it to the source whether there are any.
+      drop_remainder: see `Order`.
+    """
+    sizes = (len(source), batch_size, block_steps, seed, drop_remainder)
+    if source.chunk_examples == 1 and not shuffle_window:
+        return Order(*sizes)
+    return ChunkedOrder(
+        *sizes,
+        chunk_examples=_CHUNK_EXAMPLES if source.chunk_examples == 1 else source.chunk_examples,
+        window_chunks=shuffle_window or _WINDOW_CHUNKS,
+    )
 
 
 def replica_part(batch_size: int, replica: int, num_replicas: int) -> tuple[int, int]:

@@ -1,9 +1,15 @@
-"""Reads a split's examples for a block of steps, in the graph of a host's pipeline: from memory, or from a source."""
+"""Reads a source's examples in a graph: calls its `read` in threads of its own, checks, counts and keeps what comes."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import queue
+import sys
+import sysconfig
 import threading
+import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -13,42 +19,25 @@ import numpy as np
 import tensorflow as tf
 
 from ..internals.tensorflow import weakly
-from . import host_arrays
-from .order import ChunkedOrder, Order
-from .reads import Reads
-from .source import Source, Spec
+from .arrays import ArraySource
+from .order import Order
+from .source import Source, SourceError, Spec, StuckReadError, WrappedSource
+from .waiting import of_files, result_of
 
 _WHOLE_BYTES = 64 << 20  # at once, where a split is read into memory
 _HAS_FAILED = "a source could not be read; the run ends with the reason"
 _RECENT_READS = 64  # of which one may have failed to decode: more than are under way
+_THREADS = 2  # one waits for the disk while another parses
+_LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
-class ArraysReader:
-    """Gathers examples of arrays, in memory or mapped from a file.
-
-    Args:
-      arrays: nest of arrays [examples, ...].
-    """
-
-    failure: Exception | None = None
-    bytes_read = None
-    shares_read = None
-
-    def find_undecodable(self) -> None:
-        """Arrays are not decoded."""
-
-    def __init__(self, arrays):
-        # Once, and eagerly: a graph refers to a tensor, but copies an array, and takes none of 2 GiB.
-        with tf.device("CPU:0"):
-            self._tensors = tf.nest.map_structure(host_arrays.to_gather_from, arrays)
-
-    def read(self, indices: tf.Tensor, block: tf.Tensor):
-        """Returns the examples at [steps, n] indices of a block: nest of tensors [steps, n, ...]. In a graph."""
-        return tf.nest.map_structure(lambda array: host_arrays.gather(array, indices), self._tensors)
+def example_bytes(source: Source) -> int:
+    """Returns the bytes of one example in memory."""
+    return sum(spec.nbytes for spec in tf.nest.flatten(source.element_spec))
 
 
-class SourceReader:
-    """Reads a source's examples.
+class Reader:
+    """Reads a source's examples: those in arrays where they are, others by `Source.read`.
 
     Args:
       source: what is read.
@@ -58,45 +47,48 @@ class SourceReader:
     Attributes:
       source: what is read.
       failure: what the source has raised, if it has; TensorFlow hands on no more than its text.
-      shares_read: of blocks, so far.
+      shares_read: of blocks, so far; None of arrays.
     """
 
     def __init__(self, source: Source, order: Order, timeout_seconds: float = 0.0):
         self.source, self._order = source, order
-        self._reads = Reads(source, timeout_seconds)
-        self._chunks = None
-        if isinstance(order, ChunkedOrder):
-            self._chunks = Chunks(self._reads, order.chunk_examples, order.chunks_to_keep)
+        self._reads = Reads(source, timeout_seconds) if source.as_arrays() is None else None
+        self._chunks = Chunks(self._reads, order) if self._reads and order.chunks_to_keep else None
         self.failure: Exception | None = None
         self._recent: deque[np.ndarray] = deque(maxlen=_RECENT_READS)
-        self.shares_read = 0
+        self.shares_read = 0 if self._reads else None
         self._lock = threading.Lock()
 
     @property
-    def bytes_read(self) -> int:
-        """Bytes of what the source's `read` has returned so far."""
-        return self._reads.bytes
+    def bytes_read(self) -> int | None:
+        """Bytes of what the source's `read` has returned so far; None of arrays."""
+        return self._reads.bytes if self._reads else None
 
     def read(self, indices: tf.Tensor, block: tf.Tensor):
         """Returns the examples at [steps, n] indices of a block: nest of tensors [steps, n, ...]. In a graph."""
-        order = self._order
-        ahead = order.chunks_ahead(block) if isinstance(order, ChunkedOrder) else tf.zeros([0], tf.int64)
         flat = tf.reshape(indices, [-1])
         epochs = tf.repeat(self._order.epochs(block), tf.shape(indices)[1])
-        stored = read_in_graph(self._read, self.source.stored_spec, flat, ahead)
-        rows = [tf.shape(part)[0] for part in tf.nest.flatten(stored)]
-        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(rows == tf.size(flat)), [_HAS_FAILED])]):
-            stored = tf.nest.map_structure(tf.identity, stored)
-        found = self.source.decode(stored, example_seeds(self._order, epochs, flat))
+        examples = gather(self.source, self._order, flat, epochs, lambda flat: self._stored(flat, block))
 
         def as_steps(x, spec: Spec):
-            return tf.reshape(x, tf.concat([tf.shape(indices), [*spec.shape]], 0))
+            x = tf.reshape(x, tf.concat([tf.shape(indices), [*spec.shape]], 0))
+            return tf.ensure_shape(x, [*indices.shape, *spec.shape])
 
-        return tf.nest.map_structure(
-            lambda x, spec: tf.ensure_shape(as_steps(x, spec), [*indices.shape, *spec.shape]),
-            found,
-            self.source.element_spec,
-        )
+        return tf.nest.map_structure(as_steps, examples, self.source.element_spec)
+
+    def _stored(self, indices: tf.Tensor, block: tf.Tensor):
+        """Returns what the source has stored of examples, [n] int64 indices, of a block. In a graph."""
+        spec, ahead = self.source.stored_spec, self._order.chunks_ahead(block)
+        # TensorFlow keeps what is called in a graph, and this object has threads and open files.
+        read = weakly(self._read, lambda: _no_rows(spec))
+        with tf.device("CPU:0"):
+            tensors = tf.numpy_function(
+                lambda *arrays: as_stored(read(*arrays), spec), (indices, ahead), stored_dtypes(spec), stateful=False
+            )
+        stored = packed(tensors, spec)
+        rows = [tf.shape(part)[0] for part in tf.nest.flatten(stored)]
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(rows == tf.size(indices)), [_HAS_FAILED])]):
+            return tf.nest.map_structure(tf.identity, stored)
 
     def find_undecodable(self) -> Exception | None:
         """Looks for the example whose decoding has failed, among those that were read last; None if all decode."""
@@ -116,14 +108,14 @@ class SourceReader:
 
     def _read(self, indices: np.ndarray, ahead: np.ndarray):
         try:
-            found = self.fetch(indices, ahead)
+            stored = self.fetch(indices, ahead)
         except Exception as error:
             # TensorFlow would print the traceback of what is raised here. No rows at all are noticed in the graph.
             self.failure = self.failure or error
             return _no_rows(self.source.stored_spec)
         with self._lock:
             self.shares_read += 1
-        return found
+        return stored
 
 
 class Chunks:
@@ -131,12 +123,11 @@ class Chunks:
 
     Args:
       reads: of the source.
-      size: examples in a chunk.
-      most: chunks that are kept.
+      order: by chunks.
     """
 
-    def __init__(self, reads: Reads, size: int, most: int):
-        self._reads, self._size, self._most = reads, size, most
+    def __init__(self, reads: Reads, order: Any):
+        self._reads, self._size, self._most = reads, order.chunk_examples, order.chunks_to_keep
         self._kept: OrderedDict[int, Future] = OrderedDict()  # by number, the one used last at the end
         self._lock = threading.Lock()
 
@@ -156,10 +147,10 @@ class Chunks:
         offsets = [indices[each] % self._size for each in rows]
 
         def gathered(*parts: np.ndarray) -> np.ndarray:
-            found = np.empty((len(indices), *parts[0].shape[1:]), parts[0].dtype)
+            examples = np.empty((len(indices), *parts[0].shape[1:]), parts[0].dtype)
             for each, within, part in zip(rows, offsets, parts, strict=True):
-                found[each] = part[within]
-            return found
+                examples[each] = part[within]
+            return examples
 
         return tf.nest.map_structure(gathered, *chunks)
 
@@ -172,34 +163,14 @@ class Chunks:
         return self._kept[number]
 
 
-def reader_of(split, order: Order, timeout_seconds: float = 0.0) -> ArraysReader | SourceReader:
-    """Returns what reads a split: a nest of arrays, or a `Source`."""
-    return SourceReader(split, order, timeout_seconds) if isinstance(split, Source) else ArraysReader(split)
-
-
-def read_in_graph(read: Callable, stored_spec: Any, *arguments: tf.Tensor):
-    """Calls `read` with arrays, in a graph on the host; returns a nest of tensors [n, ...] as `stored_spec` says.
-
-    `read` is a method, whose object is not kept, with its threads and open files; where it is gone there are no rows.
-    """
-    read = weakly(read, lambda: _no_rows(stored_spec))
-
-    def flat(*arrays):
-        return as_stored(read(*arrays), stored_spec)
-
-    with tf.device("CPU:0"):
-        tensors = tf.numpy_function(flat, arguments, stored_dtypes(stored_spec), stateful=False)
-    return packed(tensors, stored_spec)
-
-
 def _no_rows(stored_spec: Any) -> Any:
     return tf.nest.map_structure(lambda spec: np.zeros((0, *spec.shape), spec.dtype), stored_spec)
 
 
-def as_stored(found: Any, stored_spec: Any) -> list[np.ndarray]:
+def as_stored(stored: Any, stored_spec: Any) -> list[np.ndarray]:
     """Returns what a source has read as TensorFlow takes it from Python: a list of arrays, as `stored_spec` says."""
     return [
-        np.asarray(x, spec.dtype) for x, spec in zip(tf.nest.flatten(found), tf.nest.flatten(stored_spec), strict=True)
+        np.asarray(x, spec.dtype) for x, spec in zip(tf.nest.flatten(stored), tf.nest.flatten(stored_spec), strict=True)
     ]
 
 
@@ -226,8 +197,22 @@ def example_seeds(order: Order, epochs: tf.Tensor, indices: tf.Tensor) -> tf.Ten
     return tf.stack([((order.seed or 0) << 32) + epochs, indices], 1)
 
 
+def gather(source: Source, order: Order, indices: tf.Tensor, epochs: tf.Tensor, stored: Callable):
+    """Returns a source's examples: nest of tensors [n, ...], of the shapes that it promises. In a graph.
+
+    Args:
+      source: what is read.
+      order: of its examples.
+      indices: [n] int64.
+      epochs: [n] int64, of each.
+      stored: see `Source.gather`.
+    """
+    examples = source.gather(indices, example_seeds(order, epochs, indices), stored)
+    return tf.nest.map_structure(lambda x, spec: tf.ensure_shape(x, [None, *spec.shape]), examples, source.element_spec)
+
+
 @contextlib.contextmanager
-def unmasked(reader: ArraysReader | SourceReader) -> Iterator[None]:
+def unmasked(reader: Reader) -> Iterator[None]:
     """Raises what the source has raised, where TensorFlow raises an error of its own with that text."""
     try:
         yield
@@ -238,8 +223,10 @@ def unmasked(reader: ArraysReader | SourceReader) -> Iterator[None]:
         raise failure from None
 
 
-def whole(source: Source, timeout_seconds: float = 0.0) -> Any:
-    """Reads all examples into memory: nest of arrays [examples, ...]."""
+def in_memory(source: Source, timeout_seconds: float = 0.0) -> ArraySource:
+    """Returns the examples in arrays: a source that has them so itself, or all of one, read into memory."""
+    if (arrays := source.as_arrays()) is not None:
+        return ArraySource(arrays)
     arrays = tf.nest.map_structure(lambda spec: np.empty((len(source), *spec.shape), spec.dtype), source.element_spec)
     first = 0
     for piece in in_pieces(source, 0, len(source), timeout_seconds):
@@ -247,14 +234,18 @@ def whole(source: Source, timeout_seconds: float = 0.0) -> Any:
         for target, part in zip(tf.nest.flatten(arrays), parts, strict=True):
             target[first : first + len(part)] = part
         first += len(parts[0])
-    return arrays
+    return ArraySource(arrays)
 
 
 def in_pieces(source: Source, first: int, stop: int, timeout_seconds: float = 0.0) -> Iterator[Any]:
     """Yields the examples from one index to another, in order, some thousands at a time: nests of arrays [n, ...]."""
-    an_example = sum(spec.nbytes for spec in tf.nest.flatten(source.element_spec))
-    at_once = max(1, min(len(source), _WHOLE_BYTES // max(1, an_example)))
-    reader = SourceReader(source, Order(len(source), at_once, 1), timeout_seconds)
+    at_once = max(1, min(len(source), _WHOLE_BYTES // max(1, example_bytes(source))))
+    if (arrays := source.as_arrays()) is not None:
+        for start in range(first, stop, at_once):
+            rows = slice(start, min(start + at_once, stop))
+            yield tf.nest.map_structure(lambda array, rows=rows: np.asarray(array[rows]), arrays)
+        return
+    reader = Reader(source, Order(len(source), at_once, 1), timeout_seconds)
 
     @tf.function(autograph=False)
     def piece(indices):
@@ -263,5 +254,167 @@ def in_pieces(source: Source, first: int, stop: int, timeout_seconds: float = 0.
     traced = piece.get_concrete_function(tf.TensorSpec([None], tf.int64))  # once, whatever a piece's size
     for start in range(first, stop, at_once):
         with unmasked(reader):
-            found = traced(tf.range(start, min(start + at_once, stop), dtype=tf.int64))
-        yield tf.nest.map_structure(lambda part: part.numpy()[0], found)
+            examples = traced(tf.range(start, min(start + at_once, stop), dtype=tf.int64))
+        yield tf.nest.map_structure(lambda part: part.numpy()[0], examples)
+
+
+class Reads:
+    """Reads of one source. A read that never returns can't be interrupted: its thread is abandoned, and the run ends.
+
+    Args:
+      source: what is read.
+      timeout_seconds: without any read that returns, until `result` raises; 0 waits for ever.
+    """
+
+    def __init__(self, source: Source, timeout_seconds: float = 0.0):
+        self.source = source
+        self._timeout = timeout_seconds
+        self._calls: queue.SimpleQueue = queue.SimpleQueue()
+        self._progress = _Progress()
+        for _ in range(_THREADS):  # no executor's, which the process's end would wait for
+            arguments = (self._calls, self._progress)
+            threading.Thread(target=_serve, args=arguments, name="crankshaft-read", daemon=True).start()
+        weakref.finalize(self, _end, self._calls)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what was read so far."""
+        return sum(self._progress.bytes.values())
+
+    def begin(self, indices: np.ndarray) -> Future:
+        """Begins to read examples, [n] int64, without waiting."""
+        future: Future = Future()
+        self._calls.put((future, self.source, indices))
+        return future
+
+    def result(self, future: Future) -> Any:
+        """Returns the nest of arrays that a read has given, once it has.
+
+        Raises:
+          StuckReadError: nothing was read for too long.
+          Exception: what the source has raised.
+        """
+        return result_of(future, self._timeout, lambda: self._progress.last, self._stuck)
+
+    def read(self, indices: np.ndarray) -> Any:
+        """Reads examples, as `begin` and `result` do."""
+        return self.result(self.begin(indices))
+
+    def _stuck(self, idle: float) -> StuckReadError:
+        thread, first = next(iter(self._progress.at.items()), (0, 0))
+        return StuckReadError(
+            f"{_name(self.source)}.read has not returned for {idle:.3g} s, at {_location(thread)}, from example "
+            f"{first} on{of_files(self.source.files())}; see whether its files' disk or host answers, or raise "
+            "`step_timeout_seconds`"
+        )
+
+
+class _Progress:
+    """What the threads are reading.
+
+    Attributes:
+      last: when a read ended last, by the monotonic clock.
+      at: by thread, the first example of what it reads.
+      bytes: by thread, of what it has read.
+    """
+
+    def __init__(self):
+        self.last = 0.0
+        self.bytes: dict[int, int] = {}
+        self.at: dict[int, int] = {}
+
+
+def _serve(calls: queue.SimpleQueue, progress: _Progress) -> None:
+    """Serves reads in a thread. Must hold no reference to its `Reads`, whose deletion ends the thread."""
+    thread = threading.get_ident()
+    while call := calls.get():
+        future, source, indices = call
+        progress.at[thread] = int(indices[0]) if len(indices) else 0
+        try:
+            stored = checked(source, source.read(indices), len(indices))
+            progress.bytes[thread] = progress.bytes.get(thread, 0) + sum(map(_size, tf.nest.flatten(stored)))
+            future.set_result(stored)
+            del stored
+        except BaseException as error:  # is raised where the result is wanted
+            future.set_exception(error)
+        progress.last = time.monotonic()
+        del progress.at[thread], call, future, source, indices
+
+
+def _end(calls: queue.SimpleQueue) -> None:
+    for _ in range(_THREADS):
+        calls.put(None)
+
+
+def checked(source: Source, returned: Any, examples: int) -> Any:
+    """Returns what a source has read, as arrays of its `stored_spec`.
+
+    Raises:
+      SourceError: it is of another form, and the line says which part.
+    """
+    name = f"{_name(source)}.read"
+    try:
+        tf.nest.assert_same_structure(source.stored_spec, returned, check_types=False)
+    except (TypeError, ValueError):
+        raise SourceError(
+            f"{name} returned {_described(returned)}, and the source's spec has {_described(source.stored_spec)}; "
+            "return an array [n, ...] for each Spec, in the same tuples and dicts"
+        ) from None
+
+    def as_array(spec: Spec, part) -> np.ndarray:
+        array = np.asarray(part)
+        if array.ndim == 0 or len(array) != examples:
+            count = "a single value" if array.ndim == 0 else f"{len(array)} examples"
+            raise SourceError(
+                f"{name} was asked for {examples} examples and returned {count}; return one for each index"
+            )
+        if array.shape[1:] != spec.shape:
+            raise SourceError(
+                f"{name} returned examples of shape {[*array.shape[1:]]}, and the source's spec has {[*spec.shape]}"
+            )
+        if not _holds(spec.dtype, array.dtype):
+            raise SourceError(
+                f"{name} returned {array.dtype}, and the source's spec has {_type(spec)}; convert it by astype"
+            )
+        return array.astype(spec.dtype, copy=False)
+
+    return tf.nest.map_structure(as_array, source.stored_spec, returned)
+
+
+def _holds(dtype: np.dtype, returned: np.dtype) -> bool:
+    """Returns whether values of one type are those of another; NumPy's float64 may be rounded to what is asked for."""
+    if dtype.kind == "O":
+        return returned.kind in "OSU"
+    return np.can_cast(returned, dtype, "safe") or (returned.kind == dtype.kind == "f")
+
+
+def _type(spec: Spec) -> str:
+    return "strings (object)" if spec.dtype == object else str(spec.dtype)
+
+
+def _described(nest: Any) -> str:
+    """Returns a nest's form in a few words."""
+    if isinstance(nest, dict):
+        return "a dict of " + ", ".join(map(str, nest))
+    if isinstance(nest, (tuple, list)):
+        return f"a {type(nest).__name__} of {len(nest)}"
+    return "one array" if isinstance(nest, (Spec, np.ndarray)) else f"a {type(nest).__name__}"
+
+
+def _name(source: Source) -> str:
+    while isinstance(source, WrappedSource):
+        source = source.source
+    return type(source).__name__
+
+
+def _location(thread: int) -> str:
+    """Returns "file:line in function" of where a thread is, outside the standard library."""
+    frame = sys._current_frames().get(thread)
+    while frame and frame.f_back and os.path.abspath(frame.f_code.co_filename).startswith(_LIBRARY + os.sep):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "an unknown place"
+
+
+def _size(part: np.ndarray) -> int:
+    """Returns the bytes of an array; of strings, those of the strings."""
+    return sum(map(len, part.ravel())) if part.dtype == object else part.nbytes

@@ -6,7 +6,7 @@ import abc
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -62,7 +62,31 @@ class StuckStreamError(StuckReadError):
     """A stream has given nothing for too long; who waits for it, in TensorFlow, does so for ever."""
 
 
-class Source(abc.ABC):
+class Split(abc.ABC):
+    """Examples to train on or to evaluate on, in one of two forms: a `Source`, or a `Stream` (`engine.data.streamed`).
+
+    Attributes:
+      element_spec: nest of `Spec`, one example in one of the forms of `engine.step.batches`.
+      by_index: whether any example can be read by its index; otherwise they come one after the other.
+    """
+
+    element_spec: Any
+    by_index: bool
+
+    def as_arrays(self) -> Any:
+        """Returns all examples as a nest of arrays [examples, ...] that need not be read first; None: they have to."""
+        return None
+
+    def identity(self) -> str:
+        """Returns text that differs if the examples do, without reading them: files' names and sizes; "" for none."""
+        return ""
+
+    def files(self) -> Sequence[str]:
+        """Returns the paths of the files that it reads; none where it does not say."""
+        return ()
+
+
+class Source(Split):
     """Examples that are read by their indices, in any order, as often as one likes.
 
     The engine does the rest: the order of examples, epochs, batches, replicas, workers, what a resumed run reads. A
@@ -86,7 +110,7 @@ class Source(abc.ABC):
       [[9.0], [4.0]]
     """
 
-    element_spec: Any
+    by_index: Literal[True] = True
     chunk_examples: int = 1
     draws: bool = False
 
@@ -126,6 +150,19 @@ class Source(abc.ABC):
         """
         return stored
 
+    def gather(self, indices: Any, seeds: Any, stored: Callable[[Any], Any]) -> Any:
+        """Returns examples by their indices. TensorFlow code, traced once, on the device that reads.
+
+        Args:
+          indices: [n] int64.
+          seeds: [n, 2] int64, see `decode`.
+          stored: what `read` returns, as a nest of tensors [n, ...], of indices.
+
+        Returns:
+          Nest of tensors [n, ...], as `element_spec` says.
+        """
+        return self.decode(stored(indices), seeds)
+
     def verify(self, indices: np.ndarray, stored: Any) -> None:
         """Raises `BadRecordError` for an example that `read` has returned and `decode` can't decode.
 
@@ -141,13 +178,9 @@ class Source(abc.ABC):
         """Returns the same examples as evaluations are to read them: without what `decode` draws."""
         return self
 
-    def identity(self) -> str:
-        """Returns text that differs if the examples do: files' names, sizes, what an index knows of them."""
-        return ""
-
-    def files(self) -> Sequence[str]:
-        """Returns the paths of the files that it reads, for benchmarks of them cold; none where it does not say."""
-        return ()
+    def between(self, first: int, stop: int) -> Source:
+        """Returns the examples from one index to another."""
+        return SourceSlice(self, first, stop)
 
 
 class WrappedSource(Source):

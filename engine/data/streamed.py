@@ -1,37 +1,45 @@
 """Streams: examples that can only be read in sequence, such as a user's `tf.data.Dataset` or files without an index.
 
-Host code that makes pipelines; `engine.data.dataset_feed` shuffles, batches and divides what they give.
+Host code that makes pipelines, and divides them among processes; `feeds.StreamedFeed` shuffles and batches.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import tensorflow as tf
 
 from ..internals.errors import reason
 from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
-from .source import SourceError
+from .order import Order, SharedOrder
+from .source import SourceError, Spec, Split
+from .waiting import Patience
 
 _PARSED_AT_ONCE = 256  # records: of `tf.io.parse_example` 64 alone cost twenty times as much as among thousands
 _ROUNDS = 8  # see `engine.data.order`
+_COUNTED_AT_ONCE = 1024  # examples
+_READING = "IteratorGetNext"  # the operation, which an error names
+
+# (what is being done, how much there is to do or None) -> a context that yields a function of how much is done so far.
+Watch = Callable[[str, int | None], contextlib.AbstractContextManager[Callable[[int], None]]]
 
 
-class Stream(abc.ABC):
+class Stream(Split):
     """Examples of an epoch, one after the other.
 
     Attributes:
-      element_spec: nest of `tf.TensorSpec`, of one example.
       length: examples in an epoch; `tf.data.UNKNOWN_CARDINALITY` where only reading tells.
     """
 
-    element_spec: Any
+    by_index: Literal[False] = False
     length: int
 
     @abc.abstractmethod
@@ -42,14 +50,6 @@ class Stream(abc.ABC):
     def of_files(self, workers: int, worker: int) -> Stream | None:
         """Returns a worker's part, by files; None where there are fewer than workers. All workers are told alike."""
 
-    def identity(self) -> str:
-        """Returns text that differs if the data does, found without reading it; "" if there is none."""
-        return ""
-
-    def files(self) -> Sequence[str]:
-        """Returns the paths of the files that it reads; none where it does not say."""
-        return ()
-
     def fault(self) -> SourceError | None:
         """Looks for what is wrong with its files, which TensorFlow's error does not name; None if it does not know."""
         return None
@@ -59,7 +59,7 @@ class OfDataset(Stream):
     """A user's `tf.data.Dataset` of single examples, each epoch in its own order."""
 
     def __init__(self, dataset: tf.data.Dataset):
-        self.element_spec = dataset.element_spec
+        self.element_spec = _specs(dataset)
         self.length = int(dataset.cardinality())
         self._dataset = dataset
 
@@ -74,9 +74,9 @@ class OfDataset(Stream):
             next(iter(share), None)  # only reading tells whether there are files, and enough
         except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
             return None
-        found = OfDataset(share)
-        found.length = tf.data.UNKNOWN_CARDINALITY  # TensorFlow hands the whole one's on
-        return found
+        own = OfDataset(share)
+        own.length = tf.data.UNKNOWN_CARDINALITY  # TensorFlow hands the whole one's on
+        return own
 
 
 class OfFiles(Stream):
@@ -107,7 +107,7 @@ class OfFiles(Stream):
     def element_spec(self) -> Any:  # type: ignore[override]
         # When it is first asked for: to make a pipeline starts TensorFlow, before a strategy has divided its devices.
         with tf.init_scope():
-            return self.examples(None, tf.constant(0, tf.int64)).element_spec
+            return _specs(self.examples(None, tf.constant(0, tf.int64)))
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         paths, last = tf.constant(self._paths), len(self._paths) - 1
@@ -146,9 +146,9 @@ class OfFiles(Stream):
         return OfFiles(self._paths[worker::workers], self._read, files_at_once=self._files_at_once)
 
 
-def is_stream(split: Any) -> bool:
-    """Returns whether a split of the data is read from its beginning on: a `Stream`, or a `tf.data.Dataset`."""
-    return isinstance(split, (Stream, tf.data.Dataset))
+def _specs(dataset: tf.data.Dataset) -> Any:
+    """Returns the nest of `Spec` of a dataset's elements, dense tensors of a known shape."""
+    return tf.nest.map_structure(lambda x: Spec(x.shape, x.dtype.as_numpy_dtype), dataset.element_spec)
 
 
 def records(
@@ -177,3 +177,127 @@ def records(
         return serialized.batch(_PARSED_AT_ONCE).map(parse).unbatch()
 
     return OfFiles(paths, read, length=length, files_at_once=files_at_once)
+
+
+def unwatched(what: str, total: int | None) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+    """Shows nothing: a `Watch` for runs that nobody looks at."""
+    return contextlib.nullcontext(lambda done: None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one process reads of a stream.
+
+    Attributes:
+      stream: what it reads: its own files, or all files, taking its own rows of each batch.
+      counts: examples in each process's stream; one number if all processes read all files.
+      process: the index in `counts` of this process's stream.
+    """
+
+    stream: Stream
+    counts: tuple[int, ...]
+    process: int = 0
+
+    @property
+    def by_file(self) -> bool:
+        """Whether each process reads files of its own."""
+        return len(self.counts) > 1
+
+    def order(self, batch_size: int, seed: int | None, drop_remainder: bool) -> Order:
+        """Returns the order of all processes' examples."""
+        if self.by_file:
+            return SharedOrder(sum(self.counts), batch_size, 1, seed, shares=self.counts)
+        return Order(sum(self.counts), batch_size, 1, seed, drop_remainder)
+
+    def described(self) -> str:
+        """Returns how the stream is divided, for people."""
+        if self.by_file:
+            return f"divided by files, {', '.join(f'{each:,}' for each in self.counts)}"
+        return "divided by examples, each worker reads all and takes its rows of a batch"
+
+    def about(self) -> dict[str, Any]:
+        """Returns what a run's checkpoints keep of it: plain JSON, `divide` takes it as `known`."""
+        return {"by": "file" if self.by_file else "example", "counts": list(self.counts)}
+
+
+def divide(
+    stream: Stream,
+    processes,
+    policy: str = "AUTO",
+    known: Mapping[str, Any] | None = None,
+    watch: Watch = unwatched,
+    timeout_seconds: float = 0.0,
+) -> Share:
+    """Divides a stream among the processes that train together: by files, or by the rows of each batch.
+
+    By files each is read by one process. Otherwise every process reads all, in the same order, and takes its own rows,
+    so batches are those of one process, however many there are.
+
+    Args:
+      stream: the whole.
+      processes: `engine.strategies.base.Processes`.
+      policy: AUTO: by files if there are as many as processes, FILE: by files, DATA, OFF: by rows.
+      known: what an earlier process of the run has found, `Share.about`: it is not counted again.
+      watch: shown what is counted.
+      timeout_seconds: see `Patience`, of counting.
+
+    Raises:
+      ValueError: the stream never ends, or there are too few files for FILE.
+      StuckStreamError: it hangs.
+    """
+    known, workers = known or {}, processes.num_hosts
+    if stream.length == tf.data.INFINITE_CARDINALITY:
+        raise ValueError("the dataset never ends, so it has no epoch; cut it with dataset.take(examples in an epoch)")
+    if workers > 1 and (policy == "FILE" or (policy == "AUTO" and known.get("by") != "example")):
+        own = stream.of_files(workers, processes.host)
+        if all(processes.exchange(int(own is not None))):
+            if known.get("by") == "file" and len(known["counts"]) == workers:
+                return Share(own, tuple(known["counts"]), processes.host)
+            return Share(own, tuple(processes.exchange(count(own, watch))), processes.host)
+        if policy == "FILE":
+            raise ValueError(
+                f"`auto_shard_policy`=file divides files among {workers} workers, and the dataset shows fewer; give "
+                "more files, or `auto_shard_policy`=auto or data"
+            )
+    if stream.length == tf.data.UNKNOWN_CARDINALITY and known.get("by") == "example":
+        return Share(stream, tuple(known["counts"]))
+    return Share(stream, (count(stream, watch, timeout_seconds),))
+
+
+def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0) -> int:
+    """Returns a stream's length; one that does not know it is read once from end to end. Arguments are `divide`'s."""
+    if stream.length != tf.data.UNKNOWN_CARDINALITY:
+        return stream.length
+    ones = stream.examples(None, tf.constant(0, tf.int64)).map(lambda *_: tf.constant(1, tf.int64))
+    batches = iter(untuned(ones.batch(_COUNTED_AT_ONCE).prefetch(2)))
+    patience, counted = Patience(stream.files(), timeout_seconds), 0
+    with watch("counting examples", None) as done, naming_files(stream):
+        while (batch := patience.call(functools.partial(next, batches, None))) is not None:
+            counted += batch.shape[0]
+            done(counted)
+    return counted
+
+
+@contextlib.contextmanager
+def naming_files(stream: Stream) -> Iterator[None]:
+    """Raises what is wrong with a stream's files, where TensorFlow's error of reading them names none."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if _READING in str(error) and (fault := stream.fault()):
+            raise fault from None
+        raise
+
+
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset without the thread that tunes its parallelism, unless its options ask for that.
+
+    An iterator that is freed waits for that thread, which now and then sleeps for seconds, up to a minute (TensorFlow
+    2.21). The iterators that TensorFlow makes for the devices of a distributed dataset have such a thread nevertheless,
+    so iterators are kept as long as possible.
+    """
+    if dataset.options().autotune.enabled is not None:
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)

@@ -33,8 +33,8 @@ def result_of(
     while not wait([future], look).done:
         now = time.monotonic()
         idle, before = idle + min(now - before, 2 * look), now
-        if (found := moved()) != seen:
-            idle, seen = 0.0, found
+        if (now_moved := moved()) != seen:
+            idle, seen = 0.0, now_moved
         elif idle > timeout_seconds:
             raise stuck(idle)
     return future.result()

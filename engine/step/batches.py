@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ..data.host_arrays import Mapped
+from ..data.arrays import Mapped
 from ..metrics.means import Mean, as_loss
 
 EXACT = 1 << 24  # float32 tells whole numbers apart up to here

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from ..data.base import Feed
+from ..data.feed import Feed
 from ..data.lent_feed import LentFeed
 from ..data.order import Order
 from ..data.source import WithoutBadRecords
@@ -141,12 +141,11 @@ class Strategy(Processes, abc.ABC):
             yield
 
     @abc.abstractmethod
-    def feed(self, source, global_batch_size: int, seed: int | None, known: Mapping[str, Any] | None = None) -> Feed:
-        """Makes the feed (`engine.data.base.Feed`) for a split of the data.
+    def feed(self, split, global_batch_size: int, seed: int | None, known: Mapping[str, Any] | None = None) -> Feed:
+        """Makes the feed (`engine.data.feed.Feed`) for a split of the data.
 
         Args:
-          source: (features, labels), nests of arrays whose first axis is examples, or a `tf.data.Dataset` of single
-            examples.
+          split: a `Source` or a `Stream`.
           global_batch_size: examples a step, over all replicas.
           seed: shuffles each epoch anew; None keeps the examples' own order.
           known: what an earlier process of the run found of this data, its feed's `about()`; it need not look again.

@@ -12,11 +12,11 @@ class FeedOptions:
 
     Attributes:
       resident_bytes: arrays up to this size are kept on each device.
-      shuffle_buffer: examples in the shuffle buffer of a `tf.data.Dataset`.
+      shuffle_buffer: examples in the shuffle buffer of a stream.
       auto_shard: name of a `tf.data.experimental.AutoShardPolicy`.
-      shuffle_window: see `engine.data.split.order_of`.
+      shuffle_window: see `engine.data.order.order_of`.
       read_timeout_seconds: for which a source may read nothing, although it is asked; 0 is for ever.
-      watch: shows people what is read beside training, an `engine.data.dataset_feed.Watch`; None shows nothing.
+      watch: shows people what is read beside training, an `engine.data.streamed.Watch`; None shows nothing.
     """
 
     resident_bytes: int = 1 << 30

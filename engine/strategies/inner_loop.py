@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from ..data.residency import is_on_gpus
+from ..data.arrays import is_on_gpus
 from ..health.watchdog import Arrivals
 from ..internals import graphs
 from ..metrics.means import LoopSums, keep_scores, row_names, stack

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from ..data.residency import is_on_gpus
+from ..data.arrays import is_on_gpus
 from ..health.watchdog import Arrivals, LostPeerError, Watchdog
 from ..internals.tensorflow import receive_in_chunks
 from ..mesh import collectives

@@ -9,16 +9,13 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from ..data.base import Feed
-from ..data.dataset_feed import DatasetFeed, DistributedFeed, divide, unwatched
-from ..data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
+from ..data.feed import Feed
+from ..data.feeds import Devices, ReadFeed, RepeatedFeed, ResidentFeed, StreamedFeed
 from ..data.lent_feed import LentFeed
-from ..data.order import Order
-from ..data.reading import whole
-from ..data.residency import is_on_gpus, on_each_device
+from ..data.order import Order, order_of
+from ..data.reading import example_bytes, in_memory
 from ..data.source import Source
-from ..data.split import draws, example_bytes, num_examples, order_of
-from ..data.streamed import is_stream
+from ..data.streamed import divide, unwatched
 from ..mesh.mesh import Mesh
 from ..metrics.means import Sums
 from ..state import TrainState
@@ -64,6 +61,7 @@ class Replicated(Measured):
         self.name = name
         self.distribution = distribution
         self.mesh = mesh or Mesh()
+        self._devices = Devices(distribution, self.mesh)
         self.feed_options = feed_options or FeedOptions()
         self.steps_per_loop = steps_per_loop
         self.batch_parts = batch_parts
@@ -71,55 +69,53 @@ class Replicated(Measured):
         self._static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
         self._divided: list[str] = []
 
-    def feed(self, source, global_batch_size: int, seed: int | None, known: Mapping[str, Any] | None = None) -> Feed:
-        if is_stream(source):
-            return self._dataset_feed(source, global_batch_size, seed, known)
-        options, examples = self.feed_options, num_examples(source)
+    def feed(self, split, global_batch_size: int, seed: int | None, known: Mapping[str, Any] | None = None) -> Feed:
+        if not split.by_index:
+            return self._stream_feed(split, global_batch_size, seed, known)
+        options, examples, devices = self.feed_options, len(split), self._devices
         if self._static_shapes and seed is None:
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
-        batch_bytes = example_bytes(source) * global_batch_size
-        if example_bytes(source) * examples <= options.resident_bytes and not draws(source):
+        batch_bytes = example_bytes(split) * global_batch_size
+        if example_bytes(split) * examples <= options.resident_bytes and not split.draws:
             steps = self.steps_per_loop or max(self.BLOCK_STEPS, _BLOCK_INDICES // global_batch_size)
-            order = self._order_of(source, global_batch_size, steps, seed)
-            kept = whole(source, options.read_timeout_seconds) if isinstance(source, Source) else source
-            return ResidentFeed(self.distribution, kept, order, self.mesh)
-        block_bytes = _BLOCK_BYTES["GPU" if is_on_gpus(self.distribution) else "CPU"]
+            order = self._order_of(split, global_batch_size, steps, seed)
+            return ResidentFeed(devices, in_memory(split, options.read_timeout_seconds), order)
+        block_bytes = _BLOCK_BYTES["GPU" if devices.on_gpus else "CPU"]
         steps = self.steps_per_loop or max(1, min(self.BLOCK_STEPS, block_bytes // max(1, batch_bytes)))
-        order = self._order_of(source, global_batch_size, steps, seed)
-        return StreamedFeed(self.distribution, source, order, options.read_timeout_seconds, self.mesh)
+        order = self._order_of(split, global_batch_size, steps, seed)
+        return ReadFeed(devices, split, order, options.read_timeout_seconds)
 
     def about(self) -> list[str]:
-        """Describes how datasets are divided among workers, a line each."""
+        """Describes how streams are divided among workers, a line each."""
         return self._divided
 
-    def _dataset_feed(self, source, global_batch_size: int, seed: int | None, known) -> DatasetFeed:
+    def _stream_feed(self, stream, global_batch_size: int, seed: int | None, known) -> StreamedFeed:
         options, watch = self.feed_options, self.feed_options.watch or unwatched
         here = len(self.distribution.extended.worker_devices)
         # Processes that hold parts of one copy of the model read the same examples, so they divide no files.
         alike = here % self.mesh.model.size > 0
         timeout = options.read_timeout_seconds if self.num_hosts == 1 else 0.0  # several have a watchdog
-        share = divide(source, self, "DATA" if alike else options.auto_shard.upper(), known, watch, timeout)
+        share = divide(stream, self, "DATA" if alike else options.auto_shard.upper(), known, watch, timeout)
         examples = sum(share.counts)
         if self.num_hosts > 1:
             self._divided.append(f"a dataset of {examples:,} examples, {self.num_hosts} workers: {share.described()}")
         if self._static_shapes and seed is None:
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
-        kind = DistributedFeed if self._static_shapes else DatasetFeed
         order = share.order(global_batch_size, seed, drop_remainder=self._static_shapes)
-        return kind(
-            *(self.distribution, share, order),
+        return StreamedFeed(
+            *(self._devices, share, order),
             shuffle_buffer=options.shuffle_buffer,
             watch=watch,
-            mesh=self.mesh,
             timeout_seconds=timeout,
+            distributes=self._static_shapes,
         )
 
-    def _order_of(self, split, batch_size: int, block_steps: int, seed: int | None) -> Order:
-        examples = num_examples(split)
+    def _order_of(self, source: Source, batch_size: int, block_steps: int, seed: int | None) -> Order:
+        examples = len(source)
         if not self._static_shapes and examples % batch_size:
             block_steps = min(block_steps, max(1, examples // batch_size))  # what an epoch lacks would be padding
         window = self.feed_options.shuffle_window
-        return order_of(split, batch_size, block_steps, seed, window, drop_remainder=self._static_shapes)
+        return order_of(source, batch_size, block_steps, seed, window, drop_remainder=self._static_shapes)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         self._state = state
@@ -201,7 +197,7 @@ class Replicated(Measured):
         return self._loop(self.train_feed, step_alone, jit, None, self._state.step_variable)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
-        return RepeatedFeed(on_each_device(self.distribution, arrays), batch_size)
+        return RepeatedFeed(self._devices.bring(arrays), batch_size)
 
     def repeated_batch(self) -> RepeatedFeed:
         """Makes a feed that gives each step the batch of the next epoch's first one, which is of full size."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from ..data.residency import is_on_gpus
+from ..data.arrays import is_on_gpus
 from ..health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
 from ..mesh import collectives
 from ..metrics.means import LoopSums, keep_scores

@@ -26,7 +26,7 @@ def load(config: Config) -> Data:
 
 
 def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
-    """Loads what a worker of a coordinator reads by itself: those of the splits that are a `Source`.
+    """Loads what a worker of a coordinator reads by itself: the sources whose examples are not in memory.
 
     Raises:
       SourceError: they can't be loaded; as the coordinator explains its own mistakes.
@@ -36,21 +36,22 @@ def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
             raise UsageError("it was started without data; give all tasks the same command line")
         from . import splits
 
-        found = load(config) if config.input else call(data)
-        return [split for split in splits.of(config, found.train, found.evaluation)[:2] if isinstance(split, Source)]
+        loaded = load(config) if config.input else call(data)
+        both = splits.of(config, loaded.train, loaded.evaluation)[:2]
+        return [split for split in both if split is not None and split.by_index and split.as_arrays() is None]
     except Exception as error:  # the border of what a worker does by itself
         raise SourceError(explanations.explain(error)[1]) from None
 
 
 def call(data: Callable | Sequence | Data) -> Data:
     """Calls the user's function, if it is one, and makes `Data` of its tuple; see `train.main` for the tuple."""
-    found = data() if callable(data) else data
-    if isinstance(found, Data):
-        return found
-    values = found if isinstance(found, (tuple, list)) else (found,)
-    if found is None or not 1 <= len(values) <= _MOST_VALUES:
+    returned = data() if callable(data) else data
+    if isinstance(returned, Data):
+        return returned
+    values = returned if isinstance(returned, (tuple, list)) else (returned,)
+    if returned is None or not 1 <= len(values) <= _MOST_VALUES:
         raise UsageError(
-            f"the data function gave {'None' if found is None else f'{len(values)} values'}; return (train, eval), "
+            f"the data function gave {'None' if returned is None else f'{len(values)} values'}; return (train, eval), "
             "(train, eval, num_classes), (train, eval, num_classes, vocabulary) or a crankshaft.Data"
         )
     if len(values) == 1 and hasattr(values[0], "shape"):  # an array alone is features, which no other form can be

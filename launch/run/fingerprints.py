@@ -14,9 +14,7 @@ import tensorflow as tf
 from absl import logging
 
 from ...engine.checkpoints import Manifest
-from ...engine.data.source import Source, Spec
-from ...engine.data.split import spec_of
-from ...engine.data.streamed import Stream
+from ...engine.data.source import Spec, Split
 from ..command_line.config import Config
 from ..command_line.values import differences
 from ..errors import UsageError
@@ -27,23 +25,22 @@ _MOST_BYTES = 1 << 24
 _OTHER_IDS = "ids are numbered otherwise"
 
 
-def of(split: Any, examples: int, ids: Any = None) -> dict[str, int]:
+def of(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
     """Returns {"examples", "digest"} of a split, and "ids" if its ids are numbered by the data.
 
     The digest is of the shapes and types, and of arrays' contents in evenly spaced rows, among them the first and the
-    last; a dataset's contents are not read.
+    last; of other data, which is not read, of its identity.
 
     Args:
-      split: arrays in a form of `engine.step.batches`, or a `tf.data.Dataset` of single examples.
+      split: the examples.
       examples: how many there are.
       ids: what tells one numbering of ids from another, a number or text; None where the data does not say.
     """
     digest = zlib.crc32(layout(split).encode())
-    if isinstance(split, (Source, Stream)):
-        digest = zlib.crc32(split.identity().encode(), digest)
-    elif not isinstance(split, tf.data.Dataset):
-        for array in tf.nest.flatten(split):
-            digest = zlib.crc32(_content(array), digest)
+    arrays = split.as_arrays()
+    content = [split.identity().encode()] if arrays is None else map(_content, tf.nest.flatten(arrays))
+    for part in content:
+        digest = zlib.crc32(part, digest)
     return {"examples": examples, "digest": digest, **({} if ids is None else {"ids": of_ids(ids)})}
 
 
@@ -52,9 +49,9 @@ def of_ids(ids: Any) -> int:
     return zlib.crc32(repr(ids).encode())
 
 
-def layout(split: Any) -> str:
+def layout(split: Split) -> str:
     """Returns types and shapes of one example's parts, as text."""
-    return json.dumps(tf.nest.map_structure(_layout, spec_of(split)), sort_keys=True, default=str)
+    return json.dumps(tf.nest.map_structure(_layout, split.element_spec), sort_keys=True, default=str)
 
 
 def _layout(spec: Spec) -> str:
@@ -90,10 +87,10 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> 
     """
     changed = manifest.other_data(about)
     if "train" in changed:
-        found = _differences(manifest, about, "train")
-        if found and not config.allow_changed_config:
+        changes = _differences(manifest, about, "train")
+        if changes and not config.allow_changed_config:
             raise UsageError(
-                f"--run_dir={config.run_dir} is a run of other training data ({'; '.join(found)}); use another "
+                f"--run_dir={config.run_dir} is a run of other training data ({'; '.join(changes)}); use another "
                 "--run_dir, the same data, or --allow_changed_config"
             )
         if config.is_chief:
@@ -110,13 +107,13 @@ def check_division(config: Config, manifest: Manifest, about: dict[str, Any], nu
         return
     before = manifest.about.get("input", {}).get("train")
     if before is None and num_replicas > 1:
-        found = "by an older rule"
+        division = "by an older rule"
     elif before is None or before == now or before.get("by") == now["by"] == "example":
         return
     else:
-        found = _division(before)
+        division = _division(before)
     raise UsageError(
-        f"--run_dir={config.run_dir} divided its training data {found}, and this run divides it {_division(now)}: "
+        f"--run_dir={config.run_dir} divided its training data {division}, and this run divides it {_division(now)}: "
         "begin in another --run_dir, run as many workers on the same files, or give --allow_changed_config, and the "
         "epoch goes on with other examples"
     )
@@ -153,11 +150,11 @@ def _differences(manifest: Manifest, about: dict[str, Any], split: str) -> list[
         return []
     before, now = (data["data"][split] for data in (manifest.about, about))
     before = before if isinstance(before, dict) else {}
-    found = differences({"examples": before.get("examples")}, {"examples": now["examples"]})
-    return found + ([_OTHER_IDS] if before.get("ids") != now.get("ids") else [])
+    changes = differences({"examples": before.get("examples")}, {"examples": now["examples"]})
+    return changes + ([_OTHER_IDS] if before.get("ids") != now.get("ids") else [])
 
 
 def _what_changed(manifest: Manifest, about: dict[str, Any], split: str) -> str:
     name = {"train": "training", "eval": "evaluation"}[split]
-    found = _differences(manifest, about, split) or ["as many examples, of other contents"]
-    return f"the {name} data is not that of {manifest.name} ({'; '.join(found)})"
+    changes = _differences(manifest, about, split) or ["as many examples, of other contents"]
+    return f"the {name} data is not that of {manifest.name} ({'; '.join(changes)})"

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
-from ...engine.data.split import num_examples, spec_of
-from ...engine.data.streamed import is_stream
+from ...engine.data.arrays import ArraySource
+from ...engine.data.source import Split
 from ...engine.step import batches
 from ..errors import UsageError
 from . import fingerprints, splits
 from .session import Session
 
 
-def checked(session: Session, split) -> Any:
-    """Returns data in its form, see `splits.prepare`. Raises `UsageError` where its form is not the run's."""
+def checked(session: Session, split) -> Split:
+    """Returns data as a `Source` or a `Stream`. Raises `UsageError` where its form is not the run's."""
     split = splits.checked("given", split, [])
-    check_like("data", *(batches.without_weights(spec_of(each)) for each in (session.example, split)))
+    example = ArraySource(session.example)
+    check_like("data", *(batches.without_weights(each.element_spec) for each in (example, split)))
     return split
 
 
-def described(split) -> str:
+def described(split: Any) -> str:
     """Describes data, so that workers can compare theirs: how many examples there are, and of what form."""
-    many = "a stream" if is_stream(split) else f"{num_examples(split)} examples"
+    many = f"{len(split)} examples" if split.by_index else "a stream"
     return f"{many} of {fingerprints.layout(split)}"
 
 
 @contextlib.contextmanager
-def lending(session: Session, split, trains: bool) -> Iterator[None]:
+def lending(session: Session, split: Split, trains: bool) -> Iterator[None]:
     """Has the strategy train on data, or else evaluate it, within.
 
     Args:

@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...engine import Trainer
-from ...engine.data.source import Source
-from ...engine.data.split import spec_of
-from ...engine.data.streamed import is_stream
+from ...engine.data.arrays import ArraySource
+from ...engine.data.source import Split
 from ...engine.holdings import Holdings
 from ...engine.hooks import evaluation
 from ...engine.hooks.evaluation import averaged_weights
@@ -49,13 +48,13 @@ def forward(session: Session, name: str | None = None) -> Callable[[Any], Any]:
         return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, outputs)
 
     def predict(features):
-        if isinstance(features, Source) or is_stream(features):
+        if isinstance(features, (Split, tf.data.Dataset)):
             raise UsageError(
                 f"predict was given a {type(features).__name__}; give features alone, as arrays: of a tf.data.Dataset "
                 "np.stack([features for features, *_ in dataset]), of a Source what its read returns"
             )
         features = tf.nest.map_structure(np.asarray, splits.as_arrays(session.names.ids(features)))
-        lent.check_like("features", wanted, spec_of(features))
+        lent.check_like("features", wanted, ArraySource(features).element_spec)
         count = len(tf.nest.flatten(features)[0])
         with averaged_weights(trainer) if has_average else contextlib.nullcontext():
             parts = [

@@ -159,7 +159,7 @@ class Bar:
 
 
 def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.monotonic) -> Callable:
-    """Makes an `engine.data.dataset_feed.Watch` that shows what is read beside training, as `Progress` shows the rest.
+    """Makes an `engine.data.streamed.Watch` that shows what is read beside training, as `Progress` shows the rest.
 
     Args:
       mode: see `Progress`.

@@ -19,11 +19,8 @@ from absl import logging
 from ...engine import StepOptions, Trainer, optimizers
 from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, Writer, manifest
-from ...engine.data.feeds import ResidentFeed
 from ...engine.data.lent_feed import LentFeed
-from ...engine.data.source import Source, Spec, WithoutBadRecords
-from ...engine.data.split import spec_of
-from ...engine.data.streamed import is_stream
+from ...engine.data.source import Spec, WithoutBadRecords
 from ...engine.health import watchdog
 from ...engine.holdings import Holdings
 from ...engine.internals.errors import reason
@@ -189,7 +186,7 @@ def create(config: Config, data: Data, strategy: Strategy) -> Session:
         *(config, strategy, state, train_steps, example, bool(eval_feed), checkpoints, best, known),
         datasplits.faster_input(train, config.resident_data_mb, config.shuffle_window),
         {name: split for name, split in found.items() if isinstance(split, WithoutBadRecords)},
-        train.files() if isinstance(train, Source) and not isinstance(train_feed, ResidentFeed) else (),
+        train_feed.files(),
     )
     for line in [*said, *([known.columns] if known.columns else [])]:
         session.say(line)
@@ -237,13 +234,13 @@ def build_state(
 def _check_data(config: Config, train, evaluation, num_classes: int | None) -> None:
     """Raises `UsageError` where the model or the flags can't work with the data."""
     name, is_ours = config.model_entry.name, issubclass(config.trainer_class, (Classifier, Tabular))
-    if is_ours and batches.fields(spec_of(train)).labels is None:
+    if is_ours and batches.fields(train.element_spec).labels is None:
         raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
     if issubclass(config.trainer_class, Classifier):
         _check_classes(config, train, num_classes)
     if evaluation is None:
         checks.check_without_evaluation(config)
-    if config.strategy == "tpu" and (text := batches.text_fields(spec_of(train))):
+    if config.strategy == "tpu" and (text := batches.text_fields(train.element_spec)):
         raise UsageError(
             f"--strategy=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in the data "
             "function, or use another --strategy"
@@ -252,7 +249,7 @@ def _check_data(config: Config, train, evaluation, num_classes: int | None) -> N
 
 def _check_classes(config: Config, train, num_classes: int | None) -> None:
     """Raises `UsageError` where features are several, and a model of ours takes one array, or labels are no classes."""
-    name, parts = config.model_entry.name, batches.features(spec_of(train))
+    name, parts = config.model_entry.name, batches.features(train.element_spec)
     if name in registry.NAMES["model"] and isinstance(parts, (dict, tuple)) and not isinstance(parts, Spec):
         by_array = config.input_entry and "array" in config.input_entry.defaults
         cure = "add --input_arg=array=true, which makes one of columns of numbers" if by_array else "give one array"
@@ -267,8 +264,8 @@ def _check_classes(config: Config, train, num_classes: int | None) -> None:
 
 def _classes_by_values(config: Config, train) -> int | None:
     """Returns `datasplits.num_classes`; raises `UsageError` where a tabular model can't tell its task from labels."""
-    example = batches.fields(spec_of(train))
-    if isinstance(train, Source) or is_stream(train):
+    example = batches.fields(train.element_spec)
+    if train.as_arrays() is None:
         task = config.arguments("model_arg").get("task", "auto")
         is_open = task == "auto" and not {"user", "item"} <= set(example.features)
         if is_open and tf.as_dtype(example.labels.dtype).is_floating:
@@ -280,9 +277,9 @@ def _classes_by_values(config: Config, train) -> int | None:
 
 
 def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:
-    if isinstance(split, Source) or is_stream(split) or not is_chief:
+    if (arrays := split.as_arrays()) is None or not is_chief:
         return
-    for name, most in batches.rounded(trainer, batches.features(split)).items():
+    for name, most in batches.rounded(trainer, batches.features(arrays)).items():
         logging.warning(
             "%s: whole numbers up to %s become float32 in the model, which tells them apart up to %s; subtract an "
             "offset, divide them, or look them up as ids",

@@ -16,7 +16,6 @@ from typing import Any
 
 from filelock import lock_descriptor
 
-from ...engine.data.split import num_examples
 from ...engine.internals.errors import counted
 from ...input.records import features, shard_writing
 from ...input.records.shard_writing import Shard, ShardRequest
@@ -58,7 +57,7 @@ def prepare(asked: ShardRequest, processes: int, say: Callable[[str], None]) -> 
             kept[file] = found
             note(file, found)
         _finish(asked, loaded, plan, [(shard, kept[shard.file]) for shard in planned])
-    parts = [_described(planned, name, num_examples(split)) for name, split in loaded.by_name.items()]
+    parts = [_described(planned, name, len(split)) for name, split in loaded.by_name.items()]
     return f"{asked.output_dir} has {' and '.join(parts)}"
 
 
@@ -70,7 +69,7 @@ def _described(planned: list[Shard], split: str, examples: int) -> str:
 def _planned(asked: ShardRequest, loaded: Loaded) -> list[Shard]:
     """Lists all shards, those of evaluation of as many examples as those of training."""
     found = []
-    examples = {name: num_examples(split) for name, split in loaded.by_name.items()}
+    examples = {name: len(split) for name, split in loaded.by_name.items()}
     for name, count in examples.items():
         shards = min(count, max(1, round(asked.shards * count / examples["train"])))
         for number in range(shards):
@@ -81,7 +80,7 @@ def _planned(asked: ShardRequest, loaded: Loaded) -> list[Shard]:
 
 def _plan(asked: ShardRequest, loaded: Loaded) -> dict[str, Any]:
     """Returns all that decides what the shards hold, as JSON has it."""
-    examples = {name: fingerprints.of(split, num_examples(split)) for name, split in loaded.by_name.items()}
+    examples = {name: fingerprints.of(split, len(split)) for name, split in loaded.by_name.items()}
     of_input = {"input": own_files.name_of(asked.input), "input_arg": {**asked.arguments}, "seed": asked.seed}
     shards = {"shards": asked.shards, "format": asked.format, "examples": examples}
     return json.loads(json.dumps({**of_input, **shards}, default=str))

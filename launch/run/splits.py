@@ -1,7 +1,4 @@
-"""Checks the splits of a script's data function and brings them into the engine's form (`engine.step.batches`).
-
-Host code.
-"""
+"""The border where a run takes its data: each split is checked, and becomes a `Source` or a `Stream`. Host code."""
 
 from __future__ import annotations
 
@@ -12,11 +9,12 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ...engine.data import host_arrays
+from ...engine.data import arrays as host_arrays
+from ...engine.data.arrays import ArraySource
 from ...engine.data.py_dataset import OfBatches
-from ...engine.data.source import Source, SourceSlice, Spec, WithoutBadRecords
-from ...engine.data.split import draws, example_bytes, num_examples, spec_of
-from ...engine.data.streamed import Stream, is_stream
+from ...engine.data.reading import example_bytes
+from ...engine.data.source import Source, Spec, Split, WithoutBadRecords
+from ...engine.data.streamed import OfDataset, Stream
 from ...engine.data.waiting import of_files
 from ...engine.step.batches import fields
 from ..command_line.config import Config
@@ -29,13 +27,13 @@ _BY_INDEX = ("max_bad_records", "shuffle_window")  # flags
 _NEGATIVE = "a weight of the {} data is negative or not finite; give numbers of 0 or more"
 
 
-def of(config: Config, train, evaluation) -> tuple[Any, Any, list[str]]:
+def of(config: Config, train, evaluation) -> tuple[Source | Stream, Source | Stream | None, list[str]]:
     """Checks and converts what was loaded, as `prepare`, and leaves bad records out where a run is to put up with any.
 
     The same in each process that reads.
     """
     train, evaluation, said = prepare(train, evaluation, config.validation_split)
-    for name in _BY_INDEX if is_stream(train) else ():
+    for name in () if train.by_index else _BY_INDEX:
         if value := getattr(config, name):
             raise UsageError(
                 f"--{name}={value} is for examples that are read by their indices, and the train data is a stream; "
@@ -45,16 +43,17 @@ def of(config: Config, train, evaluation) -> tuple[Any, Any, list[str]]:
 
 
 def _without_bad_records(config: Config, split):
-    if not config.max_bad_records or not isinstance(split, Source):
+    is_read = split is not None and split.by_index and split.as_arrays() is None
+    if not config.max_bad_records or not is_read:
         return split
     return WithoutBadRecords(split, config.max_bad_records, lambda line: logging.warning("%s", with_flags(line)))
 
 
 def prepare(train, evaluation, validation_split: float = 0.0) -> tuple[Any, Any, list[str]]:
-    """Checks and converts both splits; returns (train, evaluation, lines to print).
+    """Checks and converts both splits; returns (train, evaluation, lines to print), evaluation None if there is none.
 
-    Each split is a `tf.data.Dataset` of single examples, or arrays, in one of the forms of a batch; evaluation is None
-    if there is none. float64, NumPy's default, becomes float32, as do weights; lists become tuples.
+    Arrays, in one of the forms of a batch, become an `ArraySource`: float64, NumPy's default, becomes float32, as do
+    weights, and lists become tuples. A `tf.data.Dataset` of single examples becomes a `Stream`.
 
     Args:
       train: as the data function gave it.
@@ -80,24 +79,25 @@ def prepare(train, evaluation, validation_split: float = 0.0) -> tuple[Any, Any,
     return train, evaluation, said
 
 
-def faster_input(train, resident_data_mb: int, shuffle_window: int) -> str:
+def faster_input(train: Source | Stream, resident_data_mb: int, shuffle_window: int) -> str:
     """Returns what makes the input faster, for a run whose steps wait for it."""
+    more = "or give the run more cores"
+    if not train.by_index:
+        parallel = "have the dataset read and map in parallel (num_parallel_calls=tf.data.AUTOTUNE)"
+        return f"{parallel}; write its examples to files that `crankshaft prepare` indexes; {more}"
     ways = []
-    if isinstance(train, (tf.data.Dataset, Stream)):
-        ways.append("have the dataset read and map in parallel (num_parallel_calls=tf.data.AUTOTUNE)")
-        ways.append("write its examples to files that `crankshaft prepare` indexes")
-    elif resident_data_mb < (needed := -(-example_bytes(train) * num_examples(train) >> 20)) and not draws(train):
+    if resident_data_mb < (needed := -(-example_bytes(train) * len(train) >> 20)) and not train.draws:
         ways.append(f"--resident_data_mb={needed} keeps the data in memory, if there is room for {needed:,} MiB")
-    if isinstance(train, Source):
+    if train.as_arrays() is None:
         if train.chunk_examples == 1 and not shuffle_window:
             ways.append("--shuffle_window=64 reads neighbours together, for a slow or distant disk")
         ways.append("`crankshaft prepare` writes files that take less to read")
-    return "; ".join([*ways, "or give the run more cores"])
+    return "; ".join([*ways, more])
 
 
-def example(split):
+def example(split: Split):
     """Returns one example of zeros, or of empty strings, with a batch axis of 1."""
-    return tf.nest.map_structure(zeros, spec_of(split))
+    return tf.nest.map_structure(zeros, split.element_spec)
 
 
 def zeros(spec: Spec) -> np.ndarray:
@@ -107,25 +107,25 @@ def zeros(spec: Spec) -> np.ndarray:
     return np.full(shape, b"", object) if is_text else np.zeros(shape, spec.dtype)
 
 
-def labels_shown(split) -> str:
+def labels_shown(split: Source | Stream) -> str:
     """Describes a split's labels, by the first of them that is no whole number from 0 to below 2^31 if one is."""
-    spec = fields(spec_of(split)).labels
+    spec = fields(split.element_spec).labels
     kind = f"its labels are {tf.as_dtype(spec.dtype).name}{list(spec.shape) or ''}" if isinstance(spec, Spec) else ""
-    if not kind or is_stream(split) or tf.as_dtype(spec.dtype) == tf.string:
+    if not kind or not split.by_index or tf.as_dtype(spec.dtype) == tf.string:
         return kind or "its labels are several"
-    most = min(num_examples(split), _LABELS_LOOKED_AT)
+    most = min(len(split), _LABELS_LOOKED_AT)
     for rows in np.array_split(np.arange(most), -(-most // 1024)):
-        labels = fields(split.read(rows)).labels if isinstance(split, Source) else fields(split).labels[rows]
-        values = np.asarray(labels).reshape(-1)
+        values = np.asarray(fields(split.read(rows)).labels).reshape(-1)
         odd = values[~((values >= 0) & (values < 1 << 31) & (np.floor(values) == values))]
         if len(odd):
             return f"{kind}, {odd[0]} among them"
     return kind
 
 
-def num_classes(split) -> int | None:
+def num_classes(split: Split) -> int | None:
     """Returns how many classes labels in arrays are of, by their values: integers from 0 on, or floats 0 and 1."""
-    labels = None if isinstance(split, Source) or is_stream(split) else fields(split).labels
+    arrays = split.as_arrays()
+    labels = None if arrays is None else fields(arrays).labels
     if not isinstance(labels, (np.ndarray, host_arrays.Mapped)) or labels.ndim != 1 or not len(labels):
         return None
     values = np.asarray(labels)
@@ -134,39 +134,42 @@ def num_classes(split) -> int | None:
     return int(values.max()) + 1 if values.dtype.kind in "iu" and values.min() >= 0 else None
 
 
-def checked(name: str, split, said: list[str]):
-    """Returns a split in its form, see `prepare`; adds lines to print to `said`."""
+def checked(name: str, split, said: list[str]) -> Source | Stream:
+    """Returns a split as a `Source` or a `Stream`, see `prepare`; adds lines to print to `said`."""
     if isinstance(split, tf.data.Dataset):
-        return _checked_dataset(name, split, said)
+        return OfDataset(_checked_dataset(name, split, said))
     if isinstance(split, tf.keras.utils.PyDataset):
         split = OfBatches(split)
     if isinstance(split, Stream):
-        _check_elements(name, split.element_spec)
-        _check_shapes(name, split.element_spec)
+        elements = split.examples(None, tf.constant(0, tf.int64)).element_spec
+        _check_elements(name, elements)
+        _check_shapes(name, elements)
         said.append(f"the {name} data is a stream{of_files(split.files())}: without an index, so it is read in order")
         return split
     if isinstance(split, Source):
         return _checked_source(name, split)
-    split = _in_form(name, split)
-    split = as_arrays(split)
-    found = fields(split)
-    for what, array in found.named():
+    return ArraySource(_checked_arrays(name, as_arrays(_in_form(name, split))))
+
+
+def _checked_arrays(name: str, split):
+    parts = fields(split)
+    for what, array in parts.named():
         _check_array(name, what, array)
     counts = [len(array) for array in tf.nest.flatten(split)]
     if len(set(counts)) > 1:
         raise UsageError(f"the {name} data has arrays of {', '.join(map(str, counts))} examples; give as many of each")
     if not counts or counts[0] == 0:
         raise UsageError(f"the {name} data has no examples; give at least one")
-    if found.weights is None:
+    if parts.weights is None:
         return split
-    _check_weights(name, found.weights, np.shape(found.weights)[1:])
-    weights = np.asarray(found.weights, np.float32)
+    _check_weights(name, parts.weights, np.shape(parts.weights)[1:])
+    weights = np.asarray(parts.weights, np.float32)
     if wrong := np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))[:1].tolist():
         found_there = f"found {weights[wrong[0]]} at example {wrong[0]}"
         raise UsageError(f"{_NEGATIVE.format(name)} ({found_there})")
     if not weights.any():
         raise UsageError(f"all weights of the {name} data are 0, so no example counts; give some more than that")
-    return (found.features, () if found.labels is None else found.labels, weights)
+    return (parts.features, () if parts.labels is None else parts.labels, weights)
 
 
 def _in_form(name: str, split):
@@ -232,8 +235,8 @@ def _check_weights(name: str, weights, shape) -> None:
     """Raises `UsageError` unless weights are one number an example; `shape` is of one example's."""
     dtype = None if isinstance(weights, (tuple, dict)) else tf.as_dtype(weights.dtype)
     if dtype is None or not (dtype.is_floating or dtype.is_integer or dtype == tf.bool):
-        found = f"a {type(weights).__name__}" if dtype is None else f"of type {dtype.name}"
-        raise UsageError(f"the weights of the {name} data, its third part, are {found}; give one number an example")
+        kind = f"a {type(weights).__name__}" if dtype is None else f"of type {dtype.name}"
+        raise UsageError(f"the weights of the {name} data, its third part, are {kind}; give one number an example")
     if tuple(shape):
         raise UsageError(
             f"the weights of the {name} data, its third part, are of shape {[*shape]} an example; give one number an "
@@ -241,14 +244,14 @@ def _check_weights(name: str, weights, shape) -> None:
         )
 
 
-def _check_elements(name: str, found) -> None:
+def _check_elements(name: str, elements) -> None:
     """Raises `UsageError` unless elements of this specification are single examples in a form of a batch."""
-    if isinstance(found, tuple) and not 1 <= len(found) <= 3:
+    if isinstance(elements, tuple) and not 1 <= len(elements) <= 3:
         raise UsageError(
-            f"the {name} dataset's elements are {len(found)} values; give (features, labels), (features, labels, "
+            f"the {name} dataset's elements are {len(elements)} values; give (features, labels), (features, labels, "
             "weights) or features alone, one example each"
         )
-    for part in tf.nest.flatten(found):
+    for part in tf.nest.flatten(elements):
         if not isinstance(part, tf.TensorSpec):
             raise UsageError(f"the {name} dataset holds a {type(part).__name__}; give dense tensors")
         _check_real(name, part.dtype)
@@ -267,8 +270,8 @@ def _checked_dataset(name: str, dataset: tf.data.Dataset, said: list[str]) -> tf
     if dataset.cardinality() == 0:
         raise UsageError(f"the {name} data is an empty dataset; give at least one example")
     _check_elements(name, dataset.element_spec)
-    found = tf.nest.flatten(dataset.element_spec)
-    if all(part.shape.rank and part.shape[0] is None for part in found):  # .batch() makes them so
+    parts = tf.nest.flatten(dataset.element_spec)
+    if all(part.shape.rank and part.shape[0] is None for part in parts):  # .batch() makes them so
         dataset = dataset.unbatch()
         said.append(
             f"the {name} dataset comes in batches: taken apart into examples, of which the run makes batches of its own"
@@ -310,10 +313,12 @@ def _checked_source(name: str, source: Source) -> Source:
     return source
 
 
-def _check_alike(train, evaluation) -> None:
+def _check_alike(train: Split, evaluation: Split) -> None:
     """Checks that both have labels or neither, and the same features by name; weights may be in one alone."""
-    train, evaluation = ({name for name, _ in fields(spec_of(x)).named()} - {"weights"} for x in (train, evaluation))
-    for one, name, other, other_name in ((train, "train", evaluation, "eval"), (evaluation, "eval", train, "train")):
+    trained, evaluated = (
+        {name for name, _ in fields(each.element_spec).named()} - {"weights"} for each in (train, evaluation)
+    )
+    for one, name, other, other_name in ((trained, "train", evaluated, "eval"), (evaluated, "eval", trained, "train")):
         if only := sorted(one - other):
             raise UsageError(
                 f"the {name} data has {only[0]}, and the {other_name} data has {', '.join(sorted(other))}; give both "
@@ -321,25 +326,18 @@ def _check_alike(train, evaluation) -> None:
             )
 
 
-def _divided(train, share: float) -> tuple:
+def _divided(train, share: float) -> tuple[Source, Source]:
     """Splits into (all but the last examples, the last ones), by Keras's rule."""
-    if is_stream(train):
+    if not train.by_index:
         raise UsageError(
             f"--validation_split={share} divides arrays, and the data is a tf.data.Dataset; return (dataset.skip(n), "
             "dataset.take(n)) from the data function"
         )
-    examples = num_examples(train)
+    examples = len(train)
     first = math.floor(examples * (1.0 - share))
     if not 0 < first < examples:
         raise UsageError(
             f"--validation_split={share} of {examples} examples leaves {first} to train on and {examples - first} to "
             "evaluate; use another share"
         )
-
-    if isinstance(train, Source):
-        return SourceSlice(train, 0, first), SourceSlice(train.for_evaluation(), first, examples)
-
-    def part(examples: slice):
-        return tf.nest.map_structure(lambda array: host_arrays.view(array, examples), train)
-
-    return part(slice(first)), part(slice(first, None))
+    return train.between(0, first), train.for_evaluation().between(first, examples)

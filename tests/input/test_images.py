@@ -50,7 +50,7 @@ def folder(tmp_path):
 
 def reading_of(source, count: int, seed: int = 5):
     """A function of (epoch, indices): what `count` examples of a source are in an epoch, (features, labels)."""
-    reader = reading.SourceReader(source, Order(len(source), max(1, count), 1, seed))
+    reader = reading.Reader(source, Order(len(source), max(1, count), 1, seed))
 
     @tf.function(autograph=False)
     def read(epoch, indices):

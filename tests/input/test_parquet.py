@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from crankshaft.engine.data.reading import SourceReader
+from crankshaft.engine.data.order import order_of
+from crankshaft.engine.data.reading import Reader
 from crankshaft.engine.data.source import BadRecordError, SourceError, Spec
-from crankshaft.engine.data.split import order_of
 from crankshaft.input import parquet
 from crankshaft.input.data import InputError
 from crankshaft.input.tables import columns
@@ -145,7 +145,7 @@ def test_each_row_group_is_read_once_an_epoch(tmp_path, read_groups):
     assert source.chunk_examples == 8
     read_groups.clear()
     order = order_of(source, 31, 1, seed=1, shuffle_window=4)
-    reader = SourceReader(source, order)
+    reader = Reader(source, order)
     found = []
     for block in range(4):
         features, _ = reader.read(order.examples(np.int64(block)), np.int64(block))

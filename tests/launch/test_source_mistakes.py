@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.data import reading
+from crankshaft.engine.data.order import order_of
 from crankshaft.engine.data.source import Source, SourceError, SourceSlice, Spec
-from crankshaft.engine.data.split import order_of
 from crankshaft.engine.hooks import every_steps
 from crankshaft.input.files import storage
 from tests.launch.line import FEATURES, LABELS, RUN, Line
@@ -64,7 +64,7 @@ def test_what_is_read_otherwise_than_said_is_one_line(mistake):
         order = order_of(source, 8, 1, 5, shuffle_window=0 if chunk_examples == 1 else 1)
         if chunk_examples > 1:
             order = dataclasses.replace(order, chunk_examples=chunk_examples)
-        reader = reading.SourceReader(source, order)
+        reader = reading.Reader(source, order)
         zero = tf.zeros([], tf.int64)
         with pytest.raises(SourceError, match="^" + re.escape(said)), reading.unmasked(reader):
             reader.read(order.examples(zero), zero)

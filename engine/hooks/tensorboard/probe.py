@@ -41,7 +41,7 @@ class Probe:
         """
         if not self._trainer.trainable_variables:
             return {}
-        operands, offset, _ = self._feed.take(step, 1)
+        operands, offset, _ = self._feed.look(step)
         with _without_admission(self._holdings.tables.values()):
             found = self._gradients(operands, tf.constant(offset, tf.int64), tf.constant(step, tf.int64))
         paths = [path_of(v) for v in self._trainer.trainable_variables]
@@ -54,7 +54,7 @@ class Probe:
 
     def features(self, step: int):
         """Returns the features of one replica's part of the batch of a step, as tensors."""
-        operands, offset, _ = self._feed.take(step, 1)
+        operands, offset, _ = self._feed.look(step)
         return self._batch(operands, tf.constant(offset, tf.int64))
 
     @property

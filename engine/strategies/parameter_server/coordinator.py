@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ...data.base import Run
+from ...data.feed import Run
 from ...data.source import SourceError
 from ...health import answers
 from ...health.peers import is_gone

@@ -1,158 +1,104 @@
-"""Feeds of workers around parameter servers: arrays that each holds, files that each reads, streams sent to them.
+"""How examples get to workers around parameter servers: arrays that each holds, sources that each reads, streams.
 
-Coordinator code, but for `through`, `next_operands` and `batch`, which are graph code of workers.
+Coordinator code, but for `through`, `next_operands`, `batch` and `of_replica`, which are graph code of workers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
-from ...data import host_arrays
-from ...data.base import Feed, Run
-from ...data.dataset_feed import DatasetFeed, divide, unwatched
+from ...data.arrays import as_tensor
+from ...data.feed import Feed, Run, Took
+from ...data.feeds import StreamedFeed
 from ...data.lent_feed import LentFeed
 from ...data.order import Order
-from ...data.reading import example_seeds
+from ...data.reading import example_bytes, gather
 from ...data.source import Source
-from ...data.split import example_bytes, spec_of
 from ...internals.tensorflow import on_each_worker, wait_for_operations
 from ...mesh.mesh import Mesh
 from . import sources
 
 _PIECE_BYTES = 16 << 20  # of an array at once, for each worker: a message is copied some three times on its way
-_READ_BYTES = 8 << 20  # of examples at once, at most; of those that are sent, in a closure
+_READ_BYTES = 8 << 20  # of examples at once, at most; of those that are sent, in a lease
 _PIECES = 8  # of a lease: its first steps wait for the first one
 
 
-class Took(NamedTuple):
-    """What input took in a lease, or in some.
+class Workers:
+    """The workers of a coordinator in the place of `Devices`: each holds all arrays, and finds its examples by itself.
 
-    Attributes:
-      seconds: for which steps waited for it.
-      bytes: that were read.
-      steps_ahead: whose examples were there before the steps before them were done.
-      pieces: of examples that were asked for.
+    Arrays travel once to each worker, and again to one that comes back.
     """
 
-    seconds: Any
-    bytes: Any
-    steps_ahead: Any
-    pieces: Any
-
-
-class WorkersFeed(Feed):
-    """Arrays that each worker has whole; a step's batch is a gather by index, computed by the worker from the step.
-
-    They travel once to each worker, and again to one that comes back.
-
-    Attributes:
-      stream: the stream whose position a checkpoint keeps; None where the step says all.
-    """
-
-    random_access = True
-    stream: DatasetFeed | None = None
-
-    def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator, arrays, order: Order):
-        self.order = order
+    def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator):
         self._coordinator = coordinator
-        self._arrays = arrays
-        self._resident: Any = None
 
-    def lease(self, step: int, limit: int) -> Run:
-        """Returns what a closure of at most `limit` steps is given, which may be run again, and those steps."""
-        if self._resident is None:
-            self._resident = on_each_worker(self._coordinator, self._send, *self.operand_specs)
-        return Run((self._resident,), step, step + limit)
+    def hold(self, arrays):
+        """Sends arrays to each worker, in the thread that serves it."""
+        return on_each_worker(self._coordinator, lambda: tf.nest.map_structure(_sent, arrays), self.specs(arrays))
 
-    def count(self, took: Sequence[Took]) -> None:
-        """Counts what workers say that input took, in the leases that have come back in a call."""
+    def specs(self, arrays):
+        """Returns the specs of what a worker holds."""
+        return tf.nest.map_structure(_spec, arrays)
 
-    @property
-    def operand_specs(self):
-        """Specs, on a worker, of what `next_operands` takes."""
-        return (tf.nest.map_structure(_spec, self._arrays),)
+    def here(self, held, arrays):
+        """Returns what a step of the coordinator itself takes."""
+        with tf.device("CPU:0"):
+            return tf.nest.map_structure(as_tensor, arrays)
 
-    @property
-    def lease_specs(self):
-        """Specs, on a worker, of what `lease` returns."""
-        return self.operand_specs
+    def indices(self, order: Order) -> StepIndices:
+        return StepIndices(order)
 
-    def through(self, operands, first: tf.Tensor, stop: tf.Tensor, run, state: tuple) -> tuple:
-        """Runs a lease's steps [first, stop), as many at once as there are examples at hand. In a closure's graph.
 
-        Args:
-          operands: of the lease.
-          first: step.
-          stop: step.
-          run: runs steps: (operands as `next_operands` takes them, stop, state) -> (state, when it was done).
-          state: what the steps carry.
+class StepIndices:
+    """The indices of a step's examples, computed by the worker from the step: none travel."""
 
-        Returns:
-          (the state after the last one; a `Took` as [4] float64).
-        """
-        return run(operands, stop, state)[0], tf.zeros([len(Took._fields)], tf.float64)
-
-    def _send(self):
-        """Sends the arrays to the worker whose devices are in scope, in the thread that serves it."""
-        return tf.nest.map_structure(_sent, self._arrays)
+    def __init__(self, order: Order):
+        self._order = order
 
     def reach(self, step: int, limit: int) -> int:
         return limit
 
-    def take(self, step: int, limit: int) -> Run:
-        """Returns the operands of steps for the coordinator itself, as the other feeds do."""
-        with tf.device("CPU:0"):
-            return Run((tf.nest.map_structure(host_arrays.as_tensor, self._arrays),), step, step + limit)
+    def take(self, step: int, limit: int):
+        return (), step, step + limit
 
-    def most_steps(self, operands) -> float:
+    def most_steps(self, indices) -> float:
         return math.inf
 
-    def next_operands(self, operands, step: tf.Tensor):
-        return (*operands, step)
+    def of_replica(self, indices, step: tf.Tensor) -> tf.Tensor:
+        return self._order.examples(step)[0]
 
-    def batch(self, *operands):
-        arrays, step = operands
-        examples = self.order.examples(step)[0]
-        return tf.nest.map_structure(lambda array: tf.gather(array, examples), arrays)
+    def close(self) -> None:
+        return
 
 
-class _PiecesFeed(WorkersFeed):
+class _InPieces(Feed):
     """Examples of some steps, one after the other, of which each step takes its own."""
 
-    @property
-    def _element_spec(self) -> Any:
-        """Nest of what has the shape and dtype of an example's part."""
-        raise NotImplementedError
+    _element_spec: Any
 
     @property
     def operand_specs(self):
         def spec(part) -> tf.TensorSpec:
-            return tf.TensorSpec([None, *part.shape], tf.string if part.dtype == object else part.dtype)
+            return tf.TensorSpec([None, *part.shape], tf.as_dtype(part.dtype))
 
         return tf.nest.map_structure(spec, self._element_spec), tf.TensorSpec([], tf.int64)
 
     def next_operands(self, operands, step: tf.Tensor):
         piece, first = operands
-        start = self._examples_before(first)
-        offset, end = self._examples_before(step) - start, self._examples_before(step + 1) - start
+        before = self.order.examples_before
+        start, end = before(step) - before(first), before(step + 1) - before(first)
         size = None if self.order.remainder else self.order.batch_size
-        return (tf.nest.map_structure(lambda x: tf.ensure_shape(x[offset:end], [size, *x.shape[1:]]), piece),)
+        return (tf.nest.map_structure(lambda x: tf.ensure_shape(x[start:end], [size, *x.shape[1:]]), piece),)
 
     def batch(self, *operands):
         return operands[0]
 
-    def _examples_before(self, step: tf.Tensor) -> tf.Tensor:
-        """Computes `Order.examples_before` in a graph."""
-        order = self.order
-        in_epoch = tf.minimum(step % order.steps_per_epoch * order.batch_size, order.num_examples)
-        return step // order.steps_per_epoch * order.num_examples + in_epoch
 
-
-class ReadByWorkersFeed(_PiecesFeed):
+class ReadByWorkersFeed(_InPieces):
     """A source that each worker reads by itself: a lease's steps in pieces, the next one while steps of one run.
 
     Args:
@@ -162,8 +108,11 @@ class ReadByWorkersFeed(_PiecesFeed):
       read_timeout_seconds: see `FeedOptions`.
     """
 
+    random_access = True
+
     def __init__(self, source: Source, index: int, order: Order, read_timeout_seconds: float = 0.0):
-        self.order, self.source, self._index, self._timeout_seconds = order, source, index, read_timeout_seconds
+        self.order, self.read_by_workers, self._element_spec = order, source, source.element_spec
+        self._source, self._index, self._timeout_seconds = source, index, read_timeout_seconds
         self._most_steps = max(1, _READ_BYTES // max(1, order.batch_size * example_bytes(source)))
         self._bytes_read, self._steps_ahead = 0, None
         self._read_here = tf.function(self._read, autograph=False)
@@ -182,16 +131,15 @@ class ReadByWorkersFeed(_PiecesFeed):
         self._bytes_read += int(sum(each.bytes for each in took))
         self._steps_ahead = sum(each.steps_ahead for each in took) / pieces if pieces else None
 
-    def lease(self, step: int, limit: int) -> Run:
+    def files(self) -> Sequence[str]:
+        return self._source.files()
+
+    def take(self, step: int, limit: int) -> Run:
         return Run((), step, step + limit)
 
     @property
     def lease_specs(self):
         return ()
-
-    @property
-    def _element_spec(self) -> Any:
-        return self.source.element_spec
 
     def through(self, operands, first: tf.Tensor, stop: tf.Tensor, run, state: tuple) -> tuple:
         steps = tf.clip_by_value((stop - first) // _PIECES, 1, self._most_steps)
@@ -223,7 +171,7 @@ class ReadByWorkersFeed(_PiecesFeed):
         *_, took, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)
         return state, took
 
-    def take(self, step: int, limit: int) -> Run:
+    def look(self, step: int) -> Run:
         with tf.device("CPU:0"):
             first = tf.constant(step, tf.int64)
             return Run((self._read_here(first, first + 1)[0], first), step, step + 1)
@@ -231,75 +179,54 @@ class ReadByWorkersFeed(_PiecesFeed):
     def _read(self, first: tf.Tensor, stop: tf.Tensor):
         """Returns (the examples of steps [first, stop), all of one epoch, one after the other; bytes read)."""
         indices, epoch = self.order.examples_of(first, stop)
-        stored, size = sources.read(self.source, self._index, self.order, self._timeout_seconds, indices, first)
-        seeds = example_seeds(self.order, tf.fill(tf.shape(indices), epoch), indices)
-        examples = tf.nest.map_structure(
-            lambda x, spec: tf.ensure_shape(x, [None, *spec.shape]),
-            self.source.decode(stored, seeds),
-            self.source.element_spec,
-        )
-        return examples, size
+        sizes = []
+
+        def stored(indices):
+            part, size = sources.read(self._source, self._index, self.order, self._timeout_seconds, indices, first)
+            sizes.append(size)
+            return part
+
+        examples = gather(self._source, self.order, indices, tf.fill(tf.shape(indices), epoch), stored)
+        return examples, tf.add_n([tf.zeros([], tf.int64), *sizes])
 
 
-class SentFeed(_PiecesFeed):
+class SentFeed(_InPieces, StreamedFeed):
     """A stream, which the coordinator reads, in order: each lease has the examples of its steps with it.
 
     So a lease that is run again has the same examples, only those of leases that are out are in memory, and the
     stream's position when no lease is out follows from the step.
-
-    Args:
-      stream: the coordinator's own feed of it, of one replica.
     """
 
-    random_access = False
-
-    def __init__(self, stream: DatasetFeed):
-        self.order, self.stream = stream.order, stream
+    reads_in_loop = False
 
     @property
-    def bytes_read(self) -> int | None:
-        return self.stream.bytes_read
+    def _element_spec(self) -> Any:  # type: ignore[override]
+        return self.share.stream.element_spec
 
-    def about(self) -> dict[str, Any]:
-        return self.stream.about()
-
-    def lease(self, step: int, limit: int) -> Run:
+    def take(self, step: int, limit: int) -> Run:
         batches: list[list[tf.Tensor]] = []
-        first = self.stream.take(step, 1)  # which opens it, if need be; those after it do not
+        first = super().take(step, 1)  # which opens it, if need be; those after it do not
 
         def read() -> Run:
             run, size = first, 0
             with tf.device("CPU:0"):
                 while True:
-                    batches.append(self._batch_of(run))
+                    batches.append(_next_batch(run))
                     size += sum(map(_bytes, batches[-1]))
                     if len(batches) == limit or size >= _READ_BYTES:
                         return self._piece(batches, step)
-                    run = self.stream.take(step + len(batches), 1)
+                    run = super(SentFeed, self).take(step + len(batches), 1)
 
-        return self.stream.awaited(read, lambda: len(batches))
-
-    def take(self, step: int, limit: int) -> Run:
-        return self.lease(step, limit)
+        return self.awaited(read, lambda: len(batches))
 
     def look(self, step: int) -> Run:
-        run = self.stream.look(step)
+        run = super().look(step)
 
         def read() -> Run:
             with tf.device("CPU:0"):
-                return self._piece([self._batch_of(run)], step)
+                return self._piece([_next_batch(run)], step)
 
-        return self.stream.awaited(read, lambda: None)
-
-    def close(self) -> None:
-        self.stream.close()
-
-    @property
-    def _element_spec(self) -> Any:
-        return self.stream.share.stream.element_spec
-
-    def _batch_of(self, run: Run) -> list[tf.Tensor]:
-        return tf.nest.flatten(self.stream.next_operands(run.operands, tf.constant(run.start)))
+        return self.awaited(read, lambda: None)
 
     def _piece(self, batches: list[list[tf.Tensor]], step: int) -> Run:
         whole = [tf.concat(parts, 0) for parts in zip(*batches, strict=True)]
@@ -307,44 +234,22 @@ class SentFeed(_PiecesFeed):
         return Run((piece, tf.constant(step, tf.int64)), step, step + len(batches))
 
 
-def sent(stream, processes, batch_size: int, seed: int | None, options, known=None) -> SentFeed:
-    """Makes the feed of a stream.
-
-    Args:
-      stream: a `Stream` or a `tf.data.Dataset`.
-      processes: the coordinator's strategy.
-      batch_size: see `Order`.
-      seed: see `Order`.
-      options: `FeedOptions`.
-      known: see `divide`.
-    """
-    watch = options.watch or unwatched
-    timeout = options.read_timeout_seconds
-    share = divide(stream, processes, known=known, watch=watch, timeout_seconds=timeout)
-    order = share.order(batch_size, seed, drop_remainder=False)
-    buffer = options.shuffle_buffer
-    made = DatasetFeed(
-        processes.distribution, share, order, shuffle_buffer=buffer, watch=watch, timeout_seconds=timeout
-    )
-    return SentFeed(made)
-
-
-class LentWorkersFeed(LentFeed, WorkersFeed):
+class LentWorkersFeed(LentFeed):
     """Data that a program hands to its run, read by the coordinator: a lease has the batches of its steps with it."""
 
     def __init__(self):
-        LentFeed.__init__(self, 1, Mesh())
+        super().__init__(1, Mesh())
 
-    def lease(self, step: int, limit: int) -> Run:
-        run = self.take(step, limit)
+    def take(self, step: int, limit: int) -> Run:
+        run = super().take(step, limit)
         return Run((*run.operands, tf.constant(step, tf.int64)), step, step + run.stop)
 
     @property
     def operand_specs(self):
         def spec(part) -> tf.TensorSpec:
-            return tf.TensorSpec([None, None, *part.shape], tf.string if part.dtype == object else part.dtype)
+            return tf.TensorSpec([None, None, *part.shape], tf.as_dtype(part.dtype))
 
-        return tf.nest.map_structure(spec, spec_of(self.split)), tf.TensorSpec([], tf.int64)
+        return tf.nest.map_structure(spec, self.split.element_spec), tf.TensorSpec([], tf.int64)
 
     def next_operands(self, operands, step: tf.Tensor):
         block, first = operands
@@ -354,14 +259,9 @@ class LentWorkersFeed(LentFeed, WorkersFeed):
         return operands[0]
 
 
-class RepeatedWorkersFeed(WorkersFeed):
-    """The same arrays for every step, as `engine.data.feeds.RepeatedFeed`; each worker has them."""
-
-    def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator, arrays, batch_size: int):
-        super().__init__(coordinator, arrays, Order(batch_size, batch_size, block_steps=1))
-
-    def batch(self, *operands):
-        return operands[0]
+def _next_batch(run: Run) -> list[tf.Tensor]:
+    (iterator,) = run.operands
+    return tf.nest.flatten(next(iterator))
 
 
 def _piece_took(since: tf.Tensor, there: tf.Tensor, size: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:

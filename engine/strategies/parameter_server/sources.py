@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...data.order import ChunkedOrder, Order
-from ...data.reading import SourceReader, as_stored, packed, stored_dtypes
+from ...data.reading import Reader, as_stored, packed, stored_dtypes
 from ...data.source import Source, SourceError, StuckReadError, WithoutBadRecords
 from ...health.watchdog import FIRST_CALL_FACTOR, LostPeerError
 from ...internals.errors import reason
@@ -46,7 +46,7 @@ class Sources:
         self._load, self._task = load, task
         self._lock = threading.Lock()
         self._loaded: Sequence[Source] | None = None
-        self._readers: dict[bytes, SourceReader] = {}
+        self._readers: dict[bytes, Reader] = {}
         self._bytes_told: dict[bytes, int] = {}  # of what each has read
         self._answers: list[Callable] = []
 
@@ -81,11 +81,11 @@ class Sources:
             if wanted not in self._readers:
                 self._readers[wanted] = self._reader(json.loads(wanted))
             reader = self._readers[wanted]
-        found = as_stored(reader.fetch(indices, ahead), reader.source.stored_spec)
+        stored = as_stored(reader.fetch(indices, ahead), reader.source.stored_spec)
         with self._lock:
             now = reader.bytes_read
             size, self._bytes_told[wanted] = now - self._bytes_told.get(wanted, 0), now
-        return [*found, np.int64(size)]
+        return [*stored, np.int64(size)]
 
     def _describe(self) -> list[np.ndarray]:
         with self._lock:
@@ -101,15 +101,15 @@ class Sources:
         with self._lock:
             return _as_text([*each.bad] if isinstance(each, WithoutBadRecords) else [] for each in self._all())
 
-    def _reader(self, wanted: dict) -> SourceReader:
-        found = [describe(each) for each in self._all()]
-        if wanted["source"] not in found:
-            raise SourceError(difference(wanted["source"], found))
+    def _reader(self, wanted: dict) -> Reader:
+        described = [describe(each) for each in self._all()]
+        if wanted["source"] not in described:
+            raise SourceError(difference(wanted["source"], described))
         index = wanted["index"]  # where the coordinator has it: those of two splits may be described alike
-        if found[index : index + 1] != [wanted["source"]]:
-            index = found.index(wanted["source"])
+        if described[index : index + 1] != [wanted["source"]]:
+            index = described.index(wanted["source"])
         order = (ChunkedOrder if "chunk_examples" in wanted["order"] else Order)(**wanted["order"])
-        return SourceReader(self._all()[index], order, wanted["timeout_seconds"])
+        return Reader(self._all()[index], order, wanted["timeout_seconds"])
 
     def _all(self) -> Sequence[Source]:
         if self._loaded is None:
@@ -127,14 +127,14 @@ def describe(source: Source) -> dict:
     return {"examples": len(source), "layout": str(layout), "files": zlib.crc32(source.identity().encode())}
 
 
-def difference(wanted: dict, found: Sequence[dict]) -> str:
-    """Describes how the sources that a task has `found` differ from the coordinator's; none of them is `wanted`."""
-    same_size = [each for each in found if each["examples"] == wanted["examples"]]
+def difference(wanted: dict, own: Sequence[dict]) -> str:
+    """Describes how a task's `own` sources differ from the coordinator's; none of them is `wanted`."""
+    same_size = [each for each in own if each["examples"] == wanted["examples"]]
     same_layout = [each for each in same_size if each["layout"] == wanted["layout"]]
-    if not found:
+    if not own:
         what = "its data is in memory, and the coordinator's in files"
     elif not same_size:
-        sizes = " and ".join(f"{each['examples']:,}" for each in found)
+        sizes = " and ".join(f"{each['examples']:,}" for each in own)
         what = f"its files have {sizes} examples, and the coordinator's {wanted['examples']:,}"
     elif not same_layout:
         what = f"its examples are {same_size[0]['layout']}, and the coordinator's {wanted['layout']}"
@@ -145,8 +145,8 @@ def difference(wanted: dict, found: Sequence[dict]) -> str:
 
 def failure(error: Any) -> SourceError | None:
     """Returns what a task's source has raised, if an error says so; the message begins with the task."""
-    found = _SAID.search(str(error)) if isinstance(error, tf.errors.OpError) else None
-    return {"Source": SourceError, "StuckRead": StuckReadError}[found[1]](found[2]) if found else None
+    said = _SAID.search(str(error)) if isinstance(error, tf.errors.OpError) else None
+    return {"Source": SourceError, "StuckRead": StuckReadError}[said[1]](said[2]) if said else None
 
 
 def read(source: Source, index: int, order: Order, timeout_seconds: float, indices: tf.Tensor, step: tf.Tensor):
@@ -156,7 +156,7 @@ def read(source: Source, index: int, order: Order, timeout_seconds: float, indic
       source: the coordinator's.
       index: among its sources.
       order: of its examples, with blocks of one step.
-      timeout_seconds: see `SourceReader`.
+      timeout_seconds: see `Reader`.
       indices: [n] int64.
       step: the first one's that they are for, by which chunks are read ahead.
 
@@ -165,9 +165,8 @@ def read(source: Source, index: int, order: Order, timeout_seconds: float, indic
     """
     wanted = {"source": describe(source), "index": index, "order": dataclasses.asdict(order)}
     wanted_text = tf.constant(json.dumps({**wanted, "timeout_seconds": timeout_seconds}))
-    ahead = order.chunks_ahead(step) if isinstance(order, ChunkedOrder) else tf.zeros([0], tf.int64)
     dtypes = [*stored_dtypes(source.stored_spec), tf.int64]
-    *stored, size = called_by_name(_READ, (wanted_text, indices, ahead), dtypes)
+    *stored, size = called_by_name(_READ, (wanted_text, indices, order.chunks_ahead(step)), dtypes)
     return packed(stored, source.stored_spec), tf.ensure_shape(size, [])
 
 
@@ -184,28 +183,28 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
       LostPeerError: a worker does not answer.
     """
     answers = _ask(_DESCRIBE, len(workers), FIRST_CALL_FACTOR * timeout_seconds)
-    for worker, (found, address) in enumerate(zip(answers, workers, strict=True)):
-        if found is None:
+    for worker, (answer, address) in enumerate(zip(answers, workers, strict=True)):
+        if answer is None:
             raise LostPeerError(
                 f"worker {worker} ({address}) has not opened its files for {FIRST_CALL_FACTOR:g} times "
                 f"`step_timeout_seconds`={timeout_seconds:g}; see whether it is there, and reaches them"
             )
-        if isinstance(found, Exception):
-            raise failure(found) or found
+        if isinstance(answer, Exception):
+            raise failure(answer) or answer
         for source in sources:
-            if describe(source) not in found:
-                raise SourceError(f"worker {worker} ({address}): {difference(describe(source), found)}")
+            if describe(source) not in answer:
+                raise SourceError(f"worker {worker} ({address}): {difference(describe(source), answer)}")
 
 
 def undecodable(workers: int) -> SourceError | None:
     """Returns what is wrong with an example that a worker has read and can't decode, if there is one."""
-    return next((found for each in _ask(_VERIFY, workers, _ANSWER_SECONDS) if (found := failure(each))), None)
+    return next((fault for each in _ask(_VERIFY, workers, _ANSWER_SECONDS) if (fault := failure(each))), None)
 
 
 def bad_records(index: int, workers: int) -> set[int]:
     """Returns the records of the source of an index that workers have left out; one that is away says of none."""
     answers = _ask(_BAD, workers, _ANSWER_SECONDS)
-    return {record for found in answers if isinstance(found, list) for record in found[index]}
+    return {record for answer in answers if isinstance(answer, list) for record in answer[index]}
 
 
 def _ask(name: str, workers: int, seconds: float) -> list[list | Exception | None]:

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...data.arrays import ArraySource
+from ...data.feed import Feed
+from ...data.feeds import Devices, RepeatedFeed, ResidentFeed
+from ...data.order import order_of
 from ...data.source import Source, SourceError, WithoutBadRecords
-from ...data.split import order_of
-from ...data.streamed import is_stream
+from ...data.streamed import divide, unwatched
 from ...health import answers, standstill
 from ...health.watchdog import LostPeerError
 from ...internals import keras
@@ -30,7 +33,7 @@ from ..inner_loop import LoopResult
 from ..pacing import Pace
 from . import sources
 from .coordinator import Cluster, Done, Leases, lease_seconds, quiet_tensorflow
-from .feed import LentWorkersFeed, ReadByWorkersFeed, RepeatedWorkersFeed, WorkersFeed, sent
+from .feed import LentWorkersFeed, ReadByWorkersFeed, SentFeed, Workers
 from .leases import Lease, LeaseLoop, Pull, UpdateLoop
 from .placement import Placement, Rule
 
@@ -73,8 +76,8 @@ class ParameterServer(Measured):
     """
 
     name = "parameter_server"
-    train_feed: WorkersFeed
-    eval_feed: WorkersFeed
+    train_feed: Feed
+    eval_feed: Feed
     num_replicas = 1  # that have to be in step
     updates_here = False
     without_jit = True
@@ -187,19 +190,27 @@ class ParameterServer(Measured):
         with self.coordinator.strategy.scope(), self.placement.creator_scope():
             return make()
 
-    def feed(self, source, global_batch_size: int, seed: int | None, known=None) -> WorkersFeed:
+    def feed(self, split, global_batch_size: int, seed: int | None, known=None) -> Feed:
         options = self.feed_options
-        if is_stream(source):
-            found = sent(source, self, global_batch_size, seed, options, known)
-            self._said.append(f"a dataset of {found.order.num_examples:,} examples: {_SENT}")
-            return found
-        order = order_of(source, global_batch_size, 1, seed, options.shuffle_window)
-        if not isinstance(source, Source):
-            return WorkersFeed(self.coordinator, source, order)
-        index = next((index for index, each in enumerate(self._read_here) if each is source), len(self._read_here))
-        self._read_here[index:] = self._read_here[index:] or [source]
+        if not split.by_index:
+            return self._sent(split, global_batch_size, seed, known)
+        order = order_of(split, global_batch_size, 1, seed, options.shuffle_window)
+        if (arrays := split.as_arrays()) is not None:
+            return ResidentFeed(Workers(self.coordinator), ArraySource(arrays), order)
+        index = next((index for index, each in enumerate(self._read_here) if each is split), len(self._read_here))
+        self._read_here[index:] = self._read_here[index:] or [split]
         self._sources = self._sources or sources.Sources(lambda: self._read_here, "the coordinator").answer()
-        return ReadByWorkersFeed(source, index, order, options.read_timeout_seconds)
+        return ReadByWorkersFeed(split, index, order, options.read_timeout_seconds)
+
+    def _sent(self, stream, global_batch_size: int, seed: int | None, known) -> SentFeed:
+        options, watch = self.feed_options, self.feed_options.watch or unwatched
+        timeout = options.read_timeout_seconds
+        share = divide(stream, self, known=known, watch=watch, timeout_seconds=timeout)
+        order = share.order(global_batch_size, seed, drop_remainder=False)
+        self._said.append(f"a dataset of {order.num_examples:,} examples: {_SENT}")
+        buffer = options.shuffle_buffer
+        devices = Devices(self.distribution)
+        return SentFeed(devices, share, order, shuffle_buffer=buffer, watch=watch, timeout_seconds=timeout)
 
     @property
     def computing_tasks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -212,10 +223,11 @@ class ParameterServer(Measured):
         gpus = [each.name for each in tf.config.list_logical_devices("GPU") if each.name.startswith(first)]
         return (gpus or [f"{first}device:CPU:0"])[0], len(self.cluster.workers)
 
-    def repeated(self, arrays, batch_size: int) -> RepeatedWorkersFeed:
-        return RepeatedWorkersFeed(self.coordinator, arrays, batch_size)
+    def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
+        workers = Workers(self.coordinator)
+        return RepeatedFeed(workers.hold(arrays), batch_size, workers.here(None, arrays))
 
-    def repeated_batch(self) -> RepeatedWorkersFeed:
+    def repeated_batch(self) -> RepeatedFeed:
         """Makes a feed that gives each step the first batch, which is of full size."""
         operands, first, _ = self.train_feed.look(0)
         operands = self.train_feed.next_operands(operands, tf.constant(first, tf.int64))
@@ -225,8 +237,8 @@ class ParameterServer(Measured):
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         """Says what `run_train_steps` and `evaluate` work on. Nothing may be under way."""
         self._state, self.train_feed, self.eval_feed = state, train_feed, eval_feed
-        state.input.follow(train_feed and train_feed.stream, self)
-        if read := [each.source for each in (train_feed, eval_feed) if isinstance(each, ReadByWorkersFeed)]:
+        state.input.follow(train_feed, self)
+        if read := [each.read_by_workers for each in (train_feed, eval_feed) if each and each.read_by_workers]:
             sources.check(read, self.cluster.workers, self.step_timeout_seconds)
         self._train_loop: Any = None
         self._leases = self._leases or Leases(
@@ -249,7 +261,7 @@ class ParameterServer(Measured):
         steps = eval_feed and eval_feed.order.steps_per_epoch
         self._eval_loop = eval_feed and self._evaluation_loop(eval_feed, lambda step: step % steps)
 
-    def _evaluation_loop(self, feed: WorkersFeed, batch_number: Callable[[tf.Tensor], tf.Tensor]) -> LeaseLoop:
+    def _evaluation_loop(self, feed: Feed, batch_number: Callable[[tf.Tensor], tf.Tensor]) -> LeaseLoop:
         pull, runner, state = Pull(self._holdings.steady_variables, tf.float32), self._runner, self._state
 
         def eval_step(batch, step, observed, pulled):
@@ -351,7 +363,7 @@ class ParameterServer(Measured):
             # Towards the end in smaller parts, so that nobody is waited for long.
             part = -(-(end - self._next_step) // workers)
             before = time.perf_counter()
-            run = self.train_feed.lease(self._next_step, min(most, part))
+            run = self.train_feed.take(self._next_step, min(most, part))
             self._lease_seconds += time.perf_counter() - before
             self._leases.hand_out(self._train_loop, run)
             self._next_step = run.stop
@@ -369,7 +381,7 @@ class ParameterServer(Measured):
         end, part = step + steps, max(1, -(-steps // (2 * len(self.cluster.workers))))
         while step < end or not self.in_step:
             while step < end and self._leases.room:
-                run = feed.lease(step, min(end - step, part))
+                run = feed.take(step, min(end - step, part))
                 self._leases.hand_out(self._eval_loop, run)
                 step = run.stop
             if done := self._leases.collect(_WAIT_SECONDS):

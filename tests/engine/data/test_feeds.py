@@ -12,15 +12,16 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from crankshaft.engine import Trainer, mean, step_context
-from crankshaft.engine.data import host_arrays
-from crankshaft.engine.data.dataset_feed import count, divide
-from crankshaft.engine.data.residency import on_each_device
-from crankshaft.engine.data.streamed import OfDataset
+from crankshaft.engine.data import arrays as host_arrays
+from crankshaft.engine.data.arrays import ArraySource, on_each_device
+from crankshaft.engine.data.source import Source
+from crankshaft.engine.data.streamed import OfDataset, count, divide
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.replicated import FeedOptions
 
 LONGEST = 128  # steps of a test at most
-RESIDENT, STREAMED = FeedOptions(), FeedOptions(resident_bytes=0)
+RESIDENT, READ = FeedOptions(), FeedOptions(resident_bytes=0)
+OPTIONS = dict.fromkeys(("resident", "dataset"), RESIDENT) | dict.fromkeys(("read", "source", "chunks"), READ)
 
 
 class Recorder(Trainer):
@@ -56,6 +57,29 @@ def dataset(examples):
     return tf.data.Dataset.from_tensor_slices(arrays(examples))
 
 
+class Indexed(Source):
+    """The same, read by their indices."""
+
+    def __init__(self, examples, chunk_examples=1):
+        self.arrays, self.chunk_examples = ArraySource(arrays(examples)), chunk_examples
+        self.element_spec = self.arrays.element_spec
+
+    def __len__(self):
+        return len(self.arrays)
+
+    def read(self, indices):
+        return self.arrays.read(indices)
+
+
+FORMS = {
+    "resident": arrays,
+    "read": arrays,
+    "source": Indexed,
+    "chunks": lambda examples: Indexed(examples, 4),
+    "dataset": dataset,
+}
+
+
 def seen(bench):
     """[steps][replicas] lists of ids, in the order in which they came."""
     copies = bench.copies(bench.trainer.seen)
@@ -86,13 +110,12 @@ SIZES = [(24, 6), (26, 6), (25, 6), (1, 6), (5, 12), (20, 10)]
 @pytest.mark.parametrize(
     ("kind", "examples", "batch_size", "replicas"),
     [("resident", *size, 3) for size in SIZES]
-    + [(kind, *size, 3) for kind in ("streamed", "dataset") for size in SIZES[1:4]]
-    + [(kind, 26, 6, replicas) for kind in ("resident", "streamed", "dataset") for replicas in (1, 2)],
+    + [(kind, *size, 3) for kind in ("read", "dataset") for size in SIZES[1:4]]
+    + [(kind, 26, 6, replicas) for kind in ("resident", "read", "dataset") for replicas in (1, 2)]
+    + [("source", 26, 6, 2), ("chunks", 26, 6, 1), ("chunks", 26, 6, 3)],
 )
 def test_each_example_once_an_epoch(bench, kind, examples, batch_size, replicas):
-    source = dataset(examples) if kind == "dataset" else arrays(examples)
-    feed = STREAMED if kind == "streamed" else RESIDENT
-    made = bench(Recorder(), source, batch_size, replicas, feed=feed, block_steps=3)
+    made = bench(Recorder(), FORMS[kind](examples), batch_size, replicas, feed=OPTIONS[kind], block_steps=3)
     assert_each_once(made, examples, batch_size)
 
 
@@ -131,7 +154,7 @@ def test_length_of_a_dataset_is_counted_where_it_is_not_known():
     assert count(OfDataset(dataset(7))) == 7
     assert count(OfDataset(dataset(7).filter(lambda _, i: i != 3))) == 6
     with pytest.raises(ValueError, match="never ends"):
-        divide(dataset(7).repeat(), Processes())
+        divide(OfDataset(dataset(7).repeat()), Processes())
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +166,7 @@ def reference(bench):
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-@pytest.mark.parametrize("feed", [RESIDENT, STREAMED], ids=["resident", "streamed"])
+@pytest.mark.parametrize("feed", [RESIDENT, READ], ids=["resident", "read"])
 def test_order_is_the_same_on_any_replicas_blocks_and_cuts(bench, reference, feed, replicas):
     for block_steps, calls_of in [(1, 1), (3, 100), (64, 7)] if feed is RESIDENT and replicas == 3 else [(3, 2)]:
         made = bench(Recorder(), arrays(26), 6, replicas, feed=feed, block_steps=block_steps, seed=3)
@@ -152,11 +175,10 @@ def test_order_is_the_same_on_any_replicas_blocks_and_cuts(bench, reference, fee
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("kind", ["resident", "streamed", "dataset"])
+@pytest.mark.parametrize("kind", ["resident", "read", "dataset"])
 def test_starting_at_any_step_gives_the_batch_of_running_to_it(bench, kind, replicas):
     """Though the feed was closed on the way there."""
-    source = dataset(26) if kind == "dataset" else arrays(26)
-    feed = STREAMED if kind == "streamed" else RESIDENT
+    source, feed = FORMS[kind](26), OPTIONS[kind]
     through = bench(Recorder(), source, 6, replicas, feed=feed, seed=3)
     through.train(9)
     through.strategy.close_feeds()
@@ -171,12 +193,10 @@ def test_starting_at_any_step_gives_the_batch_of_running_to_it(bench, kind, repl
         resumed.strategy.close_feeds()
 
 
-@pytest.mark.parametrize("kind", ["resident", "streamed", "dataset"])
+@pytest.mark.parametrize("kind", ["resident", "read", "dataset"])
 def test_a_feed_says_how_far_a_call_can_go(bench, kind):
     """Of epochs of four whole batches and one of two examples; blocks of three."""
-    source = dataset(26) if kind == "dataset" else arrays(26)
-    options = STREAMED if kind == "streamed" else RESIDENT
-    feed = bench(Recorder(), source, 6, feed=options, block_steps=3).strategy.train_feed
+    feed = bench(Recorder(), FORMS[kind](26), 6, feed=OPTIONS[kind], block_steps=3).strategy.train_feed
     steps, gone = 0, []
     while steps < 10:
         reached = feed.reach(steps, 100)
@@ -190,7 +210,7 @@ def test_a_feed_says_how_far_a_call_can_go(bench, kind):
 
 @pytest.mark.parametrize("kind", ["resident", "dataset"])
 def test_epochs_differ(bench, kind):
-    made = bench(Recorder(), dataset(26) if kind == "dataset" else arrays(26), 6)
+    made = bench(Recorder(), FORMS[kind](26), 6)
     made.train(10)
     batches = joined(seen(made))
     assert batches[:5] != batches[5:]
@@ -200,7 +220,7 @@ def test_epochs_differ(bench, kind):
 def test_seeds_have_no_epoch_in_common(bench, kind):
     found = []
     for seed in (0, 1, 2, 2**31 - 1):
-        made = bench(Recorder(), dataset(26) if kind == "dataset" else arrays(26), 6, seed=seed)
+        made = bench(Recorder(), FORMS[kind](26), 6, seed=seed)
         made.train(15)
         batches = joined(seen(made))
         found += [batches[:5], batches[5:10], batches[10:]]
@@ -209,7 +229,7 @@ def test_seeds_have_no_epoch_in_common(bench, kind):
 
 def test_a_feed_may_jump_back_and_forth(bench, reference):
     """As measuring loops or a rollback do."""
-    made = bench(Recorder(), arrays(26), 6, 2, feed=STREAMED, block_steps=2, seed=3)
+    made = bench(Recorder(), arrays(26), 6, 2, feed=READ, block_steps=2, seed=3)
     for step in (0, 9, 3, 29, 4, 5, 4):
         made.jump(step)
         made.strategy.run_train_steps(1)
@@ -217,10 +237,9 @@ def test_a_feed_may_jump_back_and_forth(bench, reference):
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize("kind", ["resident", "streamed", "dataset"])
+@pytest.mark.parametrize("kind", ["resident", "read", "dataset"])
 def test_evaluation_is_exact_and_repeats(bench, kind, replicas):
-    source = dataset(25) if kind == "dataset" else arrays(25)
-    feed = STREAMED if kind == "streamed" else RESIDENT
+    source, feed = FORMS[kind](25), OPTIONS[kind]
     made = bench(Recorder(), source, 6, replicas, feed=feed, eval_source=source, eval_batch_size=8, block_steps=2)
     ids = np.arange(1, 26)
     for _ in range(3):
@@ -263,7 +282,7 @@ def test_a_file_s_array_becomes_a_tensor_as_it_is(tmp_path, dtype):
 def test_streamed_arrays_are_in_no_graph(bench, replicas):
     """An array in a graph is a copy of it, and a graph takes none of 2 GiB; this one has 8 MB."""
     features, ids = arrays(1 << 18)
-    made = bench(Recorder(), (features, ids), 4, replicas, feed=STREAMED)
+    made = bench(Recorder(), (features, ids), 4, replicas, feed=READ)
     functions = context.context()  # of this process, datasets' too
     before = set(functions.list_function_names())
     made.train(1)
@@ -278,7 +297,7 @@ def test_evaluation_keeps_the_examples_own_order(bench):
     assert joined(seen(made)) == 2 * [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13]]
 
 
-@pytest.mark.parametrize("options", [RESIDENT, STREAMED], ids=["resident", "streamed"])
+@pytest.mark.parametrize("options", [RESIDENT, READ], ids=["resident", "read"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_files_that_are_mapped_are_read_as_arrays_are(bench, tmp_path, monkeypatch, options, replicas):
     """Views of maps too, as a split is; in pieces of three examples."""

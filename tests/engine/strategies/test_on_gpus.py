@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.data.residency import as_kept, take
+from crankshaft.engine.data.arrays import ArraySource, as_kept, take
 from crankshaft.engine.health.watchdog import Arrivals
 from crankshaft.engine.hooks.stragglers import Stragglers
 from crankshaft.engine.metrics.means import Mean
@@ -129,7 +129,7 @@ def test_what_is_no_int32_stays_as_it_is():
 
 
 def test_a_gpu_is_sent_larger_blocks_than_a_cpu_s_cache_holds():
-    source = np.zeros((4096, 1 << 14), np.float32), np.zeros(4096, np.int32)
+    source = ArraySource((np.zeros((4096, 1 << 14), np.float32), np.zeros(4096, np.int32)))
 
     def block_steps(device: str) -> int:
         strategy = Replicated("test", tf.distribute.OneDeviceStrategy(device), STREAMED)
@@ -155,7 +155,8 @@ def rows_of(device: str):
         own = {f"worker/{name}": Mean(value, tf.constant(1.0)) for name, value in found.items()}
         return {"loss": Mean(tf.reduce_sum(batch[0]), tf.constant(4.0)), **own}
 
-    feed = Replicated("test", strategy, steps_per_loop=8).feed((np.ones((32, 2), np.float32), np.zeros(32)), 4, 0)
+    ones = ArraySource((np.ones((32, 2), np.float32), np.zeros(32)))
+    feed = Replicated("test", strategy, steps_per_loop=8).feed(ones, 4, 0)
     loop = WorkersLoop(strategy, step, feed, worker=0, num_workers=1, arrivals=Arrivals(), watchdog=NoWatchdog())
     result = loop(0, 3)
     assert result.sums.read()["loss"] == (24.0, 12.0)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine.data.feeds import ResidentFeed
+from crankshaft.engine.data.feeds import Devices, ResidentFeed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.hooks import every_epoch
 from crankshaft.engine.metrics.means import LoopSums, Sums, row_names, stack
@@ -29,9 +29,8 @@ class StepByStep(Strategy):
     def __init__(self, options):
         self.distribution = tf.distribute.OneDeviceStrategy("CPU:0")
 
-    def feed(self, source, global_batch_size, seed):
-        order = Order(len(tf.nest.flatten(source)[0]), global_batch_size, 1, seed)
-        return ResidentFeed(self.distribution, source, order)
+    def feed(self, split, global_batch_size, seed):
+        return ResidentFeed(Devices(self.distribution), split, Order(len(split), global_batch_size, 1, seed))
 
     def bind(self, state, train_feed=None, eval_feed=None):
         runner, now = StepRunner(state.trainer), tf.constant(True)

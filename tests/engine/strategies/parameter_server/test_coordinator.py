@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
 from crankshaft.engine.checkpoints import CheckpointError
-from crankshaft.engine.data.base import Run
+from crankshaft.engine.data.feed import Run
 from crankshaft.engine.health.watchdog import LostPeerError
 from crankshaft.engine.strategies.parameter_server import coordinator
 from crankshaft.engine.strategies.parameter_server.coordinator import Cluster, Leases, lease_seconds

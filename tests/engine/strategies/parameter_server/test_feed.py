@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.data import host_arrays
-from crankshaft.engine.data.base import Run
-from crankshaft.engine.data.dataset_feed import DatasetFeed, divide
-from crankshaft.engine.data.order import Order
+from crankshaft.engine.data import arrays as host_arrays
+from crankshaft.engine.data.feed import Run
+from crankshaft.engine.data.feeds import Devices, StreamedFeed
+from crankshaft.engine.data.streamed import OfDataset, divide
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.parameter_server import feed
 
@@ -17,13 +17,9 @@ from crankshaft.engine.strategies.parameter_server import feed
 @pytest.fixture
 def arrived(monkeypatch):
     """arrived(array): what a worker has of it that stands in this process, and the spec that it was told before."""
-    monkeypatch.setattr(feed, "on_each_worker", lambda coordinator, make, *specs: (make(), *specs))
+    monkeypatch.setattr(feed, "on_each_worker", lambda coordinator, make, specs: (make(), specs))
 
-    def send(array):
-        (found,) = feed.WorkersFeed(None, array, Order(1, 1, block_steps=1)).lease(0, 1).operands
-        return found
-
-    return send
+    return feed.Workers(None).hold
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool", "object"])
@@ -53,11 +49,11 @@ def test_of_a_map_what_is_sent_is_read_piece_by_piece(arrived, monkeypatch, tmp_
 EXAMPLES, BATCH, STEPS = 46, 6, 8  # an epoch; the last batch is of four
 
 
-def sent(examples: int = EXAMPLES) -> feed.SentFeed:
+def sent(kind=feed.SentFeed, examples: int = EXAMPLES):
     names = tf.data.Dataset.range(examples).map(lambda number: {"number": number, "name": tf.strings.as_string(number)})
-    share = divide(names, Processes())
+    share = divide(OfDataset(names), Processes())
     order = share.order(BATCH, 7, drop_remainder=False)
-    return feed.SentFeed(DatasetFeed(tf.distribute.get_strategy(), share, order, shuffle_buffer=9))
+    return kind(Devices(tf.distribute.get_strategy()), share, order, shuffle_buffer=9)
 
 
 def batches_of(made: feed.SentFeed, run: Run) -> list[list[int]]:
@@ -75,10 +71,10 @@ def batches_of(made: feed.SentFeed, run: Run) -> list[list[int]]:
 
 @pytest.mark.parametrize("steps", [1, 3, 20])
 def test_leases_of_a_stream_have_each_example_of_an_epoch_once_and_the_batches_of_one_device(steps):
-    made, alone = sent(), sent().stream
+    made, alone = sent(), sent(StreamedFeed)
     found, step = [], 0
     while step < 3 * STEPS:
-        run = made.lease(step, min(steps, 3 * STEPS - step))
+        run = made.take(step, min(steps, 3 * STEPS - step))
         assert (run.start, run.stop) == (step, min(step + steps, 3 * STEPS))
         found += batches_of(made, run)
         step = run.stop
@@ -90,18 +86,18 @@ def test_leases_of_a_stream_have_each_example_of_an_epoch_once_and_the_batches_o
 
 
 def test_a_lease_of_large_examples_has_fewer_steps_than_were_asked_for(monkeypatch):
-    expected = batches_of(sent(), sent().lease(0, 4))
+    expected = batches_of(sent(), sent().take(0, 4))
     monkeypatch.setattr(feed, "_READ_BYTES", 2 * 6 * (8 + 1))  # two batches of numbers and their digits
     made = sent()
-    run = made.lease(0, 100)
+    run = made.take(0, 100)
     assert run.stop in (2, 3)  # digits are one or two
-    assert batches_of(made, run) + batches_of(made, made.lease(run.stop, 1)) == expected[: run.stop + 1]
+    assert batches_of(made, run) + batches_of(made, made.take(run.stop, 1)) == expected[: run.stop + 1]
 
 
 def test_to_look_at_a_streams_batch_leaves_its_place():
-    made, expected = sent(), batches_of(sent(), sent().lease(0, 6))
-    found = batches_of(made, made.lease(0, 3))
+    made, expected = sent(), batches_of(sent(), sent().take(0, 6))
+    found = batches_of(made, made.take(0, 3))
     assert batches_of(made, made.look(1)) == expected[1:2]
-    assert found + batches_of(made, made.lease(3, 3)) == expected
-    assert made.stream.state(6)
-    assert made.stream.state(5) is None
+    assert found + batches_of(made, made.take(3, 3)) == expected
+    assert made.position(6)
+    assert made.position(5) is None

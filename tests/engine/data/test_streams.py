@@ -13,8 +13,8 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine.data import streamed
-from crankshaft.engine.data.dataset_feed import count, divide
 from crankshaft.engine.data.source import SourceError, StuckStreamError
+from crankshaft.engine.data.streamed import OfDataset, count, divide
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.replicated import FeedOptions
 from crankshaft.input.records import checksums
@@ -164,7 +164,7 @@ def test_a_state_that_does_not_fit_is_one_line_and_the_epoch_is_read_again(bench
 @pytest.mark.parametrize("change", [-1, 1])
 def test_a_stream_of_another_length_than_was_counted_ends_the_run(bench, change):
     """As of a file that shrinks or grows: no epoch begins early, or late, in silence."""
-    source = dataset(EXAMPLES).filter(lambda *_: True)
+    source = OfDataset(dataset(EXAMPLES).filter(lambda *_: True))
     made = bench(Recorder(), source, BATCH, seed=3)
     known = {"by": "example", "counts": [EXAMPLES + change]}
     made.strategy.bind(made.state, made.strategy.feed(source, BATCH, 3, known))
@@ -174,12 +174,13 @@ def test_a_stream_of_another_length_than_was_counted_ends_the_run(bench, change)
 
 def test_what_was_counted_is_not_counted_again(tmp_path):
     watched = Watched()
-    source = in_files(tmp_path, 23, files=3)
+    source = OfDataset(in_files(tmp_path, 23, files=3))
     share = divide(source, Processes(), watch=watched)
     assert share.counts == (23,)
     assert [(what, told) for what, _, told in watched.shown] == [("counting examples", 23)]
     assert divide(source, Processes(), known=share.about(), watch=watched).counts == (23,)
-    assert divide(dataset(7), Processes(), known=share.about(), watch=watched).counts == (7,)  # which knows its own
+    knows_its_own = OfDataset(dataset(7))
+    assert divide(knows_its_own, Processes(), known=share.about(), watch=watched).counts == (7,)
     assert len(watched.shown) == 1
 
 

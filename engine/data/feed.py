@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from .order import Order
+from .source import Source
 
 
 class Run(NamedTuple):
@@ -17,6 +19,22 @@ class Run(NamedTuple):
     operands: Any
     start: int
     stop: int
+
+
+class Took(NamedTuple):
+    """What input took in a lease of a worker around parameter servers, or in some.
+
+    Attributes:
+      seconds: for which steps waited for it.
+      bytes: that were read.
+      steps_ahead: whose examples were there before the steps before them were done.
+      pieces: of examples that were asked for.
+    """
+
+    seconds: Any
+    bytes: Any
+    steps_ahead: Any
+    pieces: Any
 
 
 class Feed(abc.ABC):
@@ -31,12 +49,21 @@ class Feed(abc.ABC):
       compilable: whether XLA can compile `next_operands` and `batch`.
       random_access: whether any step's batch can be computed without those before it.
       reads_in_loop: whether it is `next_operands` that may have to wait for input, rather than `take`.
+      num_positions: how many positions in the data a checkpoint keeps, one for each process that has its own, as
+        `position` returns it; 0 where the step says all.
+      pipeline: identifies what kept positions fit.
+      kept: returns the positions that were kept at a step, of all processes, or none; set from outside.
+      read_by_workers: the source that workers around parameter servers read by themselves, if they do.
     """
 
     order: Order
     compilable: bool = False
     random_access: bool = False
     reads_in_loop: bool = False
+    num_positions: int = 0
+    pipeline: str = ""
+    kept: Callable[[int], Sequence[bytes]] = staticmethod(lambda step: ())  # type: ignore[assignment]
+    read_by_workers: Source | None = None
 
     @property
     def bytes_read(self) -> int | None:
@@ -48,9 +75,9 @@ class Feed(abc.ABC):
         """Steps whose examples are read and not taken yet; None if unknown."""
         return None
 
-    @abc.abstractmethod
     def reach(self, step: int, limit: int) -> int:
         """Returns how many of `limit` steps from `step` on one call can take; at least 1. Host code."""
+        return limit
 
     @abc.abstractmethod
     def take(self, step: int, limit: int) -> Run:
@@ -66,8 +93,12 @@ class Feed(abc.ABC):
         return call()
 
     def look(self, step: int) -> Run:
-        """Returns the operands of one step, and leaves training where it stands in the data. Host code."""
+        """Returns the operands of one step for this process, and leaves training where it stands. Host code."""
         return self.take(step, 1)
+
+    def position(self, step: int) -> bytes | None:
+        """Returns where this process stands in the data at a step; None if it stands at another. Host code."""
+        return None
 
     def close(self) -> None:
         """Frees what reads ahead; a later `take` opens it again. Host code.
@@ -77,6 +108,10 @@ class Feed(abc.ABC):
         """
         return
 
+    def files(self) -> Sequence[str]:
+        """Returns the paths of the files that are read as steps go, where the source names them."""
+        return ()
+
     def about(self) -> dict[str, Any]:
         """Returns what a run's checkpoints keep of what was found out about the data, plain JSON; {}: nothing."""
         return {}
@@ -85,11 +120,10 @@ class Feed(abc.ABC):
         """Returns what a loop is compiled for where it is given these operands: themselves, or specs of more."""
         return operands
 
-    @abc.abstractmethod
     def most_steps(self, operands) -> float:
         """Returns the largest number of steps of a call with operands of this shape."""
+        return math.inf
 
-    @abc.abstractmethod
     def next_operands(self, operands, offset: tf.Tensor) -> tuple:
         """Returns the arguments of one step's `strategy.run`. In the compiled loop, outside of replicas.
 
@@ -97,7 +131,39 @@ class Feed(abc.ABC):
           operands: of the call, as `take` returned them.
           offset: scalar int64 or int32, the step's number within them, from the run's `start` on.
         """
+        return (*operands, offset)
 
     @abc.abstractmethod
     def batch(self, *operands) -> Any:
         """Returns this replica's part of the step's batch, of what `next_operands` has returned. Replica code."""
+
+    # Around parameter servers, where a call is a lease, which a worker runs, perhaps again on another.
+
+    @property
+    def operand_specs(self) -> Any:
+        """Specs, on a worker, of what `next_operands` takes."""
+        raise NotImplementedError(f"{type(self).__name__} is not for workers around parameter servers")
+
+    @property
+    def lease_specs(self) -> Any:
+        """Specs, on a worker, of what `take` returns."""
+        return self.operand_specs
+
+    def through(self, operands, first: tf.Tensor, stop: tf.Tensor, run, state: tuple) -> tuple:
+        """Runs a lease's steps [first, stop), as many at once as there are examples at hand. In a lease's graph.
+
+        Args:
+          operands: of the lease.
+          first: step.
+          stop: step.
+          run: runs steps: (operands as `next_operands` takes them, stop, state) -> (state, when it was done).
+          state: what the steps carry.
+
+        Returns:
+          (the state after the last one; a `Took` as [4] float64).
+        """
+        return run(operands, stop, state)[0], tf.zeros([len(Took._fields)], tf.float64)
+
+    def count(self, took: Sequence[Took]) -> None:
+        """Counts what workers report that input took, in the leases that have come back in a call."""
+        return

@@ -1,0 +1,198 @@
+"""Arrays: a source of examples in memory or in a file that is read piece by piece, and where their tensors are kept.
+
+Host code, but for what gathers. All that was read of a memory map (`np.memmap`, `np.load` with `mmap_mode`) counts as
+the process's memory, and a copy comes on top. Here the pages are released after each piece; the system caches them as
+long as it has room.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..internals.tensorflow import weakly
+from .source import Source, Spec
+
+_PIECE_BYTES = 64 << 20
+_AROUND_BYTES = 2 << 20  # Linux may map as much around a requested page, where it is cached in one piece
+
+
+class Mapped:
+    """An array [examples, ...] in a file, which `[...]` reads by examples, an int, a slice or indices, as NumPy arrays.
+
+    Args:
+      array: a memory map, or a view of one.
+      dtype: of the values that are returned.
+    """
+
+    def __init__(self, array: np.ndarray, dtype: np.dtype):
+        self._array = array
+        self.dtype = np.dtype(dtype)
+        self.shape, self.ndim = array.shape, array.ndim
+
+    @property
+    def nbytes(self) -> int:
+        return self._array.size * self.dtype.itemsize
+
+    def astype(self, dtype) -> Mapped:
+        return Mapped(self._array, dtype)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+    def __getitem__(self, examples) -> np.ndarray:
+        if isinstance(examples, slice):
+            first, stop, stride = examples.indices(len(self))
+            rows = np.empty((len(range(first, stop, stride)), *self.shape[1:]), self.dtype)
+            self._read(rows, lambda start, end: self._array[first + start * stride : first + end * stride : stride])
+            return rows
+        indices = np.asarray(examples)
+        flat = indices.reshape(-1)
+        rows = np.empty((len(flat), *self.shape[1:]), self.dtype)
+        self._read(rows, lambda start, end: self._array[flat[start:end]], _AROUND_BYTES)
+        return rows.reshape((*indices.shape, *self.shape[1:]))
+
+    def copy_to(self, target: np.ndarray) -> None:
+        """Fills an array of this one's shape and dtype."""
+        self._read(target, lambda start, end: self._array[start:end])
+
+    def view(self, examples: slice) -> Mapped:
+        return Mapped(self._array[examples], self.dtype)
+
+    def _read(self, target: np.ndarray, read, around: int = 0) -> None:
+        """Fills `target`, whose examples start to end are `read(start, end)`."""
+        an_example = max(1, self._array.dtype.itemsize * int(np.prod(self.shape[1:])))
+        examples = max(1, _PIECE_BYTES // (an_example + around))
+        for start in range(0, len(target), examples):
+            end = min(start + examples, len(target))
+            target[start:end] = read(start, end)
+            _file_of(self._array).madvise(mmap.MADV_DONTNEED)
+
+
+class ArraySource(Source):
+    """Examples in arrays, which are gathered from where they are kept: on a device, on the host, in a mapped file.
+
+    Args:
+      arrays: nest of arrays [examples, ...], those in files `Mapped`.
+    """
+
+    def __init__(self, arrays: Any):
+        self._arrays = arrays
+        self.element_spec = tf.nest.map_structure(lambda array: Spec(array.shape[1:], array.dtype), arrays)
+
+    def __len__(self) -> int:
+        return len(tf.nest.flatten(self._arrays)[0])
+
+    def as_arrays(self) -> Any:
+        return self._arrays
+
+    def read(self, indices: np.ndarray) -> Any:
+        return tf.nest.map_structure(lambda array: np.asarray(array[indices]), self._arrays)
+
+    def between(self, first: int, stop: int) -> Source:
+        return ArraySource(tf.nest.map_structure(lambda array: view(array, slice(first, stop)), self._arrays))
+
+    def gather(self, indices: tf.Tensor, seeds: Any, stored: Any) -> Any:
+        with tf.device("CPU:0"):
+            return self.gather_from(self._on_host, indices)
+
+    def gather_from(self, kept: Any, indices: tf.Tensor) -> Any:
+        """Gathers examples of `kept`, which is the arrays as a device has them (`as_kept`), or the host. In a graph."""
+        return tf.nest.map_structure(lambda each, array: take(each, indices, array), kept, self._arrays)
+
+    @functools.cached_property
+    def _on_host(self) -> Any:
+        # Once, and eagerly: a graph refers to a tensor, but copies an array, and takes none of 2 GiB.
+        with tf.init_scope(), tf.device("CPU:0"):
+            return tf.nest.map_structure(
+                lambda array: array if isinstance(array, Mapped) else tf.convert_to_tensor(array), self._arrays
+            )
+
+
+def of(array):
+    """Returns an array as it is to be read: `Mapped`, if it lies in a file; else itself."""
+    has_file = isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "biuf" and _file_of(array)
+    return Mapped(array, array.dtype) if has_file else array
+
+
+def view(array, examples: slice):
+    """Returns some examples of an array, without copying them."""
+    return array.view(examples) if isinstance(array, Mapped) else array[examples]
+
+
+def _file_of(array: np.ndarray) -> mmap.mmap | None:
+    """Returns the memory map that an array is a view of; None if there is none.
+
+    Also None for a map that keeps changes to itself (mode "c"): releasing its pages would undo them.
+    """
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap) and isinstance(file := getattr(array, "_mmap", None), mmap.mmap):
+            can_be_dropped = array.mode in ("r", "r+", "w+") and hasattr(mmap, "MADV_DONTNEED")
+            return file if can_be_dropped else None
+        array = array.base
+    return None
+
+
+def as_tensor(array) -> tf.Tensor:
+    """Converts the whole array. One in a file is read into memory that the tensor takes over: there is no copy."""
+    if not isinstance(array, Mapped):
+        return tf.convert_to_tensor(array)
+    if array.dtype.kind not in "iuf" or not array.dtype.isnative or not array.nbytes:
+        return tf.convert_to_tensor(array[:])
+    memory = np.frombuffer(mmap.mmap(-1, array.nbytes), array.dtype).reshape(array.shape)  # begins with a page
+    array.copy_to(memory)
+    return tf.experimental.dlpack.from_dlpack(memory.__dlpack__())
+
+
+def is_on_gpus(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether replicas compute on GPUs, to which the host's data is copied."""
+    return tf.DeviceSpec.from_string(strategy.extended.worker_devices[0]).device_type == "GPU"
+
+
+def on_each_device(strategy: tf.distribute.Strategy, arrays):
+    """Puts the nest's arrays once on each device, as per-replica values. CPU devices of one process share one copy."""
+    with tf.device("CPU:0"):
+        on_host = tf.nest.map_structure(as_tensor, arrays)
+    copies = []
+    for device in strategy.extended.worker_devices:
+        with tf.device(device):
+            copies.append(tf.nest.map_structure(tf.identity, on_host))
+    if len(copies) == 1:
+        return copies[0]
+
+    def per_replica(*copies):
+        in_order = iter(copies)  # this host's replicas are asked for in the order of its devices
+        return strategy.experimental_distribute_values_from_function(lambda _: next(in_order))
+
+    return tf.nest.map_structure(per_replica, *copies)
+
+
+def as_kept(array, on_gpus: bool):
+    """Returns the form of `array` that a device keeps, for `take`.
+
+    That is, on GPUs, int32 as the float32 of the same bits, since TensorFlow keeps int32 in the host's memory there.
+    """
+    is_int32 = isinstance(array, np.ndarray) and _is_int32(array)
+    return np.ascontiguousarray(array).view(np.float32) if on_gpus and is_int32 else array
+
+
+def take(kept: Any, indices: tf.Tensor, array: Any) -> tf.Tensor:
+    """Gathers the examples of `array` at these indices of what is kept of it: a tensor, or itself. In a graph."""
+    if isinstance(kept, Mapped):
+        nothing = np.zeros((0, *kept.shape[1:]), kept.dtype)
+        get = weakly(kept.__getitem__, lambda: nothing)
+        return tf.numpy_function(get, [indices], kept.dtype, stateful=False)
+    rows = tf.gather(kept, indices)
+    # Last, since TensorFlow's GPU kernels move int32 on the host only.
+    return tf.bitcast(rows, tf.int32) if kept.dtype == tf.float32 and _is_int32(array) else rows
+
+
+def _is_int32(array) -> bool:
+    return getattr(array, "dtype", None) == np.int32 and array.dtype.isnative
