@@ -19,7 +19,9 @@ from absl import logging
 
 from crankshaft.engine import Trainer, auc, hooks, loop, mean
 from crankshaft.engine.build import prepare
-from crankshaft.engine.data.source import Source, SourceSlice, Spec
+from crankshaft.engine.data.arrays import ArraySource
+from crankshaft.engine.data.source import Source, SourceSlice, Spec, Split
+from crankshaft.engine.data.streamed import OfDataset
 from crankshaft.engine.hooks.stragglers import Stragglers
 from crankshaft.engine.hooks.sync_check import OutOfSyncError, SyncCheck
 from crankshaft.engine.hooks.tensorboard import TensorBoard
@@ -113,9 +115,16 @@ def sources(folder: pathlib.Path):
     }
 
 
+def split_of(data) -> Split:
+    """The data as a run has it."""
+    if isinstance(data, tf.data.Dataset):
+        return OfDataset(data)
+    return data if isinstance(data, Source) else ArraySource(data)
+
+
 def seen(strategy: MultiWorker, source) -> list[list[int]]:
     """The ids of this worker, step by step."""
-    feed = strategy.feed(source, BATCH, seed=3)
+    feed = strategy.feed(split_of(source), BATCH, seed=3)
     batches = []
     step = tf.function(
         lambda operands, place: strategy.distribution.run(
@@ -158,7 +167,7 @@ def evaluated(strategy: MultiWorker, data) -> list[dict]:
         state = TrainState(trainer)
         prepare(trainer, StepOptions(), Reduction(), arrays(1), None)
         state.build()
-    strategy.bind(state, None, strategy.feed(data, EVAL_BATCH, None))
+    strategy.bind(state, None, strategy.feed(split_of(data), EVAL_BATCH, None))
     evaluations = [strategy.evaluate() for _ in range(2)]
     return [{**sums.values(), "auc": sums.means()["auc"]} for sums in evaluations]
 
@@ -170,7 +179,7 @@ def bound(strategy: MultiWorker, trainer: Trainer, seed: int = 0) -> TrainState:
         example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), pictures())
         prepare(trainer, StepOptions(seed=seed), Reduction(), example, 4)
         state.build()
-    strategy.bind(state, strategy.feed(pictures(), 12, seed))
+    strategy.bind(state, strategy.feed(split_of(pictures()), 12, seed))
     return state
 
 
@@ -203,7 +212,7 @@ def words(strategy: MultiWorker, steps: int) -> list[float]:
         state = TrainState(Words())
         prepare(state.trainer, StepOptions(), Reduction(), (ids[:1], np.zeros(1, np.float32)), None)
         state.build()
-    strategy.bind(state, strategy.feed(dataset, 12, 0))
+    strategy.bind(state, strategy.feed(split_of(dataset), 12, 0))
     while state.step < steps:
         strategy.run_train_steps(steps - state.step).sums.read()
     return [float(x) for variable in state.trainer.trainable_variables for x in np.ravel(variable.numpy())]

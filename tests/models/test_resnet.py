@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from crankshaft.engine import StepOptions
 from crankshaft.engine.build import prepare
+from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.replicated import Replicated
@@ -67,7 +68,8 @@ def test_it_learns_stripes():
     strategy = Replicated("test", tf.distribute.OneDeviceStrategy("CPU:0"), steps_per_loop=40)
     state = TrainState(built(Model(20), (8, 8, 1), 4, optimizer="momentum", learning_rate=0.05))
     state.build()
-    strategy.bind(state, strategy.feed(source, 32, 0), strategy.feed(source, 64, None))
+    split = ArraySource(source)
+    strategy.bind(state, strategy.feed(split, 32, 0), strategy.feed(split, 64, None))
     while state.step < 40:
         strategy.run_train_steps(40 - state.step)
     assert strategy.evaluate().means()["accuracy"] > 0.95

@@ -16,6 +16,7 @@ from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.launch.run import splits
 from crankshaft.models import dlrm, wide_deep
+from tests.bench import split_of
 
 EXAMPLES, FIELDS, ROWS = 3000, 4, 20
 
@@ -44,12 +45,12 @@ def prepared(trainer, source, vocabulary, eval_source=None, batch=100, shuffle=T
         state = TrainState(trainer)
         arrays = next(source.batch(1).as_numpy_iterator()) if isinstance(source, tf.data.Dataset) else source
         example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), arrays)
-        if num_classes is None and not isinstance(source, tf.data.Dataset):
-            num_classes = splits.num_classes(source)
+        if num_classes is None:
+            num_classes = splits.num_classes(split_of(source))
         prepare(trainer, options, Reduction(), example, num_classes, vocabulary)
         state.build()
-    eval_feed = None if eval_source is None else strategy.feed(eval_source, 700, None)
-    strategy.bind(state, strategy.feed(source, batch, 0 if shuffle else None), eval_feed)
+    eval_feed = None if eval_source is None else strategy.feed(split_of(eval_source), 700, None)
+    strategy.bind(state, strategy.feed(split_of(source), batch, 0 if shuffle else None), eval_feed)
     return strategy, state
 
 

@@ -17,6 +17,7 @@ from absl import logging
 
 from crankshaft.engine import StepOptions, loop
 from crankshaft.engine.build import prepare
+from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.hooks import Hook, StopRequest
 from crankshaft.engine.hooks.evaluation import Evaluation
@@ -39,7 +40,8 @@ def compiled():
         prepare(state.trainer, StepOptions(), Reduction(), (source[0][:1] * 0, source[1][:1] * 0), 3)
         state.build()
     state.jit = False
-    strategy.bind(state, strategy.feed(source, 16, 0), strategy.feed(source, 16, None))
+    split = ArraySource(source)
+    strategy.bind(state, strategy.feed(split, 16, 0), strategy.feed(split, 16, None))
     return strategy, state, state.copied()
 
 

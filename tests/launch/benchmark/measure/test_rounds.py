@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from crankshaft.engine import StepOptions, Trainer, mean
 from crankshaft.engine.build import prepare
+from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.replicated import Replicated
@@ -105,7 +106,7 @@ def ready(trainer):
         prepare(state.trainer, StepOptions(), Reduction(), (x[:1], x[:1, 0]))
         state.build()
     state.jit = False
-    strategy.bind(state, strategy.feed((x, 2 * x[:, 0]), 8, seed=0))
+    strategy.bind(state, strategy.feed(ArraySource((x, 2 * x[:, 0])), 8, seed=0))
     return strategy, state
 
 
