@@ -99,8 +99,15 @@ def about(flag: flags.Flag) -> str:
 
 
 def described(usage: str, about: str) -> str:
-    """Formats a flag and its description as --help shows it."""
-    return "\n".join([f"  {usage}", *(f"        {line}" for line in terminal.wrapped(about, _columns() - 8))])
+    """Formats a flag and its description as --help shows it; a long list of choices ends a line after a |."""
+    choices = [line.replace("| ", "|") for line in terminal.wrapped(usage.replace("|", "| "), _columns() - 8)]
+    return "\n".join(
+        [
+            f"  {choices[0]}",
+            *(f"      {line}" for line in choices[1:]),
+            *(f"        {line}" for line in terminal.wrapped(about, _columns() - 8)),
+        ]
+    )
 
 
 def introduction(doc: str) -> str:

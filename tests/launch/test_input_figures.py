@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.launch.run.splits import faster_input
+from tests.bench import split_of
 from tests.engine.hooks.tensorboard.boards import scalars
 
 INPUT = '''"""Rows, of which example 3 can't be read, nor the evaluation's first two."""
@@ -104,7 +105,7 @@ class Large(Source):
     ],
 )
 def test_the_cure_of_slow_input_is_one_that_can_help(split, window, says, not_says):
-    split = tf.data.Dataset.range(4) if split is None else split
+    split = split_of(tf.data.Dataset.range(4) if split is None else split)
     line = faster_input(split, 1024 if isinstance(split, Large) else 0, window)
     assert [each for each in says if each not in line] == []
     assert [each for each in not_says if each in line] == []

@@ -8,6 +8,7 @@ import pathlib
 import random
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -268,7 +269,14 @@ def test_ctrl_c_ends_a_call_at_a_step_and_the_run_is_saved(tmp_path):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     def interrupt(held):
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        started = held.step
+
+        def once_it_trains():
+            while held.step == started:
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=once_it_trains).start()
         held.train(steps=10_000_000)
 
     with ended_by(KeyboardInterrupt, interrupt, tmp_path) as held:
