@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 
+from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.run import agreement, fingerprints
 from tests.waiting import PATIENCE
@@ -42,7 +43,7 @@ class Worker:
 def split(examples: int, turned: bool = False, ids=None) -> dict[str, int]:
     """The fingerprint of so many examples."""
     x = np.random.default_rng(0).random((examples, 3), np.float32)
-    return fingerprints.of((x[::-1] if turned else x, x[:, 0]), examples, ids)
+    return fingerprints.of(ArraySource((x[::-1] if turned else x, x[:, 0])), examples, ids)
 
 
 def compared(*train: dict[str, int]) -> list[str | None]:
