@@ -21,7 +21,7 @@ class Cache(NamedTuple):
     values: tf.Tensor
 
 
-@tf.keras.utils.register_keras_serializable("crankshaft")
+@tf.keras.utils.register_keras_serializable("crankshaft.parallel")
 class Attention(tf.keras.layers.Layer):
     """Computes causal self-attention: x [B, T, width] gives [B, T, width].
 

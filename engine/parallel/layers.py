@@ -21,7 +21,7 @@ from ..mesh.mesh import MODEL, Mesh, current_mesh
 _SPLITS = (None, "columns", "rows")
 
 
-@tf.keras.utils.register_keras_serializable("crankshaft")
+@tf.keras.utils.register_keras_serializable("crankshaft.parallel")
 class Dense(tf.keras.layers.Layer):
     """Computes activation(x W + b) for x [..., inputs]; W is [inputs, units].
 
@@ -84,7 +84,7 @@ class Dense(tf.keras.layers.Layer):
         return {**super().get_config(), **mine, "activation": tf.keras.activations.serialize(self.activation)}
 
 
-@tf.keras.utils.register_keras_serializable("crankshaft")
+@tf.keras.utils.register_keras_serializable("crankshaft.parallel")
 class Embedding(tf.keras.layers.Layer):
     """Looks up rows of a table [vocabulary, size] by ids, int [...]; `logits` uses the same table.
 
@@ -148,7 +148,7 @@ class Embedding(tf.keras.layers.Layer):
         return {**super().get_config(), **mine}
 
 
-@tf.keras.utils.register_keras_serializable("crankshaft")
+@tf.keras.utils.register_keras_serializable("crankshaft.parallel")
 class Dropout(tf.keras.layers.Dropout):
     """Keras's Dropout for tensors that are cut over `model`: each replica draws its own mask, for its own part.
 
@@ -161,7 +161,7 @@ class Dropout(tf.keras.layers.Dropout):
             self.seed_generator.within_shard = True  # which `engine.step.context.StepRunner` asks for
 
 
-@tf.keras.utils.register_keras_serializable("crankshaft")
+@tf.keras.utils.register_keras_serializable("crankshaft.parallel")
 class RMSNorm(tf.keras.layers.Layer):
     """Computes gain x / sqrt(mean(x^2) + epsilon) over the last axis, in float32 (Zhang & Sennrich 2019).
 
@@ -252,7 +252,7 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tenso
     return losses(logits)
 
 
-@tf.keras.utils.register_keras_serializable("crankshaft")
+@tf.keras.utils.register_keras_serializable("crankshaft.parallel")
 class Normal(tf.keras.initializers.Initializer):
     """Draws each value of a matrix by its position, so that a part drawn by itself equals that part of the whole.
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine import layers
 from crankshaft.engine.mesh import cuts
 from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.parallel import Attention, Dense, Dropout, Embedding, cross_entropy
@@ -212,3 +213,10 @@ def test_layers_are_made_again_from_their_configuration():
     ):
         again = tf.keras.layers.deserialize(tf.keras.layers.serialize(layer))
         assert again.get_config() == layer.get_config()
+
+
+def test_layers_of_one_name_are_told_apart_in_a_saved_model():
+    """Those that are cut and those that are not: a file of either is read as what it was."""
+    for kind in (Dense(4, "columns"), layers.Dense(4)):
+        again = tf.keras.saving.deserialize_keras_object(tf.keras.saving.serialize_keras_object(kind))
+        assert type(again) is type(kind)
