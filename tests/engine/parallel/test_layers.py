@@ -218,4 +218,4 @@ def test_layers_are_made_again_from_their_configuration():
 def test_layers_of_one_name_are_told_apart_in_a_saved_model():
     """Those that are cut and those that are not: a file of either is read as what it was."""
     for kind in (Dense, layers.Dense):
-        assert tf.keras.saving.get_registered_object(tf.keras.saving.get_registered_name(kind)) is kind
+        assert tf.keras.utils.get_registered_object(tf.keras.utils.get_registered_name(kind)) is kind
