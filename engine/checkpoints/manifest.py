@@ -107,7 +107,9 @@ def publish(manifest: Manifest, folder: str) -> None:
     record = {"format": FORMAT} | dataclasses.asdict(manifest)
     del record["prefix"]  # a directory may be moved
     text = json.dumps(sealed(record), indent=1, sort_keys=True)
-    files.write_text(manifest.prefix + SUFFIX + _WRITING, text)
+    written = os.path.join(folder, manifest.name + SUFFIX)  # half of it goes with the folder
+    files.write_text(written, text)
+    os.replace(written, manifest.prefix + SUFFIX + _WRITING)
     files.sync(directory)
     for name in manifest.files:
         os.replace(os.path.join(folder, name), os.path.join(directory, name))
