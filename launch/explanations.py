@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from ..engine.data.source import SourceError, StuckReadError
 from ..engine.internals.errors import reason
 from ..input.data import InputError
-from .cluster.tf_config import ClusterError
+from .cluster.meeting import ClusterError
 from .command_line.flags import GROUPS
 from .errors import EXIT_FAILED, EXIT_USAGE, RunError, UsageError
 

@@ -17,7 +17,7 @@ from absl import logging
 
 from ..engine.machine import allocator
 from .benchmark.result import check_work_of_baseline
-from .cluster import servers, tf_config
+from .cluster import cluster, meeting, servers
 from .command_line import checks, own_files
 from .command_line.config import Config
 from .errors import UsageError
@@ -232,16 +232,16 @@ def _meeting(asked: Config):
     if not asked.cluster or asked.is_evaluator:
         yield
         return
-    with tf_config.Meeting(asked.cluster) as meeting:
-        meeting.wait(asked.cluster_timeout_seconds)
+    with meeting.Meeting(asked.cluster) as peers:
+        peers.wait(asked.cluster_timeout_seconds)
         if asked.strategy == "multi_worker" and asked.is_chief and not asked.cluster.secret:
             logging.warning(
                 "workers believe what arrives at their UDP ports; for them to know each other, set %s, the same random "
                 "text for all of them",
-                tf_config.SECRET,
+                cluster.SECRET,
             )
         yield
-        meeting.wait(asked.cluster_timeout_seconds, ready=True)
+        peers.wait(asked.cluster_timeout_seconds, ready=True)
 
 
 @contextlib.contextmanager
@@ -251,7 +251,7 @@ def _joining(asked: Config):
         yield
         return
     with contextlib.ExitStack() as stack:
-        stack.enter_context(tf_config.limited(asked.cluster_timeout_seconds + _START_SECONDS))
+        stack.enter_context(meeting.limited(asked.cluster_timeout_seconds + _START_SECONDS))
         stack.enter_context(process.keeping_sigterm())
-        stack.enter_context(tf_config.keep_others_out(asked.cluster))
+        stack.enter_context(meeting.keep_others_out(asked.cluster))
         yield

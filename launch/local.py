@@ -24,8 +24,8 @@ from ..engine.internals.errors import counted
 from ..engine.machine import cpus
 from . import errors, explanations
 from .cluster import listeners, own_network, restarts, shares
+from .cluster.cluster import SECRET
 from .cluster.supervisor import Spec, StartError, Supervisor
-from .cluster.tf_config import SECRET
 from .command_line import given, help, own_flags, rules
 from .command_line.flags import GROUPS
 from .errors import UsageError

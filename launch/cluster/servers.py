@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from ...engine.data.source import Source
 from .. import errors
 from ..host import process
-from . import tf_config
-from .tf_config import Cluster
+from . import meeting
+from .cluster import Cluster
 
 _POLL_SECONDS = 1.0
 # A lease that a worker runs keeps one thread of its server waiting, and servers ask for the lease's tensors by
@@ -46,7 +46,7 @@ def serve(
     if gpus is None and cluster.kind == "ps":
         gpus = ()
     with process.without_start_up_noise(quiet):
-        with tf_config.Meeting(cluster):  # the coordinator need not wait for what takes long
+        with meeting.Meeting(cluster):  # the coordinator need not wait for what takes long
             import tensorflow as tf
 
             from ...engine.machine import gpus as graphics
@@ -59,13 +59,13 @@ def serve(
         options.experimental.disable_thread_spinning = True  # leaves cores to others while it waits
         options.inter_op_parallelism_threads = _threads()
         answering = Sources(load, f"{cluster.task} ({cluster.address})").answer()  # before anybody can ask
-        with tf_config.keep_others_out(cluster):
+        with meeting.keep_others_out(cluster):
             server = tf.distribute.Server(spec, cluster.kind, cluster.task_id, protocol="grpc", config=options)
     for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
         # At once: all that it holds is in a checkpoint, and its threads may be busy within TensorFlow.
         signal.signal(number, lambda *_, code=code: os._exit(code))
     (chief,) = cluster.job("chief")
-    coordinator = tf_config.Presence(chief, timeout_seconds)
+    coordinator = meeting.Presence(chief, timeout_seconds)
     while not coordinator.is_gone():
         time.sleep(_POLL_SECONDS)
     line = f"the coordinator ({chief}) has not answered for {timeout_seconds:g} s: it has ended, or is stopped"

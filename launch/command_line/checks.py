@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..cluster import tf_config
+from ..cluster import meeting, places
 from ..errors import UsageError
 from . import config as configs
 from . import paths, rules
@@ -19,7 +19,10 @@ _WRITTEN = ("model.json", "history.jsonl", "history.csv", "result.json")  # by a
 
 
 def check(config: Config) -> None:
-    """Raises `UsageError` for the first mistake found, within a second: imports nothing that flags name."""
+    """Raises `UsageError` for the first mistake found, within a second: imports nothing that flags name.
+
+    Only hosts whose names have no address yet are waited for.
+    """
     _check_strategy(config)
     _check_amounts(config)
     _check_sync_periods(config)
@@ -107,7 +110,8 @@ def check_tables(config: Config, model: str) -> None:
 
 def _check_strategy(config: Config) -> None:
     if config.cluster:
-        tf_config.check_bindable(config.cluster)
+        places.arrive(config.cluster, config.cluster_timeout_seconds)
+        meeting.check_bindable(config.cluster)
     if config.is_evaluator and not config.run_dir:
         raise UsageError("an evaluator finds its checkpoints in --run_dir; give the run's")
     if config.is_evaluator and config.remote:

@@ -13,8 +13,8 @@ from typing import Any
 from absl import flags
 
 from ...engine.machine.files import read_json
-from ..cluster import tf_config
-from ..cluster.tf_config import Cluster
+from ..cluster import places, tf_config
+from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder
 from . import own_files, paths, registry
@@ -290,10 +290,29 @@ def _is_endless(values: dict[str, Any]) -> bool:
 
 
 def _cluster(values: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
-    """Returns the cluster that the environment describes, if the strategy has one; with an evaluator it only trains."""
-    if values["strategy"] not in _CLUSTERED:
+    """Returns the run's cluster, if it has one; with an evaluator it only trains.
+
+    Where no strategy is given, several tasks train as workers, or around their servers.
+    """
+    tasks = _tasks(values, environment)
+    has_config = tasks is None and bool(environment.get(tf_config.NAME, "").strip())
+    if not flags.FLAGS["strategy"].present and values["strategy"] not in _CLUSTERED and (tasks or has_config):
+        of_config = tf_config.kind_of_strategy(environment) if has_config else "multi_worker"
+        values["strategy"] = "parameter_server" if values["num_ps"] else of_config
+    if (strategy := values["strategy"]) not in _CLUSTERED:
         return None
-    cluster = tf_config.from_environment(environment, values["strategy"])
+    if tasks is None and not has_config:
+        with_servers = " --ps=2" if strategy == "parameter_server" else ""
+        raise UsageError(
+            f"--strategy={strategy} has several tasks, and none are known: TF_CONFIG is not set, there is no "
+            "--cluster_hosts, and this is not a step of Slurm's or a pod of Kubernetes'; "
+            f"`crankshaft local --workers=2{with_servers} -- ...` starts them on this machine"
+        )
+    if tasks is None:
+        cluster = tf_config.from_environment(environment, strategy)
+        places.check_agree(cluster, environment)
+    else:
+        cluster = places.arranged(tasks, values["num_ps"], values["evaluator"], environment)
     if cluster.job("evaluator") and values["mode"] == "train_and_eval":
         if flags.FLAGS["mode"].present:
             raise UsageError(
@@ -302,6 +321,29 @@ def _cluster(values: dict[str, Any], environment: Mapping[str, str]) -> Cluster 
             )
         values["mode"] = "train"
     return cluster
+
+
+def _tasks(values: dict[str, Any], environment: Mapping[str, str]) -> Tasks | None:
+    """Returns the tasks of a run whose kinds flags tell; None where TF_CONFIG tells them, or nothing does."""
+    servers, evaluator = values["num_ps"], values["evaluator"]
+    if evaluator and not servers:
+        raise UsageError("--evaluator is for --num_ps=N parameter servers; add them, or leave it out")
+    if values["strategy"] == "multi_worker" and servers and flags.FLAGS["strategy"].present:
+        raise UsageError(f"--num_ps={servers} is for --strategy=parameter_server; use that, or leave one of them out")
+    if values["cluster_hosts"]:
+        return places.of_hosts(values["cluster_hosts"], values["task_index"])
+    if values["task_index"] is not None:
+        raise UsageError(f"--task_index={values['task_index']} has no use without --cluster_hosts; give that too")
+    if environment.get(tf_config.NAME, "").strip():
+        if servers:
+            raise UsageError(f"--num_ps={servers} is given, and {tf_config.NAME} tells each task's kind; leave one out")
+        return None
+    tasks = places.tasks_of(environment)
+    if tasks is None and servers:
+        raise UsageError(f"--num_ps={servers} is given, and no tasks are known; give --cluster_hosts and --task_index")
+    if values["strategy"] == "parameter_server" and tasks and not servers:
+        raise UsageError(f"{tasks.source} has {len(tasks.addresses)} tasks; say by --num_ps=N how many are servers")
+    return tasks
 
 
 def _refuse_without_model(run_dir: str, mode: str) -> None:
@@ -344,7 +386,8 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
     if not run:
         return
     given = {name for name in values if flags.FLAGS[name].present} | set(OF_THIS_CALL)
-    if run["flags"].get("strategy") in _CLUSTERED and "TF_CONFIG" not in environment:
+    is_alone = not (values["cluster_hosts"] or tf_config.NAME in environment or places.tasks_of(environment))
+    if run["flags"].get("strategy") in _CLUSTERED and is_alone:
         given.add("strategy")  # one process can read what several have written
     before = {**run["flags"], **run["deciding"]}  # "deciding" names the model of a script too
     for name, of_it in _BELONGS_TO.items():

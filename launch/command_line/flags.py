@@ -253,6 +253,21 @@ class Flags:
         enum_values=("auto", "ring", "nccl"),
         use=("strategy", "multi_worker"),
     )
+    cluster_hosts: str | None = _where(
+        _string,
+        None,
+        "Each task's host:port, in order: all workers; or a coordinator, workers, --num_ps servers, an evaluator.",
+        wants="host:port,host:port",
+        rule=rules.matching("[^,\\s]+(,[^,\\s]+)*", "it is not a list of addresses; use e.g. a:2222,b:2222"),
+        of_call=True,
+    )
+    task_index: int | None = _where(
+        _integer, None, "Which of --cluster_hosts this process is, from 0.", lower=0, of_call=True, may_differ=True
+    )
+    num_ps: int = _where(
+        _integer, 0, "How many of --cluster_hosts', Slurm's or Kubernetes' tasks are servers.", **_COUNT, of_call=True
+    )
+    evaluator: bool = _where(_boolean, False, "With --num_ps: the last task evaluates each checkpoint.", of_call=True)
     cluster_timeout_seconds: float = _where(
         _number, 300.0, "How long to wait for all workers to come.", **_SECONDS, use=_CLUSTERS, may_differ=True
     )

@@ -193,7 +193,7 @@ def without_start_up_noise(quiet: bool = False):
 def _pass_on(reading: int) -> NoReturn:
     """Writes to standard error what is read, less the noise, until nobody writes any more; then ends the process.
 
-    Of a start that takes too long, see `tf_config.limited`, a line in place of the stacks.
+    Of a start that takes too long, see `meeting.limited`, a line in place of the stacks.
     """
     try:
         for number in _EXIT_CODES:  # they are the other process's, which ends this one

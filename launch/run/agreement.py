@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import secrets
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from ...engine.machine import environment
+from ...engine.machine import environment, files
 from ..command_line.config import Config
 from ..command_line.flags import ABOUT
 from ..command_line.values import short
 from ..errors import UsageError
 from . import fingerprints
+
+_SHARED_SECONDS = 10.0
 
 
 def check_asked(config: Config, splits: Mapping[str, Any], strategy) -> None:
@@ -46,6 +51,38 @@ def check_asked(config: Config, splits: Mapping[str, Any], strategy) -> None:
         **{f"the {name} data": fingerprints.layout(split) for name, split in splits.items()},
     }
     _check(asked, strategy)
+
+
+def check_run_dir(run_dir: str, strategy) -> None:
+    """Raises `UsageError`, on all workers, where one of them does not see the folder that the chief writes to."""
+    if strategy.num_hosts == 1:
+        return
+    name = f".seen-by-all.{secrets.token_hex(8)}.tmp"
+    path = os.path.join(run_dir, strategy.exchange_text(name)[0])
+    if strategy.is_chief:
+        files.make_file(path)
+    strategy.exchange(0)  # it is there
+    sees = _appears(path)
+    blind = [worker for worker, each in zip(strategy.host_names, strategy.exchange(int(sees)), strict=True) if not each]
+    if strategy.is_chief:
+        os.remove(path)
+    if blind:
+        raise UsageError(
+            f"--run_dir={run_dir} is another folder at {' and '.join(blind)} than at the chief, which writes the "
+            "checkpoints that all resume from; give a folder of a file system that all hosts share"
+        )
+
+
+def _appears(path: str) -> bool:
+    """Returns whether a file is seen here soon: a network's file system may remember for a while that it was not."""
+    end = time.monotonic() + _SHARED_SECONDS
+    while not os.path.exists(path):
+        if time.monotonic() >= end:
+            return False
+        with contextlib.suppress(OSError):
+            os.listdir(os.path.dirname(path))  # which asks the server
+        time.sleep(0.1)
+    return True
 
 
 def check_data(data: Mapping[str, Mapping[str, int]], strategy) -> None:

@@ -13,7 +13,7 @@ from ...engine.hooks import Status, StopRequest, evaluation, saving
 from ...engine.hooks.saving import BestCheckpoint
 from ...engine.hooks.tensorboard import event_values
 from ...engine.hooks.tensorboard.event_files import EventFiles
-from ..cluster import tf_config
+from ..cluster.meeting import Presence
 from ..command_line import checks
 from ..host.process import EXIT_CODES, Signals
 from . import reading
@@ -38,7 +38,7 @@ def watch(session: Session) -> int:
         best.begin(_status(session))
     else:
         session.say(f"no best checkpoint: --monitor={config.monitor} is not known here, where none are trained on")
-    coordinator = tf_config.Presence(config.cluster.job("chief")[0], config.cluster_timeout_seconds)
+    coordinator = Presence(config.cluster.job("chief")[0], config.cluster_timeout_seconds)
     done = -1
     with Signals(request.request):
         while True:

@@ -160,6 +160,8 @@ def create(config: Config, data: Data, strategy: Strategy) -> Session:
     known = names.checked(dataclasses.replace(data, train=None, evaluation=None), example)
     found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_asked(config, found, strategy)
+    if config.run_dir and config.trains and not config.remote:
+        agreement.check_run_dir(config.run_dir, strategy)
     known_input = _known_input(config, strategy)
     seed = config.seed if config.shuffle_buffer else None
     train_feed = strategy.feed(train, config.global_batch_size, seed, **known_input("train"))

@@ -37,3 +37,16 @@ def test_what_one_worker_was_asked_otherwise_is_named_by_all(start_workers, tmp_
             'the train data ["float32 [3]", "float32 []"] at worker 0, ["int64 [3]", "int64 []"] at worker 1; '
             "give all the same"
         )
+
+
+def test_a_run_dir_that_workers_do_not_share_is_found_before_the_first_step(start_workers, tmp_path):
+    (flags,) = (line for line in SCRIPT.splitlines() if "--seed=1" in line)
+    text = SCRIPT.replace(flags, 'sys.argv += [f"--run_dir=run-{index}"]')
+    text = text.replace("np.int64 if index else np.float32", "np.float32")
+    (tmp_path / "script.py").write_text(text)
+    workers = start_workers(2, tmp_path / "script.py", *FLAGS)
+    assert workers.wait() == [2, 2]
+    for worker in range(2):
+        (line,) = (each for each in workers.output(worker).splitlines() if each.startswith("error: "))
+        assert "is another folder at worker 1 than at the chief" in line
+    assert not list(tmp_path.glob("run-*/.seen-by-all*"))

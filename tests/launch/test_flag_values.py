@@ -13,7 +13,7 @@ from absl.testing import flagsaver
 from crankshaft.engine import optimizers
 from crankshaft.engine.optimizers import schedules
 from crankshaft.launch import errors, local, train
-from crankshaft.launch.cluster import servers, tf_config
+from crankshaft.launch.cluster import meeting, servers
 from crankshaft.launch.cluster.supervisor import Supervisor
 from crankshaft.launch.command_line import registry, rules
 from crankshaft.launch.command_line.flags import GROUPS, USES
@@ -90,7 +90,7 @@ def ends(monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(place, name, lambda *arguments: None)
     starts = (
         (session, "make_strategy"),
-        (tf_config, "Meeting"),
+        (meeting, "Meeting"),
         (servers, "serve"),
         (Supervisor, "run"),
     )

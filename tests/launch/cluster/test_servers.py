@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from crankshaft.launch.cluster import tf_config
+from crankshaft.launch.cluster.cluster import Cluster
 from crankshaft.launch.cluster.restarts import Ending, Patience, Servers, Synchronous
 from crankshaft.launch.cluster.shares import free_ports
 from crankshaft.launch.errors import UsageError
@@ -16,7 +17,7 @@ from tests import runs
 JOBS = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4", "h:5"], "evaluator": ["h:6"]}
 
 
-def cluster_of(jobs: dict, kind: str, index: int) -> tf_config.Cluster:
+def cluster_of(jobs: dict, kind: str, index: int) -> Cluster:
     text = json.dumps({"cluster": jobs, "task": {"type": kind, "index": index}})
     return tf_config.from_environment({"TF_CONFIG": text}, "parameter_server")
 

@@ -15,7 +15,8 @@ import time
 
 import pytest
 
-from crankshaft.launch.cluster import tf_config
+from crankshaft.launch.cluster import meeting, tf_config
+from crankshaft.launch.cluster.cluster import Cluster, split
 from crankshaft.launch.errors import UsageError
 from tests.waiting import PATIENCE
 
@@ -29,8 +30,6 @@ def config(jobs, task=ME) -> dict[str, str]:
 
 
 MISTAKES = {
-    "none": ({}, ["TF_CONFIG is not set", "crankshaft local --workers=2"]),
-    "blank": ({"TF_CONFIG": " "}, ["TF_CONFIG is not set"]),
     "not JSON": ({"TF_CONFIG": "{'cluster': 1}"}, ["TF_CONFIG=\"{'cluster': 1}\" is not JSON", "it looks like {"]),
     "nested too deep": ({"TF_CONFIG": "[" * 99999}, ["is not JSON (maximum recursion depth exceeded"]),
     "not an object": ({"TF_CONFIG": "[1]"}, ["'[1]' is not an object"]),
@@ -105,8 +104,8 @@ def test_worker_0_is_the_chief_where_none_is_named():
 
 
 def test_host_may_be_an_ipv6_number():
-    assert tf_config.split("[::1]:22") == ("::1", 22)
-    assert tf_config.split("::1:22") is None
+    assert split("[::1]:22") == ("::1", 22)
+    assert split("::1:22") is None
 
 
 def test_reading_needs_no_tensorflow():
@@ -120,17 +119,17 @@ def free_ports(count: int) -> list[int]:
         return [sock.getsockname()[1] for sock in sockets]
 
 
-def on_this_host(ports: list[int], index: int = 0) -> tf_config.Cluster:
-    return tf_config.Cluster(tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports)), index)
+def on_this_host(ports: list[int], index: int = 0) -> Cluster:
+    return Cluster(tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports)), index)
 
 
 @pytest.mark.parametrize("where", ["", "127.0.0.1"])
 def test_own_port_in_use_is_named(where):
     with socket.create_server((where, 0)) as taken:
         mine = on_this_host([taken.getsockname()[1]])
-        with pytest.raises(tf_config.ClusterError, match=f"worker 0, this process, is at {mine.address}.*is in use"):
-            tf_config.check_bindable(mine)
-    tf_config.check_bindable(mine)
+        with pytest.raises(meeting.ClusterError, match=f"worker 0, this process, is at {mine.address}.*is in use"):
+            meeting.check_bindable(mine)
+    meeting.check_bindable(mine)
 
 
 def test_own_port_in_use_is_one_line_of_the_program(crank, monkeypatch):
@@ -151,7 +150,7 @@ def test_port_that_lingers_is_free():
         client.close()
     with socket.socket() as naive, pytest.raises(OSError, match="in use"):
         naive.bind(("", port))
-    tf_config.check_bindable(on_this_host([port]))
+    meeting.check_bindable(on_this_host([port]))
 
 
 @pytest.mark.parametrize(("host", "said"), [("192.0.2.1", "not this host"), ("nowhere.invalid", "not known")])
@@ -160,7 +159,7 @@ def test_own_address_elsewhere_is_warned_of(host, said, caplog):
     # 192.0.2.0/24 and .invalid are kept for documents (RFC 5737, RFC 2606): no host has them.
     (port,) = free_ports(1)
     with caplog.at_level("WARNING", logger="absl"):
-        tf_config.check_bindable(tf_config.Cluster((("worker 0", f"{host}:{port}"),), 0))
+        meeting.check_bindable(Cluster((("worker 0", f"{host}:{port}"),), 0))
     (record,) = caplog.records
     assert re.match(
         rf"TF_CONFIG's worker 0, this process, is at {host}:{port}, .*{said}.*correct the task's index",
@@ -173,26 +172,27 @@ def test_workers_meet_at_addresses_that_are_mapped_to_them():
     ports = free_ports(2)
     tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
     mapped = (("worker 0", f"worker-0.nowhere.invalid:{ports[0]}"), tasks[1])
-    tf_config.check_bindable(mine := tf_config.Cluster(mapped, 0))
-    with tf_config.Meeting(tf_config.Cluster(tasks, 1)), tf_config.Meeting(mine) as meeting:
-        meeting.wait(PATIENCE)
+    meeting.check_bindable(mine := Cluster(mapped, 0))
+    with meeting.Meeting(Cluster(tasks, 1)), meeting.Meeting(mine) as peers:
+        peers.wait(PATIENCE)
 
 
 WAIT = """
 import sys, time
-from crankshaft.launch.cluster import tf_config
+from crankshaft.launch.cluster import meeting
+from crankshaft.launch.cluster.cluster import Cluster
 ports, index, delay, timeout = eval(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
 time.sleep(delay)
 tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
 try:
-    with tf_config.Meeting(tf_config.Cluster(tasks, index)) as meeting:
-        meeting.wait(timeout)
+    with meeting.Meeting(Cluster(tasks, index)) as peers:
+        peers.wait(timeout)
         time.sleep(0.3 * index)  # TensorFlow is imported
-        meeting.wait(timeout, ready=True)
+        peers.wait(timeout, ready=True)
         time.sleep(1.0)  # TensorFlow's server from here on
-except tf_config.ClusterError as error:
+except meeting.ClusterError as error:
     sys.exit(str(error))
 """
 
@@ -242,18 +242,18 @@ def test_worker_that_left_before_the_last_came_is_named():
     ports = free_ports(3)
 
     def come_and_leave():
-        with tf_config.Meeting(on_this_host(ports, 1)):
-            time.sleep(0.5)
-        with tf_config.Meeting(on_this_host(ports, 2)):
-            time.sleep(2.0)
+        with meeting.Meeting(on_this_host(ports, 1)):
+            time.sleep(1.5)
+        with meeting.Meeting(on_this_host(ports, 2)):
+            time.sleep(4.0)
 
     others = threading.Thread(target=come_and_leave)
     others.start()
     with (
-        tf_config.Meeting(on_this_host(ports)) as meeting,
-        pytest.raises(tf_config.ClusterError, match=r"^worker 1 \(.*\) came, left, and did not come back"),
+        meeting.Meeting(on_this_host(ports)) as peers,
+        pytest.raises(meeting.ClusterError, match=r"^worker 1 \(.*\) came, left, and did not come back"),
     ):
-        meeting.wait(1.5)
+        peers.wait(3.0)
     others.join()
 
 
@@ -264,38 +264,38 @@ def test_what_listens_at_a_peers_port_and_is_no_task_is_named_in_time(says):
         threading.Thread(target=lambda: listener.accept()[0].send(says), daemon=True).start()
         line = r"^worker 1 \(.*\) did not come within --cluster_timeout_seconds=0.5; it is stopped, or another program"
         with (
-            tf_config.Meeting(on_this_host([own, other])) as meeting,
-            pytest.raises(tf_config.ClusterError, match=line),
+            meeting.Meeting(on_this_host([own, other])) as peers,
+            pytest.raises(meeting.ClusterError, match=line),
         ):
-            meeting.wait(0.5)
+            peers.wait(0.5)
 
 
 def test_a_task_that_is_there_and_says_nothing_is_gone_after_a_while_and_one_that_speaks_is_not():
     """A stopped one: its kernel goes on to take callers."""
     silent, here = free_ports(2)
-    with socket.create_server(("", silent)), tf_config.Meeting(on_this_host([here])):
-        presences = [tf_config.Presence(f"localhost:{port}", 0.5) for port in (silent, here)]
+    with socket.create_server(("", silent)), meeting.Meeting(on_this_host([here])):
+        presences = [meeting.Presence(f"localhost:{port}", 0.5) for port in (silent, here)]
         assert [presence.is_gone() for presence in presences] == [True, False]
 
 
 def test_a_worker_that_ends_while_it_starts_is_named_before_the_time_is_up(monkeypatch):
-    monkeypatch.setattr(tf_config, "_LEFT_SECONDS", 0.3)
+    monkeypatch.setattr(meeting, "_LEFT_SECONDS", 0.3)
     ports = free_ports(3)
-    with tf_config.Meeting(on_this_host(ports)) as meeting:
-        left = threading.Timer(0.3, tf_config.Meeting(on_this_host(ports, 1)).__enter__().__exit__)
+    with meeting.Meeting(on_this_host(ports)) as peers:
+        left = threading.Timer(0.3, meeting.Meeting(on_this_host(ports, 1)).__enter__().__exit__)
         left.start()
         with pytest.raises(
-            tf_config.ClusterError, match=rf"^worker 1 \(localhost:{ports[1]}\) came, and has not answered"
+            meeting.ClusterError, match=rf"^worker 1 \(localhost:{ports[1]}\) came, and has not answered"
         ):
-            meeting.wait(PATIENCE)
+            peers.wait(PATIENCE)
         left.join()
 
 
 def test_who_is_ready_waits_for_a_peer_that_is_not():
     ports = free_ports(2)
-    with tf_config.Meeting(on_this_host(ports)) as first, tf_config.Meeting(on_this_host(ports, 1)) as second:
+    with meeting.Meeting(on_this_host(ports)) as first, meeting.Meeting(on_this_host(ports, 1)) as second:
         first.wait(PATIENCE)
-        with pytest.raises(tf_config.ClusterError, match=r"worker 1 .* did not come within"):
+        with pytest.raises(meeting.ClusterError, match=r"worker 1 .* did not come within"):
             first.wait(0.3, ready=True)
         second.wait(PATIENCE, ready=True)
         first.wait(PATIENCE, ready=True)
@@ -303,14 +303,14 @@ def test_who_is_ready_waits_for_a_peer_that_is_not():
 
 STRATEGY = """
 import os, sys
-from crankshaft.launch.cluster import tf_config
+from crankshaft.launch.cluster import meeting, tf_config
 from crankshaft.launch.host.process import without_start_up_noise
 found = tf_config.from_environment(os.environ)
-with tf_config.Meeting(found) as meeting:
-    meeting.wait(600)
+with meeting.Meeting(found) as peers:
+    peers.wait(600)
 with without_start_up_noise(quiet=True):
     import tensorflow as tf
-    with tf_config.limited(2.0):
+    with meeting.limited(2.0):
         tf.distribute.MultiWorkerMirroredStrategy()
 """
 
@@ -318,7 +318,7 @@ with without_start_up_noise(quiet=True):
 def test_peer_that_dies_before_tensorflow_meets_it_ends_the_process_in_a_line():
     ports = free_ports(2)
     jobs = {"worker": [f"localhost:{port}" for port in ports]}
-    with tf_config.Meeting(on_this_host(ports, 1)):  # comes, and is no TensorFlow
+    with meeting.Meeting(on_this_host(ports, 1)):  # comes, and is no TensorFlow
         done = subprocess.run(
             [sys.executable, "-c", STRATEGY],
             cwd=ROOT,

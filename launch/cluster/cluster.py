@@ -1,0 +1,139 @@
+"""The tasks of a run, their addresses, and which of them this process is: what every place's environment becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+
+from ..errors import UsageError
+
+SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all workers of a job and unknown to others
+_SECRET_CHARACTERS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Tasks:
+    """What a place says of a run: tasks without kinds.
+
+    Attributes:
+      source: where that was read, for people: "Slurm's job 7.0".
+      addresses: "host:port" of each task.
+      index: this process's task.
+    """
+
+    source: str
+    addresses: tuple[str, ...]
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The tasks of a run and which of them this process is.
+
+    Attributes:
+      addresses: (name, "host:port") of each task, in the order of TensorFlow's ids: the chief if there is one, then
+        the workers. A name is "chief" or, for example, "worker 1".
+      index: this task's index in `addresses`.
+      secret: the job's, which authenticates the workers' datagrams; empty if there is none.
+      source: where the tasks were read from, for people: "TF_CONFIG".
+    """
+
+    addresses: tuple[tuple[str, str], ...]
+    index: int
+    secret: bytes = dataclasses.field(default=b"", repr=False)
+    source: str = "TF_CONFIG"
+
+    @property
+    def task(self) -> str:
+        return self.addresses[self.index][0]
+
+    @property
+    def address(self) -> str:
+        return self.addresses[self.index][1]
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this task writes and prints: the chief, or worker 0 where no task is called chief."""
+        return self.index == 0
+
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether all addresses are loopback's, so that every task is on this machine."""
+        return all(_is_loopback(split(address)[0]) for _, address in self.addresses)
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.addresses)
+
+    @property
+    def kind(self) -> str:
+        """The task's type: chief, worker, ps, evaluator."""
+        return self.task.split()[0]
+
+    @property
+    def task_id(self) -> int:
+        """The task's index among those of its type."""
+        return self.job(self.kind).index(self.address)
+
+    def job(self, kind: str) -> tuple[str, ...]:
+        """Returns the addresses of the tasks of a type, in their order."""
+        return tuple(address for name, address in self.addresses if name.split()[0] == kind)
+
+    @property
+    def peers(self) -> tuple[tuple[str, str], ...]:
+        """All others that this task works with; an evaluator, which only reads files, is not among them."""
+        others = self.addresses[: self.index] + self.addresses[self.index + 1 :]
+        return tuple(other for other in others if other[0] != "evaluator")
+
+
+def of_tasks(source: str, addresses: Sequence[tuple[str, str]], index: int, environment: Mapping[str, str]) -> Cluster:
+    """Returns the cluster of checked tasks. Raises `UsageError` where an address is wrong, or the job's secret.
+
+    Args:
+      source: where they were read from, for people.
+      addresses: as in `Cluster`.
+      index: this process's task.
+      environment: the process's variables, where the secret is.
+    """
+    _check_addresses(source, addresses)
+    return Cluster(tuple(addresses), index, _secret(environment.get(SECRET, "")), source)
+
+
+def split(address: str) -> tuple[str, int] | None:
+    """Returns (host, port) of "host:port" or "[IPv6]:port"; None if it is neither."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:/\[\]]+)):(\d{1,9})", address, flags=re.ASCII)
+    return (found[1] or found[2], int(found[3])) if found else None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _secret(given: str) -> bytes:
+    if given and len(given) < _SECRET_CHARACTERS:
+        raise UsageError(
+            f"{SECRET} has {len(given)} characters, which can be guessed; give all workers the same "
+            f"{_SECRET_CHARACTERS} or more, by chance, or leave it out"
+        )
+    return given.encode(errors="surrogateescape")
+
+
+def _check_addresses(source: str, addresses: Sequence[tuple[str, str]]) -> None:
+    """Raises `UsageError` unless each address of (name, address) is "host:port", and no task's is another's."""
+    owners: dict[str, str] = {}
+    for name, address in addresses:
+        if not isinstance(address, str):
+            raise UsageError(f"{source}'s {name} is {str(address)!r}; write its address as 'host:port'")
+        host, port = split(address) or ("", 0)
+        if not host:
+            raise UsageError(f"{source}'s {name} is {address!r}; write its address as 'host:port', without a scheme")
+        if not 1 <= port <= 65535:
+            raise UsageError(f"{source}'s {name} is {address!r}, whose port is out of range; use 1 to 65535")
+        if address in owners:
+            raise UsageError(f"{source}'s {owners[address]} and {name} are both {address}; give each its own port")
+        owners[address] = name

@@ -1,0 +1,239 @@
+"""Waits for the peers of a run before TensorFlow starts, and answers them meanwhile. Host code.
+
+TensorFlow's constructor of a multi-worker strategy waits for all tasks without end, and holds Python's lock meanwhile:
+no thread and no signal handler runs. So the peers are awaited here, before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from absl import logging
+
+from ..errors import UsageError
+from . import listeners
+from .cluster import Cluster, split
+
+_POLL_SECONDS = 0.1
+_CONNECT_SECONDS = 2.0  # for a host that does not answer at all
+_LEFT_SECONDS = (
+    10.0  # a task answers without a pause from its coming on, but for the moment in which TensorFlow takes over
+)
+# What an HTTP/2 server, as TensorFlow's, says first: a frame of settings, here without any (RFC 9113, 3.4 and 6.5). The
+# first three bytes are its length. One that acknowledges settings, which no server begins with, says: not ready yet.
+_READY, _STARTING = (bytes((0, 0, 0, 4, flags, 0, 0, 0, 0)) for flags in (0, 1))
+_SAYS = {_READY[3:]: "ready", _STARTING[3:]: "starting"}
+
+
+class ClusterError(Exception):
+    """The cluster did not come together, and may when tried again: which task, what to look at. One line."""
+
+
+def check_bindable(cluster: Cluster) -> None:
+    """Tries to listen at this task's own address; warns if the host that it names is not this one.
+
+    A container's port may be mapped, or a name be the cluster's, and peers still reach this process by it. TensorFlow's
+    server listens at the port on all interfaces, whatever the host's name; that is what is tried. A port that an
+    earlier process has just left (TIME_WAIT) is free.
+
+    Raises:
+      UsageError: its port is one that this user may not have.
+      ClusterError: its port is in use; it may be free a moment later.
+    """
+    if elsewhere := _why_elsewhere(split(cluster.address)[0]):
+        logging.warning(
+            "%s's %s, this process, is at %s, %s; unless the others reach this process there (a mapped port, a "
+            "cluster's name), correct the task's index or its address",
+            *(cluster.source, cluster.task, cluster.address),
+            elsewhere,
+        )
+    _listen(cluster).close()
+
+
+def _why_elsewhere(host: str) -> str:
+    """Returns why a host seems not to be this one; empty if it is."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return f"a host that is not known here ({error.strerror})"
+    if any(_is_local(family, where) for family, _, _, _, where in found):
+        return ""
+    return f"which is not this host ({socket.gethostname()})"
+
+
+def _is_local(family: int, where: tuple) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        try:
+            sock.bind(where)  # port 0: any free one
+        except OSError as error:
+            return error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+    return True
+
+
+@contextlib.contextmanager
+def _explained(cluster: Cluster):
+    """Explains why this task's port can't be listened at."""
+    try:
+        yield
+    except PermissionError:
+        raise UsageError(
+            f"{cluster.source}'s {cluster.task}, this process, is at {cluster.address}, a port that only root may use; "
+            "use one from 1024 on"
+        ) from None
+    except OSError as error:
+        raise ClusterError(
+            f"{cluster.source}'s {cluster.task}, this process, is at {cluster.address}, and that port is in use "
+            f"({os.strerror(error.errno)}); end the process that has it, or use another port"
+        ) from None
+
+
+def _listen(cluster: Cluster) -> socket.socket:
+    with _explained(cluster):
+        return listeners.listen(split(cluster.address)[1], only_here=cluster.is_on_one_host)
+
+
+@contextlib.contextmanager
+def keep_others_out(cluster: Cluster):
+    """Keeps other hosts from the server that TensorFlow starts within, if the whole cluster is on this one."""
+    with contextlib.ExitStack() as stack:
+        if cluster.is_on_one_host:
+            with _explained(cluster):
+                stack.enter_context(listeners.closed_to_other_hosts(split(cluster.address)[1]))
+        yield
+
+
+class Meeting:
+    """Answers, within, whoever asks at this task's address whether it has come, and waits for its peers.
+
+    Each comes twice: as it starts, and once it is ready for TensorFlow's server, which answers for it from then on.
+    """
+
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+        self._greeting = _STARTING
+        self._callers = 0
+        self._seen: dict[tuple[str, str], float] = {}  # by peer, when it answered last
+
+    def __enter__(self) -> Meeting:
+        self._listener = _listen(self._cluster)
+        self._thread = threading.Thread(target=self._greet, name="meeting", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends the thread
+        self._thread.join()
+        self._listener.close()
+
+    def _greet(self) -> None:
+        with contextlib.suppress(OSError):  # the listener is shut down
+            while True:
+                with self._listener.accept()[0] as caller, contextlib.suppress(OSError):
+                    self._callers += 1
+                    caller.send(self._greeting)
+
+    def wait(self, timeout_seconds: float, *, ready: bool = False) -> None:
+        """Waits until every peer answers at its address; `ready` says that this task is, and waits until they are.
+
+        Raises:
+          ClusterError: names the peers that have not come within `timeout_seconds`.
+          UsageError: another task is at this one's address.
+        """
+        if ready:
+            self._greeting = _READY
+        elif answers(self._cluster.address) and not self._callers:  # this call itself would be one
+            raise UsageError(
+                f"{self._cluster.source} says that this process, on {socket.gethostname()}, is {self._cluster.task} at "
+                f"{self._cluster.address}, where another task answers; give each task an index of its own"
+            )
+        end = time.monotonic() + timeout_seconds
+        peers = self._cluster.peers
+        while True:
+            said = {peer: answers(peer[1], _patience(end)) for peer in peers}
+            here = [peer for peer in peers if said[peer] == "ready" or (said[peer] and not ready)]
+            if len(here) == len(peers):
+                return
+            now = time.monotonic()
+            self._seen |= {peer: now for peer in peers if said[peer]}
+            seen = self._seen
+            if left := [peer for peer in peers if now - seen.get(peer, now) > _LEFT_SECONDS]:
+                raise ClusterError(_missing(left, f"came, and has not answered for {_LEFT_SECONDS:g} s"))
+            if now >= end:
+                # Others give up at the same moment: only where all came once is a peer that left to blame.
+                missing = [peer for peer in peers if peer not in seen or (said[peer] and peer not in here)]
+                what = "did not come" if missing else "came, left, and did not come back"
+                away = missing or [peer for peer in peers if peer not in here]
+                raise ClusterError(_missing(away, f"{what} within --cluster_timeout_seconds={timeout_seconds:g}"))
+            time.sleep(_POLL_SECONDS)
+
+
+def _missing(peers: Sequence[tuple[str, str]], what: str) -> str:
+    """Returns the line on peers, (name, address) each, that are missing."""
+    cure = f"start {'it' if len(peers) == 1 else 'them'}, or look at the output there"
+    if any(answers(address, _POLL_SECONDS) is None for _, address in peers):
+        cure = "it is stopped, or another program has the port"
+    return f"{' and '.join(f'{name} ({address})' for name, address in peers)} {what}; {cure}"
+
+
+def answers(address: str, patience: float = _CONNECT_SECONDS) -> str | None:
+    """Returns what a task at an address says within so many seconds: "ready" or "starting".
+
+    "": nothing listens there. None: something does, and says nothing like it, as a process that is stopped, whose
+    kernel goes on to take callers.
+    """
+    try:
+        with socket.create_connection(split(address), timeout=patience) as sock:
+            # A caller may be given the very port that it calls as its own, and so reach itself.
+            if sock.getsockname() == sock.getpeername():
+                return ""
+            with contextlib.suppress(OSError):
+                return _SAYS.get(sock.recv(9, socket.MSG_WAITALL)[3:])
+            return None
+    except OSError:
+        return ""
+
+
+class Presence:
+    """Observes whether a task has not answered for so many seconds, from the start on.
+
+    Time in which this process did not observe it, as it was stopped itself, does not count.
+    """
+
+    def __init__(self, address: str, timeout_seconds: float):
+        self._address = address
+        self._timeout_seconds = timeout_seconds
+        self._away_seconds, self._asked = 0.0, time.monotonic()
+
+    def is_gone(self) -> bool:
+        here, now = answers(self._address), time.monotonic()
+        self._away_seconds = 0.0 if here else self._away_seconds + min(now - self._asked, 2 * _CONNECT_SECONDS)
+        self._asked = now
+        return self._away_seconds > self._timeout_seconds
+
+
+def _patience(end: float) -> float:
+    """Returns the seconds for one call, up to `end` by the monotonic clock."""
+    return min(_CONNECT_SECONDS, max(end - time.monotonic(), _POLL_SECONDS))
+
+
+@contextlib.contextmanager
+def limited(timeout_seconds: float):
+    """Ends this process with exit code 1 if the body takes over `timeout_seconds`, with its stacks on standard error.
+
+    Within `process.without_start_up_noise` a line stands in place of the stacks.
+
+    For the making of the strategy: a peer that came and died a moment later would be awaited for ever, with Python's
+    lock held. faulthandler's thread needs no lock. Must not nest with other uses of `dump_traceback_later`.
+    """
+    faulthandler.dump_traceback_later(timeout_seconds, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,116 @@
+"""Finds out which tasks a run has, and which of them this process is, from where it was started. Host code.
+
+Asked in this order: `--cluster_hosts`, TF_CONFIG, Slurm's environment, Kubernetes'. The first that tells of tasks is
+taken, and nothing of it is guessed from another.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+
+from ..errors import UsageError
+from . import kubernetes, slurm, tf_config
+from .cluster import Cluster, Tasks, of_tasks, split
+
+_PLACES = (slurm.tasks, kubernetes.tasks)
+_POLL_SECONDS = 1.0
+
+
+def tasks_of(environment: Mapping[str, str]) -> Tasks | None:
+    """Returns the tasks of the place that started this process; None where it started one alone, or none did.
+
+    Raises:
+      UsageError: what a place says of its tasks is wrong, or two tell of different numbers of them.
+    """
+    places = [tasks for place in _PLACES if (tasks := place(environment)) and len(tasks.addresses) > 1]
+    if len({len(tasks.addresses) for tasks in places}) > 1:
+        raise UsageError(
+            f"{' and '.join(f'{tasks.source} has {len(tasks.addresses)} tasks' for tasks in places)}; give "
+            "--cluster_hosts and --task_index, or unset the variables of one"
+        )
+    return places[0] if places else None
+
+
+def of_hosts(hosts: str, index: int | None) -> Tasks:
+    """Returns the tasks that --cluster_hosts names. Raises `UsageError` where --task_index is none of them."""
+    addresses = tuple(hosts.split(","))
+    if index is None or index >= len(addresses):
+        what = " is not given" if index is None else f"={index} is given"
+        raise UsageError(
+            f"--cluster_hosts names {len(addresses)} tasks, and --task_index{what}; give each task its own, "
+            f"0 to {len(addresses) - 1}"
+        )
+    return Tasks("--cluster_hosts", addresses, index)
+
+
+def arranged(tasks: Tasks, num_ps: int, evaluator: bool, environment: Mapping[str, str]) -> Cluster:
+    """Gives each task its kind: the coordinator (chief), workers, servers, an evaluator, in this order.
+
+    Without servers all are workers. Raises `UsageError` where they are too few.
+    """
+    count = len(tasks.addresses)
+    if not num_ps:
+        names = [f"worker {number}" for number in range(count)]
+        return of_tasks(tasks.source, list(zip(names, tasks.addresses, strict=True)), tasks.index, environment)
+    workers = count - 1 - num_ps - evaluator
+    if workers < 1:
+        more = " and an evaluator" if evaluator else ""
+        raise UsageError(
+            f"{tasks.source} has {count} tasks, too few for a coordinator, a worker, --num_ps={num_ps} servers{more}; "
+            f"start {num_ps + 2 + evaluator} or more"
+        )
+    names = ["chief", *(f"worker {i}" for i in range(workers)), *(f"ps {i}" for i in range(num_ps))]
+    names += ["evaluator"] * evaluator
+    return of_tasks(tasks.source, list(zip(names, tasks.addresses, strict=True)), tasks.index, environment)
+
+
+def check_agree(cluster: Cluster, environment: Mapping[str, str]) -> None:
+    """Raises `UsageError` where TF_CONFIG has another number of tasks than the place that started this process."""
+    started = tasks_of(environment)
+    if started and len(started.addresses) != len(cluster.addresses):
+        raise UsageError(
+            f"{tf_config.NAME} has {len(cluster.addresses)} tasks, and {started.source} {len(started.addresses)}; "
+            f"unset {tf_config.NAME}, or start as many tasks as it has"
+        )
+
+
+def describe(cluster: Cluster) -> str:
+    """Returns the line that says which task this process is, of how many, and where that was read."""
+    kinds = {kind: len(cluster.job(kind)) for kind in ("chief", "worker", "ps", "evaluator") if cluster.job(kind)}
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    return f"cluster: {cluster.task} at {cluster.address}, task {cluster.index} of {counts}; from {cluster.source}"
+
+
+def arrive(cluster: Cluster, timeout_seconds: float) -> None:
+    """Prints which task this process is, unless all are on this host, and waits until all hosts have addresses."""
+    if not cluster.is_on_one_host:
+        print(describe(cluster), flush=True)
+        wait_for_addresses(cluster, timeout_seconds)
+
+
+def wait_for_addresses(cluster: Cluster, timeout_seconds: float) -> None:
+    """Waits until each task's host has an address: names of Kubernetes' services appear with their pods.
+
+    Raises:
+      UsageError: a host has none in time.
+    """
+    end = time.monotonic() + timeout_seconds
+    for name, address in cluster.addresses:
+        host = split(address)[0]
+        while why := _why_unknown(host):
+            if time.monotonic() >= end:
+                raise UsageError(
+                    f"{cluster.source}'s {name} is at {address}, a host that has no address after "
+                    f"--cluster_timeout_seconds={timeout_seconds:g} ({why}); correct its name, or start it"
+                )
+            time.sleep(_POLL_SECONDS)
+
+
+def _why_unknown(host: str) -> str:
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

@@ -1,0 +1,123 @@
+"""Reads the tasks of a run from the environment that Slurm's `srun` gives each of them. Host code.
+
+`tf.distribute.cluster_resolver.SlurmClusterResolver` reads the same, but needs TensorFlow's import, which waits for the
+peers here, calls `scontrol`, and gives all jobs the port 8888 (tensorflow#36094), so that two cannot share a node.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+
+from ..errors import UsageError
+from .cluster import Tasks
+
+# Ports that no job has reserved: each step of a job has some of its own, below those that Linux gives to callers
+# (32768, ip_local_port_range). Jobs whose numbers are apart by a multiple of the slots meet.
+_FIRST_PORT, _SLOTS, _PORTS_A_SLOT = 10240, 176, 128
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def tasks(environment: Mapping[str, str]) -> Tasks | None:
+    """Returns the tasks of the job's step that this process is one of; None outside of a step.
+
+    https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES". A task's port is the node's `--resv-ports` by
+    its number there, if the step has some, else one by the numbers of job and step.
+
+    Raises:
+      UsageError: a variable has another form, or says that tasks are distributed as no list of addresses tells.
+    """
+    names = ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    values = [environment.get(name) for name in names]
+    if None in values:
+        return None  # in a batch script, salloc's shell, or not in Slurm at all
+    node_list, per_node, rank, job, step = (str(value) for value in values)
+    for name, value in zip(names[2:], (rank, job, step), strict=True):
+        if not value.isdecimal():
+            raise UsageError(f"{name}={value!r} is not a number; start the tasks by srun")
+    nodes, counts = expand_nodes(node_list), expand_counts(per_node)
+    if len(nodes) != len(counts):
+        raise UsageError(
+            f"SLURM_STEP_NODELIST={node_list} has {len(nodes)} nodes, and SLURM_STEP_TASKS_PER_NODE={per_node} "
+            f"{len(counts)}; start the tasks by srun"
+        )
+    where = _places_of_ranks(counts, environment, int(rank))
+    ports = _ports(environment.get("SLURM_STEP_RESV_PORTS", ""), int(job), int(step), max(counts))
+    addresses = [f"{nodes[node]}:{ports[local]}" for node, local in where]
+    return Tasks(f"Slurm's job {job}.{step}", tuple(addresses), int(rank))
+
+
+def _places_of_ranks(counts: list[int], environment: Mapping[str, str], rank: int) -> list[tuple[int, int]]:
+    """Returns (node, number on it) of each task, by the distribution that this task's own place shows."""
+    own = tuple(environment.get(name, "") for name in ("SLURM_NODEID", "SLURM_LOCALID"))
+    block = [(node, local) for node, count in enumerate(counts) for local in range(count)]
+    cyclic = [(node, local) for local in range(max(counts)) for node, count in enumerate(counts) if local < count]
+    kept = environment.get("SLURM_DISTRIBUTION", "")
+    for where in (cyclic, block) if kept.startswith("cyclic") else (block, cyclic):
+        if rank < len(where) and tuple(map(str, where[rank])) == own:
+            return where
+    raise UsageError(
+        f"SLURM_PROCID={rank} is task {own[1] or '?'} of node {own[0] or '?'}, which neither a block nor a cyclic "
+        "distribution has there; use srun --distribution=block"
+    )
+
+
+def _ports(reserved: str, job: int, step: int, needed: int) -> list[int]:
+    """Returns the ports of the tasks of a node, by their numbers there. Raises `UsageError`."""
+    if reserved:
+        ports = [port for each in reserved.split(",") for port in _whole_range(each, "SLURM_STEP_RESV_PORTS", reserved)]
+        if len(ports) < needed:
+            raise UsageError(
+                f"SLURM_STEP_RESV_PORTS={reserved} has {len(ports)} ports for up to {needed} tasks of a node; "
+                f"use srun --resv-ports={needed}"
+            )
+        return ports
+    if needed > _PORTS_A_SLOT:
+        raise UsageError(
+            f"{needed} tasks on a node, of which {_PORTS_A_SLOT} get ports; use srun --resv-ports={needed}"
+        )
+    first = _FIRST_PORT + (job + step) % _SLOTS * _PORTS_A_SLOT
+    return list(range(first, first + needed))
+
+
+def _whole_range(text: str, name: str, of: str) -> range:
+    match = _RANGE.fullmatch(text)
+    if not match:
+        raise UsageError(f"{name}={of!r} is not a list of numbers and ranges")
+    return range(int(match[1]), int(match[2] or match[1]) + 1)
+
+
+def expand_nodes(text: str) -> list[str]:
+    """Returns the names of a list of nodes in Slurm's form, e.g. `gpu[01-03,7],login`. Raises `UsageError`."""
+    return [name for part in _split_outside_brackets(text) for name in _expanded(part, text)]
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    return re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
+
+
+def _expanded(part: str, text: str) -> Iterator[str]:
+    """Yields the names of a part of a list: the last bracket of several turns fastest."""
+    choices = []
+    for plain, brackets in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
+        if plain:
+            choices.append([plain])
+            continue
+        numbers = []
+        for each in brackets.split(","):
+            width = len(each.partition("-")[0])
+            numbers += [f"{number:0{width}d}" for number in _whole_range(each, "SLURM_STEP_NODELIST", text)]
+        choices.append(numbers)
+    return map("".join, itertools.product(*choices))
+
+
+def expand_counts(text: str) -> list[int]:
+    """Returns the tasks of each node of a list in Slurm's form, e.g. `2(x3),1`. Raises `UsageError`."""
+    counts: list[int] = []
+    for part in text.split(","):
+        if not (match := _COUNT.fullmatch(part)):
+            raise UsageError(f"SLURM_STEP_TASKS_PER_NODE={text!r} is not a list of counts such as 2(x3),1")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts

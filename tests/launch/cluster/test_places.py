@@ -1,0 +1,216 @@
+"""Which task a process is, by flags, TF_CONFIG, Slurm and Kubernetes: every form of their variables, every mistake."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from crankshaft.launch.cluster import places, slurm
+from crankshaft.launch.cluster.cluster import Tasks
+from crankshaft.launch.errors import UsageError
+from tests.waiting import PATIENCE
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def step(nodes: str, counts: str, rank: int, node: int, local: int, **more: str) -> dict[str, str]:
+    """The variables of a task of Slurm's job 7, step 0."""
+    return {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_TASKS_PER_NODE": counts,
+        "SLURM_PROCID": str(rank),
+        "SLURM_NODEID": str(node),
+        "SLURM_LOCALID": str(local),
+        **more,
+    }
+
+
+def pod(jobs: str, host: str, **more: str) -> dict[str, str]:
+    index = host.rpartition("-")[2]
+    return {
+        "CRANKSHAFT_JOBS": jobs,
+        "CRANKSHAFT_SERVICE": "net",
+        "HOSTNAME": host,
+        "JOB_COMPLETION_INDEX": index,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("n1", ["n1"]),
+        ("n1,n2", ["n1", "n2"]),
+        ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
+        ("r[1-2]n[09-10]", ["r1n09", "r1n10", "r2n09", "r2n10"]),
+        ("a-[8-11]-ib", ["a-8-ib", "a-9-ib", "a-10-ib", "a-11-ib"]),
+    ],
+)
+def test_slurms_lists_of_nodes(text, nodes):
+    assert slurm.expand_nodes(text) == nodes
+
+
+def test_slurms_tasks_have_their_nodes_address_and_a_port_each_by_their_number_there():
+    tasks = places.tasks_of(step("n[1-2]", "2,1", rank=2, node=1, local=0))
+    first = 10240 + 7 * 128
+    assert tasks == Tasks("Slurm's job 7.0", (f"n1:{first}", f"n1:{first + 1}", f"n2:{first}"), 2)
+
+
+def test_slurms_cyclic_distribution_is_seen_by_a_tasks_own_place():
+    hosts = [address.split(":")[0] for address in slurm.tasks(step("n[1-2]", "2(x2)", 1, 1, 0)).addresses]
+    assert hosts == ["n1", "n2", "n1", "n2"]
+    # Task 0 is at the same place in both; what Slurm says of the distribution decides.
+    said = step("n[1-2]", "2(x2)", 0, 0, 0, SLURM_DISTRIBUTION="cyclic")
+    assert [address.split(":")[0] for address in slurm.tasks(said).addresses] == hosts
+
+
+def test_two_of_slurms_jobs_on_a_node_have_ports_of_their_own():
+    one, other = (slurm.tasks({**step("n1", "4", 0, 0, 0), "SLURM_JOB_ID": job}) for job in ("7", "8"))
+    assert not set(one.addresses) & set(other.addresses)
+
+
+def test_ports_that_slurm_has_reserved_are_taken():
+    tasks = slurm.tasks(step("n[1-2]", "2(x2)", 3, 1, 1, SLURM_STEP_RESV_PORTS="12000,12005-12006"))
+    assert tasks.addresses == ("n1:12000", "n1:12005", "n2:12000", "n2:12005")
+
+
+def test_jobs_of_kubernetes_have_one_service_and_their_pods_names():
+    tasks = places.tasks_of(pod("run-chief:1,run-worker:2,run-ps:1", "run-worker-1"))
+    names = ("run-chief-0", "run-worker-0", "run-worker-1", "run-ps-0")
+    assert tasks == Tasks("Kubernetes", tuple(f"{name}.net:2222" for name in names), 2)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"JOB_COMPLETION_INDEX": "3", "HOSTNAME": "sweep-3"},  # an Indexed Job of tasks that train alone
+        {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # a batch script
+        step("n1", "1", 0, 0, 0),
+        pod("run:1", "run-0"),
+    ],
+)
+def test_a_process_that_was_started_alone_is_alone(environment):
+    assert places.tasks_of(environment) is None
+
+
+MISTAKES = {
+    "other nodes than counts": (step("n[1-3]", "2,1", 0, 0, 0), ["has 3 nodes", "SLURM_STEP_TASKS_PER_NODE=2,1 2"]),
+    "counts of another form": (step("n1", "two", 0, 0, 0), ["'two' is not a list of counts"]),
+    "brackets of another form": (step("n[a-c]", "3", 0, 0, 0), ["'n[a-c]' is not a list of numbers"]),
+    "a rank of another form": (step("n1", "2", 0, 0, 0, SLURM_PROCID="x"), ["SLURM_PROCID='x' is not a number"]),
+    "another distribution": (step("n[1-2]", "2(x2)", 1, 1, 1), ["task 1 of node 1", "srun --distribution=block"]),
+    "too few reserved ports": (
+        step("n1", "2", 0, 0, 0, SLURM_STEP_RESV_PORTS="12000"),
+        ["1 ports for up to 2 tasks", "srun --resv-ports=2"],
+    ),
+    "too many tasks a node": (step("n1", "200", 0, 0, 0), ["200 tasks on a node, of which 128", "--resv-ports=200"]),
+    "no service": ({**pod("run:2", "run-0"), "CRANKSHAFT_SERVICE": ""}, ["CRANKSHAFT_SERVICE is not"]),
+    "no index": ({**pod("run:2", "run-0"), "JOB_COMPLETION_INDEX": ""}, ["use an Indexed Job"]),
+    "Jobs of another form": (pod("run=2", "run-0"), ["run=2 is not a list of Jobs"]),
+    "a pod of another Job": (pod("run:2", "other-0"), ["this pod is other-0", "has run-0 to run-1"]),
+    "an index beyond": (pod("run:2", "run-2"), ["this pod is run-2"]),
+    "two places": ({**step("n1", "4", 0, 0, 0), **pod("run:2", "run-0")}, ["has 4 tasks and Kubernetes has 2 tasks"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_one_line_with_its_cure(mistake):
+    environment, said = MISTAKES[mistake]
+    with pytest.raises(UsageError) as error:
+        places.tasks_of(environment)
+    line = str(error.value)
+    assert "\n" not in line
+    assert [part for part in said if part not in line] == [], line
+
+
+def test_tasks_are_coordinator_workers_servers_evaluator_in_this_order():
+    tasks = Tasks("here", tuple(f"h{i}:1" for i in range(6)), 5)
+    cluster = places.arranged(tasks, 2, True, {})
+    assert [name for name, _ in cluster.addresses] == ["chief", "worker 0", "worker 1", "ps 0", "ps 1", "evaluator"]
+    assert cluster.task == "evaluator"
+    line = places.describe(cluster)
+    assert line == "cluster: evaluator at h5:1, task 5 of 1 chief, 2 worker, 2 ps, 1 evaluator; from here"
+    with pytest.raises(
+        UsageError, match="here has 6 tasks, too few for a coordinator, a worker, --num_ps=4 servers and"
+    ):
+        places.arranged(tasks, 4, True, {})
+
+
+def test_a_host_without_an_address_is_named_once_it_was_waited_for():
+    tasks = Tasks("--cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
+    with pytest.raises(UsageError, match=r"worker 1 is at no-such-host.invalid:1, a host that has no address after"):
+        places.wait_for_addresses(places.arranged(tasks, 0, False, {}), 0.1)
+
+
+FLAGS = {
+    "no index": (["--cluster_hosts=a:1,b:2"], "names 2 tasks, and --task_index is not given"),
+    "an index beyond": (["--cluster_hosts=a:1,b:2", "--task_index=2"], "--task_index=2 is given"),
+    "an index alone": (["--task_index=1"], "has no use without --cluster_hosts"),
+    "a host twice": (["--cluster_hosts=a:1,a:1", "--task_index=0"], "worker 0 and worker 1 are both a:1"),
+    "no port": (["--cluster_hosts=a,b:1", "--task_index=0"], "write its address as 'host:port'"),
+    "servers without tasks": (["--num_ps=2"], "--num_ps=2 is given, and no tasks are known"),
+    "too few": (["--cluster_hosts=a:1,b:2", "--task_index=0", "--num_ps=1"], "start 3 or more"),
+    "servers of workers": (
+        ["--cluster_hosts=a:1,b:2", "--task_index=0", "--num_ps=1", "--strategy=multi_worker"],
+        "is for --strategy=parameter_server",
+    ),
+    "an evaluator alone": (["--cluster_hosts=a:1,b:2", "--task_index=0", "--evaluator"], "is for --num_ps=N"),
+    "no cluster": (["--strategy=multi_worker"], "this is not a step of Slurm's or a pod of Kubernetes'"),
+}
+
+
+@pytest.mark.parametrize("mistake", FLAGS)
+def test_mistake_in_flags_is_one_line(mistake, monkeypatch):
+    from crankshaft.launch import train
+    from crankshaft.launch.command_line import config
+
+    arguments, said = FLAGS[mistake]
+    train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
+    with pytest.raises(UsageError) as error:
+        config.from_flags(None, False, {})
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def asked(*arguments: str, **environment: str):
+    from crankshaft.launch import train
+    from crankshaft.launch.command_line import config
+
+    train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
+    return config.from_flags(None, False, environment)
+
+
+def test_several_tasks_train_as_workers_or_around_servers_without_a_strategy():
+    assert asked(**step("n1", "2", 1, 0, 1)).strategy == "multi_worker"
+    servers = asked("--num_ps=1", **step("n1", "4", 3, 0, 3))
+    assert (servers.strategy, servers.cluster.task) == ("parameter_server", "ps 0")
+    assert asked("--strategy=one_device", **step("n1", "2", 1, 0, 1)).cluster is None
+    jobs = {"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"]}
+    text = json.dumps({"cluster": jobs, "task": {"type": "worker", "index": 0}})
+    assert asked(TF_CONFIG=text).strategy == "parameter_server"
+
+
+def test_flags_come_before_tf_config_and_that_before_slurm():
+    text = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}})
+    both = {"TF_CONFIG": text, **step("n1", "2", 1, 0, 1)}
+    assert asked("--cluster_hosts=c:1,d:1,e:1", "--task_index=2", **both).cluster.address == "e:1"
+    assert asked(**both).cluster.address == "a:1"
+    with pytest.raises(UsageError, match=r"TF_CONFIG has 2 tasks, and Slurm's job 7.0 3; unset TF_CONFIG"):
+        asked(**{**both, **step("n1", "3", 1, 0, 1)})
+
+
+@pytest.mark.skipif(not (shutil.which("ip") and shutil.which("unshare")), reason="no tools for network namespaces")
+def test_a_task_whose_index_another_host_has_says_so():
+    command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-m", "tests.launch.cluster.twins"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("this kernel or container gives no process networks of its own")
+    assert "is worker 0 at 10.9.8.1:2222, where another task answers" in done.stdout, done.stderr
