@@ -116,6 +116,10 @@ class Feed(abc.ABC):
         """Returns what a run's checkpoints keep of what was found out about the data, plain JSON; {}: nothing."""
         return {}
 
+    def form(self, operands) -> tuple:
+        """Returns what tells apart operands that one compiled loop is not for. Host code."""
+        return tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
+
     def traced(self, operands) -> Any:
         """Returns what a loop is compiled for where it is given these operands: themselves, or specs of more."""
         return operands

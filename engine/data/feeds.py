@@ -118,7 +118,7 @@ class Indices(Blocks):
         self._mesh = devices.mesh
 
         def open_at(block: int):
-            return iter(untuned(tf.data.Dataset.counter(block).map(order.examples).prefetch(2)))
+            return iter(untuned(tf.data.Dataset.range(block, tf.int64.max).map(order.examples).prefetch(2)))
 
         super().__init__(order, open_at, devices.bring if devices.on_gpus else None)
 
@@ -272,7 +272,7 @@ class ReadFeed(Feed):
             start, stop = replica_part(tf.shape(indices, tf.int64)[1], part, parts)
             return self._reader.read(indices[:, start:stop], block)
 
-        numbers = tf.data.Dataset.counter()
+        numbers = tf.data.Dataset.range(tf.int64.max)
         return untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
 
 

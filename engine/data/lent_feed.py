@@ -75,24 +75,29 @@ class LentFeed(Feed):
     def take(self, step: int, limit: int) -> Run:
         steps = self.reach(step, limit)
         if not self.split.by_index:
-            block = tf.nest.map_structure(lambda x: x[tf.newaxis], self._next())
+            examples = self._next()
+            each = tf.nest.flatten(examples)[0].shape[0]
         else:
             epoch, in_epoch = divmod(step - self.order.first_step, self.order.steps_per_epoch)
             first = in_epoch * self.order.batch_size
             rows = self._epoch(epoch)[first : first + steps * self.order.batch_size]
-            batches = self._read(rows, epoch)
-            shape = [steps, len(rows) // steps]
-            block = tf.nest.map_structure(lambda x: tf.reshape(x, [*shape, *x.shape[1:]]), batches)
-        return Run((block,), 0, steps)
+            examples, each = self._read(rows, epoch), len(rows) // steps
+        return Run((examples, tf.constant(each, tf.int64)), 0, steps)
+
+    def form(self, operands) -> tuple:
+        return tuple(x.shape[1:] for x in tf.nest.flatten(operands[0]))
 
     def traced(self, operands) -> Any:
-        return tf.nest.map_structure(lambda x: tf.TensorSpec([None, None, *x.shape[2:]], x.dtype), operands)
+        examples, each = operands
+        return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), examples), each
 
     def most_steps(self, operands) -> float:
         return math.inf
 
     def next_operands(self, operands, offset: tf.Tensor):
-        return (tf.nest.map_structure(lambda x: x[offset], operands[0]),)
+        examples, each = operands
+        first = tf.cast(offset, tf.int64) * each
+        return (tf.nest.map_structure(lambda x: x[first : first + each], examples),)
 
     def batch(self, batch):
         parts = self._mesh.part(0, self._num_replicas)[1]

@@ -200,8 +200,8 @@ class Rates:
             found["input_bytes"] = status.input_bytes
         if status.steps_ahead is not None:
             found |= {"steps_ahead": status.steps_ahead, "calls_ahead": 1}
-        names = self._totals.keys() | found.keys()
-        self._totals = {name: max(0.0, fade) * self._totals.get(name, 0) + found.get(name, 0) for name in names}
+        totals = self._totals if fade == 1.0 else {name: max(0.0, fade) * x for name, x in self._totals.items()}
+        self._totals = {**totals, **{name: totals.get(name, 0) + value for name, value in found.items()}}
         self.calls += 1
 
     @property

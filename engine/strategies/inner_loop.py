@@ -32,7 +32,7 @@ _DRAWS = (
 def _arguments(operands, step: int, start: int, stop: int, due: int | None, extra: tuple) -> tuple:
     """Returns the arguments of `InnerLoop._loop`; the last step is observed if something is due after it."""
     numbers = (step, start, stop, stop - 1 if step + stop - start == due else -1)
-    return operands, *(tf.constant(number, tf.int64) for number in numbers), *extra
+    return operands, tf.constant(numbers, tf.int64), *extra
 
 
 def _joined(dtype: tf.DType) -> tf.TensorArray:
@@ -76,7 +76,7 @@ class InnerLoop:
       arrivals: counts the steps whose data is there; None makes one where the feed may wait in the loop.
 
     Attributes:
-      programs: the compiled loops, by the shapes of their operands.
+      programs: the compiled loops, by the form of their operands.
     """
 
     def __init__(
@@ -156,12 +156,12 @@ class InnerLoop:
         return taken[1] if taken and taken[0] == (step, limit) else self._feed.take(step, limit)
 
     def _program(self, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
-        """Returns the compiled loop for operands of these shapes: finding it is most of a `tf.function` call's time."""
-        operands = self._feed.traced(arguments[0])
-        shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
-        if shapes not in self.programs:
-            self.programs[shapes] = self._compiled.get_concrete_function(operands, *arguments[1:])
-        return self.programs[shapes]
+        """Returns the compiled loop for operands of this form: finding it is most of a `tf.function` call's time."""
+        form = self._feed.form(arguments[0])
+        if form not in self.programs:
+            operands = self._feed.traced(arguments[0])
+            self.programs[form] = self._compiled.get_concrete_function(operands, *arguments[1:])
+        return self.programs[form]
 
     def reach(self, step: int, limit: int) -> int:
         """Returns how many of `limit` steps from `step` on a call could take."""
@@ -186,15 +186,17 @@ class InnerLoop:
     def _result(self, sums, steps: int, input_seconds: float) -> LoopResult:
         return LoopResult(LoopSums(self._names, sums), steps, input_seconds)
 
-    def _loop(self, operands, first_step, start, stop, observed):
+    def _loop(self, operands, numbers):
         """Computes a call: the sums of its metrics over this host's replicas, [rows, 2], and the scores that it keeps.
 
-        `start`, `stop` and `observed` are offsets in the operands; `observed` is that of the step whose costly figures
-        (the gradients' norm) are looked at, -1 for none.
+        Args:
+          operands: of the call.
+          numbers: [4] int64: the first step, and three offsets in the operands: where it starts, where it stops, and
+            that of the step whose costly figures (the gradients' norm) are looked at, -1 for none.
         """
-        if self._hosted:
-            with self._on_host():
-                first_step = tf.identity(first_step)
+        with self._on_host():
+            first_step, start, stop, observed = tf.unstack(numbers)
+            if self._hosted:
                 start, stop, observed = (tf.cast(offset, tf.int32) for offset in (start, stop, observed))
         one_step, zeros = self._traced(operands, start, first_step)
         unrolled = self._unrolls and self._is_small and self._feed.most_steps(operands) >= _UNROLLED_STEPS

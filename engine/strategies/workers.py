@@ -129,16 +129,16 @@ class WorkersLoop(InnerLoop):
         rows = WorkerRows([*FROM_HOST, *self._measured, *own], rows)
         return LoopResult(LoopSums(shared, sums), steps, input_seconds, rows)
 
-    def _loop(self, operands, first_step, start, stop, observed, from_host):  # type: ignore[override]
+    def _loop(self, operands, numbers, from_host):  # type: ignore[override]
         began = tf.timestamp()
         with tf.control_dependencies([began]):
-            start = tf.identity(start)
-        sums = super()._loop(operands, first_step, start, stop, observed)
+            numbers = tf.identity(numbers)
+        sums = super()._loop(operands, numbers)
         sums, scores = sums[: len(self._names)], sums[len(self._names) :]
         with tf.control_dependencies([sums]):
             seconds, waited = tf.timestamp() - began, self._arrivals.take_seconds()
         own = tf.constant([name.startswith(OWN) for name in self._names])
-        measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(stop - start, tf.float64)}
+        measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(numbers[2] - numbers[1], tf.float64)}
         row = tf.concat([from_host, [measured[name] for name in self._measured], tf.boolean_mask(sums, own)[:, 0]], 0)
         sums, rows = self._over_workers(tf.boolean_mask(sums, ~own), row)
         return tf.concat([sums, scores], 0) if keep_scores(self._names) else sums, rows

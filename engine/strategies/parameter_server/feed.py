@@ -247,13 +247,14 @@ class LentWorkersFeed(LentFeed):
     @property
     def operand_specs(self):
         def spec(part) -> tf.TensorSpec:
-            return tf.TensorSpec([None, None, *part.shape], tf.as_dtype(part.dtype))
+            return tf.TensorSpec([None, *part.shape], tf.as_dtype(part.dtype))
 
-        return tf.nest.map_structure(spec, self.split.element_spec), tf.TensorSpec([], tf.int64)
+        number = tf.TensorSpec([], tf.int64)
+        return tf.nest.map_structure(spec, self.split.element_spec), number, number
 
     def next_operands(self, operands, step: tf.Tensor):
-        block, first = operands
-        return (tf.nest.map_structure(lambda x: x[step - first], block),)
+        *examples, first = operands
+        return super().next_operands(examples, step - first)
 
     def batch(self, *operands):
         return operands[0]
