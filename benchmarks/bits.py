@@ -128,7 +128,7 @@ def digests(run_dir: Path) -> dict[str, str]:
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(run_dir / "checkpoints")))
     found = {}
     for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
-        if dtype != tf.string:  # the graph of objects is no variable
+        if dtype != tf.string:  # the graph of objects is not a variable
             value = reader.get_tensor(name)
             digest = hashlib.sha256(f"{value.dtype} {value.shape}".encode() + value.tobytes())
             found[name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")] = digest.hexdigest()
@@ -248,7 +248,7 @@ def main() -> int:
         return 0 if wanted else parser.error(f"--only={asked.only} is in none of these cases' names")
     checkout = asked.checkout.resolve()
     if not (checkout / "engine").is_dir():
-        parser.error(f"--checkout={asked.checkout} is no checkout of crankshaft: it has no folder engine")
+        parser.error(f"--checkout={asked.checkout} is not a checkout of crankshaft: it has no folder engine")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's words on how it starts
     commit, cores = commit_of(checkout), pin()
     found = run_cases(checkout, wanted)

@@ -173,7 +173,7 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     check_arguments(parser, arguments)
     if arguments.quality_steps % CALL or arguments.quality_steps < 1:
-        parser.error(f"--quality_steps={arguments.quality_steps} is no multiple of {CALL}; use 100")
+        parser.error(f"--quality_steps={arguments.quality_steps} is not a multiple of {CALL}; use 100")
     if not runs_with(arguments.jax_python, "jax", "optax", *NEEDED):
         parser.error(
             f"--jax_python={arguments.jax_python} does not run `import jax, optax, crankshaft`; pip install "

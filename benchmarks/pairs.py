@@ -45,7 +45,7 @@ def measured(commands: Sequence[str], turns: int) -> dict[str, Any]:
         for side, (name, command) in enumerate(zip(("this", "the baseline"), commands, strict=True)):
             result = series.measure(f"turn {turn} of {name}", lambda path, command=command: _process(command, path))
             if problems := of_benchmark.problems(result):
-                raise MeasurementFailed(f"what {name} wrote to --result_json is no such result: {problems[0]}")
+                raise MeasurementFailed(f"what {name} wrote to --result_json is not such a result: {problems[0]}")
             results[side].append(result)
     ours, theirs = results
     warnings = [line for result in ours for line in result["warnings"]]

@@ -325,7 +325,7 @@ def parse_arguments() -> argparse.Namespace:
     try:
         arguments.table_rows = sorted(int(millions) for millions in arguments.table_rows.split(","))
     except ValueError:
-        parser.error(f"--table_rows={arguments.table_rows} are no whole millions; use e.g. 1,10")
+        parser.error(f"--table_rows={arguments.table_rows} are not whole millions; use e.g. 1,10")
     return arguments
 
 

@@ -61,7 +61,7 @@ def write_result(path: str, result: dict) -> None:
 
 
 def run_script(main: Callable[[], None]) -> None:
-    """Calls `main`; ends the processes of a measurement on SIGTERM too; a failed one is no traceback."""
+    """Calls `main`; ends the processes of a measurement on SIGTERM too; a failed one is not a traceback."""
     try:
         with children.stoppable():
             main()

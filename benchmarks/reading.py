@@ -2,8 +2,9 @@
 
     python -m benchmarks.reading --rows=records,layout,cold,array_record,images,text,mlp,cnn,memory,resume
 
-Steps are batches of 64 (text: 32). All peers read the same files, made anew, and use a batch for nothing, but for `mlp`
-and `cnn`, which train. Ratios are medians of turns, with the interval that 95 % of such medians lie in.
+Steps are batches of 64 (text: 32). All peers read the same files, made for each run, and do nothing with a
+batch, but for `mlp` and `cnn`, which train. Ratios are medians of turns, with the interval that 95 % of such medians
+lie in.
 """
 
 from __future__ import annotations

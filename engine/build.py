@@ -75,7 +75,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
       features: that the model is called with, arrays or tensors whose shapes and dtypes count; None are the data's.
 
     Raises:
-      TypeError: it is no Keras model.
+      TypeError: it is not a Keras model.
       ValueError: it does not take such features; says what to give.
 
     Example:
@@ -115,10 +115,10 @@ def build_embeddings(trainer) -> None:
       >>> def build(self):  # of a Trainer that builds nothing else
       ...     build_embeddings(self)
     """
-    given = trainer.given
+    known = trainer.given
     for table in Holdings(trainer).tables.values():
-        table.check_accumulation(given.options.accumulate_steps)
-        table.build(given.options.seed, given.num_servers)
+        table.check_accumulation(known.options.accumulate_steps)
+        table.build(known.options.seed, known.num_servers)
 
 
 def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.Optimizer:

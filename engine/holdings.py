@@ -26,9 +26,9 @@ class Holdings:
     @cached_property
     def layers(self) -> dict[str, tf.keras.layers.Layer]:
         """The Keras layers, models too, by path; those inside another are left out."""
-        found = held(self.trainer, tf.keras.layers.Layer)
-        inner = {id(layer_in_it) for layer in found.values() for layer_in_it in keras.layers_in(layer, itself=False)}
-        return {path: layer for path, layer in found.items() if id(layer) not in inner}
+        layers = held(self.trainer, tf.keras.layers.Layer)
+        inner = {id(layer_in_it) for layer in layers.values() for layer_in_it in keras.layers_in(layer, itself=False)}
+        return {path: layer for path, layer in layers.items() if id(layer) not in inner}
 
     @cached_property
     def tables(self) -> dict[str, Embedding]:
@@ -68,14 +68,14 @@ class Holdings:
     @property
     def all_weights(self) -> list:
         """What any step may train: the variables of all layers, then the tables' shards."""
-        found = {id(v): v for layer in self.layers.values() for v in layer.trainable_variables}
-        return [*found.values(), *self.shards]
+        variables = {id(v): v for layer in self.layers.values() for v in layer.trainable_variables}
+        return [*variables.values(), *self.shards]
 
     @property
     def own_variables(self) -> list:
         """The trainable float variables among the attributes themselves, of no layer or table."""
-        found = held(self.trainer, (tf.Variable, tf.keras.Variable)).values()
-        return [v for v in found if v.trainable and tf.as_dtype(v.dtype).is_floating]
+        variables = held(self.trainer, (tf.Variable, tf.keras.Variable)).values()
+        return [v for v in variables if v.trainable and tf.as_dtype(v.dtype).is_floating]
 
     @property
     def steady_variables(self) -> list[tf.keras.Variable]:

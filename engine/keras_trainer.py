@@ -62,7 +62,7 @@ class KerasTrainer(Trainer):
       asks_for_jit: whether it is compiled with `jit_compile`.
 
     Raises:
-      TypeError: what was given is no Keras model.
+      TypeError: what was given is not a Keras model.
       ValueError: it can't be trained as it is; says which method of `Trainer` is for what it does.
 
     Example:
@@ -158,16 +158,16 @@ class KerasTrainer(Trainer):
                 self._losses.total(labels, outputs, None, lambda whole: whole.total)
             return outputs
 
-        given, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
+        compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
         features, labels = batches.fields(self.given.example)[:2]
         self._losses = self._metrics = None
-        if given["loss"] is not None:
+        if compiled["loss"] is not None:
             if labels is None:
                 raise ValueError("the model is compiled with a loss, and the data has no labels; give them as y")
-            self._losses = keras_compile.Losses(given["loss"], given["loss_weights"], output_names=names)
+            self._losses = keras_compile.Losses(compiled["loss"], compiled["loss_weights"], output_names=names)
         specs = tf.nest.map_structure(spec, (features,) if labels is None else (features, labels))
         outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
-        if (given["metrics"] or given["weighted_metrics"]) and labels is not None:
+        if (compiled["metrics"] or compiled["weighted_metrics"]) and labels is not None:
             self._metrics = keras_compile.Metrics(self.model, symbols(specs[1]), symbols(outputs))
             self._sums = {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
 
@@ -179,26 +179,26 @@ class KerasTrainer(Trainer):
         return pair()
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
-        found: dict[str, Any] = {}
+        pairs: dict[str, Any] = {}
         for name in self._losses_of(outputs, batch, None)[1]:
 
             def pair(weights=None, name=name):
                 by_name = self._losses_of(outputs, batch, weights)[1]
                 return weighable(Mean(by_name[name], _size(batch)), pair, weights is not None)
 
-            found[name] = pair()
+            pairs[name] = pair()
         if self._metrics is None:
-            return found
+            return pairs
         labels, predictions = (self._metrics.flat(each) for each in (batches.fields(batch).labels, outputs))
         for name, each in self._metrics.by_name.items():
-            found[name] = self._sum(name, each, labels[each.output], predictions[each.output])
-        return found
+            pairs[name] = self._sum(name, each, labels[each.output], predictions[each.output])
+        return pairs
 
     def _sum(self, name: str, metric: keras_compile.Metric, labels, predictions, weights=None) -> Pair:
         """Returns what a batch adds to a metric of one output; only one of `weighted_metrics` can be weighed."""
-        given = () if weights is None else (keras_compile.beside_mask(weights, predictions),)
+        mask = () if weights is None else (keras_compile.beside_mask(weights, predictions),)
         weigh = functools.partial(self._sum, name, metric, labels, predictions) if metric.is_weighted else None
-        return weighable(self._sums[name](labels, predictions, *given), weigh, weights is not None)
+        return weighable(self._sums[name](labels, predictions, *mask), weigh, weights is not None)
 
     def _losses_of(self, outputs, batch, weights) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Returns the loss and each output's, times the examples of this replica's part of the batch.
@@ -229,7 +229,7 @@ def check(model) -> None:
     """Raises TypeError or ValueError, one line, for what can't be trained as `compile` says."""
     if not isinstance(model, tf.keras.Model):
         raise TypeError(
-            f"a {type(model).__name__} is no Keras model; give a compiled one, or a function that returns one"
+            f"a {type(model).__name__} is not a Keras model; give a compiled one, or a function that returns one"
         )
     name = type(model).__name__
     if not model.compiled:
@@ -252,26 +252,26 @@ def check(model) -> None:
         )
 
 
-def _options(given: StepOptions, model: tf.keras.Model, is_given: bool) -> StepOptions:
+def _options(options: StepOptions, model: tf.keras.Model, is_given: bool) -> StepOptions:
     """Returns the run's options with what `compile` says in them. Raises ValueError where the run says it too."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     said = dataclasses.replace(
-        given,
-        precision=given.precision if optimizer is model.optimizer else "float16",
+        options,
+        precision=options.precision if optimizer is model.optimizer else "float16",
         clip_norm=optimizer.global_clipnorm or 0.0,
         clip_variable_norm=optimizer.clipnorm or 0.0,
         clip_value=optimizer.clipvalue or 0.0,
     )
     for name, where in _OF_COMPILE.items():
-        if getattr(given, name) not in (getattr(StepOptions(), name), getattr(said, name) if name in CLIPS else None):
+        if getattr(options, name) not in (getattr(StepOptions(), name), getattr(said, name) if name in CLIPS else None):
             raise ValueError(
                 f"`{_NAMES_OF_FLAGS.get(name, name)}` is given, and the model is compiled with an optimizer; set the "
                 f"{where} in compile"
             )
-    if is_given and given.precision not in ("float32", model.dtype_policy.compute_dtype):
+    if is_given and options.precision not in ("float32", model.dtype_policy.compute_dtype):
         raise ValueError(
-            f"`precision`={given.precision}: the model is made already, in {model.dtype_policy.name}; call "
-            f"keras.config.set_dtype_policy('mixed_{given.precision}') before that, or give a function that makes it"
+            f"`precision`={options.precision}: the model is made already, in {model.dtype_policy.name}; call "
+            f"keras.config.set_dtype_policy('mixed_{options.precision}') before that, or give a function that makes it"
         )
     return said
 

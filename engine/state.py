@@ -20,7 +20,7 @@ from .trainer import Trainer
 # The version of the rules by which a run's numbers come about. A change that alters bits takes the next number, so that
 # no run continues unnoticed with other bits than it began with. Checkpoints that name none are of rules 1. Since 2
 # `data.order` mixes an epoch's key and shuffles in eight rounds; since 3 the bias corrections of averages, in Adam,
-# RMSprop and the weights' average, are no differences of float32 numbers; since 4 float16's losses are in the range of
+# RMSprop and the weights' average, are not differences of float32 numbers; since 4 float16's losses are in the range of
 # means on replicas too; since 5 an AUC's buckets are by the logit; since 6 JPEGs are decoded by the accurate transform;
 # since 7 the gain of an RMS normalisation does not decay, and fields of a table of any ids are told apart by a hash.
 RULES = 7
@@ -57,12 +57,12 @@ class TrainState:
 
     def variables(self) -> list[tf.Variable]:
         """Returns every variable of the checkpoint, each once."""
-        found = {}
+        variables = {}
         for _, trackable in graph.walk(self.checkpoint):
             variable = getattr(trackable, "value", None) if not isinstance(trackable, tf.Variable) else trackable
             if isinstance(variable, tf.Variable):
-                found[id(variable)] = variable
-        return list(found.values())
+                variables[id(variable)] = variable
+        return list(variables.values())
 
     @contextlib.contextmanager
     def kept(self):
@@ -101,12 +101,12 @@ class TrainState:
 
     def _updating(self) -> dict[str, Any]:
         """Returns optimizers and averages by the path of their attributes in the trainer."""
-        found: dict[str, Any] = {}
+        optimizers: dict[str, Any] = {}
         for path, optimizer in Holdings(self.trainer).optimizers.items():
-            found[path] = optimizer
+            optimizers[path] = optimizer
             if optimizer.weight_average is not None:
-                found[f"{path}.weight_average"] = optimizer.weight_average
-        return found
+                optimizers[f"{path}.weight_average"] = optimizer.weight_average
+        return optimizers
 
     def parts(self, manifest: Manifest) -> list[Part]:
         """Returns what can begin again where other variables are trained than in the run that saved a checkpoint.

@@ -195,9 +195,9 @@ class Trainer(tf.Module):
 
     def _with_metrics(self, loss: Mean, whole: Mean | None, outputs, batch) -> dict[str, Any]:
         where = f"{type(self).__name__}.metrics"
-        found = example_counts.checked(self.metrics, where, outputs, batches.without_weights(batch))
+        pairs = example_counts.checked(self.metrics, where, outputs, batches.without_weights(batch))
         losses = {"loss": loss} if whole is None else {"loss": loss, "loss_with_penalties": whole}
-        return {**losses, **checked(found, where, batches.fields(batch).weights)}
+        return {**losses, **checked(pairs, where, batches.fields(batch).weights)}
 
     @property
     def _held(self) -> Holdings:

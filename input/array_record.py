@@ -86,7 +86,7 @@ class ArrayRecords(ExampleSource):
         return int(self._ends[-1])
 
     def records(self, indices: np.ndarray) -> list[bytes]:
-        found: list[bytes] = [b""] * len(indices)
+        records: list[bytes] = [b""] * len(indices)
         shards = np.searchsorted(self._ends, indices, side="right")
         order = np.argsort(shards, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
@@ -94,8 +94,8 @@ class ArrayRecords(ExampleSource):
             numbers = indices[rows] - self._starts[shard]
             self._files.check(shard)
             for row, record in zip(rows.tolist(), self._of_shard(shard, numbers), strict=True):
-                found[row] = record
-        return found
+                records[row] = record
+        return records
 
     def where(self, index: int) -> str:
         shard = int(np.searchsorted(self._ends, index, side="right"))
@@ -140,23 +140,23 @@ class _Shard:
         except RuntimeError as error:
             raise InputError(f"{path} can't be read ({_first_line(error)}); restore the file") from None
         if not is_whole:
-            raise InputError(f"{path} is no whole ArrayRecord file; restore it, or write it again")
+            raise InputError(f"{path} is not a whole ArrayRecord file; restore it, or write it again")
         if not self.records:
             raise InputError(f"{path} is empty: expected records, found none; leave it out, or write it again")
-        found = re.search(r"group_size:(\d+)", options)
-        self.group = int(found[1]) if found else 1
+        match = re.search(r"group_size:(\d+)", options)
+        self.group = int(match[1]) if match else 1
         self._lock = threading.Lock()  # a reader has one position
 
     def read(self, numbers: np.ndarray) -> list[bytes]:
         """Returns records by their numbers in the shard. Raises RuntimeError."""
         with self._lock:
             if len(numbers) > 1 and (np.diff(numbers) == 1).all():
-                found = self._reader.read(int(numbers[0]), int(numbers[-1]) + 1)
+                records = self._reader.read(int(numbers[0]), int(numbers[-1]) + 1)
             else:
-                found = self._reader.read(numbers.tolist())
-        if len(found) != len(numbers):
-            raise RuntimeError(f"{len(found)} of {len(numbers)} records were found")
-        return found
+                records = self._reader.read(numbers.tolist())
+        if len(records) != len(numbers):
+            raise RuntimeError(f"{len(records)} of {len(numbers)} records were found")
+        return records
 
 
 def _first_line(error: Exception) -> str:

@@ -134,7 +134,7 @@ def _hexadecimal(text: np.ndarray) -> np.ndarray:
     for column in range(text.shape[-1]):
         digit, used = digits[text[..., column]], text[..., column] != 0
         if (digit[used] == 255).any():
-            raise ValueError("a category that is no hexadecimal number")
+            raise ValueError("a category that is not a hexadecimal number")
         values = np.where(used, values * np.uint32(16) + digit, values)
     return values
 

@@ -73,7 +73,7 @@ def check_at_least(name: str, value: int, minimum: int) -> None:
 def check_share(name: str, value: float) -> None:
     """Raises InputError if an input's argument is not above 0 and below 1."""
     if not 0 < value < 1:
-        raise InputError(f"{name}={value:g} is no share of the examples; use a number between 0 and 1, e.g. 0.1")
+        raise InputError(f"{name}={value:g} is not a share of the examples; use a number between 0 and 1, e.g. 0.1")
 
 
 def eval_count(count: int, eval_share: float, where: str) -> int:

@@ -110,27 +110,27 @@ class ImageForm:
 
 def _check_share(name: str, share: float) -> None:
     if not 0 < share <= 1:
-        raise InputError(f"{name}={share:g} is no share; use a number above 0, up to 1")
+        raise InputError(f"{name}={share:g} is not a share; use a number above 0, up to 1")
 
 
 class Images(Source):
     """Image files and their classes.
 
     Args:
-      found: the files.
+      labelled: the files.
       form: of an example.
       min_area: the least share of an image's area that is drawn; 0 takes the centre.
       flip: whether every second image is flipped.
     """
 
-    def __init__(self, found: labelled_files.Labelled, form: ImageForm, min_area: float = 0.0, flip: bool = False):
+    def __init__(self, labelled: labelled_files.Labelled, form: ImageForm, min_area: float = 0.0, flip: bool = False):
         self.element_spec = (Spec((form.size, form.size, form.channels), form.pixels), Spec((), np.int32))
         self.draws = bool(min_area) or flip
-        self._found = found
+        self._found = labelled
         self._form = form
         self._min_area, self._flip = min_area, flip
-        self._files = storage.Files(found.paths)
-        self._decodes = np.zeros(len(found.paths), bool)  # what was decoded from end to end
+        self._files = storage.Files(labelled.paths)
+        self._decodes = np.zeros(len(labelled.paths), bool)  # what was decoded from end to end
 
     def __len__(self) -> int:
         return len(self._found.paths)

@@ -133,7 +133,7 @@ class _Layout:
       separator: between fields.
       columns: a line's number of fields.
       indices: of user, item, rating and, where it is asked for, timestamp.
-      header_lines: lines at the start that are no records.
+      header_lines: lines at the start that are not records.
     """
 
     separator: str

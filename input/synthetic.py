@@ -52,8 +52,8 @@ def load(
     """
     refuse_data_dir(data_dir, "synthetic")
     if not shape or min(shape) < 1:
-        given = ",".join(str(n) for n in shape)
-        raise InputError(f"shape={given}: every axis needs at least 1; use e.g. shape=28,28,1")
+        text = ",".join(str(n) for n in shape)
+        raise InputError(f"shape={text}: every axis needs at least 1; use e.g. shape=28,28,1")
     check_at_least("classes", classes, 2)
     examples = examples or _as_many_as_fit(_EXAMPLES, _BYTES, shape)
     eval_examples = eval_examples or _as_many_as_fit(_EVAL_EXAMPLES, _EVAL_BYTES, shape)

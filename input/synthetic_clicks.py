@@ -91,11 +91,11 @@ def _draw(
     check_at_least("fields", fields, 1)
     check_at_least("rows", rows, 2)
     if not 0 <= exponent < np.inf:
-        raise InputError(f"exponent={exponent:g} is no falling power law; use 0 or more")
+        raise InputError(f"exponent={exponent:g} is not a falling power law; use 0 or more")
     if not 0 <= signal < np.inf:
-        raise InputError(f"signal={signal:g} is no standard deviation; use 0 or more")
+        raise InputError(f"signal={signal:g} is not a standard deviation; use 0 or more")
     if not 0 <= noise <= 1:
-        raise InputError(f"noise={noise:g} is no share of the labels; use 0 to 1")
+        raise InputError(f"noise={noise:g} is not a share of the labels; use 0 to 1")
     try:
         # Each even draw takes one word of the stream, so fewer examples are a prefix of more.
         ids = power_law_ids(generator(seed, streams[0]).random((examples, fields)), rows, exponent)

@@ -105,20 +105,20 @@ class Windows(Source):
     `mean(losses, weights=labels >= 0)`.
 
     Args:
-      found: the file: of each window its tokens and the one after them, and their CRC-32.
+      data: the file: of each window its tokens and the one after them, and their CRC-32.
 
     Attributes:
       labels: how many there are, but those of -1.
     """
 
-    def __init__(self, found: Prepared):
-        self._prepared = found
-        self._context: int = found.about["context"]
-        tokens_of = ("tokens", found.about["dtype"], (self._context + 1,))
+    def __init__(self, data: Prepared):
+        self._prepared = data
+        self._context: int = data.about["context"]
+        tokens_of = ("tokens", data.about["dtype"], (self._context + 1,))
         self._record = np.dtype([tokens_of, ("checksum", _CHECKSUM)])
-        self.labels: int = found.about["labels"]
+        self.labels: int = data.about["labels"]
         self.element_spec = (Spec((self._context,), np.int32), Spec((self._context,), np.int32))
-        self.chunk_examples = _REMOTE_CHUNK if storage.is_remote(found.path) else 1
+        self.chunk_examples = _REMOTE_CHUNK if storage.is_remote(data.path) else 1
 
     def __len__(self) -> int:
         return -(-self.labels // self._context)
@@ -128,7 +128,7 @@ class Windows(Source):
         records = self._prepared.read_each((indices * size).tolist(), size)
         checksums = [*map(zlib.crc32, records)]
         if checksums.count(_INTACT) < len(records):
-            bad = int(indices[next(number for number, found in enumerate(checksums) if found != _INTACT)])
+            bad = int(indices[next(number for number, checksum in enumerate(checksums) if checksum != _INTACT)])
             raise BadRecordError(bad, str(self._prepared.damaged(f"window {bad}")))
         row = np.frombuffer(b"".join(records), self._record)["tokens"]
         features, labels = row[:, :-1].astype(np.int32), row[:, 1:].astype(np.int32)
@@ -162,8 +162,8 @@ def _write(writer: Writer, files: Files, documents: str, made: tokens.Bytes | to
     row, labels = separator, 0  # what is not written yet, and what is
     for batch in _batches(_pieces(files, documents), progress(f"preparing {files.paths[0]}", sum(files.sizes))):
         parts = [row]
-        for piece, found in zip(batch, made.tokens(batch), strict=True):
-            parts += [found, separator] if piece.ends else [found]
+        for piece, ids in zip(batch, made.tokens(batch), strict=True):
+            parts += [ids, separator] if piece.ends else [ids]
         row = np.concatenate(parts).astype(dtype)
         whole = (len(row) - 1) // context
         _write_windows(writer, row[: whole * context + 1], context)
@@ -235,9 +235,9 @@ def _documents(text: bytes, path: str, at: int, border: re.Pattern) -> Generator
 
 def _cut(text: bytes) -> int:
     """Returns where text may be cut for a tokenizer: after a line, else after a word, else after a character."""
-    if (found := text.rfind(b"\n") + 1 or text.rfind(b" ") + 1) > 0:
-        return found
-    found = len(text)
-    while found > 1 and text[found - 1] & 0xC0 == 0x80:
-        found -= 1
-    return found - 1 or len(text)
+    if (end := text.rfind(b"\n") + 1 or text.rfind(b" ") + 1) > 0:
+        return end
+    end = len(text)
+    while end > 1 and text[end - 1] & 0xC0 == 0x80:
+        end -= 1
+    return end - 1 or len(text)

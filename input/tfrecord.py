@@ -77,13 +77,13 @@ class TFRecords(ExampleSource):
     def records(self, indices: np.ndarray) -> list[bytes]:
         shards, numbers = self._index.shards_of(indices)
         order = np.argsort(shards, kind="stable")
-        found = [b""] * len(indices)
+        in_order = [b""] * len(indices)
         for start in range(0, len(order), _PIECE):
             rows = order[start : start + _PIECE]
             records = self._piece(shards[rows], numbers[rows], indices[rows])
             for row, record in zip(rows.tolist(), records, strict=True):
-                found[row] = record
-        return found
+                in_order[row] = record
+        return in_order
 
     def where(self, index: int) -> str:
         shards, numbers = self._index.shards_of(np.array([index]))
@@ -102,7 +102,7 @@ class TFRecords(ExampleSource):
 
     def _piece(self, shards: np.ndarray, numbers: np.ndarray, indices: np.ndarray) -> list[bytes]:
         """Returns the data of records, those of one shard beside each other."""
-        found: list[bytes] = []
+        pieces: list[bytes] = []
         lengths = []
         for rows in np.split(np.arange(len(shards)), np.flatnonzero(np.diff(shards)) + 1):
             shard, its_numbers = int(shards[rows[0]]), numbers[rows]
@@ -113,16 +113,16 @@ class TFRecords(ExampleSource):
                 first = int(starts[0])
                 block = self._index.files.pread(shard, first, int(starts[-1] + sizes[-1]) - first)
                 first_bytes = (starts - first).tolist()
-                found += [block[at : at + size] for at, size in zip(first_bytes, sizes.tolist(), strict=True)]
+                pieces += [block[at : at + size] for at, size in zip(first_bytes, sizes.tolist(), strict=True)]
             else:
-                found += self._index.files.pread_each(shard, starts.tolist(), sizes.tolist())
-        return self._checked(found, np.concatenate(lengths), indices)
+                pieces += self._index.files.pread_each(shard, starts.tolist(), sizes.tolist())
+        return self._checked(pieces, np.concatenate(lengths), indices)
 
-    def _checked(self, found: list[bytes], lengths: np.ndarray, indices: np.ndarray) -> list[bytes]:
+    def _checked(self, pieces: list[bytes], lengths: np.ndarray, indices: np.ndarray) -> list[bytes]:
         """Returns the data of records that were read whole, after their checksums were found right."""
-        heads = np.frombuffer(b"".join([each[:HEADER_BYTES] for each in found]), _HEAD)
-        feet = np.frombuffer(b"".join([each[-FOOTER_BYTES:] for each in found]), "<u4")
-        records = [each[HEADER_BYTES:-FOOTER_BYTES] for each in found]
+        heads = np.frombuffer(b"".join([each[:HEADER_BYTES] for each in pieces]), _HEAD)
+        feet = np.frombuffer(b"".join([each[-FOOTER_BYTES:] for each in pieces]), "<u4")
+        records = [each[HEADER_BYTES:-FOOTER_BYTES] for each in pieces]
         expected = checksums.of_lengths(lengths)
         if not ((heads["length"] == lengths) & (heads["check"] == expected)).all():
             self._explain_head(heads, lengths, indices)

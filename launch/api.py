@@ -17,7 +17,8 @@ from absl.testing import flagsaver
 
 from . import explanations, train
 from .benchmark.result import check_baseline
-from .command_line import checks, config, given, own_files
+from .command_line import checks, given, own_files
+from .command_line import config as configs
 from .command_line import flags as our_flags
 from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
 from .held import Held, perform
@@ -103,10 +104,10 @@ def open_run(
       ...         print(run.step, run.train(steps=10)["loss"])
     """
     with explanations.as_lines(), flagsaver.flagsaver():
-        asked = _asked(trainer_class, data, may_change, keywords, may_be_endless=True)
-        if not asked.trains:
-            raise UsageError(f"open_run(mode={asked.mode!r}): an open run trains; use crankshaft.run for this mode")
-        held = Held(asked)
+        config = _asked(trainer_class, data, may_change, keywords, may_be_endless=True)
+        if not config.trains:
+            raise UsageError(f"open_run(mode={config.mode!r}): an open run trains; use crankshaft.run for this mode")
+        held = Held(config)
         held.open(data, hooks)
         if held.training:
             with held.closing_after_errors(any_error=True), held.at_work():
@@ -116,21 +117,21 @@ def open_run(
     return _run_of(held, own)
 
 
-def _asked(trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **how) -> config.Config:
+def _asked(trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **how) -> configs.Config:
     """Sets flags by keywords, and returns the configuration that they ask for, checked. Raises `UsageError`."""
     own_files.check_trainer(trainer_class)
     for name in (name for names in our_flags.GROUPS.values() for name in names):
         flags.FLAGS[name].unparse()
     own = train.read_flags([_NAME, *given.words(keywords)]) - set(may_change)
-    asked = config.from_flags(
+    config = configs.from_flags(
         *(trainer_class, data is not None, os.environ, own),
         owns_process=False,
         remote=remotes.of(flags.FLAGS["run_dir"].value),
         **how,
     )
-    checks.check(asked)
-    check_baseline(asked)
-    return asked
+    checks.check(config)
+    check_baseline(config)
+    return config
 
 
 def _run_of(held: Held, own_flags: dict[str, Any] | None = None) -> Run:
@@ -147,7 +148,7 @@ class Run:
     """
 
     def __init__(self, held: Held, own_flags: dict[str, Any] | None = None):
-        self.run_dir: str | None = held.asked.given_run_dir
+        self.run_dir: str | None = held.config.given_run_dir
         self._held = held
         self._session = held.session
         self._own_flags = own_flags or {}
@@ -377,7 +378,7 @@ class Run:
     @property
     def _training(self):
         if not self._held.training:
-            raise UsageError(f"a run of mode={self._held.asked.mode} does not train; use crankshaft.open_run")
+            raise UsageError(f"a run of mode={self._held.config.mode} does not train; use crankshaft.open_run")
         return self._held.training
 
     @contextlib.contextmanager

@@ -31,7 +31,7 @@ def run() -> None:
         help.show(_usage())
     if name not in COMMANDS:
         hint = "flags stand after it" if name.startswith("-") else errors.nearest(name, COMMANDS)
-        sys.exit(errors.fail(errors.EXIT_USAGE, f"crankshaft {name} is no command of {', '.join(COMMANDS)}; {hint}"))
+        sys.exit(errors.fail(errors.EXIT_USAGE, f"crankshaft {name} is not a command of {', '.join(COMMANDS)}; {hint}"))
     module = importlib.import_module(COMMANDS[name][0])
     if quiet:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -25,10 +25,10 @@ class RunError(RuntimeError):
     """A run in Python that failed, in one line; its cause is the exception that ended it."""
 
 
-def nearest(found: str, known, otherwise: str | None = None) -> str:
+def nearest(misspelt: str, known, otherwise: str | None = None) -> str:
     """Suggests 'did you mean X?' if one of `known` is near, else `otherwise`, or lists all of them."""
     known = list(known) if isinstance(known, (list, tuple)) else sorted(known)  # a list begins with what is meant most
-    word = found.lower()
+    word = misspelt.lower()
     whole = [name for name in known if f"_{name}".endswith(f"_{word}")]  # batch_size: global_batch_size
     near = list(dict.fromkeys([*whole, *difflib.get_close_matches(word, known, n=3, cutoff=0.6)]))[:3]
     return f"did you mean {' or '.join(near)}?" if near else otherwise or f"use one of {', '.join(known)}"

@@ -94,8 +94,8 @@ def _explained(error: Exception, traceback_by: str) -> tuple[int, str]:
         return EXIT_USAGE, with_flags(str(error))
     if isinstance(error, (ClusterError, RunError)):
         return EXIT_FAILED, str(error)
-    if "tensorflow" in sys.modules and (found := _by_engine(error)):
-        code, line = found
+    if "tensorflow" in sys.modules and (explained := _by_engine(error)):
+        code, line = explained
         return code, with_flags(line)
     if isinstance(error, (ValueError, TypeError, NotImplementedError)) and _is_our_check(error):
         return EXIT_USAGE, with_flags(" ".join(str(error).split()))

@@ -94,57 +94,61 @@ def fit(
     return _train(types.SimpleNamespace(**locals()))
 
 
-def _train(asked: types.SimpleNamespace) -> api.Run:
+def _train(arguments: types.SimpleNamespace) -> api.Run:
     """Runs what the arguments of `fit` ask for."""
-    is_model = isinstance(asked.model, tf.keras.layers.Layer)
+    is_model = isinstance(arguments.model, tf.keras.layers.Layer)
     with explanations.as_lines():
-        asked.run_epochs = asked.epochs - asked.initial_epoch
-        _check(asked.flags, asked.verbose, {"epochs": asked.run_epochs, "validation_freq": asked.validation_freq})
-        if is_model and (strategy := asked.flags.get("strategy")) in _OF_PROCESSES:
+        arguments.run_epochs = arguments.epochs - arguments.initial_epoch
+        _check(
+            arguments.flags,
+            arguments.verbose,
+            {"epochs": arguments.run_epochs, "validation_freq": arguments.validation_freq},
+        )
+        if is_model and (strategy := arguments.flags.get("strategy")) in _OF_PROCESSES:
             raise UsageError(
                 f"strategy={strategy} has to be there before a model is made; give fit a function that makes and "
                 "compiles the model, and one that returns the data if that is TensorFlow's"
             )
-        trainer_class = KerasTrainer.of(asked.model)
+        trainer_class = KerasTrainer.of(arguments.model)
         hook = KerasCallbacks(
-            list(asked.callbacks or ()),
-            epoch_steps=asked.steps_per_epoch,
-            first_epoch=asked.initial_epoch,
-            batch_stride=asked.model.steps_per_execution if is_model else 1,
-            verbose=0 if asked.verbose == "auto" else int(asked.verbose),
+            list(arguments.callbacks or ()),
+            epoch_steps=arguments.steps_per_epoch,
+            first_epoch=arguments.initial_epoch,
+            batch_stride=arguments.model.steps_per_execution if is_model else 1,
+            verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
         )
-        asked.x = fit_data.given(asked.x)
-        asked.batch_size = asked.batch_size or fit_data.batch_size_of(asked.x)
-        length = _length(asked)
-    is_named = isinstance(asked.x, str)
-    own_order = {"shuffle_buffer": 0} if not asked.shuffle or isinstance(asked.x, tf.data.Dataset) else {}
+        arguments.x = fit_data.given(arguments.x)
+        arguments.batch_size = arguments.batch_size or fit_data.batch_size_of(arguments.x)
+        length = _length(arguments)
+    is_named = isinstance(arguments.x, str)
+    own_order = {"shuffle_buffer": 0} if not arguments.shuffle or isinstance(arguments.x, tf.data.Dataset) else {}
     said = {
-        "input": asked.x if is_named else None,
-        "global_batch_size": asked.batch_size,
-        "eval_batch_size": asked.validation_batch_size or asked.batch_size,
-        "validation_split": 0.0 if asked.validation_data is not None else asked.validation_split,
-        "progress": _PROGRESS[asked.verbose],
+        "input": arguments.x if is_named else None,
+        "global_batch_size": arguments.batch_size,
+        "eval_batch_size": arguments.validation_batch_size or arguments.batch_size,
+        "validation_split": 0.0 if arguments.validation_data is not None else arguments.validation_split,
+        "progress": _PROGRESS[arguments.verbose],
         **own_order,
         **length,
-        **asked.flags,
+        **arguments.flags,
     }
-    data = None if is_named else functools.partial(_data, asked)
-    run = api.run(trainer_class, data=data, hooks=[*asked.hooks, hook], **said)
+    data = None if is_named else functools.partial(_data, arguments)
+    run = api.run(trainer_class, data=data, hooks=[*arguments.hooks, hook], **said)
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
     if is_model:
-        hand_over(run.trainer, run.model, asked.model)
+        hand_over(run.trainer, run.model, arguments.model)
     return run
 
 
-def _data(asked: types.SimpleNamespace) -> Data:
-    most = asked.run_epochs * (asked.steps_per_epoch or 0) if fit_data.never_ends(asked.x) else None
-    whole = (asked.x, asked.y, asked.sample_weight)
-    train = fit_data.split_of("x", *whole, class_weight=asked.class_weight, most_batches=most)
-    if (given := asked.validation_data) is None:
+def _data(arguments: types.SimpleNamespace) -> Data:
+    most = arguments.run_epochs * (arguments.steps_per_epoch or 0) if fit_data.never_ends(arguments.x) else None
+    whole = (arguments.x, arguments.y, arguments.sample_weight)
+    train = fit_data.split_of("x", *whole, class_weight=arguments.class_weight, most_batches=most)
+    if (validation := arguments.validation_data) is None:
         return Data(train)
-    parts = given if isinstance(given, (tuple, list)) else (given,)
-    size = asked.validation_batch_size or asked.batch_size
-    most = asked.validation_steps
+    parts = validation if isinstance(validation, (tuple, list)) else (validation,)
+    size = arguments.validation_batch_size or arguments.batch_size
+    most = arguments.validation_steps
     return Data(train, fit_data.split_of("validation_data", *parts, batch_size=size, most_batches=most))
 
 
@@ -159,18 +163,18 @@ def _check(flags: Mapping[str, Any], verbose: Any, counts: Mapping[str, Any]) ->
             raise UsageError(f"{name}{less} is {value!r}; give a whole number of 1 or more")
 
 
-def _length(asked: types.SimpleNamespace) -> dict[str, Any]:
+def _length(arguments: types.SimpleNamespace) -> dict[str, Any]:
     """Returns the flags that say how long a run is, and when it evaluates, if not at the end of each pass."""
-    evaluates = asked.validation_data is not None or asked.validation_split > 0 or isinstance(asked.x, str)
-    epoch, often = asked.steps_per_epoch, asked.validation_freq
-    if not epoch and fit_data.never_ends(asked.x):
+    evaluates = arguments.validation_data is not None or arguments.validation_split > 0 or isinstance(arguments.x, str)
+    epoch, often = arguments.steps_per_epoch, arguments.validation_freq
+    if not epoch and fit_data.never_ends(arguments.x):
         raise UsageError("the dataset never ends, so it has no epoch; give steps_per_epoch")
-    length = {"train_steps": asked.run_epochs * epoch} if epoch else {"train_epochs": asked.run_epochs}
+    length = {"train_steps": arguments.run_epochs * epoch} if epoch else {"train_epochs": arguments.run_epochs}
     if not evaluates or (often == 1 and not epoch):
         return length
-    if not epoch and (isinstance(asked.x, (str, tf.data.Dataset)) or callable(asked.x)):
+    if not epoch and (isinstance(arguments.x, (str, tf.data.Dataset)) or callable(arguments.x)):
         raise UsageError("validation_freq counts epochs, and the length of the data is not known; give steps_per_epoch")
     if not epoch:
-        examples = math.floor(len(tf.nest.flatten(asked.x)[0]) * (1 - asked.validation_split))
-        epoch = -(-examples // asked.batch_size)
+        examples = math.floor(len(tf.nest.flatten(arguments.x)[0]) * (1 - arguments.validation_split))
+        epoch = -(-examples // arguments.batch_size)
     return {**length, "eval_every_steps": epoch * often}

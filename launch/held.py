@@ -29,9 +29,9 @@ from .run import results
 _START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
 
 
-def perform(asked: Config, data, hooks: Sequence) -> Held:
+def perform(config: Config, data, hooks: Sequence) -> Held:
     """Does what a checked configuration asks for, and writes its result. Errors are raised as they come."""
-    held = Held(asked)
+    held = Held(config)
     held.open(data, hooks)
     if held.session is not None:
         with held, held.at_work():
@@ -43,7 +43,7 @@ class Held:
     """A run that this process holds. `open` it, use it as a context, and do what it is to do `at_work`.
 
     Args:
-      asked: the run's configuration, checked.
+      config: the run's configuration, checked.
 
     Attributes:
       session: the run, put together; None of a task that served others, until they ended.
@@ -53,8 +53,8 @@ class Held:
       is_open: whether it can be used.
     """
 
-    def __init__(self, asked: Config):
-        self.asked = asked
+    def __init__(self, config: Config):
+        self.config = config
         self.session: Any = None
         self.training: Any = None
         self.result: dict[str, Any] = {}
@@ -65,32 +65,32 @@ class Held:
 
     def open(self, data, hooks: Sequence) -> None:
         """Puts the run together, up to its first step; a task that serves others does so until they end."""
-        asked = self.asked
-        if asked.strategy == "parameter_server":
+        config = self.config
+        if config.strategy == "parameter_server":
             servers.fail_fast()
         process.prepare()
-        if asked.serves:
-            load = functools.partial(datas.sources, asked, data)
-            serve = functools.partial(servers.serve, gpus=asked.gpu_numbers)
-            self.code = serve(asked.cluster, asked.cluster_timeout_seconds, not asked.debug, load)
+        if config.serves:
+            load = functools.partial(datas.sources, config, data)
+            serve = functools.partial(servers.serve, gpus=config.gpu_numbers)
+            self.code = serve(config.cluster, config.cluster_timeout_seconds, not config.debug, load)
             return
         with contextlib.ExitStack() as stack:
-            if asked.remote and (asked.writes_run or asked.mode == "export"):
-                stack.enter_context(asked.remote.pushing())
-            lock = stack.enter_context(process.lock(asked.run_dir)) if asked.writes_run else None
-            early = asked.input and not own_files.is_path(asked.input) and asked.mode != "generate"
-            loaded = datas.load(asked) if early else None
+            if config.remote and (config.writes_run or config.mode == "export"):
+                stack.enter_context(config.remote.pushing())
+            lock = stack.enter_context(process.lock(config.run_dir)) if config.writes_run else None
+            early = config.input and not own_files.is_path(config.input) and config.mode != "generate"
+            loaded = datas.load(config) if early else None
             strategy = self._start(stack)
-            if not asked.is_evaluator:
+            if not config.is_evaluator:
                 stack.enter_context(strategy.watch())
-            get = functools.partial(datas.load, asked) if asked.input else functools.partial(datas.call, data)
+            get = functools.partial(datas.load, config) if config.input else functools.partial(datas.call, data)
             with self.at_work():
                 session = self._create(loaded or get, strategy)
-                if asked.is_evaluator:
+                if config.is_evaluator:
                     self.code = _evaluator().watch(session)
                     return
                 self.session = session
-                if asked.trains:
+                if config.trains:
                     self.training = stack.enter_context(contextlib.closing(self._training(hooks, lock)))
             self.is_open = True
             self._stack = stack.pop_all()
@@ -110,7 +110,7 @@ class Held:
     def at_work(self) -> Iterator[None]:
         """Enters the state in which the run finds its process."""
         with self._isolation:
-            if self.asked.check_numerics:
+            if self.config.check_numerics:
                 from ..engine.hooks import numerics
 
                 numerics.enable()
@@ -126,7 +126,7 @@ class Held:
             yield
         except Exception as error:
             is_mistake = isinstance(error, UsageError)
-            alone = self.session.strategy.num_hosts == 1 and not self.asked.coordinates
+            alone = self.session.strategy.num_hosts == 1 and not self.config.coordinates
             if self.is_open and (any_error or not (is_mistake or alone)):
                 self.close(type(error), error, error.__traceback__)
             raise
@@ -154,7 +154,7 @@ class Held:
         from .benchmark import mode as benchmark_mode
         from .run import generation, modes
 
-        session, mode = self.session, self.asked.mode
+        session, mode = self.session, self.config.mode
         if self.training:
             self.training.restore_newest()
             with self.training.signals:
@@ -165,38 +165,38 @@ class Held:
             self.set_result(*self.training.outcome())
             return
         if mode == "benchmark":
-            found = benchmark_mode.benchmark(session, os.environ)
+            outcome = benchmark_mode.benchmark(session, os.environ)
         else:
-            found = {"eval": modes.evaluate, "export": modes.export, "generate": generation.generate}[mode](session)
-        self.set_result(*found)
+            outcome = {"eval": modes.evaluate, "export": modes.export, "generate": generation.generate}[mode](session)
+        self.set_result(*outcome)
 
     def set_result(self, result: dict[str, Any], code: int) -> None:
         """Sets what the run has come to, and writes it."""
         self.result, self.code = result, code
-        if self.asked.mode != "generate":
+        if self.config.mode != "generate":
             result.setdefault("wall_seconds", time.monotonic() - self._began)
-        if self.asked.writes_run:
-            write_of_run(self.asked.run_dir, "result.json", result)
-        if self.asked.is_chief:
-            results.write(result, self.asked.values)
+        if self.config.writes_run:
+            write_of_run(self.config.run_dir, "result.json", result)
+        if self.config.is_chief:
+            results.write(result, self.config.values)
 
     def _start(self, stack: contextlib.ExitStack):
         """Starts TensorFlow, meets the other processes if any, and returns the strategy. `stack` ends with it."""
-        asked = self.asked
-        with process.without_start_up_noise(quiet=asked.cluster is not None and not asked.debug):
-            with _meeting(asked):
+        config = self.config
+        with process.without_start_up_noise(quiet=config.cluster is not None and not config.debug):
+            with _meeting(config):
                 from ..engine.strategies.base import closing_feeds
                 from .host import isolation
                 from .run import session as sessions
             self._isolation = isolation.Isolation()
             with self.at_work():
-                checks.check_named(asked)
-                check_work_of_baseline(asked)
-                with _joining(asked):
-                    strategy = sessions.make_strategy(asked)
+                checks.check_named(config)
+                check_work_of_baseline(config)
+                with _joining(config):
+                    strategy = sessions.make_strategy(config)
             if not process.sets_allocator(os.environ):
                 allocator.keep_freed_memory_with_tensorflow()
-        if asked.owns_process:
+        if config.owns_process:
             imports.keep()
         stack.enter_context(closing_feeds(strategy))
         return strategy
@@ -209,9 +209,9 @@ class Held:
         from .run import generation
         from .run import session as sessions
 
-        if self.asked.mode == "generate":
-            return generation.create(self.asked, strategy)
-        return sessions.create(self.asked, data() if callable(data) else data, strategy)
+        if self.config.mode == "generate":
+            return generation.create(self.config, strategy)
+        return sessions.create(self.config, data() if callable(data) else data, strategy)
 
     def _training(self, hooks: Sequence, lock: process.LockedRunDir | None):
         from .run import training, user_hooks
@@ -227,31 +227,31 @@ def _evaluator():
 
 
 @contextlib.contextmanager
-def _meeting(asked: Config):
+def _meeting(config: Config):
     """Waits for the other processes, if any, before TensorFlow is imported, which is done within, and afterwards."""
-    if not asked.cluster or asked.is_evaluator:
+    if not config.cluster or config.is_evaluator:
         yield
         return
-    with meeting.Meeting(asked.cluster) as peers:
-        peers.wait(asked.cluster_timeout_seconds)
-        if asked.strategy == "multi_worker" and asked.is_chief and not asked.cluster.secret:
+    with meeting.Meeting(config.cluster) as peers:
+        peers.wait(config.cluster_timeout_seconds)
+        if config.strategy == "multi_worker" and config.is_chief and not config.cluster.secret:
             logging.warning(
                 "workers believe what arrives at their UDP ports; for them to know each other, set %s, the same random "
                 "text for all of them",
                 cluster.SECRET,
             )
         yield
-        peers.wait(asked.cluster_timeout_seconds, ready=True)
+        peers.wait(config.cluster_timeout_seconds, ready=True)
 
 
 @contextlib.contextmanager
-def _joining(asked: Config):
+def _joining(config: Config):
     """Prepares for TensorFlow's joining a cluster, if any, which is done within and holds Python's lock meanwhile."""
-    if not asked.cluster or asked.is_evaluator:
+    if not config.cluster or config.is_evaluator:
         yield
         return
     with contextlib.ExitStack() as stack:
-        stack.enter_context(meeting.limited(asked.cluster_timeout_seconds + _START_SECONDS))
+        stack.enter_context(meeting.limited(config.cluster_timeout_seconds + _START_SECONDS))
         stack.enter_context(process.keeping_sigterm())
-        stack.enter_context(meeting.keep_others_out(asked.cluster))
+        stack.enter_context(meeting.keep_others_out(config.cluster))
         yield

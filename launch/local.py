@@ -209,7 +209,7 @@ def _divide_gpus(tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int
     """
     if not gpus:
         return {}
-    found, workers = dict.fromkeys(tasks, "none"), [task for task in tasks if task[0] == "worker"]
+    gpus_of, workers = dict.fromkeys(tasks, "none"), [task for task in tasks if task[0] == "worker"]
     if len(workers) > gpus and not FLAGS.ps:
         print(
             f"[local] {counted(len(workers), 'worker')} and {counted(gpus, 'GPU')}: all compute on the CPU; use "
@@ -217,8 +217,8 @@ def _divide_gpus(tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int
             file=sys.stderr,
             flush=True,
         )
-        return found
-    return found | {task: str(number % gpus) for number, task in enumerate(workers)}
+        return gpus_of
+    return gpus_of | {task: str(number % gpus) for number, task in enumerate(workers)}
 
 
 def _tasks() -> dict[str, int]:

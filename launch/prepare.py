@@ -73,7 +73,7 @@ def _run() -> int:
     with process.without_start_up_noise(quiet=False):
         from .run import shards
 
-    asked = ShardRequest(
+    request = ShardRequest(
         input=own_files.absolute(FLAGS.input),
         arguments={**arguments, **({"eval_data_dir": FLAGS.eval_data_dir or ""} if entry.reads_eval_data else {})},
         data_dir=FLAGS.data_dir,
@@ -83,7 +83,7 @@ def _run() -> int:
         format=FLAGS.format,
     )
     most = FLAGS.processes or max(1, int(cpus.usable_cores()))
-    written = shards.prepare(asked, most, lambda line: print(f"[prepare] {line}", flush=True))
+    summary = shards.prepare(request, most, lambda line: print(f"[prepare] {line}", flush=True))
     words = " ".join(given.words({"input": FLAGS.format, "data_dir": FLAGS.output_dir}))
-    print(f"[prepare] {written}; train on it by crankshaft train {words}", flush=True)
+    print(f"[prepare] {summary}; train on it by crankshaft train {words}", flush=True)
     return 0

@@ -20,7 +20,8 @@ from absl import flags, logging
 from ..engine.data.source import StuckStreamError
 from . import errors, explanations, held, terminal
 from .benchmark.result import check_baseline
-from .command_line import checks, config, given, help, own_files, rules
+from .command_line import checks, given, help, own_files, rules
+from .command_line import config as configs
 from .command_line import flags as our_flags
 from .errors import UsageError, nearest
 from .host import process
@@ -70,23 +71,23 @@ def main(
 
 def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     """Does the work of `main` and returns the exit code; every failure is printed as one line."""
-    asked = None
+    config = None
     try:
         own_files.check_trainer(trainer_class)
         own = parse(argv)
         remote = remotes.of(flags.FLAGS["run_dir"].value)
-        asked = config.from_flags(trainer_class, data is not None, os.environ, own - set(may_change), remote=remote)
-        checks.check(asked)
-        check_baseline(asked)
-        code = held.perform(asked, data, hooks).code
-        _say_where(asked)
+        config = configs.from_flags(trainer_class, data is not None, os.environ, own - set(may_change), remote=remote)
+        checks.check(config)
+        check_baseline(config)
+        code = held.perform(config, data, hooks).code
+        _say_where(config)
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
         return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
     except Exception as error:  # the border of the program: every failure becomes one line here
         code = _explain(error, flags.FLAGS["debug"].value)
         if explanations.is_lost_peer(error) or isinstance(error, StuckStreamError):
             process.leave(code)
-    if asked is not None and asked.coordinates:  # a worker may be down
+    if config is not None and config.coordinates:  # a worker may be down
         process.leave(code)
     return code
 
@@ -140,12 +141,12 @@ def _read_words(argv: list[str], own: list[str]) -> None:
     except ValueError as error:  # of absl's own flags
         raise UsageError(f"{error}; see --help") from None
     if rest:
-        raise UsageError(f"{rest[0]!r} is no flag; write --NAME=VALUE, see --help")
+        raise UsageError(f"{rest[0]!r} is not a flag; write --NAME=VALUE, see --help")
 
 
-def _say_where(asked: config.Config) -> None:
-    if asked.writes_run and asked.progress != "off":
-        run_dir = asked.given_run_dir
+def _say_where(config: configs.Config) -> None:
+    if config.writes_run and config.progress != "off":
+        run_dir = config.given_run_dir
         board = os.path.join(run_dir, "tensorboard")
         print(f"The run's files: {run_dir}\nTensorBoard:     {sys.executable} -m tensorboard.main --logdir {board}")
 

@@ -49,12 +49,12 @@ class Classifier(Trainer):
         return {"accuracy": mean(tf.equal(predicted, tf.cast(labels, tf.int64)))}
 
 
-def _check_class_weight(given, classes: int | None) -> None:
-    fine = isinstance(given, (tuple, list)) and all(
-        isinstance(x, (int, float)) and math.isfinite(x) and x >= 0 for x in given
+def _check_class_weight(weights, classes: int | None) -> None:
+    fine = isinstance(weights, (tuple, list)) and all(
+        isinstance(x, (int, float)) and math.isfinite(x) and x >= 0 for x in weights
     )
-    if not fine or len(given) != classes:
-        shown = ",".join(map(str, given)) if isinstance(given, (tuple, list)) else given
+    if not fine or len(weights) != classes:
+        shown = ",".join(map(str, weights)) if isinstance(weights, (tuple, list)) else weights
         raise ValueError(
             f"class_weight={shown} is not one number of 0 or more for each of the {classes} classes; give as many, "
             "separated by commas"

@@ -110,9 +110,9 @@ class Tabular(Trainer):
         return ids if self.takes_any_id else tf.where(in_range, ids, 0)
 
     def numbers(self, features: dict) -> tf.Tensor | None:
-        """Returns the features that are no ids, sorted by name, float32 [batch, numbers]; None if there are none."""
-        found = [tf.cast(features[name], tf.float32) for name in sorted(features) if features[name].dtype.is_floating]
-        return _joined(found) if found else None
+        """Returns the features that are not ids, sorted by name, float32 [batch, numbers]; None if there are none."""
+        numbers = [tf.cast(features[name], tf.float32) for name in sorted(features) if features[name].dtype.is_floating]
+        return _joined(numbers) if numbers else None
 
     @property
     def num_numbers(self) -> int:

@@ -80,9 +80,9 @@ class Model(Trainer):
         dropout: float = 0.0,
     ):
         super().__init__()
-        for name, given in (("positions", positions), ("norm", norm), ("activation", activation)):
-            if given not in _CHOICES[name]:
-                raise ValueError(f"{name}={given} is unknown; use {' or '.join(_CHOICES[name])}")
+        for name, choice in (("positions", positions), ("norm", norm), ("activation", activation)):
+            if choice not in _CHOICES[name]:
+                raise ValueError(f"{name}={choice} is unknown; use {' or '.join(_CHOICES[name])}")
         for name, number in (("layers", layers), ("width", width), ("heads", heads)):
             if number < 1:
                 raise ValueError(f"{name}={number} is none; use 1 or more")
@@ -91,7 +91,7 @@ class Model(Trainer):
             if number < 0:
                 raise ValueError(f"{name}={number} is none; use 1 or more, or leave it out")
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} is no share; use 0 up to, not including, 1")
+            raise ValueError(f"dropout={dropout} is not a share; use 0 up to, not including, 1")
         self.context, self.vocabulary = context, vocabulary
         self.shape: dict[str, Any] = {
             "layers": layers,
@@ -111,7 +111,7 @@ class Model(Trainer):
         features, tokens = batches.features(self.given.example), self.given.num_classes
         if getattr(features, "ndim", 0) != 2 or not np.issubdtype(features.dtype, np.integer):
             raise ValueError(
-                "features are no rows of tokens, whole numbers [batch, context], which a language model reads; use "
+                "features are not rows of tokens, whole numbers [batch, context], which a language model reads; use "
                 "input=text, or data in that form"
             )
         context, vocabulary = self.context or features.shape[1], self.vocabulary or tokens
@@ -193,14 +193,14 @@ class Decoder(tf.keras.Model):
 
     def next_logits(self, tokens: tf.Tensor, cache: list, position: tf.Tensor) -> tuple[tf.Tensor, list]:
         """See `engine.generation.Generates`."""
-        x, written = self._embedded(tokens, position, training=False), []
+        x, caches = self._embedded(tokens, position, training=False), []
         for block, kept in zip(self.blocks, cache, strict=True):
             x, kept = block(x, cache=kept, position=position, training=False)
-            written.append(kept)
+            caches.append(kept)
         logits = self.logits.logits(self.norm(x[:, -1:]))[:, 0]
         if self.mesh.is_cut:
             logits = tf.concat(tf.unstack(self.mesh.model.all_gather(logits)), -1)[:, : self.vocabulary]
-        return logits, written
+        return logits, caches
 
     def export_signatures(self) -> dict:
         """Returns what a SavedModel serves besides the outputs: the next token's logits, and generated tokens."""

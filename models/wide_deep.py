@@ -100,7 +100,7 @@ class Model(Tabular):
         for cross, pair in zip(self.crosses, pairs, strict=True):
             if len(pair) != 2 or not set(pair) <= set(indices):
                 raise ValueError(
-                    f"crosses={cross} is no pair of fields; use e.g. {':'.join([*indices, '?'][:2])}, or all"
+                    f"crosses={cross} is not a pair of fields; use e.g. {':'.join([*indices, '?'][:2])}, or all"
                 )
         return [(indices[a], indices[b]) for a, b in pairs]
 

@@ -48,7 +48,7 @@ def to_tensors(examples: tuple[np.ndarray, np.ndarray]) -> tuple[torch.Tensor, t
 
 
 def batches(examples: tuple[torch.Tensor, torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """This rank's batches for ever, shuffled anew each epoch: a `DistributedSampler`'s order, gathered at once."""
+    """This rank's batches for ever, shuffled again each epoch: a `DistributedSampler`'s order, gathered at once."""
     features, labels = examples
     rank, world_size = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,7 @@
 """Training as one writes it in JAX: many steps in one jitted scan, data on the device. In a process of its own.
 
 Parameters and Adam's state are donated, batches are gathered within the scan from arrays that live on the device, in an
-order that is shuffled anew each epoch. Needs JAX, optax and NumPy, no TensorFlow.
+order that is shuffled again each epoch. Needs JAX, optax and NumPy, no TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""nanoGPT's model in PyTorch, written anew from its description, as a peer that takes turns (`turns.py`).
+"""nanoGPT's model in PyTorch, written from its description, as a peer that takes turns (`turns.py`).
 
 https://github.com/karpathy/nanoGPT: GPT-2 without biases. One product for queries, keys and values, PyTorch's fused
 attention, layer norms before each part, GELU, learned positions, logits by the embedding; bfloat16 by autocast. Adam,

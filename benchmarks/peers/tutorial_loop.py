@@ -17,7 +17,7 @@ from ..workloads import BATCH_SIZE, WORKLOADS
 
 
 def make_dataset(strategy, examples, global_batch_size: int):
-    """Each pipeline's share of `examples`, for ever: the timed steps are no multiple of an epoch."""
+    """Each pipeline's share of `examples`, for ever: the timed steps are not a multiple of an epoch."""
 
     def dataset_fn(context):
         dataset = tf.data.Dataset.from_tensor_slices(examples).shuffle(len(examples[1]))

@@ -24,10 +24,10 @@ class Catalogue:
 
     def read_all(self) -> tuple[list[Manifest], dict[int, str]]:
         """Reads all manifests, as `manifest.read_all`."""
-        found = manifests.read_all(self.directory, self._read)
+        contents = manifests.read_all(self.directory, self._read)
         self._manifests.forget_the_gone()
         self._hashes.forget_the_gone()
-        return found
+        return contents
 
     def problem(self, manifest: Manifest) -> str | None:
         """Returns how a checkpoint's files differ from its manifest, contents too; None when they match."""
@@ -70,7 +70,7 @@ class _Kept:
 
 def _identity(path: str) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns

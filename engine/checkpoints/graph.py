@@ -40,7 +40,7 @@ class Part:
       path: the attributes from the state to it.
       is_other: whether it is of other variables than the checkpoint's, though all shapes may fit.
       settle: called once all else was restored, with whether it begins again.
-      without: its attributes that are no part of it.
+      without: its attributes that are not part of it.
       known: what is read though it begins again: (variable, key) of values that the checkpoint has in another place.
     """
 
@@ -261,8 +261,8 @@ def children_of(node, is_root: bool) -> list[tuple[str, object]]:
     if is_variable(node):
         return []
     children = tf.train.TrackableView.children(node)
-    found = [(name, child) for name, child in children.items() if not (is_root and name == _COUNTER)]
-    return found + (_held_by_keras(node, children.values()) if isinstance(node, tf.keras.layers.Layer) else [])
+    own = [(name, child) for name, child in children.items() if not (is_root and name == _COUNTER)]
+    return own + (_held_by_keras(node, children.values()) if isinstance(node, tf.keras.layers.Layer) else [])
 
 
 def _held_by_keras(layer: tf.keras.layers.Layer, children: Iterable) -> list[tuple[str, object]]:
@@ -285,7 +285,7 @@ def _held_by_keras(layer: tf.keras.layers.Layer, children: Iterable) -> list[tup
 
 
 def _refuse_other_state(path, node) -> None:
-    """Raises CheckpointError for tables, iterators and other state that is no variable, rather than leave it out.
+    """Raises CheckpointError for tables, iterators and other state that is not a variable, rather than leave it out.
 
     An empty table keeps none: Keras's lookup layers count words in one while they adapt, and empty it.
     """

@@ -107,9 +107,9 @@ def publish(manifest: Manifest, folder: str) -> None:
     record = {"format": FORMAT} | dataclasses.asdict(manifest)
     del record["prefix"]  # a directory may be moved
     text = json.dumps(sealed(record), indent=1, sort_keys=True)
-    written = os.path.join(folder, manifest.name + SUFFIX)  # half of it goes with the folder
-    files.write_text(written, text)
-    os.replace(written, manifest.prefix + SUFFIX + _WRITING)
+    path = os.path.join(folder, manifest.name + SUFFIX)  # half of it goes with the folder
+    files.write_text(path, text)
+    os.replace(path, manifest.prefix + SUFFIX + _WRITING)
     files.sync(directory)
     for name in manifest.files:
         os.replace(os.path.join(folder, name), os.path.join(directory, name))
@@ -153,8 +153,8 @@ def unknown(directory: str) -> list[str]:
     """Lists the files of checkpoints that no manifest owns: another program's, or a run's whose manifests are lost."""
     names = sorted(listdir(directory))
     matches = [match for match in map(_FILE_OF_ANY.fullmatch, names) if match]
-    found = [match[0] for match in matches if match["stem"] + SUFFIX not in names]
-    return found + [name for name in names if name == STATE_FILE and not any(map(_MANIFEST.fullmatch, names))]
+    left = [match[0] for match in matches if match["stem"] + SUFFIX not in names]
+    return left + [name for name in names if name == STATE_FILE and not any(map(_MANIFEST.fullmatch, names))]
 
 
 def remove(path: str) -> bool:

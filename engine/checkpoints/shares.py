@@ -95,11 +95,11 @@ def _note(folder: str, process: int) -> str:
 
 def _sizes(folder: str) -> dict[str, int]:
     """Returns the size in bytes of each file in the folder: a change shows that a process is still writing."""
-    found = {}
+    sizes = {}
     for path, _, names in os.walk(folder):
         for name in names:
             try:
-                found[os.path.join(path, name)] = os.path.getsize(os.path.join(path, name))
+                sizes[os.path.join(path, name)] = os.path.getsize(os.path.join(path, name))
             except OSError:
                 continue  # it was renamed in between
-    return found
+    return sizes

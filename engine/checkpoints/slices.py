@@ -155,8 +155,8 @@ def write(entries: Iterable[Entry], prefix: str) -> list[str]:
     """Writes the slices of entries to checkpoint files; returns their prefixes: `prefix` and a number each."""
     names = []
     # Slices on one host, of which no more than SLICE_BYTES have to be copied, are written to one file.
-    found = [(each, entry.key) for entry in entries for each in entry.slices]
-    for number, batch in enumerate(_batches(found, lambda pair: (pair[0].device, pair[0].copied_bytes))):
+    pairs = [(each, entry.key) for entry in entries for each in entry.slices]
+    for number, batch in enumerate(_batches(pairs, lambda pair: (pair[0].device, pair[0].copied_bytes))):
         names.append(f"{prefix}-{number}")
         with tf.device(batch[0][0].device):
             tf.raw_ops.SaveV2(
@@ -168,11 +168,11 @@ def write(entries: Iterable[Entry], prefix: str) -> list[str]:
     return names
 
 
-def _batches(found: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterator[list[T]]:
+def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterator[list[T]]:
     """Yields what is done at once: on one device, and of no more than SLICE_BYTES; `cost` returns both of each."""
     batch: list[T] = []
     before, total = "", 0
-    for each in found:
+    for each in items:
         device, num_bytes = cost(each)
         if batch and (device != before or total + num_bytes > SLICE_BYTES):
             yield batch

@@ -42,14 +42,14 @@ def take(state) -> Snapshot:
     where replicas live in several processes, all have to take their snapshots.
     """
     walked = [*graph.walk(state)]
-    found = {graph.key_of(path): node for path, node in walked if graph.is_variable(node)}
-    differing = [node for node in found.values() if per_replica.differs(node)]
+    by_key = {graph.key_of(path): node for path, node in walked if graph.is_variable(node)}
+    differing = [node for node in by_key.values() if per_replica.differs(node)]
     gathered = {id(node): rows for node, rows in zip(differing, per_replica.gather(differing), strict=True)}
     live = _too_large_to_copy([node for _, node in walked])
     with tf.device("CPU:0"):
         own = {graph.KEY: tf.constant(graph.serialized(state)), graph.COUNTER_KEY: tf.constant(1, tf.int64)}
     entries, variables = [slices.of_value(value, key) for key, value in own.items()], {}
-    for key, node in found.items():
+    for key, node in by_key.items():
         shape = graph.whole_shape(node)
         if cut_of(node):
             entries.append(slices.of_parts(node, key, id(node) in live))

@@ -122,9 +122,9 @@ class Checkpoints:
         names = manifests.listdir(self.directory)
         removed += [name for name in names if _FOLDER.fullmatch(name) and _discard(os.path.join(self.directory, name))]
         self._check_known()
-        found = self._catalogue.read_all()[0]
-        swept = [each.name + manifests.SUFFIX for each in found if each.gone()]
-        if len(swept) < len(found):  # else they are all that is left of a run, and say so
+        whole = self._catalogue.read_all()[0]
+        swept = [each.name + manifests.SUFFIX for each in whole if each.gone()]
+        if len(swept) < len(whole):  # else they are all that is left of a run, and say so
             removed += [name for name in swept if manifests.remove(os.path.join(self.directory, name))]
         for name in removed:
             logging.info("removed %s, left by a process that was ended", name)
@@ -191,10 +191,10 @@ class Checkpoints:
 
     def problem(self) -> str | None:
         """Returns what is wrong with the newest checkpoint if manifests exist, none of a whole one; else None."""
-        found, unreadable = self._catalogue.read_all()
+        whole, unreadable = self._catalogue.read_all()
         sealed = manifests.steps(self.directory)
         problems = [unreadable[step] for step in sorted(unreadable) if step in sealed]
-        problems += [self._catalogue.problem(each) for each in found[::-1]]
+        problems += [self._catalogue.problem(each) for each in whole[::-1]]
         return problems[-1] if problems and all(problems) else None
 
     def restore(
@@ -237,15 +237,15 @@ class Checkpoints:
             f"{manifest.name} in {self.directory} is of another model or optimizer; "
             "use another `run_dir`, or take its weights only with `init_from`"
         )
-        found = graph.restore(manifest.prefix, self.state, why_not, (), parts(manifest), begins_again)
-        if found[1] and not self._writer.process:
-            logging.warning("%s does not fit these, which begin again: %s", manifest.name, found[1])
+        restored = graph.restore(manifest.prefix, self.state, why_not, (), parts(manifest), begins_again)
+        if restored[1] and not self._writer.process:
+            logging.warning("%s does not fit these, which begin again: %s", manifest.name, restored[1])
         self._current_step = manifest.step
 
     def _valid(self, where: Callable[[Manifest], bool] = lambda manifest: True):
         """Yields valid checkpoints, newest first, with a warning for each that is skipped on the way."""
-        found, unreadable = self._catalogue.read_all()
-        for manifest in found:
+        whole, unreadable = self._catalogue.read_all()
+        for manifest in whole:
             if not where(manifest) or manifest.gone():
                 continue  # removed, by this process or another
             problem = self._catalogue.problem(manifest)

@@ -33,7 +33,7 @@ class Order:
       num_examples: examples in an epoch, at least 1.
       batch_size: the global batch.
       block_steps: batches in a block; at most, where it holds several epochs.
-      seed: shuffles each epoch anew; None keeps the examples' own order.
+      seed: shuffles each epoch again; None keeps the examples' own order.
       drop_remainder: leave out the smaller batch.
     """
 

@@ -28,8 +28,8 @@ class OfBatches(Source):
         self._lock = contextlib.nullcontext() if batches.workers > 1 else threading.Lock()
         number = batches.num_batches
         if not number:
-            found = "never ends" if number is None else "has no batch"
-            raise SourceError(f"{self._name} {found}; return from its __len__ how many batches an epoch has")
+            mistake = "never ends" if number is None else "has no batch"
+            raise SourceError(f"{self._name} {mistake}; return from its __len__ how many batches an epoch has")
         self._read_first: dict[int, Any] = {}  # so that a batch that was read for its form is not read again
         first, last = self._batch(0), self._batch(number - 1)
         self._read_first = {0: first, number - 1: last}
@@ -44,7 +44,7 @@ class OfBatches(Source):
 
     def read(self, indices: np.ndarray) -> Any:
         numbers, places = indices // self.chunk_examples, indices % self.chunk_examples
-        found = None
+        gathered = None
         for number in np.unique(numbers):
             batch, rows = self._batch(int(number)), np.flatnonzero(numbers == number)
             wanted = min(self.chunk_examples, self._examples - int(number) * self.chunk_examples)
@@ -53,11 +53,11 @@ class OfBatches(Source):
                     f"{self._name}[{number}] has {self._size(batch)} examples, and its first batch "
                     f"{self.chunk_examples}; make all but the last of one size"
                 )
-            if found is None:
-                found = tf.nest.map_structure(lambda x: np.empty([len(indices), *x.shape[1:]], x.dtype), batch)
-            for to, array in zip(tf.nest.flatten(found), tf.nest.flatten(batch), strict=True):
+            if gathered is None:
+                gathered = tf.nest.map_structure(lambda x: np.empty([len(indices), *x.shape[1:]], x.dtype), batch)
+            for to, array in zip(tf.nest.flatten(gathered), tf.nest.flatten(batch), strict=True):
                 to[rows] = array[places[rows]]
-        return found
+        return gathered
 
     def _batch(self, number: int) -> Any:
         if (known := self._read_first.pop(number, None)) is not None:

@@ -28,13 +28,13 @@ def ask(job: str, task: int) -> None:
 def silent(job: str, tasks: Iterable[int]) -> list[int]:
     """Returns the tasks of a job that do not answer within seconds: those that are stopped, or cut off."""
     # Daemons: the process must not wait for a thread that waits for a stopped task.
-    asked = {task: threading.Thread(target=ask, args=(job, task), daemon=True) for task in tasks}
-    for thread in asked.values():
+    asking = {task: threading.Thread(target=ask, args=(job, task), daemon=True) for task in tasks}
+    for thread in asking.values():
         thread.start()
     deadline = time.monotonic() + _ANSWER_SECONDS
-    for thread in asked.values():
+    for thread in asking.values():
         thread.join(max(0.0, deadline - time.monotonic()))
-    return [task for task, thread in asked.items() if thread.is_alive()]
+    return [task for task, thread in asking.items() if thread.is_alive()]
 
 
 def explain(servers: Sequence[int], addresses: Sequence[str], timeout_seconds: float) -> str:

@@ -109,13 +109,13 @@ class Peers:
         hosts = {_split(address)[0] for address in self.addresses}
         host, port = _split(self.addresses[self.worker])
         for family in (socket.AF_INET, socket.AF_INET6):
-            found = {each: _resolve(each, port, family) for each in hosts}
-            if not all(found.values()):
+            addresses = {each: _resolve(each, port, family) for each in hosts}
+            if not all(addresses.values()):
                 continue
-            loopback = {each: _is_loopback(where[0]) for each, where in found.items()}
+            loopback = {each: _is_loopback(where[0]) for each, where in addresses.items()}
             if loopback[host] and not all(loopback.values()):
                 return None  # as Debian has a host's own name: 127.0.1.1
-            return family, found[host][0]
+            return family, addresses[host][0]
         return None
 
     def close(self) -> None:
@@ -212,14 +212,14 @@ class Peers:
 
     def _find(self) -> None:
         for other in self._others:
-            if found := _resolve(*_split(self.addresses[other]), self._socket.family, self._flags):
-                self._where[other] = found[0]
+            if addresses := _resolve(*_split(self.addresses[other]), self._socket.family, self._flags):
+                self._where[other] = addresses[0]
 
 
 def _resolve(host: str, port: int, family: int, flags: int = 0) -> list[tuple]:
     """Returns the addresses of a host; none if it is not known."""
     with contextlib.suppress(OSError):
-        return [found[4] for found in socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM, flags=flags)]
+        return [info[4] for info in socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM, flags=flags)]
     return []
 
 

@@ -55,16 +55,16 @@ class Arrivals:
             self._waited = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data")
             self._told = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data_and_told")
 
-    def mark(self, batch, asked: tf.Tensor) -> None:
+    def mark(self, batch, asked_at: tf.Tensor) -> None:
         """Counts one step, once its data is there. In a `tf.function`, once a step and worker.
 
         Args:
           batch: nest of tensors, the data.
-          asked: `tf.timestamp` of when it was asked for.
+          asked_at: `tf.timestamp` of when it was asked for.
         """
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
             self._count.assign_add(1, read_value=False)
-            self._waited.assign_add(tf.timestamp() - asked, read_value=False)
+            self._waited.assign_add(tf.timestamp() - asked_at, read_value=False)
 
     def add(self, seconds: float) -> None:
         """Adds what the host has waited, before it called the loop."""
@@ -240,8 +240,8 @@ class Watchdog:
     def _verdict(self, idle: float) -> tuple[str, int]:
         """Returns the message after so many seconds without progress, and the worker to blame, -1 for none."""
         peers, (beats, step, _) = self._peers, self._mark
-        if found := self._by_farewell() or self._by_silence():
-            return found
+        if loss := self._by_farewell() or self._by_silence():
+            return loss
         progress = {worker: (heard.arrived, heard.beats) for worker, heard in peers.heard.items()}
         progress[peers.worker] = (self._arrived, beats)
         column = 0 if len({arrived for arrived, _ in progress.values()}) > 1 else 1
@@ -279,7 +279,7 @@ class Watchdog:
     def _by_farewell(self) -> tuple[str, int] | None:
         """Returns what a peer that has ended said, and the worker to blame, preferring peers that blame another."""
         ended = [(worker, heard) for worker, heard in list(self._peers.heard.items()) if heard.farewell is not None]
-        for worker, heard in sorted(ended, key=lambda found: found[1].lost < 0):
+        for worker, heard in sorted(ended, key=lambda farewell: farewell[1].lost < 0):
             if heard.lost not in (-1, worker, self._peers.worker):
                 return heard.farewell, heard.lost
             why = f": {heard.farewell}" if heard.farewell else ", its part done, while others went on"
@@ -306,11 +306,11 @@ class Watchdog:
         if not _may_be_a_loss(error):
             return None
         self._speaks.acquire()
-        found = self._lost_peer(_tasks(str(error)) - {self._peers.worker})
-        if found is None:
+        loss = self._lost_peer(_tasks(str(error)) - {self._peers.worker})
+        if loss is None:
             self._speaks.release()
             return None
-        self._farewell, self._lost = found
+        self._farewell, self._lost = loss
         self._say(self._farewell, self._lost)
         return self._farewell
 
@@ -318,8 +318,8 @@ class Watchdog:
         """Finds the lost peer; `named` are the tasks that TensorFlow's error names, maybe only the first to notice."""
         called, end = self._peers.called, time.monotonic() + 4 * self._period
         while True:
-            if found := self._by_farewell() or self._by_silence():
-                return found
+            if loss := self._by_farewell() or self._by_silence():
+                return loss
             gone = set(self._peers.gone())
             if len(gone) == 1 or time.monotonic() > end:
                 break
@@ -341,8 +341,8 @@ def _may_be_a_loss(error: Exception) -> bool:
 
 def _tasks(message: str) -> set[int]:
     """Returns the workers that an error message of TensorFlow names."""
-    found = {int(task) for task in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d+)", message)}
-    return found | {0} if "CoordinationService/Heartbeat" in message else found  # that service runs in task 0
+    workers = {int(task) for task in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d+)", message)}
+    return workers | {0} if "CoordinationService/Heartbeat" in message else workers  # that service runs in task 0
 
 
 def abort_collectives(reason: str) -> None:

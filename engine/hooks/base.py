@@ -154,7 +154,7 @@ class Periodic(Hook):
 
     def __init__(self, every_steps: int, at_end: bool = False):
         if not isinstance(every_steps, numbers.Integral) or every_steps < 0:
-            raise ValueError(f"every_steps={every_steps!r} is no number of steps; use 1 or more, or 0 for never")
+            raise ValueError(f"every_steps={every_steps!r} is not a number of steps; use 1 or more, or 0 for never")
         self.every_steps = int(every_steps)
         self.at_end = at_end
 
@@ -194,14 +194,14 @@ class Rates:
         fade = 1.0 - status.seconds / self._memory_seconds if self.seconds > self._memory_seconds else 1.0
         if self._leaves_out_first and self.calls == 1:
             fade = 0.0
-        found = {"seconds": status.seconds, "steps": status.steps, "examples": status.examples}
-        found["input_seconds"] = status.input_seconds
+        latest = {"seconds": status.seconds, "steps": status.steps, "examples": status.examples}
+        latest["input_seconds"] = status.input_seconds
         if status.input_bytes is not None:
-            found["input_bytes"] = status.input_bytes
+            latest["input_bytes"] = status.input_bytes
         if status.steps_ahead is not None:
-            found |= {"steps_ahead": status.steps_ahead, "calls_ahead": 1}
+            latest |= {"steps_ahead": status.steps_ahead, "calls_ahead": 1}
         totals = self._totals if fade == 1.0 else {name: max(0.0, fade) * x for name, x in self._totals.items()}
-        self._totals = {**totals, **{name: totals.get(name, 0) + value for name, value in found.items()}}
+        self._totals = {**totals, **{name: totals.get(name, 0) + value for name, value in latest.items()}}
         self.calls += 1
 
     @property
@@ -225,13 +225,13 @@ class Rates:
         if not self.seconds:
             return {}
         totals, waited = self._totals, self._totals["input_seconds"]
-        found = {"input_wait_fraction": min(1.0, waited / self.seconds)}
+        figures = {"input_wait_fraction": min(1.0, waited / self.seconds)}
         if "input_bytes" in totals:
-            found["input_wait_ms"] = 1e3 * waited / max(1.0, totals["steps"])
-            found["input_bytes_per_sec"] = totals["input_bytes"] / self.seconds
+            figures["input_wait_ms"] = 1e3 * waited / max(1.0, totals["steps"])
+            figures["input_bytes_per_sec"] = totals["input_bytes"] / self.seconds
         if totals.get("calls_ahead"):
-            found["input_steps_ahead"] = totals["steps_ahead"] / totals["calls_ahead"]
-        return found
+            figures["input_steps_ahead"] = totals["steps_ahead"] / totals["calls_ahead"]
+        return figures
 
 
 class Window(Rates):

@@ -175,15 +175,15 @@ class KerasCallbacks(Windowed):
         again: list[str] = []
         for callback in self._callbacks:
             kind, rest = type(callback).__name__, self._states or []
-            found = next((each for each in rest if each["kind"] == kind), {"state": None})
-            self._states = [each for each in rest if each is not found]
-            if found["state"] is None:
+            saved = next((each for each in rest if each["kind"] == kind), {"state": None})
+            self._states = [each for each in rest if each is not saved]
+            if saved["state"] is None:
                 stays = any(name in _WITHOUT_STATE for name in _kinds(callback)) and getattr(callback, "append", True)
                 again += [] if stays or callback is self.history else [kind]
             elif hasattr(callback, "set_state"):
-                callback.set_state(found["state"])
+                callback.set_state(saved["state"])
             else:
-                vars(callback).update(found["state"])
+                vars(callback).update(saved["state"])
         if again:
             logging.warning(
                 "Keras callback %s begins again, as no state of it is kept; one of your own is kept by get_state() "
@@ -213,8 +213,8 @@ class KerasCallbacks(Windowed):
 
 def _logs(means: dict[str, float]) -> dict[str, float]:
     """Returns means as Keras's logs have them: `loss` with what layers add to it, and no gradients' norm."""
-    found = {name: value for name, value in means.items() if name not in ("gradient_norm", "loss_with_penalties")}
-    return found | ({"loss": means["loss_with_penalties"]} if "loss_with_penalties" in means else {})
+    logs = {name: value for name, value in means.items() if name not in ("gradient_norm", "loss_with_penalties")}
+    return logs | ({"loss": means["loss_with_penalties"]} if "loss_with_penalties" in means else {})
 
 
 def _kinds(callback: tf.keras.callbacks.Callback) -> list[str]:
@@ -240,7 +240,7 @@ def _state_of(callback: tf.keras.callbacks.Callback) -> dict[str, Any]:
     state, kind = None, type(callback).__name__
     if hasattr(callback, "get_state"):
         state = callback.get_state()
-    elif not getattr(callback, "restore_best_weights", False):  # weights are no JSON; a best value needs them
+    elif not getattr(callback, "restore_best_weights", False):  # weights are not JSON; a best value needs them
         kept = next((names for name, names in _KEPT.items() if name in _kinds(callback)), None)
         state = kept and {name: vars(callback)[name] for name in kept if name in vars(callback)}
     return {"kind": kind, "state": json.loads(json.dumps(state, default=lambda x: np.asarray(x).tolist()))}

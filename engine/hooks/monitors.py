@@ -80,12 +80,12 @@ class Monitor(Periodic):
         super().__call__(status)
 
     def act(self, status: Status) -> None:
-        found = status.evaluation if self.source == "eval" else self.window.means()
-        self._measured = self._measured or self.metric in found
+        metrics = status.evaluation if self.source == "eval" else self.window.means()
+        self._measured = self._measured or self.metric in metrics
         self.window = Window()
         if not self._measured:
-            raise _not_measured(self.monitor, self.source, found)
-        value = found.get(self.metric, math.nan)  # there is no AUC of one class, nor a mean of nothing
+            raise _not_measured(self.monitor, self.source, metrics)
+        value = metrics.get(self.metric, math.nan)  # there is no AUC of one class, nor a mean of nothing
         improved = self._is_better(value)
         if improved:
             self.best, self.best_step = value, status.step

@@ -57,10 +57,10 @@ def explain(error: Exception) -> str | None:
     Returns None for any other error.
     """
     text = str(error)
-    found = re.search(r"Detected Infinity or NaN in output (\d+) of (?:graph|eagerly-executing) op \"([^\"]+)\"", text)
-    if not found:
+    match = re.search(r"Detected Infinity or NaN in output (\d+) of (?:graph|eagerly-executing) op \"([^\"]+)\"", text)
+    if not match:
         return None
-    output, op = found.groups()
+    output, op = match.groups()
     what = re.search(r"Tensor had ([^\n\[]*?) values", text)
     shape = re.search(r"^\s*shape: (.*)$", text, re.MULTILINE)
     node = re.search(r"Detected at node (\S+?)(?:/CheckNumericsV2\S*)? defined at", text)
@@ -112,8 +112,8 @@ def check_weights(trainer, where: str) -> None:
 def first_nonfinite(variables: Iterable) -> str | None:
     """Returns the path of the first floating variable that has an inf or a nan, or None."""
     floating = [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
-    found = [_all_finite(tf_variable(variable)) for variable in floating]  # all are started before one is awaited
-    return next((path_of(v) for v, finite in zip(floating, found, strict=True) if not all(map(bool, finite))), None)
+    checks = [_all_finite(tf_variable(variable)) for variable in floating]  # all are started before one is awaited
+    return next((path_of(v) for v, finite in zip(floating, checks, strict=True) if not all(map(bool, finite))), None)
 
 
 def _all_finite(variable: tf.Variable) -> list[tf.Tensor]:
@@ -121,11 +121,11 @@ def _all_finite(variable: tf.Variable) -> list[tf.Tensor]:
 
     Of what replicas have copies of the first copy is looked at, of what is cut over a mesh each part in this process.
     """
-    found = []
+    checks = []
     for part in per_replica.components(variable) if cut_of(variable) else [own_copy(variable)]:
         with tf.device(part.device):
-            found += [tf.reduce_all(tf.math.is_finite(piece)) for piece in _pieces(part)]
-    return found
+            checks += [tf.reduce_all(tf.math.is_finite(piece)) for piece in _pieces(part)]
+    return checks
 
 
 def _pieces(variable: tf.Variable) -> Iterable[tf.Tensor]:
@@ -189,14 +189,14 @@ class NanGuard(Hook):
 
     def _check(self, status: Status, first: int, last: int, sums: LoopSums) -> None:
         options = status.state.trainer.given.options
-        found = sums.read()
-        check_labels(found, _steps(first, last))
-        skipped, counted = found.get("skipped", (0.0, 0.0))  # each replica counts every step
+        totals = sums.read()
+        check_labels(totals, _steps(first, last))
+        skipped, counted = totals.get("skipped", (0.0, 0.0))  # each replica counts every step
         if counted:
             self._count_skipped(first, last, round(skipped / counted * (last - first + 1)), options)
         if options.on_nonfinite == "skip":
             return
-        for name, (total, _) in sorted(found.items()):
+        for name, (total, _) in sorted(totals.items()):
             if (name == "gradient_norm" or is_loss(name)) and not math.isfinite(total):
                 # With a moving loss scale, gradient_norm holds only the steps that were applied.
                 path = first_nonfinite_variable(status.state)

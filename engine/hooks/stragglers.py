@@ -51,11 +51,11 @@ class Stragglers(Hook):
             self._began = self._clock()
 
     def _look(self, step: int) -> None:
-        found = self._window.take()
-        if not all("own_ms" in each for each in found):
+        rows = self._window.take()
+        if not all("own_ms" in each for each in rows):
             return
-        for worker, figures in enumerate(found):
-            others = statistics.median(each["own_ms"] for i, each in enumerate(found) if i != worker)
+        for worker, figures in enumerate(rows):
+            others = statistics.median(each["own_ms"] for i, each in enumerate(rows) if i != worker)
             is_slow = figures["own_ms"] > self._ratio * others
             self._slow[worker] = self._slow[worker] + 1 if is_slow else 0
             if self._slow[worker] and self._slow[worker] % self._windows == 0:

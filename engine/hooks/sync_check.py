@@ -46,8 +46,8 @@ class SyncCheck(Periodic):
     def begin(self, status: Status) -> None:
         distribution = status.strategy.distribution
         hosts = {id(variable) for variable in status.state.input.variables}
-        found = (variable for variable in status.state.variables() if id(variable) not in hosts)
-        self._variables = [variable for variable in found if not per_replica.differs(variable)]
+        compared = (variable for variable in status.state.variables() if id(variable) not in hosts)
+        self._variables = [variable for variable in compared if not per_replica.differs(variable)]
 
         def checksums():
             sums = tf.stack([_checksum(variable) for variable in self._variables])
@@ -84,10 +84,10 @@ class SyncCheck(Periodic):
 
 def _holders(variable: tf.Variable, replicas: int) -> list[list[int]]:
     """Returns the replicas that hold the same of a variable, a list for each part of it."""
-    cut, found = cut_of(variable), defaultdict(list)
+    cut, replicas_of = cut_of(variable), defaultdict(list)
     for replica in range(replicas):
-        found[cut.box(replica) if cut else None].append(replica)
-    return list(found.values())
+        replicas_of[cut.box(replica) if cut else None].append(replica)
+    return list(replicas_of.values())
 
 
 def _checksum(variable: tf.Variable) -> tf.Tensor:

@@ -16,14 +16,14 @@ _BOLD = r"\x1b\[[0-9;]*m"
 _NUMBER = r"^\(\d+\) [A-Z_]+: +"  # of several errors
 _OF_PIPELINE = r"^Error in user-defined function passed to \S+ transformation with iterator: \S+: +"
 # Characters that a terminal obeys, or hides: C0 and C1 but for tab and line feed, and marks that turn the direction of
-# text; C1 too where it came as bytes that are no UTF-8.
+# text; C1 too where it came as bytes that are not UTF-8.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udc9f]")
 _LONGEST_WORD = 300  # characters
 
 
 def visible(text: str) -> str:
     r"""Escapes everything in a text that would act on a terminal: \\x1b for the beginning of a terminal's command."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def counted(number: int, noun: str) -> str:
@@ -44,8 +44,8 @@ def reason(error: BaseException) -> str:
     """Returns the line of an error's message that says what is wrong; the name of its class where there is none."""
     lines = [line.strip() for line in re.sub(_BOLD, "", str(error)).splitlines()]
     lines = [line for line in lines if line and not line.startswith(_AROUND) and "root error(s) found" not in line]
-    found = re.sub(_NAMES, "", lines[0]).strip() if lines else ""
-    return re.sub(_OF_PIPELINE, "", re.sub(_NUMBER, "", found)) or type(error).__name__
+    text = re.sub(_NAMES, "", lines[0]).strip() if lines else ""
+    return re.sub(_OF_PIPELINE, "", re.sub(_NUMBER, "", text)) or type(error).__name__
 
 
 def free_frames(error: BaseException) -> None:

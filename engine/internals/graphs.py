@@ -38,10 +38,10 @@ def all_called(op: tf.Operation) -> list[tf.Graph]:
 
 def kinds(graph: tf.Graph) -> Counter[str]:
     """Counts the ops of each kind, such as "MatMul", in a graph and in those that it calls."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     queue = [graph]
     for each in queue:
         for op in each.get_operations():
-            found[op.type] += 1
+            counts[op.type] += 1
             queue += all_called(op)
-    return found
+    return counts

@@ -54,8 +54,8 @@ def added_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:
 
 def seed_generators(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.random.SeedGenerator]:
     """Returns the seed generators of layers and their parts, in the order of the layers, each once."""
-    found = {id(each): each for inner in all_layers_in(layers) for each in own_generators(inner)}
-    return list(found.values())
+    generators = {id(each): each for inner in all_layers_in(layers) for each in own_generators(inner)}
+    return list(generators.values())
 
 
 def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variable]:
@@ -64,14 +64,14 @@ def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variab
     Those that a layer made as non-trainable. Frozen weights are not among them, nor is what a frozen
     `BatchNormalization` or an adapted `Normalization` holds: a mean over replicas would round constants.
     """
-    found = {}
+    variables = {}
     for layer in all_layers_in(layers):
         constant = isinstance(layer, tf.keras.layers.Normalization)
         constant |= isinstance(layer, tf.keras.layers.BatchNormalization) and not layer.trainable
         for variable in () if constant else own_untrained(layer):
             if variable.value.dtype.is_floating:
-                found[id(variable.value)] = variable.value
-    return list(found.values())
+                variables[id(variable.value)] = variable.value
+    return list(variables.values())
 
 
 def values(variables: Iterable[tf.keras.Variable]) -> list[tf.Tensor]:
@@ -110,8 +110,8 @@ def computing_with(values: Sequence[tuple], variables: Sequence = (), tape: tf.G
         yield variables
         return
     with _Scope(values) as scope:
-        found = {id(variable): value for variable, value in values}
-        sources = [found.get(id(variable), variable) for variable in variables]
+        by_id = {id(variable): value for variable, value in values}
+        sources = [by_id.get(id(variable), variable) for variable in variables]
         if tape is not None:
             tape.watch([source for source in sources if isinstance(source, tf.Tensor)])
         yield sources
@@ -134,8 +134,8 @@ class _Scope(tf.keras.StatelessScope):
 def steady_variables(layers: Sequence[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
     """Returns the layers' float variables that a forward pass leaves unchanged: all but moving statistics."""
     moving = {id(variable) for variable in moving_statistics(layers)}
-    found = {id(v.value): v for layer in layers for v in layer.variables if v.value.dtype.is_floating}
-    return [variable for key, variable in found.items() if key not in moving]
+    floating = {id(v.value): v for layer in layers for v in layer.variables if v.value.dtype.is_floating}
+    return [variable for key, variable in floating.items() if key not in moving]
 
 
 def concerned(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> list[tf.keras.layers.Layer]:
@@ -161,10 +161,10 @@ def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
 
 def in_float32(outputs: tf.Tensor) -> tf.Tensor:
     """Returns a layer's outputs in float32, with the mask that Keras has put to them."""
-    found = tf.cast(outputs, tf.float32)
+    converted = tf.cast(outputs, tf.float32)
     if (mask := backend.get_keras_mask(outputs)) is not None:
-        backend.set_keras_mask(found, mask)
-    return found
+        backend.set_keras_mask(converted, mask)
+    return converted
 
 
 def all_layers_in(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.layers.Layer]:

@@ -226,8 +226,8 @@ class Metrics:
     """
 
     def __init__(self, model: tf.keras.Model, y_true, y_pred):
-        given, names = arguments(model), getattr(model, "output_names", None)
-        self._found = CompileMetrics(given["metrics"], given["weighted_metrics"], output_names=names)
+        compiled, names = arguments(model), getattr(model, "output_names", None)
+        self._found = CompileMetrics(compiled["metrics"], compiled["weighted_metrics"], output_names=names)
         for each in (self._found, model._compile_metrics):  # callbacks ask the model's own
             each.build(y_true, y_pred)
         for is_weighted, of_outputs in ((False, self._found._flat_metrics), (True, self._found._flat_weighted_metrics)):

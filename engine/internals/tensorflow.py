@@ -24,7 +24,8 @@ from tensorflow.python.eager import context
 from tensorflow.python.eager.executor import Executor
 from tensorflow.python.ops import resource_variable_ops, script_ops
 
-TrackableNode = tf.__internal__.tracking.AutoTrackable  # saves what is assigned to its attributes, and is no tf.Module
+# Saves what is assigned to its attributes, and is not a tf.Module.
+TrackableNode = tf.__internal__.tracking.AutoTrackable
 _KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those that hold nothing by themselves
 
 
@@ -258,8 +259,8 @@ def weakly(method: Callable, otherwise: Callable[[], Any]) -> Callable:
     reference = weakref.WeakMethod(method)
 
     def call(*arguments):
-        found = reference()
-        return found(*arguments) if found else otherwise()
+        function = reference()
+        return function(*arguments) if function else otherwise()
 
     return call
 

@@ -44,7 +44,7 @@ def server_of(variable: tf.Variable) -> str | None:
 
 
 def on_server(variable: tf.Variable):
-    """Returns the device context of a variable's server; an empty context where it is no server's."""
+    """Returns the device context of a variable's server; an empty context where it is not a server's."""
     server = server_of(variable)
     return tf.device(server) if server else contextlib.nullcontext()
 
@@ -76,15 +76,15 @@ def assign_local(variable: tf.Variable, value: tf.Tensor) -> None:
 
 def held(owner, kind: type | tuple[type, ...]) -> dict[str, Any]:
     """Finds an object's attributes of a kind, also in its lists and dictionaries, by path, in order."""
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     for name, value in sorted(vars(owner).items()):
         if name.startswith("_self_"):  # where TensorFlow keeps what it tracks
             continue
         inside = value.items() if isinstance(value, dict) else enumerate(value) if _is_list(value) else ()
         for path, each in [(name, value), *((f"{name}.{key}", each) for key, each in inside)]:
-            if isinstance(each, kind) and not any(each is other for other in found.values()):
-                found[path] = each
-    return found
+            if isinstance(each, kind) and not any(each is other for other in variables.values()):
+                variables[path] = each
+    return variables
 
 
 def _is_list(value) -> bool:

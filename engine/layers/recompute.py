@@ -45,8 +45,8 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(sources)
                 outputs = _Call(layer, inputs, arguments, fixed).outputs(again, tensors[len(flat) :])
-            found = iter(tape.gradient(outputs, sources, list(upstream), unconnected_gradients="zero"))
-            return [next(found) if x.dtype.is_floating else None for x in tensors]
+            gradients = iter(tape.gradient(outputs, sources, list(upstream), unconnected_gradients="zero"))
+            return [next(gradients) if x.dtype.is_floating else None for x in tensors]
 
         return first.outputs(tensors[: len(flat)], tensors[len(flat) :]), gradient
 

@@ -20,11 +20,11 @@ def usable_cpus(pids: Iterable[int]) -> set[int]:
     """Returns the numbers of the CPUs that these processes may run on, by their affinity."""
     if not hasattr(os, "sched_getaffinity"):
         return set(range(os.cpu_count() or 1))
-    found = set()
+    cpus = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # gone meanwhile
-            found |= os.sched_getaffinity(pid)
-    return found
+            cpus |= os.sched_getaffinity(pid)
+    return cpus
 
 
 def quota_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:

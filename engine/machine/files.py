@@ -26,8 +26,8 @@ _SUFFIX = ".tmp"
 def open_regular(path: str | os.PathLike, how: int = os.O_RDONLY) -> int:
     """Opens a regular file, created with O_CREAT if asked for; never waits, as for a pipe's other end.
 
-    A link is followed where the file is only read. Returns the descriptor. Raises OSError, also for what is no regular
-    file.
+    A link is followed where the file is only read. Returns the descriptor. Raises OSError, also for what is not a
+    regular file.
     """
     if how & (os.O_WRONLY | os.O_RDWR):
         how |= os.O_NOFOLLOW
@@ -46,11 +46,11 @@ def open_regular(path: str | os.PathLike, how: int = os.O_RDONLY) -> int:
 
 
 def _irregular(path: str | os.PathLike) -> OSError:
-    return OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+    return OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
 
 
 def read_json(path: str | os.PathLike, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """Reads JSON, in UTF-8, from a regular file. Raises OSError, and ValueError where it is no JSON.
+    """Reads JSON, in UTF-8, from a regular file. Raises OSError, and ValueError where it is not JSON.
 
     Args:
       path: of the file.
@@ -138,10 +138,10 @@ def _make_locked(path: str, make: Callable[[str], None]) -> tuple[str, int]:
 
 def _sweep(folder: str, name: str) -> None:
     ours = re.compile(re.escape(name) + rf"\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}" + re.escape(_SUFFIX))
-    for found in os.listdir(folder):
-        if ours.fullmatch(found):
+    for entry in os.listdir(folder):
+        if ours.fullmatch(entry):
             with contextlib.suppress(OSError):
-                _remove_unless_locked(os.path.join(folder, found))
+                _remove_unless_locked(os.path.join(folder, entry))
 
 
 def _remove_unless_locked(path: str) -> None:
@@ -154,7 +154,7 @@ def _remove_unless_locked(path: str) -> None:
 
 
 def _remove(path: str) -> None:
-    """Removes a file or a whole folder that is no link; what can't be removed stays."""
+    """Removes a file or a whole folder that is not a link; what can't be removed stays."""
     with contextlib.suppress(OSError):
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)

@@ -24,15 +24,15 @@ def take(numbers: Sequence[int] | None, most: int | None = None) -> None:
     Raises:
       DeviceError: the machine has GPUs, and not all of these.
     """
-    found = tf.config.list_physical_devices("GPU")
-    if numbers and not found:
+    devices = tf.config.list_physical_devices("GPU")
+    if numbers and not devices:
         logging.warning(
             "GPU %s is asked for, and TensorFlow finds no GPU, so the CPU computes; where there is one, TensorFlow may "
             "lack CUDA's libraries (pip install 'tensorflow[and-cuda]')",
             ",".join(map(str, numbers)),
         )
-    chosen = choose(found, numbers)[:most]
-    if not found:
+    chosen = choose(devices, numbers)[:most]
+    if not devices:
         return
     try:
         tf.config.set_visible_devices(chosen, "GPU")
@@ -43,16 +43,16 @@ def take(numbers: Sequence[int] | None, most: int | None = None) -> None:
         logging.warning("GPUs stay as they are: this process used TensorFlow's devices before this run")
 
 
-def choose(found: Sequence, numbers: Sequence[int] | None) -> list:
+def choose(devices: Sequence, numbers: Sequence[int] | None) -> list:
     """Returns those of a machine's GPUs that are asked for, in their order; all for None. Raises `DeviceError`."""
-    if numbers is None or not found:
-        return list(found)
-    if missing := [number for number in numbers if number >= len(found)]:
+    if numbers is None or not devices:
+        return list(devices)
+    if missing := [number for number in numbers if number >= len(devices)]:
         raise DeviceError(
-            f"`gpus`={','.join(map(str, numbers))}: there is no GPU {missing[0]}; TensorFlow finds {len(found)}, "
-            f"{'number 0' if len(found) == 1 else f'numbers 0 to {len(found) - 1}'}; use those, or none"
+            f"`gpus`={','.join(map(str, numbers))}: there is no GPU {missing[0]}; TensorFlow finds {len(devices)}, "
+            f"{'number 0' if len(devices) == 1 else f'numbers 0 to {len(devices) - 1}'}; use those, or none"
         )
-    return [gpu for number, gpu in enumerate(found) if number in numbers]
+    return [gpu for number, gpu in enumerate(devices) if number in numbers]
 
 
 def server_options() -> tf.compat.v1.ConfigProto:

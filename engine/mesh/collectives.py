@@ -43,19 +43,19 @@ def packs(sizes: Sequence[int], most: int) -> list[list[int]]:
     A tensor as large as a pack travels by itself, as it stands: packing would copy it twice. Packs stand in the order
     in which they are whole, since each waits for the one before it. `most` of 0 makes one pack.
     """
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     unfinished: list[int] = []
     held = 0
     for index, size in enumerate(sizes):
         if most and size >= most:
-            found.append([index])
+            groups.append([index])
             continue
         unfinished.append(index)
         held += size
         if most and held >= most:
-            found.append(unfinished)
+            groups.append(unfinished)
             unfinished, held = [], 0
-    return [*found, unfinished] if unfinished else found
+    return [*groups, unfinished] if unfinished else groups
 
 
 def as_one(pack: Sequence[tf.Tensor], move: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:

@@ -139,14 +139,14 @@ def whole(variable) -> np.ndarray:
     cut = cut_of(variable)
     if cut is None:
         return tf_variable(variable).numpy()
-    found, left = np.empty(cut.shape, tf_variable(variable).dtype.as_numpy_dtype), set(map(cut.box, cut.replicas))
+    array, left = np.empty(cut.shape, tf_variable(variable).dtype.as_numpy_dtype), set(map(cut.box, cut.replicas))
     for replica, part in parts(variable):
         box = cut.box(replica)
-        found[box.slices] = part.numpy()[tuple(slice(0, n) for n in box.size)]
+        array[box.slices] = part.numpy()[tuple(slice(0, n) for n in box.size)]
         left.discard(box)
     if left:
         raise ValueError(f"other processes have parts of {path_of(variable)}")
-    return found
+    return array
 
 
 def fill(variable, draw: Callable[[Box], tf.Tensor]) -> None:

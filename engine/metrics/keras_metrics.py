@@ -41,12 +41,12 @@ class KerasMetric:
 
     def __init__(self, metric: tf.keras.metrics.Metric):
         if not isinstance(metric, tf.keras.metrics.Metric):
-            raise TypeError(f"{metric!r} is no tf.keras.metrics.Metric; give one, e.g. tf.keras.metrics.AUC()")
+            raise TypeError(f"{metric!r} is not a tf.keras.metrics.Metric; give one, e.g. tf.keras.metrics.AUC()")
         if tf.inside_function():
             raise ValueError(f"KerasMetric of {metric.name} is made within a step; make it once, in __init__ or build")
         self._metric = metric
         self._tried: set[tuple] = set()  # shapes and types
-        # TensorFlow takes named tuples apart and makes them anew by their class, which has to know the metric.
+        # TensorFlow takes named tuples apart and makes them again by their class, which has to know the metric.
         self._kind = type("KerasSums", (KerasSums,), {"value": lambda sums: self._value(sums)})
 
     def __call__(self, y_true, y_pred, sample_weight=None) -> KerasSums:

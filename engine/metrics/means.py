@@ -23,7 +23,7 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
     """The base of all kinds of pairs: a sum and a count.
 
     Attributes:
-      weigh: a function that makes the pair anew, each example counting by its weight, float32 [batch]; None where the
+      weigh: a function that makes the pair again, each example counting by its weight, float32 [batch]; None where the
         examples' values are not known.
       has_weights: whether it was made with weights, which are multiplied by the examples'.
     """
@@ -132,7 +132,7 @@ _ONE_NUMBER = (
 def mean(values, weights=None) -> Mean:
     """Makes the pair for a tensor of per-example values.
 
-    Where the data has weights (`step.batches`), the results of `Trainer.loss` and `Trainer.metrics` are made anew with
+    Where the data has weights (`step.batches`), the results of `Trainer.loss` and `Trainer.metrics` are made again with
     them: each example's values count by its weight.
 
     Args:
@@ -158,9 +158,9 @@ def mean(values, weights=None) -> Mean:
             logging.log_first_n(logging.WARNING, _ONE_NUMBER, 1)
         pair = Mean(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
         return weighable(pair, weigh)
-    given = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
+    spread = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
     # An entry without weight may be anything, NaN too: padding often is.
-    pair = Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, given)), tf.reduce_sum(given))
+    pair = Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, spread)), tf.reduce_sum(spread))
     return weighable(pair, weigh, has_weights=True)
 
 
@@ -261,7 +261,7 @@ def as_pair(pair, where: str, weights=None) -> Pair:
     module stays as it is.
 
     Raises:
-      TypeError: it is no pair; the message begins with `where` it came from.
+      TypeError: it is not a pair; the message begins with `where` it came from.
     """
     if weights is not None and getattr(pair, "weigh", None):
         pair = pair.weigh(weights)
@@ -269,11 +269,11 @@ def as_pair(pair, where: str, weights=None) -> Pair:
         return pair
     if isinstance(pair, tf.keras.metrics.Metric):
         raise TypeError(
-            f"{where}: a Keras metric is no pair; keep self.{pair.name} = crankshaft.KerasMetric(metric), made in "
+            f"{where}: a Keras metric is not a pair; keep self.{pair.name} = crankshaft.KerasMetric(metric), made in "
             f"__init__ or build, and return self.{pair.name}(labels, predictions)"
         )
     if not (isinstance(pair, tuple) and len(pair) == 2):
-        raise TypeError(f"{where}: a {type(pair).__name__} is no pair (total, count); {_instead(pair)}")
+        raise TypeError(f"{where}: a {type(pair).__name__} is not a pair (total, count); {_instead(pair)}")
     total, count = (tf.cast(part, tf.float32) for part in pair)
     for name, part in (("total", total), ("count", count)):
         if part.shape.rank not in (None, 0):
@@ -283,12 +283,12 @@ def as_pair(pair, where: str, weights=None) -> Pair:
     return (type(pair) if isinstance(pair, Mean) else Mean)(total, count)
 
 
-def _instead(found) -> str:
-    """Returns what to return in place of something that is no pair."""
-    if isinstance(found, (dict, tuple, list)):  # such as a loss for each output, or the sum of two pairs
+def _instead(returned) -> str:
+    """Returns what to return in place of something that is not a pair."""
+    if isinstance(returned, (dict, tuple, list)):  # such as a loss for each output, or the sum of two pairs
         return "add up what belongs to an example, and return one pair: crankshaft.mean(losses + others)"
     line = "return crankshaft.mean(values)"
-    if tf.is_tensor(found) and found.shape.rank == 0:
+    if tf.is_tensor(returned) and returned.shape.rank == 0:
         line += "; a Keras loss gives values with reduction=None, a Keras metric a pair by crankshaft.KerasMetric"
     return line
 
@@ -311,7 +311,7 @@ def checked(metrics, where: str, weights=None) -> dict[str, Pair]:
     """Converts pairs by name, each by `as_pair`, weighed if there are weights.
 
     Raises:
-      TypeError: one is no pair; the message begins with `where`.
+      TypeError: one is not a pair; the message begins with `where`.
       ValueError: a name can't be a metric's; likewise.
     """
     if not isinstance(metrics, dict):
@@ -404,16 +404,16 @@ def names_of(row_names: Sequence[str]) -> dict[str, bool]:
 
 def values_by_name(pairs: dict[str, Mean]) -> dict[str, float]:
     """Returns values by name, a vector's as NAME_0 and so on, a dictionary's as NAME_KEY, without those of no count."""
-    found = {}
+    results = {}
     for name, pair in pairs.items():
         value = pair.value()
         if isinstance(value, dict):
-            found |= {f"{name}_{key}": each for key, each in value.items()}
+            results |= {f"{name}_{key}": each for key, each in value.items()}
         elif value is not None:
-            found[name] = value
+            results[name] = value
         if isinstance(pair, Auc) and (bound := pair.error_bound()):
-            found[f"{name}_error_bound"] = bound
-    return found
+            results[f"{name}_error_bound"] = bound
+    return results
 
 
 class Sums:
@@ -496,15 +496,15 @@ class LoopSums:
         if self._read is None:
             array = np.asarray(self._tensor, np.float64)
             scores = array[len(self.names) :].reshape(-1, 4)
-            found: dict[str, Pair] = {}
+            pairs: dict[str, Pair] = {}
             start, kept = 0, itertools.count()
             for row_name, rows in itertools.groupby(self.names):
                 (name, kind), stop = _named_kind(row_name), start + sum(1 for _ in rows)
                 if issubclass(kind, Auc) and stop == start + 1:
-                    found[name] = ExactAuc(ranking.Ranking(scores[scores[:, 0] == next(kept), 1:]), 0.0)
+                    pairs[name] = ExactAuc(ranking.Ranking(scores[scores[:, 0] == next(kept), 1:]), 0.0)
                 else:
                     part = array[start:stop].T if issubclass(kind, _VECTORS) else map(float, array[start])
-                    found[name] = kind(*part)
+                    pairs[name] = kind(*part)
                 start = stop
-            self._read = found  # at once: threads read it too
+            self._read = pairs  # at once: threads read it too
         return self._read

@@ -85,10 +85,10 @@ class Optimizer(tf.Module):
             self.learning_rate_scale = tf.Variable(1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale")
         targets = _Targets(self.name, variables, multipliers or [1.0] * len(variables))
         if not self.is_elementwise and (cut := [target for target in targets if target.slot_cut]):
-            asked = "`shard_optimizer`" if cut[0].piece else "a mesh's model axis"
+            setting = "`shard_optimizer`" if cut[0].piece else "a mesh's model axis"
             raise ValueError(
-                f"{asked} has each replica update a part of {cut[0].path} alone, and the rule of {self.name} may look "
-                "at all of it; use one of the engine's, such as adamw, or leave that out"
+                f"{setting} has each replica update a part of {cut[0].path} alone, and the rule of {self.name} may "
+                "look at all of it; use one of the engine's, such as adamw, or leave that out"
             )
         self._build_slots(targets)
         for target in targets:
@@ -345,10 +345,10 @@ def _shape(gradient, target):
 
 def _grouped(pairs, key):
     """Groups pairs by `key` of their target, in order."""
-    found: dict[Any, list] = {}
+    groups: dict[Any, list] = {}
     for gradient, target in pairs:
-        found.setdefault(key(target), []).append((gradient, target))
-    return found
+        groups.setdefault(key(target), []).append((gradient, target))
+    return groups
 
 
 class _Target:

@@ -41,7 +41,7 @@ class KerasOptimizer(Optimizer):
         self._refused = _THE_ENGINES_OWN.keys() - (_OF_COMPILE if as_compiled else ())
         made = isinstance(optimizer, tf.keras.optimizers.Optimizer)
         if not made and not callable(optimizer):
-            raise TypeError(f"{optimizer!r} is no optimizer; {_KINDS}")
+            raise TypeError(f"{optimizer!r} is not an optimizer; {_KINDS}")
         # Behind a function, so that a checkpoint finds the object in one place only.
         self._make = (lambda: optimizer) if made else optimizer
         self.keras_optimizer = None

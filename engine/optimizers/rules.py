@@ -189,7 +189,7 @@ class RMSprop(FusedOptimizer):
 class Ftrl(FusedOptimizer):
     """FTRL-Proximal (McMahan et al., https://research.google/pubs/pub41159/) with L2 shrinkage.
 
-    The rule computes a variable anew from its slots, so a dense update sets a weight whose gradient has always been
+    The rule computes a variable again from its slots, so a dense update sets a weight whose gradient has always been
     zero to zero; a sparse update leaves a row that was never touched as it began. It divides by the learning rate: a
     schedule must not reach zero.
     """
@@ -241,19 +241,19 @@ def build(name, learning_rate=None, **arguments):
       ValueError: an unknown name or argument; names the nearest.
     """
     classes = named()
-    found = name.lower()
-    if found not in classes:
+    lower = name.lower()
+    if lower not in classes:
         raise unknown("optimizer", name, classes)
-    rule = classes[found]
+    rule = classes[lower]
     common = parameters(Optimizer).keys()
     rate = {} if learning_rate is None else {"learning_rate": learning_rate}
     known = parameters(rule).keys() | common
-    check_arguments(f"optimizer {found}", arguments, known - {"learning_rate"}, OPTIMIZER_ARGUMENTS)
-    if found in _RULES:
+    check_arguments(f"optimizer {lower}", arguments, known - {"learning_rate"}, OPTIMIZER_ARGUMENTS)
+    if lower in _RULES:
         return rule(**rate, **arguments)
     ours = {key: value for key, value in arguments.items() if key in common}
     theirs = {key: value for key, value in arguments.items() if key not in common}
-    ours.setdefault("name", found)
+    ours.setdefault("name", lower)
     return KerasOptimizer(lambda: rule(**theirs), **rate, **ours)
 
 

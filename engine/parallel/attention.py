@@ -154,8 +154,8 @@ def _mask(queries, keys, position, group: int) -> tf.Tensor:
 def _written(old: tf.Tensor, new: tf.Tensor, position) -> tf.Tensor:
     """Returns a cache's keys or values with the new ones written from `position` on."""
     length = _size(new, 2)
-    written = tf.concat([old[:, :, :position], tf.cast(new, old.dtype), old[:, :, position + length :]], 2)
-    return tf.ensure_shape(written, old.shape)
+    cache = tf.concat([old[:, :, :position], tf.cast(new, old.dtype), old[:, :, position + length :]], 2)
+    return tf.ensure_shape(cache, old.shape)
 
 
 def _size(x: tf.Tensor, axis: int) -> int | tf.Tensor:

@@ -129,8 +129,8 @@ class Embedding(tf.keras.layers.Layer):
         own = table.shape[0]
         rows = inputs - self.mesh.model.rank * own
         mine = tf.logical_and(rows >= 0, rows < own)
-        found = _rows(table, tf.where(mine, rows, 0))
-        return self.mesh.leave(tf.where(mine[..., tf.newaxis], found, tf.zeros([], found.dtype)))
+        rows_found = _rows(table, tf.where(mine, rows, 0))
+        return self.mesh.leave(tf.where(mine[..., tf.newaxis], rows_found, tf.zeros([], rows_found.dtype)))
 
     def logits(self, hidden):
         """Computes hidden [..., size] times the transposed table: [..., vocabulary], cut if the table is."""
@@ -210,8 +210,8 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: M
     Args:
       logits: [..., rows of a replica], as `Embedding.logits` returns them; converted to float32. Columns of padding,
         beyond the vocabulary, don't count, and have gradients of 0.
-      labels: int [...]; a label that is no id (-1, as `input.text` marks what does not count) gives some finite loss,
-        which a mean leaves out by its weights: `mean(losses, weights=labels >= 0)`.
+      labels: int [...]; a label that is not an id (-1, as `input.text` marks what does not count) gives some finite
+        loss, which a mean leaves out by its weights: `mean(losses, weights=labels >= 0)`.
       vocabulary: number of ids.
       mesh: the logits are cut over its axis `model`; None is a mesh of one.
 

@@ -149,21 +149,21 @@ class Reduction(tf.Module):
                 "reduction.sum has to know which variables are cut over the mesh; give it variables=..., one for each "
                 "gradient"
             )
-        shared, found = mesh.once(count), gradients
-        pieces = [piece_of(v, mesh) if shares_out else None for v in variables] or [None] * len(found)
-        cuts = [cut_of(v) for v in variables] or [None] * len(found)
+        shared, summed = mesh.once(count), gradients
+        pieces = [piece_of(v, mesh) if shares_out else None for v in variables] or [None] * len(summed)
+        cuts = [cut_of(v) for v in variables] or [None] * len(summed)
         for i, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
                 by_rows = not cuts[i] and not mesh.shard_optimizer
-                found[i] = self._gather_slices(gradient, shared) if by_rows else tf.convert_to_tensor(gradient)
-        own = [i for i, cut in enumerate(cuts) if cut and isinstance(found[i], tf.Tensor)]
-        copied = [i for i, cut in enumerate(cuts) if not cut and isinstance(found[i], tf.Tensor)]
+                summed[i] = self._gather_slices(gradient, shared) if by_rows else tf.convert_to_tensor(gradient)
+        own = [i for i, cut in enumerate(cuts) if cut and isinstance(summed[i], tf.Tensor)]
+        copied = [i for i, cut in enumerate(cuts) if not cut and isinstance(summed[i], tf.Tensor)]
 
         def reduce(axis: Axis, indices: list[int], count: tf.Tensor, more: Sequence[Item] = ()) -> list[tf.Tensor]:
-            items = [Item(of_examples(found[i], count), exact=False, piece=pieces[i]) for i in indices]
+            items = [Item(of_examples(summed[i], count), exact=False, piece=pieces[i]) for i in indices]
             sums = self._sum_packed(axis, [*items, *more])
             for i, total in zip(indices, sums, strict=False):
-                found[i] = total
+                summed[i] = total
             return sums[len(indices) :]
 
         for axis, indices, counted in ((mesh.data, own, count), (mesh.everyone, copied, shared)):
@@ -172,7 +172,7 @@ class Reduction(tf.Module):
         exact = [*weighted(averages, shared), Item(shared, exact=True)]
         *totals, total = reduce(mesh.everyone, [i for i in copied if not pieces[i]], shared, exact)
         assign_means(averages, totals, total)
-        return Gradients(found, cuts=[p.cut if p else cut for p, cut in zip(pieces, cuts, strict=True)]), total
+        return Gradients(summed, cuts=[p.cut if p else cut for p, cut in zip(pieces, cuts, strict=True)]), total
 
     def sum_statistics(self, values: tf.Tensor) -> tf.Tensor:
         """Sums a layer's statistics of its examples over the replicas that make an update together.
@@ -204,8 +204,8 @@ class Reduction(tf.Module):
           what travels while the backward pass goes on is not waited for.
         gradient_norm: of the mean over this replica's examples alone, before the sum; 0 at a step not observed.
         """
-        found = vars(self._found)
-        return {name: tf.cast(found.pop(name, 0.0), tf.float32) for name in self.watched}
+        figures = vars(self._found)
+        return {name: tf.cast(figures.pop(name, 0.0), tf.float32) for name in self.watched}
 
     def _watch_norm(self, gradients: Sequence, count: tf.Tensor) -> None:
         observed = step_context().observed

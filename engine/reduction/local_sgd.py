@@ -118,8 +118,8 @@ class _Period:
 def _zeros_unless(present: tf.Tensor, gradients: Sequence) -> list:
     """Returns the gradients, or zeros; a condition passes them untouched; a choice by value would read them all."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    given = [value for value in values if value is not None]
-    chosen = iter(tf.cond(present, lambda: given, lambda: [tf.zeros_like(value) for value in given]))
+    present_values = [value for value in values if value is not None]
+    chosen = iter(tf.cond(present, lambda: present_values, lambda: [tf.zeros_like(value) for value in present_values]))
 
     def restored(gradient):
         if isinstance(gradient, tf.IndexedSlices):

@@ -91,21 +91,21 @@ class PowerSgd(Reduction):
             averages = self._averages() if averages is None else averages
         else:
             averages = ()
-        given = Gradients(gradients)
-        share = given.over(count).unscaled()  # gradients of the true loss, from sums of the scaled ones
+        local = Gradients(gradients)
+        share = local.over(count).unscaled()  # gradients of the true loss, from sums of the scaled ones
         share = share.times(tf.constant(float(replicas))) if replicas > 1 else share
         matrices = {
             index: tf.reshape(share[index], self.memory[key].shape) + self.memory[key] for index, key in keys.items()
         }
-        rest = [index for index, g in enumerate(given.values) if isinstance(g, tf.Tensor) and index not in keys]
-        others = [Item(given.values[index], exact=False) for index in rest] + weighted(averages, own_count)
+        rest = [index for index, g in enumerate(local.values) if isinstance(g, tf.Tensor) and index not in keys]
+        others = [Item(local.values[index], exact=False) for index in rest] + weighted(averages, own_count)
         products, others = self._sum_products(axis, matrices, keys, others)
 
-        summed = [self._gather_slices(g, own_count) for g in given.values]
+        summed = [self._gather_slices(g, own_count) for g in local.values]
         for index, total in zip(rest, others, strict=False):
             summed[index] = total
         assign_means(averages, others[len(rest) :], count)
-        return self._finish(matrices, keys, products, given.with_values(summed), count), count
+        return self._finish(matrices, keys, products, local.with_values(summed), count), count
 
     def _sum_products(self, axis: Axis, matrices: dict, keys: dict, others: list[Item]):
         """Runs algorithm 1. Returns ({index: products}, the sums of `others`, which travel with the first of them)."""
@@ -139,8 +139,8 @@ class PowerSgd(Reduction):
                 key = keys[index]
                 assign_local(self.memory[key], matrices[index] - tf.matmul(basis, own_q))
                 # A row of zeros would stay one for ever: where nothing was found, the old direction is looked at again.
-                found = tf.reduce_any(q != 0, axis=1, keepdims=True)
-                assign_local(self.q[key], tf.where(found, q, self.q[key]))
+                nonzero = tf.reduce_any(q != 0, axis=1, keepdims=True)
+                assign_local(self.q[key], tf.where(nonzero, q, self.q[key]))
 
         tf.cond(applied, keep, lambda: None)
         return Gradients(values, () if scale is None else (scale,), divided_by=count)

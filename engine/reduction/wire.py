@@ -90,8 +90,8 @@ class Layout:
         parts = self._packs.split(packs)
         if self._reduce_dtype != tf.float32:
             parts = [from_halves(part, kind) for part, kind in zip(parts, self._kinds, strict=True)]
-        found = [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
-        return found[: self._num_exact], found[self._num_exact :]
+        tensors = [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return tensors[: self._num_exact], tensors[self._num_exact :]
 
 
 class Packs:

@@ -59,10 +59,10 @@ def features(batch):
 
 def without_weights(batch):
     """Returns a batch as losses and metrics see it: (features, labels), or the features alone."""
-    found = fields(batch)
-    if found.labels is None:
-        return found.features
-    return batch if found.weights is None else (found.features, found.labels)
+    parts = fields(batch)
+    if parts.labels is None:
+        return parts.features
+    return batch if parts.weights is None else (parts.features, parts.labels)
 
 
 def text_fields(batch) -> list[str]:

@@ -20,7 +20,7 @@ def checked(function: Callable, where: str, outputs, batch) -> Any:
     """Returns function(outputs, batch), of whose operations none may broadcast examples [n, 1] with examples [n].
 
     Those of each `tf.function`, branch and loop that it calls are looked at, too. An axis that is made on purpose, as
-    by labels[None, :] or scores[:, None], is no mistake.
+    by labels[None, :] or scores[:, None], is not a mistake.
 
     Raises:
       ValueError: one does; says the shapes.
@@ -28,10 +28,10 @@ def checked(function: Callable, where: str, outputs, batch) -> Any:
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     result = function(outputs, batch)
-    given = [x for x in tf.nest.flatten((outputs, batch), expand_composites=True) if tf.is_tensor(x)]
+    tensors = [x for x in tf.nest.flatten((outputs, batch), expand_composites=True) if tf.is_tensor(x)]
     size = tf.nest.flatten(batch)[0].shape[0]
     captured = {id(outer): inner for outer, inner in getattr(graph, "captures", ())}
-    here = [x for x in (captured.get(id(x), x) for x in given) if getattr(x, "graph", None) is graph]
+    here = [x for x in (captured.get(id(x), x) for x in tensors) if getattr(x, "graph", None) is graph]
     if size != 1 and _broadcasts(graph.get_operations()[before:], here):
         labels = batches.fields(batch).labels
         raise ValueError(
@@ -42,10 +42,10 @@ def checked(function: Callable, where: str, outputs, batch) -> Any:
     return result
 
 
-def _broadcasts(operations: Iterable[tf.Operation], given: Iterable[tf.Tensor]) -> bool:
-    """Returns whether one of these operations pairs the examples of tensors that are `given`, or computed of those."""
-    examples = {x.name for x in given}
-    columns = {x.name for x in given if _is_column(x)}  # and what was [n, 1] all the way from there
+def _broadcasts(operations: Iterable[tf.Operation], tensors: Iterable[tf.Tensor]) -> bool:
+    """Returns whether one of these operations pairs the examples of `tensors`, or of what is computed of them."""
+    examples = {x.name for x in tensors}
+    columns = {x.name for x in tensors if _is_column(x)}  # and what was [n, 1] all the way from there
     for op in operations:
         known = [x for x in op.inputs if x.name in examples]
         if not known or op.type in _OF_SHAPES:

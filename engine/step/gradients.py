@@ -90,10 +90,10 @@ class Gradients(Sequence):
         for whole, *part in zip(wholes, summed.values, self.cuts or [None] * len(wholes), strict=True):
             parts.setdefault(whole, []).append(part)
         if self.cuts:
-            found = [self._product(norm) for norm in _norms_on_mesh(parts.values())]
+            norms_of_parts = [self._product(norm) for norm in _norms_on_mesh(parts.values())]
         else:
-            found = [self.with_values([gradient for gradient, _ in part]).norm() for part in parts.values()]
-        norms = dict(zip(parts, found, strict=True))
+            norms_of_parts = [self.with_values([gradient for gradient, _ in part]).norm() for part in parts.values()]
+        norms = dict(zip(parts, norms_of_parts, strict=True))
         return summed._changed(lambda values, i: values * (limit / tf.maximum(norms[wholes[i]], limit)))
 
     def _changed(self, change) -> Gradients:

@@ -214,12 +214,12 @@ def outside(intervals: Mapping[str, Interval], name: str, value: Any) -> str | N
     return None
 
 
-def unknown(kind, found, known):
+def unknown(kind, name, known):
     """Returns a ValueError that says which `kind` was asked for and which of `known` are nearest to it."""
     known = sorted(known)
-    nearest = difflib.get_close_matches(found.lower(), known, n=3, cutoff=0.5)
+    nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     cure = f"did you mean {' or '.join(nearest)}?" if nearest else f"use {', '.join(known) or '-'}"
-    return ValueError(f"unknown {kind} {found!r}; {cure}")
+    return ValueError(f"unknown {kind} {name!r}; {cure}")
 
 
 def parameters(function):

@@ -147,7 +147,7 @@ class Strategy(Processes, abc.ABC):
         Args:
           split: a `Source` or a `Stream`.
           global_batch_size: examples a step, over all replicas.
-          seed: shuffles each epoch anew; None keeps the examples' own order.
+          seed: shuffles each epoch again; None keeps the examples' own order.
           known: what an earlier process of the run found of this data, its feed's `about()`; it need not look again.
             Is given where that is not {}: a strategy without feeds that say something need not take it.
         """

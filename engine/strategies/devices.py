@@ -28,14 +28,14 @@ _CONNECT_SECONDS = 5
 _FREE_MEMORY = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
 
 
-def create(name: str, **asked: Any) -> Strategy:
+def create(name: str, **settings: Any) -> Strategy:
     """Makes a strategy.
 
     Args:
       name: of one that comes with Crankshaft, or was registered.
-      asked: the fields of `StrategyOptions`.
+      settings: the fields of `StrategyOptions`.
     """
-    options = StrategyOptions(**asked)
+    options = StrategyOptions(**settings)
     gpus = () if name == "parameter_server" and options.gpus is None else options.gpus
     graphics.take(gpus, 1 if name == "one_device" and options.owns_process else None)
     made = {**_BUILT_IN, **registry.registered()}[name](options)
@@ -49,9 +49,9 @@ def _mesh(distribution: tf.distribute.Strategy, options: StrategyOptions) -> Mes
     sizes, replicas = options.mesh, distribution.num_replicas_in_sync
     model = sizes.get("model", 1)
     if sizes.get("data", replicas // model) * model != replicas:
-        asked = ",".join(f"{axis}:{size}" for axis, size in sizes.items())
+        layout = ",".join(f"{axis}:{size}" for axis, size in sizes.items())
         fitting = [f"data:{replicas // m},model:{m}" for m in range(1, replicas + 1) if replicas % m == 0]
-        raise DeviceError(f"`mesh`={asked} does not lay out {replicas} replicas; use {' or '.join(fitting)}")
+        raise DeviceError(f"`mesh`={layout} does not lay out {replicas} replicas; use {' or '.join(fitting)}")
     return Mesh(distribution, model, options.shard_optimizer)
 
 
@@ -196,9 +196,9 @@ def _find_tpu(address: str) -> tf.distribute.Strategy:
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, tf.errors.OpError, OSError) as error:
-        found = reason(error).split(". ")[0]
+        why = reason(error).split(". ")[0]
         raise DeviceError(
-            f"`strategy`=tpu found no TPU at {address or 'this host'} ({found}); "
+            f"`strategy`=tpu found no TPU at {address or 'this host'} ({why}); "
             "run on a TPU host, give its `tpu_address`, or use `strategy`=one_device or mirrored"
         ) from None
 

@@ -170,8 +170,8 @@ class MultiWorker(Replicated):
     def _own_figures(self) -> dict:
         # Of this worker's replicas together: their mean.
         share = self.num_hosts / self.num_replicas
-        found = self._state.trainer.reduction.take_figures()
-        return {f"{OWN}{name}": Mean(share * value, tf.constant(1.0)) for name, value in found.items()}
+        figures = self._state.trainer.reduction.take_figures()
+        return {f"{OWN}{name}": Mean(share * value, tf.constant(1.0)) for name, value in figures.items()}
 
     def _loop(self, feed, step, jit: bool, syncs: Syncs | None = None, counter=None) -> InnerLoop:
         return WorkersLoop(

@@ -66,14 +66,14 @@ def register(name: str, maker: Maker) -> None:
     """Registers a strategy of a script's own under a name; before the script calls `crankshaft.main` or `run`.
 
     Args:
-      name: lower-case letters, digits and _; of none that comes with Crankshaft. One's own may be registered anew.
+      name: lower-case letters, digits and _; of none that comes with Crankshaft. One's own may be registered again.
       maker: makes the `engine.strategies.base.Strategy`, before anything else touches a device.
 
     Raises:
       ValueError: the name can't be had.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise ValueError(f"{name!r} is no name of a strategy; use lower-case letters, digits and _")
+        raise ValueError(f"{name!r} is not a name of a strategy; use lower-case letters, digits and _")
     if name in BUILT_IN:
         raise ValueError(f"the strategy {name} comes with Crankshaft; register yours by another name")
     _own[name] = maker

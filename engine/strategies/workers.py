@@ -59,12 +59,13 @@ class WorkerWindow:
     def _read_all_but(self, newest: int) -> None:
         done = len(self._unread) - newest
         for rows in self._unread[: max(0, done)]:
-            found = rows.read()
-            self._sums = self._sums or [dict.fromkeys(row, 0.0) for row in found]
+            figures = rows.read()
+            self._sums = self._sums or [dict.fromkeys(row, 0.0) for row in figures]
             self._sums = [
-                {name: before[name] + row[name] for name in row} for before, row in zip(self._sums, found, strict=True)
+                {name: before[name] + row[name] for name in row}
+                for before, row in zip(self._sums, figures, strict=True)
             ]
-            self._norms = [row["gradient_norm"] for row in found]
+            self._norms = [row["gradient_norm"] for row in figures]
         del self._unread[: max(0, done)]
 
     def take(self) -> list[dict[str, float]]:
@@ -82,12 +83,12 @@ class WorkerWindow:
 
 def _figures(sums: dict[str, float], norm: float) -> dict[str, float]:
     a_step = 1e3 / max(1.0, sums["steps"])
-    found = {"input_wait_ms": a_step * sums["input_seconds"], "gradient_norm": norm}
+    figures = {"input_wait_ms": a_step * sums["input_seconds"], "gradient_norm": norm}
     if "seconds" in sums:
-        found["step_ms"] = a_step * sums["seconds"]
-        found["own_ms"] = a_step * (sums["seconds"] - sums["reduce_seconds"])
-        found["reduce_wait_ms"] = a_step * sums["reduce_seconds"]
-    return found
+        figures["step_ms"] = a_step * sums["seconds"]
+        figures["own_ms"] = a_step * (sums["seconds"] - sums["reduce_seconds"])
+        figures["reduce_wait_ms"] = a_step * sums["reduce_seconds"]
+    return figures
 
 
 class WorkersLoop(InnerLoop):

@@ -104,22 +104,22 @@ def _check_type(path: str, header: bytes, rank: int) -> None:
     expected = bytes([0, 0, _UINT8, rank])
     if header[:4] == expected:
         return
-    found = f"expected magic number 0x{expected.hex()}, found 0x{header[:4].hex()}"
+    magic = f"expected magic number 0x{expected.hex()}, found 0x{header[:4].hex()}"
     if len(header) < 4:
-        raise InputError(f"{path} is truncated: {found}")
+        raise InputError(f"{path} is truncated: {magic}")
     if header[:2] != b"\0\0" or header[2] not in _TYPE_NAMES:
-        raise InputError(f"{path} is not an IDX file: {found}")
+        raise InputError(f"{path} is not an IDX file: {magic}")
     if header[2] != _UINT8:
-        raise InputError(f"{path} holds {_TYPE_NAMES[header[2]]}, not uint8: {found}")
-    raise InputError(f"{path} holds arrays of {header[3]} axes, not {rank}: {found}")
+        raise InputError(f"{path} holds {_TYPE_NAMES[header[2]]}, not uint8: {magic}")
+    raise InputError(f"{path} holds arrays of {header[3]} axes, not {rank}: {magic}")
 
 
-def _check_shape(path: str, found: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
-    if found[0] == 0:
+def _check_shape(path: str, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
+    if shape[0] == 0:
         raise InputError(f"{path} holds no examples: expected at least 1, found 0")
-    if any(e is not None and e != f for e, f in zip(expected, found, strict=True)):
+    if any(e is not None and e != f for e, f in zip(expected, shape, strict=True)):
         raise InputError(
-            f"{path} holds examples of another size: expected {_times(expected[1:])}, found {_times(found[1:])}"
+            f"{path} holds examples of another size: expected {_times(expected[1:])}, found {_times(shape[1:])}"
         )
 
 

@@ -53,27 +53,27 @@ def find(data_dir: str | None, suffixes: tuple[str, ...], flag: str, training: L
     expected = f"a folder of classes with {', '.join(suffixes)} files, or a list ({', '.join(_LISTS)}) of path,label"
     if not data_dir:
         raise InputError(f"--{flag} is not given; name {expected}")
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     by_lists = True
     for part in data_dir.split(","):
         part = os.path.expanduser(part.strip())
         if part.lower().endswith(_LISTS):
-            found += _listed(part)
+            pairs += _listed(part)
             continue
         by_lists = False
         if storage.is_folder(part):
-            found += _in_class_folders(part, suffixes, expected, flag)
+            pairs += _in_class_folders(part, suffixes, expected, flag)
         else:
             paths = storage.find(part, (), expected, flag)
-            found += [(path, os.path.basename(os.path.dirname(path))) for path in paths]
+            pairs += [(path, os.path.basename(os.path.dirname(path))) for path in paths]
     if not by_lists:
         # In a fixed random order, so that the last so many examples are of all classes.
-        found = [found[at] for at in np.random.default_rng(0).permutation(len(found))]
-    return _numbered(found, by_lists, flag, training)
+        pairs = [pairs[at] for at in np.random.default_rng(0).permutation(len(pairs))]
+    return _numbered(pairs, by_lists, flag, training)
 
 
-def _numbered(found: list[tuple[str, str]], by_lists: bool, flag: str, training: Labelled | None) -> Labelled:
-    paths, texts = [path for path, _ in found], [text for _, text in found]
+def _numbered(pairs: list[tuple[str, str]], by_lists: bool, flag: str, training: Labelled | None) -> Labelled:
+    paths, texts = [path for path, _ in pairs], [text for _, text in pairs]
     if training is None and not (by_lists and all(map(_NUMBER.fullmatch, {*texts}))):
         names = sorted({*texts})
         training = Labelled([], np.zeros(0, np.int32), names, len(names))
@@ -86,7 +86,7 @@ def _numbered(found: list[tuple[str, str]], by_lists: bool, flag: str, training:
         if training is not None:
             numbers = {text: number for text, number in numbers.items() if number < training.num_classes}
             known = f"0 to {training.num_classes - 1}"
-    for path, text in found:
+    for path, text in pairs:
         if text not in numbers:
             raise InputError(
                 f"--{flag}: {path} is of class {text}, which the training data has not ({known}); let both have the "
@@ -107,7 +107,7 @@ def _in_class_folders(folder: str, suffixes: tuple[str, ...], expected: str, fla
     classes = [name for name in storage.folders_in(folder) if not name.startswith(".")]
     if not classes:
         raise InputError(f"--{flag}={folder}: expected {expected}, found {storage.what_is_there(folder)}")
-    found = []
+    pairs = []
     for name in classes:
         inside = os.path.join(folder, name)
         inside_it = [each for each in storage.names_in(inside) if not each.startswith(".")]
@@ -123,8 +123,8 @@ def _in_class_folders(folder: str, suffixes: tuple[str, ...], expected: str, fla
                 f"{storage.what_is_there(inside)}; each folder in it is a class: remove it, or name the folder above "
                 "the classes"
             )
-        found += [(os.path.join(inside, each), name) for each in names]
-    return found
+        pairs += [(os.path.join(inside, each), name) for each in names]
+    return pairs
 
 
 def _listed(path: str) -> list[tuple[str, str]]:
@@ -133,8 +133,10 @@ def _listed(path: str) -> list[tuple[str, str]]:
     try:
         lines = files.read(0).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no text in UTF-8 ({error.reason} at byte {error.start}); write it again") from None
-    folder, found = os.path.dirname(path), []
+        raise InputError(
+            f"{path} is not text in UTF-8 ({error.reason} at byte {error.start}); write it again"
+        ) from None
+    folder, pairs = os.path.dirname(path), []
     for number, line in enumerate(lines, 1):
         if not (line := line.strip()):
             continue
@@ -146,10 +148,10 @@ def _listed(path: str) -> list[tuple[str, str]]:
             raise InputError(
                 f"{path}, line {number}: expected path,label, found {line[:80]!r}; write both on each line"
             )
-        found.append((name if storage.is_remote(name) else os.path.join(folder, name), label))
-    if not found:
+        pairs.append((name if storage.is_remote(name) else os.path.join(folder, name), label))
+    if not pairs:
         raise InputError(f"{path} names no file; write path,label on each line")
-    return found
+    return pairs
 
 
 def _by_white_space(line: str) -> tuple[str, str, str]:

@@ -193,15 +193,15 @@ def progress(what: str, total: int) -> Callable[[int], None]:
 
 
 def _digest(files: Files, kind: str, made_by: dict[str, Any]) -> str:
-    found = hashlib.blake2b(json.dumps([_RULE, kind, made_by], sort_keys=True).encode(), digest_size=10)
+    digest = hashlib.blake2b(json.dumps([_RULE, kind, made_by], sort_keys=True).encode(), digest_size=10)
     every = -(-len(files.paths) // _SAMPLED_FILES)
     for number, (path, size) in enumerate(zip(files.paths, files.sizes, strict=True)):
-        found.update(json.dumps([os.path.basename(path), size, storage.state_of(path).written_ns]).encode())
+        digest.update(json.dumps([os.path.basename(path), size, storage.state_of(path).written_ns]).encode())
         for offset in sorted({0, size // 2, max(size - _SAMPLE_BYTES, 0)}) if number % every == 0 else ():
-            found.update(
+            digest.update(
                 zlib.crc32(files.pread(number, offset, min(_SAMPLE_BYTES, size - offset))).to_bytes(4, "little")
             )
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _there(path: str) -> Prepared | None:

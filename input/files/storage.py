@@ -53,14 +53,14 @@ def find(data_dir: str | None, patterns: tuple[str, ...], expected: str, flag: s
     """
     if not data_dir:
         raise InputError(f"--{flag} is not given; name a folder with {expected}, a glob, or files with commas between")
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for part in data_dir.split(","):
         part = os.path.expanduser(part.strip())
         files = _in_folder(part, patterns) if is_folder(part) else _matching(part)
         if not files:
             raise InputError(f"--{flag}={part}: expected {expected}, found {what_is_there(part)}")
-        found |= dict.fromkeys(files)
-    return [*found]
+        paths |= dict.fromkeys(files)
+    return [*paths]
 
 
 def is_folder(path: str) -> bool:
@@ -161,7 +161,7 @@ class Files:
       sizes: their bytes.
 
     Raises:
-      InputError: one is not there, is no regular file (a FIFO would let a read wait for ever), or can't be read.
+      InputError: one is not there, is not a regular file (a FIFO would let a read wait for ever), or can't be read.
     """
 
     def __init__(self, paths: list[str]):
@@ -188,16 +188,16 @@ class Files:
                 self.check(number)
                 every = _REMOTE_CHECK_EVERY_SECONDS if isinstance(file, _Remote) else _CHECK_EVERY_SECONDS
                 file.check_at = time.monotonic() + every
-            found = file.pread_each(offsets, lengths)
+            pieces = file.pread_each(offsets, lengths)
         except OSError as error:
             self.check(number)  # which has more to say of one that is gone
             raise self._unreadable(number, error) from None
-        if [*map(len, found)] == lengths:
-            return found
+        if [*map(len, pieces)] == lengths:
+            return pieces
         self.check(number)
         offset, length, each = next(
             (offset, length, each)
-            for offset, length, each in zip(offsets, lengths, found, strict=True)
+            for offset, length, each in zip(offsets, lengths, pieces, strict=True)
             if len(each) < length
         )
         raise SourceError(
@@ -218,25 +218,25 @@ class Files:
         path, nbytes = self.paths[number], self.sizes[number]
         self.check(number)
         try:
-            found = _opened(self.paths, self.sizes, number).pread(0, nbytes)
+            data = _opened(self.paths, self.sizes, number).pread(0, nbytes)
         except OSError as error:
             raise self._unreadable(number, error) from None
-        if len(found) < nbytes:
+        if len(data) < nbytes:
             self.check(number)
-            raise SourceError(f"{path} gave {len(found):,} of its {nbytes:,} bytes; see to the disk that it is on")
-        return found
+            raise SourceError(f"{path} gave {len(data):,} of its {nbytes:,} bytes; see to the disk that it is on")
+        return data
 
     def check(self, number: int) -> None:
         """Raises `SourceError` if a file was removed, replaced or written to since this was made."""
         path, was = self.paths[number], State(self.sizes[number], self._written_ns[number])
         try:
-            found = state_of(path)
+            now = state_of(path)
         except InputError as error:
             raise SourceError(f"{error} (it was there as the run began)") from None
         cure = "let files be as they are while a run reads them: restore it, and resume the run"
-        if found.nbytes != was.nbytes:
-            raise SourceError(f"{path} has {found.nbytes:,} bytes, and had {was.nbytes:,} as the run began; {cure}")
-        if found.written_ns != was.written_ns:
+        if now.nbytes != was.nbytes:
+            raise SourceError(f"{path} has {now.nbytes:,} bytes, and had {was.nbytes:,} as the run began; {cure}")
+        if now.written_ns != was.written_ns:
             raise SourceError(f"{path} was written to or replaced since the run began; {cure}")
 
     def _unreadable(self, number: int, error: OSError) -> SourceError:
@@ -289,14 +289,14 @@ def state_of(path: str) -> State:
             raise InputError(f"{path} is a folder; give files")
         return State(int(remote.length), int(remote.mtime_nsec))
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         raise InputError(f"{path} can't be read ({error.strerror}); see that it is there") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise InputError(f"{path} is no regular file; give files, not folders, FIFOs or devices")
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(f"{path} is not a regular file; give files, not folders, FIFOs or devices")
     if not os.access(path, os.R_OK):
         raise InputError(f"{path} can't be read (permission denied); see to its permissions")
-    return State(found.st_size, found.st_mtime_ns)
+    return State(status.st_size, status.st_mtime_ns)
 
 
 class _Local:
@@ -307,20 +307,20 @@ class _Local:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def pread(self, offset: int, length: int) -> bytes:
-        found = os.pread(self._descriptor, length, offset)
-        while 0 < len(found) < length:  # a read returns at most some 2 GiB
-            piece = os.pread(self._descriptor, length - len(found), offset + len(found))
+        data = os.pread(self._descriptor, length, offset)
+        while 0 < len(data) < length:  # a read returns at most some 2 GiB
+            piece = os.pread(self._descriptor, length - len(data), offset + len(data))
             if not piece:
                 break
-            found += piece
-        return found
+            data += piece
+        return data
 
     def pread_each(self, offsets: list[int], lengths: list[int]) -> list[bytes]:
         pread, descriptor = os.pread, self._descriptor
-        found = [pread(descriptor, length, offset) for offset, length in zip(offsets, lengths, strict=True)]
-        if [*map(len, found)] != lengths:
+        pieces = [pread(descriptor, length, offset) for offset, length in zip(offsets, lengths, strict=True)]
+        if [*map(len, pieces)] != lengths:
             return [self.pread(offset, length) for offset, length in zip(offsets, lengths, strict=True)]
-        return found
+        return pieces
 
     def __del__(self):
         if hasattr(self, "_descriptor"):
@@ -341,9 +341,9 @@ class _Remote:
         stop = min(offset + length, self._size)
         numbers = range(offset // _REMOTE_BLOCK_BYTES, -(-stop // _REMOTE_BLOCK_BYTES))
         with self._lock:
-            found = b"".join(self._block(number) for number in numbers)
+            data = b"".join(self._block(number) for number in numbers)
         start = offset - numbers.start * _REMOTE_BLOCK_BYTES
-        return found[start : start + length]
+        return data[start : start + length]
 
     def pread_each(self, offsets: list[int], lengths: list[int]) -> list[bytes]:
         return [self.pread(offset, length) for offset, length in zip(offsets, lengths, strict=True)]

@@ -43,8 +43,8 @@ def find_files(data_dir: str, patterns: tuple[str, ...], expected: str) -> list[
         and not (name.endswith(".gz") and name.removesuffix(".gz") in names)
     }
     for pattern in patterns:
-        if found := [name for name in plain if re.fullmatch(pattern, plain[name])]:
-            return [os.path.join(data_dir, name) for name in sorted(found, key=_natural)]
+        if matching := [name for name in plain if re.fullmatch(pattern, plain[name])]:
+            return [os.path.join(data_dir, name) for name in sorted(matching, key=_natural)]
     raise InputError(f"data_dir={data_dir}: expected {expected}, found {listing(data_dir)}")
 
 

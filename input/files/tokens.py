@@ -91,7 +91,7 @@ class Vocabulary:
       separator: the vocabulary's token that stands for the border of documents; "" takes a number more for it.
 
     Raises:
-      InputError: on first use; the library is not installed, this is no such JSON, or it has no such token.
+      InputError: on first use; the library is not installed, this is not such JSON, or it has no such token.
     """
 
     def __init__(self, text: str, path: str, separator: str):
@@ -101,15 +101,15 @@ class Vocabulary:
     def _tokenizer(self) -> Any:
         library = _library()
         try:
-            found = library.Tokenizer.from_str(self._text)
+            tokenizer = library.Tokenizer.from_str(self._text)
         except Exception as error:  # of the library's own, which has no class
             raise InputError(
-                f"tokenizer={self._path} is no vocabulary ({str(error)[:80]}); give a JSON that Tokenizer.save of the "
-                "library tokenizers has written, or tokenizer=bytes"
+                f"tokenizer={self._path} is not a vocabulary ({str(error)[:80]}); give a JSON that Tokenizer.save of "
+                "the library tokenizers has written, or tokenizer=bytes"
             ) from None
-        found.no_truncation()
-        found.no_padding()
-        return found
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
 
     @functools.cached_property
     def _known(self) -> int:
@@ -122,12 +122,12 @@ class Vocabulary:
     @functools.cached_property
     def separator(self) -> int:
         known = self._known
-        found = self._tokenizer.token_to_id(self._separator) if self._separator else known
-        if found is None:
+        token = self._tokenizer.token_to_id(self._separator) if self._separator else known
+        if token is None:
             raise InputError(
-                f"separator={self._separator} is no token of {self._path}; name one of them, or leave it out"
+                f"separator={self._separator} is not a token of {self._path}; name one of them, or leave it out"
             )
-        return found
+        return token
 
     @property
     def count(self) -> int:
@@ -142,9 +142,9 @@ class Vocabulary:
         return zlib.crc32(self.says.encode())
 
     def tokens(self, pieces: list[Piece]) -> list[np.ndarray]:
-        """Returns the tokens of each piece of text. Raises `InputError` where one is no UTF-8."""
-        found = self._tokenizer.encode_batch([piece.decoded() for piece in pieces], add_special_tokens=False)
-        return [np.array(each.ids, np.uint32) for each in found]
+        """Returns the tokens of each piece of text. Raises `InputError` where one is not UTF-8."""
+        encodings = self._tokenizer.encode_batch([piece.decoded() for piece in pieces], add_special_tokens=False)
+        return [np.array(each.ids, np.uint32) for each in encodings]
 
     def kept(self) -> dict[str, str]:
         """Returns all that `of_kept` needs, plain JSON."""
@@ -153,13 +153,13 @@ class Vocabulary:
     def decoder(self) -> Decoder:
         """Returns what makes text of tokens, one after the other."""
         stream = _library().decoders.DecodeStream(skip_special_tokens=False)
-        held: list[int] = []  # tokens that are no whole character yet
+        held: list[int] = []  # tokens that are not a whole character yet
 
         def text(token: int) -> str:
             held.append(token)
-            if (found := stream.step(self._tokenizer, token)) is not None:
+            if (text := stream.step(self._tokenizer, token)) is not None:
                 held.clear()
-            return found or ""
+            return text or ""
 
         return Decoder(text, lambda: self._tokenizer.decode(held, skip_special_tokens=False))
 
@@ -175,7 +175,7 @@ def of(name: str, separator: str) -> Bytes | Vocabulary:
     try:
         return Vocabulary(files.read(0).decode(), path, separator)
     except UnicodeDecodeError:
-        raise InputError(f"tokenizer={path} is no text, and so no JSON of a vocabulary; give one") from None
+        raise InputError(f"tokenizer={path} is not text, and so no JSON of a vocabulary; give one") from None
 
 
 def of_kept(kept: dict[str, str], path: str) -> Bytes | Vocabulary:
@@ -216,8 +216,8 @@ def learned(size: int, files: Files, pieces: Iterable[Piece], folder: str | None
         writer.write(json.dumps(json.loads(tokenizer.to_str())).encode())
         writer.about["bytes"] = writer.offset
 
-    found = prepared(files, "vocabulary", {"size": size}, write, folder)
-    return Vocabulary(found.read(0, found.about["bytes"]).decode(), found.path, "")
+    vocabulary = prepared(files, "vocabulary", {"size": size}, write, folder)
+    return Vocabulary(vocabulary.read(0, vocabulary.about["bytes"]).decode(), vocabulary.path, "")
 
 
 def _library() -> Any:

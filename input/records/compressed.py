@@ -24,7 +24,7 @@ _COMPRESSION = "GZIP"
 
 def are_gzip(paths: list[str]) -> bool:
     """Returns whether shards are gzip, by their first bytes. Raises `InputError` where some are and some are not."""
-    files = storage.Files(paths)  # which refuses what is no file: a FIFO would be waited for
+    files = storage.Files(paths)  # which refuses what is not a file: a FIFO would be waited for
     sizes = enumerate(files.sizes)
     packed = [paths[number] for number, size in sizes if files.pread(number, 0, min(size, len(_MAGIC))) == _MAGIC]
     if packed and len(packed) < len(paths):
@@ -34,24 +34,24 @@ def are_gzip(paths: list[str]) -> bool:
 
 
 def open_splits(
-    train: list[str], evaluation: list[str] | None, asked: tuple[tuple, str, str], num_classes: int, samples: int
+    train: list[str], evaluation: list[str] | None, names: tuple[tuple, str, str], num_classes: int, samples: int
 ) -> Data:
     """Opens gzip shards of both splits as streams.
 
     Args:
       train: paths.
       evaluation: paths, or None.
-      asked: features, label and weight, see `tfrecord.load`.
+      names: features, label and weight, see `tfrecord.load`.
       num_classes: as it was given.
       samples: records by which features are read off, where nothing says what they are.
     """
     from ...engine.data import streamed
 
-    given, label, weight = asked
-    found = described.find(train, tuple(map(str, given)), label, weight, lambda: _first_records(train[0], samples))
-    parse = in_graph(found)
+    given, label, weight = names
+    parsed = described.find(train, tuple(map(str, given)), label, weight, lambda: _first_records(train[0], samples))
+    parse = in_graph(parsed)
     streams = [paths and streamed.records(paths, parse, compression=_COMPRESSION) for paths in (train, evaluation)]
-    return splits_of(streams, found, num_classes)
+    return splits_of(streams, parsed, num_classes)
 
 
 def _first_records(path: str, count: int) -> list[bytes]:
@@ -62,7 +62,7 @@ def _first_records(path: str, count: int) -> list[bytes]:
             while len(records) < count and (head := file.read(HEADER_BYTES)):
                 records.append(_record(file, head))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path} is no whole gzip file of TFRecords ({error}); restore it") from error
+        raise InputError(f"{path} is not a whole gzip file of TFRecords ({error}); restore it") from error
     if not records:
         raise InputError(f"{path} has no record; leave it out, or say what records hold in features.json")
     return records

@@ -29,12 +29,12 @@ class StoredFeature(NamedTuple):
 
 
 class NotAnExampleError(ValueError):
-    """Bytes are no serialized tf.train.Example."""
+    """Bytes are not a serialized tf.train.Example."""
 
 
 def features_of(record: bytes) -> dict[str, StoredFeature]:
     """Returns the features of a record, and where their values are. Raises `NotAnExampleError`."""
-    found = {}
+    features = {}
     try:
         for _, start, stop in _fields(record, 0, len(record), (1,)):
             for _, entry, entry_stop in _fields(record, start, stop, (1,)):
@@ -45,10 +45,10 @@ def features_of(record: bytes) -> dict[str, StoredFeature]:
                     else:
                         feature = _feature(record, first, last)
                 if feature is not None:
-                    found[name.decode()] = feature
+                    features[name.decode()] = feature
     except (IndexError, UnicodeDecodeError):
-        raise NotAnExampleError("it is no serialized tf.train.Example") from None
-    return found
+        raise NotAnExampleError("it is not a serialized tf.train.Example") from None
+    return features
 
 
 def _feature(record: bytes, start: int, stop: int) -> StoredFeature | None:
@@ -82,7 +82,7 @@ def _fields(
         tag, start = _varint(record, start)
         number, wire = tag >> 3, tag & 7
         if number not in known:
-            raise NotAnExampleError(f"it is no serialized tf.train.Example (field {number})")
+            raise NotAnExampleError(f"it is not a serialized tf.train.Example (field {number})")
         if wire == _LENGTH_DELIMITED:
             length, start = _varint(record, start)
             end = start + length
@@ -91,9 +91,9 @@ def _fields(
         elif packed == "int64" and wire == 0:
             _, end = _varint(record, start)
         else:
-            raise NotAnExampleError(f"it is no serialized tf.train.Example (wire type {wire})")
+            raise NotAnExampleError(f"it is not a serialized tf.train.Example (wire type {wire})")
         if end > stop:
-            raise NotAnExampleError("it is no serialized tf.train.Example (a length goes beyond it)")
+            raise NotAnExampleError("it is not a serialized tf.train.Example (a length goes beyond it)")
         yield number, start, end
         start = end
 
@@ -131,9 +131,9 @@ def _delimited(number: int, content: bytes) -> bytes:
 
 def _as_varint(value: int) -> bytes:
     """Returns an integer of 0 or more as a varint."""
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)

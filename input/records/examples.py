@@ -93,10 +93,10 @@ class Parser:
             is_wrong = not features[0].is_text and len(record) != size
             return f"has {len(record)} bytes, and {features[0]} takes {size}" if is_wrong else None
         try:
-            found = example_wire.features_of(record)
+            stored = example_wire.features_of(record)
         except example_wire.NotAnExampleError:
-            return "is no serialized tf.train.Example"
-        lines = (_why_wrong(record, feature, found.get(feature.name), found) for feature in features)
+            return "is not a serialized tf.train.Example"
+        lines = (_why_wrong(record, feature, stored.get(feature.name), stored) for feature in features)
         return next(filter(None, lines), None)
 
 
@@ -128,7 +128,9 @@ def in_graph(features: Features) -> Callable[[Any], Any]:
         elif feature.stored == "int64" and feature.spec.dtype.kind in "iu":
             limits = np.iinfo(feature.spec.dtype)
             fits = tf.reduce_all((values >= limits.min) & (values <= min(limits.max, tf.int64.max)))
-            with tf.control_dependencies([tf.debugging.Assert(fits, [f"a record's {feature.name} is no {feature}"])]):
+            with tf.control_dependencies(
+                [tf.debugging.Assert(fits, [f"a record's {feature.name} is not a {feature}"])]
+            ):
                 values = tf.cast(values, feature.spec.dtype)
         elif not feature.is_text:
             values = tf.cast(values, feature.spec.dtype)
@@ -146,21 +148,21 @@ def in_graph(features: Features) -> Callable[[Any], Any]:
     return parse
 
 
-def _why_wrong(record: bytes, feature: Feature, found: example_wire.StoredFeature | None, others: dict) -> str | None:
+def _why_wrong(record: bytes, feature: Feature, stored: example_wire.StoredFeature | None, others: dict) -> str | None:
     name, wanted = feature.name, f"{feature.as_json()['dtype']} {[*feature.spec.shape]}"
-    if found is None:
+    if stored is None:
         return f"has no feature {name} (it has {', '.join(sorted(others)) or 'none'})"
-    if found.kind != feature.stored:
-        return f"has {name} stored as {found.kind}, and {feature.stored} was expected"
+    if stored.kind != feature.stored:
+        return f"has {name} stored as {stored.kind}, and {feature.stored} was expected"
     if feature.stored == "bytes" and not feature.is_text:
-        sizes = [size for _, size in found.ranges]
+        sizes = [size for _, size in stored.ranges]
         if sizes != [feature.size]:
             return f"has {name} of {', '.join(map(str, sizes)) or 'no'} bytes, and {wanted} takes {feature.size}"
-    elif found.number != feature.values:
-        return f"has {found.number} values of {name}, and {wanted} takes {feature.values}"
+    elif stored.number != feature.values:
+        return f"has {stored.number} values of {name}, and {wanted} takes {feature.values}"
     if feature.stored == "int64" and feature.spec.dtype.kind in "iu":
         limits = np.iinfo(feature.spec.dtype)
-        for value in example_wire.int64s(record, found):
+        for value in example_wire.int64s(record, stored):
             if not limits.min <= value <= limits.max:
-                return f"has {name} = {value}, which is no {feature.spec.dtype.name}"
+                return f"has {name} = {value}, which is not of type {feature.spec.dtype.name}"
     return None

@@ -102,17 +102,17 @@ def nested(example: Any, convert: Callable[[str], Any]) -> Any:
 
 def names_in(example: Any) -> list[str]:
     """Lists the names in a nest."""
-    found: list[str] = []
-    nested(example, found.append)
-    return found
+    texts: list[str] = []
+    nested(example, texts.append)
+    return texts
 
 
-def find(paths: list[str], given: tuple[str, ...], label: str, weight: str, samples: Callable[[], list[bytes]]):
+def find(paths: list[str], texts: tuple[str, ...], label: str, weight: str, samples: Callable[[], list[bytes]]):
     """Returns the features of shards: as they are given, or as a features.json says, or as records look.
 
     Args:
       paths: the shards.
-      given: by arguments, NAME:DTYPE:SHAPE, e.g. "image:uint8:28x28x1", "label:int64".
+      texts: by arguments, NAME:DTYPE:SHAPE, e.g. "image:uint8:28x28x1", "label:int64".
       label: name of the labels; "" is that of features.json, else "label" where there is such a feature.
       weight: name of the weights; "" is that of features.json, else none.
       samples: returns some records.
@@ -121,11 +121,11 @@ def find(paths: list[str], given: tuple[str, ...], label: str, weight: str, samp
       InputError: what was given or found can't be used.
     """
     path, content = read_json(paths)
-    if content is not None and not given:
+    if content is not None and not texts:
         return _of_json(path, content, label, weight)
     looked = _looked_at(paths[0], samples())
-    if given:
-        features = [_given(each, looked) for each in given]
+    if texts:
+        features = [_given(each, looked) for each in texts]
     else:
         features = [*looked.values()]
         logging.warning(
@@ -142,7 +142,7 @@ def read_json(paths: list[str]) -> tuple[str, dict | None]:
     """Returns (path, content) of the features.json beside the first file, or a folder above; content is None if none.
 
     Raises:
-      InputError: it is no JSON, or can't be read.
+      InputError: it is not JSON, or can't be read.
     """
     folder = os.path.dirname(paths[0])
     for searched in (folder, os.path.dirname(folder) if folder else os.pardir):
@@ -163,11 +163,11 @@ def read_json(paths: list[str]) -> tuple[str, dict | None]:
         except OSError as error:
             raise InputError(f"{path} can't be read ({error.strerror}); see to its permissions") from None
         except UnicodeDecodeError:
-            raise InputError(f"{path} is no text; {_CURE}") from None
+            raise InputError(f"{path} is not text; {_CURE}") from None
         try:
             content = json.loads(text)
         except ValueError as error:
-            raise InputError(f"{path} is no JSON ({error}); mend it") from None
+            raise InputError(f"{path} is not JSON ({error}); mend it") from None
         if not isinstance(content, dict) or not isinstance(content.get("features"), dict) or not content["features"]:
             raise InputError(f"{path} has no mapping `features`; {_CURE}")
         return path, content
@@ -209,12 +209,12 @@ def _dtype(where: str, name: Any) -> np.dtype:
     if name == "string":
         return np.dtype(object)
     try:
-        found = np.dtype(name) if isinstance(name, str) and name else None
+        dtype = np.dtype(name) if isinstance(name, str) and name else None
     except TypeError:
-        found = None
-    if found is None or found.kind not in "biuf":
+        dtype = None
+    if dtype is None or dtype.kind not in "biuf":
         raise InputError(f"{where} is of dtype {name!r:.40}; use one such as uint8, int64, float32 or string")
-    return found
+    return dtype
 
 
 def _example(names: list[str], label: str, weight: str, where: str) -> Any:
@@ -233,10 +233,10 @@ def _example(names: list[str], label: str, weight: str, where: str) -> Any:
 
 
 def _given(text: str, looked: Mapping[str, Feature]) -> Feature:
-    found = re.fullmatch(r"([^:]+)(?::(\w+))?(?::(\d+(?:x\d+)*))?", text)
-    if not found:
+    match = re.fullmatch(r"([^:]+)(?::(\w+))?(?::(\d+(?:x\d+)*))?", text)
+    if not match:
         raise InputError(f"features={text} can't be read; write NAME:DTYPE:SHAPE, e.g. image:uint8:28x28x1")
-    name, dtype, shape = found.groups()
+    name, dtype, shape = match.groups()
     if name not in looked:
         raise InputError(f"features={text}: the first record has no {name}; it has {', '.join(looked)}")
     seen = looked[name]
@@ -246,23 +246,23 @@ def _given(text: str, looked: Mapping[str, Feature]) -> Feature:
 
 
 def _looked_at(path: str, samples: list[bytes]) -> dict[str, Feature]:
-    """Returns the features as the samples have them: bytes of one length that are no text are uint8, else strings."""
+    """Returns the features as the samples have them: bytes of one length that are not text are uint8, else strings."""
     try:
-        found = [example_wire.features_of(record) for record in samples]
+        parsed = [example_wire.features_of(record) for record in samples]
     except example_wire.NotAnExampleError as error:
         raise InputError(f"{path}: of a record: {error}; write a {NAME}, or records that are") from None
-    if not found[0]:
+    if not parsed[0]:
         raise InputError(f"{path}: its first record has no features; write examples that have")
     return {
-        name: _as_it_looks(name, feature.kind, feature.number, _values(samples, found, name))
-        for name, feature in sorted(found[0].items())
+        name: _as_it_looks(name, feature.kind, feature.number, _values(samples, parsed, name))
+        for name, feature in sorted(parsed[0].items())
     }
 
 
-def _values(samples: list[bytes], found: list[dict], name: str) -> list[bytes]:
+def _values(samples: list[bytes], parsed: list[dict], name: str) -> list[bytes]:
     return [
         record[start : start + size]
-        for record, features in zip(samples, found, strict=True)
+        for record, features in zip(samples, parsed, strict=True)
         if name in features
         for start, size in features[name].ranges
     ]

@@ -88,8 +88,8 @@ class Index:
             return starts, known.offsets[numbers + 1] - starts - _AROUND
         offsets = (_OFFSETS_AT + 8 * numbers).tolist()
         pairs = self._index_files.pread_each(self._index_numbers[shard], offsets, [16] * len(offsets))
-        found = np.frombuffer(b"".join(pairs), "<i8").reshape(-1, 2)
-        return found[:, 0], found[:, 1] - found[:, 0] - _AROUND
+        bounds = np.frombuffer(b"".join(pairs), "<i8").reshape(-1, 2)
+        return bounds[:, 0], bounds[:, 1] - bounds[:, 0] - _AROUND
 
 
 def open_index(paths: list[str], say: Callable[[str], None] | None = None) -> Index:
@@ -100,7 +100,7 @@ def open_index(paths: list[str], say: Callable[[str], None] | None = None) -> In
       say: is given a line now and then where this takes long; None logs it.
 
     Raises:
-      InputError: a shard can't be read, is no TFRecord file, is truncated or empty.
+      InputError: a shard can't be read, is not a TFRecord file, is truncated or empty.
     """
     say = say or logging.warning
     files = Files(paths)
@@ -143,7 +143,7 @@ def checksum_of_ends(read: Callable[[int, int], bytes], size: int) -> int:
 
 
 def _read(files: Files, number: int) -> ShardIndex | None:
-    """Returns what a shard's index says; None where there is none, or it is of another file, or is no whole index."""
+    """Returns what a shard's index says; None where there is none of this file that is whole."""
     path = files.paths[number] + SUFFIX
     try:
         size = size_of(path)
@@ -159,7 +159,7 @@ def _read(files: Files, number: int) -> ShardIndex | None:
                 return ShardIndex(records, length, ends)
             logging.warning("%s is the index of another file than the one beside it: made again", path)
             return None
-    logging.warning("%s is no whole index: made again", path)
+    logging.warning("%s is not a whole index: made again", path)
     return None
 
 
@@ -213,7 +213,7 @@ class _Scan:
 
     def lengths(self) -> np.ndarray:
         """Returns the bytes of each record's data, [records] int64."""
-        found: list[np.ndarray] = []
+        pieces: list[np.ndarray] = []
         position, said = 0, time.monotonic()
         while position < self._size:
             piece = min(_SCAN_BYTES, self._size - position)
@@ -224,13 +224,13 @@ class _Scan:
                     "it (gunzip), or write shards that can by crankshaft prepare"
                 )
             lengths, used = self._in_block(block, position)
-            found.append(lengths)
+            pieces.append(lengths)
             self._records += len(lengths)
             position += used
             if time.monotonic() - said > _QUIET_SECONDS:
                 said = time.monotonic()
                 self._say(f"making the index of {self._path}: {position / self._size:.0%}, {self._records:,} records")
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
     def _in_block(self, block: bytes, position: int) -> tuple[np.ndarray, int]:
         """Returns the lengths of the records whose headers are in a block, and where the next one begins in it."""
@@ -249,7 +249,7 @@ class _Scan:
         if len(wrong):
             first = int(wrong[0])
             if not self._records + first:
-                raise InputError(f"{self._path} is no TFRecord file (its first checksum differs); leave it out")
+                raise InputError(f"{self._path} is not a TFRecord file (its first checksum differs); leave it out")
             raise InputError(
                 f"{self._path}: record {self._records + first} (byte {position + starts[first]:,}): the checksum of "
                 "its length differs, so no record after it can be found; restore the file"
@@ -259,13 +259,13 @@ class _Scan:
             raise InputError(self._truncated(self._records + len(starts) - 1, last_at, self._size - last_at))
         return sizes.astype(np.int64), offset
 
-    def _truncated(self, record: int, at: int, found: int) -> str:
+    def _truncated(self, record: int, at: int, nbytes: int) -> str:
         return (
-            f"{self._path} is truncated: record {record} (byte {at:,}) has {found:,} bytes left of it at the end of "
+            f"{self._path} is truncated: record {record} (byte {at:,}) has {nbytes:,} bytes left of it at the end of "
             "the file; restore the file"
         )
 
 
 def is_shard(path: str) -> bool:
-    """Returns whether a path may be a shard, and is no index or other file that stands beside them."""
+    """Returns whether a path may be a shard, and is not an index or other file that stands beside them."""
     return not path.endswith((SUFFIX, ".tmp", ".json", ".md", ".txt"))

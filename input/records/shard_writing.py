@@ -127,14 +127,14 @@ class Encoder:
         return [row.tobytes() for row in block]
 
     def _stored(self, by_name: dict[str, np.ndarray], row: int) -> dict[str, tuple[str, bytes | list[bytes]]]:
-        found: dict[str, tuple[str, bytes | list[bytes]]] = {}
+        stored: dict[str, tuple[str, bytes | list[bytes]]] = {}
         for feature in self._features:
             values = np.asarray(by_name[feature.name][row])
             if feature.is_text:
-                found[feature.name] = ("bytes", [_as_bytes(value) for value in values.ravel().tolist()])
+                stored[feature.name] = ("bytes", [_as_bytes(value) for value in values.ravel().tolist()])
             else:
-                found[feature.name] = (feature.stored, values.astype(_little(feature.spec.dtype)).tobytes())
-        return found
+                stored[feature.name] = (feature.stored, values.astype(_little(feature.spec.dtype)).tobytes())
+        return stored
 
 
 def _little(dtype: np.dtype) -> np.dtype:
@@ -160,13 +160,13 @@ def write(path: str, records: Iterator[list[bytes]], kind: str) -> dict[str, int
         lengths = (_write_tfrecord if kind == "tfrecord" else _write_array_record)(temporary, records)
         files.sync(temporary)
         with open(temporary, "rb") as file:
-            found = {"examples": len(lengths), **checked(temporary)}
-            ends = record_index.checksum_of_ends(_reader(file), found["bytes"])
+            figures = {"examples": len(lengths), **checked(temporary)}
+            ends = record_index.checksum_of_ends(_reader(file), figures["bytes"])
         with contextlib.suppress(FileNotFoundError):
             os.remove(path + record_index.SUFFIX)  # of what was there
     if kind == "tfrecord":
-        record_index.write(path, found["bytes"], ends, lengths)
-    return found
+        record_index.write(path, figures["bytes"], ends, lengths)
+    return figures
 
 
 def checked(path: str) -> dict[str, int]:
@@ -181,11 +181,11 @@ def _reader(file):
 
 
 def _write_tfrecord(path: str, records: Iterator[list[bytes]]) -> np.ndarray:
-    found = [np.zeros(0, np.int64)]
+    pieces = [np.zeros(0, np.int64)]
     with open(path, "wb") as file:
         for some in records:
             lengths = np.array([*map(len, some)], np.int64)
-            found.append(lengths)
+            pieces.append(lengths)
             heads = zip(lengths.tolist(), checksums.of_lengths(lengths).tolist(), strict=True)
             feet = checksums.of_records(some).tolist()
             parts = (
@@ -193,14 +193,14 @@ def _write_tfrecord(path: str, records: Iterator[list[bytes]]) -> np.ndarray:
                 for head, record, foot in zip(heads, some, feet, strict=True)
             )
             file.write(b"".join(part for record in parts for part in record))
-    return np.concatenate(found)
+    return np.concatenate(pieces)
 
 
 def _write_array_record(path: str, records: Iterator[list[bytes]]) -> np.ndarray:
-    found, writer = [np.zeros(0, np.int64)], None
+    pieces, writer = [np.zeros(0, np.int64)], None
     try:
         for some in records:
-            found.append(np.array([*map(len, some)], np.int64))
+            pieces.append(np.array([*map(len, some)], np.int64))
             if writer is None:
                 group = min(1024, max(1, _GROUP_BYTES // max(1, len(some[0]))))
                 writer = shards.library().ArrayRecordWriter(path, f"group_size:{group}")
@@ -211,4 +211,4 @@ def _write_array_record(path: str, records: Iterator[list[bytes]]) -> np.ndarray
     finally:
         if writer is not None:
             writer.close()
-    return np.concatenate(found)
+    return np.concatenate(pieces)

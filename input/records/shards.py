@@ -42,19 +42,19 @@ def find_splits(
 def _shards(where: str | None, patterns: tuple[str, ...], expected: str, flag: str) -> list[str]:
     for number, pattern in enumerate(patterns):
         try:
-            found = storage.find(where, (pattern,), expected, flag)
+            paths = storage.find(where, (pattern,), expected, flag)
         except InputError:
             if number + 1 == len(patterns):
                 raise
             continue
-        if shards := [path for path in found if record_index.is_shard(path)]:
+        if shards := [path for path in paths if record_index.is_shard(path)]:
             _check_noted(shards, storage.is_folder(where or ""))
             return shards
     raise InputError(f"--{flag}={where}: expected {expected}, found their indices alone")
 
 
 def open_splits(
-    train: list[str], evaluation: list[str] | None, kind: Any, asked: tuple[tuple, str, str], num_classes: int
+    train: list[str], evaluation: list[str] | None, kind: Any, names: tuple[tuple, str, str], num_classes: int
 ) -> Data:
     """Opens the shards of both splits.
 
@@ -62,34 +62,34 @@ def open_splits(
       train: paths.
       evaluation: paths, or None.
       kind: what opens them: given paths and a function from samples of them to `Features`.
-      asked: features, label and weight, see `tfrecord.load`.
+      names: features, label and weight, see `tfrecord.load`.
       num_classes: as it was given.
     """
-    given, label, weight = asked
-    found: dict[str, Features] = {}
+    given, label, weight = names
+    described: dict[str, Features] = {}
 
     def features_by(samples: Callable[[], list[bytes]]) -> Features:
-        if not found:
-            found["all"] = features.find(train, tuple(map(str, given)), label, weight, samples)
-        return found["all"]
+        if not described:
+            described["all"] = features.find(train, tuple(map(str, given)), label, weight, samples)
+        return described["all"]
 
     splits = [kind(paths, features_by) if paths else None for paths in (train, evaluation)]
-    return splits_of(splits, found["all"], num_classes)
+    return splits_of(splits, described["all"], num_classes)
 
 
-def splits_of(splits: Sequence[Any], found: Features, num_classes: int) -> Data:
+def splits_of(splits: Sequence[Any], described: Features, num_classes: int) -> Data:
     """Returns opened splits, to train and to evaluate on, with what their features.json says of them.
 
     Args:
       splits: both, the second may be None.
-      found: of their records.
+      described: of their records.
       num_classes: as it was given; 0 is as features.json says.
 
     Raises:
       InputError: what it says is malformed.
     """
     try:
-        about = known.of_json(found.about, features.NAME)
+        about = known.of_json(described.about, features.NAME)
     except (KeyError, TypeError) as error:
         raise InputError(
             f"{features.NAME} does not say what is known of the data ({error}); run crankshaft prepare again"

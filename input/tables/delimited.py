@@ -63,7 +63,7 @@ def read_records(
       parse: parses one or more lines; raises ValueError or OverflowError if and only if one is malformed.
       why_bad: returns what is wrong with a line, as "expected ..., found ..."; None if nothing is.
       bad_records: counts the records that are left out.
-      skip_lines: how many lines at the file's start are no records.
+      skip_lines: how many lines at the file's start are not records.
 
     Raises:
       InputError: the file cannot be read, is empty, or has too many malformed records.

@@ -192,7 +192,9 @@ class ParquetTable:
                 pre_buffer=storage.is_remote(path),  # of local files it costs a fifth of the time
             )
         except (self._pa.ArrowException, OSError) as error:
-            raise error_class(f"{path} is no whole Parquet file ({first_line(error)}); restore or remove it") from None
+            raise error_class(
+                f"{path} is not a whole Parquet file ({first_line(error)}); restore or remove it"
+            ) from None
 
     def _footer(self, number: int) -> tuple[int, int]:
         size = self.source.sizes[number]

@@ -38,15 +38,15 @@ def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str,
         )
     work = result.work_asked(config)
     measured = _measure(session, variables)
-    found = {**result.heading(config.global_batch_size), **modes.result_of(session), **work, **measured}
+    content = {**result.heading(config.global_batch_size), **modes.result_of(session), **work, **measured}
     if not config.is_chief:
-        return found, 0
+        return content, 0
     if config.baseline:
         theirs = result.read_baseline(config.baseline)
-        found["baseline"] = {"path": config.baseline, **intervals.compare([found], [theirs])}
-        found["warnings"] += result.warnings(found, theirs)
-    print(report.text(found), flush=True)
-    return found, result.exit_code(found["baseline"], config.fail_below) if config.baseline else 0
+        content["baseline"] = {"path": config.baseline, **intervals.compare([content], [theirs])}
+        content["warnings"] += result.warnings(content, theirs)
+    print(report.text(content), flush=True)
+    return content, result.exit_code(content["baseline"], config.fail_below) if config.baseline else 0
 
 
 def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:
@@ -81,20 +81,20 @@ def _line(number: int, count: int, totals: Mapping[str, Any]) -> str:
 
 def _beside(breakdown: Breakdown, config: Config, measured: dict[str, Any]) -> dict[str, Any]:
     """Measures what a rate is made of, and how far it is from the machine's limits."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     part = config.benchmark_part
     if config.profile:
-        found["profile"] = breakdown.profile()
+        figures["profile"] = breakdown.profile()
     if part == "all":
-        found["parts"] = breakdown.parts()
+        figures["parts"] = breakdown.parts()
     elif part != "whole":
-        found["parts"] = {part: breakdown.figures(part, parts.summary(measured["rounds"]))}
+        figures["parts"] = {part: breakdown.figures(part, parts.summary(measured["rounds"]))}
     if part in ("whole", "all") and measured["reduce_fraction"] is None:
-        timed = found.get("parts", {}).get("reduce")
-        found["reduce_fraction"] = breakdown.reduce_fraction(measured["steps_per_sec"], timed)
+        timed = figures.get("parts", {}).get("reduce")
+        figures["reduce_fraction"] = breakdown.reduce_fraction(measured["steps_per_sec"], timed)
     if part in ("whole", "all", "step"):
-        found |= breakdown.limits(measured["steps_per_sec"])
-    return {**found, "warnings": [*measured["warnings"], *breakdown.warnings]}
+        figures |= breakdown.limits(measured["steps_per_sec"])
+    return {**figures, "warnings": [*measured["warnings"], *breakdown.warnings]}
 
 
 class Breakdown:
@@ -137,9 +137,9 @@ class Breakdown:
         if self._strategy.mesh.is_cut:
             names.append("own_step")
         timed = self._timed(names, _PART_SECONDS)
-        found = {name: self.figures(name, each) for name, each in timed.items()}
-        found = {**dict.fromkeys(("whole", "step", "input", "reduce", "update")), **found}
-        return {**found, "checkpoint": self.checkpoint(), "shares": parts.shares(found)}
+        figures = {name: self.figures(name, each) for name, each in timed.items()}
+        figures = {**dict.fromkeys(("whole", "step", "input", "reduce", "update")), **figures}
+        return {**figures, "checkpoint": self.checkpoint(), "shares": parts.shares(figures)}
 
     def reduce_fraction(self, steps_per_sec: float, timed: dict[str, Any] | None) -> float | None:
         """Returns the share of the whole's time that its sums over replicas take alone, 1 at most; None without sums.
@@ -168,24 +168,24 @@ class Breakdown:
 
         Each is None where it can't be measured, and a warning says why.
         """
-        found = dict.fromkeys(("flops_per_step", "bytes_per_step", "flops_source", "machine", "roofline"))
+        limits = dict.fromkeys(("flops_per_step", "bytes_per_step", "flops_source", "machine", "roofline"))
         if self._session.config.strategy == "tpu":
             self.warnings.append("the limits of TPUs were not measured")
-            return found
+            return limits
         self._session.say("measuring the machine's limits")
         device, shared_by = self._strategy.computes_on
         dtypes = dict.fromkeys(("float32", "bfloat16", self._session.config.precision))
-        found["machine"] = machine.probe(device, tuple(dtypes))
+        limits["machine"] = machine.probe(device, tuple(dtypes))
         try:
             step = cost.of_step(self._strategy, self._state, self._session.config.global_batch_size)
         except cost.NotCountableError as error:
             self.warnings.append(f"a step's operations could not be counted: {error}")
-            return found
-        found |= {"flops_per_step": step.total_flops, "bytes_per_step": step.bytes, "flops_source": cost.SOURCE}
-        found["roofline"] = cost.roofline(step, found["machine"], steps_per_sec, shared_by)
-        if found["roofline"] is None:
+            return limits
+        limits |= {"flops_per_step": step.total_flops, "bytes_per_step": step.bytes, "flops_source": cost.SOURCE}
+        limits["roofline"] = cost.roofline(step, limits["machine"], steps_per_sec, shared_by)
+        if limits["roofline"] is None:
             self.warnings.append("the step has no matrix products or convolutions to hold against the machine's peak")
-        return found
+        return limits
 
     def profile(self) -> dict[str, Any] | None:
         """Traces ten steps of what is bound now; returns the trace and the ten ops that took longest."""
@@ -193,8 +193,8 @@ class Breakdown:
         folder = os.path.join(run_dir, "tensorboard") if run_dir else tempfile.mkdtemp(prefix="crankshaft-profile-")
         self._session.say(f"profiling {trace.STEPS} steps")
         try:
-            found = trace.profile(self._strategy, self._state, folder)
+            profile = trace.profile(self._strategy, self._state, folder)
         except trace.NoTraceError as error:
             self.warnings.append(f"there is no profile: {error}")
             return None
-        return found and {**found, "ops": found["ops"][:_TOP_OPS]}
+        return profile and {**profile, "ops": profile["ops"][:_TOP_OPS]}

@@ -69,7 +69,7 @@ def _problems_of_calls(calls: Mapping[str, Any]) -> list[str]:
     if not all(isinstance(column, list) and column and len(column) == len(columns[0]) for column in columns):
         return ["calls has no columns steps, examples, seconds and round of one length"]
     if not all(isinstance(value, _NUMBER) and value > 0 for column in columns[:3] for value in column):
-        return ["calls holds what is no number above 0"]
+        return ["calls holds what is not a number above 0"]
     return []
 
 
@@ -115,10 +115,10 @@ def read_baseline(path: str) -> dict[str, Any]:
     try:
         result = json.loads(text)
     except (ValueError, RecursionError):
-        raise UsageError(f"--baseline={path} is no JSON; {cure}") from None
+        raise UsageError(f"--baseline={path} is not JSON; {cure}") from None
     if lines := problems(result):
         more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
-        raise UsageError(f"--baseline={path} is no result of this benchmark: {lines[0]}{more}; {cure}")
+        raise UsageError(f"--baseline={path} is not a result of this benchmark: {lines[0]}{more}; {cure}")
     return result
 
 

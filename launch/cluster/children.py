@@ -215,13 +215,13 @@ def _bears(mark: str, pid: int) -> bool:
 
 def _children() -> list[int]:
     """Returns this process's children, including dead ones that were not waited for (proc(5))."""
-    found, own = [], str(os.getpid()).encode()
+    pids, own = [], str(os.getpid()).encode()
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
                 if file.read().rpartition(b")")[2].split()[1] == own:
-                    found.append(int(name))
-    return found
+                    pids.append(int(name))
+    return pids
 
 
 def _reap(others: Collection[int]) -> None:

@@ -103,8 +103,8 @@ def of_tasks(source: str, addresses: Sequence[tuple[str, str]], index: int, envi
 
 def split(address: str) -> tuple[str, int] | None:
     """Returns (host, port) of "host:port" or "[IPv6]:port"; None if it is neither."""
-    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:/\[\]]+)):(\d{1,9})", address, flags=re.ASCII)
-    return (found[1] or found[2], int(found[3])) if found else None
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:/\[\]]+)):(\d{1,9})", address, flags=re.ASCII)
+    return (match[1] or match[2], int(match[3])) if match else None
 
 
 def _is_loopback(host: str) -> bool:
@@ -114,13 +114,13 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _secret(given: str) -> bytes:
-    if given and len(given) < _SECRET_CHARACTERS:
+def _secret(secret: str) -> bytes:
+    if secret and len(secret) < _SECRET_CHARACTERS:
         raise UsageError(
-            f"{SECRET} has {len(given)} characters, which can be guessed; give all workers the same "
+            f"{SECRET} has {len(secret)} characters, which can be guessed; give all workers the same "
             f"{_SECRET_CHARACTERS} or more, by chance, or leave it out"
         )
-    return given.encode(errors="surrogateescape")
+    return secret.encode(errors="surrogateescape")
 
 
 def _check_addresses(source: str, addresses: Sequence[tuple[str, str]]) -> None:

@@ -60,10 +60,10 @@ def check_bindable(cluster: Cluster) -> None:
 def _why_elsewhere(host: str) -> str:
     """Returns why a host seems not to be this one; empty if it is."""
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as error:
         return f"a host that is not known here ({error.strerror})"
-    if any(_is_local(family, where) for family, _, _, _, where in found):
+    if any(_is_local(family, where) for family, _, _, _, where in addresses):
         return ""
     return f"which is not this host ({socket.gethostname()})"
 

@@ -52,6 +52,6 @@ def _raise_loopback() -> None:
     """Brings a new network's loopback up."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", 0)
-        found = fcntl.ioctl(any_socket, _GET_FLAGS, request)
-        (flags,) = struct.unpack_from("h", found, 16)
+        answer = fcntl.ioctl(any_socket, _GET_FLAGS, request)
+        (flags,) = struct.unpack_from("h", answer, 16)
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", flags | _UP))

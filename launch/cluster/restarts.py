@@ -99,7 +99,7 @@ class Settlement:
 class Synchronous:
     """The rule of synchronous tasks: when one fails, none can go on, and all restart from the last checkpoint.
 
-    A preempted task (asked to end, though not by the supervisor) is no failure: it and its peers have saved.
+    A preempted task (asked to end, though not by the supervisor) is not a failure: it and its peers have saved.
 
     Args:
       max_restarts: after failures, within `window_seconds`.
@@ -199,7 +199,7 @@ class Servers(Synchronous):
     A worker is restarted by itself and at once: the others go on, and it joins them; but the pause grows each time a
     worker fails again. A parameter server's death loses variables, and the coordinator's all work in progress: then all
     restart from the last checkpoint. Only the coordinator saves when asked to end, and is preempted; a server's end is
-    a failure. An evaluator is no part of the run. The coordinator's end is the run's.
+    a failure. An evaluator is not part of the run. The coordinator's end is the run's.
 
     Arguments are those of `Synchronous`; `max_restarts` also bounds the restarts of each worker by itself.
     """

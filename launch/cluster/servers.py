@@ -76,5 +76,5 @@ def serve(
 
 def _threads() -> int:
     """Returns as many threads as TensorFlow would take (its process_util.cc), but enough."""
-    asked = os.environ.get("TF_NUM_INTEROP_THREADS", "")
-    return max(_LEAST_THREADS, int(asked) if asked.isdecimal() else len(os.sched_getaffinity(0)))
+    threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")
+    return max(_LEAST_THREADS, int(threads) if threads.isdecimal() else len(os.sched_getaffinity(0)))

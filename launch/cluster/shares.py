@@ -66,9 +66,9 @@ def divide_cores(cores: list[int], tasks: int, per_task: int) -> list[list[int] 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     """Returns the GPUs that TensorFlow would find, as CUDA_VISIBLE_DEVICES names them; without starting it."""
-    asked = environment.get("CUDA_VISIBLE_DEVICES")
-    if asked is not None:
-        return [name for name in asked.split(",") if name and name != "-1"]
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name and name != "-1"]
     try:
         return [str(index) for index in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
     except OSError:

@@ -19,7 +19,7 @@ _NEEDED = {"multi_worker": (), "parameter_server": ("chief", "worker", "ps")}
 _ALONE = ("chief", "evaluator")  # types of which there is at most one task
 _OTHERS = {
     "ps": "parameter servers belong to --strategy=parameter_server; use that, or leave ps out",
-    "evaluator": "an evaluator is no part of --strategy=multi_worker; leave it out, and run --mode=eval by itself",
+    "evaluator": "an evaluator is not part of --strategy=multi_worker; leave it out, and run --mode=eval by itself",
 }
 
 
@@ -43,14 +43,14 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
     """
     text = environment.get(NAME, "")
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"TF_CONFIG={_short(text)} is not JSON ({error}); {_CURE}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UsageError(f"TF_CONFIG={_short(text)} is not an object; {_CURE}")
     known = _JOBS[strategy]
-    jobs = _jobs(found, strategy)
-    kind, index = _task(found, jobs, known)
+    jobs = _jobs(content, strategy)
+    kind, index = _task(content, jobs, known)
     addresses = [
         (job if job in _ALONE else f"{job} {number}", address)
         for job in known
@@ -61,10 +61,10 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
     return of_tasks(NAME, addresses, number, environment)
 
 
-def _jobs(found: dict, strategy: str) -> dict[str, list[str]]:
-    if "cluster" not in found:
-        raise UsageError(f"TF_CONFIG has no cluster, only {_names(found)}; {_CURE}")
-    jobs = found["cluster"]
+def _jobs(content: dict, strategy: str) -> dict[str, list[str]]:
+    if "cluster" not in content:
+        raise UsageError(f"TF_CONFIG has no cluster, only {_names(content)}; {_CURE}")
+    jobs = content["cluster"]
     if not isinstance(jobs, dict):
         raise UsageError(f"TF_CONFIG's cluster={_short(jobs)} is not an object of task types; {_CURE}")
     for job, addresses in jobs.items():
@@ -89,11 +89,11 @@ def _jobs(found: dict, strategy: str) -> dict[str, list[str]]:
     return jobs
 
 
-def _task(found: dict, jobs: dict[str, list[str]], known: tuple[str, ...]) -> tuple[str, int]:
+def _task(content: dict, jobs: dict[str, list[str]], known: tuple[str, ...]) -> tuple[str, int]:
     """Returns (task type, index within it) of this process."""
-    task = found.get("task")
+    task = content.get("task")
     if not isinstance(task, dict):
-        what = f"task={_short(task)}, which is not an object" if "task" in found else "no task"
+        what = f"task={_short(task)}, which is not an object" if "task" in content else "no task"
         raise UsageError(f"TF_CONFIG has {what}: it says which of the cluster's tasks this process is; {_CURE}")
     kind, index = task.get("type"), task.get("index")
     if kind not in known:
@@ -118,5 +118,5 @@ def _short(value) -> str:
     return repr(text) if len(text) <= 60 else f"{text[:57]!r}..."
 
 
-def _names(found: Mapping) -> str:
-    return ", ".join(sorted(found)) or "nothing"
+def _names(mapping: Mapping) -> str:
+    return ", ".join(sorted(mapping)) or "nothing"

@@ -137,17 +137,17 @@ def _check_strategy(config: Config) -> None:
         raise UsageError(f"--jit=on: {config.why_no_jit}; use --jit=auto or off")
 
 
-def _check_shared_out(config: Config, asked: str) -> None:
+def _check_shared_out(config: Config, flag: str) -> None:
     """Raises `UsageError` for what does not go with a model, or its update, that replicas share out as a flag asks."""
     for name, unlike, why in (
         ("powersgd_rank", 0, "compresses the gradients of whole matrices"),
         ("sync_every_steps", 1, "lets replicas train by themselves, and those that share out a model can't"),
     ):
         if (value := config.values[name]) > unlike:
-            raise UsageError(f"{asked} does not go with --{name}={value}, which {why}; leave one out")
+            raise UsageError(f"{flag} does not go with --{name}={value}, which {why}; leave one out")
     if config.remote and config.strategy == "multi_worker":
         raise UsageError(
-            f"{asked}: workers write parts of one checkpoint, and each has --run_dir={config.remote.url} in a copy of "
+            f"{flag}: workers write parts of one checkpoint, and each has --run_dir={config.remote.url} in a copy of "
             "its own; use a folder that all of them see"
         )
 
@@ -183,7 +183,7 @@ def _check_sync_periods(config: Config) -> None:
         if (period := config.values[name]) and period % steps:
             above = configs.whole_periods(period, steps)
             near = " or ".join(str(n) for n in (above - steps, above) if n)
-            raise UsageError(f"--{name}={period} is no multiple of {apart}; use {near}")
+            raise UsageError(f"--{name}={period} is not a multiple of {apart}; use {near}")
     for name, unlike in (("precision", "float16"), ("ema_decay", config.ema_decay), ("strategy", "tpu")):
         if config.values[name] and config.values[name] == unlike:
             raise UsageError(f"--{name}={unlike} can't be had with {apart}; leave one of them out")
@@ -321,8 +321,8 @@ def _check_run_dir(config: Config) -> None:
     for path in (os.path.join(config.run_dir, name) for name in _WRITTEN if config.trains):
         if os.path.exists(path) and not os.path.isfile(path):
             raise UsageError(
-                f"--run_dir: {path} is no regular file, and the run is to write one there; move it elsewhere, or use "
-                "another --run_dir"
+                f"--run_dir: {path} is not a regular file, and the run is to write one there; move it elsewhere, or "
+                "use another --run_dir"
             )
 
 

@@ -108,16 +108,17 @@ class Config(Flags):
         """The rules of --variable_placement, as (regular expression, number of the server). Raises `UsageError`."""
         servers = len(self.cluster.job("ps"))
         rules = []
-        for given in self.variable_placement:
-            pattern, _, server = given.rpartition("=ps:")
+        for placement in self.variable_placement:
+            pattern, _, server = placement.rpartition("=ps:")
             if not pattern or not server.isdecimal() or int(server) >= servers:
                 raise UsageError(
-                    f"--variable_placement={given} is no REGEX=ps:N with N from 0 to {servers - 1}; use e.g. table=ps:0"
+                    f"--variable_placement={placement} is not of the form REGEX=ps:N with N from 0 to {servers - 1}; "
+                    "use e.g. table=ps:0"
                 )
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise UsageError(f"--variable_placement={given} is no regular expression: {error}") from None
+                raise UsageError(f"--variable_placement={placement} is not a regular expression: {error}") from None
             rules.append((pattern, int(server)))
         return rules
 
@@ -385,26 +386,26 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
     run = read(values["run_dir"])
     if not run:
         return
-    given = {name for name in values if flags.FLAGS[name].present} | set(OF_THIS_CALL)
+    by_caller = {name for name in values if flags.FLAGS[name].present} | set(OF_THIS_CALL)
     is_alone = not (values["cluster_hosts"] or tf_config.NAME in environment or places.tasks_of(environment))
     if run["flags"].get("strategy") in _CLUSTERED and is_alone:
-        given.add("strategy")  # one process can read what several have written
+        by_caller.add("strategy")  # one process can read what several have written
     before = {**run["flags"], **run["deciding"]}  # "deciding" names the model of a script too
     for name, of_it in _BELONGS_TO.items():
         now, then = (str(own_files.name_of(each)).lower() for each in (values[name], before.get(name)))
-        if name in given and now != then:
-            given |= set(of_it)  # the run's belong to another model, input, ...
+        if name in by_caller and now != then:
+            by_caller |= set(of_it)  # the run's belong to another model, input, ...
     length = {"train_steps", "train_epochs"}  # either one says it
-    if given & length:
-        given |= length
-    taken = {name: value for name, value in run["flags"].items() if name in values and name not in given}
+    if by_caller & length:
+        by_caller |= length
+    taken = {name: value for name, value in run["flags"].items() if name in values and name not in by_caller}
     path = os.path.join(values["run_dir"], FILE_NAME)
     own_files.refuse_of_file(path, taken)
     for name, value in taken.items():
         _check_of_run(path, name, value)
     values.update(taken)
     if not isinstance(of_script := run["deciding"].get("script_flags", {}), dict):
-        raise UsageError(f"{path} has script_flags={shown(of_script)}, which is no object; {_CURE}")
+        raise UsageError(f"{path} has script_flags={shown(of_script)}, which is not an object; {_CURE}")
     for name, value in of_script.items():
         if name in script_flags and not flags.FLAGS[name].present:
             flags.FLAGS[name].value = value  # where the script looks
@@ -418,37 +419,37 @@ def read(run_dir: str) -> dict[str, Any] | None:
     if not os.path.lexists(path):
         return None
     try:
-        found = read_json(path, parse_constant=str)
+        content = read_json(path, parse_constant=str)
     except OSError as error:
         raise UsageError(f"{path} can't be read ({error.strerror}); {_CURE}") from None
     except ValueError as error:
-        raise UsageError(f"{path} is no JSON ({error}); {_CURE}") from None
-    if not isinstance(found, dict):
-        raise UsageError(f"{path} holds {shown(found)}, which is no object; {_CURE}")
-    return of_run(path, found)
+        raise UsageError(f"{path} is not JSON ({error}); {_CURE}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} holds {shown(content)}, which is not an object; {_CURE}")
+    return of_run(path, content)
 
 
 def of_run(where: str, about: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the flags of a run, and those that decide, as config.json and each manifest keep them.
 
     Raises:
-      UsageError: one of both, or a model's or input's arguments, are no object; `where` is what they were read from.
+      UsageError: one of both, or a model's or input's arguments, are not an object; `where` is what was read.
     """
     for part in ("flags", "deciding"):
         if not isinstance(about.get(part), dict):
-            what = f"has {part}={shown(about[part])}, which is no object" if part in about else f"has no {part}"
+            what = f"has {part}={shown(about[part])}, which is not an object" if part in about else f"has no {part}"
             raise UsageError(f"{where} {what}; {_CURE}")
-    given = about["flags"]
+    flags_of_run = about["flags"]
     # A flag that is gone since then, and was off, decides nothing. For one that did not decide when the run began, the
     # value that it had; for one that did not exist, its default.
     deciding = {name: value for name, value in about["deciding"].items() if value or name in ABOUT}
-    deciding = {**{name: given.get(name, flags.FLAGS[name].default) for name in DECIDING}, **deciding}
+    deciding = {**{name: flags_of_run.get(name, flags.FLAGS[name].default) for name in DECIDING}, **deciding}
     for name in ARGUMENTS & deciding.keys():
         if not isinstance(own := deciding[name] or {}, dict):
-            raise UsageError(f"{where} has {name}={shown(own)}, which is no object; {_CURE}")
+            raise UsageError(f"{where} has {name}={shown(own)}, which is not an object; {_CURE}")
         entry = registry.ENTRIES.get(name)
         deciding[name] = {**entry.defaults, **own} if entry else own
-    return {"flags": given, "deciding": deciding}
+    return {"flags": flags_of_run, "deciding": deciding}
 
 
 def _check_of_run(path: str, name: str, value) -> None:

@@ -236,7 +236,7 @@ class Flags:
         None,
         "Numbers of the GPUs to use, e.g. 0,1, or none; all if not given (one_device: the first).",
         wants="GPUs' numbers, or none",
-        rule=rules.matching("none|\\d{1,4}(,\\d{1,4})*", "it is no list of GPUs' numbers; use e.g. 0,1, or none"),
+        rule=rules.matching("none|\\d{1,4}(,\\d{1,4})*", "it is not a list of GPUs' numbers; use e.g. 0,1, or none"),
         of_call=True,
         may_differ=True,
     )
@@ -318,7 +318,7 @@ class Flags:
         [],
         "REGEX=ps:N puts variables in whose path it is found on that server, e.g. embedding=ps:0. Repeatable.",
         wants="REGEX=ps:N",
-        rule=rules.matching(".+=ps:\\d+", "it is no REGEX=ps:N; use e.g. table=ps:0"),
+        rule=rules.matching(".+=ps:\\d+", "it is not of the form REGEX=ps:N; use e.g. table=ps:0"),
     )
 
     # The update
@@ -416,12 +416,12 @@ class Flags:
         "eval_loss",
         "What best checkpoint, early stopping and plateau watch.",
         wants="a metric's name",
-        rule=rules.matching("(eval|train)_.+", "it is no metric's name; use e.g. eval_loss or train_loss"),
+        rule=rules.matching("(eval|train)_.+", "it is not a metric's name; use e.g. eval_loss or train_loss"),
     )
     early_stopping: Mapping[str, Any] = _when(
         _arguments,
         {},
-        "Stop after patience=N evaluations without improvement; better by no more than min_delta=0 is no improvement.",
+        "Stop after patience=N evaluations without improvement, which is one by more than min_delta=0.",
     )
     reduce_lr: Mapping[str, Any] = _when(
         _arguments,
@@ -461,7 +461,7 @@ class Flags:
         "latest",
         "eval, export, generate: latest, best, all, or a step.",
         wants="latest, best, all, or a step",
-        rule=rules.matching("latest|best|all|\\d+", "it is no step either"),
+        rule=rules.matching("latest|best|all|\\d+", "it is not a step either"),
         use=("mode", "eval", "export", "generate"),
         of_call=True,
     )

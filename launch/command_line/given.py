@@ -56,7 +56,7 @@ def expanded(arguments: Sequence[str]) -> list[str]:
     """Returns a command line's words, of its --flagfile too, after those of each --config, so that the former win.
 
     Raises:
-      UsageError: a file can't be read, or is no mapping of flags; an argument is given twice in one place.
+      UsageError: a file can't be read, or is not a mapping of flags; an argument is given twice in one place.
     """
     arguments = without_flagfiles(arguments)
     return [*(word for _, its in files(arguments) for word in its), *arguments]
@@ -65,16 +65,16 @@ def expanded(arguments: Sequence[str]) -> list[str]:
 def files(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Returns (path, its flags as words) of each file that `--config=FILE` names. Raises as `expanded` does."""
     _check_once("", arguments)
-    found, names = [], {word.lstrip("-").partition("=")[0] for word in arguments if word.startswith("-")}
+    contents, names = [], {word.lstrip("-").partition("=")[0] for word in arguments if word.startswith("-")}
     for path in _values(arguments, "config"):
-        found.append((path, list(words(_read(path, names)))))
-        _check_once(f"--config={path}: ", found[-1][1])
-    return found
+        contents.append((path, list(words(_read(path, names)))))
+        _check_once(f"--config={path}: ", contents[-1][1])
+    return contents
 
 
 def without_flagfiles(arguments: Sequence[str]) -> list[str]:
     """Returns words with the lines of the files that `--flagfile=FILE` names in its place, as absl has them."""
-    left, found, opened = list(arguments), [], 0
+    left, read, opened = list(arguments), [], 0
     while left:
         word = left.pop(0)
         if word in ("--flagfile", "-flagfile"):
@@ -82,7 +82,7 @@ def without_flagfiles(arguments: Sequence[str]) -> list[str]:
         elif word.startswith(("--flagfile=", "-flagfile=")):
             path = word.partition("=")[2]
         else:
-            found.append(word)
+            read.append(word)
             continue
         opened += 1
         if opened > _MOST_FLAGFILES:
@@ -90,17 +90,17 @@ def without_flagfiles(arguments: Sequence[str]) -> list[str]:
         text = paths.read_text("flagfile", path, "give a file of flags, one a line")
         lines = (line.strip() for line in text.splitlines())
         left[:0] = [line for line in lines if line and not line.startswith(("#", "//"))]
-    return found
+    return read
 
 
 def _values(arguments: Sequence[str], name: str) -> list[str]:
     """Returns the values that a command line gives a flag, in order."""
-    found = []
+    texts = []
     for index, word in enumerate(arguments):
         flag, separator, value = word.lstrip("-").partition("=")
         if flag == name and word.startswith("-"):
-            found.append(value if separator else "".join(arguments[index + 1 : index + 2]))
-    return found
+            texts.append(value if separator else "".join(arguments[index + 1 : index + 2]))
+    return texts
 
 
 def _check_once(where: str, arguments: Sequence[str]) -> None:
@@ -136,24 +136,24 @@ def _read(path: str, names: Collection[str]) -> dict[str, Any]:
             raise
         raise UsageError(f"--config={path} is not readable as such ({' '.join(str(error).split())}); mend it") from None
     if not isinstance(values, dict):
-        raise UsageError(f"--config={path} is no mapping of flags; write lines such as learning_rate: 0.01")
+        raise UsageError(f"--config={path} is not a mapping of flags; write lines such as learning_rate: 0.01")
     return values
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"its {name} is no object")
+        raise ValueError(f"its {name} is not an object")
     return value
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Makes the dictionary of these pairs. Raises ValueError where a name comes twice."""
-    found: dict[str, Any] = {}
+    unique: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in unique:
             raise ValueError(f"{name} is given twice")
-        found[name] = value
-    return found
+        unique[name] = value
+    return unique
 
 
 def _from_json(text: str) -> Any:
@@ -200,7 +200,7 @@ def _joined(name: str, values: Sequence) -> str:
 
 
 def _text(name: str, value: Any, may_be_none: bool = False) -> str:
-    """Returns one value as text. Raises `UsageError` for what is no single value."""
+    """Returns one value as text. Raises `UsageError` for what is not a single value."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a number of NumPy's
         value = value.item()
     if isinstance(value, bool):

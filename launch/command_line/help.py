@@ -19,9 +19,9 @@ from .flags import ESSENTIAL, GROUPS, HELP
 
 def doc_of(module: str) -> str:
     """Returns what a module says of itself; from its source where Python leaves documentation out (-OO)."""
-    found = sys.modules[module]
-    path = getattr(found, "__file__", None)
-    return found.__doc__ or (path and ast.get_docstring(ast.parse(pathlib.Path(path).read_bytes()))) or ""
+    loaded = sys.modules[module]
+    path = getattr(loaded, "__file__", None)
+    return loaded.__doc__ or (path and ast.get_docstring(ast.parse(pathlib.Path(path).read_bytes()))) or ""
 
 
 def help_text(program: str, doc: str, own: list[str], words: Sequence[str]) -> str:
@@ -45,15 +45,15 @@ def help_text(program: str, doc: str, own: list[str], words: Sequence[str]) -> s
             parts.append(described(f"--{usage(flag)}", about))
     for kind, names in registry.NAMES.items():
         parts += ["", f"{kind.capitalize()}s (--{kind}=NAME --help shows one's arguments):"]
-        asked = [word.removeprefix(f"--{kind}=") for word in words if word.startswith(f"--{kind}=")]
-        parts += [_shown(kind, registry.find(kind, name)) for name in asked] or [
+        named = [word.removeprefix(f"--{kind}=") for word in words if word.startswith(f"--{kind}=")]
+        parts += [_shown(kind, registry.find(kind, name)) for name in named] or [
             f"  {line}" for line in terminal.wrapped(", ".join(names), _columns() - 2)
         ]
     return "\n".join(parts)
 
 
 def show(text: str) -> NoReturn:
-    """Prints a text and exits; a reader that has seen enough, such as `head`, is no failure."""
+    """Prints a text and exits; a reader that has seen enough, such as `head`, is not a failure."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -29,25 +29,25 @@ def absolute(name: str | None) -> str | None:
     return os.path.abspath(os.path.expanduser(name)) if is_path(name) else name
 
 
-def refuse_of_file(where: str, values: Mapping[str, Any], given: Collection[str] = (), cure: str = "") -> None:
+def refuse_of_file(where: str, values: Mapping[str, Any], by_caller: Collection[str] = (), cure: str = "") -> None:
     """Raises `UsageError` where a run's file, which may be anyone's, names code that the caller has not named.
 
     Args:
       where: the file.
       values: of flags by name, as read from it.
-      given: names of the flags that the caller gave.
+      by_caller: names of the flags that the caller gave.
       cure: how to name it, where there are no flags.
     """
     for kind in NEEDED:
-        if kind not in given and is_path(path := values.get(kind)):
+        if kind not in by_caller and is_path(path := values.get(kind)):
             raise UsageError(
                 f"{where} names {path}, which does not run on that file's word alone; give {cure or f'--{kind}={path}'}"
             )
 
 
-def name_of(given: str | None) -> str | None:
+def name_of(name: str | None) -> str | None:
     """Names a model or input: a file by its name, without its folder, which may differ between hosts."""
-    return os.path.basename(given) if is_path(given) else given
+    return os.path.basename(name) if is_path(name) else name
 
 
 def compiled(kind: str, path: str) -> CodeType:
@@ -67,9 +67,9 @@ def compiled(kind: str, path: str) -> CodeType:
         raise UsageError(f"--{kind}={path} is not Python ({error}); mend it") from None
 
 
-def lacking(kind: str, path: str, found: str = "") -> UsageError:
+def lacking(kind: str, path: str, fault: str = "") -> UsageError:
     """Returns the error that a file has no `Model` or `load`, or one that can't be used."""
-    return UsageError(f"--{kind}={path} has {found or f'no {NEEDED[kind]}'}; {_CURES[kind]}")
+    return UsageError(f"--{kind}={path} has {fault or f'no {NEEDED[kind]}'}; {_CURES[kind]}")
 
 
 def module(kind: str, path: str) -> ModuleType:
@@ -93,7 +93,7 @@ def module(kind: str, path: str) -> ModuleType:
 
 
 def check_trainer(trainer_class) -> None:
-    """Raises `UsageError` where what a program gives to be trained is no class of a Trainer; None takes --model's."""
+    """Raises `UsageError` where what a program gives to be trained is not a Trainer's class; None takes --model's."""
     engine = sys.modules.get("crankshaft.engine.trainer")  # which a Trainer's class has imported
     kind = trainer_class if isinstance(trainer_class, type) else type(trainer_class)
     is_trainer = engine is not None and issubclass(kind, engine.Trainer)

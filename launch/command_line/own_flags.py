@@ -30,10 +30,10 @@ def read(
       doc: what --help begins with.
       usage: how the command is called.
       of_tasks: names of flags that are for the tasks which it starts, and so stand after --.
-      words: what to do about a word that is no flag.
+      words: what to do about a word that is not a flag.
 
     Raises:
-      UsageError: a flag is unknown or its value wrong, or a word is no flag.
+      UsageError: a flag is unknown or its value wrong, or a word is not a flag.
     """
     if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
         parts = [help.introduction(doc), "", f"usage: {usage}", ""]
@@ -48,7 +48,7 @@ def read(
     except flags.Error as error:
         raise rules.explain(error, values) from None
     if rest:
-        raise UsageError(f"{rest[0]!r} is no flag; {words}, see --help")
+        raise UsageError(f"{rest[0]!r} is not a flag; {words}, see --help")
 
 
 def _described(flag: flags.Flag) -> str:

@@ -24,7 +24,7 @@ def opened(flag: str, path: str, cure: str) -> BinaryIO:
       cure: what is meant, "give ...".
 
     Raises:
-      UsageError: it can't be read, or is no regular file.
+      UsageError: it can't be read, or is not a regular file.
     """
     if not path:
         raise UsageError(f"--{flag} is empty; {cure}")
@@ -37,18 +37,18 @@ def opened(flag: str, path: str, cure: str) -> BinaryIO:
 def read(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) -> bytes:
     """Returns what is in a file, see `opened`. Raises `UsageError`, also where it is larger than any that is meant."""
     with opened(flag, path, cure) as file:
-        found = file.read(most_bytes + 1)
-    if len(found) > most_bytes:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
         raise UsageError(f"--{flag}={path} has more than {most_bytes >> 20} MiB; {cure}")
-    return found
+    return data
 
 
 def read_text(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) -> str:
-    """Returns the text of a file in UTF-8, see `read`. Raises `UsageError`, also where it is no text."""
+    """Returns the text of a file in UTF-8, see `read`. Raises `UsageError`, also where it is not text."""
     try:
         return read(flag, path, cure, most_bytes).decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"--{flag}={path} is no text in UTF-8 ({error.reason}); write it as such") from None
+        raise UsageError(f"--{flag}={path} is not text in UTF-8 ({error.reason}); write it as such") from None
 
 
 def check(values: Mapping[str, Any]) -> None:
@@ -60,10 +60,10 @@ def check(values: Mapping[str, Any]) -> None:
 def _check_readable_by_tensorflow(name: str, path: str | None) -> None:
     """Raises `UsageError` unless TensorFlow can read checkpoints at this path."""
     whole = os.path.abspath(path) if path else ""
-    if found := next((character for character in whole if character in _PATTERN), None):
+    if special := next((character for character in whole if character in _PATTERN), None):
         at = "" if whole == path else f", which is {whole},"
         raise UsageError(
-            f"--{name}={path}{at} has a {found} in it, and TensorFlow, which takes [ ] \\ * ? {{ }} for a pattern, "
+            f"--{name}={path}{at} has a {special} in it, and TensorFlow, which takes [ ] \\ * ? {{ }} for a pattern, "
             "reads no checkpoint there; use a path without"
         )
 
@@ -109,5 +109,5 @@ def check_writable(flag: str, folder: str) -> None:
     except OSError as error:
         why = error.strerror
         if isinstance(error, FileExistsError):
-            why = f"a link to {os.readlink(folder)}, which is no folder" if os.path.islink(folder) else "a file"
+            why = f"a link to {os.readlink(folder)}, which is not a folder" if os.path.islink(folder) else "a file"
         raise UsageError(f"--{flag}: {folder} can't be written ({why}); use a folder that can") from None

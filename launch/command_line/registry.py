@@ -131,12 +131,12 @@ def optimizers() -> Mapping[str, Entry]:
     """Finds the engine's optimizers and Keras's, by lower-case name."""
     from ...engine import optimizers as engine
 
-    found = {}
+    entries = {}
     for name, rule in engine.named().items():
         own = [each for each in options.parameters(rule).values() if each.name not in _OF_FLAGS | CLIPS.keys()]
         defaults = {**_arguments(own)[0], **dict.fromkeys(CLIPS, 0.0)}
-        found[name] = Entry(name, _first_line(rule), defaults, intervals=options.OPTIMIZER_ARGUMENTS)
-    return found
+        entries[name] = Entry(name, _first_line(rule), defaults, intervals=options.OPTIMIZER_ARGUMENTS)
+    return entries
 
 
 def schedules() -> Mapping[str, Entry]:
@@ -233,10 +233,10 @@ def parse_value(flag: str, name: str, text: str, default: Any) -> Any:
             return tuple(_of_kind(None, item) for item in _items(text))
         return _of_kind(type(default), text)
     except (KeyError, ValueError):
-        name_of_kind = {bool: "boolean", int: "integer", float: "number"}.get(type(default), "such list")
+        name_of_kind = {bool: "a boolean", int: "an integer", float: "a number"}.get(type(default), "such a list")
         shown = ",".join(map(str, default)) if isinstance(default, (tuple, list)) else default
         hint = f"give a value like the default, {shown}" if shown or shown == 0 else "give one or more, or leave it out"
-        raise UsageError(f"--{flag} {name}={text} is no {name_of_kind}; {hint}") from None
+        raise UsageError(f"--{flag} {name}={text} is not {name_of_kind}; {hint}") from None
 
 
 def _items(text: str) -> list[str]:

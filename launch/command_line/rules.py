@@ -55,7 +55,7 @@ class Path(_Parser):
 
     def parse(self, argument: str) -> str:
         if re.match(r"[a-z0-9]+://", argument):
-            raise ValueError("it is no path of a mounted file system; mount the bucket or give a local folder")
+            raise ValueError("it is not a path of a mounted file system; mount the bucket or give a local folder")
         return os.path.expanduser(_text(argument))
 
 
@@ -135,7 +135,7 @@ def regular_expression(text: str) -> None:
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"it is no regular expression ({error}); use e.g. bias|gamma") from None
+        raise ValueError(f"it is not a regular expression ({error}); use e.g. bias|gamma") from None
 
 
 def matching(pattern: str, otherwise: str) -> Rule:
@@ -152,7 +152,7 @@ def mesh(text: str) -> None:
     """Checks, as a rule, that the text is a mesh: sizes of its axes by name, each once."""
     sizes = re.findall(r"(?:^|,)(data|model):([1-9][0-9]{0,3})(?=,|$)", text)
     if ",".join(f"{name}:{size}" for name, size in sizes) != text or len({name for name, _ in sizes}) < len(sizes):
-        raise ValueError("it is no mesh; use e.g. data:2,model:2")
+        raise ValueError("it is not a mesh; use e.g. data:2,model:2")
 
 
 def mesh_shape(text: str | None) -> dict[str, int]:
@@ -229,12 +229,12 @@ def wanted(flag: flags.Flag) -> str | None:
 
 def explain(error: flags.Error, values: flags.FlagValues) -> UsageError:
     """Turns a value that is wrong or missing into one line."""
-    found = re.match(r"flag --(\w+)=", str(error))
-    if not found or found[1] not in values:
+    match = re.match(r"flag --(\w+)=", str(error))
+    if not match or match[1] not in values:
         return UsageError(f"{' '.join(str(error).split())}; see --help")
-    flag = values[found[1]]
+    flag = values[match[1]]
     why = str(error.__context__)  # what the parser raised
-    value = str(error)[found.end() :].removesuffix(f": {why}")
+    value = str(error)[match.end() :].removesuffix(f": {why}")
     wants = wanted(flag)
     if not value:
         cure = f"give {wants}, or leave it out" if wants else "see --help"

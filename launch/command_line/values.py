@@ -17,7 +17,7 @@ def number(text: str, whole: bool) -> float:
     Raises ValueError.
     """
     if not (_WHOLE if whole else _NUMBER).fullmatch(text):
-        raise ValueError(f"{text} is no number")
+        raise ValueError(f"{text} is not a number")
     return int(text) if whole else float(text)
 
 

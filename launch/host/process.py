@@ -150,9 +150,9 @@ def widen_vectors(variables: MutableMapping[str, str]) -> None:
       variables: the process's environment variables; a width that they ask for stays, and so does the name of a file,
         which XLA reads where XLA_FLAGS does not begin with a flag.
     """
-    given = variables.get("XLA_FLAGS", "")
-    if _VECTOR_WIDTH not in given and given.lstrip()[:1] in ("", "-"):
-        variables["XLA_FLAGS"] = f"{given} {_VECTOR_WIDTH}=512".lstrip()
+    flags = variables.get("XLA_FLAGS", "")
+    if _VECTOR_WIDTH not in flags and flags.lstrip()[:1] in ("", "-"):
+        variables["XLA_FLAGS"] = f"{flags} {_VECTOR_WIDTH}=512".lstrip()
         logging.debug("XLA_FLAGS=%s", variables["XLA_FLAGS"])
 
 
@@ -251,7 +251,7 @@ class Signals:
     """SIGTERM, Ctrl-C and SIGHUP: the first asks the run to save and end, a second one ends the process at once.
 
     A line says so where that takes more than a moment. SIGHUP stays ignored where it is (nohup). A signal within
-    `SAME_REQUEST_SECONDS` of the first is no second one.
+    `SAME_REQUEST_SECONDS` of the first is not a second one.
 
     Installed after the strategy is made, since some of TensorFlow's replace earlier handlers.
 

@@ -109,17 +109,17 @@ class RemoteFolder:
 
     def push(self) -> None:
         """Copies each file that has changed since it was copied last, and removes checkpoints that are gone here."""
-        found = {path: state for path in self._paths() if (state := self._state(path))}
-        sealed = {path.removesuffix(_MANIFEST) for path in found if path.endswith(_MANIFEST)}
-        changed = [path for path in found if _is_whole(path, sealed) and self._pushed.get(path) != found[path]]
+        states = {path: state for path in self._paths() if (state := self._state(path))}
+        sealed = {path.removesuffix(_MANIFEST) for path in states if path.endswith(_MANIFEST)}
+        changed = [path for path in states if _is_whole(path, sealed) and self._pushed.get(path) != states[path]]
         lists = [path for path in changed if path.endswith(_MANIFEST) and self._copy(path, path + _WRITING)]
         for path in changed:
             if not path.endswith(_MANIFEST):
                 self._copy(path, path)
         for path in lists:
             _gfile().rename(f"{self.url}/{path}{_WRITING}", f"{self.url}/{path}", overwrite=True)
-        self._pushed.update((path, found[path]) for path in changed)
-        gone = [path for path in self._pushed if path not in found and path.split(os.sep)[0] in _CHECKPOINTS]
+        self._pushed.update((path, states[path]) for path in changed)
+        gone = [path for path in self._pushed if path not in states and path.split(os.sep)[0] in _CHECKPOINTS]
         for path in sorted(gone, key=lambda path: path.endswith(_MANIFEST)):  # a file without one is nobody's
             if _gfile().exists(f"{self.url}/{path}"):
                 _gfile().remove(f"{self.url}/{path}")
@@ -148,10 +148,10 @@ class RemoteFolder:
 
     def _state(self, path: str) -> tuple[int, int] | None:
         try:
-            found = os.stat(os.path.join(self.folder, path))
+            status = os.stat(os.path.join(self.folder, path))
         except FileNotFoundError:
             return None
-        return found.st_size, found.st_mtime_ns
+        return status.st_size, status.st_mtime_ns
 
 
 def _is_whole(path: str, sealed: set[str]) -> bool:

@@ -15,8 +15,8 @@ from ...engine.strategies.base import Strategy
 
 def given() -> int:
     """Returns how many threads TensorFlow takes for an operation by default or by its environment variable."""
-    asked = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
-    return int(asked) if asked.isdecimal() else len(cpus.usable_cpus([os.getpid()]))
+    threads = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    return int(threads) if threads.isdecimal() else len(cpus.usable_cpus([os.getpid()]))
 
 
 def of(strategy: Strategy) -> dict[str, int]:

@@ -45,12 +45,12 @@ def check_asked(config: Config, splits: Mapping[str, Any], strategy) -> None:
     flags |= config.deciding()
     own = flags.pop("script_flags", {})
     versions = {name: environment.versions()[name] for name in ("tensorflow", "keras", "crankshaft")}
-    asked = {
+    settings = {
         **{f"--{name}": value for name, value in {**flags, **own}.items()},
         **versions,
         **{f"the {name} data": fingerprints.layout(split) for name, split in splits.items()},
     }
-    _check(asked, strategy)
+    _check(settings, strategy)
 
 
 def check_run_dir(run_dir: str, strategy) -> None:
@@ -93,8 +93,8 @@ def check_data(data: Mapping[str, Mapping[str, int]], strategy) -> None:
     if strategy.num_hosts == 1:
         return
     kept = ("examples", "ids")
-    found = {f"{name} of the {split} data": of.get(name) for split, of in data.items() for name in kept}
-    _check(found, strategy)
+    facts = {f"{name} of the {split} data": of.get(name) for split, of in data.items() for name in kept}
+    _check(facts, strategy)
     for line in _differences({f"the {split} data": of["digest"] for split, of in data.items()}, strategy):
         if strategy.is_chief:
             logging.warning(
@@ -113,20 +113,20 @@ def check_call(call: str, strategy) -> None:
 
 
 def _check(mine: Mapping[str, Any], strategy) -> None:
-    if found := _differences(mine, strategy):
+    if lines := _differences(mine, strategy):
         with contextlib.suppress(tf.errors.OpError):  # no worker leaves while another still waits for its answer
             strategy.exchange(0)
-        raise UsageError(f"workers were asked for different things: {'; '.join(found)}; give all the same")
+        raise UsageError(f"workers were asked for different things: {'; '.join(lines)}; give all the same")
 
 
 def _differences(mine: Mapping[str, Any], strategy) -> list[str]:
     """Describes each value that differs, and the workers that have it."""
-    asked = [json.loads(each) for each in strategy.exchange_text(json.dumps(mine, sort_keys=True, default=str))]
-    found = []
-    for name in sorted(set().union(*asked)):
+    answers = [json.loads(each) for each in strategy.exchange_text(json.dumps(mine, sort_keys=True, default=str))]
+    lines = []
+    for name in sorted(set().union(*answers)):
         workers: dict[str, list[str]] = {}
-        for worker, values in zip(strategy.host_names, asked, strict=True):
+        for worker, values in zip(strategy.host_names, answers, strict=True):
             workers.setdefault(short(values.get(name)), []).append(worker)
         if len(workers) > 1:
-            found.append(f"{name} " + ", ".join(f"{value} at {' and '.join(who)}" for value, who in workers.items()))
-    return found
+            lines.append(f"{name} " + ", ".join(f"{value} at {' and '.join(who)}" for value, who in workers.items()))
+    return lines

@@ -42,13 +42,13 @@ def watch(session: Session) -> int:
     done = -1
     with Signals(request.request):
         while True:
-            asked = request.reason or coordinator.is_gone()  # asked first: what was saved by then is found below
+            asked_to_end = request.reason or coordinator.is_gone()  # asked first: what was saved by then is found below
             for manifest in restored(session, newer_than=done):
                 if done < 0:
                     files.open(manifest.step - 1)
                 done = manifest.step
                 _evaluate(session, files, best)
-            if asked or done >= end:
+            if asked_to_end or done >= end:
                 break
             time.sleep(_POLL_SECONDS)
     files.close()
@@ -73,14 +73,16 @@ def restored(session: Session, newer_than: int) -> Iterator[Manifest]:
 
 
 def _evaluate(session: Session, files: EventFiles, best: BestCheckpoint | None) -> None:
-    found = evaluation.evaluate(session.strategy, session.state)
-    session.say(f"evaluation at step {session.state.step}: {as_line(found)}")
-    files.put("", session.state.step, lambda: event_values.scalars(found))
+    metrics = evaluation.evaluate(session.strategy, session.state)
+    session.say(f"evaluation at step {session.state.step}: {as_line(metrics)}")
+    files.put("", session.state.step, lambda: event_values.scalars(metrics))
     if best:
-        best(_status(session, found))
+        best(_status(session, metrics))
 
 
-def _status(session: Session, found: dict | None = None) -> Status:
+def _status(session: Session, metrics: dict | None = None) -> Status:
     step, per_epoch = session.state.step, session.strategy.train_order.steps_per_epoch
     strategy = session.strategy
-    return Status(step, session.train_steps, 0, 0, per_epoch, None, 0.0, 0.0, session.state, strategy, evaluation=found)
+    return Status(
+        step, session.train_steps, 0, 0, per_epoch, None, 0.0, 0.0, session.state, strategy, evaluation=metrics
+    )

@@ -43,8 +43,8 @@ def save(session: Session, folder: str, export_format: str) -> str:
     if os.path.exists(path):
         raise UsageError(f"--export_dir: {path} exists; remove it or use another --export_dir")
     if getattr(session.trainer, "model", None) is None:
-        found = type(session.trainer).__name__
-        raise UsageError(f"--mode=export serves {found}.model, and there is none; name the model to serve self.model")
+        name = type(session.trainer).__name__
+        raise UsageError(f"--mode=export serves {name}.model, and there is none; name the model to serve self.model")
     if export_format == "keras":
         _save_keras(session, path)
     else:
@@ -63,15 +63,15 @@ def _save_keras(session: Session, path: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     model = weights.trained(session)
     with files.replacing(path, files.make_file) as temporary, tempfile.TemporaryDirectory() as folder:
-        written = os.path.join(folder, "model.keras")  # Keras goes by the ending
+        model_path = os.path.join(folder, "model.keras")  # Keras goes by the ending
         try:
-            model.save(written)
+            model.save(model_path)
         except NotImplementedError as error:  # as Keras has it of a model that does not say what it is made of
             raise UsageError(
                 f"--export_format=keras: Keras can't write a {type(model).__name__}, which has no get_config; give it "
                 "one, or use --export_format=saved_model"
             ) from error
-        shutil.copyfile(written, temporary)
+        shutil.copyfile(model_path, temporary)
 
 
 def _save_serving(session: Session, path: str) -> None:
@@ -101,8 +101,8 @@ def _save_serving(session: Session, path: str) -> None:
     held = Holdings(trainer)
     module.layers, module.embeddings = held.layers, held.tables
 
-    def serve(**given):
-        packed = tf.nest.pack_sequence_as(features, [given[name] for name in inputs])
+    def serve(**features_by_name):
+        packed = tf.nest.pack_sequence_as(features, [features_by_name[name] for name in inputs])
         return _by_name(trainer.forward(names.ids(packed), training=False))
 
     module.serve = tf.function(serve, autograph=False)
@@ -132,21 +132,21 @@ def _named(features) -> dict[str, Any]:
 def _by_name(outputs) -> dict[str, tf.Tensor]:
     """Names the outputs for a signature, whose outputs are flat, and casts them to float32."""
     if isinstance(outputs, dict) and len(tf.nest.flatten(outputs)) == len(outputs):
-        found = outputs
+        named = outputs
     elif tf.nest.is_nested(outputs):
-        found = {f"outputs_{index}": each for index, each in enumerate(tf.nest.flatten(outputs))}
+        named = {f"outputs_{index}": each for index, each in enumerate(tf.nest.flatten(outputs))}
     else:
-        found = {"outputs": outputs}
-    return {name: tf.cast(each, tf.float32) for name, each in found.items()}
+        named = {"outputs": outputs}
+    return {name: tf.cast(each, tf.float32) for name, each in named.items()}
 
 
 def _readme(trainer: Trainer, inputs: dict, outputs: list[str]) -> str:
     dtypes = {name: tf.as_dtype(x.dtype).name for name, x in inputs.items()}
     shapes = ", ".join(f"{name} {list(np.shape(x)[1:])} {dtypes[name]}" for name, x in inputs.items())
     arrays = ", ".join(f'{name}=tf.zeros({list(np.shape(x))}, "{dtypes[name]}")' for name, x in inputs.items())
-    given = ", ".join(f"`{name}`" for name in outputs)
+    names = ", ".join(f"`{name}`" for name in outputs)
     return (
-        f"# {trainer.model.name}\n\nSignature `serving_default`: a batch of {shapes} in, {given} out.\n\n"
+        f"# {trainer.model.name}\n\nSignature `serving_default`: a batch of {shapes} in, {names} out.\n\n"
         "In Python, FOLDER being this one:\n\n```python\nimport tensorflow as tf\n\n"
         "serve = tf.saved_model.load(FOLDER).signatures['serving_default']\n"
         f"print(serve({arrays})['{outputs[0]}'])\n```\n\n"
@@ -161,8 +161,8 @@ def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], classes
     for name, function in signatures.items():
         specs = function.structured_input_signature[0]
         taken = ", ".join(f"{spec.name} {_dims(spec.shape)} {spec.dtype.name}" for spec in specs)
-        given = ", ".join(f"`{output}`" for output in function.structured_outputs)
-        text += f"\nSignature `{name}`: {taken} in, {given} out.\n"
+        names = ", ".join(f"`{output}`" for output in function.structured_outputs)
+        text += f"\nSignature `{name}`: {taken} in, {names} out.\n"
     if classes:
         named = ", ".join(f"{number} {name}" for number, name in enumerate(classes[:_NAMED]))
         text += f"\nClasses, by number: {named}"

@@ -97,7 +97,7 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> 
             logging.warning("%s; if that is not meant, use another --run_dir", _what_changed(manifest, about, "train"))
     if "eval" in changed and config.is_chief:
         logging.warning(
-            "%s: it is evaluated anew, and no score of before counts", _what_changed(manifest, about, "eval")
+            "%s: it is evaluated again, and no score of before counts", _what_changed(manifest, about, "eval")
         )
 
 

@@ -136,10 +136,10 @@ def _weighed(split: Any, class_weight: Mapping[int, float]) -> Any:
 
 
 def _check_labels(split: Any) -> None:
-    found = fields(split)
-    if found.weights is not None:
+    parts = fields(split)
+    if parts.weights is not None:
         raise UsageError("class_weight and sample weights are both given; multiply them, and leave class_weight out")
-    if found.labels is None or isinstance(found.labels, (dict, tuple)):
+    if parts.labels is None or isinstance(parts.labels, (dict, tuple)):
         raise UsageError("class_weight is for labels that are one array of classes; give sample_weight")
 
 

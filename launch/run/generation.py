@@ -30,8 +30,8 @@ def create(config: Config, strategy: Strategy) -> Session:
     agreement.check_asked(config, {}, strategy)
     about = weights.about(config.run_dir)
     example, steps = (about.features, None), config.train_steps or 1
-    given = (example, about.known.num_classes, about.known.vocabulary)
-    state = build_state(config, strategy, steps, given)
+    known_data = (example, about.known.num_classes, about.known.vocabulary)
+    state = build_state(config, strategy, steps, known_data)
     strategy.bind(state)
     checkpoints, best = checkpoints_of(config, state, strategy, {}, {})
     known = _readable(about.known, config.run_dir)
@@ -51,13 +51,13 @@ def generate(session: Session) -> tuple[dict[str, Any], int]:
     write = _Writer(session) if strategy.is_chief else None
     if strategy.is_chief:
         print(_first_line(session, taken, len(row)), file=sys.stderr, flush=True)
-    times, found = [], []
+    times, tokens = [], []
     for token in itertools.chain(row[1:], follow(session, row)):
         if write:
             write.token(token)
-        found.append(token)
+        tokens.append(token)
         times.append(time.monotonic())
-    made = found[len(row) - 1 :]
+    made = tokens[len(row) - 1 :]
     text = write.end() if write else ""
     ended = "; the document ends here" if len(made) < config.tokens else ""
     first = len(row) - 1  # which compiles
@@ -78,12 +78,12 @@ def follow(session: Session, row: Sequence[int], **how: Any) -> Iterator[int]:
       **how: tokens, temperature, top_k, seed, in place of the configuration's.
     """
     config = session.config
-    asked = {"tokens": config.tokens, "seed": config.seed, **config.arguments("sampling"), **how}
-    count = asked.pop("tokens")
+    how_to_draw = {"tokens": config.tokens, "seed": config.seed, **config.arguments("sampling"), **how}
+    count = how_to_draw.pop("tokens")
     end = session.known.tokens.separator if session.known.tokens else None
     with averaged_weights(session.trainer):
-        found = tokens_after(session.strategy.distribution, _model(session), row, **asked)
-        yield from itertools.takewhile(lambda token: token != end, itertools.islice(found, count))
+        drawn = tokens_after(session.strategy.distribution, _model(session), row, **how_to_draw)
+        yield from itertools.takewhile(lambda token: token != end, itertools.islice(drawn, count))
 
 
 def row_of(session: Session, prompt: str) -> list[int]:
@@ -95,10 +95,10 @@ def row_of(session: Session, prompt: str) -> list[int]:
         )
     text = os.fsencode(prompt)  # as it was given, though it be no UTF-8
     try:
-        (found,) = session.known.tokens.tokens([kinds.Piece(text, "--prompt", 0, True)])
+        (tokens,) = session.known.tokens.tokens([kinds.Piece(text, "--prompt", 0, True)])
     except InputError:
-        raise UsageError("--prompt is no text in UTF-8, which this run's vocabulary is of; give it as such") from None
-    return [session.known.tokens.separator, *found.tolist()]
+        raise UsageError("--prompt is not text in UTF-8, which this run's vocabulary is of; give it as such") from None
+    return [session.known.tokens.separator, *tokens.tolist()]
 
 
 def text_after(session: Session, prompt: str | Sequence[int], **how: Any) -> str | list[int]:
@@ -113,7 +113,7 @@ def text_after(session: Session, prompt: str | Sequence[int], **how: Any) -> str
         return "".join(decoder.text(token) for token in follow(session, row, **how)) + decoder.rest()
     row, known = [int(token) for token in prompt], session.trainer.given.num_classes
     if not row or not all(0 <= token < (known or token + 1) for token in row):
-        raise UsageError(f"prompt={row} is no row of tokens; give one or more, each from 0 to {(known or 0) - 1}")
+        raise UsageError(f"prompt={row} is not a row of tokens; give one or more, each from 0 to {(known or 0) - 1}")
     return list(follow(session, row, **how))
 
 
@@ -156,7 +156,8 @@ def _readable(known: Data, run_dir: str) -> Data:
         _ = known.tokens and known.tokens.ids  # which reads it
     except InputError as error:
         raise UsageError(
-            f"{run_dir}/{weights.FILE_NAME}: {error}; restore it from a copy, or train the run on, which writes it anew"
+            f"{run_dir}/{weights.FILE_NAME}: {error}; restore it from a copy, or train the run on, which writes "
+            "it again"
         ) from None
     return known
 
@@ -168,7 +169,7 @@ def _check_tokens(session: Session, manifest: Manifest) -> None:
         raise UsageError(
             f"{manifest.name} was trained on other tokens than {weights.FILE_NAME} in "
             f"--run_dir={session.config.run_dir} is of; restore that file from a copy, or train the run on, which "
-            "writes it anew"
+            "writes it again"
         )
 
 

@@ -66,7 +66,7 @@ def _read(path: str) -> dict[str, tuple[str, list]]:
 
     Reads the file itself, since `keras.saving.KerasFileEditor` (Keras 3.15) does not see what a nested model holds.
     """
-    found = {}
+    layers = {}
 
     def take(layer_path: str, part) -> None:
         layer_path, _, last = layer_path.rpartition("/")
@@ -77,7 +77,7 @@ def _read(path: str) -> dict[str, tuple[str, list]]:
             and layer_path.partition("/")[0] != "optimizer"
         ):
             shapes = [part[key].shape for key in sorted(part, key=_number)]
-            found[layer_path] = (str(part.attrs.get("name", layer_path)), shapes)
+            layers[layer_path] = (str(part.attrs.get("name", layer_path)), shapes)
 
     try:
         with contextlib.ExitStack() as stack:
@@ -89,7 +89,7 @@ def _read(path: str) -> dict[str, tuple[str, list]]:
             stack.enter_context(file).visititems(take)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path} can't be read as a file of Keras's weights: {reason(error)}") from error
-    return found
+    return layers
 
 
 def _number(key: str):

@@ -56,7 +56,7 @@ def lending(session: Session, split: Split, trains: bool) -> Iterator[None]:
         feed.close()
 
 
-def check_like(name: str, wanted, found) -> None:
+def check_like(name: str, wanted, given_spec) -> None:
     """Raises `UsageError` where one example, a nest of specs, is not what the run takes."""
 
     def shown(specs) -> str:
@@ -66,11 +66,11 @@ def check_like(name: str, wanted, found) -> None:
         return tf.as_dtype(x.dtype) == tf.as_dtype(y.dtype) and tf.TensorShape(x.shape).is_compatible_with(y.shape)
 
     try:
-        alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, found)))
+        alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, given_spec)))
     except (TypeError, ValueError):  # other structures
         alike = False
     if not alike:
-        line = f"{name} are {shown(found)} an example; this run's are {shown(wanted)}"
-        if isinstance(found, tuple) and not isinstance(wanted, (tuple, dict)):
+        line = f"{name} are {shown(given_spec)} an example; this run's are {shown(wanted)}"
+        if isinstance(given_spec, tuple) and not isinstance(wanted, (tuple, dict)):
             line += "; a list or tuple is several inputs: give one array, as np.array(list) makes of numbers or text"
         raise UsageError(line)

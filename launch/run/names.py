@@ -94,7 +94,7 @@ def checked(known: Data, example: Any) -> Data:
         for name in words:
             if not isinstance(features, dict) or name not in features or features[name].dtype.kind not in "iu":
                 raise UsageError(
-                    f"the data has words of {name!r}, which is no feature of integers by that name; leave them out"
+                    f"the data has words of {name!r}, which is not a feature of integers by that name; leave them out"
                 )
         words = {name: [tf.compat.as_bytes(word) for word in each] for name, each in words.items()}
     return dataclasses.replace(known, classes=classes, words=words)

@@ -173,18 +173,18 @@ def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.
         to = file or sys.stdout
         shown = as_shown(mode, to)
         bar = Bar(to, what, total, stays=False) if shown == "bar" else None
-        least, last, found = 0.2 if bar else line_seconds, clock(), 0
+        least, last, count = 0.2 if bar else line_seconds, clock(), 0
 
         def text() -> str:
-            return f"{found:,}" if total is None else f"{found:,} of {total:,}"
+            return f"{count:,}" if total is None else f"{count:,} of {total:,}"
 
         def done(now: int) -> None:
-            nonlocal last, found
-            found = now
+            nonlocal last, count
+            count = now
             if shown != "off" and clock() - last >= least:
                 last = clock()
                 if bar:
-                    bar.draw(found, what, text())
+                    bar.draw(count, what, text())
                 else:
                     print(f"{what}: {text()} so far", file=to, flush=True)
 

@@ -59,8 +59,8 @@ def restored(session: Session) -> Iterator[Manifest]:
     checkpoints = session.best if which == "best" else session.checkpoints
     count = 0
     if which in ("latest", "best"):
-        while found := newest(session, checkpoints):
-            if manifest := _unless_swept(session, checkpoints, found):
+        while newest_one := newest(session, checkpoints):
+            if manifest := _unless_swept(session, checkpoints, newest_one):
                 count += 1
                 yield manifest
                 break
@@ -96,8 +96,8 @@ def _unless_swept(session: Session, checkpoints: Checkpoints, manifest: Manifest
 
 
 def _listed(session: Session, which: str) -> list[Manifest]:
-    found = session.checkpoints.all(lambda each: which in ("all", str(each.step)))
-    if found or which == "all":
-        return found
+    manifests = session.checkpoints.all(lambda each: which in ("all", str(each.step)))
+    if manifests or which == "all":
+        return manifests
     steps = ", ".join(str(manifest.step) for manifest in session.checkpoints.all())
     raise UsageError(f"--eval_checkpoint={which} is none of latest, best, all, {steps}")

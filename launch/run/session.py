@@ -158,8 +158,8 @@ def create(config: Config, data: Data, strategy: Strategy) -> Session:
     if data.num_classes is None and issubclass(config.trainer_class, Tabular):
         data = dataclasses.replace(data, num_classes=_classes_by_values(config, train))
     known = names.checked(dataclasses.replace(data, train=None, evaluation=None), example)
-    found = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
-    agreement.check_asked(config, found, strategy)
+    splits = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
+    agreement.check_asked(config, splits, strategy)
     if config.run_dir and config.trains and not config.remote:
         agreement.check_run_dir(config.run_dir, strategy)
     known_input = _known_input(config, strategy)
@@ -187,7 +187,7 @@ def create(config: Config, data: Data, strategy: Strategy) -> Session:
     session = Session(
         *(config, strategy, state, train_steps, example, bool(eval_feed), checkpoints, best, known),
         datasplits.faster_input(train, config.resident_data_mb, config.shuffle_window),
-        {name: split for name, split in found.items() if isinstance(split, WithoutBadRecords)},
+        {name: split for name, split in splits.items() if isinstance(split, WithoutBadRecords)},
         train_feed.files(),
     )
     for line in [*said, *([known.columns] if known.columns else [])]:
@@ -199,15 +199,15 @@ def build_state(
     config: Config,
     strategy: Strategy,
     train_steps: int | None,
-    given: tuple[Any, int | None, Any],
+    known_data: tuple[Any, int | None, Any],
 ) -> TrainState:
-    """Makes the trainer, where the strategy has its variables; `given` are the example, num_classes, vocabulary."""
+    """Makes the trainer, where the strategy has its variables; `known_data`: the example, num_classes, vocabulary."""
 
     def make() -> TrainState:
         trainer = config.trainer_class(**config.given_arguments("model_arg"))
         state = TrainState(trainer)
         options = _step_options(config, train_steps, strategy.batch_parts)
-        prepare(trainer, options, _reduction(config), *given, _num_servers(config, strategy))
+        prepare(trainer, options, _reduction(config), *known_data, _num_servers(config, strategy))
         state.build()
         return state
 
@@ -250,7 +250,7 @@ def _check_data(config: Config, train, evaluation, num_classes: int | None) -> N
 
 
 def _check_classes(config: Config, train, num_classes: int | None) -> None:
-    """Raises `UsageError` where features are several, and a model of ours takes one array, or labels are no classes."""
+    """Raises `UsageError` where a model of ours takes one array and features are several, or labels are not classes."""
     name, parts = config.model_entry.name, batches.features(train.element_spec)
     if name in registry.NAMES["model"] and isinstance(parts, (dict, tuple)) and not isinstance(parts, Spec):
         by_array = config.input_entry and "array" in config.input_entry.defaults
@@ -352,8 +352,8 @@ def _servers(config: Config) -> ServerOptions | None:
 
 
 def _step_timeout_seconds(config: Config) -> float:
-    asked = config.step_timeout_seconds
-    return watchdog.default_timeout_seconds() if asked is None else asked
+    seconds = config.step_timeout_seconds
+    return watchdog.default_timeout_seconds() if seconds is None else seconds
 
 
 def _step_options(config: Config, train_steps: int | None, batch_parts: int) -> StepOptions:

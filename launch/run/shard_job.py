@@ -28,27 +28,27 @@ class Loaded:
     features: Features
 
 
-def load(asked: ShardRequest) -> Loaded:
+def load(request: ShardRequest) -> Loaded:
     """Loads the input and checks that it can be written."""
-    load_input = registry.find("input", asked.input).make
-    loaded = data.call(load_input(asked.data_dir, asked.seed, **asked.arguments))
+    load_input = registry.find("input", request.input).make
+    loaded = data.call(load_input(request.data_dir, request.seed, **request.arguments))
     train, evaluation, _ = splits.prepare(loaded.train, loaded.evaluation)
     by_name = {name: split for name, split in (("train", train), ("eval", evaluation)) if split is not None}
     for name, split in by_name.items():
         if not split.by_index:
             raise UsageError(
-                f"the {name} data of --input={asked.input} is a tf.data.Dataset, whose examples have no number; give "
+                f"the {name} data of --input={request.input} is a tf.data.Dataset, whose examples have no number; give "
                 "arrays or a Source"
             )
         if split.draws:
             raise UsageError(
-                f"the {name} data of --input={asked.input} draws its examples anew each epoch, and shards would keep "
-                "one draw of them; turn that off by --input_arg"
+                f"the {name} data of --input={request.input} draws its examples again each epoch, and shards would "
+                "keep one draw of them; turn that off by --input_arg"
             )
     return Loaded(by_name, shard_writing.described(train.element_spec, known.as_json(loaded)))
 
 
-def write(asked: ShardRequest, loaded: Loaded, shard: Shard, count: Callable[[int], None]) -> dict[str, int]:
+def write(request: ShardRequest, loaded: Loaded, shard: Shard, count: Callable[[int], None]) -> dict[str, int]:
     """Writes a shard; returns what there is to know of it. `count` is given the examples of each piece."""
     encoder = shard_writing.Encoder(loaded.features)
 
@@ -58,7 +58,7 @@ def write(asked: ShardRequest, loaded: Loaded, shard: Shard, count: Callable[[in
             yield encoder.records(arrays)
             count(len(arrays[0]))
 
-    return shard_writing.write(os.path.join(asked.output_dir, shard.file), records(), asked.format)
+    return shard_writing.write(os.path.join(request.output_dir, shard.file), records(), request.format)
 
 
 def _arrays(nest: Any) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Processes that write shards, each started anew and with the input loaded by itself.
+"""Processes that write shards, each a fresh one with the input loaded by itself.
 
 Nothing here starts TensorFlow: it is imported without its noise.
 """
@@ -24,11 +24,13 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 _here: list[Any] = []  # of a process of the pool: what is asked for, the counter, and what it has loaded
 
 
-def written(asked: ShardRequest, left: list[Shard], processes: int, tell: Any) -> Iterator[tuple[str, dict[str, int]]]:
+def written(
+    request: ShardRequest, left: list[Shard], processes: int, tell: Any
+) -> Iterator[tuple[str, dict[str, int]]]:
     """Yields (file, what there is to know of it) of each shard as it is done.
 
     Args:
-      asked: what is written.
+      request: what is written.
       left: the shards to write.
       processes: how many.
       tell: counts and says how far it is.
@@ -39,7 +41,7 @@ def written(asked: ShardRequest, left: list[Shard], processes: int, tell: Any) -
     """
     context = multiprocessing.get_context("spawn")
     counter = context.Value("q", 0)
-    pool = concurrent.futures.ProcessPoolExecutor(processes, context, _start, (asked, counter))
+    pool = concurrent.futures.ProcessPoolExecutor(processes, context, _start, (request, counter))
     try:
         files = {pool.submit(_write, shard): shard.file for shard in left}
         waiting = {*files}
@@ -60,27 +62,27 @@ def written(asked: ShardRequest, left: list[Shard], processes: int, tell: Any) -
         pool.shutdown(cancel_futures=True)
 
 
-def _start(asked: ShardRequest, counter: Any) -> None:
+def _start(request: ShardRequest, counter: Any) -> None:
     """Makes a process of the pool ready. It ends with its parent, to whom Ctrl-C is left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     process.prepare(tunes_allocator=False)
-    _here[:] = [asked, counter]
+    _here[:] = [request, counter]
 
 
 def _write(shard: Shard) -> dict[str, int]:
     with process.without_start_up_noise(quiet=True):
         from . import shard_job
     try:
-        asked, counter = _here[:2]
+        request, counter = _here[:2]
         if len(_here) == 2:
-            _here.append(shard_job.load(asked))
+            _here.append(shard_job.load(request))
 
         def count(examples: int) -> None:
             with counter.get_lock():
                 counter.value += examples
 
-        return shard_job.write(asked, _here[2], shard, count)
+        return shard_job.write(request, _here[2], shard, count)
     except (SourceError, InputError) as error:
         raise UsageError(str(error)) from None  # which is made of its line alone, and so can be sent

@@ -29,12 +29,12 @@ _JOURNAL = "prepare.jsonl"
 _SAID_SECONDS = 5.0
 
 
-def prepare(asked: ShardRequest, processes: int, say: Callable[[str], None]) -> str:
+def prepare(request: ShardRequest, processes: int, say: Callable[[str], None]) -> str:
     """Writes the shards that are not there yet, and features.json. Returns what there is then, one line.
 
     Args:
-      asked: what and where.
-      processes: that write, at most; more than one are started anew.
+      request: what and where.
+      processes: that write, at most; more than one are fresh processes.
       say: is given a line now and then.
 
     Raises:
@@ -42,23 +42,23 @@ def prepare(asked: ShardRequest, processes: int, say: Callable[[str], None]) -> 
       SourceError: an example can't be read.
       OSError: a file can't be written.
     """
-    loaded = load(asked)
-    planned = _planned(asked, loaded)
-    plan = _plan(asked, loaded)
-    os.makedirs(asked.output_dir, exist_ok=True)
-    with _journal(asked.output_dir, plan) as (done, note):
-        kept = _still_whole(asked.output_dir, [shard for shard in planned if shard.file in done], done)
+    loaded = load(request)
+    planned = _planned(request, loaded)
+    plan = _plan(request, loaded)
+    os.makedirs(request.output_dir, exist_ok=True)
+    with _journal(request.output_dir, plan) as (done, note):
+        kept = _still_whole(request.output_dir, [shard for shard in planned if shard.file in done], done)
         left = [shard for shard in planned if shard.file not in kept]
         if done:
             say(f"{len(kept)} of {len(planned)} shards are there and whole")
         for split in loaded.by_name:
-            os.makedirs(os.path.join(asked.output_dir, split), exist_ok=True)
-        for file, found in _written(asked, loaded, left, min(processes, len(left)), say):
-            kept[file] = found
-            note(file, found)
-        _finish(asked, loaded, plan, [(shard, kept[shard.file]) for shard in planned])
+            os.makedirs(os.path.join(request.output_dir, split), exist_ok=True)
+        for file, figures in _written(request, loaded, left, min(processes, len(left)), say):
+            kept[file] = figures
+            note(file, figures)
+        _finish(request, loaded, plan, [(shard, kept[shard.file]) for shard in planned])
     parts = [_described(planned, name, len(split)) for name, split in loaded.by_name.items()]
-    return f"{asked.output_dir} has {' and '.join(parts)}"
+    return f"{request.output_dir} has {' and '.join(parts)}"
 
 
 def _described(planned: list[Shard], split: str, examples: int) -> str:
@@ -66,23 +66,23 @@ def _described(planned: list[Shard], split: str, examples: int) -> str:
     return f"{counted(examples, 'example')} in {counted(shards, 'shard')} of {split}"
 
 
-def _planned(asked: ShardRequest, loaded: Loaded) -> list[Shard]:
+def _planned(request: ShardRequest, loaded: Loaded) -> list[Shard]:
     """Lists all shards, those of evaluation of as many examples as those of training."""
-    found = []
+    shards_of_splits = []
     examples = {name: len(split) for name, split in loaded.by_name.items()}
     for name, count in examples.items():
-        shards = min(count, max(1, round(asked.shards * count / examples["train"])))
+        shards = min(count, max(1, round(request.shards * count / examples["train"])))
         for number in range(shards):
-            file = f"{name}/{name}-{number:05d}-of-{shards:05d}{shard_writing.FORMATS[asked.format]}"
-            found.append(Shard(name, file, count * number // shards, count * (number + 1) // shards))
-    return found
+            file = f"{name}/{name}-{number:05d}-of-{shards:05d}{shard_writing.FORMATS[request.format]}"
+            shards_of_splits.append(Shard(name, file, count * number // shards, count * (number + 1) // shards))
+    return shards_of_splits
 
 
-def _plan(asked: ShardRequest, loaded: Loaded) -> dict[str, Any]:
+def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
     """Returns all that decides what the shards hold, as JSON has it."""
     examples = {name: fingerprints.of(split, len(split)) for name, split in loaded.by_name.items()}
-    of_input = {"input": own_files.name_of(asked.input), "input_arg": {**asked.arguments}, "seed": asked.seed}
-    shards = {"shards": asked.shards, "format": asked.format, "examples": examples}
+    of_input = {"input": own_files.name_of(request.input), "input_arg": {**request.arguments}, "seed": request.seed}
+    shards = {"shards": request.shards, "format": request.format, "examples": examples}
     return json.loads(json.dumps({**of_input, **shards}, default=str))
 
 
@@ -103,7 +103,7 @@ def _journal(folder: str, plan: dict[str, Any]) -> Iterator[tuple[dict[str, Any]
             if not lock_descriptor(file.fileno(), blocking=False):
                 raise UsageError(f"--output_dir={folder} is written by another process; wait for it")
         file.seek(0)
-        lines = [found for line in file if line.endswith("\n") and (found := _parsed(line)) is not None]
+        lines = [entry for line in file if line.endswith("\n") and (entry := _parsed(line)) is not None]
         was = lines[0] if lines else (manifest or {}).get("prepared_from")
         if (lines or manifest is not None) and was != plan:
             if not lines:
@@ -126,7 +126,7 @@ def _journal(folder: str, plan: dict[str, Any]) -> Iterator[tuple[dict[str, Any]
             add(plan)
         else:
             file.write("\n")  # what was being written as the last call was killed ends here
-        yield done, lambda name, found: add({"file": name, **found})
+        yield done, lambda name, entry: add({"file": name, **entry})
 
 
 def _parsed(line: str) -> Any:
@@ -152,28 +152,28 @@ def _difference(was: Any, plan: Mapping[str, Any]) -> str:
 
 
 def _still_whole(folder: str, planned: list[Shard], done: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
+    whole = {}
     for shard in planned:
         noted = {name: done[shard.file][name] for name in ("examples", "bytes", "crc32c")}
         with contextlib.suppress(OSError):
             there = shard_writing.checked(os.path.join(folder, shard.file))
             if noted == {"examples": shard.stop - shard.first, **there}:
-                found[shard.file] = noted
-    return found
+                whole[shard.file] = noted
+    return whole
 
 
 def _written(
-    asked: ShardRequest, loaded: Loaded, left: list[Shard], processes: int, say: Callable[[str], None]
+    request: ShardRequest, loaded: Loaded, left: list[Shard], processes: int, say: Callable[[str], None]
 ) -> Iterator[tuple[str, dict[str, int]]]:
     """Yields (file, what there is to know of it) of each shard as it is done."""
     tell = _Telling(left, say)
     if processes > 1:
-        yield from shard_pool.written(asked, left, processes, tell)
+        yield from shard_pool.written(request, left, processes, tell)
         return
     for shard in left:
-        found = write(asked, loaded, shard, tell.add)
+        figures = write(request, loaded, shard, tell.add)
         tell.shards += 1
-        yield shard.file, found
+        yield shard.file, figures
 
 
 class _Telling:
@@ -203,14 +203,14 @@ class _Telling:
 
 
 def _finish(
-    asked: ShardRequest, loaded: Loaded, plan: dict[str, Any], shards: list[tuple[Shard, dict[str, int]]]
+    request: ShardRequest, loaded: Loaded, plan: dict[str, Any], shards: list[tuple[Shard, dict[str, int]]]
 ) -> None:
     """Writes features.json and removes the journal."""
-    found: dict[str, Any] = {}
+    splits: dict[str, Any] = {}
     for shard, counts in shards:
-        split = found.setdefault(shard.split, {"examples": 0, "shards": []})
+        split = splits.setdefault(shard.split, {"examples": 0, "shards": []})
         split["examples"] += counts["examples"]
         split["shards"].append({"file": shard.file, **counts})
-    content = {**loaded.features.as_json(), "format": asked.format, "splits": found, "prepared_from": plan}
-    files.write_json(os.path.join(asked.output_dir, features.NAME), content)
-    os.remove(os.path.join(asked.output_dir, _JOURNAL))
+    content = {**loaded.features.as_json(), "format": request.format, "splits": splits, "prepared_from": plan}
+    files.write_json(os.path.join(request.output_dir, features.NAME), content)
+    os.remove(os.path.join(request.output_dir, _JOURNAL))

@@ -108,7 +108,7 @@ def zeros(spec: Spec) -> np.ndarray:
 
 
 def labels_shown(split: Source | Stream) -> str:
-    """Describes a split's labels, by the first of them that is no whole number from 0 to below 2^31 if one is."""
+    """Describes a split's labels, by the first of them that is not a whole number from 0 to below 2^31 if one is."""
     spec = fields(split.element_spec).labels
     kind = f"its labels are {tf.as_dtype(spec.dtype).name}{list(spec.shape) or ''}" if isinstance(spec, Spec) else ""
     if not kind or not split.by_index or tf.as_dtype(spec.dtype) == tf.string:

@@ -233,7 +233,7 @@ class Training:
         """Returns the step up to which so many steps, or epochs, go: none past the run's end.
 
         Raises:
-          UsageError: they are no length, or the run has stopped.
+          UsageError: they are not a length, or the run has stopped.
         """
         step, last, order = self.session.state.step, self.session.train_steps, self.session.strategy.train_order
         if self.stop:
@@ -244,11 +244,11 @@ class Training:
             if last is None:
                 raise UsageError("train(): how long? give steps or epochs, or open the run with train_steps")
             return last
-        name, given = ("steps", steps) if epochs is None else ("epochs", epochs)
+        name, length = ("steps", steps) if epochs is None else ("epochs", epochs)
         kinds = numbers.Integral if epochs is None else numbers.Real
-        if not isinstance(given, kinds) or isinstance(given, bool) or not 0 < given < math.inf:
-            raise UsageError(f"train({name}={given!r}): give a number above 0, a whole one of steps")
-        taken = int(given) if epochs is None else math.ceil(Fraction(repr(epochs)) * order.steps_per_epoch)
+        if not isinstance(length, kinds) or isinstance(length, bool) or not 0 < length < math.inf:
+            raise UsageError(f"train({name}={length!r}): give a number above 0, a whole one of steps")
+        taken = int(length) if epochs is None else math.ceil(Fraction(repr(epochs)) * order.steps_per_epoch)
         until = step + taken if last is None else min(step + taken, last)
         period = self.session.strategy.sync_period_steps
         if until % period and until != last:
@@ -318,9 +318,9 @@ class Training:
             _warn_of_full_tables(tables)
         exit_code = EXIT_CODES.get(status.agreed_stop.reason, 0) if status.agreed_stop else 0
         if session.evaluates and not exit_code:
-            found = _evaluation_of(session.state.step, self._hooks)
-            if found or evaluates:
-                result["eval"] = found or evaluation.evaluate(session.strategy, session.state)
+            measured = _evaluation_of(session.state.step, self._hooks)
+            if measured or evaluates:
+                result["eval"] = measured or evaluation.evaluate(session.strategy, session.state)
                 session.say(f"evaluation at step {session.state.step}: {as_line(result['eval'])}")
         self._say_end(result, exit_code)
         return result, exit_code
@@ -376,12 +376,12 @@ def _restore_best(session: Session, best: Monitor) -> None:
 def _warn_of_full_tables(tables: Mapping[str, int]) -> None:
     """Warns of each table that had no row left for an id that was to be admitted."""
     for name in sorted({name.rpartition("/")[0] for name in tables}):
-        given, turned_away = (tables[f"{name}/{figure}"] for figure in ("rows_given", "turned_away"))
+        rows, turned_away = (tables[f"{name}/{figure}"] for figure in ("rows_given", "turned_away"))
         if turned_away:
             logging.warning(
                 "table %s: %s rows are given, and %s times an id found none free and shared row 0; "
                 "give the table more rows, or raise admit_after",
-                *(name, f"{given:,}", f"{turned_away:,}"),
+                *(name, f"{rows:,}", f"{turned_away:,}"),
             )
 
 
@@ -478,12 +478,12 @@ def _unreadable(session: Session, problem: str) -> str:
     weights = f"{best.directory} or other weights" if best.latest() else "other weights"
     return (
         f"no checkpoint in {directory} can be read ({problem}); restore it from a copy, or begin in another --run_dir, "
-        f"anew or, with --init_from, from {weights}"
+        f"from the start or, with --init_from, from {weights}"
     )
 
 
 def _check_beginning(session: Session) -> None:
-    """Raises `UsageError` where a run without a checkpoint shows that it had some; else it begins anew.
+    """Raises `UsageError` where a run without a checkpoint shows that it had some; else it begins again.
 
     A best checkpoint alone may have been left by a process that was killed before it saved any other checkpoint.
     """
@@ -500,15 +500,15 @@ def _check_beginning(session: Session) -> None:
         )
     if session.strategy.is_chief:
         logging.warning(
-            "%s has no checkpoint but best/%s: the run begins anew, and that one stays until there is a better one",
+            "%s has no checkpoint but best/%s: the run begins again, and that one stays until there is a better one",
             *(run_dir, best.name),
         )
 
 
 def eval_period(session: Session) -> int:
     """Returns how many steps lie between two evaluations, and between two rows of the history."""
-    asked = session.config.eval_every_steps
-    return session.epoch_period if asked is None else asked
+    period = session.config.eval_every_steps
+    return session.epoch_period if period is None else period
 
 
 def _evaluation_of(step: int, hooks: Sequence[Hook]) -> dict[str, float] | None:

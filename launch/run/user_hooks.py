@@ -19,13 +19,13 @@ def checked(hooks: Sequence) -> list:
       ValueError: a callback needs Keras's own loop.
     """
     if not isinstance(hooks, Sequence):
-        raise UsageError(f"hooks={hooks!r} is no list; put hooks into one, hooks=[...]")
+        raise UsageError(f"hooks={hooks!r} is not a list; put hooks into one, hooks=[...]")
     callbacks = [hook for hook in hooks if isinstance(hook, tf.keras.callbacks.Callback)]
     others = [hook for hook in hooks if hook not in callbacks]
     for hook in others:
         if not isinstance(hook, Hook):
             raise UsageError(
-                f"hook {hook!r} is no engine.hooks.Hook and no Keras callback; wrap a function by every_epoch or "
-                "every_steps"
+                f"hook {hook!r} is neither an engine.hooks.Hook nor a Keras callback; wrap a function by every_epoch "
+                "or every_steps"
             )
     return [*others, KerasCallbacks(callbacks)] if callbacks else others

@@ -47,8 +47,8 @@ def write(session: Session, run_dir: str) -> None:
     models = {name: _architecture(model) for name, model in models_of(session.trainer).items()}
     model = models.pop(_MODEL, None)
     features = _described(batches.features(session.example))
-    found = {"keras": model, **({"models": models} if models else {}), "features": features}
-    write_of_run(run_dir, FILE_NAME, {**found, **known.as_json(session.known)})
+    content = {"keras": model, **({"models": models} if models else {}), "features": features}
+    write_of_run(run_dir, FILE_NAME, {**content, **known.as_json(session.known)})
 
 
 def _architecture(model: tf.keras.Model) -> dict[str, Any] | None:
@@ -77,10 +77,10 @@ def named(trainer: Trainer, name: str) -> tf.keras.Model:
 
 def load(run_dir: str, which: str, trainer_class: type[Trainer] | None, name: str = _MODEL) -> tf.keras.Model:
     """Makes a Keras model of a run's checkpoint; see `crankshaft.load_model`."""
-    manifest, found = _find(run_dir, which), about(run_dir)
-    architecture = found.architectures.get(name)
+    manifest, saved = _find(run_dir, which), about(run_dir)
+    architecture = saved.architectures.get(name)
     if trainer_class is None and name != _MODEL and (architecture is None or _averages(manifest)):
-        why = "an average of its weights" if architecture else f"{', '.join(found.architectures) or 'no model'} alone"
+        why = "an average of its weights" if architecture else f"{', '.join(saved.architectures) or 'no model'} alone"
         raise UsageError(
             f"load_model(name={name!r}): {run_dir}/{FILE_NAME} has {why}; give load_model its trainer_class, which "
             "says what the model is"
@@ -89,8 +89,8 @@ def load(run_dir: str, which: str, trainer_class: type[Trainer] | None, name: st
         if trainer_class is None and architecture is not None:
             model = _of_architecture(architecture, manifest, name)
         else:
-            model = named(_trainer_of(trainer_class, manifest, found), name)
-    model.names = Names(found.known)
+            model = named(_trainer_of(trainer_class, manifest, saved), name)
+    model.names = Names(saved.known)
     return model
 
 
@@ -105,12 +105,12 @@ class About(NamedTuple):
 def about(run_dir: str) -> About:
     """Reads what a run has written of its model. Raises `UsageError`."""
     try:
-        found = read_json(os.path.join(run_dir, FILE_NAME))
-        models = {**found.get("models", {}), _MODEL: found["keras"]}
+        content = read_json(os.path.join(run_dir, FILE_NAME))
+        models = {**content.get("models", {}), _MODEL: content["keras"]}
         if wrong := [each for each in models.values() if not isinstance(each, (dict, type(None)))]:
-            raise ValueError(f"keras is {wrong[0]!r:.60}, which is no object")
+            raise ValueError(f"keras is {wrong[0]!r:.60}, which is not an object")
         models = {name: each for name, each in models.items() if each is not None}
-        return About(models, _zeros(found["features"]), known.of_json(found, FILE_NAME))
+        return About(models, _zeros(content["features"]), known.of_json(content, FILE_NAME))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{run_dir}/{FILE_NAME} does not say what the model is ({error}); train the run on") from None
 
@@ -201,16 +201,16 @@ def _copied(session: Session) -> Trainer:
 def _weights(trainer: Trainer) -> list:
     """Lists the layers' variables, and their averages."""
     held = Holdings(trainer)
-    found = [variable for _, layer in sorted(held.layers.items()) for variable in layer.variables]
+    all_variables = [variable for _, layer in sorted(held.layers.items()) for variable in layer.variables]
     averages: list[Any] = [optimizer.weight_average for _, optimizer in sorted(held.optimizers.items())]
-    return found + [shadow for average in averages if average is not None for shadow in average.shadows]
+    return all_variables + [shadow for average in averages if average is not None for shadow in average.shadows]
 
 
 def _copy(session: Session) -> Trainer:
     """Makes the session's trainer again, on this process's device."""
     if getattr(session.trainer, "model", None) is None:
-        found = type(session.trainer).__name__
-        raise UsageError(f"{found} has no model; name the Keras model to hand out self.model")
+        name = type(session.trainer).__name__
+        raise UsageError(f"{name} has no model; name the Keras model to hand out self.model")
     with isolation.Isolation():
         trainer = type(session.trainer)(**session.config.given_arguments("model_arg"))
         own = session.trainer.given
@@ -255,7 +255,7 @@ def _of_architecture(architecture: dict[str, Any], manifest: Manifest, name: str
     return model
 
 
-def _trainer_of(trainer_class: type[Trainer] | None, manifest: Manifest, found: About) -> Trainer:
+def _trainer_of(trainer_class: type[Trainer] | None, manifest: Manifest, saved: About) -> Trainer:
     where = f"{manifest.prefix}.manifest.json"
     flags, deciding = (configs.of_run(where, manifest.about)[part] for part in ("flags", "deciding"))
     if trainer_class is None:
@@ -269,7 +269,7 @@ def _trainer_of(trainer_class: type[Trainer] | None, manifest: Manifest, found: 
         trainer_class = entry.make
     trainer = trainer_class(**deciding["model_arg"])
     options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=flags.get("ema_decay") or 0.0)
-    prepare(trainer, options, Reduction(), (found.features, None), found.known.num_classes, found.known.vocabulary)
+    prepare(trainer, options, Reduction(), (saved.features, None), saved.known.num_classes, saved.known.vocabulary)
     _take(trainer, manifest.prefix)
     return trainer
 
@@ -281,20 +281,20 @@ def _find(run_dir: str, which: str) -> Manifest:
     folder = os.path.join(run_dir, "best" if which == "best" else "checkpoints")
     checkpoints = Checkpoints(folder, tf.train.Checkpoint(), keep=None, about={}, writes=False)
     if which in ("latest", "best"):
-        found = checkpoints.latest()
+        manifest = checkpoints.latest()
     else:
-        found = next(iter(checkpoints.all(lambda each: str(each.step) == which)), None)
-    if found is None:
+        manifest = next(iter(checkpoints.all(lambda each: str(each.step) == which)), None)
+    if manifest is None:
         steps, problem = ", ".join(str(each.step) for each in checkpoints.all()), checkpoints.problem()
         without = f"{problem}; mend it" if problem else "train first"
         cure = f"use latest, best, or a step of {steps}" if steps else without
         raise UsageError(f"{run_dir} has no whole checkpoint {which}; {cure}")
-    if problem := found.problem():
+    if problem := manifest.problem():
         raise CheckpointError(problem)
-    where = f"{found.prefix}.manifest.json"
-    if changed := differences(configs.of_run(where, found.about)["deciding"], run["deciding"]):
+    where = f"{manifest.prefix}.manifest.json"
+    if changed := differences(configs.of_run(where, manifest.about)["deciding"], run["deciding"]):
         logging.warning("%s is of another configuration than the run (%s)", where, "; ".join(changed))
-    return found
+    return manifest
 
 
 def _described(features) -> Any:

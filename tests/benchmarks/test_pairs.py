@@ -109,7 +109,7 @@ def test_of_other_work_no_difference_shows_but_what_differs_does(race):
     ("baseline", "says"),
     [
         ("none", "a measurement failed: exit code 1: no such commit; fetch it"),
-        ("old", "what the baseline wrote to --result_json is no such result: its schema is None"),
+        ("old", "what the baseline wrote to --result_json is not such a result: its schema is None"),
     ],
 )
 def test_a_command_that_fails_or_is_no_benchmark_ends_it_in_one_line(race, baseline, says):

@@ -65,7 +65,7 @@ class InFiles(crankshaft.Source):
                 opened.seek((example - self._starts[file]) * self._record)
                 found.append(opened.read(self._record))
             if _label(found[-1]) == BAD:
-                raise BadRecordError(example, f"{self._paths[file].name} has a bad record {example}; write it anew")
+                raise BadRecordError(example, f"{self._paths[file].name} has a bad record {example}; write it again")
         return np.frombuffer(b"".join(found), np.uint8).reshape(len(found), -1)
 
     @property
@@ -85,7 +85,7 @@ class InFiles(crankshaft.Source):
     def verify(self, indices, stored):
         for example, record in zip(indices.tolist(), stored, strict=True):
             if _label(record.tobytes()) == UNDECODABLE:
-                raise BadRecordError(example, f"record {example} does not decode; write it anew")
+                raise BadRecordError(example, f"record {example} does not decode; write it again")
 
     def files(self):
         return [*map(str, self._paths)]

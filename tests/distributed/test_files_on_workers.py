@@ -72,10 +72,10 @@ def test_the_number_of_files_and_servers_changes_no_bit(start, tmp_path, chunked
         ),
         pytest.param(
             "undecodable",
-            r"worker \d \(127\.0\.0\.1:\d+\): record 432 does not decode; write it anew$",
+            r"worker \d \(127\.0\.0\.1:\d+\): record 432 does not decode; write it again$",
             marks=pytest.mark.slow,
         ),
-        ("bad", r"worker \d \(127\.0\.0\.1:\d+\): part-1 has a bad record 432; write it anew$"),
+        ("bad", r"worker \d \(127\.0\.0\.1:\d+\): part-1 has a bad record 432; write it again$"),
     ],
 )
 def test_files_that_a_worker_cannot_train_on_are_one_line_that_names_it(start, tmp_path, wrong, says):
@@ -108,7 +108,7 @@ def test_bad_records_are_left_out_up_to_their_number_and_what_reading_took_is_to
     assert seen.sum() == 2 * 1000
     assert job.result["bad_records"] == {"train": 1}
     assert (
-        "part-1 has a bad record 432; write it anew; left out, as 1 of the 1 that --max_bad_records allows"
+        "part-1 has a bad record 432; write it again; left out, as 1 of the 1 that --max_bad_records allows"
         in job.output
     )
     # Nearly all of the time, as steps are far faster than reads.

@@ -48,7 +48,7 @@ def first(count, model, row, distribution=None, **arguments):
 
 
 def without_cache(model, row, count):
-    """The likeliest tokens, each told by reading anew all that is within the context then."""
+    """The likeliest tokens, each told by reading again all that is within the context then."""
     row, begin = list(row), max(0, len(row) - CONTEXT)
     for _ in range(count):
         if len(row) - begin > CONTEXT:

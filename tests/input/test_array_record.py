@@ -98,13 +98,13 @@ def test_record_that_holds_something_else_is_named(tmp_path):
 def test_truncated_file_is_refused(shards, size):
     path = shards / "a.array_record-00002-of-00003"
     os.truncate(path, size)
-    with pytest.raises(InputError, match=r"00002-of-00003 .*(no whole|can't be read)"):
+    with pytest.raises(InputError, match=r"00002-of-00003 .*(not a whole|can't be read)"):
         opened(shards)
 
 
 def test_file_without_records_is_refused(shards):
     write(shards / "a.array_record-00001-of-00003", [])
-    with pytest.raises(InputError, match=r"00001-of-00003 is (empty|no whole)"):
+    with pytest.raises(InputError, match=r"00001-of-00003 is (empty|not a whole)"):
         opened(shards)
 
 

@@ -63,5 +63,5 @@ def test_a_damaged_first_shard_is_one_line(tmp_path, damage):
     pack(tmp_path)
     path = tmp_path / "a.tfrecord.gz"
     path.write_bytes(path.read_bytes()[:-30] if damage == "cut" else path.read_bytes())
-    with pytest.raises(InputError, match="is no whole gzip file" if damage == "cut" else "has no record"):
+    with pytest.raises(InputError, match="is not a whole gzip file" if damage == "cut" else "has no record"):
         tfrecord.load(str(tmp_path), 0)

@@ -162,7 +162,7 @@ def test_files_without_lines_enough_are_refused(load, content, message):
         ({"examples": -1}, "examples=-1 is too small"),
         ({"examples": 1}, "examples=1 holds 1 usable records"),
         ({"hash_buckets": 1}, "hash_buckets=1 is too small; use at least 2"),
-        ({"eval_share": 1.5}, "eval_share=1.5 is no share"),
+        ({"eval_share": 1.5}, "eval_share=1.5 is not a share"),
         ({"max_bad_records": -1}, "max_bad_records=-1 is too small"),
     ],
 )

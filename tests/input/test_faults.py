@@ -50,8 +50,8 @@ CHANGES = {
     "grows": (lambda path: os.truncate(path, 2000), "has 2,000 bytes, and had 1,024 as the run began; let files be"),
     "is overwritten": (overwrite_in_place, "was written to or replaced since the run began; let files be"),
     "is replaced": (become_other_file, "was written to or replaced since the run began; let files be"),
-    "becomes a FIFO": (become_fifo, "is no regular file"),
-    "becomes a folder": (become_folder, "is no regular file"),
+    "becomes a FIFO": (become_fifo, "is not a regular file"),
+    "becomes a folder": (become_folder, "is not a regular file"),
 }
 
 
@@ -108,7 +108,7 @@ def test_a_file_that_may_not_be_read_is_one_line(path):
 @pytest.mark.parametrize("become", [become_fifo, become_folder])
 def test_what_is_no_file_is_refused_without_being_opened(path, become):
     become(path)
-    with pytest.raises(InputError, match="shard is no regular file; give files"):
+    with pytest.raises(InputError, match="shard is not a regular file; give files"):
         storage.Files([str(path)])
 
 
@@ -121,7 +121,7 @@ def test_files_beyond_those_kept_open_are_read_and_watched_too(tmp_path, monkeyp
     for _ in range(3):
         assert [files.pread(number, 0, 1) for number in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
     become_folder(paths[0])
-    with pytest.raises(SourceError, match=r"0 is no regular file"):
+    with pytest.raises(SourceError, match=r"0 is not a regular file"):
         files.pread(0, 0, 1)
 
 

@@ -231,7 +231,7 @@ def test_a_folder_without_classes_is_one_line(tmp_path, make, said):
         (b"", "names no file"),
         (b"a.jpg,1\nb.jpg\n", "line 2: expected path,label, found 'b.jpg'"),
         (b"a.jpg,\n", "line 1: expected path,label"),
-        (b"\xff\xfe\x00", "is no text in UTF-8"),
+        (b"\xff\xfe\x00", "is not text in UTF-8"),
         (b"absent.jpg,1\n", r"absent\.jpg can't be read \(No such file"),
     ],
 )
@@ -247,8 +247,8 @@ def test_a_list_with_a_mistake_is_one_line(tmp_path, lines, said):
         ({"size": 0}, "size=0 is too small"),
         ({"max_pixels": 0}, "max_pixels=0 is too small"),
         ({"channels": 2}, "channels=2 is not possible"),
-        ({"crop": 1.5}, "crop=1.5 is no share"),
-        ({"min_area": 0.0}, "min_area=0 is no share"),
+        ({"crop": 1.5}, "crop=1.5 is not a share"),
+        ({"min_area": 0.0}, "min_area=0 is not a share"),
         ({"pixels": "float64"}, "pixels=float64 is unknown"),
     ],
 )

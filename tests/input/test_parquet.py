@@ -247,7 +247,7 @@ TEXTS = ["b", None, "a", ""]
         pa.array([x and x.encode() for x in TEXTS], pa.binary_view()),
         pa.array(TEXTS).dictionary_encode(),
         pa.array(TEXTS, pa.large_string()).dictionary_encode(),
-        # What a dictionary has besides is no word of the table.
+        # What a dictionary has besides is not a word of the table.
         pa.DictionaryArray.from_arrays(pa.array([2, None, 0, 3]), pa.array(["a", "unused", "b", ""])),
     ],
     ids=lambda column: str(column.type),
@@ -358,14 +358,14 @@ def test_files_of_other_columns_are_one_line(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"text, not Parquet" * 100])
 def test_what_is_no_parquet_file_is_one_line(tmp_path, content):
     (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(InputError, match=r"a.parquet is no whole Parquet file \(.*\); restore or remove it$"):
+    with pytest.raises(InputError, match=r"a.parquet is not a whole Parquet file \(.*\); restore or remove it$"):
         parquet.load(str(tmp_path), 0)
 
 
 def test_a_truncated_file_is_one_line(tmp_path):
     path = os.path.join(written(tmp_path, table(100)), "part-0.parquet")
     os.truncate(path, 1000)
-    with pytest.raises(InputError, match=r"part-0.parquet is no whole Parquet file"):
+    with pytest.raises(InputError, match=r"part-0.parquet is not a whole Parquet file"):
         parquet.load(str(tmp_path), 0)
 
 

@@ -193,9 +193,9 @@ def test_files_without_usable_ratings_are_refused(refusal, content, message):
     ("arguments", "message"),
     [
         ({"split": "user"}, "split=user is unknown; use time or random"),
-        ({"eval_share": 0.0}, "eval_share=0 is no share"),
-        ({"eval_share": 1.0}, "eval_share=1 is no share"),
-        ({"eval_share": float("nan")}, "eval_share=nan is no share"),
+        ({"eval_share": 0.0}, "eval_share=0 is not a share"),
+        ({"eval_share": 1.0}, "eval_share=1 is not a share"),
+        ({"eval_share": float("nan")}, "eval_share=nan is not a share"),
         ({"max_bad_records": -1}, "max_bad_records=-1 is too small"),
     ],
 )

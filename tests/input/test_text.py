@@ -198,10 +198,10 @@ def test_mistakes_with_a_vocabulary_are_one_line(tmp_path):
     folder = written(tmp_path, b"one \xff")
     with pytest.raises(InputError, match=r"0.txt: expected text in UTF-8, found 0xff at byte 4; convert the file"):
         text.load(folder, 0, tokenizer=path)
-    with pytest.raises(InputError, match=r"separator=<s> is no token of .*words.json"):
+    with pytest.raises(InputError, match=r"separator=<s> is not a token of .*words.json"):
         text.load(folder, 0, tokenizer=path, separator="<s>")
     (tmp_path / "words.json").write_text("{}")
-    with pytest.raises(InputError, match=r"words.json is no vocabulary \(.*\); give a JSON that Tokenizer.save"):
+    with pytest.raises(InputError, match=r"words.json is not a vocabulary \(.*\); give a JSON that Tokenizer.save"):
         text.load(folder, 0, tokenizer=path)
 
 

@@ -138,7 +138,8 @@ def swap(path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"), [(spoil_magic, "no whole index"), (cut, "no whole index"), (swap, "index of another file")]
+    ("damage", "said"),
+    [(spoil_magic, "not a whole index"), (cut, "not a whole index"), (swap, "index of another file")],
 )
 def test_index_that_is_not_of_the_file_is_made_anew_with_a_word(shards, caplog, damage, said):
     folder, pixels, _ = shards
@@ -193,7 +194,7 @@ def test_each_of_a_hundred_flipped_bits_is_found(shards):
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << (bit % 8)
         path.write_bytes(flipped)
-        with pytest.raises(ValueError, match=r"checksum|truncated|no TFRecord") as caught:
+        with pytest.raises(ValueError, match=r"checksum|truncated|not a TFRecord") as caught:
             read_all(opened(folder))
         assert isinstance(caught.value, (SourceError, InputError))
         assert str(path) in str(caught.value)
@@ -244,13 +245,13 @@ def test_record_that_holds_something_else_is_named(tmp_path, wrong, classes):
 
 def test_what_is_no_example_is_named(tmp_path):
     write(tmp_path / "a.tfrecord", [*records_of(*images(3)), b"not an example"])
-    with pytest.raises(InputError, match=r"no serialized tf\.train\.Example"):
+    with pytest.raises(InputError, match=r"not a serialized tf\.train\.Example"):
         opened(tmp_path)
 
 
 def test_labels_that_are_too_large_for_their_dtype_are_named(tmp_path):
     write(tmp_path / "a.tfrecord", [example(image=bytes(20), label=label) for label in (1, 300)])
-    with pytest.raises(BadRecordError, match=r"record 1 .* has label = 300, which is no uint8"):
+    with pytest.raises(BadRecordError, match=r"record 1 .* has label = 300, which is not of type uint8"):
         read_all(opened(tmp_path, features=("image:uint8:4x5", "label:uint8")))
 
 
@@ -264,13 +265,13 @@ def test_empty_shard_is_refused(shards):
 def test_fifo_is_not_waited_for(shards):
     folder, _, _ = shards
     os.mkfifo(folder / "some.tfrecord-00003-of-00003")
-    with pytest.raises(InputError, match="00003-of-00003 is no regular file"):
+    with pytest.raises(InputError, match="00003-of-00003 is not a regular file"):
         opened(folder)
 
 
 def test_what_is_no_shard_is_refused(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(b"some text, no shard at all")
-    with pytest.raises(InputError, match=r"a\.tfrecord is no TFRecord file"):
+    with pytest.raises(InputError, match=r"a\.tfrecord is not a TFRecord file"):
         opened(tmp_path)
 
 
@@ -294,7 +295,7 @@ def test_features_are_what_a_json_beside_the_shards_says(shards):
 
 
 BAD_JSON = {
-    "no JSON": ("{", "is no JSON"),
+    "no JSON": ("{", "is not JSON"),
     "no features": ("{}", "has no mapping `features`"),
     "dtype": ('{"features": {"image": {"dtype": "uint9"}}}', "image is of dtype 'uint9'"),
     "shape": ('{"features": {"image": {"dtype": "uint8", "shape": 3}}}', "image has shape 3"),

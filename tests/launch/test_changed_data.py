@@ -1,4 +1,4 @@
-"""A run that is called again with other data: refused, warned of, or evaluated anew, and never taken for the same."""
+"""A run that is called again with other data: refused, warned of, or evaluated again, and never taken for the same."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_complete_runs_evaluation_is_made_anew_of_other_data(inside, data, tmp
         (other / name).write_bytes(idx_bytes(array))
     again = inside(*run, f"--data_dir={other}").ok()
     (warned,) = warnings(again)
-    assert "the evaluation data is not that of ckpt-4 (examples: 100 -> 70): it is evaluated anew" in warned
+    assert "the evaluation data is not that of ckpt-4 (examples: 100 -> 70): it is evaluated again" in warned
     assert shown(again) != shown(done)
     assert shown(again) == shown(inside("--mode=eval", f"--run_dir={tmp_path}/run", f"--data_dir={other}").ok())
     # The checkpoint is still of the data that it was evaluated on.

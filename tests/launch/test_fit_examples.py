@@ -1,4 +1,4 @@
-"""Ten kinds of example that Keras's pages have, written anew on made data: `fit` of each is one changed line."""
+"""Ten kinds of example that Keras's pages have, written on made data: `fit` of each is one changed line."""
 
 from __future__ import annotations
 

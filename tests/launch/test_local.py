@@ -275,7 +275,7 @@ MISTAKES = [
     (["--evaluator=maybe", "--", "--model=mlp"], "--evaluator=maybe can't be used: it takes true or false; "),
     (["--wrkers=2", "--", "--model=mlp"], "--wrkers is unknown; did you mean workers?"),
     (["--model=mlp"], "--model is a flag of the tasks; write it after --, see --help"),
-    (["two", "--", "--model=mlp"], "'two' is no flag; "),
+    (["two", "--", "--model=mlp"], "'two' is not a flag; "),
     (["--", "missing.py"], "the script missing.py does not exist; "),
     (["--", "train"], "'train' is neither a flag of crankshaft train nor a script; "),
     (["--", "--strategy=mirrored"], "--strategy=mirrored is not for workers; "),

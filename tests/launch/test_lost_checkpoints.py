@@ -53,10 +53,10 @@ def test_a_run_killed_between_its_first_best_checkpoint_and_its_first_other_goes
     best = steps(tmp_path, "best")[-1]
     assert not (tmp_path / "checkpoints").exists()
     outcome = inside(*run, "--train_steps=6").ok()
-    assert f"{tmp_path} has no checkpoint but best/ckpt-{best}: the run begins anew" in outcome.err
+    assert f"{tmp_path} has no checkpoint but best/ckpt-{best}: the run begins again" in outcome.err
     assert steps(tmp_path) == [6]
     assert max(steps(tmp_path, "best")) >= min(best, 6)
-    assert "begins anew" not in inside(*run, "--train_steps=8").ok().err
+    assert "begins again" not in inside(*run, "--train_steps=8").ok().err
 
 
 @pytest.mark.parametrize("folder", ["checkpoints", "best"])

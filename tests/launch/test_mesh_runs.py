@@ -77,7 +77,7 @@ def test_a_mesh_that_does_not_fit_is_answered_with_those_that_do(inside, text, m
         ),
         (
             ("--model=transformer_lm", "--input=digits"),
-            "features are no rows of tokens, whole numbers [batch, context]",
+            "features are not rows of tokens, whole numbers [batch, context]",
         ),
         (
             (*FLAGS[:3], "--model_arg=hidden=15", *PAIR),

@@ -29,7 +29,7 @@ MISTAKES = {
     "a part of a flag's name": (["--batch_size=3"], ["did you mean global_batch_size or eval_batch_size"]),
     "a keyword of Keras's": (["--class_weight=3"], ["--class_weight is unknown; see --help"]),
     "a flag like no other": (["--qqq=1"], ["--qqq is unknown", "--help"]),
-    "a word that is no flag": ([*RUN, "twice"], ["'twice' is no flag", "--NAME=VALUE"]),
+    "a word that is not a flag": ([*RUN, "twice"], ["'twice' is not a flag", "--NAME=VALUE"]),
     "no model": (
         ["--input=digits"],
         ["--model is not given", "cnn, dlrm, logistic, mlp, resnet, transformer_lm, wide_deep"],
@@ -64,7 +64,7 @@ MISTAKES = {
         ["--stderrthreshold=loud"],
         ["--stderrthreshold must be one of", "not 'loud'; see --help"],
     ),
-    "a mesh that is none": ([*RUN, *MIRRORED, "--mesh=model:2,model:2"], ["it is no mesh", "data:2,model:2"]),
+    "a mesh that is none": ([*RUN, *MIRRORED, "--mesh=model:2,model:2"], ["it is not a mesh", "data:2,model:2"]),
     "a mesh of one device": ([*RUN, "--mesh=model:2"], ["--mesh=model:2 has no use", "--strategy=mirrored"]),
     "a model in parts whose gradients are compressed": (
         [*RUN, *MIRRORED, "--mesh=model:2", "--powersgd_rank=2"],
@@ -96,9 +96,9 @@ MISTAKES = {
     ),
     "a batch that does not divide": ([*RUN, *MIRRORED, "--global_batch_size=100"], ["=100 does", "8 ", "96 or 104"]),
     "a batch smaller than the replicas": ([*RUN, *MIRRORED, "--global_batch_size=3"], ["=3 does not", "use 8"]),
-    "GPUs that are no numbers": (
+    "GPUs that are not numbers": (
         [*RUN, "--gpus=0,a"],
-        ["--gpus=0,a ", "no list of GPUs' numbers", "e.g. 0,1, or none"],
+        ["--gpus=0,a ", "not a list of GPUs' numbers", "e.g. 0,1, or none"],
     ),
     "replicas without mirrored": ([*RUN, "--num_virtual_devices=2"], ["=2 has no use", "--strategy=mirrored"]),
     "xla over replicas": ([*RUN, *MIRRORED, "--jit=on"], ["--jit=on needs one replica", "8", "--jit=auto or off"]),
@@ -110,7 +110,7 @@ MISTAKES = {
     ),
     "evaluation between syncs": (
         [*RUN, *MIRRORED, "--sync_every_steps=16", "--eval_every_steps=100"],
-        ["--eval_every_steps=100 is no multiple of --sync_every_steps=16", "use 96 or 112"],
+        ["--eval_every_steps=100 is not a multiple of --sync_every_steps=16", "use 96 or 112"],
     ),
     "an average of weights that drift": (
         [*RUN, *MIRRORED, "--sync_every_steps=16", "--ema_decay=0.9"],
@@ -138,7 +138,7 @@ MISTAKES = {
     ),
     "no regular expression": (
         [*RUN, "--weight_decay_exclude=("],
-        ["--weight_decay_exclude=( can't be used: it is no regular expression", "bias|gamma"],
+        ["--weight_decay_exclude=( can't be used: it is not a regular expression", "bias|gamma"],
     ),
     "a folder for a result": ([*RUN, "--result_json=."], ["--result_json=. is a folder", "a file"]),
     "micro-batches of nothing": ([*RUN, "--accumulate_steps=65"], ["--accumulate_steps=65", "64", "fewer"]),
@@ -167,7 +167,7 @@ MISTAKES = {
     "a bucket for a folder": (
         [*RUN, "--init_from=gs://bucket/run"],
         [
-            "--init_from=gs://bucket/run can't be used: it is no path of a mounted file system",
+            "--init_from=gs://bucket/run can't be used: it is not a path of a mounted file system",
             "mount the bucket or give",
         ],
     ),
@@ -186,13 +186,13 @@ OF_WHAT_IS_NAMED = {
         [*RUN, "--model_arg=hiden_units=3"],
         ["hiden_units: mlp", "did you mean hidden_units"],
     ),
-    "a model argument of another type": ([*RUN, "--model_arg=dropout=much"], ["dropout=much is no number", "like"]),
+    "a model argument of another type": ([*RUN, "--model_arg=dropout=much"], ["dropout=much is not a number", "like"]),
     "all of it dropped out": ([*RUN, "--model_arg=dropout=1"], ["dropout=1.0 is not a number from 0 to below 1"]),
     "more units than anything has": (
         [*RUN, "--model_arg=hidden_units=99999999999"],
         ["hidden_units=99999999999 is not an integer from 1 to 2147483647; give mlp one that is"],
     ),
-    "no units": ([*RUN, "--model_arg=hidden_units="], ["hidden_units= is no such list; give a value like", "128"]),
+    "no units": ([*RUN, "--model_arg=hidden_units="], ["hidden_units= is not such a list; give a value like", "128"]),
     "an unknown optimizer argument": ([*RUN, "--optimizer_arg=beta1=0.5"], ["beta1: adam", "did you mean beta_1"]),
     "an unknown schedule argument": (
         [*RUN, "--learning_rate_schedule=cosine", "--learning_rate_schedule_arg=alhpa=1"],
@@ -225,7 +225,7 @@ def test_a_mistake_in_an_argument_of_what_is_named_is_one_line(mistake):
 def test_such_a_mistake_ends_the_program_before_anything_is_made(crank):
     outcome = crank(*RUN, "--model_arg=dropout=much")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "dropout=much is no number" in outcome.error
+    assert "dropout=much is not a number" in outcome.error
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_tables_where_they_cannot_be_trained(given, line):
 def test_a_flagfile_that_is_no_text(crank, tmp_path):
     (tmp_path / "flags").write_bytes(b"\xff\xfe")
     outcome = crank(f"--flagfile={tmp_path}/flags", tensorflow=False)
-    assert f"--flagfile={tmp_path}/flags is no text in UTF-8 (invalid start byte)" in outcome.mistake
+    assert f"--flagfile={tmp_path}/flags is not text in UTF-8 (invalid start byte)" in outcome.mistake
 
 
 def test_what_nobody_thought_of_is_one_line_too(inside, monkeypatch):

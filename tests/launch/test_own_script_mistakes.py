@@ -255,7 +255,8 @@ def test_a_run_whose_checkpoints_are_all_broken_does_not_begin_anew(inside, tmp_
     outcome = inside(*run, trainer=Line, data=data)
     assert f"no checkpoint in {tmp_path}/checkpoints can be read ({written.name}: expected" in outcome.mistake
     assert (
-        f"begin in another --run_dir, anew or, with --init_from, from {tmp_path}/best or other weights" in outcome.error
+        f"begin in another --run_dir, from the start or, with --init_from, from {tmp_path}/best or other weights"
+        in outcome.error
     )
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == found
     outcome = inside("--mode=eval", f"--run_dir={tmp_path}", trainer=Line, data=data)

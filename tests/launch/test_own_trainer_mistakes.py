@@ -38,8 +38,8 @@ def test_a_loss_that_is_no_pair_is_told_what_to_return(inside):
 
     outcome = inside(*RUN, trainer=Scalar, data=data)
     assert (
-        "Scalar.loss: a SymbolicTensor is no pair (total, count); return crankshaft.mean(values); a Keras loss gives "
-        "values with reduction=None, a Keras metric a pair by crankshaft.KerasMetric" in outcome.mistake
+        "Scalar.loss: a SymbolicTensor is not a pair (total, count); return crankshaft.mean(values); a Keras loss "
+        "gives values with reduction=None, a Keras metric a pair by crankshaft.KerasMetric" in outcome.mistake
     )
 
 
@@ -50,7 +50,7 @@ def test_losses_of_several_outputs_are_to_be_added_up_before(inside, give):
             return give(mean(tf.square(outputs[:, 0] - batch[1])))
 
     outcome = inside(*RUN, trainer=Several, data=data)
-    assert "is no pair (total, count); add up what belongs to an example, and return one pair: crankshaft.mean(" in (
+    assert "is not a pair (total, count); add up what belongs to an example, and return one pair: crankshaft.mean(" in (
         outcome.mistake
     )
 
@@ -104,14 +104,14 @@ def test_several_features_of_a_sequential_are_named(inside, several):
     ("metrics", "says"),
     [
         (None, "Wrong.metrics returned a NoneType; return a dictionary of pairs"),
-        ({"error": tf.reduce_mean}, "Wrong.metrics['error']: a SymbolicTensor is no pair (total, count)"),
+        ({"error": tf.reduce_mean}, "Wrong.metrics['error']: a SymbolicTensor is not a pair (total, count)"),
         ({"error": lambda x: (x, tf.ones_like(x))}, "Wrong.metrics['error']: its total is not a scalar, but of shape"),
         ({"loss": mean}, "Wrong.metrics: 'loss' can't be the name of a metric"),
         ({"skipped": mean}, "Wrong.metrics: 'skipped' can't be the name of a metric"),
         ({"auc:error": mean}, "Wrong.metrics: 'auc:error' can't be the name of a metric"),
         (
             {"p": lambda _: metric()},
-            "a Keras metric is no pair; keep self.precision = crankshaft.KerasMetric(metric)",
+            "a Keras metric is not a pair; keep self.precision = crankshaft.KerasMetric(metric)",
         ),
         ({1: mean}, "Wrong.metrics: 1 can't be the name of a metric"),
     ],

@@ -185,9 +185,9 @@ MISTAKES = {
     "format": (["--input=digits", "--output_dir=x", "--format=csv"], "--format=csv is unknown"),
     "bucket": (
         ["--input=digits", "--output_dir=gs://x/y"],
-        "--output_dir=gs://x/y can't be used: it is no path of a mounted",
+        "--output_dir=gs://x/y can't be used: it is not a path of a mounted",
     ),
-    "word": (["--input=digits", "--output_dir=x", "y"], "'y' is no flag"),
+    "word": (["--input=digits", "--output_dir=x", "y"], "'y' is not a flag"),
 }
 
 
@@ -204,7 +204,7 @@ REFUSED = {
         "tf.data.Dataset.range(3).map(lambda x: (x, x))",
         "is a tf.data.Dataset",
     ),
-    "draws": ("Drawn()", "draws its examples anew each epoch"),
+    "draws": ("Drawn()", "draws its examples again each epoch"),
     "bad record": ("Bad()", "record 3 is bad"),
 }
 

@@ -161,7 +161,7 @@ def _fifo(path):
             lambda path: os.truncate(path, 64),
             "has 64 bytes, and had 256 as the run began; let files be as they are",
         ),
-        ((), _fifo, "is no regular file; give files, not folders, FIFOs or devices (it was there as the run began)"),
+        ((), _fifo, "is not a regular file; give files, not folders, FIFOs or devices (it was there as the run began)"),
     ],
 )
 def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(inside, tmp_path, flags, change, said):

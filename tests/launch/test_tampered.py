@@ -86,14 +86,14 @@ def test_each_changed_value_of_a_configuration_is_one_line_or_harmless(run_dir):
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b"", "is no JSON"),
-        (b"\xff\xfe", "is no JSON"),
-        (b"[" * 100_000, "is no JSON (its brackets are nested too deep)"),
-        (b'{"flags": {}, "deciding"', "is no JSON"),
-        (b"3", "holds 3, which is no object"),
-        (b'{"flags": []}', "has flags=[], which is no object"),
+        (b"", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[" * 100_000, "is not JSON (its brackets are nested too deep)"),
+        (b'{"flags": {}, "deciding"', "is not JSON"),
+        (b"3", "holds 3, which is not an object"),
+        (b'{"flags": []}', "has flags=[], which is not an object"),
         (b'{"flags": {}}', "has no deciding"),
-        (b'{"flags": {}, "deciding": {"model_arg": [3]}}', "has model_arg=[3], which is no object"),
+        (b'{"flags": {}, "deciding": {"model_arg": [3]}}', "has model_arg=[3], which is not an object"),
     ],
 )
 def test_what_is_no_configuration_is_told_without_advice_that_loses_the_run(run_dir, content, found):
@@ -110,7 +110,7 @@ def test_what_is_no_regular_file_is_not_waited_for(run_dir, make):
     (run_dir / config.FILE_NAME).unlink()
     make(run_dir / config.FILE_NAME)
     make(run_dir / "result.json")
-    assert f"{run_dir}/{config.FILE_NAME} can't be read (it is no regular file)" in problem(
+    assert f"{run_dir}/{config.FILE_NAME} can't be read (it is not a regular file)" in problem(
         *RUN, f"--run_dir={run_dir}"
     )
     assert results.step_of(run_dir / "result.json") == 0
@@ -121,7 +121,7 @@ def test_what_is_no_regular_file_is_not_waited_for(run_dir, make):
 def test_what_stands_where_a_run_writes_its_files_is_named_before_it_trains(run_dir, name, make):
     make(run_dir / name)
     line = problem(*RUN, f"--run_dir={run_dir}")
-    assert line.startswith(f"--run_dir: {run_dir}/{name} is no regular file, and the run is to write one")
+    assert line.startswith(f"--run_dir: {run_dir}/{name} is not a regular file, and the run is to write one")
     assert problem("--mode=eval", f"--run_dir={run_dir}") is None
 
 
@@ -129,7 +129,7 @@ def test_what_stands_where_a_run_writes_its_files_is_named_before_it_trains(run_
 def test_a_model_that_is_no_configuration_is_told_in_one_line(tmp_path, value):
     described = {"keras": value, "features": {"shape": [1], "dtype": "float32"}, "num_classes": 2, "vocabulary": None}
     (tmp_path / "model.json").write_text(json.dumps(described))
-    with pytest.raises(UsageError, match=r"model.json does not say .* \(keras is .*, which is no object\)"):
+    with pytest.raises(UsageError, match=r"model.json does not say .* \(keras is .*, which is not an object\)"):
         weights.about(str(tmp_path))
 
 
@@ -179,7 +179,7 @@ def test_a_lock_that_is_another_files_name_too_leaves_its_content(tmp_path):
 
 def test_a_lock_that_is_a_pipe_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / ".lock")
-    refusal = pytest.raises(UsageError, match=r"\.lock can't be locked \(it is no regular file\)")
+    refusal = pytest.raises(UsageError, match=r"\.lock can't be locked \(it is not a regular file\)")
     with refusal, process.lock(str(tmp_path)):
         pass
 

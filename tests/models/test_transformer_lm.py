@@ -64,7 +64,7 @@ def test_labels_of_less_than_0_count_for_nothing():
     assert float(found.total) == pytest.approx(float(expected.total), rel=1e-6)
     metrics = trainer.metrics(outputs, (tokens, labels))
     assert metrics["perplexity"].value() == pytest.approx(math.exp(expected.total / expected.count))
-    assert "bits_per_byte" not in metrics  # 50 tokens are no bytes
+    assert "bits_per_byte" not in metrics  # 50 tokens are not bytes
 
 
 def test_dropout_is_of_training_alone():
@@ -80,7 +80,7 @@ def test_dropout_is_of_training_alone():
         ({"layers": 0}, "layers=0 is none"),
         ({"kv_heads": -2}, "kv_heads=-2 is none"),
         ({"hidden": -4}, "hidden=-4 is none"),
-        ({"dropout": 1.0}, "dropout=1.0 is no share"),
+        ({"dropout": 1.0}, "dropout=1.0 is not a share"),
         ({"context": 8}, "context=8 is less than the data's 16 tokens"),
         ({"vocabulary": 49}, "vocabulary=49 is less than the data's 50 tokens"),
         ({"heads": 5}, "heads=5 does not divide the width, 32"),

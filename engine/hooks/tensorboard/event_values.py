@@ -57,17 +57,17 @@ def histogram(values: tf.Tensor) -> Histogram:
     low, high = tf.where(high >= low, low, 0.0), tf.where(high >= low, high, 0.0)
     # Equal entries all go into one bucket of a range about them, as in TensorBoard's own histograms.
     low, high = tf.where(high > low, low, low - 0.5), tf.where(high > low, high, high + 0.5)
-    # Halves first: the range of float32's largest numbers is no float32.
+    # Halves first: the range of float32's largest numbers is not a float32.
     share = (values * 0.5 - low * 0.5) / (high * 0.5 - low * 0.5)
     bucket = tf.cast(tf.clip_by_value(tf.where(finite, share, 0.0), 0.0, 1.0) * _BUCKETS, tf.int32)
     bucket = tf.minimum(bucket, _BUCKETS - 1)
     return Histogram(tf.math.unsorted_segment_sum(tf.cast(finite, tf.int32), bucket, _BUCKETS), low, high)
 
 
-def histograms(found: dict[str, Histogram]) -> list[tf.compat.v1.Summary.Value]:
+def histograms(named: dict[str, Histogram]) -> list[tf.compat.v1.Summary.Value]:
     """Makes one value for each name: [30, 3] float64 of left edge, right edge, count."""
     made = []
-    for tag, (counts, low, high) in found.items():
+    for tag, (counts, low, high) in named.items():
         edges = np.linspace(float(low), float(high), _BUCKETS + 1)
         table = np.stack([edges[:-1], edges[1:], np.asarray(counts, np.float64)], axis=1)
         made.append(Summary.Value(tag=tag, metadata=_HISTOGRAMS, tensor=tf.make_tensor_proto(table)))

@@ -94,8 +94,8 @@ class TensorBoard(Windowed):
             self._workers.add(status.workers)
         super().__call__(status)
         if status.evaluation is not None:
-            found = dict(status.evaluation)
-            self._files.put("eval", status.step, lambda: event_values.scalars(found))
+            evaluation = dict(status.evaluation)
+            self._files.put("eval", status.step, lambda: event_values.scalars(evaluation))
         if self.histogram_every_steps and status.step % self.histogram_every_steps == 0:
             self._put_histograms(status)
 
@@ -126,17 +126,17 @@ class TensorBoard(Windowed):
                 lambda: {path_of(v): event_values.histogram(tf.convert_to_tensor(v)) for v in variables},
                 autograph=False,
             )
-        found = {"weights": self._weights()}
+        by_kind = {"weights": self._weights()}
         if self.probe is not None:
-            found["gradients"] = self.probe.gradients(status.step)
+            by_kind["gradients"] = self.probe.gradients(status.step)
         # Of what is cut over a mesh this is the first replica's part, and its name says so.
         cut = {path_of(variable) for variable in Holdings(trainer).all_weights if cut_of(variable)}
-        found = {
+        by_kind = {
             f"{kind}/{path}{'/first_part' if path in cut else ''}": made
-            for kind, histograms in found.items()
+            for kind, histograms in by_kind.items()
             for path, made in histograms.items()
         }
-        self._files.put("train", status.step, lambda: event_values.histograms(found))
+        self._files.put("train", status.step, lambda: event_values.histograms(by_kind))
 
     def _put_graph(self, trainer) -> None:
         """Writes the graph of the forward pass, of the first model of several; none if it can't be traced."""
@@ -164,7 +164,7 @@ class TensorBoard(Windowed):
 
 
 class _Figures:
-    """Figures of the run that are no metrics: learning rates and the loss scale."""
+    """Figures of the run that are not metrics: learning rates and the loss scale."""
 
     def build(self, trainer) -> None:
         """Finds the optimizers and the loss scale."""
@@ -176,22 +176,22 @@ class _Figures:
         """Returns `learning_rate` of the last update or the next; by optimizer, where there are several."""
         rates = {name: optimizer.current_learning_rate() for name, optimizer in self._optimizers.items()}
         if len(rates) == 1:
-            found = {"learning_rate": next(iter(rates.values()))}
+            figures = {"learning_rate": next(iter(rates.values()))}
         else:
-            found = {f"learning_rate/{name}": rate for name, rate in rates.items()}
+            figures = {f"learning_rate/{name}": rate for name, rate in rates.items()}
         if self._loss_scale is not None:
-            found["loss_scale"] = tf.convert_to_tensor(self._loss_scale)
-        return found
+            figures["loss_scale"] = tf.convert_to_tensor(self._loss_scale)
+        return figures
 
 
 def _training_scalars(window: Window, figures_of_run: dict, workers: WorkerWindow) -> list:
-    found = {
+    scalars = {
         f"workers/{worker}/{name}": value
         for worker, figures in enumerate(workers.take())
         for name, value in figures.items()
     }
-    found |= window.means() | figures_of_run
-    return event_values.scalars({name: float(value) for name, value in found.items()})
+    scalars |= window.means() | figures_of_run
+    return event_values.scalars({name: float(value) for name, value in scalars.items()})
 
 
 def _spec(example) -> tf.TensorSpec:

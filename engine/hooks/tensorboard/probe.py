@@ -43,9 +43,9 @@ class Probe:
             return {}
         operands, offset, _ = self._feed.look(step)
         with _without_admission(self._holdings.tables.values()):
-            found = self._gradients(operands, tf.constant(offset, tf.int64), tf.constant(step, tf.int64))
+            gradients = self._gradients(operands, tf.constant(offset, tf.int64), tf.constant(step, tf.int64))
         paths = [path_of(v) for v in self._trainer.trainable_variables]
-        return {path: found[path] for path in paths if path in found}
+        return {path: gradients[path] for path in paths if path in gradients}
 
     @property
     def example_features(self):
@@ -73,8 +73,8 @@ class Probe:
 
     def _replicated_gradients(self, operands, offset, step):
         batch = self._feed.next_operands(operands, offset)
-        found = self._distribution.run(lambda *b: self._replica_gradients(self._feed.batch(*b), step), args=batch)
-        return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], found)
+        histograms = self._distribution.run(lambda *b: self._replica_gradients(self._feed.batch(*b), step), args=batch)
+        return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], histograms)
 
     def _replica_gradients(self, batch, step):
         """Computes one replica's gradients; restores what a forward pass in training changes (statistics, seeds)."""

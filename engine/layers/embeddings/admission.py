@@ -97,14 +97,14 @@ class Admission(tf.Module):
           sightings: [n] int64, how often each was seen now; 0 leaves its count.
         """
         with self._beside_shard():
-            found = self._find(ids)
-            new = (found < 0) & (sightings > 0)
+            rows = self._find(ids)
+            new = (rows < 0) & (sightings > 0)
 
             def give() -> tf.Tensor:
                 self._in_turn(lambda: self._give(tf.boolean_mask(ids, new), tf.boolean_mask(sightings, new)))
                 return self._find(ids)
 
-            return tf.cond(tf.reduce_any(new), give, lambda: found)
+            return tf.cond(tf.reduce_any(new), give, lambda: rows)
 
     def read_tally(self) -> Tally:
         """Returns the counts, for people."""

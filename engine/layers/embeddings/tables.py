@@ -103,11 +103,11 @@ class Embedding(tf.Module):
     def _check(self) -> None:
         for name, value in {"rows": self.rows, "width": self.width, "num_shards": self.num_shards or 1}.items():
             if value is None or value < 1:
-                raise ValueError(f"embedding {self.name}: {name}={value} is no size; use 1 or more")
+                raise ValueError(f"embedding {self.name}: {name}={value} is not a size; use 1 or more")
         if self.combiner not in COMBINERS:
             raise ValueError(f"embedding {self.name}: combiner={self.combiner} is unknown; use sum, mean or sqrtn")
         if self.unknown not in UNKNOWN:
-            raise ValueError(f"embedding {self.name}: unknown={self.unknown} is no way; use row_0 or error")
+            raise ValueError(f"embedding {self.name}: unknown={self.unknown} is not a way; use row_0 or error")
         if self.padding_id is not None and self.combiner is None:
             raise ValueError(f"embedding {self.name}: padding_id={self.padding_id} needs a combiner; use e.g. sum")
         try:
@@ -127,9 +127,9 @@ class Embedding(tf.Module):
                 f"{admission.MAX_ADMIT_AFTER}"
             )
         others = {"hash_ids": self.hash_ids, "unknown": self.unknown != "row_0"}
-        if given := [name for name, is_given in others.items() if is_given]:
+        if unfit := [name for name, is_given in others.items() if is_given]:
             raise ValueError(
-                f"embedding {self.name}: {given[0]} does not go with admit_after={self.admit_after}, by which training "
+                f"embedding {self.name}: {unfit[0]} does not go with admit_after={self.admit_after}, by which training "
                 "gives out the rows; leave one of them out"
             )
 
@@ -215,8 +215,8 @@ class Embedding(tf.Module):
                 "call it with training=training, as forward has it"
             )
         leaves = [self._flat(each, own, training and self.admits) for each, own in _pairs(ids, weights)]
-        found = self._read(tf.concat([leaf.rows for leaf in leaves], 0))
-        parts = tf.split(found, [tf.size(leaf.rows) for leaf in leaves]) if len(leaves) > 1 else [found]
+        rows = self._read(tf.concat([leaf.rows for leaf in leaves], 0))
+        parts = tf.split(rows, [tf.size(leaf.rows) for leaf in leaves]) if len(leaves) > 1 else [rows]
         combined = [_combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]
         return tf.nest.pack_sequence_as(ids, combined)
 
@@ -264,8 +264,8 @@ class Embedding(tf.Module):
         number = len(self.shards)
 
         def ask(shard: int, keys: tf.Tensor, *sightings: tf.Tensor) -> tf.Tensor:
-            asked = self.admissions[shard]
-            rows = asked.admit(keys, *sightings) if sightings else asked.look_up(keys)
+            admitted = self.admissions[shard]
+            rows = admitted.admit(keys, *sightings) if sightings else admitted.look_up(keys)
             return tf.where(rows < 0, tf.zeros_like(rows), rows * number + shard)
 
         # Hashed once more, so that hashes are uniform again within a shard.
@@ -289,8 +289,8 @@ class Embedding(tf.Module):
         number, dtype = len(self.shards), self.reduce_dtype if step_context().is_training else tf.float32
 
         def ask(shard: int, rows: tf.Tensor) -> tf.Tensor:
-            found = self.shards[shard]
-            return fetch(found.sparse_read(note(rows)), found.device, dtype)
+            shard_rows = self.shards[shard]
+            return fetch(shard_rows.sparse_read(note(rows)), shard_rows.device, dtype)
 
         return tf.ensure_shape(self._on_shards(rows % number, ask, rows // number), [None, self.width])
 
@@ -325,8 +325,8 @@ def shards_in(keys: Iterable[str]) -> int:
 
     As `num_servers`, it divides all tables as they were: a restored run must not go by the number of servers now.
     """
-    found = (re.search(r"/shards/(\d+)/\.ATTRIBUTES/", key) for key in keys)
-    return max((1 + int(match[1]) for match in found if match), default=0)
+    matches = (re.search(r"/shards/(\d+)/\.ATTRIBUTES/", key) for key in keys)
+    return max((1 + int(match[1]) for match in matches if match), default=0)
 
 
 @tf.custom_gradient
@@ -357,7 +357,7 @@ def _pairs(ids, weights) -> list[tuple]:
     return list(zip(leaves, tf.nest.flatten(weights), strict=True))
 
 
-def _combine(found: tf.Tensor, leaf: _Leaf, combiner: str | None):
+def _combine(rows: tf.Tensor, leaf: _Leaf, combiner: str | None):
     """Combines rows [n, width], one an id in the order of the ids, into the lookup's result for this feature.
 
     `combiner` makes one row of an example's: the sum of w_i e_i, or that divided by the sum of w_i ("mean") or by the
@@ -365,13 +365,13 @@ def _combine(found: tf.Tensor, leaf: _Leaf, combiner: str | None):
     """
     ids, w = leaf.ids, leaf.weights
     if combiner is None:
-        return ids.with_flat_values(found) if _is_ragged(ids) else _shaped(found, ids)
+        return ids.with_flat_values(rows) if _is_ragged(ids) else _shaped(rows, ids)
     if w is None and not _is_ragged(ids) and ids.shape.rank == 1:
-        return found
-    summed = _total(found if w is None else found * w, ids)
+        return rows
+    summed = _total(rows if w is None else rows * w, ids)
     if combiner == "sum":
         return summed
-    w = tf.ones_like(found[:, :1]) if w is None else w
+    w = tf.ones_like(rows[:, :1]) if w is None else w
     divisor = _total(w, ids) if combiner == "mean" else tf.sqrt(_total(tf.square(w), ids))
     return tf.math.divide_no_nan(summed, divisor)
 
@@ -393,6 +393,6 @@ def _is_ragged(x) -> bool:
     return isinstance(x, tf.RaggedTensor)
 
 
-def _shaped(found: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    shaped = tf.reshape(found, tf.concat([tf.shape(ids), [found.shape[-1]]], 0))
-    return tf.ensure_shape(shaped, [*ids.shape, found.shape[-1]])
+def _shaped(rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    shaped = tf.reshape(rows, tf.concat([tf.shape(ids), [rows.shape[-1]]], 0))
+    return tf.ensure_shape(shaped, [*ids.shape, rows.shape[-1]])

@@ -226,9 +226,9 @@ def _ask(name: str, workers: int, seconds: float) -> list[list | Exception | Non
                 answers[worker] = error
 
     # Daemons: the process must not wait for a thread that waits for a stopped worker.
-    asked = [threading.Thread(target=ask, args=(worker,), daemon=True) for worker in range(workers)]
-    for thread in asked:
+    asking = [threading.Thread(target=ask, args=(worker,), daemon=True) for worker in range(workers)]
+    for thread in asking:
         thread.start()
-    for thread in asked:
+    for thread in asking:
         thread.join(max(0.0, end - time.monotonic()) if seconds else None)
     return answers

@@ -165,10 +165,10 @@ class ParameterServer(Measured):
             raise
         except Exception as error:
             # That a checkpoint can't be written has it for its cause: servers write files of their own.
-            for found in filter(None, (error, error.__cause__)):
-                if line := self.cluster.explain_lost_server(found):
+            for cause in filter(None, (error, error.__cause__)):
+                if line := self.cluster.explain_lost_server(cause):
                     raise LostPeerError(line) from error
-                if raised := sources.failure(found):
+                if raised := sources.failure(cause):
                     raise raised from error
             raise
 
@@ -400,11 +400,11 @@ class ParameterServer(Measured):
     def _describe_lease(self, lease: Lease, step: int) -> str:
         """Describes a lease for a message, and, if it contains `step`, the step at which it stands."""
         order = self.train_feed.order
-        found = f"steps {lease.first} to {lease.stop - 1}"
+        where = f"steps {lease.first} to {lease.stop - 1}"
         if lease.first <= step < lease.stop:
             epoch, batch = divmod(step, order.steps_per_epoch)
-            found += f", at step {step} (batch {batch} of epoch {epoch}) or the next"
-        return found
+            where += f", at step {step} (batch {batch} of epoch {epoch}) or the next"
+        return where
 
 
 def _summed(names: list[str], done: list[Done]) -> LoopSums:

@@ -27,10 +27,10 @@ def interval(calls: Mapping[str, Sequence], lost_share: float = 0.0) -> list[flo
       lost_share: 0 to 1, the share of the machine that others used: without them the rate would be up to
         1 / (1 - lost_share) times as high, and so is the interval's upper end.
     """
-    found = resampled_rates(calls, seed=0)
-    if found is None:
+    rates = resampled_rates(calls, seed=0)
+    if rates is None:
         return None
-    low, high = _middle(found)
+    low, high = _middle(rates)
     return [low, high / (1 - lost_share)]
 
 
@@ -69,13 +69,13 @@ def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, lis
     """
     logs = [math.log(_rate(ours["calls"]) / _rate(theirs["calls"])) for ours, theirs in pairs]
     ratio = math.exp(np.mean(logs))
-    found = []
+    ratios = []
     for index, (ours, theirs) in enumerate(pairs):
         both = [resampled_rates(each["calls"], 2 * index + i) for i, each in enumerate((ours, theirs))]
         if both[0] is None or both[1] is None:
             return ratio, None
-        found.append(np.log(both[0]) - np.log(both[1]))
-    low, high = _middle(np.exp(np.mean(found, axis=0)))
+        ratios.append(np.log(both[0]) - np.log(both[1]))
+    low, high = _middle(np.exp(np.mean(ratios, axis=0)))
     if len(logs) > 1:
         error = student(len(logs) - 1) * np.std(logs, ddof=1) / math.sqrt(len(logs))
         low, high = min(low, ratio * math.exp(-error)), max(high, ratio * math.exp(error))

@@ -84,28 +84,28 @@ def between(start: Reading, first_round: Reading, end: Reading, quota_cores: flo
 
 def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
     """Returns one line for each thing that makes the figures uncertain, and what the interval does about it."""
-    found = []
+    notes = []
     rates, count = intervals.parts(calls), len(calls["seconds"])
     if count < intervals.FEW_CALLS:
         about = "there is no interval" if count < 2 else "the interval is as wide as Student's t says"
-        found.append(f"few calls: {count} were timed, under {intervals.FEW_CALLS}; {about}; time for longer")
+        notes.append(f"few calls: {count} were timed, under {intervals.FEW_CALLS}; {about}; time for longer")
     if count > 1 and intervals.has_drifted(rates, sum(calls["examples"]) / sum(calls["seconds"])):
         among = "rounds" if len(set(calls["round"])) > 1 else "halves"
         ends = f"{_figure(min(rates))} to {_figure(max(rates))} examples/s"
-        found.append(f"drift: {among} ran at {ends}; the interval holds them all")
+        notes.append(f"drift: {among} ran at {ends}; the interval holds them all")
     if noise.other_cores is None:
-        found.append("other load is not known: the system does not count CPU time; the interval leaves it out")
+        notes.append("other load is not known: the system does not count CPU time; the interval leaves it out")
     elif max(noise.other_cores_before, noise.other_cores) > NOTICED * noise.cpus:
-        found.append(
+        notes.append(
             f"other load: {noise.other_cores_before:.2f} of {noise.cpus} cores during the warm-up, "
             f"{noise.other_cores:.2f} during the rounds; the interval's upper end allows for it"
         )
     if noise.throttled_share > NOTICED:
-        found.append(
+        notes.append(
             f"throttled: a CPU quota stopped threads for {noise.throttled_share:.0%} of the time that they would have "
             "run; the interval's upper end allows for it"
         )
-    return found
+    return notes
 
 
 def _figure(rate: float) -> str:

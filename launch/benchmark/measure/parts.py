@@ -90,10 +90,10 @@ def update(strategy, state: TrainState, feed, jit: bool) -> Part:
     variables, optimizers = dense_variables(trainer), Holdings(trainer).optimizers
 
     def apply(gradients, *_):
-        given = dict(zip(map(id, variables), gradients, strict=True))
+        gradient_of = dict(zip(map(id, variables), gradients, strict=True))
         for optimizer in optimizers.values():
-            own = [variable for variable in optimizer.updated_variables if id(variable) in given]
-            optimizer.apply([given[id(variable)] for variable in own], own)
+            own = [variable for variable in optimizer.updated_variables if id(variable) in gradient_of]
+            optimizer.apply([gradient_of[id(variable)] for variable in own], own)
         return used([], jit)
 
     return made(strategy, state, gradients_feed(strategy, variables, feed.order.batch_size), apply, jit)
@@ -199,12 +199,12 @@ def timed(
       same in each turn.
     """
     length = Length(seconds=seconds / _TURNS)
-    found: dict[Any, list] = {name: [] for name in parts}
+    turns_of: dict[Any, list] = {name: [] for name in parts}
     for _ in range(_TURNS):
         for name, part in parts.items():
             part.bind(strategy, state)
-            found[name] += rounds.run(strategy, state, length, {}, clock)["rounds"]
-    return {name: summary(turns) for name, turns in found.items()}
+            turns_of[name] += rounds.run(strategy, state, length, {}, clock)["rounds"]
+    return {name: summary(turns) for name, turns in turns_of.items()}
 
 
 def summary(turns: Sequence[Mapping]) -> dict:
@@ -274,10 +274,10 @@ def checkpoint(strategy, state: TrainState, part: Part, folder: str, clock=time.
     bare = timed(strategy, state, {"bare": part}, 0.3, clock)["bare"]
     samples = []
     for _ in range(_CHECKPOINTS):
-        written = _seconds(clock, lambda: checkpoints.save(state.step, state.host_state(), wait=True, force=True))
+        save_seconds = _seconds(clock, lambda: checkpoints.save(state.step, state.host_state(), wait=True, force=True))
         manifest = checkpoints.latest() if strategy.is_chief else None
         restored = _seconds(clock, lambda: manifest and checkpoints.restore(manifest))  # noqa: B023
-        seconds = min(_WRITES * written, _MOST_SECONDS)
+        seconds = min(_WRITES * save_seconds, _MOST_SECONDS)
         steps = strategy.exchange(max(1, round(1e3 * seconds / bare["ms_per_step"])))[0]
         before = _steps_seconds(strategy, state, steps, clock)
         blocked = _seconds(clock, lambda: checkpoints.save(state.step, state.host_state(), force=True))
@@ -287,9 +287,9 @@ def checkpoint(strategy, state: TrainState, part: Part, folder: str, clock=time.
         samples.append(
             {
                 "mb": size,
-                "write_ms": 1e3 * written,
+                "write_ms": 1e3 * save_seconds,
                 "restore_ms": 1e3 * restored,
-                "write_mb_per_sec": size / written,
+                "write_mb_per_sec": size / save_seconds,
                 "restore_mb_per_sec": size / restored,
                 "blocked_ms": 1e3 * blocked,
                 "stall_ms": 1e3 * (blocked + beside - before),

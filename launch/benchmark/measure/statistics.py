@@ -89,10 +89,10 @@ def columns(rounds: Sequence[Sequence[Call]]) -> dict[str, list | None]:
     A column of which not every value is known is None.
     """
     calls = [call for round in rounds for call in round]
-    found = {name: list(column) for name, column in zip(Call._fields, zip(*calls, strict=True), strict=True)}
-    if None in found["reduce_seconds"]:
-        found["reduce_seconds"] = None
-    return {**found, "round": [number for number, round in enumerate(rounds) for _ in round]}
+    figures = {name: list(column) for name, column in zip(Call._fields, zip(*calls, strict=True), strict=True)}
+    if None in figures["reduce_seconds"]:
+        figures["reduce_seconds"] = None
+    return {**figures, "round": [number for number, round in enumerate(rounds) for _ in round]}
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:

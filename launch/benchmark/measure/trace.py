@@ -54,12 +54,12 @@ def profile(strategy, state: TrainState, folder: str, steps: int = STEPS) -> dic
     before = set(_files(folder))
     if tasks := strategy.computing_tasks:
         _trace_tasks(strategy, state, folder, steps)
-        written = set(_files(folder)) - before
-        space = _read(written)
+        files = set(_files(folder)) - before
+        space = _read(files)
         traced_steps = _steps_in(space)
-        if len(written) < len(tasks) or not traced_steps:
+        if len(files) < len(tasks) or not traced_steps:
             raise NoTraceError(
-                f"{len(written)} of {len(tasks)} tasks left a trace in {folder}, of {traced_steps} steps; use a "
+                f"{len(files)} of {len(tasks)} tasks left a trace in {folder}, of {traced_steps} steps; use a "
                 "--run_dir that all of them share"
             )
         return _described(folder, space, traced_steps)
@@ -79,8 +79,8 @@ def profile(strategy, state: TrainState, folder: str, steps: int = STEPS) -> dic
 
 
 def _described(folder: str, space: xplane_pb2.XSpace, steps: int) -> dict:
-    found = ops(space, steps)
-    return {"trace": folder, "steps": steps, "ops_ms_per_step": sum(op["ms_per_step"] for op in found), "ops": found}
+    listed = ops(space, steps)
+    return {"trace": folder, "steps": steps, "ops_ms_per_step": sum(op["ms_per_step"] for op in listed), "ops": listed}
 
 
 def _trace_tasks(strategy, state: TrainState, folder: str, steps: int) -> None:
@@ -112,8 +112,8 @@ def _trace_tasks(strategy, state: TrainState, folder: str, steps: int) -> None:
 def _steps_in(space: xplane_pb2.XSpace) -> int:
     """Returns how many steps of parameter servers a trace holds: as often as they were counted in it."""
     events = ((plane, event) for plane in space.planes for line in plane.lines for event in line.events)
-    found = Counter(op for plane, event in events if (op := _op(plane, event, of_device=False)))
-    return max((times for (name, _), times in found.items() if name.startswith(f"{COUNT_SCOPE}/")), default=0)
+    by_op = Counter(op for plane, event in events if (op := _op(plane, event, of_device=False)))
+    return max((times for (name, _), times in by_op.items() if name.startswith(f"{COUNT_SCOPE}/")), default=0)
 
 
 def _read(paths) -> xplane_pb2.XSpace:
@@ -160,19 +160,19 @@ def _own_times(plane, line, of_device: bool) -> Iterator[tuple[str, str, int]]:
 
 
 def _op(plane, event, of_device: bool) -> tuple[str, str] | None:
-    """Returns an event's op, (name, type); None for an event that is no op."""
+    """Returns an event's op, (name, type); None for an event that is not an op."""
     event_name = plane.event_metadata[event.metadata_id].name
     stats = {plane.stat_metadata[each.metadata_id].name: each for each in event.stats}
-    if "tf_op" in stats and (found := _EXECUTED.fullmatch(_text(plane, stats["tf_op"]))):
-        return _CALLED.sub("", found["name"]), found["type"]
+    if "tf_op" in stats and (match := _EXECUTED.fullmatch(_text(plane, stats["tf_op"]))):
+        return _CALLED.sub("", match["name"]), match["type"]
     if "hlo_op" in stats:
         name = _text(plane, stats["hlo_op"])
         base = re.sub(r"(_\d+)?(\.\d+)?$", "", name)
         return name, "fusion" if base.endswith("fusion") else base
     if of_device:
         return event_name, "kernel"
-    found = _EXECUTED.fullmatch(event_name)
-    return (_CALLED.sub("", found["name"]), found["type"]) if found else None
+    match = _EXECUTED.fullmatch(event_name)
+    return (_CALLED.sub("", match["name"]), match["type"]) if match else None
 
 
 def _text(plane, stat) -> str:

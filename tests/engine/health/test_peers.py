@@ -85,7 +85,7 @@ def inject(peer, *datagrams):
         ("\u6570" * 1000, "\u6570" * 133),
         ("\U0001f525" * 1000, "\U0001f525" * 100),
         ("\x1b[31m\x9b\x07 \u202e", "\\x1b[31m\\x9b\\x07 \\u202e"),
-        ("no such file: \udce4.txt", "no such file: .txt"),  # a name that is no UTF-8, as Python has it
+        ("no such file: \udce4.txt", "no such file: .txt"),  # a name that is not UTF-8, as Python has it
     ],
     ids=["short", "empty", "long", "two bytes", "odd", "three bytes", "four bytes", "escaped", "no text"],
 )
@@ -145,7 +145,7 @@ def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(w
         assert listener.heard[0].farewell == "an error of before"
         teller.close()
         said = sent_by(teller, wire)
-        again = Peers(0, NAMES, listener.addresses, secret)  # the worker, started anew
+        again = Peers(0, NAMES, listener.addresses, secret)  # the worker, restarted
         again.open()
         greet(again, listener)
         assert listener.heard[0].farewell is None

@@ -355,7 +355,9 @@ def test_early_stopping_counts_what_a_resumed_run_had_counted(mlp, tmp_path):
 
 @pytest.mark.parametrize("period", [-2, 2.5, None, "epoch"])
 def test_a_period_that_is_no_number_of_steps_is_refused(period):
-    with pytest.raises(ValueError, match="is never called; use 1 or more" if period == -2 else "is no number of steps"):
+    with pytest.raises(
+        ValueError, match="is never called; use 1 or more" if period == -2 else "is not a number of steps"
+    ):
         every_steps(period, print)
 
 

@@ -104,9 +104,9 @@ def test_many_writers_of_one_file_leave_one_whole(tmp_path):
 @pytest.mark.parametrize("how", [os.O_RDONLY, os.O_RDWR | os.O_CREAT, os.O_WRONLY | os.O_APPEND | os.O_CREAT])
 def test_a_pipe_and_a_folder_are_no_regular_files(tmp_path, how):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="it is no regular file"):
+    with pytest.raises(OSError, match="it is not a regular file"):
         files.open_regular(tmp_path / "pipe", how)
-    with pytest.raises(OSError, match=r"it is no regular file|Is a directory"):
+    with pytest.raises(OSError, match=r"it is not a regular file|Is a directory"):
         files.open_regular(tmp_path, how)
 
 

@@ -167,7 +167,7 @@ def test_a_metric_that_its_batches_do_not_fit_is_named():
 
 
 def test_what_is_no_metric_or_made_in_a_step_is_refused():
-    with pytest.raises(TypeError, match=r"is no tf.keras.metrics.Metric"):
+    with pytest.raises(TypeError, match=r"is not a tf.keras.metrics.Metric"):
         KerasMetric(tf.keras.losses.MeanSquaredError())
     metric = tf.keras.metrics.AUC()
     with pytest.raises(ValueError, match="made within a step"):

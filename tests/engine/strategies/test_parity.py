@@ -129,7 +129,7 @@ def test_where_calls_are_cut_changes_no_bit(bench, replicas, jit, options):
 def test_calls_cut_at_random_change_no_bit_of_batch_normalisation_on_replicas(bench):
     """25 runs of 25 steps, over an epoch's smaller last batch: all replicas' variables, slots and moving statistics.
 
-    Where a call ends, and whether somebody looks at that step, are drawn anew for each. Every fifth run is traced anew.
+    Where a call ends, and whether somebody looks at that step, are drawn for each. Every fifth run is traced again.
     """
     made = bench(Cnn(batch_norm=True), images(), 16, 2, num_classes=4)
     put_back, draws, first = made.state.copied(), np.random.default_rng(0), None

@@ -127,7 +127,7 @@ def test_what_it_does_not_have_is_one_line(asked, says):
 def test_a_name_that_is_taken_and_a_maker_of_something_else_are_refused():
     with pytest.raises(ValueError, match="the strategy mirrored comes with Crankshaft; register yours by another name"):
         register("mirrored", StepByStep)
-    with pytest.raises(ValueError, match="'two words' is no name of a strategy"):
+    with pytest.raises(ValueError, match="'two words' is not a name of a strategy"):
         register("two words", StepByStep)
     register("step_by_step", lambda options: "none")
     with pytest.raises(TypeError, match="registered as the strategy step_by_step makes a str; make a Strategy"):

@@ -108,7 +108,7 @@ def test_what_is_missing_or_wrong_is_listed(measured):
     for columns, line in (
         ({"steps": "2"}, "calls has no columns steps, examples, seconds and round of one length"),
         ({"seconds": [0.1]}, "calls has no columns steps, examples, seconds and round of one length"),
-        ({"seconds": [*ones[1:], 0.0]}, "calls holds what is no number above 0"),
+        ({"seconds": [*ones[1:], 0.0]}, "calls holds what is not a number above 0"),
     ):
         assert results.problems({**result, "calls": {**calls, **columns}}) == [line]
 
@@ -117,8 +117,8 @@ def test_what_is_missing_or_wrong_is_listed(measured):
     ("content", "line"),
     [
         (None, "can't be read (No such file or directory)"),
-        ("{", "is no JSON"),
-        ("[]", "is no result of this benchmark: its schema is None"),
+        ("{", "is not JSON"),
+        ("[]", "is not a result of this benchmark: its schema is None"),
         ('{"schema": "crankshaft.benchmark/0"}', "its schema is crankshaft.benchmark/0, and this is"),
         ('{"schema": "crankshaft.benchmark/1"}', "date is missing and 32 more"),
     ],

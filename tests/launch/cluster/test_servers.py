@@ -131,7 +131,10 @@ def test_workers_that_are_in_step_are_never_restarted_alone():
 
 # What is given, and what the line has to say.
 MISTAKES = {
-    "a place that is not there": (["--variable_placement=table=ps:1"], ["table=ps:1 is no REGEX=ps:N", "0 to 0"]),
+    "a place that is not there": (
+        ["--variable_placement=table=ps:1"],
+        ["table=ps:1 is not of the form REGEX=ps:N", "0 to 0"],
+    ),
     "too few bits": (["--reduce_dtype=float16"], ["--reduce_dtype=float16", "use bfloat16"]),
     "replicas that meet": (["--sync_every_steps=4"], ["--sync_every_steps=4 has no use", "parameter_server", "leave"]),
     "sums of matrices": (["--powersgd_rank=2"], ["--powersgd_rank=2 has no use", "parameter_server", "leave"]),

@@ -38,13 +38,13 @@ MISTAKES = {
     "a cluster that is a list": (config(TWO), ["cluster=", "not an object of task types"]),
     "an empty cluster": (config({}), ["cluster is empty"]),
     "a job without tasks": (config({"worker": []}), ["cluster is empty"]),
-    "a job that is no list": (config({"worker": "a:1"}), ["worker='a:1'", "not a list"]),
+    "a job that is not a list": (config({"worker": "a:1"}), ["worker='a:1'", "not a list"]),
     "parameter servers": (config({"worker": TWO, "ps": ["c:3"]}), ["'ps'", "use that, or leave ps out"]),
     "an evaluator": (config({"worker": TWO, "evaluator": ["c:3"]}), ["'evaluator'", "--mode=eval"]),
     "an unknown job": (config({"wroker": TWO}), ["'wroker'", "use chief, worker"]),
     "two chiefs": (config({"chief": TWO}, {"type": "chief", "index": 0}), ["2 chiefs", "list one"]),
     "no task": ({"TF_CONFIG": json.dumps({"cluster": {"worker": TWO}})}, ["has no task", "which of"]),
-    "a task that is no object": (config({"worker": TWO}, 1), ["task='1'", "not an object"]),
+    "a task that is not an object": (config({"worker": TWO}, 1), ["task='1'", "not an object"]),
     "an unknown task type": (config({"worker": TWO}, {"type": "x", "index": 0}), ["type='x'", "chief or worker"]),
     "no task type": (config({"worker": TWO}, {"index": 0}), ["type='null'", "chief or worker"]),
     "a task of a list": (config({"worker": TWO}, {"type": ["worker"], "index": 0}), ["type=", "chief or worker"]),
@@ -318,7 +318,7 @@ with without_start_up_noise(quiet=True):
 def test_peer_that_dies_before_tensorflow_meets_it_ends_the_process_in_a_line():
     ports = free_ports(2)
     jobs = {"worker": [f"localhost:{port}" for port in ports]}
-    with meeting.Meeting(on_this_host(ports, 1)):  # comes, and is no TensorFlow
+    with meeting.Meeting(on_this_host(ports, 1)):  # comes, and is not TensorFlow
         done = subprocess.run(
             [sys.executable, "-c", STRATEGY],
             cwd=ROOT,

@@ -58,8 +58,8 @@ def test_a_run_is_made_again_from_the_config_that_it_left(inside, tmp_path):
     [
         ("learning_rat: 1\n", "run.yaml: --learning_rat is unknown; did you mean"),
         ("train_steps: many\n", "run.yaml: --train_steps=many can't be used: it takes an integer"),
-        ("- a\n- b\n", "run.yaml is no mapping of flags; write lines such as learning_rate: 0.01"),
-        ("", "run.yaml is no mapping of flags"),
+        ("- a\n- b\n", "run.yaml is not a mapping of flags; write lines such as learning_rate: 0.01"),
+        ("", "run.yaml is not a mapping of flags"),
         ("a: [1\n", "run.yaml is not readable as such (while parsing a flow sequence"),
         ("1: 2\n", "run.yaml: --1 is unknown"),
     ],
@@ -101,9 +101,9 @@ ALIASES = "a: &a [x, x, x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for
         ("run.yaml", "seed: {}\n", "--seed={} is a dict, and not one value; give an integer from 0"),
         ("run.yaml", "model_arg:\n  hidden_units: [[1, 2], [3]]\n", r"--model_arg hidden_units=\['1', '2'\] is a list"),
         ("run.yaml", "data_dir: [[a], b]\n", r"--data_dir=\['a'\] is a list, and not one value"),
-        ("run.json", '{"flags": 3, "deciding": {}}', "its flags is no object"),
-        ("run.json", '{"flags": {}, "deciding": [3]}', "its deciding is no object"),
-        ("run.json", '{"flags": {}, "deciding": {"script_flags": 3}}', "its script_flags is no object"),
+        ("run.json", '{"flags": 3, "deciding": {}}', "its flags is not an object"),
+        ("run.json", '{"flags": {}, "deciding": [3]}', "its deciding is not an object"),
+        ("run.json", '{"flags": {}, "deciding": {"script_flags": 3}}', "its script_flags is not an object"),
         ("run.yaml", "#" * (1 << 20) + "\n", "has more than 1 MiB; give a YAML or JSON file"),
     ],
 )
@@ -135,11 +135,11 @@ def test_a_number_is_written_in_one_way_wherever_it_is_given(tmp_path):
             with flagsaver.flagsaver(), pytest.raises(UsageError, match=f"={text} can't be used: it takes an integer"):
                 train.read_flags(["crankshaft train", *words])
         entry = registry.Entry("mlp", "", {"hidden_units": (128,), "dropout": 0.0})
-        with pytest.raises(UsageError, match=f"hidden_units={text} is no such list"):
+        with pytest.raises(UsageError, match=f"hidden_units={text} is not such a list"):
             registry.parse_arguments("model_arg", [f"hidden_units={text}"], entry)
     assert values.number("1e-05", whole=False) == 1e-5
     for text in ("", ",", "64,,64", "[]", "64,"):
-        with pytest.raises(UsageError, match=r"hidden_units=.* is no such list; give a value like the default, 128"):
+        with pytest.raises(UsageError, match=r"hidden_units=.* is not such a list; give a value like the default, 128"):
             registry.parse_arguments("model_arg", [f"hidden_units={text}"], entry)
     parsed = registry.parse_arguments("model_arg", ["hidden_units=(64, 32)", "dropout=1e-1"], entry)
     assert parsed == {"hidden_units": (64, 32), "dropout": 0.1}
@@ -169,12 +169,14 @@ def test_no_flag_waits_for_a_pipe_or_reads_a_device(tmp_path):
     os.mkfifo(tmp_path / "ckpt-1.index")
     for path in (tmp_path / "pipe", "/dev/zero"):
         for flag in ("config", "flagfile"):
-            with pytest.raises(UsageError, match=rf"^--{flag}={path} can't be read \(it is no regular file\); give a"):
+            with pytest.raises(
+                UsageError, match=rf"^--{flag}={path} can't be read \(it is not a regular file\); give a"
+            ):
                 given.expanded([f"--{flag}={path}"])
         for find in (functools.partial(own_files.compiled, "model"), read_baseline, checks.check_init_from):
-            with pytest.raises(UsageError, match="it is no regular file"):
+            with pytest.raises(UsageError, match="it is not a regular file"):
                 find(str(path))
-    with pytest.raises(UsageError, match="it is no regular file"):
+    with pytest.raises(UsageError, match="it is not a regular file"):
         checks.check_init_from(f"{tmp_path}/ckpt-1")
 
 

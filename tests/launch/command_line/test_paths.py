@@ -27,7 +27,7 @@ def refusal(name: str, path: str) -> str:
 @pytest.mark.parametrize("name", LOCAL)
 @pytest.mark.parametrize("path", ["gs://bucket/run", "s3://bucket", "file:///tmp/run"])
 def test_a_bucket_is_no_folder(name, path):
-    cure = "it is no path of a mounted file system; mount the bucket or give a local folder; see --help"
+    cure = "it is not a path of a mounted file system; mount the bucket or give a local folder; see --help"
     assert refusal(name, path) == f"--{name}={path} can't be used: {cure}"
 
 

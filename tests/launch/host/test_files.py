@@ -1,4 +1,4 @@
-"""Files are there whole or not at all; what is no file is written to."""
+"""Files are there whole or not at all; what is not a file is written to."""
 
 import json
 import math

@@ -94,7 +94,7 @@ def copied(trained, tmp_path):
 
 
 def without_cache(model, prompt: bytes, count: int) -> bytes:
-    """The likeliest bytes, each told by all that the model looks at then, read anew."""
+    """The likeliest bytes, each told by all that the model looks at then, read again."""
     model = tf.function(model, input_signature=[tf.TensorSpec([1, None], tf.int32)])
     row = [SEPARATOR, *prompt]
     begin, length = max(0, len(row) - CONTEXT), len(row)
@@ -151,7 +151,9 @@ def test_a_run_in_python_generates(trained, generate):
     assert trained.generate("si", temperature=0) == "x seven eight"
     assert trained.generate([SEPARATOR, *b"si"], temperature=0) == [*b"x seven eight"]
     for wrong in ([], [300]):
-        with pytest.raises(crankshaft.UsageError, match=r"is no row of tokens; give one or more, each from 0 to 256"):
+        with pytest.raises(
+            crankshaft.UsageError, match=r"is not a row of tokens; give one or more, each from 0 to 256"
+        ):
             trained.generate(wrong)
     for wrong in ({"tokens": 0}, {"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": -1}):
         ((name, value),) = wrong.items()
@@ -171,7 +173,7 @@ def test_replicas_say_what_one_device_says(generate):
     [
         (("--tokens=0",), "--tokens=0 can't be used: it takes an integer"),
         (("--sampling=temperature=-1",), "--sampling temperature=-1.0 is not a number from 0 to 1000"),
-        (("--sampling=temperature=warm",), "--sampling temperature=warm is no number"),
+        (("--sampling=temperature=warm",), "--sampling temperature=warm is not a number"),
         (("--sampling=top_k=-1",), "--sampling top_k=-1 is not an integer from 0 to"),
         (("--mode=eval", "--prompt=a"), "--prompt=a has no use with --mode=eval; use --mode=generate, or leave"),
         (("--eval_checkpoint=77",), "--eval_checkpoint=77 is none of latest, best, all, 150"),
@@ -206,7 +208,7 @@ def keep_tokens(run_dir, kept):
     [
         (None, "this run's model.json does not say what text is cut into"),
         ({"kind": "vocabulary"}, "model.json does not say what the model is ('tokenizer')"),
-        ({"kind": "vocabulary", "tokenizer": "{}", "separator": ""}, "model.json is no vocabulary ("),
+        ({"kind": "vocabulary", "tokenizer": "{}", "separator": ""}, "model.json is not a vocabulary ("),
     ],
 )
 def test_a_run_that_does_not_say_what_text_is_cut_into_is_one_line(generate, copied, kept, line):

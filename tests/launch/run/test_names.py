@@ -74,8 +74,8 @@ def test_a_run_and_a_loaded_model_name_their_classes_and_words(towns):
     ("given", "line"),
     [
         ({"classes": CLASSES[:2]}, "the data names 2 classes, and num_classes=3; name each"),
-        ({"name": "size"}, "the data has words of 'size', which is no feature of integers by that name; leave"),
-        ({"name": "town"}, "the data has words of 'town', which is no feature of integers by that name; leave"),
+        ({"name": "size"}, "the data has words of 'size', which is not a feature of integers by that name; leave"),
+        ({"name": "town"}, "the data has words of 'town', which is not a feature of integers by that name; leave"),
     ],
 )
 def test_names_that_are_not_of_the_data_are_one_line(tmp_path, given, line):

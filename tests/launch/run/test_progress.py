@@ -185,7 +185,7 @@ def test_auto_is_a_bar_in_a_terminal_redrawn_in_place(bound, terminal):
     progress = Progress("auto", file=file, clock=cut.clock, redraw_seconds=0.35)
     run(bound, [cut, progress], 40)
     shown = read()
-    assert "\x1b[2K" in shown  # clears the line that it draws anew
+    assert "\x1b[2K" in shown  # clears the line that it draws again
     drawn = re.findall(r"step (\d+)/40", shown)
     assert set(drawn) == {"0", "8", "16", "24", "32", "40"}  # every fourth call
     assert re.search(r"loss \d\.\d{4}  accuracy \d\.\d{4}  epoch \d+  \ds left  320 examples/s", shown)
