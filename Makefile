@@ -32,11 +32,9 @@ test-fast: $(INSTALLED) ## run the tests that start no process and build no whol
 test-slow: $(INSTALLED) ## run the slow tests
 	@$(VENV_PYTHON) -m pytest -q -m slow $(TEST_OPTIONS) $(ARGS)
 
-# The folders are the package crankshaft, which mypy finds by a link: it does not know setup.cfg's package_dir.
 lint: $(INSTALLED) ## check style and format by ruff, types by mypy, workflows against their schema
 	@$(VENV_PYTHON) -m ruff check .
 	@$(VENV_PYTHON) -m ruff format --check .
-	@mkdir -p .venv/types && ln -sfn ../.. .venv/types/crankshaft
 	@$(VENV_PYTHON) -m mypy
 	@$(VENV_PYTHON) -m check_jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
