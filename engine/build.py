@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from . import optimizers
+from .freezing import Freezing
 from .holdings import Holdings
 from .internals.variables import held, path_of
 from .optimizers.averaging import WeightAverage
@@ -40,6 +41,7 @@ def prepare(
     with _layers_of(options.precision):
         trainer.build()
     trainer.holdings = holdings = Holdings(trainer)
+    holdings.freezing = Freezing(options.freeze, holdings.optimizers.values())
     _build_keras_optimizers(holdings)
     updated = [v for each in holdings.optimizers.values() for v in each.updated_variables]
     reduction.build(updated, holdings.moving_statistics)

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import tensorflow as tf
 
+from .freezing import Freezing
 from .internals import keras
 from .internals.variables import held
 from .layers.embeddings import Embedding
@@ -18,7 +19,12 @@ class Holdings:
 
     Args:
       trainer: a `Trainer`.
+
+    Attributes:
+      freezing: the weights that the run does not update, and until when; of a trainer that is prepared.
     """
+
+    freezing: Freezing
 
     def __init__(self, trainer):
         self.trainer = trainer

@@ -54,7 +54,9 @@ class Loop:
         bytes_before = feed.bytes_read if feed else None
         before = self._clock()
         while state.step < step and not (self.status.stop and strategy.in_step):
-            first, due = state.step, _next_due(self._hooks, self.status, state.step, step)
+            first = state.step
+            until = min(step, state.freezing.next_change(first) or step)
+            due = _next_due(self._hooks, self.status, first, until)
             result = strategy.run_train_steps(due - first)
             after = self._clock()
             bytes_now = feed.bytes_read if feed else None

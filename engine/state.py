@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from .checkpoints import Manifest, Part, graph
 from .data.position import Position
+from .freezing import Freezing
 from .holdings import Holdings
 from .internals.variables import path_of, tf_variable
 from .optimizers.averaging import WeightAverage
@@ -47,6 +48,7 @@ class TrainState:
         """Makes the step counter. Host code, in the strategy's scope."""
         aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
         self.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step", aggregation=aggregation)
+        self.freezing.step = lambda: self.step
         self.input = Position()
         self.checkpoint = tf.train.Checkpoint(trainer=self.trainer, step=self.step_variable, input=self.input)
 
@@ -116,12 +118,13 @@ class TrainState:
         loss scale.
         """
         before, now = manifest.about.get("updated", {}), self.updated()
-        since = manifest.host_state.get("state", {}).get("slots_since", {})
+        kept_here = manifest.host_state.get("state", {})
+        since, missed = kept_here.get("slots_since", {}), kept_here.get("updates_missed", {})
         parts = []
         for path, optimizer in Holdings(self.trainer).optimizers.items():
             at, average = ("trainer", *path.split(".")), optimizer.weight_average
             kept = ("iterations", "learning_rate_scale", "weight_average")
-            settle = functools.partial(optimizer.settle_slots, int(since.get(path, 0)))
+            settle = functools.partial(optimizer.settle_slots, int(since.get(path, 0)), missed.get(path, {}))
             parts.append(Part(f"the slots of {path}", at, before.get(path, now[path]) != now[path], settle, kept))
             path, at = f"{path}.weight_average", (*at, "weight_average")
             theirs, ours = before.get(path), now.get(path)
@@ -138,13 +141,23 @@ class TrainState:
 
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""
-        since = {path: each.slots_since for path, each in Holdings(self.trainer).optimizers.items() if each.slots_since}
-        return {"jit": self.jit, "rules": RULES, **({"slots_since": since} if since else {})}
+        optimizers = Holdings(self.trainer).optimizers.items()
+        found = {
+            "slots_since": {path: each.slots_since for path, each in optimizers if each.slots_since},
+            "updates_missed": {path: missed for path, each in optimizers if (missed := each.updates_missed)},
+        }
+        return {"jit": self.jit, "rules": RULES, **{name: values for name, values in found.items() if values}}
 
     def restore_host_state(self, values: dict) -> None:
         """Restores the plain JSON part, and the step from its variable."""
         self.step = int(self.step_variable.numpy())
         self.jit = values.get("jit")
+        self.freezing.restored()
+
+    @property
+    def freezing(self) -> Freezing:
+        """What is frozen at the run's step."""
+        return self.trainer.holdings.freezing
 
 
 def _settle_average(average: WeightAverage | None, begins_again: bool) -> None:

@@ -13,6 +13,7 @@ from . import optimizers
 from .build import build_embeddings, build_layers, make_optimizer
 from .holdings import Holdings
 from .internals import keras
+from .internals.variables import tf_variable
 from .metrics.means import Mean, as_loss, checked, folded
 from .optimizers import schedules
 from .reduction import Reduction
@@ -148,15 +149,23 @@ class Trainer(tf.Module):
         # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
         # gradients by it afterwards is not.
         alone = self.reduction.alone()
-        with tf.GradientTape() as tape, keras.computing_with(keras.pulled_values(), variables, tape) as sources:
+        trained = [variable for variable in variables if context.updates(variable)]
+        pulled, watches_all = keras.pulled_values(), len(trained) == len(variables)
+        with (
+            tf.GradientTape(watch_accessed_variables=watches_all) as tape,
+            keras.computing_with(pulled, trained, tape) as sources,
+        ):
+            if not watches_all:  # so that nothing is recorded of layers before which all are frozen
+                tape.watch(list(map(tf_variable, sources)))
             outputs = self._outputs_of(batches.features(batch), training=True)
             loss = self._loss_of(outputs, batch, training=True)
             whole = self._with_penalties(loss, variables)
             total = context.scaled((whole or loss).total)
             total = tf.math.divide_no_nan(total, tf.cast(loss.count, total.dtype)) if alone else total
-        gradients = tape.gradient(total, sources)
-        check_reached(gradients, type(self).__name__)
-        gradients = Gradients(gradients, divided_by=loss.count if alone else None)
+        found = iter(tape.gradient(total, sources))
+        values = [next(found) if context.updates(variable) else None for variable in variables]
+        check_reached(values, type(self).__name__)
+        gradients = Gradients(values, divided_by=loss.count if alone else None)
         return gradients, folded(self._with_metrics(loss, whole, outputs, batch))
 
     def _metrics_of(self, batch) -> dict[str, Any]:

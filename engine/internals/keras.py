@@ -220,7 +220,10 @@ def update_here(optimizer: tf.keras.optimizers.Optimizer) -> None:
 
 
 def update(optimizer: tf.keras.optimizers.Optimizer, gradients: list, variables: list, rates: list) -> None:
-    """Applies an optimizer's rule, each variable at its own rate, and counts the step. Replica code."""
+    """Applies an optimizer's rule, and counts the step. Replica code.
+
+    `rates` has for each variable its rate, and how many of the optimizer's updates it has missed.
+    """
     optimizer._backend_update_step(gradients, variables, rates)
     if optimizer.use_ema:
         _average(optimizer)
@@ -252,6 +255,13 @@ class _LocalUpdates(tf.keras.optimizers.Optimizer):
     which ends in a call of its super's: here it arrives at the bare rule.
     """
 
+    updates_missed = 0
+
+    @property
+    def iterations(self):
+        return super().iterations - self.updates_missed if self.updates_missed else super().iterations
+
     def _backend_update_step(self, gradients, variables, learning_rates):
-        for each in zip(gradients, variables, learning_rates, strict=True):
-            self.update_step(*each)
+        for gradient, variable, (rate, self.updates_missed) in zip(gradients, variables, learning_rates, strict=True):
+            self.update_step(gradient, variable, rate)
+        self.updates_missed = 0

@@ -105,14 +105,42 @@ class Optimizer(tf.Module):
         """All that were given to `build`, as tf.Variables, in order."""
         return self._targets.variables
 
-    def settle_slots(self, since, begins_again):
+    @property
+    def paths(self):
+        """The paths of `updated_variables`, by the `id` of each."""
+        return {id(target.variable): target.path for target in self._targets or ()}
+
+    @property
+    def updates_missed(self):
+        """{key of a slot's variable: (updates that it missed, the count at which it was frozen, None if it is not)}."""
+        found = {target.key: (target.missed, target.frozen_at) for target in self._targets or ()}
+        return {key: counts for key, counts in found.items() if counts != (0, None)}
+
+    def settle_slots(self, since, missed, begins_again):
         """Sets from which update on the slots, just restored or just made, are. Host code, before a step is traced.
 
         Args:
           since: as the checkpoint has it.
+          missed: likewise, `updates_missed`.
           begins_again: whether the slots are new.
         """
         self.slots_since = int(self.iterations.numpy()) if begins_again else since
+        for target in self._targets:
+            target.missed, target.frozen_at = (0, None) if begins_again else missed.get(target.key, (0, None))
+
+    def freeze(self, frozen):
+        """Counts from here on the updates that frozen variables miss. Host code; waits for the device.
+
+        Args:
+          frozen: the `id`s of the tf.Variables that are frozen from the next update on.
+        """
+        changed = [t for t in self._targets or () if (id(t.variable) in frozen) != (t.frozen_at is not None)]
+        done = int(self.iterations.numpy()) if changed else 0
+        for target in changed:
+            if target.frozen_at is None:
+                target.frozen_at = done
+            else:
+                target.missed, target.frozen_at = target.missed + done - target.frozen_at, None
 
     def current_learning_rate(self):
         """Returns the rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
@@ -308,8 +336,9 @@ class FusedOptimizer(Optimizer):
 
     def _update(self, pairs, learning_rate, iterations):
         step = tf.cast(iterations + 1, tf.float64)
-        for alike in _grouped(pairs, lambda target: target.multiplier).values():
-            scalars = self.scalars(alike[0][1].rate(learning_rate), step)
+        for alike in _grouped(pairs, lambda target: (target.multiplier, target.missed)).values():
+            first = alike[0][1]
+            scalars = self.scalars(first.rate(learning_rate), step - float(first.missed) if first.missed else step)
             self._update_alike(alike, {name: tf.cast(value, tf.float32) for name, value in scalars.items()})
 
     def _update_alike(self, pairs, scalars):
@@ -361,6 +390,8 @@ class _Target:
         self.path = path_of(variable)
         self.key = key_of(variable, position)
         self.decays = True
+        self.missed = 0  # updates of the others while it was frozen
+        self.frozen_at: int | None = None  # the count of updates at which it was, if it is
         self.piece = pieces.piece_of(self.variable, current_mesh())
 
     @property

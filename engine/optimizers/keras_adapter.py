@@ -93,7 +93,7 @@ class KerasOptimizer(Optimizer):
         # Keras squares the values of slices one by one: of a row that occurs twice it would take a sum of squares.
         gradients = [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g, _ in pairs]
         variables = [_on_this_replica(target.variable) for _, target in pairs]
-        rates = [target.rate(learning_rate) for _, target in pairs]
+        rates = [(target.rate(learning_rate), target.missed) for _, target in pairs]
         keras.update(self.keras_optimizer, gradients, variables, rates)
 
 

@@ -16,7 +16,7 @@ from absl import logging
 
 from .. import randomness
 from ..internals import graphs, keras
-from ..internals.variables import assign_local
+from ..internals.variables import assign_local, tf_variable
 from ..mesh.mesh import Mesh
 from .batches import check_weighed, only_if, with_stand_in
 
@@ -51,6 +51,7 @@ class StepContext:
       run_seed: the run's seed, see `seed`.
       mesh: how the strategy's replicas are laid out.
       loss_scale: scalar float32, what this step's losses are multiplied by, as it was when the step began; None is 1.
+      frozen: the `id`s of the tf.Variables that this step does not update.
     """
 
     step: tf.Tensor | None = None
@@ -61,6 +62,7 @@ class StepContext:
     run_seed: int = 0
     mesh: Mesh = dataclasses.field(default_factory=Mesh)
     loss_scale: tf.Tensor | None = None
+    frozen: frozenset[int] = frozenset()
 
     def __enter__(self) -> StepContext:
         self._token = _entered.set(self)
@@ -85,6 +87,10 @@ class StepContext:
         if self.step is None or self.replica is None:
             raise ValueError("step_context().seed() is for train_step, eval_step and what they call; no step is on")
         return randomness.users_seed(self.run_seed, self.step, self.replica, salt, self.batch_number)
+
+    def updates(self, variable) -> bool:
+        """Returns whether this step may update a variable, Keras's or TensorFlow's: one that is not frozen."""
+        return id(tf_variable(variable)) not in self.frozen
 
     def scaled(self, total: tf.Tensor) -> tf.Tensor:
         """Multiplies a loss by `loss_scale`, for a backward pass in float16; `Gradients.unscaled` undoes it."""
@@ -189,7 +195,8 @@ class StepRunner:
         """Makes a step's context. Replicas with the same examples draw the same: by their data coordinate."""
         replica = tf.convert_to_tensor(self._mesh.data.rank, tf.int32)
         seed = self._trainer.given.options.seed
-        return StepContext(step, replica, present, observed, batch_number, seed, self._mesh, loss_scale)
+        frozen = self._holdings.freezing.frozen
+        return StepContext(step, replica, present, observed, batch_number, seed, self._mesh, loss_scale, frozen)
 
 
 def _this_replica() -> tf.Tensor:

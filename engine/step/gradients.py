@@ -157,7 +157,8 @@ class Update:
 
     Args:
       trainer: whose step it is. Its options say how gradients are clipped and whether a step may be skipped.
-      gradients: of the mean over all replicas, unscaled: all that the update is made of.
+      gradients: of the mean over all replicas, unscaled: all that the update is made of. Those of frozen variables are
+        left out.
       variables: that the gradients are of.
 
     Attributes:
@@ -178,6 +179,8 @@ class Update:
 
     def __init__(self, trainer, gradients: Sequence, variables: Sequence):
         options, observed, gradients = trainer.given.options, step_context().observed, Gradients(gradients)
+        pairs, updates = zip(gradients.values, variables, strict=True), step_context().updates
+        gradients = gradients.with_values([each if updates(variable) else None for each, variable in pairs])
         sums_up = bool(gradients.cuts) and observed is not None  # over replicas, which may not stand in a condition
         if options.needs_norm or sums_up:
             self.norm, self._has_norm = gradients.norm(), tf.constant(1.0)

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import inspect
 import numbers
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,8 @@ class StepOptions:
       clip_norm: the gradients' global norm is clipped to it; 0 is off.
       clip_variable_norm: the norm of each variable's gradient is clipped to it; 0 is off.
       clip_value: each value of the gradients is clipped to [-clip_value, clip_value]; 0 is off.
+      freeze: (regular expression, step) pairs: variables whose path it finds are not updated before that step, None is
+        never; see `engine.freezing`.
       ema_decay: decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.
       accumulate_steps: micro-batches that one update is made of.
       batch_parts: parts of a replica's (micro-)batch that are computed side by side, a thread each.
@@ -68,6 +71,7 @@ class StepOptions:
     clip_norm: float = 0.0
     clip_variable_norm: float = 0.0
     clip_value: float = 0.0
+    freeze: tuple[tuple[str, int | None], ...] = ()
     ema_decay: float = 0.0
     accumulate_steps: int = 1
     batch_parts: int = 1
@@ -121,6 +125,20 @@ class Given:
     example: Any = None
 
 
+class Expression:
+    """Texts that are regular expressions, in the place of an `Interval`."""
+
+    def __contains__(self, value: Any) -> bool:
+        try:
+            re.compile(value)
+        except (re.error, OverflowError, RecursionError, TypeError):
+            return False
+        return True
+
+    def __str__(self) -> str:
+        return "a regular expression"
+
+
 _INT32 = 2**31 - 1
 HUGE = 1e30  # far below float32's end at 3.4e38
 _TINY = 1.2e-38  # float32's smallest number of full precision
@@ -169,7 +187,7 @@ _DECAY = Interval(lower=0, below=1)  # of an average: with 1 it would never move
 _COUNT = Interval(lower=1, upper=_INT32, whole=True)
 
 # Of the engine's rules and of Keras's, which agree on the names. A tuple's or list's is that of each of its numbers.
-OPTIMIZER_ARGUMENTS = {
+OPTIMIZER_ARGUMENTS: dict[str, Interval | Expression] = {
     **dict.fromkeys(("beta_1", "beta_2", "rho", "momentum", "adam_beta_1", "adam_beta_2"), _DECAY),
     **dict.fromkeys(("epsilon", "epsilon_1", "epsilon_2", "clip_threshold", "rms_rate"), _POSITIVE),
     **dict.fromkeys(("initial_accumulator_value", "beta", "adam_weight_decay", "adam_lr_ratio"), _FROM_ZERO),
@@ -180,6 +198,7 @@ OPTIMIZER_ARGUMENTS = {
     "beta_2_decay": Interval(lower=-100, below=0),  # Adafactor's: 1 - step ** beta_2_decay is its beta_2
     "ns_steps": Interval(lower=1, upper=1000, whole=True),
     "warmup_steps": Interval(lower=0, upper=_INT32, whole=True),
+    "weight_decay_exclude": Expression(),
 }
 SCHEDULE_ARGUMENTS = {
     **dict.fromkeys(("alpha", "end_learning_rate", "power", "values"), _FROM_ZERO),
@@ -195,7 +214,7 @@ MODEL_ARGUMENTS = {
 }
 
 
-def outside(intervals: Mapping[str, Interval], name: str, value: Any) -> str | None:
+def outside(intervals: Mapping[str, Interval | Expression], name: str, value: Any) -> str | None:
     """Returns what is wrong with an argument's value, or None: "beta_1=2 is not a number from 0 to below 1".
 
     Args:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import time
 from collections import Counter
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -74,9 +75,10 @@ class InnerLoop:
       unrolls: make several steps one iteration, if they are small.
       counter: scalar int64 variable, which each call leaves at the global step that it has come to.
       arrivals: counts the steps whose data is there; None makes one where the feed may wait in the loop.
+      form: returns what a step that is traced now depends on besides its arguments; each value of it has a program.
 
     Attributes:
-      programs: the compiled loops, by the form of their operands.
+      programs: the compiled loops, by what they depend on besides their arguments, and the form of their operands.
     """
 
     def __init__(
@@ -92,7 +94,9 @@ class InnerLoop:
         counter: tf.Variable | None = None,
         arrivals: Arrivals | None = None,
         keeps_scores: bool = False,
+        form: Callable[[], Hashable] = tuple,
     ):
+        self._form = form
         self._keeps_scores = keeps_scores
         self._syncs = syncs
         self._unrolls = unrolls
@@ -107,7 +111,7 @@ class InnerLoop:
         # An XLA program is on one device, which has the whole loop.
         self._hosted = is_on_gpus(strategy) and not jit
         self._taken: tuple | None = None
-        self._compiled = tf.function(self._loop, jit_compile=jit or None, autograph=False)
+        self._jit = jit
         self.programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
 
     def __call__(self, step: int, limit: int, *extra, due: int | None = None) -> LoopResult:
@@ -157,10 +161,10 @@ class InnerLoop:
 
     def _program(self, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of this form: finding it is most of a `tf.function` call's time."""
-        form = self._feed.form(arguments[0])
-        if form not in self.programs:
+        if (form := (self._form(), self._feed.form(arguments[0]))) not in self.programs:
             operands = self._feed.traced(arguments[0])
-            self.programs[form] = self._compiled.get_concrete_function(operands, *arguments[1:])
+            compiled = tf.function(self._loop, jit_compile=self._jit or None, autograph=False)
+            self.programs[form] = compiled.get_concrete_function(operands, *arguments[1:])
         return self.programs[form]
 
     def reach(self, step: int, limit: int) -> int:

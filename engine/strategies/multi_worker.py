@@ -180,6 +180,7 @@ class MultiWorker(Replicated):
             syncs=syncs,
             counter=counter,
             keeps_scores=feed is self.eval_feed,
+            form=self._form_of(feed),
             worker=self.host,
             num_workers=self.num_hosts,
             arrivals=self._arrivals,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -272,7 +272,12 @@ class Replicated(Measured):
             unrolls=unrolls,
             counter=counter,
             keeps_scores=feed is self.eval_feed and not self._static_shapes,
+            form=self._form_of(feed),
         )
+
+    def _form_of(self, feed) -> Callable[[], Hashable]:
+        """Returns what says what a step of a feed depends on besides its arguments: in training, what is frozen."""
+        return self._holdings.freezing.enter if feed is self.train_feed else tuple
 
 
 def largest_divisor(examples: int, limit: int, replicas: int) -> int:

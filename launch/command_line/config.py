@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import re
 from collections.abc import Collection, Mapping
+from fractions import Fraction
 from typing import Any
 
 from absl import flags
@@ -19,6 +21,8 @@ from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder
 from . import own_files, paths, registry
 from .flags import ABOUT, ARGUMENTS, Flags, check_uses, named
+from .registry import WEIGHT_DECAY_EXCLUDE
+from .rules import frozen
 from .values import plain, shown
 
 FILE_NAME = "config.json"
@@ -121,6 +125,23 @@ class Config(Flags):
                 raise UsageError(f"--variable_placement={placement} is not a regular expression: {error}") from None
             rules.append((pattern, int(server)))
         return rules
+
+    def frozen_steps(self, steps_per_epoch: int) -> tuple[tuple[str, int | None], ...]:
+        """Returns the rules of --freeze: (regular expression, the step until which; None is the whole run).
+
+        Raises `UsageError`.
+        """
+        rules: list[tuple[str, int | None]] = []
+        for given in self.freeze:
+            pattern, epochs = frozen(given)
+            until = None if epochs is None else steps_of(epochs, steps_per_epoch)
+            if until and until % self.sync_every_steps:
+                raise UsageError(
+                    f"--freeze={given} ends at step {until}, between two syncs (--sync_every_steps="
+                    f"{self.sync_every_steps}); give epochs that end at one"
+                )
+            rules.append((pattern, until))
+        return tuple(rules)
 
     @property
     def gpu_numbers(self) -> tuple[int, ...] | None:
@@ -372,6 +393,11 @@ def _settle_periods(values: dict[str, Any]) -> None:
             values[name] = whole_periods(values[name], values["sync_every_steps"])
 
 
+def steps_of(epochs: float, steps_per_epoch: int) -> int:
+    """Returns how many steps so many epochs are, as they are written: 1.1 is 11/10."""
+    return math.ceil(Fraction(repr(epochs)) * steps_per_epoch)
+
+
 def whole_periods(steps: int, period_steps: int) -> int:
     """Returns the next multiple of the steps between two syncs."""
     return -(-steps // period_steps) * period_steps
@@ -440,9 +466,10 @@ def of_run(where: str, about: Mapping[str, Any]) -> dict[str, Any]:
             what = f"has {part}={shown(about[part])}, which is not an object" if part in about else f"has no {part}"
             raise UsageError(f"{where} {what}; {_CURE}")
     flags_of_run = about["flags"]
-    # A flag that is gone since then, and was off, decides nothing. For one that did not decide when the run began, the
-    # value that it had; for one that did not exist, its default.
-    deciding = {name: value for name, value in about["deciding"].items() if value or name in ABOUT}
+    # A flag that is gone since then, and was off or said what is done without it, decides nothing. For one that did not
+    # decide when the run began, the value that it had; for one that did not exist, its default.
+    is_off = {name: not value or value == WEIGHT_DECAY_EXCLUDE for name, value in about["deciding"].items()}
+    deciding = {name: value for name, value in about["deciding"].items() if name in ABOUT or not is_off[name]}
     deciding = {**{name: flags_of_run.get(name, flags.FLAGS[name].default) for name in DECIDING}, **deciding}
     for name in ARGUMENTS & deciding.keys():
         if not isinstance(own := deciding[name] or {}, dict):

@@ -333,7 +333,7 @@ class Flags:
         _arguments,
         {},
         "NAME=VALUE for the optimizer, e.g. beta_1=0.8; of any, clipnorm clips each variable's gradient by its norm, "
-        "and clipvalue each value.",
+        "clipvalue each value, and weight_decay_exclude is a regular expression of the paths that do not decay.",
         decides=True,
     )
     learning_rate: float = _update(
@@ -359,13 +359,12 @@ class Flags:
         upper=HUGE,
         decides=True,
     )
-    weight_decay_exclude: str = _update(
-        _string,
-        "bias|gamma|beta|(gain|scale)$",
-        "Variables whose path this finds are not decayed.",
-        wants="a regular expression",
-        rule=rules.regular_expression,
-        may_be_empty=True,
+    freeze: Sequence[str] = _update(
+        rules.repeated,
+        [],
+        "REGEX[:EPOCHS]: weights in whose path it is found are not updated, in the first EPOCHS or at all. Repeatable.",
+        wants="REGEX or REGEX:EPOCHS",
+        rule=rules.freezing,
         decides=True,
     )
     clip_norm: float = _update(

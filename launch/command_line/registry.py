@@ -32,6 +32,8 @@ _OF_FLAGS = set(
 )
 # Arguments of every optimizer, by Keras's names, that the engine does itself: its own names for them.
 CLIPS = {"clipnorm": "clip_variable_norm", "clipvalue": "clip_value"}
+# What an optimizer's weight decay leaves out unless that is said: gains of normalisations, and biases.
+WEIGHT_DECAY_EXCLUDE = "bias|gamma|beta|(gain|scale)$"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Entry:
     summary: str
     defaults: Mapping[str, Any]
     required: tuple[str, ...] = ()
-    intervals: Mapping[str, Interval] = dataclasses.field(default_factory=dict)
+    intervals: Mapping[str, Interval | options.Expression] = dataclasses.field(default_factory=dict)
     path: str | None = None
     from_flags: tuple[str, ...] = ()
     make: Any = None
@@ -134,7 +136,7 @@ def optimizers() -> Mapping[str, Entry]:
     entries = {}
     for name, rule in engine.named().items():
         own = [each for each in options.parameters(rule).values() if each.name not in _OF_FLAGS | CLIPS.keys()]
-        defaults = {**_arguments(own)[0], **dict.fromkeys(CLIPS, 0.0)}
+        defaults = {**_arguments(own)[0], **dict.fromkeys(CLIPS, 0.0), "weight_decay_exclude": WEIGHT_DECAY_EXCLUDE}
         entries[name] = Entry(name, _first_line(rule), defaults, intervals=options.OPTIMIZER_ARGUMENTS)
     return entries
 

@@ -5,6 +5,7 @@ A value outside is one line. For all of this project's commands; nothing here st
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Collection
@@ -19,6 +20,7 @@ from .values import number as number_of
 flags.disclaim_key_flags()  # a flag belongs to the module that defines it by this one
 
 INT32 = 2**31 - 1
+_EPOCHS = Interval(above=0, upper=1e9)
 Rule = Callable[[str], None]  # raises ValueError, which says why, for text that breaks it
 
 
@@ -136,6 +138,30 @@ def regular_expression(text: str) -> None:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"it is not a regular expression ({error}); use e.g. bias|gamma") from None
+
+
+def freezing(text: str) -> None:
+    """Checks, as a rule, that the text is REGEX or REGEX:EPOCHS."""
+    pattern, epochs = frozen(text)
+    if not pattern:
+        raise ValueError("it has no regular expression; use e.g. backbone or backbone:3")
+    regular_expression(pattern)
+    if epochs is not None and epochs not in _EPOCHS:
+        raise ValueError(f"its epochs are not {_EPOCHS}; use e.g. backbone:3")
+
+
+def frozen(text: str) -> tuple[str, float | None]:
+    """Returns (regular expression, epochs) of REGEX or REGEX:EPOCHS: None without, nan where they are not a number.
+
+    What comes after the last colon is epochs if it is letters, digits and signs of numbers alone: "(?:a|b)" has none.
+    """
+    pattern, colon, epochs = text.rpartition(":")
+    if not colon or not re.fullmatch(r"[\w.+-]*", epochs):
+        return text, None
+    try:
+        return pattern, number_of(epochs, False)
+    except ValueError:
+        return pattern, math.nan
 
 
 def matching(pattern: str, otherwise: str) -> Rule:

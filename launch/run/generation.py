@@ -22,7 +22,7 @@ from ..command_line import checks
 from ..command_line.config import Config
 from ..errors import UsageError
 from . import agreement, fingerprints, modes, reading, weights
-from .session import Session, build_state, checkpoints_of
+from .session import Session, build_state, checkpoints_of, step_options
 
 
 def create(config: Config, strategy: Strategy) -> Session:
@@ -31,7 +31,7 @@ def create(config: Config, strategy: Strategy) -> Session:
     about = weights.about(config.run_dir)
     example, steps = (about.features, None), config.train_steps or 1
     known_data = (example, about.known.num_classes, about.known.vocabulary)
-    state = build_state(config, strategy, steps, known_data)
+    state = build_state(config, strategy, step_options(config, steps, strategy.batch_parts), known_data)
     strategy.bind(state)
     checkpoints, best = checkpoints_of(config, state, strategy, {}, {})
     known = _readable(about.known, config.run_dir)

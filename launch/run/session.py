@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import os
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from typing import Any, cast
 
 import tensorflow as tf
@@ -42,7 +40,7 @@ from ...models.classification import Classifier
 from ...models.tabular import Tabular
 from .. import terminal
 from ..command_line import checks, registry, rules
-from ..command_line.config import Config, whole_periods
+from ..command_line.config import Config, steps_of, whole_periods
 from ..command_line.values import plain, short
 from ..errors import RunError, UsageError
 from ..explanations import with_flags
@@ -173,10 +171,10 @@ def create(config: Config, data: Data, strategy: Strategy) -> Session:
         contents["eval"] = fingerprints.of(evaluation, eval_feed.order.num_examples)
     agreement.check_data(contents, strategy)
     per_epoch = train_feed.order.steps_per_epoch
-    # Epochs as written: 1.1 is 11/10.
-    train_steps = config.train_steps or math.ceil(Fraction(repr(config.train_epochs)) * per_epoch)
+    train_steps = config.train_steps or steps_of(config.train_epochs, per_epoch)
     train_steps = None if config.is_endless else train_steps
-    state = build_state(config, strategy, train_steps, (example, known.num_classes, known.vocabulary))
+    options = step_options(config, train_steps, strategy.batch_parts, config.frozen_steps(per_epoch))
+    state = build_state(config, strategy, options, (example, known.num_classes, known.vocabulary))
     if Holdings(state.trainer).tables:
         checks.check_tables(config, config.model_entry.name)
     _warn_of_rounded(state.trainer, train, strategy.is_chief)
@@ -198,7 +196,7 @@ def create(config: Config, data: Data, strategy: Strategy) -> Session:
 def build_state(
     config: Config,
     strategy: Strategy,
-    train_steps: int | None,
+    options: StepOptions,
     known_data: tuple[Any, int | None, Any],
 ) -> TrainState:
     """Makes the trainer, where the strategy has its variables; `known_data`: the example, num_classes, vocabulary."""
@@ -206,7 +204,6 @@ def build_state(
     def make() -> TrainState:
         trainer = config.trainer_class(**config.given_arguments("model_arg"))
         state = TrainState(trainer)
-        options = _step_options(config, train_steps, strategy.batch_parts)
         prepare(trainer, options, _reduction(config), *known_data, _num_servers(config, strategy))
         state.build()
         return state
@@ -356,8 +353,12 @@ def _step_timeout_seconds(config: Config) -> float:
     return watchdog.default_timeout_seconds() if seconds is None else seconds
 
 
-def _step_options(config: Config, train_steps: int | None, batch_parts: int) -> StepOptions:
+def step_options(
+    config: Config, train_steps: int | None, batch_parts: int, freeze: tuple[tuple[str, int | None], ...] = ()
+) -> StepOptions:
+    """Makes the settings of a run's step; `freeze` is in steps."""
     optimizer_args = config.given_arguments("optimizer_arg")
+    exclude = optimizer_args.pop("weight_decay_exclude", registry.WEIGHT_DECAY_EXCLUDE)
     clips = {ours: optimizer_args.pop(name, 0.0) for name, ours in registry.CLIPS.items()}
     # Modes that do not train accept any number of steps, but a schedule needs a step after its warm-up.
     least_steps = config.warmup_steps + 1
@@ -373,7 +374,8 @@ def _step_options(config: Config, train_steps: int | None, batch_parts: int) -> 
         warmup_steps=config.warmup_steps,
         total_steps=train_steps if has_length else max(train_steps or 0, least_steps),
         weight_decay=config.weight_decay,
-        weight_decay_exclude=config.weight_decay_exclude,
+        weight_decay_exclude=exclude,
+        freeze=freeze,
         clip_norm=config.clip_norm,
         **clips,
         ema_decay=config.ema_decay,

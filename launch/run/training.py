@@ -8,7 +8,6 @@ import math
 import numbers
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 from absl import logging
@@ -248,7 +247,7 @@ class Training:
         kinds = numbers.Integral if epochs is None else numbers.Real
         if not isinstance(length, kinds) or isinstance(length, bool) or not 0 < length < math.inf:
             raise UsageError(f"train({name}={length!r}): give a number above 0, a whole one of steps")
-        taken = int(length) if epochs is None else math.ceil(Fraction(repr(epochs)) * order.steps_per_epoch)
+        taken = int(length) if epochs is None else configs.steps_of(epochs, order.steps_per_epoch)
         until = step + taken if last is None else min(step + taken, last)
         period = self.session.strategy.sync_period_steps
         if until % period and until != last:

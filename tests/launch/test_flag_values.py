@@ -50,8 +50,7 @@ ACCEPTED = {
     },  # what answers there is seen later
     # Rates and norms may be as large as float32 has room for: a run that ends so says that it is not finite.
     **{name: {"huge"} for name in LARGE},
-    # A regular expression may find nothing; an empty one finds all.
-    "weight_decay_exclude": set(HOSTILE),
+    "freeze": set(HOSTILE) - {"empty"},  # what it finds is seen later
     "prompt": set(HOSTILE),  # any text may be gone on with
 }
 ALL = (flags.FLAGS, local.FLAGS)
@@ -200,7 +199,7 @@ ARGUMENTS = [
     for kind, entries in (("optimizer", registry.optimizers()), ("learning_rate_schedule", registry.schedules()))
     for entry in entries.values()
     for name, default in entry.defaults.items()
-    if not isinstance(default, bool) and name != "exclude_layers"  # Muon's, which is a list of names
+    if not isinstance(default, bool) and name not in ("exclude_layers", "weight_decay_exclude")  # which are of names
 ]
 
 

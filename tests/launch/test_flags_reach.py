@@ -144,7 +144,7 @@ def test_weight_decay_spares_what_is_excluded(run):
     plain, decayed = (run(*frozen, f"--weight_decay={decay}").tensors for decay in (0, 1))
     kernels = [name for name in plain if name.startswith("trainer/model/") and "kernel" in name]
     assert all(np.abs(decayed[name]).mean() < np.abs(plain[name]).mean() for name in kernels)
-    spared = run(*frozen, "--weight_decay=1", "--weight_decay_exclude=.").tensors
+    spared = run(*frozen, "--weight_decay=1", "--optimizer_arg=weight_decay_exclude=.").tensors
     assert difference(plain, spared) == 0
 
 

@@ -137,9 +137,14 @@ MISTAKES = {
         ["--warmup_steps=5 leaves nothing of --train_steps=5"],
     ),
     "no regular expression": (
-        [*RUN, "--weight_decay_exclude=("],
-        ["--weight_decay_exclude=( can't be used: it is not a regular expression", "bias|gamma"],
+        [*RUN, "--freeze=(:2"],
+        ["--freeze=(:2 can't be used: it is not a regular expression", "bias|gamma"],
     ),
+    "epochs that are no number": (
+        [*RUN, "--freeze=hidden:some"],
+        ["--freeze=hidden:some can't be used: its epochs are not a number above 0", "e.g. backbone:3"],
+    ),
+    "epochs of nothing": ([*RUN, "--freeze=:2"], ["--freeze=:2 can't be used: it has no regular expression"]),
     "a folder for a result": ([*RUN, "--result_json=."], ["--result_json=. is a folder", "a file"]),
     "micro-batches of nothing": ([*RUN, "--accumulate_steps=65"], ["--accumulate_steps=65", "64", "fewer"]),
     "an average that never moves": (
@@ -194,6 +199,10 @@ OF_WHAT_IS_NAMED = {
     ),
     "no units": ([*RUN, "--model_arg=hidden_units="], ["hidden_units= is not such a list; give a value like", "128"]),
     "an unknown optimizer argument": ([*RUN, "--optimizer_arg=beta1=0.5"], ["beta1: adam", "did you mean beta_1"]),
+    "no regular expression of an optimizer": (
+        [*RUN, "--optimizer_arg=weight_decay_exclude=("],
+        ["weight_decay_exclude=( is not a regular expression; give adam one that is"],
+    ),
     "an unknown schedule argument": (
         [*RUN, "--learning_rate_schedule=cosine", "--learning_rate_schedule_arg=alhpa=1"],
         ["alhpa: cosine", "did you mean alpha?"],

@@ -43,7 +43,8 @@ class Probe:
             return {}
         operands, offset, _ = self._feed.look(step)
         with _without_admission(self._holdings.tables.values()):
-            gradients = self._gradients(operands, tf.constant(offset, tf.int64), tf.constant(step, tf.int64))
+            numbers = tf.constant(offset, tf.int64), tf.constant(step, tf.int64)
+            gradients = self._gradients(operands, *numbers, self._holdings.freezing.enter())
         paths = [path_of(v) for v in self._trainer.trainable_variables]
         return {path: gradients[path] for path in paths if path in gradients}
 
@@ -71,7 +72,7 @@ class Probe:
         features = self._distribution.run(lambda *b: batches.features(self._feed.batch(*b)), args=batch)
         return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], features)
 
-    def _replicated_gradients(self, operands, offset, step):
+    def _replicated_gradients(self, operands, offset, step, form):
         batch = self._feed.next_operands(operands, offset)
         histograms = self._distribution.run(lambda *b: self._replica_gradients(self._feed.batch(*b), step), args=batch)
         return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], histograms)

@@ -7,7 +7,7 @@ the last one is until the next one begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,17 +166,19 @@ class LeaseLoop(InnerLoop):
       pull: reads the variables that steps compute with; here once a lease.
     """
 
-    def __init__(self, strategy, step, feed, pull: Pull, keeps_scores: bool = False):
-        super().__init__(strategy, step, feed, keeps_scores=keeps_scores)
+    def __init__(self, strategy, step, feed, pull: Pull, **more):
+        super().__init__(strategy, step, feed, **more)
         self._pull = pull
-        # Leases have examples of any number of steps with them, for which one graph is enough.
-        lease = tf.TensorSpec([len(Lease._fields)], tf.int64)
-        self._compiled = tf.function(self._loop, autograph=False, input_signature=(feed.lease_specs, lease))
+        self._functions: dict[Hashable, tf.function] = {}
 
     @property
     def function(self) -> tf.function:
         """The function to schedule, with the arguments (operands, lease); the lease is an int64 vector."""
-        return self._compiled
+        if (form := self._form()) not in self._functions:
+            # Leases have examples of any number of steps with them, for which one graph is enough.
+            signature = (self._feed.lease_specs, tf.TensorSpec([len(Lease._fields)], tf.int64))
+            self._functions[form] = tf.function(self._loop, autograph=False, input_signature=signature)
+        return self._functions[form]
 
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` as a worker runs it: for inspection, not to be run."""
@@ -241,8 +243,8 @@ class UpdateLoop(LeaseLoop):
       The rest is `LeaseLoop`'s.
     """
 
-    def __init__(self, strategy, step, feed, pull, counters: Counters):
-        super().__init__(strategy, step, feed, pull)
+    def __init__(self, strategy, step, feed, pull, counters: Counters, **more):
+        super().__init__(strategy, step, feed, pull, **more)
         self._counters = counters
 
     def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> Returned:

@@ -299,7 +299,8 @@ class ParameterServer(Measured):
             with keras.pulled(pull.values(pulled)):
                 return runner.train_step(batch, step, observed)
 
-        return UpdateLoop(self.distribution, train_step, self.train_feed, pull, self._leases.counters)
+        counters, form = self._leases.counters, held.freezing.enter
+        return UpdateLoop(self.distribution, train_step, self.train_feed, pull, counters, form=form)
 
     def loop(self, step, jit: bool = False) -> LeaseLoop:
         """Makes a loop over the bound feed of any replica code, (batch, step, observed) -> metrics.

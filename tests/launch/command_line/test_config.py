@@ -47,7 +47,7 @@ def checked(*words, script: type | None = None) -> Config:
 
 def test_gains_of_normalisations_and_biases_do_not_decay_unless_that_is_said():
     """Of layer and batch normalisation, of RMS normalisation here and in Keras."""
-    exclude = asked("--model=mlp", "--input=digits").weight_decay_exclude
+    exclude = registry.WEIGHT_DECAY_EXCLUDE
     paths = ("norm/gamma", "norm/beta", "block_0/attention_norm/gain", "rms_normalization/scale", "dense/bias")
     assert all(re.search(exclude, path) for path in paths)
     assert not any(re.search(exclude, path) for path in ("dense/kernel", "rescaled/kernel", "embedding"))

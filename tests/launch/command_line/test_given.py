@@ -26,7 +26,7 @@ train_steps: 3
 debug: false
 jit: off
 result_json: null
-weight_decay_exclude: "bias|a: b"
+freeze: "bias|a: b"
 """
 
 
@@ -34,7 +34,7 @@ def test_a_file_gives_flags_by_name(tmp_path):
     (tmp_path / "run.yaml").write_text(YAML)
     assert given.expanded([f"--config={tmp_path}/run.yaml", "--train_steps=5"]) == [
         *("--model=mlp", "--model_arg=hidden_units=[16,8]", "--model_arg=dropout=0.1", "--input=digits"),
-        *("--learning_rate=1e-2", "--train_steps=3", "--debug=false", "--jit=off", "--weight_decay_exclude=bias|a: b"),
+        *("--learning_rate=1e-2", "--train_steps=3", "--debug=false", "--jit=off", "--freeze=bias|a: b"),
         *(f"--config={tmp_path}/run.yaml", "--train_steps=5"),
     ]
     assert given.expanded(["--config", f"{tmp_path}/run.yaml"])[0] == "--model=mlp"

@@ -1,0 +1,74 @@
+"""--freeze: when weights train, and that a run resumes to the same bits; on one device and in several processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import crankshaft
+from tests.distributed.jobs import start
+from tests.launch.conftest import MLP
+from tests.runs import manifests, tensors
+
+_ = start  # the fixture
+ASKED = (*MLP, "--mode=train", "--progress=off", "--global_batch_size=128", "--freeze=dense/:1", "--freeze=bias:0.5")
+FREED = 12  # an epoch, at which the first layer's weights are; biases at 6
+
+
+def weights(run_dir) -> dict[str, np.ndarray]:
+    return {name: value for name, value in tensors(run_dir).items() if name.startswith("trainer/model/")}
+
+
+def test_a_run_resumes_to_the_same_bits_before_as_and_after_weights_are_freed(inside, tmp_path):
+    inside(*ASKED, "--train_steps=20", f"--run_dir={tmp_path}/whole").ok()
+    for steps in (FREED - 3, FREED, FREED + 3, 20):
+        inside(*ASKED, f"--train_steps={steps}", f"--run_dir={tmp_path}/parts").ok()
+    whole, parts = (tensors(tmp_path / name) for name in ("whole", "parts"))
+    assert [name for name in whole if whole[name].tobytes() != parts[name].tobytes()] == []
+    states = [manifests(tmp_path / name)[-1]["host_state"]["state"] for name in ("whole", "parts")]
+    assert states[0] == states[1]
+
+
+def test_a_run_goes_on_with_all_weights_where_that_is_asked(inside, tmp_path):
+    """The slots are there, and begin where the weights do."""
+    asked = (*MLP, "--mode=train", "--progress=off", f"--run_dir={tmp_path}")
+    inside(*asked, "--freeze=dense/", "--train_steps=10").ok()
+    before = weights(tmp_path)
+    refused = inside(*asked, "--train_steps=11")
+    assert "freeze: ['dense/'] -> []" in refused.mistake
+    inside(*asked, "--train_steps=11", "--allow_changed_config").ok()
+    moved = [np.abs(value - before[name]) for name, value in weights(tmp_path).items() if "kernel" in name]
+    assert all(np.median(each[each > 0]) < 1.1e-3 for each in moved)  # the rate, as in a first update
+
+
+def test_mistakes_that_only_the_model_shows_are_one_line(inside):
+    assert "--freeze=nowhere is found in the path of none of the 4 weights" in inside(*MLP, "--freeze=nowhere").mistake
+    assert "nothing is left to train" in inside(*MLP, "--freeze=kernel", "--freeze=bias:2").mistake
+    drifting = ("--strategy=mirrored", "--num_virtual_devices=2", "--sync_every_steps=16")
+    line = inside(*MLP, *drifting, "--freeze=bias:1", "--eval_every_steps=0").mistake
+    assert "--freeze=bias:1 ends at step 23, between two syncs (--sync_every_steps=16)" in line
+
+
+def test_a_held_run_frees_weights_within_a_call_on_data_that_is_handed_in():
+    x = np.random.default_rng(0).normal(size=(64, 8, 8)).astype(np.float32)
+    y = np.arange(64) % 10
+    asked = {"model": "mlp", "model_arg": {"hidden_units": [4]}, "freeze": ["dense/:1"], "jit": "off"}
+    with crankshaft.open_run(data=((x, y), None, 10), **asked, progress="off", global_batch_size=16) as run:
+        first = run.model.layers[1].kernel
+        before = first.numpy()
+        run.train(data=(x, y), steps=4)
+        assert np.array_equal(first.numpy(), before)
+        run.train(data=(x, y), steps=1)
+        assert 0 < np.abs(first.numpy() - before).max() < 1.1e-3
+
+
+@pytest.mark.slow
+def test_workers_and_servers_train_the_same(inside, start, tmp_path):
+    """One worker around two servers makes one device's updates in their order."""
+    inside(*ASKED, "--train_steps=20", f"--run_dir={tmp_path}/one").ok()
+    clusters = {"multi_worker": ("--workers=2", "--ps=0"), "parameter_server": ("--workers=1",)}
+    for strategy, local in clusters.items():
+        flags = (*ASKED[1:], "--jit=auto", "--train_steps=20", f"--strategy={strategy}")
+        job = start(strategy, *flags, local=local, script=ASKED[0]).ok()
+        for name, value in weights(tmp_path / "one").items():
+            np.testing.assert_allclose(weights(job.run_dir)[name], value, atol=2e-5, err_msg=name)
