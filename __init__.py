@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .engine.metrics.means import Mean, auc, mean, root_mean_square
     from .engine.step.batches import weighed
     from .engine.step.context import step_context
+    from .engine.step.gathering import gather
     from .engine.step.gradients import Update
     from .engine.trainer import Trainer
     from .input.data import Data
@@ -38,6 +39,7 @@ _HOMES = {
     "UsageError": "crankshaft.launch.errors",
     "auc": "crankshaft.engine",
     "fit": "crankshaft.launch.fit",
+    "gather": "crankshaft.engine",
     "load_model": "crankshaft.launch.api",
     "main": "crankshaft.launch.train",
     "make_optimizer": "crankshaft.engine",
@@ -65,6 +67,7 @@ __all__ = [
     "UsageError",
     "auc",
     "fit",
+    "gather",
     "load_model",
     "main",
     "make_optimizer",

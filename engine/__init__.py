@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .metrics.means import Mean, auc, mean, root_mean_square
     from .step.batches import weighed
     from .step.context import step_context
+    from .step.gathering import gather
     from .step.gradients import Update
     from .step.options import StepOptions
     from .trainer import Trainer
@@ -46,6 +47,7 @@ _HOMES = {
     "auc": "crankshaft.engine.metrics.means",
     "build_embeddings": "crankshaft.engine.build",
     "build_layers": "crankshaft.engine.build",
+    "gather": "crankshaft.engine.step.gathering",
     "make_optimizer": "crankshaft.engine.build",
     "mean": "crankshaft.engine.metrics.means",
     "root_mean_square": "crankshaft.engine.metrics.means",
@@ -64,6 +66,7 @@ __all__ = [
     "auc",
     "build_embeddings",
     "build_layers",
+    "gather",
     "make_optimizer",
     "mean",
     "root_mean_square",

@@ -187,15 +187,20 @@ class Reduction(tf.Module):
         """
         if self.alone() or step_context().mesh.data.size == 1:
             return values
-        context, step = tf.distribute.get_replica_context(), step_context()
+        step = step_context()
         present = step.present
-        one_by_one = tf.get_static_value(context.replica_id_in_sync_group) is not None  # a TPU's share one trace
-        self.sums_midway = one_by_one and len(context.strategy.extended.worker_devices) > 1
+        self.meet_midway()
 
         def total(x):
             return step.mesh.data.all_reduce(x if present is None else tf.where(present, x, 0.0))
 
         return tf.custom_gradient(lambda x: (total(x), total))(values)
+
+    def meet_midway(self) -> None:
+        """Notes that replicas meet within a step, before their gradients do."""
+        context = tf.distribute.get_replica_context()
+        one_by_one = tf.get_static_value(context.replica_id_in_sync_group) is not None  # a TPU's share one trace
+        self.sums_midway = one_by_one and len(context.strategy.extended.worker_devices) > 1
 
     def take_figures(self) -> dict[str, tf.Tensor]:
         """Returns, of what is `watched`, what this replica's step has found, scalar float32; 0 for what it has not.

@@ -1,0 +1,63 @@
+"""Gathers examples' values over the replicas that make an update together, for losses of pairs. Replica code."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from ..mesh import collectives
+from .context import step_context
+
+
+def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gathers a value of each example from all replicas, for a loss that compares each example with all others.
+
+    A replica's loss is of its own examples, as ever, beside those of all: `mean` of one value for each of its own. Its
+    gradient is the whole loss's: what all replicas' losses say of a row comes back to the replica that it is of. So the
+    numbers are those of one device, where batches are uneven too: a replica without examples brings no row. Where
+    replicas are updated by themselves (local SGD, servers) the rows are its own. Gathering may not stand in a loop or
+    condition, so this can't be combined with micro-batches, which would also compare each with fewer.
+
+    Args:
+      trainer: whose step it is.
+      values: [n, ...], a row for each of the replica's n examples, of a float type.
+
+    Returns:
+      ([N, ...], first): the rows of all N examples of the global batch, in the same order on each replica, and the
+      scalar int32 number of this replica's first one among them.
+
+    Raises:
+      ValueError: the model is cut over a mesh, or the batch into micro-batches.
+
+    Example:
+      >>> def loss(self, outputs, batch):  # of a Trainer whose outputs are (images, texts), each [n, 64]
+      ...     images, texts = outputs
+      ...     all_texts, first = gather(self, texts)
+      ...     similar = tf.matmul(images, all_texts, transpose_b=True)
+      ...     own = first + tf.range(tf.shape(images)[0])
+      ...     return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(own, similar))
+    """
+    step, reduction = step_context(), trainer.reduction
+    if step.is_training and trainer.given.options.accumulate_steps > 1:
+        raise ValueError("`accumulate_steps`: gather needs a batch as a whole; use 1")
+    if step.mesh.is_cut:
+        raise ValueError("`mesh`: gather is of models that each replica has whole; leave it out")
+    if reduction.alone() or step.mesh.data.size == 1:
+        return values, tf.constant(0)
+    reduction.meet_midway()
+    context, present = tf.distribute.get_replica_context(), step.present
+    rows = tf.shape(values)[0] if present is None else tf.where(present, tf.shape(values)[0], 0)
+    counts = step.mesh.data.all_gather(rows)
+    first = tf.reduce_sum(tf.where(tf.range(counts.shape[0]) < step.mesh.data.rank, counts, 0))
+
+    @tf.custom_gradient
+    def gathered(values):
+        def gradient(upstream):
+            upstream = upstream if present is None else tf.where(present, upstream, tf.zeros_like(upstream))
+            own = collectives.all_reduce(context, upstream)[first : first + rows]
+            padding = [[0, tf.shape(values)[0] - rows], *[[0, 0]] * (values.shape.rank - 1)]
+            return tf.pad(own, padding)
+
+        return context.all_gather(values[:rows], axis=0), gradient
+
+    # A replica without examples computes one that counts in nothing; it has a number that there is.
+    return gathered(values), first if present is None else tf.where(present, first, 0)
