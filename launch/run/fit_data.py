@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...engine.data import frames
 from ...engine.data.py_dataset import OfBatches
 from ...engine.data.source import Source, SourceSlice, Spec, WrappedSource
 from ...engine.step.batches import fields
@@ -17,7 +18,9 @@ _BATCH_SIZE = 32  # Keras's
 
 
 def given(x: Any) -> Any:
-    """Returns what is trained on, with a source in the place of a `PyDataset`."""
+    """Returns what is trained on, with a source in the place of a `PyDataset`, a dataset in that of a `DataLoader`."""
+    if frames.is_loader(x):
+        return frames.of_loader(x)
     return OfBatches(x) if isinstance(x, tf.keras.utils.PyDataset) else x
 
 

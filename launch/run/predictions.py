@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...engine import Trainer
+from ...engine.data import frames
 from ...engine.data.arrays import ArraySource
 from ...engine.data.source import Split
 from ...engine.holdings import Holdings
@@ -53,6 +54,7 @@ def forward(session: Session, name: str | None = None) -> Callable[[Any], Any]:
                 f"predict was given a {type(features).__name__}; give features alone, as arrays: of a tf.data.Dataset "
                 "np.stack([features for features, *_ in dataset]), of a Source what its read returns"
             )
+        features = frames.as_arrays(features, may_lack=bool(session.known.treatments))
         features = tf.nest.map_structure(np.asarray, splits.as_arrays(session.names.ids(features)))
         lent.check_like("features", wanted, ArraySource(features).element_spec)
         count = len(tf.nest.flatten(features)[0])

@@ -10,10 +10,11 @@ import tensorflow as tf
 from absl import logging
 
 from ...engine.data import arrays as host_arrays
+from ...engine.data import frames
 from ...engine.data.arrays import ArraySource
 from ...engine.data.py_dataset import OfBatches
 from ...engine.data.reading import example_bytes
-from ...engine.data.source import Source, Spec, Split, WithoutBadRecords
+from ...engine.data.source import Source, SourceError, Spec, Split, WithoutBadRecords
 from ...engine.data.streamed import OfDataset, Stream
 from ...engine.data.waiting import of_files
 from ...engine.step.batches import fields
@@ -136,6 +137,9 @@ def num_classes(split: Split) -> int | None:
 
 def checked(name: str, split, said: list[str]) -> Source | Stream:
     """Returns a split as a `Source` or a `Stream`, see `prepare`; adds lines to print to `said`."""
+    if frames.is_loader(split):
+        said.append(f"the {name} data is a {type(split).__name__}: each epoch reads it from its beginning")
+        split = frames.of_loader(split)
     if isinstance(split, tf.data.Dataset):
         return OfDataset(_checked_dataset(name, split, said))
     if isinstance(split, tf.keras.utils.PyDataset):
@@ -148,7 +152,7 @@ def checked(name: str, split, said: list[str]) -> Source | Stream:
         return split
     if isinstance(split, Source):
         return _checked_source(name, split)
-    return ArraySource(_checked_arrays(name, as_arrays(_in_form(name, split))))
+    return ArraySource(_checked_arrays(name, as_arrays(_in_form(name, _without_frames(name, split)))))
 
 
 def _checked_arrays(name: str, split):
@@ -170,6 +174,15 @@ def _checked_arrays(name: str, split):
     if not weights.any():
         raise UsageError(f"all weights of the {name} data are 0, so no example counts; give some more than that")
     return (parts.features, () if parts.labels is None else parts.labels, weights)
+
+
+def _without_frames(name: str, split):
+    """Returns a split with arrays for what data frames and lists of its parts hold; those parts may be in a list."""
+    try:
+        parts = tuple(map(frames.as_arrays, split)) if isinstance(split, (tuple, list)) else frames.as_arrays(split)
+    except SourceError as error:
+        raise UsageError(f"the {name} data: {error}") from None
+    return parts
 
 
 def _in_form(name: str, split):

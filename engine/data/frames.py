@@ -1,0 +1,100 @@
+"""Data frames, series and lists as arrays, loaders of batches as datasets: by what they offer, without their libraries.
+
+Host code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .source import SourceError
+
+
+def as_arrays(nest: Any, may_lack: bool = False) -> Any:
+    """Returns a nest with arrays in the place of what holds their values.
+
+    A data frame (pandas's, polars's) becomes a dictionary of its columns by name, a series an array, and a list of
+    numbers or text, or of such lists, one array. All else stays.
+
+    Args:
+      nest: the data.
+      may_lack: whether columns may lack values, which then are nan, or empty text.
+
+    Raises:
+      SourceError: a column lacks values that it may not, or lists are of several lengths; names it.
+    """
+    if hasattr(nest, "to_numpy"):
+        if not hasattr(nest, "columns"):
+            return _column(f"series {getattr(nest, 'name', None)!r}", nest, may_lack)
+        return {str(name): _column(f"column {name!r}", nest[name], may_lack) for name in nest.columns}
+    if isinstance(nest, dict):
+        return {name: as_arrays(each, may_lack) for name, each in nest.items()}
+    if isinstance(nest, list) and nest and _is_plain(nest):
+        try:
+            return np.array(nest)
+        except ValueError as error:
+            raise SourceError(f"a list of lists that are not of one length can't be an array ({error})") from None
+    if isinstance(nest, (list, tuple)) and not hasattr(nest, "_fields"):
+        return type(nest)(as_arrays(each, may_lack) for each in nest)
+    return nest
+
+
+def _is_plain(values: list) -> bool:
+    """Returns whether a list, at any depth, holds numbers and text alone; each list is judged by its first value."""
+    first = values[0] if values else None
+    return _is_plain(first) if isinstance(first, list) else isinstance(first, (int, float, str, bytes, np.generic))
+
+
+def _column(what: str, series: Any, may_lack: bool) -> np.ndarray:
+    array = np.asarray(series.to_numpy())
+    is_missing = getattr(series, "isna", None) or getattr(series, "is_null", None)
+    missing = np.zeros([len(array)], bool) if is_missing is None else np.array(is_missing())
+    if array.dtype.kind == "f":
+        missing |= np.isnan(array)
+    if not missing.any():
+        return array
+    if may_lack:
+        return np.where(missing, "", array) if array.dtype == object else array
+    raise SourceError(
+        f"{what} lacks {missing.sum():,} of {len(missing):,} values, the first in row {np.argmax(missing):,}; fill "
+        "them, or leave these rows out"
+    )
+
+
+def is_loader(data: Any) -> bool:
+    """Returns whether data is a loader of batches as PyTorch's DataLoader is one."""
+    return all(hasattr(data, name) for name in ("__iter__", "dataset", "batch_size", "collate_fn"))
+
+
+def of_loader(loader: Any) -> tf.data.Dataset:
+    """Returns a loader's batches as a dataset; each of its iterators reads the loader once, from its beginning.
+
+    Raises:
+      SourceError: it gives no batch, or one that is not of arrays.
+    """
+    name = type(loader).__name__
+    first = next(iter(loader), None)
+    if first is None:
+        raise SourceError(f"the {name} is empty; give at least one batch")
+
+    def spec(x: np.ndarray) -> tf.TensorSpec:
+        return tf.TensorSpec([None, *x.shape[1:]], tf.as_dtype(x.dtype))
+
+    def batches() -> Iterator[Any]:
+        for batch in loader:
+            yield _batch(batch, name)
+
+    specs = tf.nest.map_structure(spec, _batch(first, name))
+    return tf.data.Dataset.from_generator(batches, output_signature=specs)
+
+
+def _batch(batch: Any, name: str) -> Any:
+    batch = tuple(batch) if isinstance(batch, list) else batch
+    arrays = tf.nest.map_structure(np.asarray, as_arrays(batch))
+    if any(not array.ndim or array.dtype == object for array in tf.nest.flatten(arrays)):
+        raise SourceError(f"the {name} gives no batch of arrays; have its collate_fn return (features, labels)")
+    return tf.nest.map_structure(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, arrays)

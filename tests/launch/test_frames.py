@@ -1,0 +1,108 @@
+"""Data frames, lists and loaders train as the arrays that they hold, wherever a run takes data."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import crankshaft
+from crankshaft.engine.data import frames
+from crankshaft.launch.errors import UsageError
+
+ROWS = 20
+X = {"age": np.arange(ROWS) / 10.0, "score": np.arange(ROWS)[::-1] % 7, "place": np.array(["a", "bc"] * (ROWS // 2))}
+Y = (np.arange(ROWS) % 3 == 0).astype(np.float32)
+ASKED = {"global_batch_size": 5, "train_steps": 8, "progress": "off", "jit": "off"}
+
+
+class Table(crankshaft.Trainer):
+    """Two columns of numbers and the length of one of text."""
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+
+    def forward(self, features, training):
+        columns = [features["age"], features["score"], tf.strings.length(features["place"])]
+        return self.model(tf.stack([tf.cast(each, tf.float32) for each in columns], 1), training=training)
+
+    def loss(self, outputs, batch):
+        return crankshaft.mean(tf.square(outputs[:, 0] - tf.cast(batch[1], tf.float32)))
+
+
+class Loader:
+    """What PyTorch's DataLoader has, without PyTorch."""
+
+    def __init__(self, size: int, batches=None):
+        self.dataset, self.batch_size, self.collate_fn, self.epochs = range(ROWS), size, None, 0
+        self._batches = batches
+
+    def __iter__(self) -> Iterator:
+        self.epochs += 1
+        for at in range(0, ROWS, self.batch_size):
+            part = slice(at, at + self.batch_size)
+            yield self._batches or [{name: column[part].tolist() for name, column in X.items()}, Y[part].astype(float)]
+
+
+def weights(data, **more) -> np.ndarray:
+    done = crankshaft.run(Table, data=data, **ASKED, **more)
+    return np.concatenate([v.ravel() for v in done.model.get_weights()])
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_data_frame_is_a_dictionary_of_its_columns(library):
+    module = pytest.importorskip(library)
+    frame, labels = module.DataFrame(X), module.Series(Y)
+    expected = weights(((X, Y), None))
+    np.testing.assert_array_equal(weights(((frame, labels), None)), expected)
+    with crankshaft.open_run(Table, data=((frame, labels), None), **ASKED) as run:
+        run.train(data=(frame, labels), steps=2)
+        assert run.evaluate((frame, labels)) == run.evaluate((X, Y))
+        np.testing.assert_array_equal(run.predict(frame), run.predict(X))
+        with pytest.raises(UsageError, match=r"given data: column 'score' lacks 1 of 20 values, the first in row 19"):
+            run.evaluate((module.DataFrame({**X, "score": [*X["score"].tolist()[:-1], None]}), labels))
+
+
+def test_lists_of_numbers_and_text_are_arrays():
+    lists = {name: column.tolist() for name, column in X.items()}
+    np.testing.assert_array_equal(weights(((lists, Y.tolist()), None)), weights(((X, Y), None)))
+    assert frames.as_arrays([[1, 2], [3, 4]]).shape == (2, 2)
+    assert isinstance(frames.as_arrays([np.zeros(2), np.zeros(2)]), list)  # two inputs
+    with pytest.raises(UsageError, match="train data: a list of lists that are not of one length"):
+        weights((([[1, 2], [3]], Y), None))
+
+
+def test_a_loader_is_a_stream_of_its_examples():
+    loader = Loader(6)  # ends in a batch of 2
+    np.testing.assert_allclose(
+        weights((loader, None), shuffle_buffer=0), weights(((X, Y), None), shuffle_buffer=0), rtol=1e-6
+    )
+    assert loader.epochs >= 3
+
+
+def test_a_loader_goes_on_where_a_run_ended(tmp_path):
+    """Within an epoch, of a loader that has one order."""
+    whole = weights((Loader(6), None))
+    for steps in (3, 8):
+        parts = crankshaft.run(
+            Table, data=(Loader(6), None), **{**ASKED, "train_steps": steps}, run_dir=str(tmp_path / "run")
+        )
+    np.testing.assert_array_equal(np.concatenate([v.ravel() for v in parts.model.get_weights()]), whole)
+
+
+def test_a_loader_of_no_batches_is_one_line():
+    with pytest.raises(UsageError, match="the Loader gives no batch of arrays; have its collate_fn return"):
+        weights((Loader(6, batches=(3, 4)), None))
+
+
+def test_fit_takes_a_loader():
+    module = importlib.import_module("keras")
+    model = module.Sequential([module.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    batches = (np.ones([6, 2]), np.ones([6]))
+    run = crankshaft.fit(model, Loader(6, batches=batches), epochs=2, verbose=0)
+    assert len(run.history.history["loss"]) == 2
+    assert run.history.history["loss"][1] < run.history.history["loss"][0]
