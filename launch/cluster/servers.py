@@ -31,7 +31,7 @@ def serve(
     load: Callable[[], Sequence[Source]],
     gpus: Sequence[int] | None = None,
 ) -> int:
-    """Serves until SIGTERM or Ctrl-C, or until the coordinator has been gone for too long. Returns the exit code.
+    """Serves until a signal, the run's end, or until the coordinator has been gone for too long. Returns the exit code.
 
     Args:
       cluster: with this process as a worker or a parameter server.
@@ -67,6 +67,8 @@ def serve(
     (chief,) = cluster.job("chief")
     coordinator = meeting.Presence(chief, timeout_seconds)
     while not coordinator.is_gone():
+        if answering.dismissed.is_set() and not meeting.answers(chief):
+            os._exit(0)  # its run has ended well, and so has its process
         time.sleep(_POLL_SECONDS)
     line = f"the coordinator ({chief}) has not answered for {timeout_seconds:g} s: it has ended, or is stopped"
     code = errors.fail(errors.EXIT_FAILED, f"{line}; {cluster.task} ends")

@@ -26,12 +26,15 @@ from ...health.watchdog import FIRST_CALL_FACTOR, LostPeerError
 from ...internals.errors import reason
 from ...internals.tensorflow import answer_to, called_by_name
 
-_READ, _DESCRIBE, _VERIFY, _BAD = (f"crankshaft/{name}" for name in ("read", "describe", "verify", "bad"))
+_READ, _DESCRIBE, _VERIFY, _BAD, _DISMISS = (
+    f"crankshaft/{name}" for name in ("read", "describe", "verify", "bad", "dismiss")
+)
 _SAID = re.compile(
     r"\[(Source|StuckRead)Error\] (.*?) \[end\]", re.DOTALL
 )  # TensorFlow puts names and a traceback around it
 _PAUSE_SECONDS = 0.5
 _ANSWER_SECONDS = 60.0  # for what is not of the essence
+_DISMISS_SECONDS = 2.0
 
 
 class Sources:
@@ -40,6 +43,9 @@ class Sources:
     Args:
       load: returns the sources; called at the first question, once, and again where it has raised.
       task: this one's name, for messages.
+
+    Attributes:
+      dismissed: set once the coordinator's run has ended well.
     """
 
     def __init__(self, load: Callable[[], Sequence[Source]], task: str):
@@ -49,6 +55,7 @@ class Sources:
         self._readers: dict[bytes, Reader] = {}
         self._bytes_told: dict[bytes, int] = {}  # of what each has read
         self._answers: list[Callable] = []
+        self.dismissed = threading.Event()
 
     def answer(self) -> Sources:
         """Registers this task's functions, for as long as this object is kept. Returns itself."""
@@ -57,6 +64,7 @@ class Sources:
             _DESCRIBE: self._describe,
             _VERIFY: self._verify,
             _BAD: self._bad,
+            _DISMISS: self._dismiss,
         }
         self._answers = [self._with_marked_errors(function) for function in answers.values()]
         for name, function in zip(answers, self._answers, strict=True):
@@ -100,6 +108,10 @@ class Sources:
     def _bad(self) -> list[np.ndarray]:
         with self._lock:
             return _as_text([*each.bad] if isinstance(each, WithoutBadRecords) else [] for each in self._all())
+
+    def _dismiss(self) -> list[np.ndarray]:
+        self.dismissed.set()
+        return _as_text([])
 
     def _reader(self, wanted: dict) -> Reader:
         described = [describe(each) for each in self._all()]
@@ -182,7 +194,7 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
       SourceError: a worker's differ, or can't be read.
       LostPeerError: a worker does not answer.
     """
-    answers = _ask(_DESCRIBE, len(workers), FIRST_CALL_FACTOR * timeout_seconds)
+    answers = _ask(_DESCRIBE, _jobs_tasks(worker=len(workers)), FIRST_CALL_FACTOR * timeout_seconds)
     for worker, (answer, address) in enumerate(zip(answers, workers, strict=True)):
         if answer is None:
             raise LostPeerError(
@@ -198,35 +210,47 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
 
 def undecodable(workers: int) -> SourceError | None:
     """Returns what is wrong with an example that a worker has read and can't decode, if there is one."""
-    return next((fault for each in _ask(_VERIFY, workers, _ANSWER_SECONDS) if (fault := failure(each))), None)
+    return next(
+        (fault for each in _ask(_VERIFY, _jobs_tasks(worker=workers), _ANSWER_SECONDS) if (fault := failure(each))),
+        None,
+    )
 
 
 def bad_records(index: int, workers: int) -> set[int]:
     """Returns the records of the source of an index that workers have left out; one that is away says of none."""
-    answers = _ask(_BAD, workers, _ANSWER_SECONDS)
+    answers = _ask(_BAD, _jobs_tasks(worker=workers), _ANSWER_SECONDS)
     return {record for answer in answers if isinstance(answer, list) for record in answer[index]}
 
 
-def _ask(name: str, workers: int, seconds: float) -> list[list | Exception | None]:
-    """Calls a function of each worker by name; returns what each returned or raised, None for no answer in time.
+def dismiss(workers: int, servers: int) -> None:
+    """Tells workers and servers that the run has ended well; they end with the coordinator. One away is not told."""
+    _ask(_DISMISS, _jobs_tasks(worker=workers, ps=servers), _DISMISS_SECONDS)
+
+
+def _jobs_tasks(**counts: int) -> list[str]:
+    return [f"/job:{job}/task:{number}" for job, count in counts.items() for number in range(count)]
+
+
+def _ask(name: str, tasks: Sequence[str], seconds: float) -> list[list | Exception | None]:
+    """Calls a function of each task by name; returns what each returned or raised, None for no answer in time.
 
     With `seconds` 0 it waits for ever.
     """
-    answers: list[list | Exception | None] = [None] * workers
+    answers: list[list | Exception | None] = [None] * len(tasks)
     end = time.monotonic() + seconds
 
-    def ask(worker: int) -> None:
-        while answers[worker] is None and not (seconds and time.monotonic() > end):
+    def ask(number: int) -> None:
+        while answers[number] is None and not (seconds and time.monotonic() > end):
             try:
-                with tf.device(f"/job:worker/task:{worker}/device:CPU:0"):
-                    answers[worker] = [json.loads(each) for each in called_by_name(name, (), [tf.string])[0].numpy()]
+                with tf.device(f"{tasks[number]}/device:CPU:0"):
+                    answers[number] = [json.loads(each) for each in called_by_name(name, (), [tf.string])[0].numpy()]
             except (tf.errors.UnavailableError, tf.errors.AbortedError):  # it is started again
                 time.sleep(_PAUSE_SECONDS)
             except Exception as error:  # reaches the thread that waits
-                answers[worker] = error
+                answers[number] = error
 
     # Daemons: the process must not wait for a thread that waits for a stopped worker.
-    asking = [threading.Thread(target=ask, args=(worker,), daemon=True) for worker in range(workers)]
+    asking = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(len(tasks))]
     for thread in asking:
         thread.start()
     for thread in asking:

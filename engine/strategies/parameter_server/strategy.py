@@ -155,6 +155,10 @@ class ParameterServer(Measured):
     def wind_up(self) -> None:
         self._ending = True
 
+    def dismiss(self) -> None:
+        """Tells workers and servers that the run has ended well, so that they end with this process, and with 0."""
+        sources.dismiss(len(self.cluster.workers), len(self.cluster.servers))
+
     @contextlib.contextmanager
     def watch(self):
         try:

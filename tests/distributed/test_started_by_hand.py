@@ -1,0 +1,31 @@
+"""Tasks that are started by hand, by --cluster_hosts and --task_index: each says what it is, and all end with 0."""
+
+import socket
+
+BY_FLAGS = """
+import json, os, sys
+from crankshaft.launch import train
+
+config = json.loads(os.environ.pop("TF_CONFIG"))
+index = config["task"]["index"]
+hosts = ",".join(config["cluster"]["worker"]).replace("localhost", os.environ["HOST"])
+train.main(argv=["crankshaft train", f"--cluster_hosts={hosts}", f"--task_index={index}", *sys.argv[1:]])
+"""
+RUN = ("--model=mlp", "--input=digits", "--jit=off", "--train_steps=4", "--eval_every_steps=0", "--progress=plain")
+
+
+def test_servers_and_workers_end_well_with_their_coordinator(start_workers, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOST", "localhost")
+    (tmp_path / "task.py").write_text(BY_FLAGS)
+    tasks = start_workers(3, tmp_path / "task.py", *RUN, "--num_ps=1", f"--run_dir={tmp_path / 'run'}").ok()
+    assert "evaluation at step 4" in tasks.output(0)
+
+
+def test_a_task_says_what_it_is_and_whose_list_told_it(start_workers, tmp_path, monkeypatch):
+    monkeypatch.setenv(
+        "HOST", socket.gethostname()
+    )  # a name, as hosts have: who starts tasks at loopback's says it itself
+    (tmp_path / "task.py").write_text(BY_FLAGS)
+    tasks = start_workers(1, tmp_path / "task.py", *RUN, "--strategy=multi_worker").ok()
+    assert f"cluster: worker 0 at {socket.gethostname()}:" in tasks.output(0)
+    assert ", task 0 of 1 worker; from --cluster_hosts" in tasks.output(0)
