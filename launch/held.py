@@ -104,7 +104,7 @@ class Held:
     def close(self, *error) -> None:
         """Frees what the run holds, after an error, which may be explained by another that is raised, or without."""
         self.is_open = False
-        if self.asked.coordinates and not self.code and not any(error):
+        if self.config.coordinates and not self.code and not any(error):
             self.session.strategy.dismiss()
         self._stack.__exit__(*(error or (None, None, None)))
 
