@@ -57,10 +57,16 @@ def trained(trainer, steps, run_dir=None, **where):
     return run(trainer, data=((POINTS, POINTS[:, 0]),), train_steps=steps, **how)
 
 
+def variables(trainer) -> list:
+    return [each.numpy() for each in (*trainer.model.weights, *trainer.other.variables, trainer.temperature)]
+
+
 def test_it_is_resumed_to_the_bit(tmp_path):
     trained(Tempered, 3, tmp_path, **MIRRORED)
     resumed, at_once = trained(Tempered, 6, tmp_path, **MIRRORED), trained(Tempered, 6, **MIRRORED)
     assert resumed.result["train"] == at_once.result["train"]
+    for ends in zip(*(variables(each.trainer) for each in (resumed, at_once)), strict=True):
+        np.testing.assert_array_equal(*ends)
     assert resumed.result["resumed_from"] == 3
 
 
