@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from ..metrics.means import LoopSums, Sums
@@ -136,6 +136,7 @@ class Periodic(Hook):
     Args:
       every_steps: the period; 0 is never.
       at_end: act at the run's last step too, whatever the period.
+      more: other periods, at whose ends it acts too.
 
     Raises:
       ValueError: the period is not a whole number, or below 0.
@@ -151,18 +152,21 @@ class Periodic(Hook):
 
     every_steps: int
     at_end: bool
+    more: Collection[int] = ()
 
-    def __init__(self, every_steps: int, at_end: bool = False):
+    def __init__(self, every_steps: int, at_end: bool = False, more: Collection[int] = ()):
         if not isinstance(every_steps, numbers.Integral) or every_steps < 0:
             raise ValueError(f"every_steps={every_steps!r} is not a number of steps; use 1 or more, or 0 for never")
         self.every_steps = int(every_steps)
         self.at_end = at_end
+        self.more = more
 
     def next_due(self, step: int, status: Status) -> int | None:
-        return (step // self.every_steps + 1) * self.every_steps if self.every_steps else None
+        return min(((step // period + 1) * period for period in (self.every_steps, *self.more) if period), default=None)
 
     def is_due(self, status: Status) -> bool:
-        return bool(self.every_steps and status.step % self.every_steps == 0) or (self.at_end and status.last)
+        ends = any(period and status.step % period == 0 for period in (self.every_steps, *self.more))
+        return ends or (self.at_end and status.last)
 
     def __call__(self, status: Status) -> None:
         if self.is_due(status):
@@ -269,8 +273,7 @@ class Windowed(Periodic):
     `act` may keep `window`: the next one is a new object.
 
     Args:
-      every_steps: the period; 0 is never.
-      at_end: act at the run's last step too, whatever the period.
+      every_steps, at_end, more: as `Periodic` takes them.
 
     Attributes:
       window: the sums since the hook last acted; `means()` reads them.
@@ -281,8 +284,8 @@ class Windowed(Periodic):
       ...         print(status.step, self.window.means()["loss"])
     """
 
-    def __init__(self, every_steps: int, at_end: bool = False):
-        super().__init__(every_steps, at_end)
+    def __init__(self, every_steps: int, at_end: bool = False, more: Collection[int] = ()):
+        super().__init__(every_steps, at_end, more)
         self.window = Window()
 
     def __call__(self, status: Status) -> None:

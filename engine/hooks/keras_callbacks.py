@@ -86,13 +86,13 @@ class KerasCallbacks(Windowed):
         self.history = tf.keras.callbacks.History()
         self._callbacks = [*callbacks, self.history]
         self._at_batches = [type(each).__name__ for each in callbacks if _acts_at_batches(each)]
-        self._epoch_steps, self._first_epoch = epoch_steps, first_epoch
+        self.epoch_steps, self._first_epoch = epoch_steps, first_epoch
         self._stride, self._verbose = batch_stride, verbose
         self._states: list[dict[str, Any]] | None = None  # of a checkpoint
         self._logs: dict[str, float] = {}
 
     def begin(self, status: Status) -> None:
-        self._steps = self._epoch_steps or status.steps_per_epoch
+        self._steps = self.epoch_steps or status.steps_per_epoch
         self._model = _Model(status.state.trainer)
         if not status.strategy.is_chief:
             self._callbacks = [self.history]

@@ -403,7 +403,13 @@ class Flags:
         use=_OF_A_FOLDER,
         is_period=True,
     )
-    summary_every_steps: int = _when(_integer, 500, "Write scalars to TensorBoard.", **_COUNT, is_period=True)
+    summary_every_steps: int = _when(
+        _integer,
+        500,
+        "Write scalars to TensorBoard, at each epoch's end too; 0 is only at the run's.",
+        **_COUNT,
+        is_period=True,
+    )
     histogram_every_steps: int = _when(
         _integer, 0, "Write histograms of weights and gradients.", **_COUNT, use=_OF_A_FOLDER, is_period=True
     )

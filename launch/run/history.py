@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from absl import logging
@@ -58,13 +58,13 @@ class History(Windowed):
 
     Args:
       directory: where the files are written; None keeps the rows in memory alone.
-      every_steps: the window of the training metrics, which ends at evaluations and the run's end too.
+      periods: windows of the training metrics, in steps, 0 for none; the run's end and evaluations end one too.
     """
 
     name = "history"
 
-    def __init__(self, directory: str | None, every_steps: int):
-        super().__init__(every_steps, at_end=True)
+    def __init__(self, directory: str | None, periods: Collection[int]):
+        super().__init__(0, at_end=True, more=periods)
         self.rows = Rows()
         self._directory = directory
         self._columns: list[str] = []

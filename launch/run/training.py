@@ -17,6 +17,7 @@ from ...engine.holdings import Holdings
 from ...engine.hooks import Hook, Status, StopRequest, Windowed, evaluation, numerics, saving
 from ...engine.hooks.base import Rates, Window
 from ...engine.hooks.input_bound import InputBound
+from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, check_measured
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.stragglers import Stragglers
@@ -181,7 +182,8 @@ class Training:
 
     def __init__(self, session: Session, user_hooks: Sequence[Hook], check_held: Callable[[], None] | None = None):
         self.session = session
-        self.history = History(session.config.run_dir if session.config.writes_run else None, eval_period(session))
+        rows = row_periods(session, user_hooks)
+        self.history = History(session.config.run_dir if session.config.writes_run else None, rows)
         self.extra = Extra()
         self._stop_request = StopRequest()
         self.signals = Signals(self._stop_request.request, session.config.owns_process, is_kept=True)
@@ -410,6 +412,7 @@ def compose_hooks(
                 os.path.join(config.run_dir, "tensorboard") if config.is_chief else None,
                 every_steps=config.summary_every_steps,
                 histogram_every_steps=config.histogram_every_steps,
+                more=row_periods(session, user_hooks) if config.summary_every_steps else (),
                 config=config.deciding(),
                 probe=Probe(session.strategy, session.trainer),
             )
@@ -505,9 +508,15 @@ def _check_beginning(session: Session) -> None:
 
 
 def eval_period(session: Session) -> int:
-    """Returns how many steps lie between two evaluations, and between two rows of the history."""
+    """Returns how many steps lie between two evaluations."""
     period = session.config.eval_every_steps
     return session.epoch_period if period is None else period
+
+
+def row_periods(session: Session, hooks: Sequence[Hook]) -> set[int]:
+    """Returns the periods, in steps, at whose ends training metrics are written: an epoch's and an evaluation's."""
+    of_callbacks = {hook.epoch_steps or 0 for hook in hooks if isinstance(hook, KerasCallbacks)}
+    return {session.epoch_period, eval_period(session), *of_callbacks}
 
 
 def _evaluation_of(step: int, hooks: Sequence[Hook]) -> dict[str, float] | None:

@@ -22,6 +22,7 @@ from absl.testing import flagsaver
 import crankshaft
 from crankshaft import RunError, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.hooks import every_epoch
+from tests.engine.hooks.tensorboard.boards import scalars
 from tests.waiting import PATIENCE
 
 OPEN = pathlib.Path(__file__).with_name("open_runs.py")
@@ -76,6 +77,7 @@ def test_a_run_returns_what_it_came_to(plane_run):
     assert plane_run.history[-1]["eval_loss"] == plane_run.result["eval"]["loss"]
     assert plane_run.history[-1]["train_loss"] == plane_run.result["train"]["loss"]
     assert len(plane_run.history.column("eval_loss")) == 4
+    assert list(scalars(pathlib.Path(plane_run.run_dir) / "tensorboard" / "train")["loss"]) == [4, 8, 12, 16]
     assert "step=16, loss=" in repr(plane_run)
 
 

@@ -283,6 +283,7 @@ def test_forms_of_data_train_alike(form):
         keras.utils.set_random_seed(1)
         run = crankshaft.fit(mlp(), **data, **how, jit="off")
         histories.append(run.history.history)
+        assert {7, 14} <= {row["step"] for row in run.history if "train_loss" in row}
     assert histories[0] == histories[1]
     assert len(histories[0]["loss"]) == 2
 

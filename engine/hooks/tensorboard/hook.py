@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +24,7 @@ _HISTOGRAM_BYTES = 64 << 20  # a larger table, which may live on another host, g
 
 
 class TensorBoard(Windowed):
-    """Writes scalars every so many steps and at the last one, and evaluations where there are any.
+    """Writes scalars every so many steps, at epochs' ends and at the last step, and evaluations where there are any.
 
     `train/`: each metric's mean since the last time, learning_rate, loss_scale if there is one, epoch, steps_per_sec,
     examples_per_sec, what `Window.input` has, of tables that give rows to ids `tables/...`, and of each of several
@@ -39,6 +39,7 @@ class TensorBoard(Windowed):
     Args:
       directory: `run_dir/tensorboard`.
       every_steps: of scalars; 0 is never, but for the last step and evaluations.
+      more: other periods at whose ends there are scalars, such as an epoch.
       histogram_every_steps: of histograms; 0 is never.
       config: the hyper-parameters, {name: value}.
       probe: for gradients and images; None leaves them out.
@@ -51,10 +52,11 @@ class TensorBoard(Windowed):
         directory: str | None,
         every_steps: int,
         histogram_every_steps: int = 0,
+        more: Collection[int] = (),
         config: dict | None = None,
         probe: Probe | None = None,
     ):
-        super().__init__(every_steps, at_end=True)
+        super().__init__(every_steps, at_end=True, more=more)
         self.histogram_every_steps = histogram_every_steps
         self.config = config or {}
         self.probe = probe
