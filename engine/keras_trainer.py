@@ -60,6 +60,8 @@ class KerasTrainer(Trainer):
 
     Attributes:
       asks_for_jit: whether it is compiled with `jit_compile`.
+      weighs_outputs: whether the data's labels are (labels, weights), the weights of each output, or of each step of a
+        sequence, as Keras's `fit` takes them; those of whole examples are the data's own.
 
     Raises:
       TypeError: what was given is not a Keras model.
@@ -76,6 +78,7 @@ class KerasTrainer(Trainer):
 
     make: Callable[..., tf.keras.Model]
     is_given = False
+    weighs_outputs = False
 
     def __init__(self, **arguments):
         super().__init__()
@@ -155,7 +158,10 @@ class KerasTrainer(Trainer):
         def trace(features, labels=None):
             outputs = self.forward(features, training=False)
             if self._losses is not None:  # so that Keras finds them here, and not in a step
+                labels, weights = self._weighed(labels)
                 self._losses.total(labels, outputs, None, lambda whole: whole.total)
+                if weights is not None:
+                    self._losses.total(labels, outputs, weights, lambda whole: whole.total)
             return outputs
 
         compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
@@ -168,7 +174,7 @@ class KerasTrainer(Trainer):
         specs = tf.nest.map_structure(spec, (features,) if labels is None else (features, labels))
         outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
         if (compiled["metrics"] or compiled["weighted_metrics"]) and labels is not None:
-            self._metrics = keras_compile.Metrics(self.model, symbols(specs[1]), symbols(outputs))
+            self._metrics = keras_compile.Metrics(self.model, symbols(self._weighed(specs[1])[0]), symbols(outputs))
             self._sums = {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
 
     def loss(self, outputs, batch) -> Mean:
@@ -189,10 +195,16 @@ class KerasTrainer(Trainer):
             pairs[name] = pair()
         if self._metrics is None:
             return pairs
-        labels, predictions = (self._metrics.flat(each) for each in (batches.fields(batch).labels, outputs))
+        labels, weights = self._weighed(batches.fields(batch).labels)
+        labels, predictions, weights = (self._metrics.flat(each) for each in (labels, outputs, weights))
         for name, each in self._metrics.by_name.items():
-            pairs[name] = self._sum(name, each, labels[each.output], predictions[each.output])
+            own = weights[each.output if len(weights) > 1 else 0] if each.is_weighted else None
+            pairs[name] = self._sum(name, each, labels[each.output], predictions[each.output], own)
         return pairs
+
+    def _weighed(self, labels) -> tuple[Any, Any]:
+        """Returns (labels, weights) of what the data has as labels; weights are None where it has none of outputs."""
+        return labels if self.weighs_outputs else (labels, None)
 
     def _sum(self, name: str, metric: keras_compile.Metric, labels, predictions, weights=None) -> Pair:
         """Returns what a batch adds to a metric of one output; only one of `weighted_metrics` can be weighed."""
@@ -207,7 +219,7 @@ class KerasTrainer(Trainer):
         """
         if self._losses is None:
             return tf.constant(0.0), {}
-        size = _size(batch)
+        size, (labels, own) = _size(batch), self._weighed(batches.fields(batch).labels)
 
         def divided(loss: keras_compile.Whole) -> tf.Tensor:
             examples, count = size, loss.count
@@ -222,7 +234,7 @@ class KerasTrainer(Trainer):
                 )
             return loss.total * (examples if loss.count is None else tf.math.divide_no_nan(examples, count))
 
-        return self._losses.total(batches.fields(batch).labels, outputs, weights, divided)
+        return self._losses.total(labels, outputs, own if weights is None else weights, divided)
 
 
 def check(model) -> None:

@@ -75,7 +75,8 @@ def fit(
       validation_data: (x, y), (x, y, weights), or what x may be.
       shuffle: whether each epoch has an order of its own.
       class_weight: weights by class; a class that is not in it weighs 1.
-      sample_weight: one number an example.
+      sample_weight: one number an example; or an array [examples, steps] of a sequence's steps; or one of either for
+        each output, in a list or dictionary as the outputs are.
       initial_epoch: the number of the first epoch.
       steps_per_epoch: steps from one `on_epoch_end` to the next; the data once, if None.
       validation_steps: batches that an evaluation takes; all, if None.
@@ -109,7 +110,7 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
                 f"strategy={strategy} has to be there before a model is made; give fit a function that makes and "
                 "compiles the model, and one that returns the data if that is TensorFlow's"
             )
-        trainer_class = KerasTrainer.of(arguments.model)
+        arguments.trainer_class = KerasTrainer.of(arguments.model)
         hook = KerasCallbacks(
             list(arguments.callbacks or ()),
             epoch_steps=arguments.steps_per_epoch,
@@ -133,7 +134,7 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
         **arguments.flags,
     }
     data = None if is_named else functools.partial(_data, arguments)
-    run = api.run(trainer_class, data=data, hooks=[*arguments.hooks, hook], **said)
+    run = api.run(arguments.trainer_class, data=data, hooks=[*arguments.hooks, hook], **said)
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
     if is_model:
         hand_over(run.trainer, run.model, arguments.model)
@@ -143,13 +144,18 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
 def _data(arguments: types.SimpleNamespace) -> Data:
     most = arguments.run_epochs * (arguments.steps_per_epoch or 0) if fit_data.never_ends(arguments.x) else None
     whole = (arguments.x, arguments.y, arguments.sample_weight)
-    train = fit_data.split_of("x", *whole, class_weight=arguments.class_weight, most_batches=most)
-    if (validation := arguments.validation_data) is None:
-        return Data(train)
-    parts = validation if isinstance(validation, (tuple, list)) else (validation,)
-    size = arguments.validation_batch_size or arguments.batch_size
-    most = arguments.validation_steps
-    return Data(train, fit_data.split_of("validation_data", *parts, batch_size=size, most_batches=most))
+    splits = [fit_data.split_of("x", *whole, class_weight=arguments.class_weight, most_batches=most)]
+    if (validation := arguments.validation_data) is not None:
+        parts = validation if isinstance(validation, (tuple, list)) else (validation,)
+        how = {
+            "batch_size": arguments.validation_batch_size or arguments.batch_size,
+            "most_batches": arguments.validation_steps,
+        }
+        splits.append(fit_data.split_of("validation_data", *parts, **how))
+    if form := next(filter(None, map(fit_data.form_of_weights, splits)), None):
+        arguments.trainer_class.weighs_outputs = True
+        splits = [fit_data.with_weighed_labels(split, form) for split in splits]
+    return Data(*splits)
 
 
 def _check(flags: Mapping[str, Any], verbose: Any, counts: Mapping[str, Any]) -> None:

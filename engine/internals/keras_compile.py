@@ -129,16 +129,32 @@ class Losses(CompileLoss):
         Args:
           y_true: labels, in any structure that Keras's `fit` takes.
           y_pred: the model's outputs.
-          weights: one number an example; None is 1.
+          weights: one number an example, or an array or one for each output as Keras's `fit` takes them; None is 1.
           divide: makes a scalar of a loss.
         """
         by_name: dict[str, tf.Tensor] = {}
+        weights = self._by_output(weights) if tf.keras.tree.is_nested(weights) else weights
         token = _running.set((divide, by_name))
         try:
             total = self(y_true, y_pred, weights)
         finally:
             _running.reset(token)
         return total, by_name if len(self._flat_losses) > 1 else {}
+
+    def _by_output(self, weights) -> Any:
+        """Returns the weights of each output as Keras looks them up. Raises ValueError where they are not of each."""
+        form, found = self._y_pred_build_structure, [*weights]
+        names = self.output_names or (sorted(form) if isinstance(form, dict) else [*range(len(form or ()))])
+        if tf.keras.tree.is_nested(form) and isinstance(weights, dict) and {*found} == {*names}:
+            return weights if isinstance(form, dict) else [weights[name] for name in names]
+        if tf.keras.tree.is_nested(form) and not isinstance(weights, dict) and len(found) == len(names):
+            return dict(zip(names, found, strict=True)) if isinstance(form, dict) else found
+        given = ", ".join(map(str, found)) if isinstance(weights, dict) else f"{len(found)} arrays"
+        outputs = ", ".join(map(str, names)) if tf.keras.tree.is_nested(form) else "one output"
+        raise ValueError(
+            f"sample_weight has {given}, and the model has {outputs}; give one array for each output, as a list or "
+            "dictionary, or one array for all"
+        )
 
 
 def _noted(name: str, loss, y_true, y_pred, weights) -> tf.Tensor:
@@ -183,13 +199,13 @@ def _whole(loss, y_true, y_pred, weights) -> Whole:
 
 
 def beside_mask(weights: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-    """Returns the examples' weights [n] in a shape that Keras's metrics multiply by the mask of these outputs."""
+    """Returns weights [n] or [n, ...] in a shape that Keras's metrics multiply by the mask of these outputs."""
     mask = backend.get_keras_mask(y_pred)
     return weights if mask is None else _of_rank(weights, mask.shape.rank)
 
 
 def _of_rank(weights: tf.Tensor, rank: int) -> tf.Tensor:
-    return tf.reshape(weights, [-1] + [1] * (rank - 1)) if rank else weights
+    return tf.reshape(weights, [*tf.unstack(tf.shape(weights)), *[1] * (rank - weights.shape.rank)])
 
 
 class Metric(NamedTuple):
@@ -237,5 +253,5 @@ class Metrics:
         self.by_name: dict[str, Metric] = self._found.result()
 
     def flat(self, y) -> Sequence:
-        """Returns labels or outputs as a list by the outputs' numbers."""
+        """Returns labels, outputs or their weights as a list by the outputs' numbers."""
         return self._found._flatten_y(y)

@@ -85,6 +85,44 @@ def split_of(
     return split if class_weight is None else _weighed(split, class_weight)
 
 
+def form_of_weights(split: Any) -> Any:
+    """Returns the shapes of an example's weights where they are several: of outputs, or of steps of a sequence."""
+    is_dataset = isinstance(split, tf.data.Dataset)
+    weights = None if isinstance(split, Source) else fields(split.element_spec if is_dataset else split).weights
+    if weights is None:
+        return None
+    form = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape if is_dataset else x.shape[1:]), weights)
+    return None if form == tf.TensorShape([]) else form
+
+
+def with_weighed_labels(split: Any, form: Any) -> Any:
+    """Returns a split with (labels, weights) for labels. What it has no weights of weighs 1.
+
+    Args:
+      split: arrays or a dataset.
+      form: of an example's weights, see `form_of_weights`; one number an example counts for all of them.
+    """
+
+    def spread(weights, examples: list[int]) -> Any:
+        def weight(shape: tf.TensorShape) -> tf.Tensor:
+            weighed = tf.ones([*examples, *shape])
+            return weighed if weights is None else weighed * tf.reshape(weights, [*examples, *[1] * shape.rank])
+
+        if weights is not None:
+            weights = tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), weights)
+        is_whole = not isinstance(weights, (dict, tuple)) and (weights is None or weights.shape.rank == len(examples))
+        return tf.nest.map_structure(weight, form) if is_whole else weights
+
+    if isinstance(split, Source):
+        raise UsageError("sample_weight of outputs, or of time steps, is for arrays and tf.data.Datasets; give those")
+    if isinstance(split, tf.data.Dataset):
+        return split.map(lambda x, y, weights=None: (x, (y, spread(weights, []))))
+    x, y, weights = fields(split)
+    if y is None:
+        raise UsageError("sample_weight of outputs, or of time steps, weighs what labels are compared with; give y")
+    return x, (y, spread(weights, [len(tf.nest.flatten(x)[0])]))
+
+
 def _of_known_shape(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset of batches as one of examples, all of the shape of the first where theirs is not known."""
     split = dataset.unbatch()
@@ -100,13 +138,8 @@ def _of_arrays(name: str, x: Any, y: Any, weights: Any, most: int | None) -> tup
     if x is None:
         raise UsageError(f"{name} is not given; give an array, or a dictionary or list of arrays")
     weights = None if weights is None else _arrays(weights)
-    if np.ndim(weights) == 2 and np.shape(weights)[1] == 1:
+    if not isinstance(weights, (dict, tuple)) and np.ndim(weights) == 2 and np.shape(weights)[1] == 1:
         weights = weights[:, 0]
-    if isinstance(weights, (dict, tuple)) or np.ndim(weights) > 1:
-        raise UsageError(
-            "sample_weight has several numbers an example; give one for each, or write a crankshaft.Trainer, whose "
-            "loss weighs outputs or time steps by a feature"
-        )
     x, y = (_arrays(part) for part in (x, y))
     x = x[0] if isinstance(x, tuple) and len(x) == 1 else x
     split = (

@@ -125,6 +125,11 @@ CASES = {
     "lstm with masks": (lstm, lstm_data),
     "masks and weights": (lstm, lambda: lstm_data(sample_weight=WEIGHTS[:, None])),
     "two inputs, three outputs": (many, many_data),
+    "weights of steps": (lstm, lambda: lstm_data(sample_weight=np.stack([WEIGHTS] * 6, 1) * np.arange(6))),
+    "weights of outputs": (
+        many,
+        lambda: {**many_in_lists(), "sample_weight": [*map(even, (WEIGHTS, 2 * WEIGHTS, WEIGHTS[::-1]))]},
+    ),
     "lists, weighted": (many, lambda: {**many_in_lists(), "sample_weight": even(WEIGHTS)}),
 }
 
@@ -409,7 +414,7 @@ MISTAKES = {
     "x is not given": (mlp, {"x": None}),
     "compiled with a loss, and the data has no labels": (mlp, {"y": None}),
     "class_weight and sample weights are both given": (mlp, {"class_weight": {}, "sample_weight": WEIGHTS}),
-    "give one for each": (mlp, {"sample_weight": {"a": WEIGHTS}}),
+    "give one array for each output": (mlp, {"sample_weight": {"a": WEIGHTS}}),
     "a function that makes and compiles the model": (mlp, {"strategy": "multi_worker"}),
     "use --run_dir": (mlp, {"callbacks": [keras.callbacks.BackupAndRestore("backup")]}),
     "epochs, less initial_epoch, is 0": (mlp, {"epochs": 0}),
