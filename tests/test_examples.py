@@ -1,4 +1,4 @@
-"""The examples run as they stand: the notebook in a Jupyter kernel, those that take long in processes of their own."""
+"""The examples run as they stand: the notebooks in a Jupyter kernel, those that take long in processes of their own."""
 
 import os
 import pathlib
@@ -19,18 +19,23 @@ EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """The notebook and its folder, run in a kernel of this Python, with a mistake at its end."""
+    """The notebook and its folder, run with a mistake at its end."""
     folder = tmp_path_factory.mktemp("notebook")
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
     notebook.cells.append(nbformat.v4.new_code_cell("import crankshaft\ncrankshaft.run(model='mpl', input='digits')"))
     notebook.cells[-1].metadata["tags"] = ["raises-exception"]  # is shown, and ends nothing
+    execute(notebook, folder)
+    return notebook, folder
+
+
+def execute(notebook, folder) -> None:
+    """Runs a notebook in a folder, in a kernel of this Python."""
     os.environ["JUPYTER_PLATFORM_DIRS"] = "1"
     notebook.metadata.pop("kernelspec", None)
     client = NotebookClient(notebook, timeout=PATIENCE, resources={"metadata": {"path": str(folder)}})
     manager = client.create_kernel_manager()
     manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     client.execute()
-    return notebook, folder
 
 
 def texts(cell) -> str:
@@ -51,6 +56,16 @@ def test_the_notebook_runs_and_draws_its_progress(ran):
     assert "eval_loss" in texts(code[2])
     assert "True 260" in texts(code[4])
     assert (folder / "runs" / "plane" / "history.csv").exists()
+
+
+@pytest.mark.slow
+def test_a_notebook_holds_a_run_from_cell_to_cell(tmp_path):
+    notebook = nbformat.read(EXAMPLES / "held.ipynb", as_version=4)
+    execute(notebook, tmp_path)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert re.findall(r"^\d+", texts(code[1]), re.M) == ["20", "40", "60", "80", "100"]
+    assert "100 a good start True" in texts(code[3])
+    assert "eval_loss" in texts(code[4])
 
 
 def test_a_mistake_in_a_notebook_is_the_programs_line(ran):
