@@ -118,6 +118,11 @@ class KerasTrainer(Trainer):
         self.model = self._copied(source) if self.is_given else source
         build_layers(self, self.model)
         if self.model is not source and source.built:
+            if (own := len(source.variables)) != (made := len(self.model.variables)):
+                raise ValueError(
+                    f"{type(source).__name__} has {own} variables, and made again from its configuration {made}, as "
+                    "after enable_lora; give a function that returns the compiled model in the place of the model"
+                )
             keras_compile.copy_state(source, self.model)
         self.asks_for_jit = bool(source.jit_compile)
         self._build_optimizer(source)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import crankshaft
+from crankshaft.launch.errors import UsageError
 from tests.distributed.jobs import start
 from tests.launch.conftest import MLP
 from tests.runs import manifests, tensors
@@ -39,6 +41,39 @@ def test_a_run_goes_on_with_all_weights_where_that_is_asked(inside, tmp_path):
     inside(*asked, "--train_steps=11", "--allow_changed_config").ok()
     moved = [np.abs(value - before[name]) for name, value in weights(tmp_path).items() if "kernel" in name]
     assert all(np.median(each[each > 0]) < 1.1e-3 for each in moved)  # the rate, as in a first update
+
+
+class Backbone(tf.keras.layers.Layer):
+    """A layer in a layer, as KerasHub's are."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.inner = tf.keras.layers.Dense(3, name="dense")
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+def lora():
+    """A compiled model, of which what LoRA adds trains, and biases."""
+    model = tf.keras.Sequential([tf.keras.Input([4]), Backbone()])
+    model.layers[0].inner.enable_lora(rank=2)
+    model.compile("adam", "mse")
+    return model
+
+
+def test_lora_of_a_function_trains_what_it_adds_and_of_a_model_is_one_line():
+    x, y = np.ones([16, 4], np.float32), np.zeros([16, 3], np.float32)
+    run = crankshaft.fit(lora, x, y, epochs=2, verbose=0, seed=1)
+    once = crankshaft.fit(lora, x, y, epochs=1, verbose=0, seed=1)
+    before, after = ({v.path: v.numpy() for v in each.model.variables} for each in (once, run))
+    moved = {path for path, value in after.items() if not np.array_equal(value, before[path])}
+    assert {path.split("/")[-1] for path in moved} == {"bias", "lora_kernel_a", "lora_kernel_b"}
+    with pytest.raises(UsageError, match="Sequential has 4 variables, and made again from its configuration 2, as aft"):
+        crankshaft.fit(lora(), x, y, verbose=0)
 
 
 def test_mistakes_that_only_the_model_shows_are_one_line(inside):
