@@ -240,6 +240,9 @@ class Images(Source):
         )
         return tf.concat([first[:2], extent[:2]], 0)
 
+    def ids(self, indices: np.ndarray) -> list[str]:
+        return [self._found.paths[example] for example in indices.tolist()]
+
     def for_evaluation(self) -> Source:
         return Images(self._found, self._form)
 

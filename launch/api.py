@@ -152,7 +152,7 @@ class Run:
         self._held = held
         self._session = held.session
         self._own_flags = own_flags or {}
-        self._forward: dict[str | None, Callable] = {}
+        self._predictors: dict[str | None, Any] = {}
         self._is_whole = True  # whether the state is one that may be saved
 
     def __repr__(self) -> str:
@@ -308,21 +308,35 @@ class Run:
         """What the model's numbers stand for: `classes`, by label number, and `ids(features)`, which looks up text."""
         return self._session.names
 
-    def predict(self, features, name: str | None = None) -> Any:
-        """Computes the outputs of `Trainer.forward` for a batch of any size as NumPy arrays, 16-bit ones as float32.
+    def predict(self, data: Any = None, name: str | None = None, *, split: str | None = None) -> Any:
+        """Computes the outputs of `Trainer.forward`, as NumPy arrays in the examples' order, 16-bit ones as float32.
+
+        Examples are computed `eval_batch_size` at a time, over all replicas, with the weights that evaluations use;
+        each process of a run makes the call, and has all outputs.
 
         Args:
-          features: as the data's: an array, a dictionary or a tuple of arrays, whose first axis is examples; what was
-            text before it was looked up for training may be text or ids. They are computed `eval_batch_size` at a
-            time, with the weights that evaluations use.
+          data: features in the form of the run's: an array, a dictionary or a tuple of arrays, whose first axis is
+            examples; what was text before it was looked up for training may be text or ids. Or a `Source`, a `Stream`,
+            a `tf.data.Dataset` or a `PyDataset`, with labels or without; or the name of an input, such as "digits".
+            None is the run's own data.
           name: of a model among `models`, which then takes the features in place of `Trainer.forward`.
+          split: "eval" or "train", of the run's own data or a named input's; None is that of evaluations, if any.
+
+        Raises:
+          UsageError: the model does not take such features, or there is no such split or model.
+
+        Example:
+          >>> run.predict(split="eval").argmax(-1)  # doctest: +SKIP
         """
         from .run import predictions
 
-        with explanations.as_lines(), self._held.at_work():
-            if name not in self._forward:
-                self._forward[name] = predictions.forward(self._session, name)
-            return self._forward[name](features)
+        def checked(data):
+            if name not in self._predictors:
+                self._predictors[name] = predictions.Predictor(self._session, name)
+            return self._predictors[name].checked(data, split)
+
+        with self._calling("predict", False, data, checked, name=name, split=split) as examples:
+            return self._predictors[name](examples)
 
     def generate(
         self,
@@ -382,20 +396,21 @@ class Run:
         return self._held.training
 
     @contextlib.contextmanager
-    def _calling(self, name: str, while_open: bool = True, data=None, **arguments) -> Iterator[Any]:
+    def _calling(self, method: str, while_open: bool = True, data=None, checked=None, **arguments) -> Iterator[Any]:
         """Makes one call, the same in each process of the run; yields data that is given to it, checked.
 
         Args:
-          name: of the method.
+          method: its name.
           while_open: whether a run that is closed can't do it.
           data: see `train`.
+          checked: checks data and makes a split of it; None is for data of the run's form, if any is given.
           **arguments: as they were given, to compare.
         """
         held = self._held
         given = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
         if while_open and not held.is_open:
             raise UsageError(
-                f"{name}({given}): the run is closed; open it again, on the same run_dir if it is to go on"
+                f"{method}({given}): the run is closed; open it again, on the same run_dir if it is to go on"
             )
         with contextlib.ExitStack() as stack:
             stack.enter_context(explanations.as_lines())
@@ -403,8 +418,8 @@ class Run:
                 stack.enter_context(flagsaver.flagsaver(**self._own_flags))
             stack.enter_context(held.closing_after_errors() if held.is_open else held.opened_again())
             stack.enter_context(held.at_work())
-            split = None if data is None else self._checked(data)
-            held.agree(f"{name}({given})", split)
+            split = checked(data) if checked else None if data is None else self._checked(data)
+            held.agree(f"{method}({given})", split)
             yield split
 
     def _checked(self, data):

@@ -169,7 +169,8 @@ class Held:
         if mode == "benchmark":
             outcome = benchmark_mode.benchmark(session, os.environ)
         else:
-            outcome = {"eval": modes.evaluate, "export": modes.export, "generate": generation.generate}[mode](session)
+            work = {"eval": modes.evaluate, "export": modes.export, "predict": modes.predict}
+            outcome = work.get(mode, generation.generate)(session)
         self.set_result(*outcome)
 
     def set_result(self, result: dict[str, Any], code: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -174,6 +175,14 @@ class Source(Split):
         """
         del indices, stored  # what has come through `read` is good, unless a source knows better
 
+    def ids(self, indices: np.ndarray) -> Sequence[str] | None:
+        """Returns what examples are called, such as their files, for what is written of them; None: they have no name.
+
+        Args:
+          indices: [n] int64.
+        """
+        return None
+
     def for_evaluation(self) -> Source:
         """Returns the same examples as evaluations are to read them: without what `decode` draws."""
         return self
@@ -208,6 +217,15 @@ class WrappedSource(Source):
     def verify(self, indices: np.ndarray, stored: Any) -> None:
         self.source.verify(indices, stored)
 
+    def ids(self, indices: np.ndarray) -> Sequence[str] | None:
+        return self.source.ids(indices)
+
+    def for_evaluation(self) -> Source:
+        wrapped = copy.copy(self)
+        wrapped.source = self.source.for_evaluation()
+        wrapped.draws = wrapped.source.draws
+        return wrapped
+
     def identity(self) -> str:
         return self.source.identity()
 
@@ -238,6 +256,9 @@ class SourceSlice(WrappedSource):
     def verify(self, indices: np.ndarray, stored: Any) -> None:
         with self._from_first():
             self.source.verify(indices + self._range.start, stored)
+
+    def ids(self, indices: np.ndarray) -> Sequence[str] | None:
+        return self.source.ids(indices + self._range.start)
 
     def for_evaluation(self) -> Source:
         return SourceSlice(self.source.for_evaluation(), self._range.start, self._range.stop)
@@ -283,6 +304,9 @@ class WithoutBadRecords(WrappedSource):
                 return stored
             except BadRecordError as error:
                 self._leave_out(error)
+
+    def ids(self, indices: np.ndarray) -> Sequence[str] | None:
+        return self.source.ids(np.array([self._next_good(example) for example in indices.tolist()], np.int64))
 
     def _leave_out(self, error: BadRecordError) -> None:
         if error.example in self.bad:

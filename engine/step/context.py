@@ -138,6 +138,14 @@ class StepRunner:
             metrics = check_weighed(self._trainer.eval_step(batch), batch, self._trainer)
             return only_if(self._counted(present), metrics)
 
+    def outputs(self, compute: Callable, features, step: tf.Tensor):
+        """Returns what `compute` makes of this replica's features, which may be of no example, in an evaluation."""
+        count = tf.shape(tf.nest.flatten(features)[0])[0]
+        features, present = with_stand_in(features)
+        with self._context(tf.identity(step), present, None, tf.constant(0, tf.int64)):
+            outputs = compute(features)
+        return outputs if present is None else tf.nest.map_structure(lambda x: x[:count], outputs)
+
     def _statistics_put_back(self, present: tf.Tensor | None) -> Callable[[dict], None]:
         """Reads the moving statistics; returns a function of a step's metrics that restores them where it counts not.
 

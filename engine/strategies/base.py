@@ -199,6 +199,18 @@ class Strategy(Processes, abc.ABC):
         """Traces a step of the evaluation, if it can be had before, and returns the names of its rows of metrics."""
         return ()
 
+    def on_parts(self, compute: Callable[[Any], Any], batch) -> tuple[tf.Tensor, Any]:
+        """Runs replica code on a batch that each process has whole, each replica on its part. TensorFlow code.
+
+        Args:
+          compute: makes outputs of a batch of any size.
+          batch: nest of tensors whose first axis is examples.
+
+        Returns:
+          Which of the examples this process has computed, int32 [n], and their outputs, in that order.
+        """
+        return tf.range(tf.shape(tf.nest.flatten(batch)[0])[0]), compute(batch)
+
     def close_feeds(self) -> None:
         """Frees what the bound feeds have read ahead; training or evaluating again opens them again."""
         for feed in (self.train_feed, self.eval_feed):

@@ -12,7 +12,7 @@ from absl import logging
 from ..data.feed import Feed
 from ..data.feeds import Devices, ReadFeed, RepeatedFeed, ResidentFeed, StreamedFeed
 from ..data.lent_feed import LentFeed
-from ..data.order import Order, order_of
+from ..data.order import Order, order_of, replica_part
 from ..data.reading import example_bytes, in_memory
 from ..data.source import Source
 from ..data.streamed import divide, unwatched
@@ -240,6 +240,23 @@ class Replicated(Measured):
         """Traces the first call of the first evaluation: mistakes in it show now, and it need not be traced again."""
         self._eval_loop.trace(0, self._eval_steps)
         return self._eval_loop.names
+
+    def on_parts(self, compute, batch):
+        if self._static_shapes:
+            return super().on_parts(compute, batch)
+
+        def on_replica(whole):
+            size, parts = tf.shape(tf.nest.flatten(whole)[0])[0], self.mesh.part(0, self.num_replicas)[1]
+            start, stop = replica_part(size, self.mesh.data.rank, parts)
+            part = tf.nest.map_structure(lambda x: x[start:stop], whole)
+            return tf.range(start, stop), self._runner.outputs(compute, part, self._state.step_variable)
+
+        def joined(value):
+            parts = self.distribution.experimental_local_results(value)
+            with tf.device("CPU:0"):
+                return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+
+        return tf.nest.map_structure(joined, self.distribution.run(on_replica, args=(batch,)))
 
     def close_feeds(self) -> None:
         super().close_feeds()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from .config import KERAS_FILES, Config
 from .flags import ARGUMENTS
 from .values import differences
 
+PREDICTION_FILES = (".csv", ".parquet", ".npz")  # by their endings
 _WRITTEN = ("model.json", "history.jsonl", "history.csv", "result.json")  # by a run that trains, beside config.json
 
 
@@ -36,6 +38,8 @@ def check(config: Config) -> None:
     paths.check_results(config.values)
     if config.mode == "export":
         _check_export(config)
+    if config.mode == "predict":
+        _check_predictions(config)
     _check_init_from(config)
     if config.mode == "generate":
         check_generation(config)
@@ -73,7 +77,30 @@ def _check_export(config: Config) -> None:
             f"--mode=export is done by one process, and there are {len(config.cluster.addresses)}; use python -m "
             "crankshaft train without TF_CONFIG"
         )
-    paths.check_writable("export_dir", config.export_folder)
+    _check_output(config.output_path, folder=not config.output_path.endswith(".keras"))
+
+
+def _check_predictions(config: Config) -> None:
+    if not config.output:
+        raise UsageError(f"--mode=predict needs --output=FILE, one of {', '.join(PREDICTION_FILES)}")
+    if (ending := os.path.splitext(config.output)[1]) not in PREDICTION_FILES:
+        raise UsageError(
+            f"--output={config.output} ends in {ending or 'nothing'}; give a file of predictions one of the endings "
+            f"{', '.join(PREDICTION_FILES)}"
+        )
+    if ending == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UsageError(
+            f"--output={config.output} is written by pyarrow; pip install 'crankshaft[parquet]', or write .csv or .npz"
+        )
+    if config.is_chief:
+        _check_output(config.output)
+
+
+def _check_output(path: str, folder: bool = False) -> None:
+    """Raises `UsageError` where a file is there already, or can't be made; or, of a folder, none can be made in it."""
+    if not folder and os.path.lexists(path):
+        raise UsageError(f"--output: {path} exists; remove it or use another --output")
+    paths.check_writable("output", path if folder else os.path.dirname(os.path.abspath(path)))
 
 
 def check_generation(config: Config) -> None:

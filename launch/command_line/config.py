@@ -31,7 +31,7 @@ KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from tak
 DECIDING = named(lambda flag: flag.decides)
 PERIODS = named(lambda flag: flag.is_period)
 OF_THIS_CALL = named(lambda flag: flag.of_call)
-READING = ("eval", "export", "generate")  # modes that read a run, and change nothing of it
+READING = ("eval", "export", "predict", "generate")  # modes that read a run, and change nothing of it
 # Python types by absl's type of flag; all other flags are strings.
 _KINDS = {"int": (int,), "float": (int, float), "bool": (bool,)}
 _CURE = (
@@ -182,9 +182,9 @@ class Config(Flags):
         return checking and f"XLA leaves the checks of --{checking} out"
 
     @property
-    def export_folder(self) -> str:
-        """The folder in which --mode=export writes a folder for each step."""
-        return self.export_dir or os.path.join(self.run_dir, "export")
+    def output_path(self) -> str:
+        """What --mode=export or predict writes: a file, or the folder in which an export has a folder for each step."""
+        return self.output or os.path.join(self.run_dir, "export")
 
     def given_arguments(self, flag: str) -> dict[str, Any]:
         """Returns what a flag of NAME=VALUE gives, of the types of what it is for. Raises `UsageError`."""

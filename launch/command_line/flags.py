@@ -17,12 +17,12 @@ from ...engine.strategies import registry
 from ..errors import UsageError
 from . import rules
 
-MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "generate")
+MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "predict", "generate")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("float32", "bfloat16", "float16")
 SCHEDULES = ("constant", "cosine", "cosine_restarts", "exponential", "polynomial", "piecewise")
 AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
-EXPORT_FORMATS = ("saved_model", "keras")
+SPLITS = ("eval", "train")
 BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
 
 # What a flag is for: (another flag, values of it), or, without values, any but the other's default.
@@ -44,7 +44,6 @@ ESSENTIAL = (  # what --helpshort has
 ).split()
 _LOCAL_SGD = ("sync_every_steps",)
 _OF_A_FOLDER = ("run_dir",)
-_EXPORT = ("mode", "export")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -464,26 +463,27 @@ class Flags:
     eval_checkpoint: str = _modes(
         _string,
         "latest",
-        "eval, export, generate: latest, best, all, or a step.",
+        "eval, export, predict, generate: latest, best, all, or a step.",
         wants="latest, best, all, or a step",
         rule=rules.matching("latest|best|all|\\d+", "it is not a step either"),
-        use=("mode", "eval", "export", "generate"),
+        use=("mode", "eval", "export", "predict", "generate"),
         of_call=True,
     )
-    export_dir: str | None = _modes(
+    output: str | None = _modes(
         _path,
         None,
-        "export: where the model goes; run_dir/export if not given.",
-        use=_EXPORT,
+        "export: the folder of the SavedModel, run_dir/export if not given, or FILE.keras for Trainer.model alone; "
+        "predict: FILE.csv, .parquet or .npz.",
+        use=("mode", "export", "predict"),
         of_call=True,
         may_differ=True,
     )
-    export_format: str = _modes(
+    predict_split: str | None = _modes(
         _enum,
-        "saved_model",
-        "export: a SavedModel with a serving signature, or a .keras file of Trainer.model.",
-        enum_values=EXPORT_FORMATS,
-        use=_EXPORT,
+        None,
+        "predict: the split of the data; eval if not given, where there is one.",
+        enum_values=SPLITS,
+        use=("mode", "predict"),
         of_call=True,
     )
 

@@ -18,7 +18,7 @@ from . import own_files, paths, rules
 from .flags import ARGUMENTS, GROUPS, HELP, USES
 
 # Flags in a run's config.json that belong to the call that wrote it, and not to the run.
-_OF_THAT_CALL = "mode run_dir result_json export_dir allow_changed_config config flagfile".split()
+_OF_THAT_CALL = "mode run_dir result_json output allow_changed_config config flagfile".split()
 _OF_THAT_CALL += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
 _OF_A_FOLDER = [name for name, use in USES.items() if use == ("run_dir",)]
 _MOST_FLAGFILES = 100

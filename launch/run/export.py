@@ -31,21 +31,22 @@ _NAMED = 20  # classes in the README
 _WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
 
 
-def save(session: Session, folder: str, export_format: str) -> str:
-    """Writes the model of a session under `folder`, whole or not at all, and returns its path.
+def save(session: Session, path: str) -> str:
+    """Writes the model of a session, whole or not at all, and returns its path.
 
     Args:
       session: the one that it was trained in, restored.
-      folder: where to; of a SavedModel the parent of the version folders, one a step, as TensorFlow Serving wants it.
-      export_format: "saved_model" or "keras".
+      path: of a .keras file; or, for a SavedModel, of the parent of the version folders, one a step, as TensorFlow
+        Serving wants it.
     """
-    path = os.path.join(folder, str(session.state.step)) + (".keras" if export_format == "keras" else "")
-    if os.path.exists(path):
-        raise UsageError(f"--export_dir: {path} exists; remove it or use another --export_dir")
+    is_keras = path.endswith(".keras")
+    path = path if is_keras else os.path.join(path, str(session.state.step))
+    if os.path.lexists(path):
+        raise UsageError(f"--output: {path} exists; remove it or use another --output")
     if getattr(session.trainer, "model", None) is None:
         name = type(session.trainer).__name__
         raise UsageError(f"--mode=export serves {name}.model, and there is none; name the model to serve self.model")
-    if export_format == "keras":
+    if is_keras:
         _save_keras(session, path)
     else:
         _save_serving(session, path)
@@ -57,7 +58,7 @@ def _save_keras(session: Session, path: str) -> None:
     if type(session.trainer).forward is not Trainer.forward:
         logging.warning(
             "%s.forward computes more than self.model, which is all that a .keras file holds; "
-            "--export_format=saved_model has all of it",
+            "a folder as --output, for a SavedModel, has all of it",
             type(session.trainer).__name__,
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -68,8 +69,8 @@ def _save_keras(session: Session, path: str) -> None:
             model.save(model_path)
         except NotImplementedError as error:  # as Keras has it of a model that does not say what it is made of
             raise UsageError(
-                f"--export_format=keras: Keras can't write a {type(model).__name__}, which has no get_config; give it "
-                "one, or use --export_format=saved_model"
+                f"--output={path}: Keras can't write a {type(model).__name__}, which has no get_config; give it one, "
+                "or give --output a folder, for a SavedModel"
             ) from error
         shutil.copyfile(model_path, temporary)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...engine.hooks import evaluation, numerics
 from . import export as exports
-from . import fingerprints, reading, weights
+from . import fingerprints, prediction_files, predictions, reading, weights
 from .session import Session
 
 
@@ -32,10 +32,27 @@ def export(session: Session) -> tuple[dict[str, Any], int]:
     numerics.check_weights(session.trainer, f"step {session.state.step}")
     config = session.config
     session.known = weights.about(config.run_dir).known  # the model's, whatever the data has come to be
-    path = exports.save(session, config.export_folder, config.export_format)
-    kind = {"saved_model": "SavedModel", "keras": "Keras model"}[config.export_format]
+    path = exports.save(session, config.output_path)
+    kind = "Keras model" if path.endswith(".keras") else "SavedModel"
     session.say(f"{kind} of step {session.state.step}, {taken}: {path}")
     return {**result_of(session), "export": path, "checkpoint": taken}, 0
+
+
+def predict(session: Session) -> tuple[dict[str, Any], int]:
+    """Writes the predictions of the latest (or chosen) checkpoint for the examples of a split."""
+    config = session.config
+    for manifest in reading.restored(session):
+        if session.trainer.given.vocabulary:
+            fingerprints.warn_of_ids(config, manifest, session.checkpoints.about)
+    numerics.check_weights(session.trainer, f"step {session.state.step}")
+    predictor = predictions.Predictor(session)
+    examples = predictor.checked(None, config.predict_split)
+    columns = prediction_files.columns(session, examples, predictor(examples))
+    count = len(next(iter(columns.values())))
+    if session.strategy.is_chief:
+        prediction_files.write(config.output, columns, session.names.classes)
+    session.say(f"predictions of {count:,} examples by the model of step {session.state.step}: {config.output}")
+    return {**result_of(session), "output": config.output, "examples": count}, 0
 
 
 def as_line(metrics: Mapping[str, float]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import dataclasses
+import io
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,60 +14,164 @@ import tensorflow as tf
 from ...engine import Trainer
 from ...engine.data import frames
 from ...engine.data.arrays import ArraySource
+from ...engine.data.lent_feed import LentFeed
 from ...engine.data.source import Split
 from ...engine.holdings import Holdings
 from ...engine.hooks import evaluation
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.internals import keras
+from ...engine.mesh.mesh import Mesh
 from ...engine.step import batches
+from ..command_line import registry
 from ..errors import UsageError
+from . import data as datas
 from . import lent, splits, weights
 from .session import Session
 
+_MOST_UNSHARED_BYTES = 64 << 20  # of outputs, before the processes that compute them exchange theirs
 
-def forward(session: Session, name: str | None = None) -> Callable[[Any], Any]:
-    """Returns a function from features of any number of examples to NumPy outputs, with evaluation's weights.
+
+class Predictor:
+    """Computes a run's outputs of examples in their order, on all replicas, with the weights that evaluations use.
 
     Args:
       session: of the run.
       name: of a Keras model that the trainer holds; None is `Trainer.forward`.
     """
-    trainer, size = weights.alone(session), session.config.eval_batch_size
-    if name is None:
-        taken, run = features_taken(trainer, session.example), trainer.forward
-    else:
-        run = weights.named(trainer, name)
-        taken = (
-            _any_size(own)
-            if (own := keras.inputs_of(run)) is not None
-            else _any_size(batches.features(session.example))
+
+    def __init__(self, session: Session, name: str | None = None):
+        self._session = session
+        trainer = session.trainer
+        if name is None:
+            taken, run = features_taken(trainer, session.example), trainer.forward
+        else:
+            run = weights.named(trainer, name)
+            own = keras.inputs_of(run)
+            taken = _any_size(batches.features(session.example) if own is None else own)
+        self._wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), taken)
+
+        def outputs(features):
+            found = run(features, training=False)
+            return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, found)
+
+        @tf.function(input_signature=[taken], autograph=False)
+        def compute(features):
+            return session.strategy.on_parts(outputs, features)
+
+        self._compute = compute
+
+    def checked(self, data: Any, split: str | None = None) -> Split:
+        """Returns what `Run.predict` is given as a `Source` or a `Stream`. Raises `UsageError`."""
+        session = self._session
+        if data is None or isinstance(data, str):
+            chosen = _of_run(session, split) if data is None else _of_input(session, data, split)
+        elif split is not None:
+            raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
+        elif frames.is_loader(data) or isinstance(data, (Split, tf.data.Dataset, tf.keras.utils.PyDataset)):
+            chosen = splits.checked("given", data, [])
+        else:
+            arrays = frames.as_arrays(data, may_lack=bool(session.known.treatments))
+            arrays = tf.nest.map_structure(np.asarray, splits.as_arrays(session.names.ids(arrays)))
+            chosen = ArraySource((arrays,) if isinstance(arrays, tuple) else arrays)
+        features = session.names.ids(batches.features(splits.example(chosen)))
+        lent.check_like("features", self._wanted, ArraySource(features).element_spec)
+        return chosen
+
+    def __call__(self, split: Split) -> Any:
+        """Returns the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them."""
+        session = self._session
+        done = _Gathered(session.strategy)
+        averages = any(each.weight_average is not None for each in Holdings(session.trainer).optimizers.values())
+        with averaged_weights(session.trainer) if averages else contextlib.nullcontext():
+            for batch in _batches(split, session.config.eval_batch_size):
+                features = session.names.ids(batches.features(batch))
+                rows, outputs = self._compute(tf.nest.map_structure(tf.convert_to_tensor, features))
+                done.add(len(tf.nest.flatten(features)[0]), rows.numpy(), [x.numpy() for x in tf.nest.flatten(outputs)])
+        return tf.nest.pack_sequence_as(outputs, done.all())
+
+
+class _Gathered:
+    """The outputs of all examples in their order, of which each process computes some."""
+
+    def __init__(self, strategy):
+        self._strategy = strategy
+        self._examples = 0
+        self._mine: list[list[np.ndarray]] = []  # rows, and the outputs at them
+        self._of_all: list[list[np.ndarray]] = []
+
+    def add(self, examples: int, rows: np.ndarray, outputs: list[np.ndarray]) -> None:
+        """Adds this process's outputs of a batch of so many examples, at these rows of it."""
+        self._mine.append([rows + self._examples, *outputs])
+        self._examples += examples
+        # The same in all processes, whatever their parts.
+        each = sum(int(np.prod(x.shape[1:])) * x.dtype.itemsize for x in outputs)
+        if self._strategy.num_hosts > 1 and len(self._mine) * examples * each >= _MOST_UNSHARED_BYTES:
+            self._share()
+
+    def all(self) -> list[np.ndarray]:
+        """Returns the outputs of all examples, which all processes have to call."""
+        if self._strategy.num_hosts > 1:
+            self._share()
+        else:
+            self._of_all = self._mine
+        rows, *parts = (np.concatenate(column) for column in zip(*self._of_all, strict=True))
+        if len(rows) == self._examples and (np.diff(rows) == 1).all():
+            return parts
+        whole = [np.empty((self._examples, *part.shape[1:]), part.dtype) for part in parts]
+        for each, part in zip(whole, parts, strict=True):
+            each[rows] = part  # where a copy of the model is cut over replicas, each of them has its examples
+        return whole
+
+    def _share(self) -> None:
+        if not self._mine:
+            return
+        file = io.BytesIO()
+        np.savez(file, *(np.concatenate(column) for column in zip(*self._mine, strict=True)))
+        for content in self._strategy.exchange_bytes(file.getvalue()):
+            with np.load(io.BytesIO(content)) as arrays:
+                self._of_all.append([arrays[name] for name in arrays.files])
+        self._mine = []
+
+
+def _batches(split: Split, size: int) -> Iterator[Any]:
+    """Reads a split in its order: nests of tensors [n, ...] of up to `size` examples."""
+    if isinstance(split, ArraySource):  # which may have no example
+        examples = np.arange(len(split))
+        yield from (split.read(examples[at : at + size]) for at in range(0, max(len(examples), 1), size))
+        return
+    feed = LentFeed(1, Mesh())
+    feed.hold(split, size, None, 0)
+    try:
+        for step in range(feed.order.steps_per_epoch):
+            yield feed.take(step, 1).operands[0]
+    finally:
+        feed.close()
+
+
+def _of_run(session: Session, name: str | None) -> Split:
+    """Returns a split of the run's own data, read as evaluations read it."""
+    name = name or ("eval" if "eval" in session.splits else "train")
+    if name not in session.splits:
+        raise UsageError(f"split={name!r}: the run's data has no such split; it has {', '.join(session.splits)}")
+    split = session.splits[name]
+    return split.for_evaluation() if split.by_index else split
+
+
+def _of_input(session: Session, name: str, split: str | None) -> Split:
+    """Returns a split of an input that comes with Crankshaft, or of a file, by its name."""
+    config = session.config
+    registry.check_name("input", name)
+    if name != config.input:
+        config = dataclasses.replace(config, input=name, input_arg={}, data_dir=None, eval_data_dir=None)
+    loaded = datas.load(config)
+    if loaded.vocabulary and loaded.ids != session.known.ids:
+        raise UsageError(
+            f"predict({name!r}): it numbers ids by its own examples, and the model by those it was trained on; give "
+            "the columns as arrays, predict({'city': ['Rome']})"
         )
-    has_average = any(each.weight_average is not None for each in Holdings(trainer).optimizers.values())
-    wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), taken)
-
-    @tf.function(input_signature=[taken], autograph=False)
-    def compute(features):
-        outputs = run(features, training=False)
-        return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, outputs)
-
-    def predict(features):
-        if isinstance(features, (Split, tf.data.Dataset)):
-            raise UsageError(
-                f"predict was given a {type(features).__name__}; give features alone, as arrays: of a tf.data.Dataset "
-                "np.stack([features for features, *_ in dataset]), of a Source what its read returns"
-            )
-        features = frames.as_arrays(features, may_lack=bool(session.known.treatments))
-        features = tf.nest.map_structure(np.asarray, splits.as_arrays(session.names.ids(features)))
-        lent.check_like("features", wanted, ArraySource(features).element_spec)
-        count = len(tf.nest.flatten(features)[0])
-        with averaged_weights(trainer) if has_average else contextlib.nullcontext():
-            parts = [
-                compute(tf.nest.map_structure(lambda x, at=at: tf.constant(x[at : at + size]), features))
-                for at in range(0, max(count, 1), size)
-            ]
-        return tf.nest.map_structure(lambda *pieces: np.concatenate([piece.numpy() for piece in pieces]), *parts)
-
-    return predict
+    train, evaluation, _ = splits.of(config, loaded.train, loaded.evaluation)
+    own = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
+    return _of_run(dataclasses.replace(session, splits=own), split)
 
 
 def features_taken(trainer: Trainer, example) -> Any:
@@ -76,8 +182,8 @@ def features_taken(trainer: Trainer, example) -> Any:
     of_data, own = _any_size(batches.features(example)), keras.inputs_of(trainer.model)
     if own is None or type(trainer).forward is not Trainer.forward:
         return of_data
-    shapes, own_shapes = ([tuple(each.shape) for each in tf.nest.flatten(x)] for x in (of_data, own))
-    if shapes == own_shapes:
+    shapes, own_shapes = ([each.shape for each in tf.nest.flatten(x)] for x in (of_data, own))
+    if len(shapes) == len(own_shapes) and all(map(tf.TensorShape.is_compatible_with, shapes, own_shapes)):
         return of_data
     try:
         tf.function(trainer.forward, autograph=False).get_concrete_function(of_data, training=False)

@@ -70,6 +70,7 @@ class Session:
       faster_input: what to change where steps wait for input, for people.
       bad_records: by split, the sources whose bad records are left out.
       files: paths of those that the training data is read from, as steps go, where a source names them.
+      splits: the examples, by "train" and "eval".
       lent_feeds: of what the program hands in, by whether it is trained on.
     """
 
@@ -85,6 +86,7 @@ class Session:
     faster_input: str = ""
     bad_records: Mapping[str, WithoutBadRecords] = dataclasses.field(default_factory=dict)
     files: Sequence[str] = ()
+    splits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     lent_feeds: dict[bool, LentFeed] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -187,6 +189,7 @@ def create(config: Config, data: Data, strategy: Strategy) -> Session:
         datasplits.faster_input(train, config.resident_data_mb, config.shuffle_window),
         {name: split for name, split in splits.items() if isinstance(split, WithoutBadRecords)},
         train_feed.files(),
+        splits,
     )
     for line in [*said, *([known.columns] if known.columns else [])]:
         session.say(line)

@@ -29,6 +29,7 @@ def main(strategy: str, run_dir: str, *other: str) -> None:
         found["given"] = run.train(data=(POINTS[:45], HEIGHTS[:45]), epochs=2)["loss"]
         found["step"] = run.step
         found["evaluated"] = [run.evaluate()["loss"], run.evaluate(data[1])["loss"]]
+        found["predicted"] = np.concatenate([run.predict(POINTS[:45]), run.predict(split="eval")]).tolist()
         run.save(extra={"a": 1})
         run.train(steps=2)
         run.restore("latest")

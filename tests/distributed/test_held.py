@@ -35,7 +35,7 @@ def test_workers_hold_a_run_as_one_process_does_and_a_call_that_differs_is_named
     assert len(found) == 2
     assert found[0] == found[1]
     assert found[0]["step"] == alone["step"] == 11
-    for name in ("own", "evaluated"):
+    for name in ("own", "evaluated", "predicted"):
         np.testing.assert_allclose(found[0][name], alone[name], rtol=1e-5)  # rounding of sums
     np.testing.assert_allclose(found[0]["given"], alone["given"], rtol=1e-5)
     assert found[0]["restored"][:2] == alone["restored"][:2] == [11, {"a": 1}]

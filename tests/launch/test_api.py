@@ -97,12 +97,6 @@ def test_other_features_than_the_runs_are_told(plane_run, features):
         plane_run.predict(features)
 
 
-def test_a_split_is_no_features(plane_run):
-    for split in (tf.data.Dataset.from_tensor_slices(EVAL_POINTS), EvalSource()):
-        with pytest.raises(UsageError, match=rf"^predict was given a {type(split).__name__}; give features alone"):
-            plane_run.predict(split)
-
-
 def test_a_source_is_evaluated_if_it_is_of_the_same_form(plane_run):
     arrays = plane_run.evaluate((EVAL_POINTS, EVAL_HEIGHTS))
     assert plane_run.evaluate(EvalSource()) == arrays
@@ -139,9 +133,9 @@ def test_a_model_of_other_inputs_than_the_data_predicts_and_is_exported_by_its_o
     assert serve(features=tf.constant(noise))["outputs"].numpy().tolist() == [[2.0, 2.0]] * 3
 
 
-def test_a_list_of_examples_is_told_to_be_made_an_array(plane_run):
-    with pytest.raises(UsageError, match=r"this run's are float32\[3\]; a list or tuple is several inputs: give one"):
-        plane_run.predict([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+def test_a_list_of_examples_is_an_array(plane_run):
+    examples = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    np.testing.assert_array_equal(plane_run.predict(examples), plane_run.predict(np.array(examples, np.float32)))
 
 
 def test_models_of_a_run_are_loaded(plane_run):
@@ -190,11 +184,11 @@ def test_several_inputs_are_trained_exported_and_loaded(tmp_path):
     served = tf.saved_model.load(run(Two, **asked).result["export"]).signatures["serving_default"]
     found = served(features_0=tf.constant(split[0][0]), features_1=tf.constant(split[0][1]))["outputs"]
     np.testing.assert_allclose(found, outputs, rtol=1e-6, atol=1e-6)
-    path = run(Two, export_format="keras", **asked).result["export"]
+    path = run(Two, output=tmp_path / "two.keras", **asked).result["export"]
     for model in (tf.keras.models.load_model(path), load_model(tmp_path)):
         np.testing.assert_allclose(model(list(split[0])), outputs, rtol=1e-6, atol=1e-6)
-    with pytest.raises(UsageError, match=r"8\.keras exists; remove it or use another --export_dir$"):
-        run(Two, export_format="keras", **asked)
+    with pytest.raises(UsageError, match=r"two\.keras exists; remove it or use another --output$"):
+        run(Two, output=tmp_path / "two.keras", **asked)
 
 
 def test_history_is_written_as_it_goes_and_cut_where_a_run_goes_on(tmp_path):

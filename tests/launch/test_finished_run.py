@@ -56,7 +56,7 @@ def test_eval_is_over_every_example_whatever_the_batch(digits_run, inside, tmp_p
 
 def test_export_gives_the_same_outputs_in_another_process(digits_run, inside, tmp_path):
     run_dir, _ = digits_run
-    outcome = inside("--mode=export", f"--run_dir={run_dir}", f"--export_dir={tmp_path}/served").ok()
+    outcome = inside("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/served").ok()
     folder = tmp_path / "served" / "50"
     assert f"SavedModel of step 50, checkpoints/ckpt-50: {folder}" in outcome.out
     readme = (folder / "README.md").read_text()
@@ -91,7 +91,7 @@ def test_export_gives_the_same_outputs_in_another_process(digits_run, inside, tm
     expected = [tf.nn.relu(batch @ tf.constant(hidden[0]) + hidden[1]) @ logits[0] + logits[1] for batch in batches]
     np.testing.assert_allclose(served, np.concatenate(expected), rtol=1e-6, atol=1e-6)
 
-    again = inside("--mode=export", f"--run_dir={run_dir}", f"--export_dir={tmp_path}/served")
+    again = inside("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/served")
     assert again.code == 2
     assert f"{folder} exists; remove it" in again.error
 

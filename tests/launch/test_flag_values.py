@@ -38,7 +38,7 @@ LARGE = ("learning_rate", "weight_decay", "clip_norm")
 A_PATH = set(HOSTILE) - {"empty", "endless"}  # names of files may be any, up to 255 bytes
 # Flag -> which of these values may stand, since they are what the flag takes.
 ACCEPTED = {
-    **dict.fromkeys(("run_dir", "result_json", "export_dir"), A_PATH),
+    **dict.fromkeys(("run_dir", "result_json", "output"), A_PATH),
     "tpu_address": {
         "empty",
         "negative",
@@ -68,9 +68,10 @@ NEEDED = {
     ("strategy", "multi_worker", "parameter_server"): ("--strategy=multi_worker",),
     ("strategy", "parameter_server"): ("--strategy=parameter_server",),
     ("mode", "benchmark"): ("--mode=benchmark",),
-    ("mode", "eval", "export", "generate"): ("--mode=eval", "--run_dir=run"),
+    ("mode", "eval", "export", "predict", "generate"): ("--mode=eval", "--run_dir=run"),
     ("mode", "generate"): ("--mode=generate", "--run_dir=run"),
-    ("mode", "export"): ("--mode=export", "--run_dir=run"),
+    ("mode", "export", "predict"): ("--mode=export", "--run_dir=run"),
+    ("mode", "predict"): ("--mode=predict", "--run_dir=run", "--output=said.csv"),
 }
 
 
@@ -167,7 +168,7 @@ def test_a_flag_that_the_run_would_ignore_is_refused(ends, name):
         "0.5",
         "ring",
         "all",
-        "keras",
+        "train",
         "9",
         "x=ps:0",
         "jit=on",

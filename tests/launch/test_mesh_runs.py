@@ -55,7 +55,7 @@ def test_a_run_goes_on_on_another_mesh_and_is_evaluated_and_exported(ran, inside
     inside("--mode=eval", *common, f"--result_json={tmp_path}/eval.json").ok()
     alone = json.loads((tmp_path / "eval.json").read_text())
     assert alone["eval"] == pytest.approx(here["eval"], rel=1e-5)
-    inside("--mode=export", *common, *MESH, f"--export_dir={tmp_path}/export").ok()
+    inside("--mode=export", *common, *MESH, f"--output={tmp_path}/export").ok()
     serve = tf.saved_model.load(f"{tmp_path}/export/6").signatures["serving_default"]
     expected = load_model(tmp_path / "run")(TOKENS)
     np.testing.assert_allclose(serve(features=TOKENS)["outputs"], expected, rtol=0, atol=1e-6)  # compiled, and not

@@ -429,8 +429,8 @@ def test_a_folder_for_exports_that_cannot_be_written(crank, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "ckpt-9.manifest.json").touch()
-    export = ("--mode=export", f"--run_dir={tmp_path}", f"--export_dir={tmp_path}/file")
-    assert f"--export_dir: {tmp_path}/file can't be written" in crank(*RUN, *export, tensorflow=False).mistake
+    export = ("--mode=export", f"--run_dir={tmp_path}", f"--output={tmp_path}/file")
+    assert f"--output: {tmp_path}/file can't be written" in crank(*RUN, *export, tensorflow=False).mistake
 
 
 def test_help_may_be_cut_short_by_its_reader():

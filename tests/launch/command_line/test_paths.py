@@ -12,7 +12,7 @@ from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.command_line import paths, rules
 from crankshaft.launch.errors import UsageError
 
-LOCAL = "config init_from export_dir result_json baseline".split()
+LOCAL = "config init_from output result_json baseline".split()
 FLAGS = [*LOCAL, "run_dir", "data_dir", "eval_data_dir"]
 NONE = dict.fromkeys(FLAGS)
 

@@ -1,0 +1,90 @@
+"""Writes what a model says of each example: as CSV, Parquet or NumPy's .npz. Host code."""
+
+from __future__ import annotations
+
+import csv
+import os
+from typing import Any
+
+import numpy as np
+
+from ...engine.data.source import Source, Split
+from ...engine.machine import files
+from ...input.tables.parquet_table import library
+from ...models.classification import Classifier
+from ...models.tabular import Tabular
+from ..errors import UsageError
+from .session import Session
+
+_MOST_COLUMNS = 10_000
+_ROWS = 1 << 14  # of CSV, that are made text at once
+
+
+def columns(session: Session, examples: Split, outputs: Any) -> dict[str, np.ndarray]:
+    """Returns arrays [examples, ...] by name: `id` where examples have one, and what the outputs say.
+
+    That is, of a classifier, `class`, `class_name` where the data names classes, and `probability`, [examples, classes]
+    or of two classes [examples], or `output` where it is not known how outputs become probabilities; of a model of one
+    output `prediction`; and of several each by its name, or `output_0` and so on.
+    """
+    found: dict[str, np.ndarray] = {}
+    if isinstance(examples, Source) and (ids := examples.ids(np.arange(len(examples)))) is not None:
+        found["id"] = np.array(ids)
+    if isinstance(outputs, dict):
+        return found | {name: np.asarray(each) for name, each in outputs.items()}
+    if isinstance(outputs, (tuple, list)):
+        return found | {f"output_{number}": np.asarray(each) for number, each in enumerate(outputs)}
+    trainer, classes = session.trainer, session.known.num_classes
+    if isinstance(trainer, Tabular) and trainer.predicts_clicks:
+        outputs = outputs.reshape(len(outputs)).astype(np.float64)
+        numbers, name, values = (outputs > 0).astype(np.int64), "probability", 0.5 * (1 + np.tanh(outputs / 2))
+    elif classes and outputs.shape[1:] == (classes,):
+        numbers, name, values = outputs.argmax(1), "output", outputs
+        if isinstance(trainer, Classifier):
+            values = np.exp(outputs - outputs.max(1, keepdims=True), dtype=np.float64)
+            name, values = "probability", values / values.sum(1, keepdims=True)
+    else:
+        return found | {"prediction": outputs[:, 0] if outputs.shape[1:] == (1,) else outputs}
+    found["class"] = numbers
+    if session.names.classes:
+        found["class_name"] = np.array(session.names.classes)[numbers]
+    return found | {name: values.astype(np.float32)}
+
+
+def write(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | None) -> None:
+    """Writes arrays to a file by its ending, whole or not at all. Raises `UsageError` where it exists.
+
+    In a table each number has a column of its own: NAME_0, NAME_1_2, or by the names of classes NAME_cat.
+    """
+    if os.path.lexists(path):
+        raise UsageError(f"--output: {path} exists; remove it or use another --output")
+    table = columns if path.endswith(".npz") else _table(path, columns, classes)
+    with files.replacing(path, files.make_file) as temporary:
+        if path.endswith(".parquet"):
+            pyarrow, parquet = library("parquet")
+            parquet.write_table(pyarrow.table(table), temporary)
+        elif path.endswith(".csv"):
+            with open(temporary, "w", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(table)
+                for first in range(0, len(next(iter(table.values()))), _ROWS):
+                    # As text, numbers have as many digits as tell them apart.
+                    rows = [column[first : first + _ROWS].astype(str) for column in table.values()]
+                    writer.writerows(zip(*rows, strict=True))
+        else:
+            with open(temporary, "wb") as file:
+                np.savez(file, **table)  # type: ignore[arg-type]
+
+
+def _table(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | None) -> dict[str, np.ndarray]:
+    width = sum(int(np.prod(array.shape[1:])) for array in columns.values())
+    if width > _MOST_COLUMNS:
+        raise UsageError(f"--output={path} would have {width:,} columns; write .npz, which keeps arrays as they are")
+    table: dict[str, np.ndarray] = {}
+    for name, array in columns.items():
+        of_classes = classes if classes and name in ("probability", "output") else None
+        flat = array.reshape(len(array), -1)
+        for number, place in enumerate(np.ndindex(array.shape[1:])):
+            parts = [of_classes[place[0]]] if of_classes and place else map(str, place)
+            table["_".join([name, *parts])] = flat[:, number]
+    return table

@@ -1,0 +1,149 @@
+"""Predictions: of anything that has features, each example once and in order, on any devices; and as files."""
+
+from __future__ import annotations
+
+import csv
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import crankshaft
+from crankshaft import Data, UsageError, open_run, run
+from crankshaft.models.mlp import Model
+from tests.launch.conftest import MLP
+
+QUIET = {"jit": "off", "progress": "off"}
+PETS = ("cat", "dog", "tit, great")
+drawn = np.random.default_rng(0)
+FEATURES = drawn.normal(size=(37, 4)).astype(np.float32)
+LABELS = drawn.integers(0, 3, 37).astype(np.int32)
+
+
+class Pets(crankshaft.Source):
+    element_spec = (crankshaft.Spec((4,), np.float32), crankshaft.Spec((), np.int32))
+
+    def __len__(self):
+        return 37
+
+    def read(self, indices):
+        return FEATURES[indices], LABELS[indices]
+
+    def ids(self, indices):
+        return [f"pets/{index}" for index in indices]
+
+
+def pets():
+    return Data(Pets(), Pets().between(7, 37), num_classes=3, classes=PETS)
+
+
+# Of 30 examples the last batch has 2: a replica of three has none of them.
+ASKED = {"data": pets, "train_steps": 3, "global_batch_size": 12, "eval_batch_size": 7, **QUIET}
+
+
+@pytest.fixture(scope="module")
+def pets_run(tmp_path_factory):
+    return run(Model, run_dir=tmp_path_factory.mktemp("runs") / "pets", **ASKED)
+
+
+@pytest.mark.parametrize("replicas", [{}, {"strategy": "mirrored", "num_virtual_devices": 3}], ids=["one", "three"])
+def test_all_forms_of_data_are_predicted_in_order(replicas):
+    with open_run(Model, **{**ASKED, **replicas, "train_steps": None, "eval_batch_size": 9}) as held:
+        held.train(steps=2)
+        expected = held.model(FEATURES).numpy()
+        stream = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS)).filter(lambda *_: True)
+        for data in (FEATURES, Pets(), stream, stream.map(lambda x, y: x).batch(5)):
+            np.testing.assert_allclose(held.predict(data), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(held.predict(split="train"), expected, rtol=1e-5, atol=1e-6)
+        for split in ({"split": "eval"}, {}):
+            np.testing.assert_allclose(held.predict(**split), expected[7:], rtol=1e-5, atol=1e-6)
+        held.train(steps=1)  # what was computed before is not kept
+        np.testing.assert_allclose(held.predict(FEATURES), held.model(FEATURES), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"data": FEATURES[:, :2]}, r"^features are float32\[2\] an example; this run's are float32\[4\]$"),
+        ({"data": Pets().between(0, 2), "split": "eval"}, "^split='eval' is one of the run's own data or of a named"),
+        ({"split": "test"}, r"^split='test': the run's data has no such split; it has train, eval$"),
+        ({"data": "digit"}, r"^--input=digit is unknown; .*digits"),
+        ({"data": "digits"}, r"^features are float32\[28, 28, 1\] an example"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_predicted_is_one_line(pets_run, given, line):
+    with pytest.raises(UsageError, match=line):
+        pets_run.predict(**given)
+
+
+def test_files_name_examples_and_classes(pets_run, tmp_path):
+    asked = {**ASKED, "run_dir": pets_run.run_dir, "mode": "predict"}
+    logits = pets_run.predict(split="eval").astype(np.float64)
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    names = [PETS[number] for number in logits.argmax(1)]
+    result = run(Model, output=tmp_path / "pets.csv", **asked, strategy="mirrored", num_virtual_devices=2).result
+    assert (result["examples"], result["output"]) == (30, str(tmp_path / "pets.csv"))
+    with open(tmp_path / "pets.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["id", "class", "class_name", *(f"probability_{name}" for name in PETS)]
+    assert [row["id"] for row in rows] == [f"pets/{index}" for index in range(7, 37)]
+    assert [row["class_name"] for row in rows] == names
+    found = [[float(row[f"probability_{name}"]) for name in PETS] for row in rows]
+    np.testing.assert_allclose(found, probabilities, rtol=1e-5)
+    run(Model, output=tmp_path / "pets.npz", predict_split="train", **asked)
+    with np.load(tmp_path / "pets.npz") as arrays:
+        assert arrays["id"].tolist() == [f"pets/{index}" for index in range(37)]
+        np.testing.assert_allclose(arrays["probability"][7:], probabilities, rtol=1e-5)
+        assert arrays["class"][7:].tolist() == logits.argmax(1).tolist()
+    run(Model, output=tmp_path / "pets.parquet", **asked)
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(tmp_path / "pets.parquet")
+    assert table.column_names == list(rows[0])
+    assert table["class_name"].to_pylist() == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pets.csv", "pets.npz", "pets.parquet"]
+
+
+def test_outputs_that_are_no_classes_are_named(tmp_path):
+    class Plane(crankshaft.Trainer):
+        def build_model(self):
+            return tf.keras.Sequential([tf.keras.layers.Dense(1)])
+
+        def loss(self, outputs, batch):
+            return crankshaft.mean(tf.square(outputs - batch[1])[:, 0])
+
+    class Several(Plane):
+        def forward(self, features, training=False):
+            return {"height": self.model(features), "twice": tf.concat([features, features], 1)}
+
+        def loss(self, outputs, batch):
+            return super().loss(outputs["height"], batch)
+
+    asked = {"data": ((FEATURES, LABELS[:, None].astype(np.float32)),), "train_steps": 1, **QUIET}
+    wanted = {Plane: ["prediction"], Several: ["height_0", *(f"twice_{number}" for number in range(8))]}
+    for trainer, columns in wanted.items():
+        asked["run_dir"] = tmp_path / trainer.__name__
+        run(trainer, **asked)
+        run(trainer, mode="predict", output=f"{asked['run_dir']}.csv", **asked)
+        with open(f"{asked['run_dir']}.csv") as file:
+            assert file.readline().strip().split(",") == columns
+            assert len(file.readlines()) == 37
+
+
+def test_mistakes_of_files_are_one_line(pets_run, inside, tmp_path, monkeypatch):
+    (tmp_path / "there.csv").touch()
+    asked = (*MLP, "--mode=predict", f"--run_dir={pets_run.run_dir}")
+    for more, line in (
+        ((), "--mode=predict needs --output=FILE, one of .csv, .parquet, .npz"),
+        ((f"--output={tmp_path}/a.txt",), f"--output={tmp_path}/a.txt ends in .txt; give a file of predictions one of"),
+        ((f"--output={tmp_path}/there.csv",), "there.csv exists; remove it or use another --output"),
+        (("--output=/proc/a.csv",), "--output: /proc can't be written"),
+        ((f"--output={tmp_path}/a.csv", "--predict_split=test"), "--predict_split=test"),
+    ):
+        assert line in inside(*asked, *more).mistake
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    mistake = inside(*asked, f"--output={tmp_path}/a.parquet").mistake
+    assert "is written by pyarrow; pip install 'crankshaft[parquet]', or write" in mistake
+    assert [path.name for path in tmp_path.iterdir()] == ["there.csv"]
