@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
 from keras.src.saving.serialization_lib import SafeModeScope
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
+_OF_TWO_CLASSES = (tf.keras.losses.binary_crossentropy, tf.keras.losses.binary_focal_crossentropy)
 _NAME = "{}_loss"  # of an output's loss in logs
 # (a loss of one output before it is divided, as a scalar to minimize; where each is noted by name), of this thread.
 _running: contextvars.ContextVar[tuple[Callable, dict]] = contextvars.ContextVar("losses")
@@ -181,6 +183,12 @@ def _whole(loss, y_true, y_pred, weights) -> Whole:
     if weights is not None:
         values, weights = squeeze_or_expand_to_same_rank(values, weights)
         values *= weights
+    if getattr(loss, "fn", None) in _OF_TWO_CLASSES:
+        labels, _ = squeeze_or_expand_to_same_rank(y_true, y_pred)
+        fits = tf.reduce_all((labels >= 0) & (labels <= 1), axis=getattr(loss, "axis", -1))
+        values, fits = squeeze_or_expand_to_same_rank(values, fits)
+        # Of another label, if it counts, there is no cross-entropy: Keras has a number for it, which may be below 0.
+        values = tf.where(fits | (values == 0), values, math.nan)
     if values.shape.rank == 0:
         return Whole(values, tf.constant(1.0))
     if loss.reduction == "sum":

@@ -430,3 +430,15 @@ def test_a_mistake_is_one_line(line):
         crankshaft.fit(make(), **{"x": drawn(8), "y": classes(3), "verbose": 0, "jit": "off", **how})
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("loss", ["binary_crossentropy", keras.losses.BinaryFocalCrossentropy(label_smoothing=0.1)])
+def test_a_loss_of_two_classes_is_no_number_of_a_third_unless_that_counts_for_nothing(loss):
+    y = np.where(drawn(1) > 0, 1, 0)
+    y[3] = -1
+    how = {"x": drawn(8), "y": y, "epochs": 1, "batch_size": 35, "verbose": 0, "jit": "off"}
+    counts = np.ones(EXAMPLES, "float32")
+    with pytest.raises(crankshaft.RunError, match="labels out of range"):
+        crankshaft.fit(compiled(keras.Sequential([*LINE]), loss=loss), sample_weight=counts, **how)
+    counts[3] = 0
+    crankshaft.fit(compiled(keras.Sequential([*LINE]), loss=loss), sample_weight=counts, **how)
