@@ -5,9 +5,10 @@ wall time and in CPU time; then what such calls, and runs that are opened and cl
 files, threads.
 
 On two cores that were busy elsewhere a call cost 0.9 ms of CPU time more than its step in one long call, a third of it
-TensorFlow's, and 1.6 ms on 64 examples handed in. After the first runs, whose memory the allocator keeps, 24 more left
-nothing that could be measured. Ten times a bare Keras model, its optimizer and a `tf.function`, made and dropped, left
-4.5 MB each, and 4.1 MB with `tf.keras.backend.clear_session()`: in runs TensorFlow's graphs are freed.
+TensorFlow's, and 1.6 ms on 64 examples handed in; 10,000 calls left 1 MB, 435 rows of the history among it. After the
+first runs, whose memory the allocator keeps, 24 more left nothing that could be measured. Ten times a bare Keras model,
+its optimizer and a `tf.function`, made and dropped, left 4.5 MB each, and 4.1 MB with
+`tf.keras.backend.clear_session()`: in runs TensorFlow's graphs are freed.
 """
 
 from __future__ import annotations
