@@ -10,7 +10,10 @@ import traceback
 _OPERANDS_ARE_IN = ("tensorflow.", "crankshaft.engine.")  # modules
 
 # Lines that TensorFlow and Keras put around the cause: where an operation was made, and how many have failed.
-_AROUND = ("Graph execution error", "Detected at node", "Exception enc", "File ", "From /job", "in user code", "<stack")
+_AROUND = (
+    *("Graph execution error", "Detected at node", "Exception enc", "File ", "From /job", "in user code", "<stack"),
+    "Could not automatically infer",
+)
 _NAMES = r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\](?: name:)?"  # of nodes
 _BOLD = r"\x1b\[[0-9;]*m"
 _NUMBER = r"^\(\d+\) [A-Z_]+: +"  # of several errors

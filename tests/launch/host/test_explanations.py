@@ -73,3 +73,16 @@ def test_threads_that_cannot_be_started_name_the_limit(limited, monkeypatch):
     code, line = explained(threading.Thread(target=print).start)
     assert code == EXIT_FAILED
     assert "this process may have 777 processes and threads of this user (ulimit -u)" in line
+
+
+def test_what_a_model_of_ones_own_raises_is_told_and_not_that_keras_looked_for_its_shapes():
+    class Own(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.flat = tf.keras.layers.Flatten()
+
+        def call(self, x):
+            return self.flat(x)
+
+    _, line = explained(Own(), {name: tf.keras.Input([]) for name in ("a", "b")})
+    assert "expects 1 input(s), but it received 2" in line
