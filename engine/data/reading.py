@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import sys
@@ -10,7 +11,7 @@ import sysconfig
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -127,9 +128,9 @@ class Chunks:
     """
 
     def __init__(self, reads: Reads, order: Any):
-        self._reads, self._size, self._most = reads, order.chunk_examples, order.chunks_to_keep
-        self._kept: OrderedDict[int, Future] = OrderedDict()  # by number, the one used last at the end
-        self._lock = threading.Lock()
+        self._reads, self._size = reads, order.chunk_examples
+        self._chunk = functools.lru_cache(order.chunks_to_keep)(functools.partial(_begin_chunk, reads, self._size))
+        self._lock = threading.Lock()  # a chunk is begun once
 
     def read(self, indices: np.ndarray, ahead: np.ndarray):
         """Returns the examples at `indices`, [n] int64, and starts to read the chunks `ahead`, without waiting."""
@@ -138,8 +139,6 @@ class Chunks:
             wanted = [self._chunk(int(number)) for number in numbers]
             for number in ahead:
                 self._chunk(int(number))
-            while len(self._kept) > self._most:
-                self._kept.popitem(last=False)
         chunks = [self._reads.result(future) for future in wanted]
         by_chunk = np.argsort(which, kind="stable")
         ends = np.cumsum(np.bincount(which, minlength=len(numbers)))
@@ -154,13 +153,10 @@ class Chunks:
 
         return tf.nest.map_structure(gathered, *chunks)
 
-    def _chunk(self, number: int) -> Future:
-        if number not in self._kept:
-            first = number * self._size
-            stop = min(first + self._size, len(self._reads.source))
-            self._kept[number] = self._reads.begin(np.arange(first, stop, dtype=np.int64))
-        self._kept.move_to_end(number)
-        return self._kept[number]
+
+def _begin_chunk(reads: Reads, size: int, number: int) -> Future:
+    first = number * size
+    return reads.begin(np.arange(first, min(first + size, len(reads.source)), dtype=np.int64))
 
 
 def _no_rows(stored_spec: Any) -> Any:

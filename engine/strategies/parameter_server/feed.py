@@ -25,6 +25,7 @@ from . import sources
 _PIECE_BYTES = 16 << 20  # of an array at once, for each worker: a message is copied some three times on its way
 _READ_BYTES = 8 << 20  # of examples at once, at most; of those that are sent, in a lease
 _PIECES = 8  # of a lease: its first steps wait for the first one
+_NUMBER = tf.TensorSpec([], tf.int64)
 
 
 class Workers:
@@ -82,10 +83,7 @@ class _InPieces(Feed):
 
     @property
     def operand_specs(self):
-        def spec(part) -> tf.TensorSpec:
-            return tf.TensorSpec([None, *part.shape], tf.as_dtype(part.dtype))
-
-        return tf.nest.map_structure(spec, self._element_spec), tf.TensorSpec([], tf.int64)
+        return _specs(self._element_spec), _NUMBER
 
     def next_operands(self, operands, step: tf.Tensor):
         piece, first = operands
@@ -246,11 +244,7 @@ class LentWorkersFeed(LentFeed):
 
     @property
     def operand_specs(self):
-        def spec(part) -> tf.TensorSpec:
-            return tf.TensorSpec([None, *part.shape], tf.as_dtype(part.dtype))
-
-        number = tf.TensorSpec([], tf.int64)
-        return tf.nest.map_structure(spec, self.split.element_spec), number, number
+        return _specs(self.split.element_spec), _NUMBER, _NUMBER
 
     def next_operands(self, operands, step: tf.Tensor):
         *examples, first = operands
@@ -284,6 +278,11 @@ def timestamp_after(*tensors: tf.Tensor) -> tf.Tensor:
     """Returns the time, in seconds, at which tensors are there on this worker."""
     with tf.device("/job:worker/device:CPU:0"), tf.control_dependencies(tensors):
         return tf.timestamp()
+
+
+def _specs(element_spec) -> Any:
+    """Returns the specs of some examples in one piece."""
+    return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype)), element_spec)
 
 
 def _spec(array) -> tf.TensorSpec:
