@@ -153,9 +153,6 @@ class Held:
 
     def do_all(self) -> None:
         """Does what the mode is, and writes the result."""
-        from .benchmark import mode as benchmark_mode
-        from .run import generation, modes
-
         session, mode = self.session, self.config.mode
         if self.training:
             self.training.restore_newest()
@@ -167,8 +164,12 @@ class Held:
             self.set_result(*self.training.outcome())
             return
         if mode == "benchmark":
+            from .benchmark import mode as benchmark_mode
+
             outcome = benchmark_mode.benchmark(session, os.environ)
         else:
+            from .run import generation, modes
+
             work = {"eval": modes.evaluate, "export": modes.export, "predict": modes.predict}
             outcome = work.get(mode, generation.generate)(session)
         self.set_result(*outcome)
@@ -209,18 +210,18 @@ class Held:
 
         `data` is the run's, or a function that returns it, which a run that only generates does not call.
         """
-        from .run import generation
+        if self.config.mode == "generate":
+            from .run import generation
+
+            return generation.create(self.config, strategy)
         from .run import session as sessions
 
-        if self.config.mode == "generate":
-            return generation.create(self.config, strategy)
         return sessions.create(self.config, data() if callable(data) else data, strategy)
 
     def _training(self, hooks: Sequence, lock: process.LockedRunDir | None):
-        from .run import training, user_hooks
+        from .run import training
 
-        checked = user_hooks.checked(hooks)
-        return training.Training(self.session, checked, lock.check if lock else None)
+        return training.Training(self.session, hooks, lock.check if lock else None)
 
 
 def _evaluator():

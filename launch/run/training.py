@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
 from absl import logging
 
 from ...engine.checkpoints import Manifest
@@ -170,7 +171,7 @@ class Training:
 
     Args:
       session: the run, put together.
-      user_hooks: checked.
+      user_hooks: Keras callbacks may be among them.
       check_held: raises where the run_dir is not this run's any more; None without one.
 
     Attributes:
@@ -180,9 +181,10 @@ class Training:
       extra: what the program keeps with each checkpoint.
     """
 
-    def __init__(self, session: Session, user_hooks: Sequence[Hook], check_held: Callable[[], None] | None = None):
+    def __init__(self, session: Session, user_hooks: Sequence, check_held: Callable[[], None] | None = None):
         self.session = session
-        rows = row_periods(session, user_hooks)
+        users = _checked(user_hooks)
+        rows = row_periods(session, users)
         self.history = History(session.config.run_dir if session.config.writes_run else None, rows)
         self.extra = Extra()
         self._stop_request = StopRequest()
@@ -190,7 +192,7 @@ class Training:
         self._metrics = TrainMetrics(eval_period(session))
         self._call = CallSums()
         holding = [Holding(check_held)] if check_held else []
-        own = [self._call, self.extra, self.history, *holding, *user_hooks]
+        own = [self._call, self.extra, self.history, *holding, *users]
         self._hooks = compose_hooks(session, own, self._metrics, self._stop_request)
         self._manifest: Manifest | None = None
         self._is_ready = False
@@ -353,6 +355,21 @@ class Training:
             stack.callback(self.signals.close)
             for hook in self._hooks:
                 stack.callback(hook.close)
+
+
+def _checked(user_hooks: Sequence) -> list[Hook]:
+    """Returns the user's hooks; Keras callbacks become one, the last. Raises `UsageError` for what is neither."""
+    if not isinstance(user_hooks, Sequence):
+        raise UsageError(f"hooks={user_hooks!r} is not a list; put hooks into one, hooks=[...]")
+    callbacks = [hook for hook in user_hooks if isinstance(hook, tf.keras.callbacks.Callback)]
+    others = [hook for hook in user_hooks if hook not in callbacks]
+    for hook in others:
+        if not isinstance(hook, Hook):
+            raise UsageError(
+                f"hook {hook!r} is neither an engine.hooks.Hook nor a Keras callback; wrap a function by every_epoch "
+                "or every_steps"
+            )
+    return [*others, KerasCallbacks(callbacks)] if callbacks else others
 
 
 def counted_bad_records(session: Session) -> dict[str, int]:
