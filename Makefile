@@ -11,7 +11,7 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-fast test-slow lint format docs clean
+.PHONY: help install train test test-fast test-slow test-clusters lint format docs clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -24,13 +24,18 @@ train: $(INSTALLED) ## train the reference CNN on the bundled digits, or resume 
 		--train_epochs=50 --learning_rate_schedule=cosine $(ARGS)
 
 test: $(INSTALLED) ## run the tests, but for the slow ones
-	@$(VENV_PYTHON) -m pytest -q -m "not slow" $(TEST_OPTIONS) $(ARGS)
+	@$(VENV_PYTHON) -m pytest -q -m "not slow and not clusters" $(TEST_OPTIONS) $(ARGS)
 
 test-fast: $(INSTALLED) ## run the tests that start no process and build no whole run: for every save
-	@$(VENV_PYTHON) -m pytest -q -m "fast and not slow" $(TEST_OPTIONS) $(ARGS)
+	@$(VENV_PYTHON) -m pytest -q -m "fast and not slow and not clusters" $(TEST_OPTIONS) $(ARGS)
 
 test-slow: $(INSTALLED) ## run the slow tests
 	@$(VENV_PYTHON) -m pytest -q -m slow $(TEST_OPTIONS) $(ARGS)
+
+test-clusters: $(INSTALLED) ## run the tests in a Slurm of their own, which this installs as the script that is printed says
+	@cat tests/clusters/install.sh
+	@tests/clusters/install.sh $(VENV_PYTHON)
+	@$(VENV_PYTHON) -m pytest -q -m "not slow" tests/clusters tests/launch/test_manifest.py $(ARGS)
 
 lint: $(INSTALLED) ## check style and format by ruff, types by mypy, workflows against their schema
 	@$(VENV_PYTHON) -m ruff check .

@@ -10,6 +10,7 @@ import sys
 COMMANDS = {
     "train": ("crankshaft.launch.train", "Train, evaluate, time or export a model."),
     "local": ("crankshaft.launch.local", "Run a whole cluster on this machine, one process a task."),
+    "manifest": ("crankshaft.launch.manifest", "Print what has Slurm or Kubernetes run a cluster."),
     "prepare": ("crankshaft.launch.prepare", "Write an input's examples into shards of files."),
     "complete": ("crankshaft.launch.complete", "Answer a shell whose user presses Tab: see docs/flags.md."),
     "report": ("crankshaft.launch.benchmark.report", "Print a benchmark's result as Markdown."),

@@ -44,8 +44,16 @@ def tasks(environment: Mapping[str, str]) -> Tasks | None:
             f"{len(counts)}; start the tasks by srun"
         )
     where = _places_of_ranks(counts, environment, int(rank))
-    ports = _ports(environment.get("SLURM_STEP_RESV_PORTS", ""), int(job), int(step), max(counts))
-    addresses = [f"{nodes[node]}:{ports[local]}" for node, local in where]
+    reserved, most = environment.get("SLURM_STEP_RESV_PORTS", ""), max(counts)
+    if reserved:
+        ports = _reserved(reserved, most)
+        addresses = [f"{nodes[node]}:{ports[local]}" for node, local in where]
+    elif most > _PORTS_A_SLOT:
+        raise UsageError(f"{most} tasks on a node, of which {_PORTS_A_SLOT} get ports; use srun --resv-ports={most}")
+    else:
+        first = _FIRST_PORT + (int(job) + int(step)) % _SLOTS * _PORTS_A_SLOT
+        # Of other nodes too where there are enough: several nodes may be one host's.
+        addresses = [f"{nodes[node]}:{first + (node * most + local) % _PORTS_A_SLOT}" for node, local in where]
     return Tasks(f"Slurm's job {job}.{step}", tuple(addresses), int(rank))
 
 
@@ -64,22 +72,15 @@ def _places_of_ranks(counts: list[int], environment: Mapping[str, str], rank: in
     )
 
 
-def _ports(reserved: str, job: int, step: int, needed: int) -> list[int]:
-    """Returns the ports of the tasks of a node, by their numbers there. Raises `UsageError`."""
-    if reserved:
-        ports = [port for each in reserved.split(",") for port in _whole_range(each, "SLURM_STEP_RESV_PORTS", reserved)]
-        if len(ports) < needed:
-            raise UsageError(
-                f"SLURM_STEP_RESV_PORTS={reserved} has {len(ports)} ports for up to {needed} tasks of a node; "
-                f"use srun --resv-ports={needed}"
-            )
-        return ports
-    if needed > _PORTS_A_SLOT:
+def _reserved(text: str, needed: int) -> list[int]:
+    """Returns the ports that Slurm has reserved, for a node's tasks by their numbers there. Raises `UsageError`."""
+    ports = [port for each in text.split(",") for port in _whole_range(each, "SLURM_STEP_RESV_PORTS", text)]
+    if len(ports) < needed:
         raise UsageError(
-            f"{needed} tasks on a node, of which {_PORTS_A_SLOT} get ports; use srun --resv-ports={needed}"
+            f"SLURM_STEP_RESV_PORTS={text} has {len(ports)} ports for up to {needed} tasks of a node; "
+            f"use srun --resv-ports={needed}"
         )
-    first = _FIRST_PORT + (job + step) % _SLOTS * _PORTS_A_SLOT
-    return list(range(first, first + needed))
+    return ports
 
 
 def _whole_range(text: str, name: str, of: str) -> range:

@@ -57,10 +57,10 @@ def test_slurms_lists_of_nodes(text, nodes):
     assert slurm.expand_nodes(text) == nodes
 
 
-def test_slurms_tasks_have_their_nodes_address_and_a_port_each_by_their_number_there():
+def test_slurms_tasks_have_their_nodes_address_and_a_port_each():
     tasks = places.tasks_of(step("n[1-2]", "2,1", rank=2, node=1, local=0))
     first = 10240 + 7 * 128
-    assert tasks == Tasks("Slurm's job 7.0", (f"n1:{first}", f"n1:{first + 1}", f"n2:{first}"), 2)
+    assert tasks == Tasks("Slurm's job 7.0", (f"n1:{first}", f"n1:{first + 1}", f"n2:{first + 2}"), 2)
 
 
 def test_slurms_cyclic_distribution_is_seen_by_a_tasks_own_place():

@@ -1,0 +1,120 @@
+"""Print what has Slurm or Kubernetes run a cluster.
+
+For example:
+
+  crankshaft manifest slurm --workers=8 --time=12:00:00 -- --model=cnn --input=digits --run_dir=/shared/runs/first
+  crankshaft manifest kubernetes --workers=8 --image=registry/me:1 -- train_mine.py --run_dir=/runs/first
+  crankshaft manifest jobset --workers=4 --ps=2 --image=registry/me:1 -- --model=wide_deep --run_dir=/runs/second
+  crankshaft manifest dockerfile
+
+What stands after -- are flags of crankshaft train, or a script that calls `main` and its flags. Nothing is started, and
+nothing beside what is printed is needed there but the image, or Crankshaft on all nodes, and a folder that all see.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from . import errors, explanations
+from .command_line import help, own_flags, rules
+from .command_line.flags import GROUPS
+from .errors import UsageError
+from .host import process
+from .manifests import kubernetes, slurm
+from .manifests.job import Job
+
+_PROGRAM = "crankshaft manifest"
+_PLACES = ("slurm", "kubernetes", "jobset", "dockerfile")
+_USAGE = f"{_PROGRAM} {'|'.join(_PLACES)} [flags] -- [script.py] [flags of crankshaft train]"
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # of a Service; a pod's name is longer, and has 63 at most
+_TIME = re.compile(r"(\d{1,2}-)?\d{1,3}:\d{2}:\d{2}")
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGT]i?)?")
+FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the tasks'
+
+
+def _define_flags() -> None:
+    def matching(name: str, default: str | None, help: str, pattern: str, wants: str) -> None:
+        rule = rules.matching(pattern, f"it is not {wants}")
+        rules.text(name, default, help, wants=wants, rule=rule, flag_values=FLAGS)
+
+    def count(name: str, default: int, help: str, lower: int) -> None:
+        rules.whole(name, default, help, lower=lower, upper=1000, flag_values=FLAGS)
+
+    matching("name", "train", "The job's.", _NAME.pattern, "small letters, digits and hyphens, 40 at most")
+    count("workers", 2, "Processes that train together.", 1)
+    count("ps", 0, "Parameter servers: the workers then have a coordinator.", 0)
+    flags.DEFINE_bool("evaluator", False, "With --ps: a task that evaluates each checkpoint.", flag_values=FLAGS)
+    count("gpus_per_worker", 0, "GPUs of each worker.", 0)
+    count("cpus", 4, "Cores of each task.", 1)
+    matching("memory", "8Gi", "Of each task, as Kubernetes writes it.", _QUANTITY.pattern, "a quantity, e.g. 8Gi")
+    matching("time", "24:00:00", "slurm: the time limit.", _TIME.pattern, "a time, e.g. 12:00:00 or 2-00:00:00")
+    rules.text("image", None, "kubernetes, jobset: the container's image.", wants="an image", flag_values=FLAGS)
+    matching("claim", "runs", "kubernetes, jobset: the claim of the volume at /runs.", _NAME.pattern, "a claim's name")
+
+
+_define_flags()
+
+
+def main(argv: list[str]) -> None:
+    """Prints what the command line asks for, and exits the process."""
+    process.open_closed_streams()
+    try:
+        text = _text(argv)
+    except Exception as error:  # the border of the program
+        sys.exit(errors.fail(*explanations.explain(error, has_debug=False)))
+    help.show(text.rstrip("\n"))
+
+
+def _text(argv: list[str]) -> str:
+    cut = argv.index("--") if "--" in argv else len(argv)
+    own, command = argv[1:cut], argv[cut + 1 :]
+    place = own.pop(0) if own and not own[0].startswith("-") else ""
+    own_flags.read(
+        *([argv[0], *own], FLAGS, help.doc_of(__name__), _USAGE),
+        of_tasks=[name for names in GROUPS.values() for name in names],
+        words="what the tasks run stands after --",
+    )
+    if place not in _PLACES:
+        raise UsageError(
+            f"{place or 'no place'} is given to {_PROGRAM}; use {', '.join(_PLACES[:-1])} or {_PLACES[-1]}"
+        )
+    if place == "dockerfile":
+        return kubernetes.dockerfile()
+    job = _job(place, command)
+    return slurm.script(job) if place == "slurm" else kubernetes.manifest(job, as_job_set=place == "jobset")
+
+
+def _job(place: str, command: Sequence[str]) -> Job:
+    """Reads the job from the flags and the command. Raises `UsageError`."""
+    if not command:
+        raise UsageError("what the tasks run is missing; write it after --, e.g. -- --model=mlp --input=digits")
+    if FLAGS.evaluator and not FLAGS.ps:
+        raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
+    run_dir = next((word.partition("=")[2] for word in command if re.match("--?run_dir=", word)), "")
+    if not run_dir:
+        raise UsageError("the command has no --run_dir=FOLDER, where a restart finds the checkpoints; add one after --")
+    if place != "slurm":
+        if not FLAGS.image:
+            raise UsageError(f"--image is not given; name one that holds the command (`{_PROGRAM} dockerfile`)")
+        if not run_dir.startswith("/runs/") and "://" not in run_dir:
+            raise UsageError(f"--run_dir={run_dir} is not in /runs, where the pods have their volume; use /runs/NAME")
+    elif not os.path.isabs(run_dir) and "://" not in run_dir:
+        raise UsageError(f"--run_dir={run_dir} is not an absolute path; give one that all nodes see")
+    return Job(
+        name=FLAGS.name,
+        workers=FLAGS.workers,
+        ps=FLAGS.ps,
+        evaluator=FLAGS.evaluator,
+        gpus_per_worker=FLAGS.gpus_per_worker,
+        cpus=FLAGS.cpus,
+        memory=FLAGS.memory,
+        time=FLAGS.time,
+        image=FLAGS.image or "",
+        claim=FLAGS.claim,
+        words=tuple(command),
+    )

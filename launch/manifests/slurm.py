@@ -1,0 +1,61 @@
+"""Writes the script that `sbatch` takes (https://slurm.schedmd.com/sbatch.html)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import string
+
+from .job import Job
+
+_SCRIPT = string.Template(
+    """\
+#!/usr/bin/env bash
+#SBATCH --job-name=$name
+#SBATCH --ntasks=$tasks
+#SBATCH --cpus-per-task=$cpus
+#SBATCH --mem-per-cpu=${memory_mb}M
+${gpus}#SBATCH --time=$time
+# Two minutes before the limit all tasks are asked to save and end, and the job goes on in its next turn.
+#SBATCH --signal=TERM@120
+#SBATCH --requeue
+#SBATCH --output=%x-%j.out
+#SBATCH --open-mode=append
+
+# The tasks sign what they say to each other with this; only they know it.
+CRANKSHAFT_JOB_SECRET=$$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')
+export CRANKSHAFT_JOB_SECRET
+export PYTHONUNBUFFERED=1
+
+# Each task reads from Slurm's variables which one it is. The first that fails ends all.
+srun --kill-on-bad-exit=1 \\
+  $command
+code=$$?
+
+# 0: done. 2: a mistake, which a restart would repeat. All else begins again from the last checkpoint.
+if [ $$code -ne 0 ] && [ $$code -ne 2 ] && [ "$${SLURM_RESTART_COUNT:-0}" -lt 20 ]; then
+  scontrol requeue "$$SLURM_JOB_ID"
+fi
+exit $$code
+"""
+)
+_UNITS = {"": 1 / 2**20, "k": 1e3 / 2**20, "Ki": 1 / 2**10, "M": 1e6 / 2**20, "Mi": 1, "G": 1e9 / 2**20, "Gi": 2**10}
+_UNITS |= {"T": 1e12 / 2**20, "Ti": 2**20, "m": 1e-3 / 2**20}
+
+
+def script(job: Job) -> str:
+    """Returns the script, which runs one task of Slurm's for each of the job's."""
+    return _SCRIPT.substitute(
+        name=job.name,
+        tasks=sum(job.kinds.values()),
+        cpus=job.cpus,
+        memory_mb=max(1, round(_mebibytes(job.memory) / job.cpus)),
+        gpus=f"#SBATCH --gpus-per-task={job.gpus_per_worker}\n" if job.gpus_per_worker else "",
+        time=job.time,
+        command=" \\\n  ".join(map(shlex.quote, job.command)),
+    )
+
+
+def _mebibytes(quantity: str) -> float:
+    number, unit = re.fullmatch(r"([\d.]+)(\D*)", quantity).groups()  # as the flag's rule has checked
+    return float(number) * _UNITS[unit]

@@ -1,0 +1,73 @@
+"""A Slurm of two virtual nodes for the tests of this folder, which `make test-clusters` runs."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.waiting import wait_until
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+class Slurm:
+    """A cluster of Slurm's that is up. Jobs write their output to FOLDER/NAME-ID.out."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        bin_folder = pathlib.Path(sys.executable).parent
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        }
+
+    def __call__(self, *command: str) -> str:
+        """Returns what a command prints."""
+        done = subprocess.run(
+            command, cwd=self.folder, env=self._environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def submit(self, *arguments: str) -> str:
+        """Submits what `crankshaft manifest slurm ARGUMENTS` prints, and returns the job's id."""
+        script = self.folder / "job.sh"
+        command = [sys.executable, "-m", "crankshaft", "manifest", "slurm", "--cpus=2", "--memory=2Gi", *arguments]
+        script.write_text(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+        return self("sbatch", "--parsable", "--ntasks-per-node=2", "-N2", str(script))
+
+    def output(self, job: str) -> str:
+        return "".join(path.read_text(errors="replace") for path in self.folder.glob(f"*-{job}.out"))
+
+    def state(self, job: str) -> str:
+        return self("scontrol", "show", "job", job).partition("JobState=")[2].split()[0]
+
+    def until(self, job: str, condition) -> None:
+        wait_until(condition, shows=lambda: f"{self.state(job)}\n{self.output(job)}")
+
+    def done(self, job: str) -> str:
+        """Returns the job's output once it has completed; fails if it ends otherwise."""
+        ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+        self.until(job, lambda: self.state(job) in ended)
+        assert self.state(job) == "COMPLETED", self.output(job)
+        return self.output(job)
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory):
+    missing = [name for name in ("slurmctld", "slurmd", "sbatch", "munged") if not shutil.which(name)]
+    if missing or os.getuid():
+        pytest.skip(f"needs root, and Debian's slurm-wlm and munge; missing: {', '.join(missing) or 'root'}")
+    folder = tmp_path_factory.mktemp("slurm")
+    for each in (folder, *folder.parents[:2]):
+        each.chmod(0o755)  # munged is of another user
+    subprocess.run([HERE / "slurm_up.sh", folder], check=True)
+    yield Slurm(folder)
+    subprocess.run([HERE / "slurm_down.sh", folder], check=True)

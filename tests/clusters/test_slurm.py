@@ -1,0 +1,74 @@
+"""Runs that a Slurm of two nodes starts, kills, requeues and ends by its time limit, from manifests as printed."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.clusters.conftest import ROOT
+from tests.runs import assert_equal_bits, newest
+
+pytestmark = pytest.mark.clusters
+RUN = ("--model=mlp", "--model_arg=hidden_units=32", "--input=digits", "--jit=off", "--progress=plain")
+LONG = ("--train_steps=3000", "--checkpoint_every_steps=200", "--eval_every_steps=0", "--steps_per_loop=10")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> pathlib.Path:
+    run_dir = tmp_path_factory.mktemp("local") / "run"
+    command = [sys.executable, "-m", "crankshaft", "local", "--workers=2", "--", *RUN, *LONG, f"--run_dir={run_dir}"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return run_dir
+
+
+def flags(slurm, name: str, *more: str) -> list[str]:
+    return ["--", *RUN, *more, f"--run_dir={slurm.folder / name}"]
+
+
+def test_workers_on_two_nodes_need_nothing_by_hand(slurm):
+    two = [slurm.submit("--workers=4", f"--name=job{i}", *flags(slurm, f"two-{i}", "--train_steps=20")) for i in (0, 1)]
+    for job in two:  # at once, on the same nodes
+        output = slurm.done(job)
+        assert f"task 0 of 4 worker; from Slurm's job {job}.0" in output
+        assert {f"worker {index} at n{1 + index // 2}:" in output for index in range(4)} == {True}
+        assert "4 replicas" in output
+
+
+def test_servers_on_two_nodes(slurm):
+    output = slurm.done(slurm.submit("--workers=2", "--ps=1", *flags(slurm, "servers", "--train_steps=20")))
+    assert "of 1 chief, 2 worker, 1 ps; from Slurm" in output
+    assert "evaluation at step 20" in output
+
+
+def test_a_killed_task_ends_all_and_the_requeued_job_has_the_bits_of_an_undisturbed_one(slurm, undisturbed):
+    job = slurm.submit("--workers=2", *flags(slurm, "killed", *LONG))
+    slurm.until(job, lambda: newest(slurm.folder / "killed") >= 200)
+    victim = next(pid for pid in slurm("scontrol", "listpids", job).split() if pid.isdigit() and _trains(pid))
+    subprocess.run(["kill", f"-{signal.SIGKILL.value}", victim], check=True)
+    output = slurm.done(job)
+    assert "resumed at step" in output
+    assert_equal_bits(slurm.folder / "killed", undisturbed)
+
+
+def test_a_job_that_is_requeued_goes_on_from_where_it_was(slurm, undisturbed):
+    job = slurm.submit("--workers=2", *flags(slurm, "requeued", *LONG))
+    slurm.until(job, lambda: newest(slurm.folder / "requeued") >= 200)
+    slurm("scontrol", "requeue", job)
+    output = slurm.done(job)
+    assert "resumed at step" in output
+    assert_equal_bits(slurm.folder / "requeued", undisturbed)
+
+
+def test_a_mistake_is_not_tried_again(slurm):
+    job = slurm.submit("--workers=2", *flags(slurm, "mistake", "--learning_rate=-1"))
+    slurm.until(job, lambda: slurm.state(job) == "FAILED")
+    assert slurm.output(job).count("--learning_rate=-1") in (1, 2)  # by each task
+
+
+def _trains(pid: str) -> bool:
+    command = pathlib.Path(f"/proc/{pid}/cmdline")
+    return command.exists() and b"--run_dir" in command.read_bytes() and b"bash" not in command.read_bytes()[:20]

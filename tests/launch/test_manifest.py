@@ -1,0 +1,152 @@
+"""What `crankshaft manifest` prints: objects that Kubernetes takes, scripts that bash reads, and one line a mistake."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from crankshaft.launch import manifest
+from crankshaft.launch.cluster import kubernetes, places
+
+RUN = ("--model=mlp", "--input=digits", "--run_dir=/runs/first")
+HOSTILE = ('--model_arg=text=it\'s "$HOME" $(id) `id`; #\\', "--run_dir=/runs/a b", "--prompt=ü: {[*&!|>%@")
+SHAPES = [
+    (f"--workers={workers}", *servers, f"--gpus_per_worker={gpus}")
+    for workers, servers, gpus in itertools.product((1, 2, 64), ((), ("--ps=1",), ("--ps=8", "--evaluator")), (0, 1))
+]
+
+
+def printed(capsys, place: str, *arguments: str) -> str:
+    for name in manifest.FLAGS:
+        manifest.FLAGS[name].unparse()
+    with pytest.raises(SystemExit) as ended:
+        manifest.main(["crankshaft manifest", place, *arguments])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 0, err
+    return out
+
+
+def objects(capsys, place: str, *arguments: str) -> list[dict]:
+    return list(yaml.safe_load_all(printed(capsys, place, "--image=registry/me:1", *arguments)))
+
+
+def jobs_of(found: list[dict]) -> list[dict]:
+    """The Jobs, with those that a JobSet would make, as Jobs."""
+    jobs = [each for each in found if each["kind"] == "Job"]
+    for job_set in (each for each in found if each["kind"] == "JobSet"):
+        for replicated in job_set["spec"]["replicatedJobs"]:
+            assert replicated["replicas"] == 1
+            name = f"{job_set['metadata']['name']}-{replicated['name']}-0"
+            jobs.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, **replicated["template"]})
+    return jobs
+
+
+@pytest.mark.parametrize("place", ["kubernetes", "jobset"])
+@pytest.mark.parametrize("shape", SHAPES, ids=" ".join)
+def test_objects_are_kubernetes_own(capsys, place, shape):
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install crankshaft[clusters]").validate
+    found = objects(capsys, place, *shape, "--", *RUN)
+    for each in [each for each in found if each["kind"] != "JobSet"] + jobs_of(found):
+        validate(each, "1.33", strict=True)
+
+
+@pytest.mark.parametrize("place", ["kubernetes", "jobset"])
+@pytest.mark.parametrize("shape", SHAPES, ids=" ".join)
+def test_each_pod_finds_its_task(capsys, place, shape):
+    found = objects(capsys, place, *shape, "--", *RUN)
+    (service,) = (
+        each["metadata"]["name"] if each["kind"] == "Service" else each["spec"]["network"]["subdomain"]
+        for each in found
+        if each["kind"] in ("Service", "JobSet")
+    )
+    pods = []
+    for job in jobs_of(found):
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        environment = {each["name"]: each.get("value", "") for each in container["env"]}
+        for index in range(job["spec"]["completions"]):
+            host = {"HOSTNAME": f"{job['metadata']['name']}-{index}", "JOB_COMPLETION_INDEX": str(index)}
+            pods.append(kubernetes.tasks({**environment, **host}))
+            assert pods[-1].addresses[pods[-1].index] == f"{host['HOSTNAME']}.{service}:2222"
+    assert [pod.index for pod in pods] == list(range(len(pods)))
+    assert len({pod.addresses for pod in pods}) == 1
+    assert len(pods[0].addresses) == len(pods)
+    if "--num_ps" in str(container["command"]):
+        (ps,) = (int(word.partition("=")[2]) for word in container["command"] if word.startswith("--num_ps="))
+        last = places.arranged(pods[-1], ps, "--evaluator" in container["command"], {})
+        assert last.kind == ("evaluator" if "--evaluator" in container["command"] else "ps")
+
+
+@pytest.mark.parametrize("place", ["kubernetes", "jobset"])
+def test_words_reach_a_pod_as_they_were_given(capsys, place):
+    job = jobs_of(objects(capsys, place, "--", "my.py", *HOSTILE))[0]
+    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    # https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container: $$(x) stays $(x).
+    assert [word.replace("$$(", "$(") for word in command] == ["python", "my.py", *HOSTILE]
+    assert "$$(id)" in command[2]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=" ".join)
+def test_scripts_are_bash(capsys, shape):
+    text = printed(capsys, "slurm", *shape, "--", *RUN)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    tasks = int(next(line for line in text.splitlines() if "--ntasks=" in line).partition("--ntasks=")[2])
+    counts = dict(word.lstrip("-").split("=") for word in shape if "=" in word)
+    servers = int(counts.get("ps", 0))
+    assert tasks == int(counts["workers"]) + servers + bool(servers) + ("--evaluator" in shape)
+
+
+def test_words_reach_a_task_of_slurm_as_they_were_given(capsys, tmp_path):
+    text = printed(capsys, "slurm", "--memory=3Gi", "--cpus=2", "--", "my.py", *HOSTILE)
+    assert "#SBATCH --mem-per-cpu=1536M" in text
+    program = f"{shlex.quote(sys.executable)} -c 'import sys; print(sys.argv[1:])'"
+    (tmp_path / "srun").write_text(f'#!/usr/bin/env bash\nshift; exec {program} "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    command = ["env", f"PATH={tmp_path}:/usr/bin:/bin", "bash", "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(["python", "my.py", *HOSTILE])
+
+
+def test_what_restarts_and_what_does_not(capsys):
+    (job,) = jobs_of(objects(capsys, "kubernetes", "--workers=3", "--", *RUN))
+    assert job["spec"]["backoffLimit"] == 18
+    assert job["spec"]["podReplacementPolicy"] == "Failed"
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    assert [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in rules] == [
+        ("FailJob", [2]),
+        ("Ignore", None),
+        ("Ignore", [143]),
+    ]
+    servers = jobs_of(objects(capsys, "kubernetes", "--workers=3", "--ps=1", "--", *RUN))
+    assert [job["spec"]["backoffLimitPerIndex"] for job in servers] == [6, 6, 6]
+
+
+MISTAKES = {
+    "no place": ([], "no place is given to crankshaft manifest; use slurm, kubernetes, jobset or dockerfile"),
+    "another place": (["yarn"], "yarn is given to"),
+    "no command": (["slurm"], "what the tasks run is missing"),
+    "no run_dir": (["slurm", "--", "--model=mlp"], "has no --run_dir=FOLDER"),
+    "a relative run_dir": (["slurm", "--", "--run_dir=runs/a"], "--run_dir=runs/a is not an absolute path"),
+    "no image": (["kubernetes", "--", *RUN], "--image is not given"),
+    "another volume": (["jobset", "--image=a", "--", "--run_dir=/data/a"], "/data/a is not in /runs"),
+    "an evaluator alone": (["slurm", "--evaluator", "--", *RUN], "--evaluator is for --ps=N"),
+    "a name with a newline": (["slurm", "--name=a\nb", "--", *RUN], "small letters, digits and hyphens"),
+    "a time of another form": (["slurm", "--time=soon", "--", *RUN], "e.g. 12:00:00"),
+    "a flag of the tasks": (["slurm", "--seed=1", "--", *RUN], "--seed is a flag of the tasks"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_one_line(capsys, mistake):
+    arguments, said = MISTAKES[mistake]
+    for name in manifest.FLAGS:
+        manifest.FLAGS[name].unparse()
+    with pytest.raises(SystemExit) as ended:
+        manifest.main(["crankshaft manifest", *arguments])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
