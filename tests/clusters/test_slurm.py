@@ -14,7 +14,7 @@ from tests.runs import assert_equal_bits, newest
 
 pytestmark = pytest.mark.clusters
 RUN = ("--model=mlp", "--model_arg=hidden_units=32", "--input=digits", "--jit=off", "--progress=plain")
-LONG = ("--train_steps=3000", "--checkpoint_every_steps=200", "--eval_every_steps=0", "--steps_per_loop=10")
+LONG = ("--train_steps=30000", "--checkpoint_every_steps=1000", "--eval_every_steps=0", "--steps_per_loop=10")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_servers_on_two_nodes(slurm):
 
 def test_a_killed_task_ends_all_and_the_requeued_job_has_the_bits_of_an_undisturbed_one(slurm, undisturbed):
     job = slurm.submit("--workers=2", *flags(slurm, "killed", *LONG))
-    slurm.until(job, lambda: newest(slurm.folder / "killed") >= 200)
+    slurm.until(job, lambda: newest(slurm.folder / "killed") >= 1000)
     victim = next(pid for pid in slurm("scontrol", "listpids", job).split() if pid.isdigit() and _trains(pid))
     subprocess.run(["kill", f"-{signal.SIGKILL.value}", victim], check=True)
     output = slurm.done(job)
@@ -56,7 +56,7 @@ def test_a_killed_task_ends_all_and_the_requeued_job_has_the_bits_of_an_undistur
 
 def test_a_job_that_is_requeued_goes_on_from_where_it_was(slurm, undisturbed):
     job = slurm.submit("--workers=2", *flags(slurm, "requeued", *LONG))
-    slurm.until(job, lambda: newest(slurm.folder / "requeued") >= 200)
+    slurm.until(job, lambda: newest(slurm.folder / "requeued") >= 1000)
     slurm("scontrol", "requeue", job)
     output = slurm.done(job)
     assert "resumed at step" in output
