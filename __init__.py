@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .engine.data.source import Source, Spec
     from .engine.keras_trainer import KerasTrainer
     from .engine.metrics.keras_metrics import KerasMetric
-    from .engine.metrics.means import Mean, auc, mean, root_mean_square
+    from .engine.metrics.means import Mean, auc, confusion_matrix, mean, root_mean_square
     from .engine.step.batches import weighed
     from .engine.step.context import step_context
     from .engine.step.gathering import gather
@@ -38,6 +38,7 @@ _HOMES = {
     "Update": "crankshaft.engine",
     "UsageError": "crankshaft.launch.errors",
     "auc": "crankshaft.engine",
+    "confusion_matrix": "crankshaft.engine",
     "fit": "crankshaft.launch.fit",
     "gather": "crankshaft.engine",
     "load_model": "crankshaft.launch.api",
@@ -66,6 +67,7 @@ __all__ = [
     "Update",
     "UsageError",
     "auc",
+    "confusion_matrix",
     "fit",
     "gather",
     "load_model",

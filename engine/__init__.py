@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .build import build_embeddings, build_layers, make_optimizer
     from .layers.embeddings import Embedding
     from .metrics.keras_metrics import KerasMetric
-    from .metrics.means import Mean, auc, mean, root_mean_square
+    from .metrics.means import Mean, auc, confusion_matrix, mean, root_mean_square
     from .step.batches import weighed
     from .step.context import step_context
     from .step.gathering import gather
@@ -47,6 +47,7 @@ _HOMES = {
     "auc": "crankshaft.engine.metrics.means",
     "build_embeddings": "crankshaft.engine.build",
     "build_layers": "crankshaft.engine.build",
+    "confusion_matrix": "crankshaft.engine.metrics.means",
     "gather": "crankshaft.engine.step.gathering",
     "make_optimizer": "crankshaft.engine.build",
     "mean": "crankshaft.engine.metrics.means",
@@ -66,6 +67,7 @@ __all__ = [
     "auc",
     "build_embeddings",
     "build_layers",
+    "confusion_matrix",
     "gather",
     "make_optimizer",
     "mean",

@@ -13,7 +13,7 @@ import tensorflow as tf
 from .build import build_layers, make_optimizer
 from .internals import keras_compile
 from .metrics.keras_metrics import KerasMetric
-from .metrics.means import Mean, Pair, weighable
+from .metrics.means import FEW_CLASSES, Mean, Pair, confusion_matrix, weighable
 from .optimizers import KerasOptimizer
 from .optimizers.loss_scale import DynamicLossScale
 from .step import batches
@@ -36,6 +36,11 @@ _OF_COMPILE = {
     "clip_norm": "optimizer's global_clipnorm",
     "clip_variable_norm": "optimizer's clipnorm",
     "clip_value": "optimizer's clipvalue",
+}
+# What makes classes of the labels that a loss takes.
+_CLASSES_BY: dict[str, Callable] = {
+    "sparsecategoricalcrossentropy": tf.identity,
+    "categoricalcrossentropy": functools.partial(tf.argmax, axis=-1),
 }
 _COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NAMES_OF_FLAGS = {
@@ -172,6 +177,8 @@ class KerasTrainer(Trainer):
         compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
         features, labels = batches.fields(self.given.example)[:2]
         self._losses = self._metrics = None
+        loss = compiled["loss"] if isinstance(compiled["loss"], str) else getattr(compiled["loss"], "__name__", None)
+        self._classes_by = _CLASSES_BY.get((loss or type(compiled["loss"]).__name__).replace("_", "").lower())
         if compiled["loss"] is not None:
             if labels is None:
                 raise ValueError("the model is compiled with a loss, and the data has no labels; give them as y")
@@ -198,9 +205,13 @@ class KerasTrainer(Trainer):
                 return weighable(Mean(by_name[name], _size(batch)), pair, weights is not None)
 
             pairs[name] = pair()
+        labels = batches.fields(batch).labels
+        is_one = tf.is_tensor(labels) and tf.is_tensor(outputs)
+        if self._classes_by and is_one and outputs.shape[-1] <= FEW_CLASSES:
+            pairs["confusion"] = confusion_matrix(self._classes_by(labels), outputs)
         if self._metrics is None:
             return pairs
-        labels, weights = self._weighed(batches.fields(batch).labels)
+        labels, weights = self._weighed(labels)
         labels, predictions, weights = (self._metrics.flat(each) for each in (labels, outputs, weights))
         for name, each in self._metrics.by_name.items():
             own = weights[each.output if len(weights) > 1 else 0] if each.is_weighted else None

@@ -6,8 +6,8 @@ import math
 
 import tensorflow as tf
 
-from ..engine import Mean, Trainer, mean
-from ..engine.metrics.means import scaled
+from ..engine import Mean, Trainer, confusion_matrix, mean
+from ..engine.metrics.means import FEW_CLASSES, scaled
 
 
 class Classifier(Trainer):
@@ -43,10 +43,11 @@ class Classifier(Trainer):
             return loss
         return scaled(loss, tf.gather(tf.constant(self.class_weight, tf.float32), batch[1]))
 
-    def metrics(self, outputs, batch) -> dict[str, Mean]:
+    def metrics(self, outputs, batch) -> dict:
         _, labels = batch
         predicted = tf.argmax(outputs, axis=-1)  # int64: GPUs compare int32 on the host, which would wait for them
-        return {"accuracy": mean(tf.equal(predicted, tf.cast(labels, tf.int64)))}
+        found = {"accuracy": mean(tf.equal(predicted, tf.cast(labels, tf.int64)))}
+        return found if outputs.shape[-1] > FEW_CLASSES else {**found, "confusion": confusion_matrix(labels, outputs)}
 
 
 def _check_class_weight(weights, classes: int | None) -> None:

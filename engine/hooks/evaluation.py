@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 from absl import logging
 
 from ..holdings import Holdings
-from ..metrics.means import values_by_name
+from ..metrics.means import Confusion, values_by_name
 from ..state import TrainState
 from . import numerics
 from .base import Periodic, Status
@@ -33,7 +37,19 @@ def averaged_weights(trainer):
         yield
 
 
-def evaluate(strategy, state: TrainState) -> dict[str, float]:
+class Evaluated(dict[str, float]):
+    """The means of an evaluation by name, and what is no number.
+
+    Attributes:
+      confusion: the confusion matrices, int64 [classes, classes], labels by predictions; by the metric's name.
+    """
+
+    def __init__(self, means: Mapping[str, float], confusion: Mapping[str, Any]):
+        super().__init__(means)
+        self.confusion = {name: np.asarray(each, np.int64) for name, each in confusion.items()}
+
+
+def evaluate(strategy, state: TrainState) -> Evaluated:
     """Computes the metrics' means over the whole evaluation set that is bound to the strategy, and waits for them.
 
     Warns of those that are not finite, but for losses.
@@ -54,7 +70,7 @@ def evaluate(strategy, state: TrainState) -> dict[str, float]:
         raise numerics.NonfiniteError(line)
     if wrong and strategy.is_chief:
         logging.warning("%s", line)
-    return means
+    return Evaluated(means, {name: pair.matrix() for name, pair in pairs.items() if isinstance(pair, Confusion)})
 
 
 class Evaluation(Periodic):
@@ -70,19 +86,21 @@ class Evaluation(Periodic):
     def __init__(self, every_steps: int):
         super().__init__(every_steps, at_end=True)
         self.step: int | None = None
-        self.result: dict[str, float] | None = None
+        self.result: Evaluated | None = None
 
     def act(self, status: Status) -> None:
         if status.step != self.step:
             self.result = evaluate(status.strategy, status.state)
             self.step = status.step
-        status.evaluation = dict(self.result)
+        status.evaluation = copy.copy(self.result)
 
     def host_state(self) -> dict:
-        return {"step": self.step, "result": self.result}
+        confusion = {name: each.tolist() for name, each in self.result.confusion.items()} if self.result else {}
+        return {"step": self.step, "result": self.result, **({"confusion": confusion} if confusion else {})}
 
     def restore_host_state(self, values: dict) -> None:
-        self.step, self.result = values.get("step"), values.get("result")
+        self.step, means = values.get("step"), values.get("result")
+        self.result = None if means is None else Evaluated(means, values.get("confusion", {}))
 
     def data_changed(self, splits: set[str]) -> None:
         if "eval" in splits:

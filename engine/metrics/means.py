@@ -119,9 +119,30 @@ class KerasSums(Pair):
         return None  # the metric is not known any more
 
 
+class Confusion(Pair):
+    """Numbers of examples by label and prediction, float32 [classes * classes], which an evaluation alone adds up.
+
+    The first count is that of labels which are none of the classes.
+    """
+
+    def value(self) -> None:
+        return None  # it is no number
+
+    def mistake(self) -> str | None:
+        if not self.count[0]:
+            return None
+        return f"{self.count[0]:g} labels are not classes from 0 to {len(self.matrix()) - 1}; number them from 0"
+
+    def matrix(self) -> np.ndarray:
+        """Returns the numbers of examples, int64 [classes, classes]: a row a label, a column a prediction."""
+        counts = np.asarray(self.total).astype(np.int64)
+        return counts.reshape(math.isqrt(len(counts)), -1)
+
+
 # Kinds beside Mean, by the name that a row of sums carries. Those of several rows hold vectors.
-_KINDS = {"root_mean": RootMean, "exp_mean": ExpMean, "auc": Auc, "keras": KerasSums}
-_VECTORS = (Auc, KerasSums)
+_KINDS = {"root_mean": RootMean, "exp_mean": ExpMean, "auc": Auc, "keras": KerasSums, "confusion": Confusion}
+_VECTORS = (Auc, KerasSums, Confusion)
+FEW_CLASSES = 100  # of so many a confusion matrix costs next to nothing
 _ENGINES = ("loss", "loss_with_penalties", "gradient_norm", "skipped")  # names of metrics that are the engine's
 _ONE_NUMBER = (
     "crankshaft.mean was given one number for a batch, which counts as one example, however large the batch is; give "
@@ -215,6 +236,31 @@ def auc(labels, logits, weights=None) -> Auc:
     return weighable(
         pair, lambda examples: auc(labels, scores, combined(weights, examples, scores)), weights is not None
     )
+
+
+def confusion_matrix(labels, predictions) -> Confusion:
+    """Makes the pair for the confusion matrix of a classifier, of which an evaluation's report by class is computed.
+
+    Each example counts as one, whatever it weighs. Steps of training leave it out, and so cost nothing more.
+
+    Args:
+      labels: integers [batch, ...], from 0 to below the number of classes.
+      predictions: [batch, ..., classes], of which the largest is the class that is predicted.
+
+    Example:
+      >>> pair = confusion_matrix([0, 1, 1], [[2.0, 1.0], [0.0, 3.0], [5.0, 4.0]])
+      >>> pair.matrix().tolist()  # of the two examples of class 1 one is taken for 0
+      [[1, 0], [1, 1]]
+    """
+    predictions = tf.convert_to_tensor(predictions)
+    classes = predictions.shape[-1]
+    labels = tf.cast(tf.reshape(labels, [-1]), tf.int64)
+    predicted = tf.reshape(tf.argmax(predictions, axis=-1), [-1])
+    known = (labels >= 0) & (labels < classes)
+    places = tf.where(known, labels * classes + predicted, -1)  # of which nothing is counted
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(labels, tf.float32), places, classes * classes)
+    unknown = tf.reduce_sum(tf.cast(~known, tf.float32))
+    return Confusion(counts, tf.pad(unknown[tf.newaxis], [[0, classes * classes - 1]]))
 
 
 def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
@@ -323,13 +369,13 @@ def checked(metrics, where: str, weights=None) -> dict[str, Pair]:
 
 
 def folded(metrics: dict[str, Pair]) -> dict[str, Pair]:
-    """Returns the metrics with histograms in place of an `Auc`'s sparse parts: what training adds up."""
+    """Returns what training adds up: histograms in place of an `Auc`'s sparse parts, and no confusion matrix."""
 
     def dense(pair):
         sparse = isinstance(pair, Auc) and isinstance(pair.total, tf.IndexedSlices)
         return Auc(*ranking.histogram(*pair)) if sparse else pair
 
-    return {name: dense(pair) for name, pair in metrics.items()}
+    return {name: dense(pair) for name, pair in metrics.items() if not isinstance(pair, Confusion)}
 
 
 def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False) -> tf.Tensor:
@@ -350,7 +396,7 @@ def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False)
             rows.append(tf.zeros([1, 2], dtype))
             scores.append(ranking.entries(len(scores), *pair, dtype))
         else:
-            rows.append(tf.cast(tf.stack(folded({name: pair})[name], axis=1), dtype))
+            rows.append(tf.cast(tf.stack(folded({name: pair}).get(name, pair), axis=1), dtype))
     rows += scores
     return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
 
@@ -399,7 +445,8 @@ def _named_kind(row_name: str) -> tuple[str, type]:
 
 def names_of(row_names: Sequence[str]) -> dict[str, bool]:
     """Returns the metrics of some rows by name, and whether one may have several values, as NAME_0 or NAME_KEY."""
-    return {name: issubclass(kind, KerasSums) for name, kind in map(_named_kind, row_names)}
+    kinds = dict(map(_named_kind, row_names))
+    return {name: issubclass(kind, KerasSums) for name, kind in kinds.items() if not issubclass(kind, Confusion)}
 
 
 def values_by_name(pairs: dict[str, Mean]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from .. import randomness
 from ..internals import graphs, keras
 from ..internals.variables import assign_local, tf_variable
 from ..mesh.mesh import Mesh
+from ..metrics.means import folded
 from .batches import check_weighed, only_if, with_stand_in
 
 _STAND_IN = (
@@ -124,7 +125,7 @@ class StepRunner:
         batch, present = with_stand_in(batch)
         with self.training(step, observed, present):
             put_back = self._statistics_put_back(present)
-            metrics = check_weighed(self._trainer.train_step(batch), batch, self._trainer)
+            metrics = folded(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
             put_back(metrics)
             self._check_recomputed()
             if present is not None and (python := graphs.PYTHON & graphs.kinds(metrics["loss"].total.graph).keys()):

@@ -75,7 +75,7 @@ def restored(session: Session, newer_than: int) -> Iterator[Manifest]:
 def _evaluate(session: Session, files: EventFiles, best: BestCheckpoint | None) -> None:
     metrics = evaluation.evaluate(session.strategy, session.state)
     session.say(f"evaluation at step {session.state.step}: {as_line(metrics)}")
-    files.put("", session.state.step, lambda: event_values.scalars(metrics))
+    files.put("", session.state.step, lambda: event_values.evaluation(metrics))
     if best:
         best(_status(session, metrics))
 

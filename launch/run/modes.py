@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...engine.hooks import evaluation, numerics
+from ...engine.metrics.by_class import report
 from . import export as exports
 from . import fingerprints, prediction_files, predictions, reading, weights
 from .session import Session
 
+_SHOWN_CLASSES = 20
+
 
 def evaluate(session: Session) -> tuple[dict[str, Any], int]:
     """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
-    results: dict[int, dict[str, float]] = {}
+    results: dict[int, evaluation.Evaluated] = {}
     for manifest in reading.restored(session):
         if not results and session.trainer.given.vocabulary:
             fingerprints.warn_of_ids(session.config, manifest, session.checkpoints.about)
         results[manifest.step] = evaluation.evaluate(session.strategy, session.state)
         session.say(f"evaluation at step {manifest.step}: {as_line(results[manifest.step])}")
-    result = result_of(session, eval=results[session.state.step])
+    found = results[session.state.step]
+    result = result_of(session, eval=found, **by_class(session, found))
     if len(results) > 1:
         result["evals"] = {str(step): metrics for step, metrics in results.items()}
     return result, 0
@@ -53,6 +59,33 @@ def predict(session: Session) -> tuple[dict[str, Any], int]:
         prediction_files.write(config.output, columns, session.names.classes)
     session.say(f"predictions of {count:,} examples by the model of step {session.state.step}: {config.output}")
     return {**result_of(session), "output": config.output, "examples": count}, 0
+
+
+def by_class(session: Session, found: evaluation.Evaluated) -> dict[str, Any]:
+    """Returns what a result has of an evaluation's confusion matrices, and shows those of few classes as tables."""
+    reports = {name: report(matrix) for name, matrix in found.confusion.items()}
+    for each in reports.values():
+        if len(each["support"]) <= _SHOWN_CLASSES:
+            session.say(_table(each, session.names.classes))
+    return {"by_class": reports} if reports else {}
+
+
+def _table(report: Mapping[str, Any], classes: Sequence[str] | None) -> str:
+    numbers = [*map(str, range(len(report["support"])))]
+    names = [*map(" ".join, zip(numbers, classes, strict=True))] if classes else numbers
+    shares = ("precision", "recall", "f1")
+    rows = [["class", *shares, "support", *(f"as {number}" for number in numbers)]]
+    for number, name in enumerate(names):
+        counts = report["support"][number], *report["matrix"][number]
+        rows.append([name, *(f"{report[share][number]:.3f}" for share in shares), *map(str, counts)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sized = [[f"{row[0]:{widths[0]}}", *map(str.rjust, row[1:], widths[1:])] for row in rows]
+    lines = ["  ".join(row) for row in sized]
+    matrix = np.array(report["matrix"])
+    for sums, why in ((matrix.sum(0), "never predicted, so their precision is 0"), (matrix.sum(1), "not in the data")):
+        if lacking := [name for name, count in zip(names, sums, strict=True) if not count]:
+            lines.append(f"classes that are {why}: {', '.join(lacking)}")
+    return "\n".join(lines)
 
 
 def as_line(metrics: Mapping[str, float]) -> str:

@@ -36,7 +36,7 @@ from ..host.files import write_of_run
 from ..host.process import EXIT_CODES, Signals
 from . import fingerprints, lent, reading, results, weights
 from .history import History
-from .modes import as_line, result_of
+from .modes import as_line, by_class, result_of
 from .progress import Progress, print_model_summary
 from .session import Session, choose_jit
 
@@ -323,8 +323,9 @@ class Training:
         if session.evaluates and not exit_code:
             measured = _evaluation_of(session.state.step, self._hooks)
             if measured or evaluates:
-                result["eval"] = measured or evaluation.evaluate(session.strategy, session.state)
-                session.say(f"evaluation at step {session.state.step}: {as_line(result['eval'])}")
+                result["eval"] = measured = measured or evaluation.evaluate(session.strategy, session.state)
+                session.say(f"evaluation at step {session.state.step}: {as_line(measured)}")
+                result |= by_class(session, measured)
         self._say_end(result, exit_code)
         return result, exit_code
 
@@ -536,7 +537,7 @@ def row_periods(session: Session, hooks: Sequence[Hook]) -> set[int]:
     return {session.epoch_period, eval_period(session), *of_callbacks}
 
 
-def _evaluation_of(step: int, hooks: Sequence[Hook]) -> dict[str, float] | None:
+def _evaluation_of(step: int, hooks: Sequence[Hook]) -> evaluation.Evaluated | None:
     """Returns the evaluation made at this step; None where a run was stopped between evaluations."""
     made = (hook for hook in hooks if isinstance(hook, evaluation.Evaluation))
     return next((hook.result for hook in made if hook.step == step), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ import tensorflow as tf
 from tensorboard.plugins.hparams import summary_v2 as hparams_plugin
 from tensorflow.core.framework.summary_pb2 import DATA_CLASS_BLOB_SEQUENCE, DATA_CLASS_SCALAR, DATA_CLASS_TENSOR
 from tensorflow.core.framework.tensor_pb2 import TensorProto
+
+from ...metrics import by_class
 
 Summary = tf.compat.v1.Summary
 _BUCKETS = 30  # TensorBoard's own default
@@ -98,6 +101,13 @@ def images(tag: str, pictures: np.ndarray) -> list[tf.compat.v1.Summary.Value]:
         encoded = [tf.io.encode_png(picture).numpy() for picture in pictures]
     tensor = tf.make_tensor_proto([str(width).encode(), str(height).encode(), *encoded])
     return [Summary.Value(tag=tag, metadata=_IMAGES, tensor=tensor)]
+
+
+def evaluation(means: dict[str, float]) -> list[tf.compat.v1.Summary.Value]:
+    """Makes the values of an evaluation: its means, and a picture of each confusion matrix."""
+    confusion = getattr(means, "confusion", {})  # of an `Evaluated`
+    pictures = (images(name, by_class.picture(matrix)[np.newaxis]) for name, matrix in confusion.items())
+    return [*scalars(means), *itertools.chain(*pictures)]
 
 
 def text(tag: str, markdown: str) -> list[tf.compat.v1.Summary.Value]:

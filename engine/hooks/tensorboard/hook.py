@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection
 
 import numpy as np
@@ -96,8 +97,8 @@ class TensorBoard(Windowed):
             self._workers.add(status.workers)
         super().__call__(status)
         if status.evaluation is not None:
-            evaluation = dict(status.evaluation)
-            self._files.put("eval", status.step, lambda: event_values.scalars(evaluation))
+            evaluation = copy.copy(status.evaluation)
+            self._files.put("eval", status.step, lambda: event_values.evaluation(evaluation))
         if self.histogram_every_steps and status.step % self.histogram_every_steps == 0:
             self._put_histograms(status)
 

@@ -1,0 +1,106 @@
+"""The confusion matrix of an evaluation and its report by class: exact on replicas, as result, table and image."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import crankshaft
+from crankshaft import Data, fit, open_run, run
+from crankshaft.engine.metrics.by_class import report
+from crankshaft.models.logistic import Model
+
+drawn = np.random.default_rng(0)
+FEATURES = drawn.normal(size=(100, 4)).astype(np.float32)
+# Class 3 is there in training alone.
+LABELS = np.where(np.arange(100) < 50, drawn.integers(0, 4, 100), drawn.integers(0, 3, 100)).astype(np.int32)
+NAMES = ("cat", "dog", "tit", "rat")
+# Batches of 30 and 20, which three replicas share out unevenly.
+ASKED = {"train_steps": 20, "eval_batch_size": 30, "learning_rate": 0.3, "jit": "off"}
+
+
+def data():
+    halves = ((FEATURES[part], LABELS[part]) for part in (slice(0, 50), slice(50, 100)))
+    return Data(*halves, num_classes=4, classes=NAMES)
+
+
+def by_hand(predicted, labels=LABELS[50:]):
+    """What scikit-learn's confusion_matrix and precision_recall_fscore_support(zero_division=0) give."""
+    matrix = [[int(np.sum((labels == a) & (predicted == b))) for b in range(4)] for a in range(4)]
+    found = {"matrix": matrix, "precision": [], "recall": [], "f1": [], "support": [sum(row) for row in matrix]}
+    for each in range(4):
+        right, of_it = matrix[each][each], sum(row[each] for row in matrix)
+        precision, recall = right / of_it if of_it else 0.0, right / sum(matrix[each]) if sum(matrix[each]) else 0.0
+        found["precision"].append(precision)
+        found["recall"].append(recall)
+        found["f1"].append(2 * precision * recall / (precision + recall) if precision + recall else 0.0)
+    return found
+
+
+def assert_by_hand(found, predicted):
+    expected = by_hand(predicted)
+    assert (found["matrix"], found["support"]) == (expected["matrix"], expected["support"])
+    for name in ("precision", "recall", "f1"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-15)
+
+
+@pytest.mark.parametrize("replicas", [{}, {"strategy": "mirrored", "num_virtual_devices": 3}], ids=["one", "three"])
+def test_an_evaluation_reports_each_class(replicas, tmp_path, capfd):
+    done = run(Model, data=data, run_dir=tmp_path / "run", global_batch_size=12, **ASKED, **replicas)
+    found = json.loads((tmp_path / "run" / "result.json").read_text())["by_class"]["confusion"]
+    assert_by_hand(found, done.predict(split="eval").argmax(1))
+    assert set(done.result["eval"]) == {"loss", "accuracy"}
+    assert done.evaluate().confusion["confusion"].tolist() == found["matrix"]
+    out = capfd.readouterr().out
+    header = "class  precision  recall     f1  support  as 0  as 1  as 2  as 3"
+    assert header in out
+    row = next(line.split() for line in out.splitlines() if line.startswith("1 dog"))
+    shares = [f"{found[name][1]:.3f}" for name in ("precision", "recall", "f1")]
+    assert row == ["1", "dog", *shares, str(found["support"][1]), *map(str, found["matrix"][1])]
+    assert "classes that are not in the data: 3 rat" in out
+    folder = next((tmp_path / "run" / "tensorboard" / "eval").iterdir())
+    values = [each for event in tf.compat.v1.train.summary_iterator(str(folder)) for each in event.summary.value]
+    width, height, png = [each for each in values if each.tag == "confusion"][-1].tensor.string_val
+    assert tf.io.decode_png(png).shape == (int(height), int(width), 3)
+    # What a checkpoint keeps of the evaluation has it too, and evaluating again finds the same.
+    kept = run(Model, data=data, run_dir=tmp_path / "run", global_batch_size=12, **ASKED, **replicas)
+    again = run(Model, data=data, run_dir=tmp_path / "run", global_batch_size=12, mode="eval", **ASKED)
+    assert kept.result["by_class"] == again.result["by_class"] == done.result["by_class"]
+
+
+@pytest.mark.parametrize("form", ["sparse", "categorical"])
+def test_a_compiled_classifier_has_a_report_and_other_models_none(form):
+    model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(4, "softmax")])
+    model.compile("sgd", f"{'sparse_' * (form == 'sparse')}categorical_crossentropy")
+    labels = LABELS if form == "sparse" else np.eye(4, dtype=np.float32)[LABELS]
+    halves = [(FEATURES[part], labels[part]) for part in (slice(0, 50), slice(50, 100))]
+    done = fit(model, *halves[0], validation_data=halves[1], verbose=0, jit="off")
+    assert_by_hand(done.result["by_class"]["confusion"], done.predict(FEATURES[50:]).argmax(1))
+    assert set(done.history.history) == {"loss", "val_loss"}
+    model.compile("sgd", "mse")
+    done = fit(model, FEATURES, np.eye(4)[LABELS], validation_split=0.5, verbose=0, jit="off")
+    assert "by_class" not in done.result
+
+
+def test_training_adds_up_no_matrix_and_labels_beyond_the_classes_are_named():
+    class Lenient(Model):
+        def loss(self, outputs, batch):
+            return crankshaft.mean(tf.square(outputs))
+
+    with open_run(Lenient, data=data, progress="off", **{**ASKED, "train_steps": None}) as held:
+        assert set(held.train(steps=2)) == {"loss", "accuracy"}
+        with pytest.raises(crankshaft.RunError, match="confusion: 2 labels are not classes from 0 to 3; number them"):
+            held.evaluate((FEATURES[:3], np.array([4, -1, 0], np.int32)))
+
+
+def test_shares_of_nothing_are_zero():
+    assert report(np.array([[3, 1, 0], [0, 0, 0], [0, 2, 0]])) == {
+        "matrix": [[3, 1, 0], [0, 0, 0], [0, 2, 0]],
+        "precision": [1.0, 0.0, 0.0],
+        "recall": [0.75, 0.0, 0.0],
+        "f1": [6 / 7, 0.0, 0.0],
+        "support": [4, 0, 2],
+    }
