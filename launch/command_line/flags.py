@@ -478,6 +478,15 @@ class Flags:
         of_call=True,
         may_differ=True,
     )
+    export_model: str | None = _modes(
+        _string,
+        None,
+        "export, predict: the Keras model that the trainer has by this name, e.g. generator, in place of "
+        "Trainer.forward.",
+        wants="a name",
+        use=("mode", "export", "predict"),
+        of_call=True,
+    )
     predict_split: str | None = _modes(
         _enum,
         None,

@@ -21,8 +21,7 @@ from ...engine.machine import files
 from ...input import known
 from ..errors import UsageError
 from ..host.files import write_json
-from . import splits, weights
-from .predictions import features_taken
+from . import predictions, splits, weights
 from .session import Session
 
 _DEFAULT = "serving_default"
@@ -31,38 +30,44 @@ _NAMED = 20  # classes in the README
 _WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
 
 
-def save(session: Session, path: str) -> str:
+def save(session: Session, path: str, name: str | None = None) -> str:
     """Writes the model of a session, whole or not at all, and returns its path.
 
     Args:
       session: the one that it was trained in, restored.
       path: of a .keras file; or, for a SavedModel, of the parent of the version folders, one a step, as TensorFlow
         Serving wants it.
+      name: of a Keras model that the trainer holds; None is `Trainer.forward`, or of a file `Trainer.model`.
     """
     is_keras = path.endswith(".keras")
     path = path if is_keras else os.path.join(path, str(session.state.step))
     if os.path.lexists(path):
         raise UsageError(f"--output: {path} exists; remove it or use another --output")
-    if getattr(session.trainer, "model", None) is None:
-        name = type(session.trainer).__name__
-        raise UsageError(f"--mode=export serves {name}.model, and there is none; name the model to serve self.model")
+    if name:
+        weights.named(session.trainer, name)
+    elif getattr(session.trainer, "model", None) is None:
+        trainer, there = type(session.trainer).__name__, ", ".join(weights.models_of(session.trainer)) or "none"
+        raise UsageError(
+            f"--mode=export serves {trainer}.model, and there is none; name the model to serve self.model, or give "
+            f"--export_model={there}"
+        )
     if is_keras:
-        _save_keras(session, path)
+        _save_keras(session, path, name)
     else:
-        _save_serving(session, path)
+        _save_serving(session, path, name)
     return path
 
 
-def _save_keras(session: Session, path: str) -> None:
-    """Writes `Trainer.model` alone, with the weights that evaluation uses."""
-    if type(session.trainer).forward is not Trainer.forward:
+def _save_keras(session: Session, path: str, name: str | None) -> None:
+    """Writes `Trainer.model`, or that of a name, alone, with the weights that evaluation uses."""
+    if not name and type(session.trainer).forward is not Trainer.forward:
         logging.warning(
             "%s.forward computes more than self.model, which is all that a .keras file holds; "
             "a folder as --output, for a SavedModel, has all of it",
             type(session.trainer).__name__,
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    model = weights.trained(session)
+    model = weights.trained(session, name or weights.MODEL)
     with files.replacing(path, files.make_file) as temporary, tempfile.TemporaryDirectory() as folder:
         model_path = os.path.join(folder, "model.keras")  # Keras goes by the ending
         try:
@@ -75,7 +80,7 @@ def _save_keras(session: Session, path: str) -> None:
         shutil.copyfile(model_path, temporary)
 
 
-def _save_serving(session: Session, path: str) -> None:
+def _save_serving(session: Session, path: str, name: str | None) -> None:
     """Writes a SavedModel, and in its `assets.extra/data.json` what is known of the data (`input.known`).
 
     The signature `serving_default` takes the features of a batch: one array as `features`, a dictionary's by their
@@ -87,7 +92,8 @@ def _save_serving(session: Session, path: str) -> None:
     input signature of named specs, and dicts of tensors as outputs.
     """
     trainer, names = weights.alone(session), session.names
-    features = names.raw(features_taken(trainer, session.example))
+    forward, taken = predictions.computed(trainer, session.example, name)
+    model, features = weights.named(trainer, name) if name else trainer.model, names.raw(taken)
     specs = {name: tf.TensorSpec(x.shape, x.dtype, name=name) for name, x in _named(features).items()}
     # A batch of one example; an axis of any size has one.
     inputs = {
@@ -100,14 +106,14 @@ def _save_serving(session: Session, path: str) -> None:
         )
     module = tf.Module()
     held = Holdings(trainer)
-    module.layers, module.embeddings = held.layers, held.tables
+    module.layers, module.embeddings = ({name: model}, {}) if name else (held.layers, held.tables)
 
     def serve(**features_by_name):
         packed = tf.nest.pack_sequence_as(features, [features_by_name[name] for name in inputs])
-        return _by_name(trainer.forward(names.ids(packed), training=False))
+        return _by_name(forward(names.ids(packed), training=False))
 
     module.serve = tf.function(serve, autograph=False)
-    module.served = getattr(trainer.model, "export_signatures", dict)()
+    module.served = getattr(model, "export_signatures", dict)()
     with files.replacing(path, os.mkdir) as temporary:
         with averaged_weights(trainer):
             signature = module.serve.get_concrete_function(**specs)
@@ -117,7 +123,7 @@ def _save_serving(session: Session, path: str) -> None:
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
         write_json(os.path.join(temporary, _DATA), known.as_json(session.known))
         with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
-            file.write(_readme(trainer, inputs, list(signature.structured_outputs)) + _more(more, names.classes))
+            file.write(_readme(model.name, inputs, list(signature.structured_outputs)) + _more(more, names.classes))
 
 
 def _named(features) -> dict[str, Any]:
@@ -141,13 +147,13 @@ def _by_name(outputs) -> dict[str, tf.Tensor]:
     return {name: tf.cast(each, tf.float32) for name, each in named.items()}
 
 
-def _readme(trainer: Trainer, inputs: dict, outputs: list[str]) -> str:
+def _readme(model: str, inputs: dict, outputs: list[str]) -> str:
     dtypes = {name: tf.as_dtype(x.dtype).name for name, x in inputs.items()}
     shapes = ", ".join(f"{name} {list(np.shape(x)[1:])} {dtypes[name]}" for name, x in inputs.items())
     arrays = ", ".join(f'{name}=tf.zeros({list(np.shape(x))}, "{dtypes[name]}")' for name, x in inputs.items())
     names = ", ".join(f"`{name}`" for name in outputs)
     return (
-        f"# {trainer.model.name}\n\nSignature `serving_default`: a batch of {shapes} in, {names} out.\n\n"
+        f"# {model}\n\nSignature `serving_default`: a batch of {shapes} in, {names} out.\n\n"
         "In Python, FOLDER being this one:\n\n```python\nimport tensorflow as tf\n\n"
         "serve = tf.saved_model.load(FOLDER).signatures['serving_default']\n"
         f"print(serve({arrays})['{outputs[0]}'])\n```\n\n"

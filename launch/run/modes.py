@@ -38,7 +38,7 @@ def export(session: Session) -> tuple[dict[str, Any], int]:
     numerics.check_weights(session.trainer, f"step {session.state.step}")
     config = session.config
     session.known = weights.about(config.run_dir).known  # the model's, whatever the data has come to be
-    path = exports.save(session, config.output_path)
+    path = exports.save(session, config.output_path, config.export_model)
     kind = "Keras model" if path.endswith(".keras") else "SavedModel"
     session.say(f"{kind} of step {session.state.step}, {taken}: {path}")
     return {**result_of(session), "export": path, "checkpoint": taken}, 0
@@ -51,7 +51,7 @@ def predict(session: Session) -> tuple[dict[str, Any], int]:
         if session.trainer.given.vocabulary:
             fingerprints.warn_of_ids(config, manifest, session.checkpoints.about)
     numerics.check_weights(session.trainer, f"step {session.state.step}")
-    predictor = predictions.Predictor(session)
+    predictor = predictions.Predictor(session, config.export_model)
     examples = predictor.checked(None, config.predict_split)
     columns = prediction_files.columns(session, examples, predictor(examples))
     count = len(next(iter(columns.values())))

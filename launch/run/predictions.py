@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -41,13 +41,7 @@ class Predictor:
 
     def __init__(self, session: Session, name: str | None = None):
         self._session = session
-        trainer = session.trainer
-        if name is None:
-            taken, run = features_taken(trainer, session.example), trainer.forward
-        else:
-            run = weights.named(trainer, name)
-            own = keras.inputs_of(run)
-            taken = _any_size(batches.features(session.example) if own is None else own)
+        run, taken = computed(session.trainer, session.example, name)
         self._wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), taken)
 
         def outputs(features):
@@ -174,8 +168,23 @@ def _of_input(session: Session, name: str, split: str | None) -> Split:
     return _of_run(dataclasses.replace(session, splits=own), split)
 
 
-def features_taken(trainer: Trainer, example) -> Any:
-    """Returns specs of the features that `forward` takes, of batches of any size.
+def computed(trainer: Trainer, example, name: str | None) -> tuple[Callable[..., Any], Any]:
+    """Returns what computes outputs, and specs of the features that it takes, of batches of any size.
+
+    Args:
+      trainer: of the run.
+      example: of its data.
+      name: of a Keras model that the trainer holds; None is `Trainer.forward`.
+    """
+    if name is None:
+        return trainer.forward, _features_taken(trainer, example)
+    model = weights.named(trainer, name)
+    own = keras.inputs_of(model)
+    return model, _any_size(batches.features(example) if own is None else own)
+
+
+def _features_taken(trainer: Trainer, example) -> Any:
+    """Returns specs of the features that `forward` takes.
 
     They are the data's, or those of the model's own inputs where it takes no others, as of a GAN's noise.
     """

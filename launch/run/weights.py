@@ -39,13 +39,13 @@ from .names import Names
 from .session import Session
 
 FILE_NAME = "model.json"
-_MODEL = "model"  # the attribute of the one that `Trainer.forward` computes, unless the trainer says otherwise
+MODEL = "model"  # the attribute of the one that `Trainer.forward` computes, unless the trainer says otherwise
 
 
 def write(session: Session, run_dir: str) -> None:
     """Writes what `load` makes the model from: Keras's own configuration of it, and what is known of the data."""
     models = {name: _architecture(model) for name, model in models_of(session.trainer).items()}
-    model = models.pop(_MODEL, None)
+    model = models.pop(MODEL, None)
     features = _described(batches.features(session.example))
     content = {"keras": model, **({"models": models} if models else {}), "features": features}
     write_of_run(run_dir, FILE_NAME, {**content, **known.as_json(session.known)})
@@ -75,11 +75,11 @@ def named(trainer: Trainer, name: str) -> tf.keras.Model:
     return models[name]
 
 
-def load(run_dir: str, which: str, trainer_class: type[Trainer] | None, name: str = _MODEL) -> tf.keras.Model:
+def load(run_dir: str, which: str, trainer_class: type[Trainer] | None, name: str = MODEL) -> tf.keras.Model:
     """Makes a Keras model of a run's checkpoint; see `crankshaft.load_model`."""
     manifest, saved = _find(run_dir, which), about(run_dir)
     architecture = saved.architectures.get(name)
-    if trainer_class is None and name != _MODEL and (architecture is None or _averages(manifest)):
+    if trainer_class is None and name != MODEL and (architecture is None or _averages(manifest)):
         why = "an average of its weights" if architecture else f"{', '.join(saved.architectures) or 'no model'} alone"
         raise UsageError(
             f"load_model(name={name!r}): {run_dir}/{FILE_NAME} has {why}; give load_model its trainer_class, which "
@@ -106,7 +106,7 @@ def about(run_dir: str) -> About:
     """Reads what a run has written of its model. Raises `UsageError`."""
     try:
         content = read_json(os.path.join(run_dir, FILE_NAME))
-        models = {**content.get("models", {}), _MODEL: content["keras"]}
+        models = {**content.get("models", {}), MODEL: content["keras"]}
         if wrong := [each for each in models.values() if not isinstance(each, (dict, type(None)))]:
             raise ValueError(f"keras is {wrong[0]!r:.60}, which is not an object")
         models = {name: each for name, each in models.items() if each is not None}
@@ -160,15 +160,15 @@ def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
     return models[0]
 
 
-def trained(session: Session) -> tf.keras.Model:
-    """Returns the model of a session, with the weights that evaluations use."""
+def trained(session: Session, name: str = MODEL) -> tf.keras.Model:
+    """Returns a model of a session by its name, with the weights that evaluations use."""
     if session.strategy.num_replicas == 1 and session.strategy.updates_here and not session.config.ema_decay:
-        return session.trainer.model
+        return getattr(session.trainer, name, None) or named(session.trainer, name)
     trainer = _copied(session)
     for optimizer in Holdings(trainer).optimizers.values():
         if optimizer.weight_average is not None:
             optimizer.weight_average.hand_over()
-    return trainer.model
+    return getattr(trainer, name, None) or named(trainer, name)
 
 
 def alone(session: Session) -> Trainer:
@@ -208,9 +208,8 @@ def _weights(trainer: Trainer) -> list:
 
 def _copy(session: Session) -> Trainer:
     """Makes the session's trainer again, on this process's device."""
-    if getattr(session.trainer, "model", None) is None:
-        name = type(session.trainer).__name__
-        raise UsageError(f"{name} has no model; name the Keras model to hand out self.model")
+    if not models_of(session.trainer):
+        raise UsageError(f"{type(session.trainer).__name__} has no Keras model; name the one to hand out self.model")
     with isolation.Isolation():
         trainer = type(session.trainer)(**session.config.given_arguments("model_arg"))
         own = session.trainer.given

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import Trainer, UsageError, load_model, mean, open_run
+from crankshaft import Trainer, UsageError, load_model, make_optimizer, mean, open_run
+from crankshaft import run as run_
 
 
 class Vae(Trainer):
@@ -45,3 +46,42 @@ def test_a_model_is_had_by_its_name(tmp_path):
         np.testing.assert_array_equal(loaded(codes), run.models["decoder"](codes))
         with pytest.raises(UsageError, match=r"name='coder'"):
             load_model(tmp_path / "run", trainer_class=trainer_class, name="coder")
+
+
+class Gan(Trainer):
+    """Two models, neither of which is called `model`, and an average of the generator's weights."""
+
+    def build(self):
+        layers = tf.keras.layers
+        self.generator = tf.keras.Sequential([layers.Input([3]), layers.Dense(2)])
+        self.critic = tf.keras.Sequential([layers.Input([2]), layers.Dense(1)])
+        self.optimizer = make_optimizer(self, self.generator.trainable_variables)
+
+    def train_step(self, batch):
+        return self.eval_step(batch)
+
+    def eval_step(self, batch):
+        return {"loss": mean(self.critic(self.generator(tf.concat([batch, batch[:, :1]], 1)))[:, 0])}
+
+
+@pytest.mark.parametrize("replicas", [{}, {"strategy": "mirrored", "num_virtual_devices": 2}], ids=["one", "two"])
+def test_one_of_several_models_is_exported_by_its_name(tmp_path, replicas):
+    noise = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    asked = {"data": (noise[:, :2],), "run_dir": tmp_path / "run", "jit": "off", "progress": "off", **replicas}
+    expected = run_(Gan, train_steps=1, ema_decay=0.5, **asked).predict(noise, "generator")
+    export = {**asked, "mode": "export"}
+    path = run_(Gan, **export, export_model="generator").result["export"]
+    served = tf.saved_model.load(path)
+    outputs = served.signatures["serving_default"](features=tf.constant(noise))["outputs"]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-6)
+    names = [name for name, _ in tf.train.list_variables(f"{path}/variables/variables")]
+    assert not [name for name in names if "critic" in name], names
+    path = run_(Gan, **export, export_model="generator", output=tmp_path / "made.keras").result["export"]
+    np.testing.assert_allclose(tf.keras.models.load_model(path)(noise), expected, rtol=1e-6)
+    run_(Gan, **{**asked, "mode": "predict"}, export_model="critic", output=tmp_path / "said.npz")
+    with np.load(tmp_path / "said.npz") as arrays:
+        assert arrays["prediction"].shape == (5,)
+    with pytest.raises(UsageError, match=r"^name='maker': Gan has no Keras model of that name; it has critic, gener"):
+        run_(Gan, **export, export_model="maker", output=tmp_path / "b")
+    with pytest.raises(UsageError, match=r"and there is none; .* or give --export_model=critic, generator$"):
+        run_(Gan, **export, output=tmp_path / "c")
