@@ -273,7 +273,9 @@ class Windowed(Periodic):
     `act` may keep `window`: the next one is a new object.
 
     Args:
-      every_steps, at_end, more: as `Periodic` takes them.
+      every_steps: as `Periodic` takes it.
+      at_end: likewise.
+      more: likewise.
 
     Attributes:
       window: the sums since the hook last acted; `means()` reads them.
