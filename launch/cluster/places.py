@@ -16,6 +16,7 @@ from .cluster import Cluster, Tasks, of_tasks, split
 
 _PLACES = (slurm.tasks, kubernetes.tasks)
 _POLL_SECONDS = 1.0
+_OPEN = "TensorFlow's servers listen on all interfaces and trust whoever calls: close the tasks' ports to all others"
 
 
 def tasks_of(environment: Mapping[str, str]) -> Tasks | None:
@@ -84,9 +85,14 @@ def describe(cluster: Cluster) -> str:
 
 
 def arrive(cluster: Cluster, timeout_seconds: float) -> None:
-    """Prints which task this process is, unless all are on this host, and waits until all hosts have addresses."""
+    """Prints which task this process is, unless all are on this host, and waits until all hosts have addresses.
+
+    The first task also says who reaches them.
+    """
     if not cluster.is_on_one_host:
         print(describe(cluster), flush=True)
+        if cluster.is_chief:
+            print(_OPEN, flush=True)
         wait_for_addresses(cluster, timeout_seconds)
 
 

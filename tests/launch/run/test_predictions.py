@@ -71,7 +71,7 @@ def test_all_forms_of_data_are_predicted_in_order(replicas):
         ({"data": "digit"}, r"^--input=digit is unknown; .*digits"),
         ({"data": "digits"}, r"^features are float32\[28, 28, 1\] an example"),
     ],
-    ids=str,
+    ids=["fewer features", "data and a split", "no such split", "no such input", "another input"],
 )
 def test_what_cannot_be_predicted_is_one_line(pets_run, given, line):
     with pytest.raises(UsageError, match=line):
