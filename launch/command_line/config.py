@@ -268,8 +268,8 @@ def from_flags(
         _fill_from_run(values, environment, script_flags)
         if trainer_class is None and values["model"] is None:
             _refuse_without_model(values["run_dir"], values["mode"])
+    cluster = _cluster(values, environment)  # which may say the strategy
     check_uses(values)
-    cluster = _cluster(values, environment)
     if trainer_class is None and not has_data and values["model"] is values["input"] is None:
         models, inputs = (", ".join(registry.NAMES[kind]) for kind in ("model", "input"))
         raise UsageError(

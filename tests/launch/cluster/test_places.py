@@ -192,6 +192,7 @@ def test_several_tasks_train_as_workers_or_around_servers_without_a_strategy():
     assert asked(**step("n1", "2", 1, 0, 1)).strategy == "multi_worker"
     servers = asked("--num_ps=1", **step("n1", "4", 3, 0, 3))
     assert (servers.strategy, servers.cluster.task) == ("parameter_server", "ps 0")
+    assert asked("--cluster_timeout_seconds=9", **step("n1", "2", 1, 0, 1)).cluster_timeout_seconds == 9
     assert asked("--strategy=one_device", **step("n1", "2", 1, 0, 1)).cluster is None
     jobs = {"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"]}
     text = json.dumps({"cluster": jobs, "task": {"type": "worker", "index": 0}})
