@@ -331,7 +331,7 @@ class Run:
         from .run import predictions
 
         def checked(data):
-            if name not in self._predictors:
+            if name not in self._predictors or self._predictors[name].is_cut:
                 self._predictors[name] = predictions.Predictor(self._session, name)
             return self._predictors[name].checked(data, split)
 

@@ -391,9 +391,12 @@ def _jsonable(name: str, value: dict) -> dict:
 
 
 def _discard(folder: str) -> bool:
-    """Removes the folder of a save, its mark last; returns whether it is one."""
+    """Removes the folder of a save, its mark last; returns whether it is one. An empty one was not marked yet."""
     mark = os.path.join(folder, _MARK)
     if os.path.islink(folder) or not os.path.isfile(mark):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+            return True
         return False
     for name in manifests.listdir(folder):
         if name != _MARK and not manifests.remove(path := os.path.join(folder, name)):

@@ -254,7 +254,7 @@ def confusion_matrix(labels, predictions) -> Confusion:
     """
     predictions = tf.convert_to_tensor(predictions)
     classes = predictions.shape[-1]
-    labels = tf.cast(tf.reshape(labels, [-1]), tf.int64)
+    labels = tf.reshape(tf.cast(labels, tf.int64), [-1])  # int32 is the host's, beside GPUs
     predicted = tf.reshape(tf.argmax(predictions, axis=-1), [-1])
     known = (labels >= 0) & (labels < classes)
     places = tf.where(known, labels * classes + predicted, -1)  # of which nothing is counted

@@ -22,6 +22,7 @@ from ...engine.hooks.evaluation import averaged_weights
 from ...engine.internals import keras
 from ...engine.mesh.mesh import Mesh
 from ...engine.step import batches
+from ...engine.strategies.base import Strategy
 from ..command_line import registry
 from ..errors import UsageError
 from . import data as datas
@@ -37,11 +38,17 @@ class Predictor:
     Args:
       session: of the run.
       name: of a Keras model that the trainer holds; None is `Trainer.forward`.
+
+    Attributes:
+      is_cut: whether replicas share out the model, and so have parts of its outputs: a whole copy of it computes here,
+        as it was when this was made.
     """
 
     def __init__(self, session: Session, name: str | None = None):
         self._session = session
-        run, taken = computed(session.trainer, session.example, name)
+        self.is_cut = session.strategy.mesh.is_cut
+        self._trainer = weights.alone(session)
+        run, taken = computed(self._trainer, session.example, name)
         self._wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), taken)
 
         def outputs(features):
@@ -50,6 +57,8 @@ class Predictor:
 
         @tf.function(input_signature=[taken], autograph=False)
         def compute(features):
+            if self.is_cut:
+                return Strategy.on_parts(session.strategy, outputs, features)
             return session.strategy.on_parts(outputs, features)
 
         self._compute = compute
@@ -75,8 +84,8 @@ class Predictor:
         """Returns the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them."""
         session = self._session
         done = _Gathered(session.strategy)
-        averages = any(each.weight_average is not None for each in Holdings(session.trainer).optimizers.values())
-        with averaged_weights(session.trainer) if averages else contextlib.nullcontext():
+        averages = any(each.weight_average is not None for each in Holdings(self._trainer).optimizers.values())
+        with averaged_weights(self._trainer) if averages else contextlib.nullcontext():
             for batch in _batches(split, session.config.eval_batch_size):
                 features = session.names.ids(batches.features(batch))
                 rows, outputs = self._compute(tf.nest.map_structure(tf.convert_to_tensor, features))

@@ -51,6 +51,7 @@ ACCEPTED = {
     # Rates and norms may be as large as float32 has room for: a run that ends so says that it is not finite.
     **{name: {"huge"} for name in LARGE},
     "freeze": set(HOSTILE) - {"empty"},  # what it finds is seen later
+    "export_model": set(HOSTILE) - {"empty"},  # of the names that a trainer has, once it is made
     "prompt": set(HOSTILE),  # any text may be gone on with
 }
 ALL = (flags.FLAGS, local.FLAGS)

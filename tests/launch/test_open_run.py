@@ -265,6 +265,15 @@ def test_a_run_is_saved_where_its_program_fails_between_calls(tmp_path):
         assert held.step == 5
 
 
+@pytest.fixture
+def answers_ctrl_c():
+    """As in a terminal: what a shell starts in its background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("answers_ctrl_c")
 def test_ctrl_c_ends_a_call_at_a_step_and_the_run_is_saved(tmp_path):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 

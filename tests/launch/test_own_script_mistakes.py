@@ -42,7 +42,6 @@ from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
         (((FEATURES, LABELS), (FEATURES[:0], LABELS[:0])), "the eval data has no examples"),
         (((FEATURES, 3), (FEATURES, LABELS)), "the train data"),
         (((FEATURES, "label"), (FEATURES, LABELS)), "the train data"),
-        ((([[1.0]], [2.0]), (FEATURES, LABELS)), "the train data"),
         (((FEATURES + 1j, LABELS), (FEATURES, LABELS)), "the train data holds complex numbers (complex64)"),
     ],
 )
