@@ -5,11 +5,9 @@ from __future__ import annotations
 import pathlib
 import signal
 import subprocess
-import sys
 
 import pytest
 
-from tests.clusters.conftest import ROOT
 from tests.runs import assert_equal_bits, newest
 
 pytestmark = pytest.mark.clusters
@@ -18,11 +16,10 @@ LONG = ("--train_steps=30000", "--checkpoint_every_steps=1000", "--eval_every_st
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> pathlib.Path:
-    run_dir = tmp_path_factory.mktemp("local") / "run"
-    command = [sys.executable, "-m", "crankshaft", "local", "--workers=2", "--", *RUN, *LONG, f"--run_dir={run_dir}"]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return run_dir
+def undisturbed(slurm) -> pathlib.Path:
+    """A run that nothing happens to, with as many threads a task as the others: `crankshaft local` gives it fewer."""
+    slurm.done(slurm.submit("--workers=2", *flags(slurm, "undisturbed", *LONG)))
+    return slurm.folder / "undisturbed"
 
 
 def flags(slurm, name: str, *more: str) -> list[str]:
