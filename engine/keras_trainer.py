@@ -224,9 +224,9 @@ class KerasTrainer(Trainer):
 
     def _sum(self, name: str, metric: keras_compile.Metric, labels, predictions, weights=None) -> Pair:
         """Returns what a batch adds to a metric of one output; only one of `weighted_metrics` can be weighed."""
-        mask = () if weights is None else (keras_compile.beside_mask(weights, predictions),)
+        weighed = () if weights is None else (keras_compile.beside_mask(weights, predictions),)
         weigh = functools.partial(self._sum, name, metric, labels, predictions) if metric.is_weighted else None
-        return weighable(self._sums[name](labels, predictions, *mask), weigh, weights is not None)
+        return weighable(self._sums[name](labels, predictions, *weighed), weigh, weights is not None)
 
     def _losses_of(self, outputs, batch, weights) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Returns the loss and each output's, times the examples of this replica's part of the batch.

@@ -122,9 +122,9 @@ class Checkpoints:
         names = manifests.listdir(self.directory)
         removed += [name for name in names if _FOLDER.fullmatch(name) and _discard(os.path.join(self.directory, name))]
         self._check_known()
-        whole = self._catalogue.read_all()[0]
-        swept = [each.name + manifests.SUFFIX for each in whole if each.gone()]
-        if len(swept) < len(whole):  # else they are all that is left of a run, and say so
+        listed = self._catalogue.read_all()[0]
+        swept = [each.name + manifests.SUFFIX for each in listed if each.gone()]
+        if len(swept) < len(listed):  # else they are all that is left of a run, and say so
             removed += [name for name in swept if manifests.remove(os.path.join(self.directory, name))]
         for name in removed:
             logging.info("removed %s, left by a process that was ended", name)
@@ -191,10 +191,10 @@ class Checkpoints:
 
     def problem(self) -> str | None:
         """Returns what is wrong with the newest checkpoint if manifests exist, none of a whole one; else None."""
-        whole, unreadable = self._catalogue.read_all()
+        listed, unreadable = self._catalogue.read_all()
         sealed = manifests.steps(self.directory)
         problems = [unreadable[step] for step in sorted(unreadable) if step in sealed]
-        problems += [self._catalogue.problem(each) for each in whole[::-1]]
+        problems += [self._catalogue.problem(each) for each in listed[::-1]]
         return problems[-1] if problems and all(problems) else None
 
     def restore(
@@ -244,8 +244,8 @@ class Checkpoints:
 
     def _valid(self, where: Callable[[Manifest], bool] = lambda manifest: True):
         """Yields valid checkpoints, newest first, with a warning for each that is skipped on the way."""
-        whole, unreadable = self._catalogue.read_all()
-        for manifest in whole:
+        listed, unreadable = self._catalogue.read_all()
+        for manifest in listed:
             if not where(manifest) or manifest.gone():
                 continue  # removed, by this process or another
             problem = self._catalogue.problem(manifest)

@@ -76,15 +76,15 @@ def assign_local(variable: tf.Variable, value: tf.Tensor) -> None:
 
 def held(owner, kind: type | tuple[type, ...]) -> dict[str, Any]:
     """Finds an object's attributes of a kind, also in its lists and dictionaries, by path, in order."""
-    variables: dict[str, Any] = {}
+    by_path: dict[str, Any] = {}
     for name, value in sorted(vars(owner).items()):
         if name.startswith("_self_"):  # where TensorFlow keeps what it tracks
             continue
         inside = value.items() if isinstance(value, dict) else enumerate(value) if _is_list(value) else ()
         for path, each in [(name, value), *((f"{name}.{key}", each) for key, each in inside)]:
-            if isinstance(each, kind) and not any(each is other for other in variables.values()):
-                variables[path] = each
-    return variables
+            if isinstance(each, kind) and not any(each is other for other in by_path.values()):
+                by_path[path] = each
+    return by_path
 
 
 def _is_list(value) -> bool:

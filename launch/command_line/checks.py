@@ -74,8 +74,8 @@ def _check_data_dirs(config: Config) -> None:
 def _check_export(config: Config) -> None:
     if config.cluster:
         raise UsageError(
-            f"--mode=export is done by one process, and there are {len(config.cluster.addresses)}; use python -m "
-            "crankshaft train without TF_CONFIG"
+            f"--mode=export is done by one process, and there are {len(config.cluster.addresses)}; give one "
+            "of them --strategy=one_device"
         )
     _check_output(config.output_path, folder=not config.output_path.endswith(".keras"))
 

@@ -52,8 +52,8 @@ class Predictor:
         self._wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), taken)
 
         def outputs(features):
-            found = run(features, training=False)
-            return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, found)
+            made = run(features, training=False)
+            return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, made)
 
         @tf.function(input_signature=[taken], autograph=False)
         def compute(features):
