@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Mapping
 
+from ...engine.internals.errors import counted
 from ..errors import UsageError
 from . import kubernetes, slurm, tf_config
 from .cluster import Cluster, Tasks, of_tasks, split
@@ -80,7 +81,7 @@ def check_agree(cluster: Cluster, environment: Mapping[str, str]) -> None:
 def describe(cluster: Cluster) -> str:
     """Returns the line that says which task this process is, of how many, and where that was read."""
     kinds = {kind: len(cluster.job(kind)) for kind in ("chief", "worker", "ps", "evaluator") if cluster.job(kind)}
-    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    counts = ", ".join(counted(count, kind) if kind == "worker" else f"{count} {kind}" for kind, count in kinds.items())
     return f"cluster: {cluster.task} at {cluster.address}, task {cluster.index} of {counts}; from {cluster.source}"
 
 

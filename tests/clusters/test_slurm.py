@@ -30,14 +30,14 @@ def test_workers_on_two_nodes_need_nothing_by_hand(slurm):
     two = [slurm.submit("--workers=4", f"--name=job{i}", *flags(slurm, f"two-{i}", "--train_steps=20")) for i in (0, 1)]
     for job in two:  # at once, on the same nodes
         output = slurm.done(job)
-        assert f"task 0 of 4 worker; from Slurm's job {job}.0" in output
+        assert f"task 0 of 4 workers; from Slurm's job {job}.0" in output
         assert {f"worker {index} at n{1 + index // 2}:" in output for index in range(4)} == {True}
         assert "4 replicas" in output
 
 
 def test_servers_on_two_nodes(slurm):
     output = slurm.done(slurm.submit("--workers=2", "--ps=1", *flags(slurm, "servers", "--train_steps=20")))
-    assert "of 1 chief, 2 worker, 1 ps; from Slurm" in output
+    assert "of 1 chief, 2 workers, 1 ps; from Slurm" in output
     assert "evaluation at step 20" in output
 
 
