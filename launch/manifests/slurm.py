@@ -27,8 +27,9 @@ CRANKSHAFT_JOB_SECRET=$$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n'
 export CRANKSHAFT_JOB_SECRET
 export PYTHONUNBUFFERED=1
 
-# Each task reads from Slurm's variables which one it is. The first that fails ends all.
-srun --kill-on-bad-exit=1 \\
+# Each task reads from Slurm's variables which one it is. Where one fails the others name it, and end by themselves: if
+# srun ended them, its code would be theirs, and not the one that says why.
+srun --kill-on-bad-exit=0 \\
   $command
 code=$$?
 

@@ -12,7 +12,7 @@ from tests.runs import assert_equal_bits, newest
 
 pytestmark = pytest.mark.clusters
 RUN = ("--model=mlp", "--model_arg=hidden_units=32", "--input=digits", "--jit=off", "--progress=plain")
-LONG = ("--train_steps=30000", "--checkpoint_every_steps=1000", "--eval_every_steps=0", "--steps_per_loop=10")
+LONG = ("--train_steps=12000", "--checkpoint_every_steps=1000", "--eval_every_steps=0", "--steps_per_loop=10")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_job_that_is_requeued_goes_on_from_where_it_was(slurm, undisturbed):
 def test_a_mistake_is_not_tried_again(slurm):
     job = slurm.submit("--workers=2", *flags(slurm, "mistake", "--learning_rate=-1"))
     slurm.until(job, lambda: slurm.state(job) == "FAILED")
-    assert slurm.output(job).count("--learning_rate=-1") in (1, 2)  # by each task
+    assert slurm.output(job).count("error: --learning_rate=-1") == 2  # by each task, once
 
 
 def _trains(pid: str) -> bool:
