@@ -5,7 +5,7 @@ wall time and in CPU time; then what such calls, and runs that are opened and cl
 files, threads.
 
 On two cores of an Intel Xeon (AVX-512), quiet, 2026-11-25, with --calls=1000 --opens=10: a step took 0.72 ms in one
-long call, 1.25 ms more in a call of its own (1.33 ms of CPU time, of which TensorFlow's start of a call is some 0.3), and
+long call, 1.25 ms more in a call of its own (1.33 ms of CPU time, 0.3 of it TensorFlow's start of a call), and
 1.76 ms more on 64 examples handed in; 2,000 calls left 2.5 MB, rows of the history among it, and 10 runs nothing. Ten
 times a bare Keras model, its optimizer and a `tf.function`, made and dropped, left 4.5 MB each, and 4.1 MB with
 `tf.keras.backend.clear_session()`: in runs TensorFlow's graphs are freed.
