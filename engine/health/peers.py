@@ -66,13 +66,17 @@ class Peers:
       names: of all workers, as messages call them.
       addresses: of all workers, host:port.
       secret: the job's, by which datagrams are signed; empty signs none.
+      bind: the address of this host at which it listens; empty: the one by which the others know this worker.
 
     Attributes:
       heard: by worker, its last datagram that counts.
     """
 
-    def __init__(self, worker: int, names: tuple[str, ...], addresses: tuple[str, ...], secret: bytes = b""):
+    def __init__(
+        self, worker: int, names: tuple[str, ...], addresses: tuple[str, ...], secret: bytes = b"", bind: str = ""
+    ):
         self.worker = worker
+        self._bind = bind
         self.heard: dict[int, Heard] = {}
         self._names = names
         self.addresses = addresses
@@ -105,9 +109,12 @@ class Peers:
         self._find()
 
     def _own_address(self) -> tuple[int, tuple] | None:
-        """Returns (family, address) where the others find this worker; None if unknown: then all interfaces serve."""
+        """Returns (family, address) to listen at, by which the others know it; None: unknown, all interfaces serve."""
         hosts = {_split(address)[0] for address in self.addresses}
         host, port = _split(self.addresses[self.worker])
+        if self._bind:
+            family = socket.AF_INET6 if ":" in self._bind else socket.AF_INET
+            return family, _resolve(self._bind, port, family)[0]
         for family in (socket.AF_INET, socket.AF_INET6):
             addresses = {each: _resolve(each, port, family) for each in hosts}
             if not all(addresses.values()):

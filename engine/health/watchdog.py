@@ -99,6 +99,7 @@ class Watchdog:
       addresses: host:port of each.
       timeout_seconds: without progress; 0 never ends anything, but still knows who is lost.
       secret: the job's, which authenticates the workers' datagrams; empty trusts the network.
+      bind: the address of this host to which the datagrams' socket is bound; empty: see `Peers`.
       arrived: `Arrivals.count`, or another number that grows alike on all workers; None for no such number.
       end: called with the line, in the watchdog's thread; has to end the process.
       abort: called with a reason, in the watchdog's thread; has to make the waiting collectives fail, for good.
@@ -112,11 +113,12 @@ class Watchdog:
         timeout_seconds: float,
         *,
         secret: bytes = b"",
+        bind: str = "",
         arrived: Callable[[], int] | None = None,
         end: Callable[[str], None] | None = None,
         abort: Callable[[str], None] | None = None,
     ):
-        self._peers = Peers(worker, names, addresses, secret)
+        self._peers = Peers(worker, names, addresses, secret, bind)
         self._timeout = timeout_seconds
         self._arrived_now = arrived
         self._end = end or end_process

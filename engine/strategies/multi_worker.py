@@ -32,13 +32,15 @@ class WorkerTask:
     """Which of the workers this process is: `worker`, from 0 (the chief) on.
 
     `names`, for messages, and `addresses`, host:port, are in the workers' order. The job's `secret` authenticates the
-    workers to each other; without one they trust their network.
+    workers to each other; without one they trust their network. `bind` is the address of this host at which the
+    watchdog listens; empty: the one by which the others know this worker.
     """
 
     worker: int
     names: tuple[str, ...]
     addresses: tuple[str, ...]
     secret: bytes = dataclasses.field(default=b"", repr=False)
+    bind: str = ""
 
 
 class MultiWorker(Replicated):
@@ -82,6 +84,7 @@ class MultiWorker(Replicated):
             task.addresses,
             step_timeout_seconds,
             secret=task.secret,
+            bind=task.bind,
             arrived=self._arrivals.count,
             end=end_process,
         )

@@ -38,12 +38,14 @@ class Cluster:
       index: this task's index in `addresses`.
       secret: the job's, which authenticates the workers' datagrams; empty if there is none.
       source: where the tasks were read from, for people: "TF_CONFIG".
+      bind: the address of this host at which this task's own sockets listen; empty: where the others know it.
     """
 
     addresses: tuple[tuple[str, str], ...]
     index: int
     secret: bytes = dataclasses.field(default=b"", repr=False)
     source: str = "TF_CONFIG"
+    bind: str = ""
 
     @property
     def task(self) -> str:

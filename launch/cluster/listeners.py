@@ -39,26 +39,27 @@ def _unbound() -> socket.socket:
     return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
 
 
-def listen(port: int, *, only_here: bool) -> socket.socket:
-    """Returns a listener at a port that is free on all interfaces, for TensorFlow's server to come. Raises `OSError`.
+def listen(port: int, *, only_here: bool, at: str = "") -> socket.socket:
+    """Returns a listener at a port that is free, for TensorFlow's server to come. Raises `OSError`.
 
     Args:
       port: the port.
+      at: the address of this host at which it listens; empty: all.
       only_here: takes callers from this host alone, where the kernel can do that.
     """
-    sock = _unbound()
+    sock = _unbound() if not at else socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET)
     if only_here and sys.platform == "linux":
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
-    return _bound(sock, port, backlog=128)
+    return _bound(sock, port, backlog=128, at=at)
 
 
-def _bound(sock: socket.socket, port: int, backlog: int) -> socket.socket:
+def _bound(sock: socket.socket, port: int, backlog: int, at: str = "") -> socket.socket:
     """Binds a socket, which is closed if it can't be; returns it, listening."""
     try:
         # As gRPC does: connections that linger from an earlier process do not matter.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("", port))
+        sock.bind((at, port))
         sock.listen(backlog)
     except OSError:
         sock.close()

@@ -43,9 +43,7 @@ def check_bindable(cluster: Cluster) -> None:
     server listens at the port on all interfaces, whatever the host's name; that is what is tried. A port that an
     earlier process has just left (TIME_WAIT) is free.
 
-    Raises:
-      UsageError: its port is one that this user may not have.
-      ClusterError: its port is in use; it may be free a moment later.
+    Raises `UsageError` where its port is in use, or is one that this user may not have.
     """
     if elsewhere := _why_elsewhere(split(cluster.address)[0]):
         logging.warning(
@@ -88,7 +86,9 @@ def _explained(cluster: Cluster):
             "use one from 1024 on"
         ) from None
     except OSError as error:
-        raise ClusterError(
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(f"--bind={cluster.bind} is not an address of this host; see `ip address`") from None
+        raise UsageError(
             f"{cluster.source}'s {cluster.task}, this process, is at {cluster.address}, and that port is in use "
             f"({os.strerror(error.errno)}); end the process that has it, or use another port"
         ) from None
@@ -96,7 +96,7 @@ def _explained(cluster: Cluster):
 
 def _listen(cluster: Cluster) -> socket.socket:
     with _explained(cluster):
-        return listeners.listen(split(cluster.address)[1], only_here=cluster.is_on_one_host)
+        return listeners.listen(split(cluster.address)[1], only_here=cluster.is_on_one_host, at=cluster.bind)
 
 
 @contextlib.contextmanager

@@ -335,6 +335,7 @@ def _cluster(values: dict[str, Any], environment: Mapping[str, str]) -> Cluster 
         places.check_agree(cluster, environment)
     else:
         cluster = places.arranged(tasks, values["num_ps"], values["evaluator"], environment)
+    cluster = dataclasses.replace(cluster, bind=values["bind"] or "")
     if cluster.job("evaluator") and values["mode"] == "train_and_eval":
         if flags.FLAGS["mode"].present:
             raise UsageError(

@@ -263,6 +263,16 @@ class Flags:
     task_index: int | None = _where(
         _integer, None, "Which of --cluster_hosts this process is, from 0.", lower=0, of_call=True, may_differ=True
     )
+    bind: str | None = _where(
+        _string,
+        None,
+        "This host's address at which Crankshaft's own sockets listen; TensorFlow's servers listen on all.",
+        wants="an IP address",
+        rule=rules.ip_address,
+        use=_CLUSTERS,
+        of_call=True,
+        may_differ=True,
+    )
     num_ps: int = _where(
         _integer, 0, "How many of --cluster_hosts', Slurm's or Kubernetes' tasks are servers.", **_COUNT, of_call=True
     )

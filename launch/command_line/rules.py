@@ -5,6 +5,7 @@ A value outside is one line. For all of this project's commands; nothing here st
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import re
@@ -172,6 +173,14 @@ def matching(pattern: str, otherwise: str) -> Rule:
             raise ValueError(otherwise)
 
     return rule
+
+
+def ip_address(text: str) -> None:
+    """Raises ValueError for what is not an IP address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError("it is not an IP address; use e.g. 10.0.0.5") from None
 
 
 def mesh(text: str) -> None:

@@ -337,7 +337,7 @@ def _task(config: Config) -> WorkerTask | None:
     if config.strategy != "multi_worker":
         return None
     names, addresses = zip(*config.cluster.addresses, strict=True)
-    return WorkerTask(config.cluster.index, names, addresses, config.cluster.secret)
+    return WorkerTask(config.cluster.index, names, addresses, config.cluster.secret, config.cluster.bind)
 
 
 def _servers(config: Config) -> ServerOptions | None:

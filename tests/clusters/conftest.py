@@ -36,18 +36,18 @@ class Slurm:
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
-    def submit(self, *arguments: str) -> str:
-        """Submits what `crankshaft manifest slurm ARGUMENTS` prints, and returns the job's id."""
+    def submit(self, *arguments: str, nodes: int = 2) -> str:
+        """Submits what `crankshaft manifest slurm ARGUMENTS` prints for so many nodes, and returns the job's id."""
         script = self.folder / "job.sh"
         command = [sys.executable, "-m", "crankshaft", "manifest", "slurm", "--cpus=2", "--memory=2Gi", *arguments]
         script.write_text(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
-        return self("sbatch", "--parsable", "--ntasks-per-node=2", "-N2", str(script))
+        return self("sbatch", "--parsable", "--ntasks-per-node=2", f"--nodes={nodes}", str(script))
 
     def output(self, job: str) -> str:
         return "".join(path.read_text(errors="replace") for path in self.folder.glob(f"*-{job}.out"))
 
-    def state(self, job: str) -> str:
-        return self("scontrol", "show", "job", job).partition("JobState=")[2].split()[0]
+    def state(self, job: str, name: str = "JobState") -> str:
+        return self("scontrol", "show", "job", job).partition(f" {name}=")[2].split()[0]
 
     def until(self, job: str, condition) -> None:
         wait_until(condition, shows=lambda: f"{self.state(job)}\n{self.output(job)}")

@@ -20,7 +20,8 @@ SlurmctldHost=$(hostname -s)(127.0.0.1)
 SlurmctldPort=16817
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket=$folder/munge/socket
+# A job that is requeued waits for as long as its credential holds.
+AuthInfo=socket=$folder/munge/socket,cred_expire=10
 CredType=cred/munge
 StateSaveLocation=$folder/state
 SlurmctldPidFile=$folder/slurmctld.pid

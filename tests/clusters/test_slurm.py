@@ -60,6 +60,30 @@ def test_a_job_that_is_requeued_goes_on_from_where_it_was(slurm, undisturbed):
     assert_equal_bits(slurm.folder / "requeued", undisturbed)
 
 
+def test_a_job_that_comes_near_its_time_limit_saves_and_goes_on_in_its_next_turn(slurm, undisturbed):
+    job = slurm.submit("--workers=2", "--time=0:03:00", *flags(slurm, "limited", *LONG, "--steps_per_loop=1"))
+    output = slurm.done(job)
+    assert "SIGTERM" in output
+    assert "TIME LIMIT" not in output  # it had ended by itself
+    assert "resumed at step" in output
+    assert_equal_bits(slurm.folder / "limited", undisturbed)
+
+
+def test_a_job_whose_node_is_drained_goes_on_at_another(slurm, undisturbed):
+    job = slurm.submit("--workers=2", *flags(slurm, "drained", *LONG), nodes=1)
+    slurm.until(job, lambda: newest(slurm.folder / "drained") >= 1000)
+    node = slurm.state(job, "NodeList")
+    slurm("scontrol", "update", f"nodename={node}", "state=drain", "reason=maintenance")
+    try:
+        slurm("scontrol", "requeue", job)
+        output = slurm.done(job)
+    finally:
+        slurm("scontrol", "update", f"nodename={node}", "state=resume")
+    assert slurm.state(job, "NodeList") != node
+    assert "resumed at step" in output
+    assert_equal_bits(slurm.folder / "drained", undisturbed)
+
+
 def test_a_mistake_is_not_tried_again(slurm):
     job = slurm.submit("--workers=2", *flags(slurm, "mistake", "--learning_rate=-1"))
     slurm.until(job, lambda: slurm.state(job) == "FAILED")

@@ -99,6 +99,20 @@ def test_a_farewell_arrives_up_to_its_length(farewell, heard, secret):
     assert found.farewell == heard
 
 
+@pytest.mark.parametrize(("bind", "free"), [("", []), ("127.0.0.2", ["127.0.0.1"])])
+def test_bind_is_the_one_address_at_which_a_worker_listens(bind, free):
+    port = int(two_addresses()[0].partition(":")[2])
+    peers = Peers(0, NAMES, (f"of-nobody.invalid:{port}", "127.0.0.1:9"), bind=bind)
+    peers.open()
+    left = []
+    with contextlib.closing(peers):
+        for host in ("127.0.0.1", "127.0.0.2"):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, contextlib.suppress(OSError):
+                other.bind((host, port))
+                left.append(host)
+    assert left == free
+
+
 def forged(peer, **changes):
     """A farewell as one writes it who knows all that is known before: names, addresses, the port."""
     message = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -127,7 +128,7 @@ def on_this_host(ports: list[int], index: int = 0) -> Cluster:
 def test_own_port_in_use_is_named(where):
     with socket.create_server((where, 0)) as taken:
         mine = on_this_host([taken.getsockname()[1]])
-        with pytest.raises(meeting.ClusterError, match=f"worker 0, this process, is at {mine.address}.*is in use"):
+        with pytest.raises(UsageError, match=f"worker 0, this process, is at {mine.address}.*is in use"):
             meeting.check_bindable(mine)
     meeting.check_bindable(mine)
 
@@ -137,9 +138,16 @@ def test_own_port_in_use_is_one_line_of_the_program(crank, monkeypatch):
         address = f"localhost:{taken.getsockname()[1]}"
         monkeypatch.setenv("TF_CONFIG", config({"worker": [address, "localhost:1"]})["TF_CONFIG"])
         outcome = crank("--model=mlp", "--input=digits", "--strategy=multi_worker", tensorflow=False)
-    assert outcome.code == 1
-    assert re.match(rf"TF_CONFIG's worker 0, this process, is at {address}, .* in use", outcome.error)
-    assert "Traceback" not in outcome.err
+    assert re.match(rf"TF_CONFIG's worker 0, this process, is at {address}, .* in use", outcome.mistake)
+
+
+def test_bind_is_the_one_address_at_which_a_task_waits_for_its_peers():
+    (port,) = free_ports(1)
+    mine = dataclasses.replace(on_this_host([port]), bind="127.0.0.2")
+    with meeting.Meeting(mine):
+        assert [meeting.answers(f"127.0.0.{end}:{port}") for end in (1, 2)] == ["", "starting"]
+    with pytest.raises(UsageError, match=r"^--bind=192.0.2.1 is not an address of this host"):
+        meeting.check_bindable(dataclasses.replace(mine, bind="192.0.2.1"))
 
 
 def test_port_that_lingers_is_free():
