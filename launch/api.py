@@ -448,7 +448,9 @@ def load_model(
 ):
     """Loads the Keras model of a run, with a checkpoint's weights: their moving average, if the run has one.
 
-    Its attribute `names` says what its numbers stand for, as `Run.names`.
+    Its attribute `names` says what its numbers stand for, as `Run.names`, and its `predict` takes, besides what Keras's
+    does, what `Run.predict` takes: text that was looked up for training, a `Source`, a dataset in batches or not, the
+    name of an input, and `split="eval"` or `"train"` of the run's own data, where an input with a name has it.
 
     Args:
       run_dir: of a run that trained.
@@ -461,13 +463,13 @@ def load_model(
       UsageError: the folder holds no such checkpoint, or the model can't be made.
 
     Example:
-      >>> load_model("runs/plane", "best")(features)  # doctest: +SKIP
+      >>> load_model("runs/digits", "best").predict(split="eval").argmax(-1)  # doctest: +SKIP
     """
-    from .run import weights
+    from .run import loaded
 
     with explanations.as_lines():
         own_files.check_trainer(trainer_class)
         if not isinstance(path := os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir, str):
             raise UsageError(f"load_model({run_dir!r:.60}): give the path of a run's folder")
         remote = remotes.of(path)
-        return weights.load(remote.folder if remote else path, str(which), trainer_class, name)
+        return loaded.load(remote.folder if remote else path, str(which), trainer_class, name)

@@ -20,7 +20,7 @@ from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder
 from . import own_files, paths, registry
-from .flags import ABOUT, ARGUMENTS, Flags, check_uses, named
+from .flags import ABOUT, ARGUMENTS, GROUPS, Flags, check_uses, named
 from .registry import WEIGHT_DECAY_EXCLUDE
 from .rules import frozen
 from .values import plain, shown
@@ -425,12 +425,8 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
     length = {"train_steps", "train_epochs"}  # either one says it
     if by_caller & length:
         by_caller |= length
-    taken = {name: value for name, value in run["flags"].items() if name in values and name not in by_caller}
     path = os.path.join(values["run_dir"], FILE_NAME)
-    own_files.refuse_of_file(path, taken)
-    for name, value in taken.items():
-        _check_of_run(path, name, value)
-    values.update(taken)
+    values.update(_taken(path, run, values.keys() - by_caller))
     if not isinstance(of_script := run["deciding"].get("script_flags", {}), dict):
         raise UsageError(f"{path} has script_flags={shown(of_script)}, which is not an object; {_CURE}")
     for name, value in of_script.items():
@@ -438,6 +434,21 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
             flags.FLAGS[name].value = value  # where the script looks
     if values["restore_best"] and not flags.FLAGS["eval_checkpoint"].present:
         values["eval_checkpoint"] = "best"  # which the run has ended with
+
+
+def of_data(run_dir: str) -> Config:
+    """Returns a configuration of what a run's own says of its data; all else is the default. Raises `UsageError`."""
+    path, run = os.path.join(run_dir, FILE_NAME), read(run_dir)
+    return Config(**_taken(path, run or {"flags": {}}, ["seed", *GROUPS["Input"]]))
+
+
+def _taken(path: str, run: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Returns the values of flags by these names that a run has, each of which is one that the flag takes."""
+    taken = {name: value for name, value in run["flags"].items() if name in names}
+    own_files.refuse_of_file(path, taken)
+    for name, value in taken.items():
+        _check_of_run(path, name, value)
+    return taken
 
 
 def read(run_dir: str) -> dict[str, Any] | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,8 @@ from ...engine import Trainer
 from ...engine.data import frames
 from ...engine.data.arrays import ArraySource
 from ...engine.data.lent_feed import LentFeed
-from ...engine.data.source import Split
+from ...engine.data.source import Source, Split
+from ...engine.data.streamed import Stream
 from ...engine.holdings import Holdings
 from ...engine.hooks import evaluation
 from ...engine.hooks.evaluation import averaged_weights
@@ -23,10 +24,13 @@ from ...engine.internals import keras
 from ...engine.mesh.mesh import Mesh
 from ...engine.step import batches
 from ...engine.strategies.base import Strategy
+from ...input.data import Data
 from ..command_line import registry
+from ..command_line.config import Config
 from ..errors import UsageError
 from . import data as datas
 from . import lent, splits, weights
+from .names import Names
 from .session import Session
 
 _MOST_UNSHARED_BYTES = 64 << 20  # of outputs, before the processes that compute them exchange theirs
@@ -49,7 +53,7 @@ class Predictor:
         self.is_cut = session.strategy.mesh.is_cut
         self._trainer = weights.alone(session)
         run, taken = computed(self._trainer, session.example, name)
-        self._wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), taken)
+        self._taken = taken
 
         def outputs(features):
             made = run(features, training=False)
@@ -65,19 +69,10 @@ class Predictor:
 
     def checked(self, data: Any, split: str | None = None) -> Split:
         """Returns what `Run.predict` is given as a `Source` or a `Stream`. Raises `UsageError`."""
-        session = self._session
-        if data is None or isinstance(data, str):
-            chosen = _of_run(session, split) if data is None else _of_input(session, data, split)
-        elif split is not None:
-            raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
-        elif frames.is_loader(data) or isinstance(data, (Split, tf.data.Dataset, tf.keras.utils.PyDataset)):
-            chosen = splits.checked("given", data, [])
-        else:
-            arrays = frames.as_arrays(data, may_lack=bool(session.known.treatments))
-            arrays = tf.nest.map_structure(np.asarray, splits.as_arrays(session.names.ids(arrays)))
-            chosen = ArraySource((arrays,) if isinstance(arrays, tuple) else arrays)
-        features = session.names.ids(batches.features(splits.example(chosen)))
-        lent.check_like("features", self._wanted, ArraySource(features).element_spec)
+        chosen = examples(self._session, self._taken, data, split)
+        features = self._session.names.ids(batches.features(splits.example(chosen)))
+        wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._taken)
+        lent.check_like("features", wanted, ArraySource(features).element_spec)
         return chosen
 
     def __call__(self, split: Split) -> Any:
@@ -86,8 +81,7 @@ class Predictor:
         done = _Gathered(session.strategy)
         averages = any(each.weight_average is not None for each in Holdings(self._trainer).optimizers.values())
         with averaged_weights(self._trainer) if averages else contextlib.nullcontext():
-            for batch in _batches(split, session.config.eval_batch_size):
-                features = session.names.ids(batches.features(batch))
+            for features in features_of(session, split, session.config.eval_batch_size):
                 rows, outputs = self._compute(tf.nest.map_structure(tf.convert_to_tensor, features))
                 done.add(len(tf.nest.flatten(features)[0]), rows.numpy(), [x.numpy() for x in tf.nest.flatten(outputs)])
         return tf.nest.pack_sequence_as(outputs, done.all())
@@ -136,6 +130,55 @@ class _Gathered:
         self._mine = []
 
 
+class OfRun(Protocol):
+    """What is known of a run that predicts, a part of what a `Session` has: its configuration, data and names."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def known(self) -> Data: ...
+
+    @property
+    def names(self) -> Names: ...
+
+    @property
+    def splits(self) -> Mapping[str, Source | Stream]: ...
+
+
+def examples(run: OfRun, features: Any, data: Any, split: str | None) -> Split:
+    """Returns what a run is to predict on as a `Source` or a `Stream`; see `Run.predict`.
+
+    Args:
+      run: where its own data is, and what its numbers stand for.
+      features: nest of arrays or specs [examples, ...], as the model takes them.
+      data: see `Run.predict`.
+      split: see `Run.predict`.
+
+    Raises:
+      UsageError: there is no such split or input, or data is of none of the forms of data.
+    """
+    if data is None:
+        return _named(run.splits, split)
+    if isinstance(data, str):
+        return _named(of_input(run, data), split)
+    if split is not None:
+        raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
+    if isinstance(data, tf.data.Dataset):
+        first, taken = (tf.nest.flatten(each)[0].shape for each in (batches.features(data.element_spec), features))
+        data = data.unbatch() if first.rank == len(taken) else data
+    if frames.is_loader(data) or isinstance(data, (Split, tf.data.Dataset, tf.keras.utils.PyDataset)):
+        return splits.checked("given", data, [])
+    arrays = frames.as_arrays(data, may_lack=bool(run.known.treatments))
+    arrays = tf.nest.map_structure(np.asarray, splits.as_arrays(run.names.ids(arrays)))
+    return ArraySource((arrays,) if isinstance(arrays, tuple) else arrays)
+
+
+def features_of(run: OfRun, split: Split, size: int) -> Iterator[Any]:
+    """Reads a split's features as the model takes them, in batches."""
+    return (run.names.ids(batches.features(batch)) for batch in _batches(split, size))
+
+
 def _batches(split: Split, size: int) -> Iterator[Any]:
     """Reads a split in its order: nests of tensors [n, ...] of up to `size` examples."""
     if isinstance(split, ArraySource):  # which may have no example
@@ -151,30 +194,29 @@ def _batches(split: Split, size: int) -> Iterator[Any]:
         feed.close()
 
 
-def _of_run(session: Session, name: str | None) -> Split:
-    """Returns a split of the run's own data, read as evaluations read it."""
-    name = name or ("eval" if "eval" in session.splits else "train")
-    if name not in session.splits:
-        raise UsageError(f"split={name!r}: the run's data has no such split; it has {', '.join(session.splits)}")
-    split = session.splits[name]
-    return split.for_evaluation() if split.by_index else split
+def _named(own: Mapping[str, Source | Stream], name: str | None) -> Split:
+    """Returns a split by its name, read as evaluations read it; None is that of evaluations, if there is one."""
+    name = name or ("eval" if "eval" in own else "train")
+    if name not in own:
+        raise UsageError(f"split={name!r}: the run's data has no such split; it has {', '.join(own)}")
+    chosen = own[name]
+    return chosen.for_evaluation() if chosen.by_index else chosen
 
 
-def _of_input(session: Session, name: str, split: str | None) -> Split:
-    """Returns a split of an input that comes with Crankshaft, or of a file, by its name."""
-    config = session.config
+def of_input(run: OfRun, name: str) -> Mapping[str, Source | Stream]:
+    """Returns the splits, "train" and "eval", of an input that comes with Crankshaft, or of a file, by its name."""
+    config = run.config
     registry.check_name("input", name)
     if name != config.input:
         config = dataclasses.replace(config, input=name, input_arg={}, data_dir=None, eval_data_dir=None)
     loaded = datas.load(config)
-    if loaded.vocabulary and loaded.ids != session.known.ids:
+    if loaded.vocabulary and loaded.ids != run.known.ids:
         raise UsageError(
             f"predict({name!r}): it numbers ids by its own examples, and the model by those it was trained on; give "
             "the columns as arrays, predict({'city': ['Rome']})"
         )
     train, evaluation, _ = splits.of(config, loaded.train, loaded.evaluation)
-    own = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
-    return _of_run(dataclasses.replace(session, splits=own), split)
+    return {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
 
 
 def computed(trainer: Trainer, example, name: str | None) -> tuple[Callable[..., Any], Any]:

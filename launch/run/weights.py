@@ -35,7 +35,6 @@ from ..host import isolation
 from ..host.files import write_of_run
 from . import splits
 from .keras_weights import load_keras_weights
-from .names import Names
 from .session import Session
 
 FILE_NAME = "model.json"
@@ -75,7 +74,7 @@ def named(trainer: Trainer, name: str) -> tf.keras.Model:
     return models[name]
 
 
-def load(run_dir: str, which: str, trainer_class: type[Trainer] | None, name: str = MODEL) -> tf.keras.Model:
+def load(run_dir: str, which: str, trainer_class: type[Trainer] | None, name: str) -> tf.keras.Model:
     """Makes a Keras model of a run's checkpoint; see `crankshaft.load_model`."""
     manifest, saved = _find(run_dir, which), about(run_dir)
     architecture = saved.architectures.get(name)
@@ -87,11 +86,8 @@ def load(run_dir: str, which: str, trainer_class: type[Trainer] | None, name: st
         )
     with isolation.Isolation():
         if trainer_class is None and architecture is not None:
-            model = _of_architecture(architecture, manifest, name)
-        else:
-            model = named(_trainer_of(trainer_class, manifest, saved), name)
-    model.names = Names(saved.known)
-    return model
+            return _of_architecture(architecture, manifest, name)
+        return named(_trainer_of(trainer_class, manifest, saved), name)
 
 
 class About(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft import Data, UsageError, open_run, run
+from crankshaft import Data, UsageError, load_model, open_run, run
 from crankshaft.models.mlp import Model
 from tests.launch.conftest import MLP
 
@@ -53,13 +53,32 @@ def test_all_forms_of_data_are_predicted_in_order(replicas):
         held.train(steps=2)
         expected = held.model(FEATURES).numpy()
         stream = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS)).filter(lambda *_: True)
-        for data in (FEATURES, Pets(), stream, stream.map(lambda x, y: x).batch(5)):
+        features = stream.map(lambda x, y: x)
+        for data in (FEATURES, Pets(), stream, features.batch(5), features.batch(37, drop_remainder=True)):
             np.testing.assert_allclose(held.predict(data), expected, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(held.predict(split="train"), expected, rtol=1e-5, atol=1e-6)
         for split in ({"split": "eval"}, {}):
             np.testing.assert_allclose(held.predict(**split), expected[7:], rtol=1e-5, atol=1e-6)
         held.train(steps=1)  # what was computed before is not kept
         np.testing.assert_allclose(held.predict(FEATURES), held.model(FEATURES), rtol=1e-5, atol=1e-6)
+
+
+def test_a_loaded_model_predicts_on_what_its_run_does(pets_run, tmp_path):
+    model, expected = load_model(pets_run.run_dir), pets_run.predict(Pets())
+    pairs = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS))
+    for data in (FEATURES, Pets(), pairs, pairs.batch(5), pairs.batch(37, drop_remainder=True)):
+        np.testing.assert_allclose(model.predict(data, verbose=0), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UsageError, match="was given by its program; give predict the examples, or an input's name"):
+        model.predict()
+    with pytest.raises(
+        UsageError, match="split='eval' is one of the run's own data or of a named input's; give it or data"
+    ):
+        model.predict(FEATURES, split="eval")
+    digits = run(model="logistic", input="digits", run_dir=tmp_path / "digits", train_steps=1, **QUIET)
+    model = load_model(digits.run_dir)
+    for split in ({}, {"x": "digits"}, {"split": "train"}, {"x": "digits", "split": "train"}):
+        expected = digits.predict(split=split.get("split"))
+        np.testing.assert_allclose(model.predict(**split), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
