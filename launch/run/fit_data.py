@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -87,11 +87,11 @@ def split_of(
 
 def form_of_weights(split: Any) -> Any:
     """Returns the shapes of an example's weights where they are several: of outputs, or of steps of a sequence."""
-    is_dataset = isinstance(split, tf.data.Dataset)
-    weights = None if isinstance(split, Source) else fields(split.element_spec if is_dataset else split).weights
+    has_spec = isinstance(split, (tf.data.Dataset, Source))
+    weights = fields(split.element_spec if has_spec else split).weights
     if weights is None:
         return None
-    form = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape if is_dataset else x.shape[1:]), weights)
+    form = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape if has_spec else x.shape[1:]), weights)
     return None if form == tf.TensorShape([]) else form
 
 
@@ -99,11 +99,11 @@ def with_weighed_labels(split: Any, form: Any) -> Any:
     """Returns a split with (labels, weights) for labels. What it has no weights of weighs 1.
 
     Args:
-      split: arrays or a dataset.
+      split: arrays, a dataset or a source.
       form: of an example's weights, see `form_of_weights`; one number an example counts for all of them.
     """
 
-    def spread(weights, examples: list[int]) -> Any:
+    def spread(weights, examples: list) -> Any:
         def weight(shape: tf.TensorShape) -> tf.Tensor:
             weighed = tf.ones([*examples, *shape])
             return weighed if weights is None else weighed * tf.reshape(weights, [*examples, *[1] * shape.rank])
@@ -113,14 +113,19 @@ def with_weighed_labels(split: Any, form: Any) -> Any:
         is_whole = not isinstance(weights, (dict, tuple)) and (weights is None or weights.shape.rank == len(examples))
         return tf.nest.map_structure(weight, form) if is_whole else weights
 
-    if isinstance(split, Source):
-        raise UsageError("sample_weight of outputs, or of time steps, is for arrays and tf.data.Datasets; give those")
+    def weighed(x, y=None, weights=None) -> tuple:
+        first = tf.nest.flatten(x)[0]
+        return x, (y, spread(weights, [tf.shape(first)[0] if first.shape[0] is None else first.shape[0]]))
+
     if isinstance(split, tf.data.Dataset):
         return split.map(lambda x, y, weights=None: (x, (y, spread(weights, []))))
-    x, y, weights = fields(split)
+    x, y, _ = fields(split.element_spec if isinstance(split, Source) else split)
     if y is None:
         raise UsageError("sample_weight of outputs, or of time steps, weighs what labels are compared with; give y")
-    return x, (y, spread(weights, [len(tf.nest.flatten(x)[0])]))
+    if isinstance(split, Source):
+        specs = tf.nest.map_structure(lambda shape: Spec(shape, np.float32), form)
+        return _Mapped(split, weighed, (x, (y, specs)))
+    return weighed(*split)
 
 
 def _of_known_shape(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -166,7 +171,9 @@ def _weighed(split: Any, class_weight: Mapping[int, float]) -> Any:
         return split.map(lambda x, y: (x, y, _weights(tf.convert_to_tensor(y)[tf.newaxis], class_weight)[0]))
     if isinstance(split, Source):
         _check_labels(split.element_spec)
-        return _Weighed(split, class_weight)
+        spec = (*split.element_spec, Spec((), np.float32))
+        about = f"{sorted(class_weight.items())} of "
+        return _Mapped(split, lambda x, y: (x, y, _weights(y, class_weight)), spec, about)
     _check_labels(split)
     return (*split, _weights(tf.convert_to_tensor(split[1]), class_weight).numpy())
 
@@ -198,17 +205,16 @@ def _weights(labels: tf.Tensor, class_weight: Mapping[int, float]) -> tf.Tensor:
     return tf.reduce_sum(is_its * values, 1) + 1.0 - tf.reduce_sum(is_its, 1)
 
 
-class _Weighed(WrappedSource):
-    """A source whose examples weigh what their classes do."""
+class _Mapped(WrappedSource):
+    """A source whose examples are made of another's, by a function of (features, labels[, weights]), [n, ...] each."""
 
-    def __init__(self, source: Source, class_weight: Mapping[int, float]):
+    def __init__(self, source: Source, function: Callable[..., tuple], element_spec: Any, about: str = ""):
         super().__init__(source)
-        self._class_weight = class_weight
-        self.element_spec = (*source.element_spec, Spec((), np.float32))
+        self._function, self._about = function, about
+        self.element_spec = element_spec
 
     def decode(self, stored: Any, seeds: Any) -> Any:
-        features, labels = super().decode(stored, seeds)
-        return features, labels, _weights(labels, self._class_weight)
+        return self._function(*super().decode(stored, seeds))
 
     def identity(self) -> str:
-        return f"{sorted(self._class_weight.items())} of {super().identity()}"
+        return f"{self._about}{super().identity()}"

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
+from crankshaft.engine.data.arrays import ArraySource
 from tests.logical_cpus import make_four
 
 keras = tf.keras
@@ -259,16 +260,16 @@ def test_a_resumed_run_goes_on_with_its_callbacks(tmp_path, caplog):
 
 
 class Batches(keras.utils.PyDataset):
-    def __init__(self, x, y):
+    def __init__(self, *parts):
         super().__init__()
-        self.x, self.y = x, y
+        self.parts = parts
 
     def __len__(self):
-        return -(-EXAMPLES // BATCH)
+        return -(-len(tf.nest.flatten(self.parts)[0]) // BATCH)
 
     def __getitem__(self, number):
         rows = slice(number * BATCH, (number + 1) * BATCH)
-        return self.x[rows], self.y[rows]
+        return tf.nest.map_structure(lambda x: x[rows], self.parts)
 
 
 FORMS = {
@@ -291,6 +292,20 @@ def test_forms_of_data_train_alike(form):
         assert {7, 14} <= {row["step"] for row in run.history if "train_loss" in row}
     assert histories[0] == histories[1]
     assert len(histories[0]["loss"]) == 2
+
+
+@pytest.mark.parametrize("case", ["weights of steps", "weights of outputs"])
+def test_weights_that_come_with_batches_and_sources_weigh_alike(case):
+    make, data = CASES[case]
+    arrays = data()
+    parts = arrays["x"], arrays["y"], arrays["sample_weight"]
+    source = ArraySource(tf.nest.map_structure(np.asarray, keras.tree.lists_to_tuples(parts)))
+    histories = []
+    for given in (arrays, {"x": Batches(*parts)}, {"x": source}):
+        keras.utils.set_random_seed(1)
+        how = {"batch_size": BATCH, "validation_data": parts, "shuffle": False, "verbose": 0}
+        histories.append(by_us(make(), **given, **how).history)
+    assert histories[0] == histories[1] == histories[2]
 
 
 def test_evaluations_are_every_second_epoch_and_of_as_many_batches():
