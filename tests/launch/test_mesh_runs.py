@@ -10,7 +10,7 @@ import tensorflow as tf
 from crankshaft import Trainer, load_model, mean, run
 from crankshaft.engine.parallel import Attention, Dense, Embedding, RMSNorm
 from tests.launch.test_language_model import RUN, text
-from tests.runs import result
+from tests.runs import result, tensors
 
 _ = text  # the fixture
 TOKENS = np.arange(64, dtype=np.int32).reshape(2, 32) % 40 + 60
@@ -133,6 +133,35 @@ def test_a_model_of_cut_layers_is_loaded_whole_where_there_is_no_mesh(tmp_path, 
     loaded.save(tmp_path / "whole.keras")
     for model in (done.model, loaded, tf.keras.models.load_model(tmp_path / "whole.keras")):
         np.testing.assert_allclose(model(numbers), expected, rtol=0, atol=1e-5)  # op by op, and compiled
+
+
+def test_weights_are_frozen_where_replicas_share_them_out(tmp_path):
+    class Own(Trainer):
+        def build_model(self):
+            cut = [Dense(16, "columns", "gelu", name="up"), Dense(8, "rows", name="down")]
+            return tf.keras.Sequential([tf.keras.layers.Rescaling(0.1), *cut, tf.keras.layers.Dense(1, name="head")])
+
+        def loss(self, outputs, batch):
+            return mean((outputs[:, 0] - batch[1]) ** 2)
+
+    numbers = np.arange(240, dtype=np.float32).reshape(40, 6) % 11
+    asked = {"data": ((numbers, numbers[:, 0]), None), "global_batch_size": 8, "clip_norm": 0.5, "progress": "off"}
+    asked["freeze"] = ["up/:1", "down/kernel:0.5", "head/bias"]  # an epoch is 5 steps
+    pair = {"strategy": "mirrored", "num_virtual_devices": 2, "mesh": "model:2"}
+
+    def weights(steps, folder, **more):
+        done = run(Own, train_steps=steps, run_dir=tmp_path / folder, **asked, **more)
+        return {"/".join(v.path.split("/")[-2:]): v.numpy() for v in done.model.weights}
+
+    found = {steps: weights(steps, "parts", **pair) for steps in (2, 4, 8)}
+    still = {name for name, value in found[2].items() if (value == found[4][name]).all()}
+    assert still == {"up/kernel", "up/bias", "head/bias"}
+    for steps in (4, 8):
+        for name, value in weights(steps, "alone").items():
+            np.testing.assert_allclose(found[steps][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    weights(8, "whole", **pair)
+    whole, parts = (tensors(tmp_path / name) for name in ("whole", "parts"))
+    assert [name for name in whole if whole[name].tobytes() != parts[name].tobytes()] == []
 
 
 @pytest.mark.slow
