@@ -308,7 +308,9 @@ class Run:
         """What the model's numbers stand for: `classes`, by label number, and `ids(features)`, which looks up text."""
         return self._session.names
 
-    def predict(self, data: Any = None, name: str | None = None, *, split: str | None = None) -> Any:
+    def predict(
+        self, data: Any = None, name: str | None = None, *, split: str | None = None, columns: bool = False
+    ) -> Any:
         """Computes the outputs of `Trainer.forward`, as NumPy arrays in the examples' order, 16-bit ones as float32.
 
         Examples are computed `eval_batch_size` at a time, over all replicas, with the weights that evaluations use;
@@ -321,6 +323,8 @@ class Run:
             None is the run's own data.
           name: of a model among `models`, which then takes the features in place of `Trainer.forward`.
           split: "eval" or "train", of the run's own data or a named input's; None is that of evaluations, if any.
+          columns: whether to return arrays by name, as `--mode=predict` writes them: "class", "class_name",
+            "probability" and so on, and "id" where the data names its examples.
 
         Raises:
           UsageError: the model does not take such features, or there is no such split or model.
@@ -328,7 +332,7 @@ class Run:
         Example:
           >>> run.predict(split="eval").argmax(-1)  # doctest: +SKIP
         """
-        from .run import predictions
+        from .run import prediction_files, predictions
 
         def checked(data):
             if name not in self._predictors or self._predictors[name].is_cut:
@@ -336,7 +340,11 @@ class Run:
             return self._predictors[name].checked(data, split)
 
         with self._calling("predict", False, data, checked, name=name, split=split) as examples:
-            return self._predictors[name](examples)
+            outputs = self._predictors[name](examples)
+            if not columns:
+                return outputs
+            logits_of = None if name else self._weights.logits_of(self.trainer)
+            return prediction_files.columns(self._session, examples, outputs, logits_of)
 
     def generate(
         self,
@@ -450,7 +458,7 @@ def load_model(
 
     Its attribute `names` says what its numbers stand for, as `Run.names`, and its `predict` takes, besides what Keras's
     does, what `Run.predict` takes: text that was looked up for training, a `Source`, a dataset in batches or not, the
-    name of an input, and `split="eval"` or `"train"` of the run's own data, where an input with a name has it.
+    name of an input, `split="eval"` or `"train"` of the run's own data, where a named input has it, and `columns`.
 
     Args:
       run_dir: of a run that trained.

@@ -19,7 +19,7 @@ from .. import explanations
 from ..command_line import config as configs
 from ..command_line.config import Config
 from ..errors import UsageError
-from . import predictions, weights
+from . import prediction_files, predictions, weights
 from .names import Names
 
 _BATCH_SIZE = 32  # Keras's
@@ -28,7 +28,8 @@ _BATCH_SIZE = 32  # Keras's
 def load(run_dir: str, which: str, trainer_class: type[Trainer] | None, name: str) -> tf.keras.Model:
     """Makes a Keras model of a run's checkpoint; see `crankshaft.load_model`."""
     model, saved = weights.load(run_dir, which, trainer_class, name), weights.about(run_dir)
-    run, own = LoadedRun(run_dir, saved.known), keras.inputs_of(model)
+    run = LoadedRun(run_dir, saved.known, saved.logits_of if name == weights.MODEL else None)
+    own = keras.inputs_of(model)
     model.names, model.predict = run.names, run.predict_by(model, saved.features if own is None else own)
     return model
 
@@ -39,11 +40,12 @@ class LoadedRun:
     Args:
       run_dir: of the run.
       known: what its data says of itself.
+      logits_of: see `weights.logits_of`.
     """
 
-    def __init__(self, run_dir: str, known: Data):
+    def __init__(self, run_dir: str, known: Data, logits_of: str | None):
         self.known, self.names = known, Names(known)
-        self._run_dir = run_dir
+        self._run_dir, self._logits_of = run_dir, logits_of
 
     @functools.cached_property
     def config(self) -> Config:
@@ -68,14 +70,14 @@ class LoadedRun:
         """
         of_keras = model.predict
 
-        @functools.wraps(of_keras)
-        def predict(x: Any = None, batch_size: int | None = None, *arguments, split: str | None = None, **keywords):
+        def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
             with explanations.as_lines():
-                if x is None or split or isinstance(x, (str, Split, tf.data.Dataset)) or frames.is_loader(x):
+                if columns or split or x is None or isinstance(x, (str, Split, tf.data.Dataset)) or frames.is_loader(x):
                     examples = predictions.examples(self, features, x, split)
                     read = predictions.features_of(self, examples, batch_size or _BATCH_SIZE)
-                    outputs = [model.predict_on_batch(batch) for batch in read]
-                    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *outputs)
+                    parts = [model.predict_on_batch(batch) for batch in read]
+                    outputs = tf.nest.map_structure(lambda *each: np.concatenate(each), *parts)
+                    return prediction_files.columns(self, examples, outputs, self._logits_of) if columns else outputs
                 if isinstance(features, dict):  # else a data frame is one array, as Keras has it
                     x = frames.as_arrays(x, may_lack=bool(self.known.treatments))
                 x = self.names.ids(x)

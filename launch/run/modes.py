@@ -53,7 +53,9 @@ def predict(session: Session) -> tuple[dict[str, Any], int]:
     numerics.check_weights(session.trainer, f"step {session.state.step}")
     predictor = predictions.Predictor(session, config.export_model)
     examples = predictor.checked(None, config.predict_split)
-    columns = prediction_files.columns(session, examples, predictor(examples))
+    outputs = predictor(examples)
+    logits_of = None if config.export_model else weights.logits_of(session.trainer)
+    columns = prediction_files.columns(session, examples, outputs, logits_of)
     count = len(next(iter(columns.values())))
     if session.strategy.is_chief:
         prediction_files.write(config.output, columns, session.names.classes)

@@ -11,21 +11,25 @@ import numpy as np
 from ...engine.data.source import Source, Split
 from ...engine.machine import files
 from ...input.tables.parquet_table import library
-from ...models.classification import Classifier
-from ...models.tabular import Tabular
 from ..errors import UsageError
-from .session import Session
+from .predictions import OfRun
 
 _MOST_COLUMNS = 10_000
 _ROWS = 1 << 14  # of CSV, that are made text at once
 
 
-def columns(session: Session, examples: Split, outputs: Any) -> dict[str, np.ndarray]:
+def columns(run: OfRun, examples: Split, outputs: Any, logits_of: str | None) -> dict[str, np.ndarray]:
     """Returns arrays [examples, ...] by name: `id` where examples have one, and what the outputs say.
 
     That is, of a classifier, `class`, `class_name` where the data names classes, and `probability`, [examples, classes]
     or of two classes [examples], or `output` where it is not known how outputs become probabilities; of a model of one
     output `prediction`; and of several each by its name, or `output_0` and so on.
+
+    Args:
+      run: whose data says what its numbers stand for.
+      examples: that were predicted.
+      outputs: of them, nest of arrays [examples, ...].
+      logits_of: see `weights.logits_of`.
     """
     found: dict[str, np.ndarray] = {}
     if isinstance(examples, Source) and (ids := examples.ids(np.arange(len(examples)))) is not None:
@@ -34,20 +38,20 @@ def columns(session: Session, examples: Split, outputs: Any) -> dict[str, np.nda
         return found | {name: np.asarray(each) for name, each in outputs.items()}
     if isinstance(outputs, (tuple, list)):
         return found | {f"output_{number}": np.asarray(each) for number, each in enumerate(outputs)}
-    trainer, classes = session.trainer, session.known.num_classes
-    if isinstance(trainer, Tabular) and trainer.predicts_clicks:
+    classes, names = run.known.num_classes, run.names.classes
+    if logits_of == "clicks":
         outputs = outputs.reshape(len(outputs)).astype(np.float64)
         numbers, name, values = (outputs > 0).astype(np.int64), "probability", 0.5 * (1 + np.tanh(outputs / 2))
     elif classes and outputs.shape[1:] == (classes,):
         numbers, name, values = outputs.argmax(1), "output", outputs
-        if isinstance(trainer, Classifier):
+        if logits_of == "classes":
             values = np.exp(outputs - outputs.max(1, keepdims=True), dtype=np.float64)
             name, values = "probability", values / values.sum(1, keepdims=True)
     else:
         return found | {"prediction": outputs[:, 0] if outputs.shape[1:] == (1,) else outputs}
     found["class"] = numbers
-    if session.names.classes:
-        found["class_name"] = np.array(session.names.classes)[numbers]
+    if names:
+        found["class_name"] = np.array(names)[numbers]
     return found | {name: values.astype(np.float32)}
 
 

@@ -26,6 +26,8 @@ from ...engine.reduction import Reduction
 from ...engine.step import batches
 from ...input import known
 from ...input.data import Data
+from ...models.classification import Classifier
+from ...models.tabular import Tabular
 from ..command_line import config as configs
 from ..command_line import own_files, registry
 from ..command_line.config import KERAS_FILES
@@ -47,7 +49,15 @@ def write(session: Session, run_dir: str) -> None:
     model = models.pop(MODEL, None)
     features = _described(batches.features(session.example))
     content = {"keras": model, **({"models": models} if models else {}), "features": features}
+    content["logits_of"] = logits_of(session.trainer)
     write_of_run(run_dir, FILE_NAME, {**content, **known.as_json(session.known)})
+
+
+def logits_of(trainer: Trainer) -> str | None:
+    """Returns what the outputs of `Trainer.forward` are logits of, "clicks" or "classes"; None if that is not known."""
+    if isinstance(trainer, Tabular) and trainer.predicts_clicks:
+        return "clicks"
+    return "classes" if isinstance(trainer, Classifier) else None
 
 
 def _architecture(model: tf.keras.Model) -> dict[str, Any] | None:
@@ -91,11 +101,15 @@ def load(run_dir: str, which: str, trainer_class: type[Trainer] | None, name: st
 
 
 class About(NamedTuple):
-    """What `write` has written: Keras's configurations of models, by name; features of one example; what is known."""
+    """What `write` has written: Keras's configurations of models, by name; features of one example; what is known.
+
+    And `logits_of`, as the function of that name returns it.
+    """
 
     architectures: dict[str, dict[str, Any]]
     features: Any
     known: Data
+    logits_of: str | None
 
 
 def about(run_dir: str) -> About:
@@ -106,7 +120,8 @@ def about(run_dir: str) -> About:
         if wrong := [each for each in models.values() if not isinstance(each, (dict, type(None)))]:
             raise ValueError(f"keras is {wrong[0]!r:.60}, which is not an object")
         models = {name: each for name, each in models.items() if each is not None}
-        return About(models, _zeros(content["features"]), known.of_json(content, FILE_NAME))
+        features, data = _zeros(content["features"]), known.of_json(content, FILE_NAME)
+        return About(models, features, data, content.get("logits_of"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{run_dir}/{FILE_NAME} does not say what the model is ({error}); train the run on") from None
 

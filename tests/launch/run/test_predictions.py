@@ -116,6 +116,13 @@ def test_files_name_examples_and_classes(pets_run, tmp_path):
         assert arrays["id"].tolist() == [f"pets/{index}" for index in range(37)]
         np.testing.assert_allclose(arrays["probability"][7:], probabilities, rtol=1e-5)
         assert arrays["class"][7:].tolist() == logits.argmax(1).tolist()
+        for predict in (pets_run.predict, load_model(pets_run.run_dir).predict):
+            found = predict(Pets(), columns=True)
+            assert list(found) == list(arrays)
+            assert [found[name].tolist() == arrays[name].tolist() for name in ("id", "class", "class_name")] == [
+                True
+            ] * 3
+            np.testing.assert_allclose(found["probability"], arrays["probability"], rtol=1e-5)
     run(Model, output=tmp_path / "pets.parquet", **asked)
     import pyarrow.parquet
 
