@@ -1,4 +1,6 @@
-"""A program that holds its run, in each of its tasks: held.py RUN_DIR [other], which ends in calls that differ."""
+"""A program that holds its run, in each of its tasks: held.py RUN_DIR [other], which ends in calls that differ; held.py
+RUN_DIR look, which evaluates a run of a classifier that was trained before, and predicts by it.
+"""
 
 import argparse
 import json
@@ -19,6 +21,13 @@ class Plane(crankshaft.Trainer):
 
     def loss(self, outputs, batch):
         return crankshaft.mean(tf.square(outputs - batch[1])[:, 0])
+
+
+def look(strategy: str, run_dir: str) -> None:
+    asked = {"model": "logistic", "input": "digits", "eval_batch_size": 100, "jit": "off", "progress": "off"}
+    with crankshaft.open_run(run_dir=run_dir, strategy=strategy, **asked) as run:
+        found = {"step": run.step, "matrix": run.evaluate().confusion["confusion"].tolist()}
+        print("found", json.dumps({**found, "predicted": run.predict(split="eval").tolist()}), flush=True)
 
 
 def main(strategy: str, run_dir: str, *other: str) -> None:
@@ -43,6 +52,10 @@ def main(strategy: str, run_dir: str, *other: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", default="one_device")  # `crankshaft local` gives it
-    parser.add_argument("words", nargs="+")
+    parser.add_argument("run_dir")
+    parser.add_argument("words", nargs="*")
     given = parser.parse_args()
-    main(given.strategy, *given.words)
+    if given.words == ["look"]:
+        look(given.strategy, given.run_dir)
+    else:
+        main(given.strategy, given.run_dir, *given.words)

@@ -1,15 +1,17 @@
-"""A run that two workers hold: what they compute is one device's, and a call that differs is named."""
+"""A run that a cluster holds: what it computes is one device's, and a call that differs is named."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+import crankshaft
 from tests.pages import ROOT
 from tests.waiting import PATIENCE
 
@@ -39,3 +41,22 @@ def test_workers_hold_a_run_as_one_process_does_and_a_call_that_differs_is_named
         np.testing.assert_allclose(found[0][name], alone[name], rtol=1e-5)  # rounding of sums
     np.testing.assert_allclose(found[0]["given"], alone["given"], rtol=1e-5)
     assert found[0]["restored"][:2] == alone["restored"][:2] == [11, {"a": 1}]
+
+
+@pytest.mark.slow
+def test_clusters_report_each_class_and_predict_as_one_process_does(tmp_path):
+    crankshaft.run(model="logistic", input="digits", run_dir=tmp_path / "alone", train_steps=5, jit="off")
+    clusters = {"alone": (), "workers": ("--workers=2",), "servers": ("--workers=2", "--ps=2")}
+    found = {}
+    for name, local in clusters.items():
+        if local:
+            shutil.copytree(tmp_path / "alone", tmp_path / name)
+        code, output, found[name] = held(tmp_path / name, "look", local=local)
+        assert code == 0, output[-3000:]
+    (alone,) = found["alone"]
+    assert {name: len(each) for name, each in found.items()} == {"alone": 1, "workers": 2, "servers": 1}
+    assert alone["step"] == 5
+    assert np.sum(alone["matrix"]) == len(alone["predicted"])
+    for each in [*found["workers"], *found["servers"]]:
+        assert each["matrix"] == alone["matrix"]
+        np.testing.assert_allclose(each["predicted"], alone["predicted"], rtol=1e-5, atol=1e-6)
