@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from .internals.variables import tf_variable
+
 if TYPE_CHECKING:
     from .optimizers import Optimizer
 
@@ -66,6 +68,10 @@ class Freezing:
         """The `id`s of the tf.Variables that are frozen at the run's step."""
         step = self.step()
         return self._sets[sum(end <= step for end in self._ends)]
+
+    def updates(self, variable) -> bool:
+        """Returns whether the run's step may update a variable, Keras's or TensorFlow's: one that is not frozen."""
+        return id(tf_variable(variable)) not in self.frozen
 
     def enter(self) -> tuple:
         """Has the optimizers count what their weights miss; returns what a program traced at the run's step is for.

@@ -21,13 +21,12 @@ class Holdings:
       trainer: a `Trainer`.
 
     Attributes:
-      freezing: the weights that the run does not update, and until when; of a trainer that is prepared.
+      freezing: the weights that the run does not update, and until when; none until the trainer is prepared.
     """
-
-    freezing: Freezing
 
     def __init__(self, trainer):
         self.trainer = trainer
+        self.freezing = Freezing((), ())
 
     @cached_property
     def layers(self) -> dict[str, tf.keras.layers.Layer]:

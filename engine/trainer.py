@@ -149,11 +149,12 @@ class Trainer(tf.Module):
         # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
         # gradients by it afterwards is not.
         alone = self.reduction.alone()
-        trained = [variable for variable in variables if context.updates(variable)]
-        pulled, watches_all = keras.pulled_values(), len(trained) == len(variables)
+        updates = self._held.freezing.updates
+        trained = [variable for variable in variables if updates(variable)]
+        watches_all = len(trained) == len(variables)
         with (
             tf.GradientTape(watch_accessed_variables=watches_all) as tape,
-            keras.computing_with(pulled, trained, tape) as sources,
+            keras.computing_with(context.readings.variables, trained, tape) as sources,
         ):
             if not watches_all:  # so that nothing is recorded of layers before which all are frozen
                 tape.watch(list(map(tf_variable, sources)))
@@ -163,7 +164,7 @@ class Trainer(tf.Module):
             total = context.scaled((whole or loss).total)
             total = tf.math.divide_no_nan(total, tf.cast(loss.count, total.dtype)) if alone else total
         found = iter(tape.gradient(total, sources))
-        values = [next(found) if context.updates(variable) else None for variable in variables]
+        values = [next(found) if updates(variable) else None for variable in variables]
         check_reached(values, type(self).__name__)
         gradients = Gradients(values, divided_by=loss.count if alone else None)
         return gradients, folded(self._with_metrics(loss, whole, outputs, batch))

@@ -8,7 +8,6 @@ They find what layers hold besides the weights that a step trains, and what they
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -78,25 +77,6 @@ def values(variables: Iterable[tf.keras.Variable]) -> list[tf.Tensor]:
     """Reads Keras variables, within a layer that computes in 16 bits too, in their own dtypes."""
     with AutocastScope(None):
         return [tf.convert_to_tensor(variable.value) for variable in variables]
-
-
-# A context variable, since a step has no argument for it: `Trainer.train_step(batch)` is the user's to override.
-_pulled: contextvars.ContextVar[Sequence[tuple]] = contextvars.ContextVar("pulled_values", default=())
-
-
-@contextlib.contextmanager
-def pulled(values: Sequence[tuple[tf.keras.Variable, tf.Tensor]]) -> Iterator[None]:
-    """Has `pulled_values` return these within: variables with their values, where reading each would take a message."""
-    token = _pulled.set(values)
-    try:
-        yield
-    finally:
-        _pulled.reset(token)
-
-
-def pulled_values() -> Sequence[tuple[tf.keras.Variable, tf.Tensor]]:
-    """Returns the values that a step which is traced here was given to compute with; () if it reads variables."""
-    return _pulled.get()
 
 
 @contextlib.contextmanager

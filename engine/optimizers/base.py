@@ -19,6 +19,7 @@ from ..mesh import cuts, pieces
 from ..mesh.cuts import Cut, cut_of
 from ..mesh.mesh import current_mesh
 from ..reduction import wire
+from ..step.context import step_context
 from ..step.gradients import Gradients, sum_duplicate_rows
 from .schedules import Constant
 
@@ -52,8 +53,6 @@ class Optimizer(tf.Module):
     is_elementwise = False
     # The moving average of the updated variables, an `engine.optimizers.averaging.WeightAverage`, where there is one.
     weight_average = None
-    # What `read_progress` gave of late, where variables are pulled before a step: for the next update, which takes it.
-    pulled_progress = None
     # The dtype in which gradients travel to a server.
     reduce_dtype = tf.float32
     # The count of updates at which the slots were made again, in a run that has come to train other variables.
@@ -176,10 +175,10 @@ class Optimizer(tf.Module):
     def _progress(self):
         """Returns (iterations, learning_rate_scale), int64 and float32 scalars, of the update to be made.
 
-        The first update of a step may go by `pulled_progress`. Further ones, and one within a condition or loop, read
-        variables where they are.
+        The first update of a step may go by what the step read as it began. Further ones, and one within a condition or
+        loop, read variables where they are.
         """
-        pulled, self.pulled_progress = self.pulled_progress, None
+        pulled = step_context().readings.progress.pop(id(self), None)
         if pulled is None or pulled.graph is not tf.compat.v1.get_default_graph():
             return tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale)
         return tf.cast(pulled[0], tf.int64), tf.cast(pulled[1], tf.float32)

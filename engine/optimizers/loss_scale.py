@@ -44,7 +44,7 @@ class DynamicLossScale(tf.Module):
     def read(self) -> tf.Tensor:
         """Returns what losses are multiplied by, scalar float32.
 
-        It is read once for all of a step (`StepContext.loss_scale`): around parameter servers another worker may change
+        It is read once for all of a step (`step.context.Readings`): around parameter servers another worker may change
         it meanwhile.
         """
         return tf.convert_to_tensor(self.value) / self._examples

@@ -126,7 +126,7 @@ class PowerSgd(Reduction):
 
         `summed` has the sums of those that were not compressed.
         """
-        scale, mean = step_context().loss_scale, summed.over(count).unscaled()
+        scale, mean = step_context().readings.loss_scale, summed.over(count).unscaled()
         values = [None if index in products else mean[index] for index in range(len(mean))]
         rest = [g.values if isinstance(g, tf.IndexedSlices) else g for g in values if g is not None]
         for index, (basis, _, q) in products.items():

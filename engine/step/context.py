@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 from absl import logging
 
 from .. import randomness
 from ..internals import graphs, keras
-from ..internals.variables import assign_local, tf_variable
+from ..internals.variables import assign_local
 from ..mesh.mesh import Mesh
 from ..metrics.means import folded
 from .batches import check_weighed, only_if, with_stand_in
@@ -40,6 +40,21 @@ def step_context() -> StepContext:
 
 
 @dataclasses.dataclass(eq=False)
+class Readings:
+    """What a step reads once, as it begins, and computes with, whoever changes the variables meanwhile.
+
+    Attributes:
+      loss_scale: scalar float32, what the step's losses are multiplied by; None is 1.
+      variables: Keras variables with their values, where reading each would take a message to a server.
+      progress: by the `id` of an optimizer what its `read_progress` gave, float64 [2]: its next update takes it.
+    """
+
+    loss_scale: tf.Tensor | None = None
+    variables: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()
+    progress: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(eq=False)
 class StepContext:
     """What differs from step to step or from replica to replica, so that no argument can bring it. Entered by `with`.
 
@@ -51,8 +66,7 @@ class StepContext:
       batch_number: scalar int64, from 0 in each evaluation; None in training.
       run_seed: the run's seed, see `seed`.
       mesh: how the strategy's replicas are laid out.
-      loss_scale: scalar float32, what this step's losses are multiplied by, as it was when the step began; None is 1.
-      frozen: the `id`s of the tf.Variables that this step does not update.
+      readings: what the step read as it began.
     """
 
     step: tf.Tensor | None = None
@@ -62,8 +76,7 @@ class StepContext:
     batch_number: tf.Tensor | None = None
     run_seed: int = 0
     mesh: Mesh = dataclasses.field(default_factory=Mesh)
-    loss_scale: tf.Tensor | None = None
-    frozen: frozenset[int] = frozenset()
+    readings: Readings = dataclasses.field(default_factory=Readings)
 
     def __enter__(self) -> StepContext:
         self._token = _entered.set(self)
@@ -89,13 +102,10 @@ class StepContext:
             raise ValueError("step_context().seed() is for train_step, eval_step and what they call; no step is on")
         return randomness.users_seed(self.run_seed, self.step, self.replica, salt, self.batch_number)
 
-    def updates(self, variable) -> bool:
-        """Returns whether this step may update a variable, Keras's or TensorFlow's: one that is not frozen."""
-        return id(tf_variable(variable)) not in self.frozen
-
     def scaled(self, total: tf.Tensor) -> tf.Tensor:
-        """Multiplies a loss by `loss_scale`, for a backward pass in float16; `Gradients.unscaled` undoes it."""
-        return total if self.loss_scale is None else total * tf.cast(self.loss_scale, total.dtype)
+        """Multiplies a loss by the loss scale, for a backward pass in float16; `Gradients.unscaled` undoes it."""
+        scale = self.readings.loss_scale
+        return total if scale is None else total * tf.cast(scale, total.dtype)
 
 
 class StepRunner:
@@ -111,19 +121,20 @@ class StepRunner:
         self._holdings = trainer.holdings
         self._mesh = mesh or Mesh()
 
-    def train_step(self, batch, step: tf.Tensor, observed: tf.Tensor) -> dict:
+    def train_step(self, batch, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None) -> dict:
         """Runs `Trainer.train_step` on this replica's part of a batch, which may have no example.
 
         Args:
           batch: nest of tensors whose first axis is examples.
           step: see `StepContext`.
           observed: see `StepContext`.
+          readings: what was read for the step; it reads the rest.
 
         Returns:
           The metrics, zeros where there was no example.
         """
         batch, present = with_stand_in(batch)
-        with self.training(step, observed, present):
+        with self.training(step, observed, present, readings):
             put_back = self._statistics_put_back(present)
             metrics = folded(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
             put_back(metrics)
@@ -183,16 +194,20 @@ class StepRunner:
         return tf.constant(False) if self._mesh.is_cut and self._mesh.model.rank else present
 
     @contextlib.contextmanager
-    def training(self, step: tf.Tensor, observed: tf.Tensor, present: tf.Tensor | None = None) -> Iterator[None]:
+    def training(
+        self, step: tf.Tensor, observed: tf.Tensor, present: tf.Tensor | None = None, readings: Readings | None = None
+    ) -> Iterator[None]:
         """Sets what `train_step` needs while it is traced within: layers draw by this step, on this replica.
 
         Args:
           step: see `StepContext`.
           observed: see `StepContext`.
           present: see `StepContext`.
+          readings: what was read for the step.
         """
         scale = self._holdings.loss_scale
-        with self._context(step, present, observed, loss_scale=scale and scale.read()) as context:
+        readings = dataclasses.replace(readings or Readings(), loss_scale=scale and scale.read())
+        with self._context(step, present, observed, readings=readings) as context:
             # Keras's layers draw by generators of their own, which differ by their place in the list.
             for salt, generator in enumerate(self._holdings.seed_generators, start=1):
                 own = _this_replica() if getattr(generator, "within_shard", False) else context.replica
@@ -200,12 +215,11 @@ class StepRunner:
                 assign_local(generator.state.value, drawn)
             yield
 
-    def _context(self, step, present, observed, batch_number=None, loss_scale=None) -> StepContext:
+    def _context(self, step, present, observed, batch_number=None, readings=None) -> StepContext:
         """Makes a step's context. Replicas with the same examples draw the same: by their data coordinate."""
         replica = tf.convert_to_tensor(self._mesh.data.rank, tf.int32)
         seed = self._trainer.given.options.seed
-        frozen = self._holdings.freezing.frozen
-        return StepContext(step, replica, present, observed, batch_number, seed, self._mesh, loss_scale, frozen)
+        return StepContext(step, replica, present, observed, batch_number, seed, self._mesh, readings or Readings())
 
 
 def _this_replica() -> tf.Tensor:

@@ -60,7 +60,7 @@ class Gradients(Sequence):
 
     def unscaled(self) -> Gradients:
         """Divides by the step's loss scale, if it has one; overflows stay inf or nan."""
-        scale = step_context().loss_scale
+        scale = step_context().readings.loss_scale
         return self if scale is None else self.times(1.0 / scale)
 
     def without_factors(self) -> tuple[Gradients, tf.Tensor]:
@@ -179,7 +179,7 @@ class Update:
 
     def __init__(self, trainer, gradients: Sequence, variables: Sequence):
         options, observed, gradients = trainer.given.options, step_context().observed, Gradients(gradients)
-        pairs, updates = zip(gradients.values, variables, strict=True), step_context().updates
+        pairs, updates = zip(gradients.values, variables, strict=True), trainer.holdings.freezing.updates
         gradients = gradients.with_values([each if updates(variable) else None for each, variable in pairs])
         sums_up = bool(gradients.cuts) and observed is not None  # over replicas, which may not stand in a condition
         if options.needs_norm or sums_up:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from ...internals.variables import server_of, tf_variable
 from ...optimizers.base import Optimizer
 from ...reduction import wire
+from ...step.context import Readings
 from ..inner_loop import InnerLoop
 from .feed import Took, timestamp_after
 
@@ -144,17 +145,18 @@ class Pull:
                 packs += layout.pack([tf.bitcast(each.read_progress(), tf.float32) for each in optimizers], reads)
         return packs
 
-    def values(self, packs: Sequence[tf.Tensor]) -> list[tuple[tf.keras.Variable, tf.Tensor]]:
-        """Returns the variables with their values in `packs`; gives optimizers their progress, for the next update."""
+    def readings(self, packs: Sequence[tf.Tensor]) -> Readings:
+        """Returns what is in `packs`, for a step to compute with: the variables' values, the optimizers' progress."""
         pairs: list[tuple] = []
+        progress: dict[int, tf.Tensor] = {}
         packs = list(packs)
         for _, optimizers, variables, layout in self._servers:
             here, packs = packs[: layout.num_packs], packs[layout.num_packs :]
-            progress, parts = layout.unpack(here)
-            for optimizer, lanes in zip(optimizers, progress, strict=True):
-                optimizer.pulled_progress = tf.bitcast(lanes, tf.float64)
+            counts, parts = layout.unpack(here)
+            counts = [tf.bitcast(lanes, tf.float64) for lanes in counts]
+            progress.update(zip(map(id, optimizers), counts, strict=True))
             pairs += zip(variables, parts, strict=True)
-        return pairs
+        return Readings(variables=pairs, progress=progress)
 
 
 class LeaseLoop(InnerLoop):

@@ -270,7 +270,7 @@ class ParameterServer(Measured):
 
         def eval_step(batch, step, observed, pulled):
             number, done = batch_number(step), tf.identity(state.step_variable)
-            with keras.computing_with(pull.values(pulled)):
+            with keras.computing_with(pull.readings(pulled).variables):
                 return runner.eval_step(batch, number, done, observed)
 
         return LeaseLoop(self.distribution, eval_step, feed, pull, keeps_scores=True)
@@ -300,8 +300,7 @@ class ParameterServer(Measured):
         pull = Pull(held.steady_variables, held.trainer.reduction.reduce_dtype, list(held.optimizers.values()))
 
         def train_step(batch, step, observed, pulled):
-            with keras.pulled(pull.values(pulled)):
-                return runner.train_step(batch, step, observed)
+            return runner.train_step(batch, step, observed, pull.readings(pulled))
 
         counters, form = self._leases.counters, held.freezing.enter
         return UpdateLoop(self.distribution, train_step, self.train_feed, pull, counters, form=form)
@@ -314,8 +313,7 @@ class ParameterServer(Measured):
         runner, pull = self._runner, Pull((), tf.float32, list(self._holdings.optimizers.values()))
 
         def with_progress(batch, number, observed, pulled):
-            pull.values(pulled)
-            with runner.training(number, observed):
+            with runner.training(number, observed, readings=pull.readings(pulled)):
                 return step(batch, number, observed)
 
         return LeaseLoop(self.distribution, with_progress, self.train_feed, pull)

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import optimizers
+from crankshaft.engine.step.context import Readings, StepContext
 
 keras = tf.keras.optimizers
 SHAPES = {"kernel": (7, 5), "bias": (5,), "filters": (3, 3, 2, 4), "gain": ()}
@@ -230,11 +231,11 @@ def test_pulled_progress_serves_one_update_and_others_read_their_own():
 
     @tf.function
     def step(progress):
-        optimizer.pulled_progress = progress
-        tf.cond(progress[0] > 0, lambda: optimizer.apply([tf.ones(2)], variables), lambda: None)
-        optimizer.pulled_progress = progress
-        optimizer.apply([tf.ones(2)], variables)
-        optimizer.apply([tf.ones(2)], variables)
+        with StepContext(readings=Readings(progress={id(optimizer): progress})):
+            tf.cond(progress[0] > 0, lambda: optimizer.apply([tf.ones(2)], variables), lambda: None)
+        with StepContext(readings=Readings(progress={id(optimizer): progress})):
+            optimizer.apply([tf.ones(2)], variables)
+            optimizer.apply([tf.ones(2)], variables)
         return optimizer.read_progress()
 
     # Pulled: after 0 updates, a scale of 0.25. As the variables have it: after 1, of 8.

@@ -7,7 +7,7 @@ import tensorflow as tf
 from crankshaft.engine.checkpoints import CheckpointError, Checkpoints
 from crankshaft.engine.reduction import Reduction, per_replica
 from crankshaft.engine.reduction.power_sgd import PowerSgd
-from crankshaft.engine.step.context import StepContext
+from crankshaft.engine.step.context import Readings, StepContext
 from crankshaft.engine.step.gradients import Gradients
 from crankshaft.models.mlp import Model as Mlp
 from tests.engine.reduction.noisy_points import four_classes
@@ -52,7 +52,7 @@ class Run:
 
     def _replicated(self, gradients, count, scale):
         def run(gradients, count):
-            with StepContext(loss_scale=scale):
+            with StepContext(readings=Readings(scale)):
                 gradients, count = self.reduction.sum(gradients, count, (), self.variables)
             means = Gradients(gradients).over(count)
             return list(means if scale is None else means.times(1.0 / scale))
