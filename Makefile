@@ -11,7 +11,7 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-fast test-slow test-clusters lint format docs clean
+.PHONY: help install train test test-fast test-slow test-clusters browser lint format docs clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -36,6 +36,10 @@ test-clusters: $(INSTALLED) ## run the tests in a Slurm of their own, which this
 	@cat tests/clusters/install.sh
 	@tests/clusters/install.sh $(VENV_PYTHON)
 	@$(VENV_PYTHON) -m pytest -q -m "not slow" tests/clusters tests/launch/test_manifest.py $(ARGS)
+
+browser: ## install the Chromium that tests of the page open, where there is none, by Debian's packages (as root)
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 
 lint: $(INSTALLED) ## check style and format by ruff, types by mypy, workflows against their schema
 	@$(VENV_PYTHON) -m ruff check .
@@ -64,7 +68,7 @@ $(INSTALLED): setup.cfg constraints.txt pyproject.toml
 	@$(VENV_PYTHON) -m pip --version >/dev/null 2>&1 || { $(CREATE_VENV); }
 	@echo 'Installing into .venv (the first time TensorFlow is some 600 MB to download) ...'
 	@$(PIP_INSTALL) setuptools
-	@$(PIP_INSTALL) --no-build-isolation -e '.[test,examples,docs,array-record,parquet,text,tfrecord]'
+	@$(PIP_INSTALL) --no-build-isolation -e '.[test,examples,docs,array-record,monitor,parquet,text,tfrecord]'
 	@touch $@
 
 define CHECK_PYTHON

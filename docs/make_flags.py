@@ -12,6 +12,7 @@ from crankshaft.launch import local, prepare
 from crankshaft.launch.command_line import help, registry
 from crankshaft.launch.command_line.flags import GROUPS, HELP
 from crankshaft.launch.command_line.rules import wanted
+from crankshaft.launch.monitor import report, server
 
 PATH = pathlib.Path(__file__).with_name("flags.md")
 
@@ -62,7 +63,8 @@ def text() -> str:
         heading = f"## {kind.capitalize()}s\n\n`--{kind}=NAME`, with `--{kind}_arg=ARGUMENT=VALUE`"
         parts.append(f"{heading}:\n\n{_entries(kind)}")
     parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.FLAGS)}")
-    parts.append(f"## crankshaft prepare\n\n{_command(prepare.FLAGS)}")
+    for name, command in (("prepare", prepare), ("monitor", server), ("report", report)):
+        parts.append(f"## crankshaft {name}\n\n{_command(command.FLAGS)}")
     return "\n".join(parts)
 
 

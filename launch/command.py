@@ -13,7 +13,8 @@ COMMANDS = {
     "manifest": ("crankshaft.launch.manifest", "Print what has Slurm or Kubernetes run a cluster."),
     "prepare": ("crankshaft.launch.prepare", "Write an input's examples into shards of files."),
     "complete": ("crankshaft.launch.complete", "Answer a shell whose user presses Tab: see docs/flags.md."),
-    "report": ("crankshaft.launch.benchmark.report", "Print a benchmark's result as Markdown."),
+    "monitor": ("crankshaft.launch.monitor.server", "Show runs on a page, while they go on and afterwards."),
+    "report": ("crankshaft.launch.monitor.report", "Print a benchmark's result as Markdown, or write the page."),
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from crankshaft.launch import local, prepare
 from crankshaft.launch.command_line.flags import GROUPS
+from crankshaft.launch.monitor import report, server
 from tests.pages import GUIDES, PAGES, README, ROOT, blocks, words
 
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
@@ -22,7 +23,8 @@ OF_COMMAND = {
     "train": OF_TRAIN,
     "local": set(local.FLAGS),
     "prepare": set(prepare.FLAGS),
-    "report": set(),
+    "monitor": set(server.FLAGS),
+    "report": set(report.FLAGS),
 }
 # Of the scripts that compare.
 OF_SCRIPTS = {

@@ -5,15 +5,14 @@ Both show the rows of one table, `_SECTIONS`. TensorFlow is not started.
 
 from __future__ import annotations
 
+import os
 import string
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...engine.machine.files import read_json
-from .. import errors
 from ..errors import UsageError
-from .result import VERSION
+from .result import MOST_BYTES, VERSION
 
 # By section, rows of a name and a format of `_Figures`, of which one whose first figure is missing is left out; of
 # sections that list (`_lists`) the columns, whose figures stand at the right.
@@ -212,23 +211,19 @@ def markdown(result: Mapping[str, Any]) -> str:
     return "\n\n".join(blocks)
 
 
-def main(argv: Sequence[str]) -> None:
-    """Prints the report of a file of --result_json, and exits the process."""
+def read(path: str) -> dict[str, Any]:
+    """Reads a benchmark's result. Raises `UsageError` for what is none, in one line."""
     try:
-        if len(argv) != 2:
-            raise UsageError(f"{len(argv) - 1} arguments; use crankshaft report RESULT.json")
-        print(markdown(_read(argv[1])))
-    except UsageError as error:
-        sys.exit(errors.fail(errors.EXIT_USAGE, str(error)))
-    sys.exit(0)
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
+        if os.path.getsize(path) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
         result = read_json(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read ({error}); give a file of --result_json") from None
     version = result.get("schema") if isinstance(result, dict) else None
     if version != VERSION:  # the rest may be missing: what is there is shown
         raise UsageError(f"{path} is of schema {version}, and this reads {VERSION}; give a file of --result_json")
+    try:
+        list(sections(result))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} holds a value of a wrong type ({error}); give a file of --result_json") from None
     return result

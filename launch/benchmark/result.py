@@ -35,7 +35,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 # Defines the work that is measured: two rates of different work can't be compared.
 _WORK = ("part", "model", "model_arg", "input", "input_arg", "global_batch_size")
-_MOST_BYTES = 64 << 20
+MOST_BYTES = 64 << 20
 _MACHINE = ("cpu", "usable_cores", "gpus")
 
 
@@ -111,7 +111,7 @@ def check_work_of_baseline(config: Config) -> None:
 def read_baseline(path: str) -> dict[str, Any]:
     """Reads a result with its calls, from --result_json. Raises `UsageError`."""
     cure = "give what --mode=benchmark --result_json wrote"
-    text = paths.read_text("baseline", path, cure, _MOST_BYTES)
+    text = paths.read_text("baseline", path, cure, MOST_BYTES)
     try:
         result = json.loads(text)
     except (ValueError, RecursionError):

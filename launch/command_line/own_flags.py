@@ -21,8 +21,9 @@ def read(
     *,
     of_tasks: Collection[str] = (),
     words: str = "write --NAME=VALUE",
-) -> None:
-    """Sets a command's flags by its command line; for --help, shows them and exits.
+    takes_words: bool = False,
+) -> list[str]:
+    """Sets a command's flags by its command line, and returns its words; for --help, shows them and exits.
 
     Args:
       argv: the program's name and what follows.
@@ -31,6 +32,7 @@ def read(
       usage: how the command is called.
       of_tasks: names of flags that are for the tasks which it starts, and so stand after --.
       words: what to do about a word that is not a flag.
+      takes_words: whether the command takes such words, before its flags and after.
 
     Raises:
       UsageError: a flag is unknown or its value wrong, or a word is not a flag.
@@ -38,6 +40,7 @@ def read(
     if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
         parts = [help.introduction(doc), "", f"usage: {usage}", ""]
         help.show("\n".join([*parts, *(_described(values[name]) for name in values)]))
+    values.set_gnu_getopt(takes_words)
     try:
         rest = values([argv[0], *given.without_flagfiles(argv[1:])])[1:]
     except flags.UnrecognizedFlagError as error:
@@ -47,8 +50,9 @@ def read(
         raise UsageError(f"--{error.flagname} is unknown; {near}") from None
     except flags.Error as error:
         raise rules.explain(error, values) from None
-    if rest:
+    if rest and not takes_words:
         raise UsageError(f"{rest[0]!r} is not a flag; {words}, see --help")
+    return rest
 
 
 def _described(flag: flags.Flag) -> str:

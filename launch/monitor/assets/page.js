@@ -1,0 +1,432 @@
+"use strict";
+// Shows what `/data` answers, or what the page holds. Whatever a run says is put into the page as text, never as HTML.
+
+const $ = (id) => document.getElementById(id);
+const held = JSON.parse($("data").textContent);
+const chosen = { focus: 0, hidden: new Set(), axis: "step", figure: "step_ms", find: "", log: "" };
+const charts = new Map(); // key -> {plot, signature, host, zoomed}
+let runs = [];
+let lost = "";
+let timer = 0;
+
+const FIGURES = { step_ms: "step, ms", input_wait_ms: "waits for input, ms", reduce_wait_ms: "waits for reduction, ms",
+  gradient_norm: "gradient norm", staleness: "staleness, updates", lag: "lag, s" };
+const RATES = { examples_per_sec: "examples a second", steps_per_sec: "steps a second", learning_rate: "learning rate",
+  input_wait_fraction: "share of time that waits for input", reduce_fraction: "share of time in reduction", memory_mb: "memory, MiB" };
+const SPENT = ["steps", "input", "waiting", "checkpoints", "evaluation", "compile", "start", "other", "lost", "down"];
+const MARKS = { checkpoint: "checkpoint", warning: "warning", restart: "fault", fault: "fault" };
+const MOST_CURVES = 40, MOST_LANES = 50;
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
+
+// -- Words ------------------------------------------------------------------------------------------------------------
+
+function number(value) {
+  if (typeof value !== "number") return value == null ? "–" : String(value);
+  return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
+}
+const share = (part, whole) => (whole > 0 ? `${((100 * part) / whole).toFixed(1)} %` : "–");
+function span(seconds) {
+  if (!(seconds >= 0)) return "–";
+  if (seconds < 60) return `${number(seconds)} s`;
+  const minutes = Math.round(seconds / 60), hours = Math.floor(minutes / 60), days = Math.floor(hours / 24);
+  return days ? `${days} d ${hours % 24} h` : hours ? `${hours} h ${minutes % 60} min` : `${minutes} min`;
+}
+const moment = (seconds) => new Date(1000 * seconds).toLocaleString("sv");
+const last = (values) => (values || []).findLast((value) => value != null);
+const inWords = (value) => (typeof value === "string" ? value : JSON.stringify(value) ?? "–");
+const metricsIn = (columns) => Object.keys(columns).filter((name) => name.startsWith("metrics."));
+
+function make(tag, text = "", className = "") {
+  const element = document.createElement(tag);
+  element.textContent = text;
+  if (className) element.className = className;
+  return element;
+}
+function table(element, heads, lines, figures = [], classes = []) {
+  const row = (cells, tag) => {
+    const made = make("tr");
+    made.append(...cells.map((cell, i) => (cell instanceof Node ? cell : make(tag, cell, figures[i] ? "figure" : ""))));
+    return made;
+  };
+  const rows = lines.map((line, i) => Object.assign(row(line, "td"), { className: classes[i] || "" }));
+  element.replaceChildren(...(heads.length ? [row(heads, "th")] : []), ...rows);
+}
+function options(select, names, labels = {}) {
+  const value = chosen[select.id];
+  if ([...select.options].map((each) => each.value).join("\n") !== names.join("\n"))
+    select.replaceChildren(...names.map((name) => Object.assign(make("option", labels[name] || name), { value: name })));
+  chosen[select.id] = select.value = names.includes(value) ? value : names[0] || "";
+}
+
+// -- Curves, by uPlot -------------------------------------------------------------------------------------------------
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
+const sizes = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    const chart = charts.get(target.dataset.key);
+    if (chart && target.clientWidth) chart.plot.setSize({ width: room(target), height: chart.plot.height });
+  }
+});
+const room = (host) => Math.max(80, host.clientWidth - (host.className === "lane" ? 0 : 20));
+
+// series: {label, colour, dash, points, fill, bars, value}; look: {title, time, elapsed, marks, height, bare, range}.
+function draw(host, key, data, series, look) {
+  const signature = JSON.stringify([series.map((each) => [each.label, each.colour]), look.time, look.elapsed]);
+  const known = charts.get(key);
+  if (known && known.signature === signature && known.host === host) {
+    Object.assign(known.look, look);
+    known.plot.setData(data, !known.zoomed);
+    if (known.zoomed) known.plot.redraw();
+    return;
+  }
+  remove(key);
+  const chart = { signature, host, look, zoomed: false };
+  const axis = () => ({ stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line") } });
+  const x = { ...axis(), ...(look.time ? {} : { values: (_, at) => at.map((value) => (look.elapsed ? span(value) : compact.format(value))) }) };
+  const y = { ...axis(), size: 58, values: (_, at) => at.map((value) => compact.format(value)) };
+  host.dataset.key = key;
+  chart.plot = new uPlot({
+    title: look.title, width: room(host), height: look.height || 210,
+    scales: { x: { time: !!look.time }, y: look.range ? { range: () => chart.look.range } : {} },
+    axes: look.bare ? [{ show: false }, { show: false }] : [x, y],
+    legend: { show: !look.bare, live: true },
+    cursor: { y: false, drag: { x: !look.bare, y: false }, points: { show: !look.bare } },
+    series: [
+      { label: look.time || look.elapsed ? "time" : look.x || "step", value: (_, at) => (at == null ? "–" : look.time ? moment(at) : look.elapsed ? span(at) : number(at)) },
+      ...series.map((each) => ({
+        label: each.label, stroke: colour(each.colour), width: 1.5, dash: each.dash, points: each.points ? { show: true, size: 5 } : { show: undefined },
+        fill: each.fill ? colour(each.colour) : undefined, value: each.value || ((_, value) => number(value)),
+        paths: each.bars ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
+      })),
+    ],
+    hooks: {
+      draw: [(plot) => drawMarks(plot, chart.look.marks || [])],
+      setSelect: [(plot) => { chart.zoomed = chart.zoomed || plot.select.width > 0; }],
+    },
+  }, data, host);
+  chart.plot.over.addEventListener("dblclick", () => { chart.zoomed = false; });
+  charts.set(key, chart);
+  sizes.observe(host);
+  if (look.bare) return;
+  host.tabIndex = 0;
+  host.setAttribute("role", "group");
+  host.setAttribute("aria-label", look.title);
+}
+function drawMarks(plot, marks) {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  for (const { at, kind } of marks) {
+    if (!(at >= plot.scales.x.min && at <= plot.scales.x.max)) continue;
+    const left = Math.round(plot.valToPos(at, "x", true));
+    ctx.strokeStyle = ctx.fillStyle = colour(MARKS[kind]);
+    ctx.setLineDash(kind === "checkpoint" ? [2, 6] : []);
+    ctx.beginPath();
+    ctx.moveTo(left, bbox.top);
+    ctx.lineTo(left, bbox.top + bbox.height);
+    ctx.stroke();
+    ctx.fillText(kind[0].toUpperCase(), left + 2, bbox.top + 10 * devicePixelRatio);
+  }
+  ctx.restore();
+}
+function remove(key) {
+  const chart = charts.get(key);
+  if (!chart) return;
+  sizes.unobserve(chart.host);
+  chart.plot.destroy();
+  charts.delete(key);
+}
+document.addEventListener("keydown", (event) => {
+  const chart = charts.get(event.target.dataset?.key);
+  const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!chart || (!move && event.key !== "Escape")) return;
+  event.preventDefault();
+  const { plot } = chart, at = plot.data[0];
+  if (!move) {
+    chart.zoomed = false;
+    plot.setData(plot.data);
+    return;
+  }
+  const place = Math.min(at.length - 1, Math.max(0, (plot.cursor.idx ?? at.length) + move));
+  plot.setCursor({ left: plot.valToPos(at[place], "x"), top: 10 });
+});
+
+// A curve's points with x that grows, as uPlot wants it.
+function points(xs, ys, from = 0) {
+  const at = new Map();
+  (xs || []).forEach((x, i) => { if (x != null && ys[i] != null) at.set(x - from, ys[i]); });
+  const sorted = [...at].sort((a, b) => a[0] - b[0]);
+  return [sorted.map((each) => each[0]), sorted.map((each) => each[1])];
+}
+// An instance of uPlot aligns curves of different x; curves: [{data, label, ...}].
+function drawCurves(host, key, curves, look) {
+  const filled = curves.filter((each) => each.data[0].length);
+  if (filled.length) draw(host, key, uPlot.join(filled.map((each) => each.data)), filled, look);
+  return filled.length > 0;
+}
+
+// -- Sections ---------------------------------------------------------------------------------------------------------
+
+const shown = () => runs.map((run, place) => ({ ...run, place })).filter((run) => run.view && !chosen.hidden.has(run.place));
+
+function renderRuns() {
+  if ($("runs").childElementCount - 1 === runs.length) return;
+  const legend = $("runs").firstElementChild;
+  $("runs").hidden = runs.length < 2;
+  $("runs").replaceChildren(legend, ...runs.map((run, place) => {
+    const box = Object.assign(make("input"), { type: "checkbox", checked: true, ariaLabel: `curves of ${run.name}` });
+    const radio = Object.assign(make("input"), { type: "radio", name: "focus", checked: place === chosen.focus });
+    const label = make("label"), line = make("span"), key = make("i", "", "key");
+    key.style.color = `var(--c${place % 9})`;
+    box.addEventListener("change", () => { chosen.hidden[box.checked ? "delete" : "add"](place); render(); });
+    radio.addEventListener("change", () => { chosen.focus = place; render(); });
+    label.append(radio, ` ${run.name}`);
+    line.append(box, key, label);
+    return line;
+  }));
+}
+
+function renderState(run) {
+  const { end, window } = run.view.said || {};
+  const news = lost || (run.read < 1 ? `reading: ${Math.floor(100 * run.read)} %` : "") || run.view.problem ||
+    (end ? `${run.name} ended: ${end.reason ?? ""}${end.exit_code ? ` (exit code ${end.exit_code})` : ""}` : "") ||
+    (run.late ? `${run.name}: nothing new for ${span(run.age)}; is it still there?` : window ? `${run.name} runs` : run.name);
+  if ($("news").textContent !== news) $("news").textContent = news;
+  $("news").className = lost || run.late || end?.exit_code ? "late" : "";
+  for (const row of $("lanes").children) row.classList.toggle("late", run.late);
+}
+
+function left(view) {
+  const { time = [], step = [] } = view.windows, until = view.said.start?.until_step, began = view.said.start?.time ?? 0;
+  const end = time.length - 1;
+  let begin = end;
+  while (begin > 0 && end - begin < 20 && time[begin - 1] >= began) begin--;
+  const pace = step[end] > step[begin] ? (time[end] - time[begin]) / (step[end] - step[begin]) : 1 / last(view.windows.steps_per_sec);
+  return until == null ? NaN : Math.max(0, until - step[end]) * pace;
+}
+
+function renderSummary(run) {
+  const { view } = run, { said = {}, windows = {}, evaluations = {}, notes = [] } = view;
+  const step = said.end?.step ?? last(windows.step), until = said.start?.until_step;
+  const saved = notes.findLast((note) => note.event === "checkpoint"), spent = said.end?.goodput?.seconds ?? said.window?.spent;
+  const lines = [
+    ["step", step != null && `${number(step)}${until != null ? ` of ${number(until)}` : ""}`],
+    ["time left", !said.end && windows.step && `about ${span(left(view))}`],
+    ["examples a second", last(windows.examples_per_sec)],
+    ["steps a second", last(windows.steps_per_sec)],
+    ...metricsIn(windows).slice(0, 4).map((name) => [name.slice(8), last(windows[name])]),
+    ...metricsIn(evaluations).slice(0, 4).map((name) => [`evaluation: ${name.slice(8)}`, last(evaluations[name])]),
+    ["goodput", spent?.total > 0 && `${share(spent.steps, spent.total)} of ${span(spent.total)}`],
+    ["trains on", said.cluster && `${said.cluster.strategy}, ${number(said.cluster.replicas)} replica${said.cluster.replicas === 1 ? "" : "s"}`],
+    ["starts", view.starts > 1 && `${view.starts}, last after ${said.start?.cause ?? "an end"}`],
+    ["last checkpoint", saved && `step ${number(saved.step)}, ${number(saved.bytes / 2 ** 20)} MiB in ${number(saved.seconds)} s`],
+    ["memory", windows.memory_mb && `${number(last(windows.memory_mb))} MiB`],
+  ].filter(([, value]) => value != null && value !== false);
+  $("summary").replaceChildren(...lines.map(([name, value]) => {
+    const line = make("div");
+    line.append(make("dt", name), make("dd", typeof value === "number" ? number(value) : value));
+    return line;
+  }));
+  $("progress").hidden = !(until > 0);
+  if (until > 0) $("progress").value = Math.min(1, (step ?? 0) / until);
+  document.title = `${step != null ? `${number(step)} – ` : ""}${run.name} – Crankshaft`;
+}
+
+function renderCurves(focus) {
+  const all = shown().filter((run) => run.view.windows), single = all.length === 1;
+  const byTime = chosen.axis === "time", elapsed = byTime && !single;
+  const from = (run) => (elapsed ? run.view.first ?? run.view.windows.time?.[0] ?? 0 : 0);
+  const marks = (focus.view.notes || []).filter((note) => MARKS[note.event])
+    .map((note) => ({ kind: note.event, at: note[chosen.axis] - (byTime ? from(focus) : 0) }));
+  const metrics = new Set(all.flatMap((run) => [...metricsIn(run.view.windows), ...metricsIn(run.view.evaluations)]));
+  const other = all.flatMap((run) => Object.keys(run.view.windows)).filter((name) => /^(learning_rate\/|loss_scale)/.test(name));
+  const names = [...new Set([...metrics, ...Object.keys(RATES), ...other])].slice(0, MOST_CURVES);
+  const kept = new Set();
+  for (const name of names) {
+    const curves = all.flatMap((run) => ["windows", "evaluations"].map((kind) => ({
+      label: `${single ? "" : `${run.name} `}${kind === "windows" ? (single ? "train" : "") : "evaluation"}`.trim(),
+      colour: `c${(run.place + (single && kind !== "windows" ? 1 : 0)) % 9}`, dash: kind === "windows" ? undefined : [6, 4], points: kind !== "windows",
+      data: points(run.view[kind][chosen.axis], run.view[kind][name] || [], from(run)),
+    })));
+    const key = `curve/${name}`;
+    const host = charts.get(key)?.host ?? $("curve-charts").appendChild(make("div"));
+    const look = { title: RATES[name] ?? name.replace(/^metrics\./, ""), time: byTime && single, elapsed, marks };
+    if (drawCurves(host, key, curves, look)) kept.add(key);
+    else host.remove();
+  }
+  for (const [key, { host }] of [...charts]) {
+    if (!key.startsWith("curve/") || kept.has(key)) continue;
+    remove(key);
+    host.remove();
+  }
+  $("curves").hidden = !kept.size;
+}
+
+function renderSpent(view) {
+  const { windows = {}, said = {} } = view, total = windows["spent.total"] || [];
+  const kinds = [...new Set([...SPENT, ...Object.keys(windows).map((name) => name.slice(6))])]
+    .filter((kind) => kind !== "total" && windows[`spent.${kind}`]?.some((value) => value > 0));
+  $("spent").hidden = !kinds.length;
+  if (!kinds.length) return;
+  const shares = kinds.map((kind) => windows[`spent.${kind}`].map((value, i) => {
+    const whole = (total[i] ?? 0) - (total[i - 1] ?? 0);
+    return whole > 0 ? Math.max(0, value - (windows[`spent.${kind}`][i - 1] ?? 0)) / whole : 0;
+  }));
+  let sum = total.map(() => 0);
+  // Each area reaches from 0 to the sum of the shares so far, so the largest is drawn first.
+  const areas = shares.map((own) => (sum = sum.map((value, i) => value + own[i]))).reverse();
+  const series = kinds.map((kind, i) => ({ label: kind, colour: `c${i % 9}`, fill: true, value: (_, value, __, at) => (at == null ? "–" : share(shares[i][at], 1)) })).reverse();
+  const marks = (view.notes || []).filter((note) => MARKS[note.event] === "fault").map((note) => ({ kind: note.event, at: note.time }));
+  const draws = windows.time.every((value, i) => value != null && (i === 0 || value > windows.time[i - 1]));
+  if (draws) draw($("spent-chart"), "spent", [windows.time, ...areas], series, { title: "share of the time", time: true, marks, range: [0, 1] });
+  const sums = said.end?.goodput?.seconds ?? said.window?.spent ?? {};
+  table($("spent-table"), ["", "time", "share"], kinds.map((kind, i) => {
+    const cell = make("td"), key = make("i", "", "key");
+    key.style.color = `var(--c${i % 9})`;
+    cell.append(key, kind);
+    return [cell, span(sums[kind]), share(sums[kind], sums.total)];
+  }), [false, true, true]);
+}
+
+function renderWorkers(view) {
+  const workers = (view.workers || []).filter((each) => each.name.toLowerCase().includes(chosen.find.toLowerCase()));
+  $("workers").hidden = !view.workers?.length && !chosen.find;
+  const figures = Object.keys(FIGURES).filter((figure) => workers.some((each) => figure in each.figures));
+  options($("figure"), figures, FIGURES);
+  const lanes = workers.slice(0, MOST_LANES), figure = chosen.figure;
+  $("workers-count").textContent = workers.length > lanes.length ? `${lanes.length} of ${number(workers.length)}, those that are stopped and slow first; find others by their name` : "";
+  table($("lanes-head"), ["worker", "state", ...figures.map((name) => FIGURES[name]), `${FIGURES[figure] || ""} over time`], [], [false, false, ...figures.map(() => true)]);
+  const values = lanes.flatMap((each) => each.lane?.[figure] || []).filter((value) => value != null);
+  const most = values.reduce((a, b) => Math.max(a, b), 0), least = values.reduce((a, b) => Math.min(a, b), 0);
+  const kept = new Set(lanes.map((each) => `lane/${each.name}`));
+  for (const key of [...charts.keys()]) if (key.startsWith("lane/") && !kept.has(key)) remove(key);
+  const rows = lanes.map((each) => {
+    const key = `lane/${each.name}`, row = make("tr", "", each.state), cell = charts.get(key)?.host ?? make("td", "", "lane");
+    row.append(make("th", each.name), make("td", `${each.state}${each.why ? `: ${each.why}` : ""}`, "state"));
+    row.append(...figures.map((name) => make("td", number(each.figures[name]), "figure")), cell);
+    return { row, cell, key, lane: points(view.lane_time, each.lane?.[figure] || []) };
+  });
+  $("lanes").replaceChildren(...rows.map(({ row }) => row));
+  for (const { cell, key, lane } of rows)
+    if (lane[0].length) draw(cell, key, lane, [{ label: figure, colour: "c0" }], { time: true, bare: true, height: 34, range: [least, most || 1] });
+}
+
+function renderServers(view) {
+  const { servers = [], staleness = {} } = view.said?.window ?? {};
+  const counts = Object.entries(staleness).map(([lag, count]) => [Number(lag), count]).filter(([lag, count]) => lag >= 0 && count >= 0).sort((a, b) => a[0] - b[0]);
+  $("servers").hidden = !servers.length && !counts.length;
+  table($("servers-table"), ["server", "s", "MiB", "rows of tables"], servers.map((each) => [each.name, number(each.seconds), number(each.bytes / 2 ** 20),
+    Object.entries(each.rows ?? {}).map(([name, rows]) => `${name} ${number(rows)}`).join(", ")]), [false, true, true]);
+  if (counts.length) draw($("staleness-chart"), "staleness", [counts.map((each) => each[0]), counts.map((each) => each[1])],
+    [{ label: "updates", colour: "c0", fill: true, bars: true }], { title: "updates by their staleness", x: "staleness" });
+  else { remove("staleness"); }
+}
+
+function renderBenchmark(focus) {
+  const all = shown().filter((run) => run.view.result?.sections);
+  $("benchmark").hidden = !all.length;
+  const names = new Map(); // "section / name" -> the text of each run
+  all.forEach((run, place) => {
+    for (const { title, columns, rows } of run.view.result.sections)
+      if (!columns.length) for (const [name, text] of rows) {
+        const key = `${title}: ${name.trim()}`;
+        names.set(key, Object.assign(names.get(key) ?? Array(all.length).fill("–"), { [place]: text }));
+      }
+  });
+  table($("benchmark-table"), ["", ...all.map((run) => run.name)], [...names].map(([name, texts]) => [name, ...texts]));
+  const lists = (focus.view.result?.sections || []).filter((each) => each.columns.length);
+  $("benchmark-lists").replaceChildren(...lists.flatMap(({ title, columns, rows, figures }) => {
+    const made = make("table");
+    table(made, columns, rows, figures);
+    return [make("h3", `${title}${all.length > 1 ? ` of ${focus.name}` : ""}`), made];
+  }));
+}
+
+function told(note) {
+  const task = note.task ? `${note.task}: ` : "", code = note.exit_code ? ` (exit code ${note.exit_code})` : "";
+  if (note.event === "start") return `start ${number(note.incarnation)} on ${note.host ?? "?"}${note.cause ? `, after ${note.cause}` : ""}`;
+  if (note.event === "checkpoint") return `${note.best ? "the best so far, " : ""}${number(note.bytes / 2 ** 20)} MiB in ${number(note.seconds)} s`;
+  return `${task}${note.text ?? note.cause ?? note.reason ?? ""}${code}`;
+}
+function renderNotes(view) {
+  const notes = [...(view.notes || [])].reverse().slice(0, 300);
+  $("notes").hidden = !notes.length;
+  table($("notes-table"), ["when", "step", "what", ""], notes.map((note) => [moment(note.time), number(note.step), make("td", note.event, MARKS[note.event] || ""), told(note)]), [false, true]);
+}
+
+function renderConfiguration() {
+  const all = shown().filter((run) => run.view.said?.config?.values);
+  const names = [...new Set(all.flatMap((run) => Object.keys(run.view.said.config.values)))].sort();
+  const lines = names.map((name) => [name, ...all.map((run) => inWords(run.view.said.config.values[name]))])
+    .filter(([, ...values]) => (all.length < 2 ? !["–", "null", "", "[]", "{}"].includes(values[0]) : new Set(values).size > 1));
+  $("configuration").hidden = !all.length;
+  table($("configuration-table"), [all.length > 1 ? "what differs" : "", ...all.map((run) => (all.length > 1 ? run.name : ""))], lines);
+}
+
+function renderLogs(view) {
+  const logs = view.logs || {}, pre = $("log-text");
+  $("logs").hidden = !Object.keys(logs).length;
+  options($("log"), Object.keys(logs));
+  const isAtEnd = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 4;
+  if (pre.textContent !== (logs[chosen.log] ?? "")) pre.textContent = logs[chosen.log] ?? "";
+  if (isAtEnd) pre.scrollTop = pre.scrollHeight;
+}
+
+function render() {
+  renderRuns();
+  const focus = { ...runs[chosen.focus], place: chosen.focus };
+  if (!focus.view) return;
+  renderSummary(focus);
+  renderCurves(focus);
+  renderSpent(focus.view);
+  renderWorkers(focus.view);
+  renderServers(focus.view);
+  renderBenchmark(focus);
+  renderNotes(focus.view);
+  renderConfiguration();
+  renderLogs(focus.view);
+  renderState(focus);
+}
+
+// -- Data -------------------------------------------------------------------------------------------------------------
+
+function take(answer) {
+  const isNew = answer.some((run) => run.view);
+  runs = answer.map((run, place) => ({ ...run, view: run.view ?? runs[place]?.view }));
+  if (isNew) render();
+  else renderState(runs[chosen.focus]);
+}
+async function poll() {
+  const query = new URLSearchParams(location.search);
+  query.set("seen", runs.map((run) => run.revision).join(","));
+  query.set("find", chosen.find);
+  let wait = 1000;
+  try {
+    const answer = await fetch(`data?${query}`);
+    if (!answer.ok) throw new Error(answer.statusText);
+    lost = "";
+    take((await answer.json()).runs);
+    if (runs.some((run) => run.read < 1)) wait = 0;
+  } catch (error) {
+    lost = `crankshaft monitor does not answer (${error.message}); what is shown is of earlier`;
+    if (runs[chosen.focus]?.view) renderState(runs[chosen.focus]);
+    else $("news").textContent = lost;
+  }
+  clearTimeout(timer); // another call may have set it
+  timer = setTimeout(poll, wait);
+}
+
+for (const id of ["axis", "figure", "log"]) $(id).addEventListener("change", (event) => { chosen[id] = event.target.value; render(); });
+$("find").addEventListener("input", (event) => {
+  chosen.find = event.target.value;
+  render();
+  if (held) return;
+  clearTimeout(timer);
+  poll();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const key of [...charts.keys()]) if (!key.startsWith("curve/")) remove(key);
+  for (const [key, { host }] of [...charts]) { remove(key); host.remove(); }
+  render();
+});
+if (held) take(held.runs);
+else poll();

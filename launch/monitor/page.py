@@ -1,0 +1,43 @@
+"""The page: one HTML file with script, style and the charts' library inside, and its data or none. Host code."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+_ASSETS = pathlib.Path(__file__).with_name("assets")
+
+
+def html(data: dict[str, Any] | None = None) -> str:
+    """Returns the page. It loads nothing, but its data from the server that it came from where `data` is None.
+
+    Args:
+      data: what the server's `/data` would answer.
+    """
+    styles = [_asset("uPlot.min.css"), _asset("page.css")]
+    scripts = [_asset("uPlot.iife.min.js"), _asset("page.js")]
+    policy = (
+        f"default-src 'none'; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; img-src data:; "
+        f"connect-src {'none' if data else 'self'!r}; base-uri 'none'; form-action 'none'"
+    )
+    # The data is not run. Nothing in it ends its element, since it has no "<".
+    held = json.dumps(data, separators=(",", ":")).replace("<", r"\u003c")
+    return (
+        _asset("page.html")
+        .replace("%%policy%%", policy)
+        .replace("%%styles%%", "".join(f"<style>{each}</style>" for each in styles))
+        .replace("%%scripts%%", "".join(f"<script>{each}</script>" for each in scripts))
+        .replace("%%data%%", held)
+    )
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _hashes(texts: list[str]) -> str:
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
+    return " ".join(f"'sha256-{digest}'" for digest in digests)

@@ -1,0 +1,106 @@
+"""What of a run's folder, or of a benchmark's result, the page shows. Host code; nothing here starts TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ...engine.machine.files import open_regular
+from ..benchmark import report
+from ..errors import UsageError
+from .record import Record
+
+_LOGS, _LOG_BYTES = 8, 16 << 10
+_LANES = 50
+# What a terminal acts on.
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+class Run:
+    """A run that is shown.
+
+    Args:
+      path: its folder, or a file of --result_json.
+      clock: gives Unix seconds.
+
+    Attributes:
+      name: the path's last part.
+
+    Raises:
+      UsageError: nothing is at the path, or no result.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.time):
+        if not os.path.exists(path):
+            raise UsageError(f"{path} is not there; give a run's folder on this machine, or a file of --result_json")
+        is_folder = os.path.isdir(path)
+        self.name = os.path.basename(os.path.abspath(path))
+        self._result = os.path.join(path, "result.json") if is_folder else path
+        self._logs = os.path.join(path, "logs") if is_folder else ""
+        self._record = Record(os.path.join(path, "events.jsonl"), clock) if is_folder else None
+        if not is_folder:
+            report.read(path)
+
+    def shown(self, seconds: float, seen: str = "", find: str = "") -> dict[str, Any]:
+        """Reads on, and returns what the page shows, plain JSON.
+
+        Args:
+          seconds: to read for at most.
+          seen: the revision that the page has; if nothing has changed since, `view` is left out.
+          find: a part of the names of the workers that are shown.
+        """
+        if self._record:
+            self._record.poll(seconds)
+        logs = _newest(self._logs)
+        marks = [self._record.revision if self._record else (), find, _mark(self._result), logs]
+        revision = hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
+        shown = {"name": self.name, "revision": revision, "read": 1.0, "age": 0.0, "late": False}
+        if self._record:
+            shown |= {"read": round(self._record.read, 3), **self._record.age()}
+        if revision != seen:
+            record = self._record.view(find, _LANES) if self._record else {}
+            tails = {name: _end(os.path.join(self._logs, name)) for name, *_ in logs}
+            shown["view"] = {**record, "result": _benchmark(self._result), "logs": tails}
+        return shown
+
+
+def _benchmark(path: str) -> dict[str, Any]:
+    """Returns what the Markdown report has of a benchmark's result; nothing of another result, or of none."""
+    with contextlib.suppress(UsageError):
+        result = report.read(path)
+        return {"sections": [each._asdict() for each in report.sections(result)]}
+    return {}
+
+
+def _mark(path: str) -> tuple[int, ...]:
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        return status.st_ino, status.st_size, status.st_mtime_ns
+    return ()
+
+
+def _newest(folder: str) -> list[tuple[Any, ...]]:
+    """Returns the logs that were written to last: name, size, time."""
+    try:
+        with os.scandir(folder) as entries:
+            files = [(each.name, each.stat()) for each in entries if each.is_file(follow_symlinks=False)]
+    except OSError:
+        return []
+    newest = sorted(files, key=lambda file: -file[1].st_mtime_ns)[:_LOGS]
+    return sorted((name, status.st_size, status.st_mtime_ns) for name, status in newest)
+
+
+def _end(path: str) -> str:
+    """Returns a log's last lines, without what a terminal would act on."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
+            text = file.read(_LOG_BYTES).decode(errors="replace")
+    except OSError as error:
+        return f"{error.strerror}\n"
+    return _ESCAPES.sub("", text)

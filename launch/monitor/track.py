@@ -1,0 +1,70 @@
+"""Numbers over a run of any length, in bounded memory. Host code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+
+class Track:
+    """Keeps rows of numbers by column: once there are twice as many as `rows`, each two neighbours become one.
+
+    Args:
+      rows: the fewest that a long run has.
+      columns: the most that are kept; a row's others are left out.
+      is_last: whether a column's neighbours become the later one, as of a time or a sum so far, and not their mean.
+    """
+
+    def __init__(self, rows: int, columns: int, is_last: Callable[[Any], bool] = lambda name: False):
+        self.names: dict[Any, int] = {}
+        self._most = columns
+        self._is_last = is_last
+        self._table = np.full([2 * rows, 8], np.nan)
+        self._lasts = np.zeros(8, bool)
+        self._filled = 0
+        self._every, self._in_row = 1, 0  # given rows in a kept one, and in the newest
+
+    def add(self, row: Mapping[Any, float]) -> None:
+        """Adds a row; what it does not name, and NaN, is missing in it."""
+        for name in row:
+            if name not in self.names and len(self.names) < self._most:
+                self._add_column(name)
+        values = np.full(self._table.shape[1], np.nan)
+        for name, value in row.items():
+            if name in self.names:
+                values[self.names[name]] = value
+        if self._filled and self._in_row < self._every:
+            self._in_row += 1
+            self._table[self._filled - 1] = self._joined(self._table[self._filled - 1], values, 1 / self._in_row)
+            return
+        if self._filled == len(self._table):
+            self._filled //= 2
+            self._table[: self._filled] = self._joined(self._table[::2], self._table[1::2], 0.5)
+            self._every *= 2
+        self._table[self._filled] = values
+        self._filled, self._in_row = self._filled + 1, 1
+
+    def column(self, name: Hashable) -> list[float | None]:
+        """Returns a column's values, in their order, with five digits; None where one is missing."""
+        if name not in self.names:
+            return [None] * self._filled
+        values = self._table[: self._filled, self.names[name]]
+        digits = 15 if self._lasts[self.names[name]] else 5
+        return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()]
+
+    def _add_column(self, name: Hashable) -> None:
+        if len(self.names) == self._table.shape[1]:
+            self._table = np.hstack([self._table, np.full_like(self._table, np.nan)])
+            self._lasts = np.hstack([self._lasts, np.zeros_like(self._lasts)])
+        self._lasts[len(self.names)] = self._is_last(name)
+        self.names[name] = len(self.names)
+
+    def _joined(self, earlier: np.ndarray, later: np.ndarray, share: float) -> np.ndarray:
+        """Returns the mean in which `later` has so much of the weight; one of the two where the other is missing."""
+        shares = np.where(self._lasts, 1.0, share)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = earlier + (later - earlier) * shares
+        return np.where(np.isnan(later), earlier, np.where(np.isnan(earlier), later, mean))

@@ -1,0 +1,136 @@
+"""The page in a real browser: what it shows of a run, live and mailed, and what a run can't do to it."""
+
+import http.client
+import itertools
+import json
+import urllib.parse
+
+import pytest
+
+from benchmarks import browser
+from benchmarks.browser import monitor
+from benchmarks.monitor_page import events, write
+from crankshaft.launch.monitor import page as pages
+from crankshaft.launch.monitor.run import Run
+from tests.waiting import PATIENCE
+
+pytest.importorskip("playwright", reason="playwright is not installed; pip install 'crankshaft[test]'")
+if browser.program() is None:
+    pytest.skip("no Chromium is installed; make browser", allow_module_level=True)
+
+HOSTILE = "<img src=x onerror=document.title='hacked'></script><script>document.title='hacked'</script>"
+NAMED = HOSTILE.replace("/", "")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.chromium() as running:
+        yield running
+
+
+def add(path, *lines):
+    with open(path, "a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def opened(chromium, link, errors, **how):
+    """A page, whose scripts' errors and what the policy forbids are added to a list."""
+    context = chromium.new_context(**how)
+    context.set_default_timeout(PATIENCE * 1000)
+    page = context.new_page()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.goto(link)
+    return page
+
+
+def test_a_live_run_moves_and_a_stopped_worker_turns_red(chromium, tmp_path):
+    path, errors = tmp_path / NAMED / "events.jsonl", []
+    lines = list(events(0, begin=4e9))  # in a time to come: nobody calls it late
+    write(path, iter(lines[:40]))
+    with monitor(path.parent) as link:
+        page = opened(chromium, link, errors)
+        page.wait_for_selector("#lanes canvas")
+        assert page.inner_text("#news") == f"{path.parent.name} runs"
+        assert "3,600 of 20,000" in page.inner_text("#summary")
+        assert page.locator("#curve-charts canvas").count() == 8
+        loaded = page.evaluate("performance.getEntriesByType('resource').map(each => new URL(each.name).origin)")
+        assert set(loaded) == {page.evaluate("location.origin")}
+        add(path, *lines[40:60])
+        page.locator("#summary", has_text="5,400 of 20,000").wait_for()
+        text = HOSTILE.replace("hacked", "hacked too")
+        add(path, {"event": "fault", "time": lines[59]["time"], "step": 1, "task": "worker 2", "text": text})
+        row = page.wait_for_selector("tr.stopped")
+        assert text in row.inner_text()
+        assert row.evaluate("row => getComputedStyle(row.cells[0]).color") == "rgb(196, 36, 43)"
+        add(path, *lines[60:])
+        page.locator("#news", has_text="ended: complete").wait_for()
+        assert page.locator("tr.ended").count() == 4
+        assert page.locator("img").count() == 0
+        assert "hacked" not in page.title().split(" – ")[0]
+        assert page.evaluate("document.querySelectorAll('script').length") == 3
+    page.locator("#news", has_text="does not answer").wait_for()
+    assert [error for error in errors if "ERR_CONNECTION" not in error] == []
+
+
+def test_a_report_opens_from_a_file_with_runs_over_each_other(chromium, tmp_path):
+    for seed, name in enumerate(("first", NAMED)):
+        write(tmp_path / name / "events.jsonl", events(seed))
+        (tmp_path / name / "logs").mkdir()
+        (tmp_path / name / "logs" / "worker-0.log").write_text(f"\x1b[31m{HOSTILE}\x1b[0m\n")
+    names = ["first", NAMED]
+    shown = [Run(str(tmp_path / name)).shown(60) for name in names]
+    (tmp_path / "report.html").write_text(pages.html({"runs": shown}), encoding="utf-8")
+    errors = []
+    page = opened(
+        *(chromium, (tmp_path / "report.html").as_uri(), errors),
+        viewport={"width": 360, "height": 700},
+        color_scheme="dark",
+    )
+    page.wait_for_selector("#lanes canvas")
+    assert page.title() == "20,000 – first – Crankshaft"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+    assert page.inner_text("#configuration-table tr:nth-child(2)").split("\t") == ["learning_rate", "0.001", "0.002"]
+    assert page.inner_text("#log-text").strip() == HOSTILE
+    page.emulate_media(color_scheme="light")
+    # By keyboard alone: to the other run, along a curve.
+    page.focus("#runs input[type=radio]")
+    page.keyboard.press("ArrowDown")
+    assert page.inner_text("#news") == f"{names[1]} ended: complete"
+    page.focus("#curve-charts > div")
+    page.keyboard.press("ArrowLeft")
+    assert "20,000" in page.inner_text("#curve-charts > div .u-legend")
+    page.focus("#axis")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.getElementById('axis').value") == "time"
+    page.fill("#find", "worker 2")
+    assert page.locator("#lanes tr").count() == 1
+    page.reload()
+    assert page.locator("img").count() == 0
+    assert errors == []
+
+
+def test_only_who_has_the_link_is_answered(tmp_path):
+    write(tmp_path / "run" / "events.jsonl", itertools.islice(events(0), 10))
+
+    def asked(link, path, host=None):
+        connection = http.client.HTTPConnection(link.hostname, link.port, timeout=PATIENCE)
+        connection.request("GET", path, headers={"Host": host} if host else {})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+    with monitor(tmp_path / "run") as printed:
+        link = urllib.parse.urlsplit(printed)
+        assert link.hostname == "127.0.0.1"
+        assert asked(link, "/data")[0] == 200
+        assert asked(link, "/data", "localhost:6007")[0] == 200
+        assert asked(link, "/data", "evil.example:6007")[0] == 400
+        assert asked(link, "/../../etc/passwd")[0] == 404
+    with monitor("--bind=0.0.0.0", tmp_path / "run") as printed:
+        link = urllib.parse.urlsplit(printed)
+        here = urllib.parse.urlsplit(f"http://127.0.0.1:{link.port}")
+        for path in ("/", "/data", "/data?token=", "/data?token=%C3%BF"):
+            assert asked(here, path) == (403, b"Open the whole link that crankshaft monitor has printed.\n")
+        assert asked(here, f"/data?{link.query}")[0] == 200
+        assert asked(here, f"/?{link.query}", "any.example")[0] == 200

@@ -1,0 +1,88 @@
+"""`crankshaft report`: a benchmark's result as Markdown, runs and results as a page; each mistake is one line."""
+
+import json
+
+import pytest
+
+from benchmarks.monitor_page import events, write
+from crankshaft.launch.benchmark import result
+from crankshaft.launch.monitor import report
+from tests.launch.benchmark.test_report import MORE, RESULT
+
+
+@pytest.fixture
+def reported(capsys):
+    """`reported(*arguments)`: (exit code, standard output, the lines of standard error)."""
+
+    def run(*arguments):
+        report.FLAGS.unparse_flags()
+        report.FLAGS.html = None
+        with pytest.raises(SystemExit) as end:
+            report.main(["crankshaft report", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return end.value.code or 0, out, err.splitlines()
+
+    return run
+
+
+def test_a_result_is_printed_with_every_section_as_tables(tmp_path, reported):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"schema": result.VERSION, "command": "crankshaft train --a", **RESULT, **MORE}))
+    code, text, _ = reported(path)
+    assert code == 0
+    assert "$ crankshaft train --a" in text
+    assert "| steps/s | 4,000 |" in text
+    assert "| mlp/[a] | MatMul | 0.1 | 40.0% |" in text
+    assert "| warning | the load before the run was 3.2 [sic] |" in text
+
+
+def test_runs_and_results_are_written_as_one_page(tmp_path, reported):
+    write(tmp_path / "run" / "events.jsonl", events(0))
+    path = tmp_path / "rate.json"
+    path.write_text(json.dumps({"schema": result.VERSION, **RESULT, **MORE, "command": "</script>"}))
+    code, text, _ = reported(tmp_path / "run", path, f"--html={tmp_path}/both.html")
+    assert (code, text) == (0, f"written to {tmp_path}/both.html\n")
+    page = (tmp_path / "both.html").read_text()
+    assert page.count("</script>") == 3
+    held = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert [each["name"] for each in held["runs"]] == ["run", "rate.json"]
+    assert held["runs"][0]["view"]["windows"]["step"][-1] == 20_000
+    assert ["steps/s", "4,000"] in held["runs"][1]["view"]["result"]["sections"][1]["rows"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "can't be read"),
+        ("{", "can't be read"),
+        ("[]", "is of schema None"),
+        ('{"schema": "x/9"}', "schema x/9"),
+        (json.dumps({"schema": result.VERSION, "steps": "many", "wall_seconds": 1}), "holds a value of a wrong type"),
+    ],
+)
+def test_what_is_not_a_result_is_one_line(tmp_path, reported, content, says):
+    path = tmp_path / "result.json"
+    if content is not None:
+        path.write_text(content)
+    code, _, (line,) = reported(path)
+    assert code == 2
+    assert says in line
+    assert "give a file of --result_json" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "0 paths are given to crankshaft report; give RESULT.json, or --html=FILE and any"),
+        (["a", "b"], "2 paths are given"),
+        (["."], ". is a run's folder, which is shown as a page; add --html=FILE"),
+        (["gone", "--html=page.html"], "gone is not there; give a run's folder on this machine"),
+        ([".", "--html=gone/page.html"], "gone"),
+        (["--htlm=x"], "--htlm is unknown; did you mean html?"),
+    ],
+)
+def test_other_arguments_are_one_line(reported, arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, (line,) = reported(*arguments)
+    assert code in (1, 2)
+    assert says in line
