@@ -1,7 +1,7 @@
 """What stands around the steps costs: measuring, hooks, checkpoints. The same steps with and without, in turn.
 
-Run as a script: `python -m benchmarks.overhead [--rounds=5]`. Prints Markdown: steps/s of nothing but calls of
-the inner loop, of the same in benchmark mode, with all the hooks of a run (TensorBoard scalars each 500 steps,
+Run as a script: `python -m benchmarks.overhead [--rounds=5]`. Prints Markdown: steps/s of nothing but calls of the
+inner loop, of the same in benchmark mode, with all the hooks of a run (TensorBoard scalars each 500 steps, the record,
 progress, guards), and with a checkpoint at the start of each piece. What they cost is little beside the drift of a
 machine, so pieces of a tenth of a second to a few seconds take turns within one process, and the cost is said with an
 interval. `--measuring` measures benchmark mode alone. Checkpoints are measured once as many are on the disk as stay:
@@ -16,8 +16,9 @@ import time
 
 from crankshaft.engine import loop
 from crankshaft.engine.hooks import Periodic, StopRequest, saving
+from crankshaft.engine.hooks.writing import Writing
 from crankshaft.launch.benchmark.measure.rounds import timed_round
-from crankshaft.launch.run import session, training
+from crankshaft.launch.run import recording, session, training
 
 from . import bare, turns
 
@@ -81,7 +82,10 @@ def measure_measuring(made: session.Session, steps: int, pieces: int) -> dict[st
 
 def measure_hooks(made: session.Session, steps: int, pieces: int) -> dict[str, list[float]]:
     """With nothing around them, with a run's hooks, and with those and a checkpoint, in pieces, in turn."""
-    hooks = training.compose_hooks(made, [], training.TrainMetrics(500), StopRequest())[:-1]  # but for what saves
+    writing = Writing()
+    record = recording.record(made, writing, time.monotonic())
+    hooks = training.compose_hooks(made, [], training.TrainMetrics(500), StopRequest(), record, writing)
+    hooks.pop()  # what saves
     watch = Pieces(made, steps, hooks)
     while len(made.checkpoints.all()) < made.config.keep_checkpoints:
         bare.rate(made, 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .hooks import Hook, Status
 from .state import TrainState
@@ -38,7 +39,9 @@ class Loop:
     ):
         self._strategy, self._state, self._hooks, self._clock = strategy, state, hooks, clock
         per_epoch = strategy.train_order.steps_per_epoch
-        self.status = Status(state.step, until_step, 0, 0, per_epoch, None, 0.0, 0.0, state, strategy)
+        self._hook_seconds: dict[str, float] = collections.defaultdict(float)
+        where = state.step, until_step, 0, 0, per_epoch, None, 0.0, 0.0, state, strategy
+        self.status = Status(*where, hook_seconds=self._hook_seconds)
 
     def begin(self) -> None:
         """Begins the hooks, any of which may stop the run."""
@@ -72,10 +75,11 @@ class Loop:
                 input_bytes=None if bytes_now is None else bytes_now - (bytes_before or 0),
                 steps_ahead=feed.steps_ahead if feed else None,
                 evaluation=None,
+                compiles=result.compiles,
             )
             bytes_before = bytes_now
             for hook in self._hooks:
-                hook(status)
+                self._timed(hook, hook)
             _agree_to_stop(status, together=state.step == due)
             if status.stop:
                 strategy.wind_up()
@@ -91,7 +95,12 @@ class Loop:
     def end(self) -> None:
         """Ends the hooks. Not to be called after an exception."""
         for hook in self._hooks:
-            hook.end(self.status)
+            self._timed(hook, hook.end)
+
+    def _timed(self, hook: Hook, call: Callable[[Status], None]) -> None:
+        began = time.perf_counter()
+        call(self.status)
+        self._hook_seconds[hook.spent_on] += time.perf_counter() - began
 
 
 def train(

@@ -78,6 +78,7 @@ class Held:
             if config.remote and (config.writes_run or config.mode == "export"):
                 stack.enter_context(config.remote.pushing())
             lock = stack.enter_context(process.lock(config.run_dir)) if config.writes_run else None
+            stack.push(self._record_end)
             early = config.input and not own_files.is_path(config.input) and config.mode != "generate"
             loaded = datas.load(config) if early else None
             strategy = self._start(stack)
@@ -221,7 +222,12 @@ class Held:
     def _training(self, hooks: Sequence, lock: process.LockedRunDir | None):
         from .run import training
 
-        return training.Training(self.session, hooks, lock.check if lock else None)
+        began = time.monotonic() - process.age_seconds() if self.config.owns_process else self._began
+        return training.Training(self.session, hooks, lock.check if lock else None, began)
+
+    def _record_end(self, kind, error, trace) -> None:
+        if self.training is not None:
+            self.training.finish(error, self.code)
 
 
 def _evaluator():

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from ..engine.internals.errors import counted
-from ..engine.machine import cpus
+from ..engine.machine import cpus, events
 from . import errors, explanations
 from .cluster import listeners, own_network, restarts, shares
 from .cluster.cluster import SECRET
@@ -129,13 +129,15 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
 
 def _supervisor(command: _Command, environment: Mapping[str, str]) -> Supervisor:
     rule = restarts.Servers if FLAGS.ps else restarts.Synchronous
+    here = command.run_dir if command.run_dir and "://" not in command.run_dir else None
     return Supervisor(
         _specs(environment, None if command.names_gpus else shares.visible_gpus(environment)),
         command.words,
         command.arguments,
         rule(FLAGS.max_restarts, _WINDOW_SECONDS, FLAGS.grace_seconds, compares=command.compares),
         environment={**environment, **_for_all_tasks(environment)},
-        log_dir=os.path.join(command.run_dir, "logs") if command.run_dir and "://" not in command.run_dir else None,
+        log_dir=os.path.join(here, "logs") if here else None,
+        events=os.path.join(here, events.NAME) if here else None,
         coloured=(_is_coloured(1, environment), _is_coloured(2, environment)),
         grace_seconds=FLAGS.grace_seconds,
     )

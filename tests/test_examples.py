@@ -55,7 +55,7 @@ def test_the_notebook_runs_and_draws_its_progress(ran):
     assert "Run(step=260, loss=" in texts(code[1])
     assert "eval_loss" in texts(code[2])
     assert "True 260" in texts(code[4])
-    assert (folder / "runs" / "plane" / "history.csv").exists()
+    assert (folder / "runs" / "plane" / "events.jsonl").exists()
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -81,6 +82,9 @@ class Checkpoints:
     Args:
       writes: whether this run writes here at all.
       writer: which of the processes this one is.
+
+    Attributes:
+      written: called once one is whole, in the thread that wrote it, with its manifest and the seconds that took.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class Checkpoints:
         self._error: CheckpointError | None = None
         self._current_step: int | None = None  # what this object saved or restored last
         self._warned: set[str] = set()
+        self.written: Callable[[Manifest, float], None] = lambda manifest, seconds: None
         self._catalogue = Catalogue(self.directory)
 
     def clean(self) -> list[str]:
@@ -308,14 +313,16 @@ class Checkpoints:
 
     def _write_whole(self, saving: _Saving) -> None:
         """Writes and seals a checkpoint, and removes those that are not to be kept."""
+        began = time.monotonic()
         if self.keep:
             self._sweep(max(self.keep - 1, _LEFT_WHILE_WRITING), writing=saving.step)
         self._write_state_file()
-        self._publish(saving, self._write_files(saving))
+        manifest = self._publish(saving, self._write_files(saving))
         self._write_state_file()
         self._current_step = saving.step
         if self.keep and self._sweep(self.keep):
             self._write_state_file()
+        self.written(manifest, time.monotonic() - began)
 
     def _write_files(self, saving: _Saving) -> str:
         """Writes TensorFlow's files, merged with what other processes wrote into one checkpoint.
@@ -360,7 +367,7 @@ class Checkpoints:
         lines += [f"all_model_checkpoint_timestamps: {1.0 + i}" for i in range(len(names))]
         files.write_text(path, "\n".join([*lines, "last_preserved_timestamp: 0.0"]) + "\n")
 
-    def _publish(self, saving: _Saving, prefix: str) -> None:
+    def _publish(self, saving: _Saving, prefix: str) -> Manifest:
         """Puts the files that TensorFlow has just finished into their place, and removes the save's folder."""
         known = self._catalogue.read_all()[0]
         manifest = Manifest(
@@ -374,6 +381,7 @@ class Checkpoints:
         )
         manifests.publish(manifest, os.path.dirname(prefix))
         _discard(saving.folder)
+        return manifest
 
 
 def _jsonable(name: str, value: dict) -> dict:

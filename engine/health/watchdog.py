@@ -141,6 +141,10 @@ class Watchdog:
         """
         self._mark = (self._mark[0] + 1, step, factor)
 
+    def silent(self, seconds: float) -> list[int]:
+        """Returns the workers of which nothing was heard for so many seconds, though they have not ended."""
+        return sorted(self._peers.silent(seconds)) if self._peers.is_open else []
+
     def __enter__(self) -> Watchdog:
         try:
             self._peers.open()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..metrics.means import LoopSums, Sums
@@ -41,6 +41,8 @@ class Status:
       stop: set by a hook that wants the run to end, to the reason. Of several workers, any one's hook may: all end at
         one step, this one if something is due at it, else after the next call or two.
       agreed_stop: why the run ends, and which worker wants it to, once all know.
+      compiles: whether a program was compiled in this call.
+      hook_seconds: what hooks have taken so far, by `Hook.spent_on`.
 
     Example:
       >>> def stop_after_an_epoch(status, metrics):  # hooks.every_steps(10, stop_after_an_epoch)
@@ -64,6 +66,8 @@ class Status:
     evaluation: dict[str, float] | None = None
     stop: str | None = None
     agreed_stop: Stop | None = None
+    compiles: bool = False
+    hook_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def epoch(self) -> int:
@@ -80,6 +84,7 @@ class Hook:
 
     Attributes:
       name: names the hook's state in a checkpoint; unique among a run's hooks.
+      spent_on: what its time is counted as, of what a run's time goes to (`goodput.KINDS`).
 
     Example:
       >>> class Slowest(Hook):
@@ -92,6 +97,7 @@ class Hook:
     """
 
     name = "hook"
+    spent_on = "other"
 
     def begin(self, status: Status) -> None:
         """Called before the first step of this process."""
@@ -212,6 +218,11 @@ class Rates:
     def seconds(self) -> float:
         """Wall time of the calls."""
         return self._totals.get("seconds", 0.0)
+
+    @property
+    def steps(self) -> int:
+        """The steps that the calls did."""
+        return int(self._totals.get("steps", 0))
 
     @property
     def speeds(self) -> dict[str, float]:

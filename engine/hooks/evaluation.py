@@ -82,6 +82,7 @@ class Evaluation(Periodic):
     """
 
     name = "evaluation"
+    spent_on = "evaluation"
 
     def __init__(self, every_steps: int):
         super().__init__(every_steps, at_end=True)

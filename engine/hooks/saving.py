@@ -97,6 +97,7 @@ class Checkpointing(Periodic):
     """
 
     name = "checkpointing"
+    spent_on = "checkpoints"
 
     def __init__(self, checkpoints: Checkpoints, every_steps: int, hooks: Sequence[Hook] = ()):
         super().__init__(every_steps, at_end=True)
@@ -126,6 +127,7 @@ class BestCheckpoint(Monitor):
     """
 
     name = "best_checkpoint"
+    spent_on = "checkpoints"
 
     def __init__(self, checkpoints: Checkpoints, monitor: str, hooks: Sequence[Hook] = (), **arguments):
         super().__init__(monitor, **arguments)
@@ -163,6 +165,7 @@ class BestWeights(Monitor):
     """
 
     name = "best_weights"
+    spent_on = "checkpoints"
 
     def __init__(self, monitor: str, **arguments):
         super().__init__(monitor, **arguments)

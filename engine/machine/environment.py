@@ -106,11 +106,23 @@ def memory_mb() -> int | None:
 def peak_rss_mb() -> float:
     """Returns the most resident memory that this process has had, in 2**20 bytes."""
     # Not getrusage where there is a choice: across exec it keeps the peak of the parent process.
-    for line in cpus.lines(Path("/proc/self/status")):
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024 / _MEBIBYTE
+    if (peak_mb := _own_memory_mb("VmHWM")) is not None:
+        return peak_mb
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024) / _MEBIBYTE
+
+
+def rss_mb() -> float:
+    """Returns the resident memory of this process, in 2**20 bytes; where /proc does not say, the most."""
+    now_mb = _own_memory_mb("VmRSS")
+    return peak_rss_mb() if now_mb is None else now_mb
+
+
+def _own_memory_mb(name: str) -> float | None:
+    for line in cpus.lines(Path("/proc/self/status")):
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024 / _MEBIBYTE
+    return None
 
 
 def device_peak_mb() -> float | None:

@@ -74,6 +74,10 @@ class Processes:
         """Exchanges bytes, as `exchange` does numbers; of megabytes."""
         return [value]
 
+    def silent(self, seconds: float) -> list[str]:
+        """Returns which of them have not been heard of for so many seconds: those that are stopped, or cut off."""
+        return []
+
     def watch(self) -> contextlib.AbstractContextManager:
         """Returns a context for all that processes do together; it ends a process whose peers will never answer.
 
@@ -260,6 +264,10 @@ class Strategy(Processes, abc.ABC):
 
     def figures(self) -> dict[str, float]:
         """Returns the strategy's own figures for TensorBoard, by name."""
+        return {}
+
+    def activity(self) -> dict[str, Any]:
+        """Returns what its tasks did since this was called last, for the run's record, as its windows have it."""
         return {}
 
     def report(self) -> dict:

@@ -44,13 +44,15 @@ def _joined(dtype: tf.DType) -> tf.TensorArray:
 class LoopResult(NamedTuple):
     """The result of one call: its metrics (unread), its number of steps, the seconds that they waited for input.
 
-    And, if there are several workers, what each of them reported (`engine.strategies.workers.WorkerRows`).
+    And, if there are several workers, what each of them reported (`engine.strategies.workers.WorkerRows`), and whether
+    a program was compiled for it.
     """
 
     sums: LoopSums
     steps: int
     input_seconds: float
     workers: Any = None
+    compiles: bool = False
 
 
 class InnerLoop:
@@ -123,18 +125,20 @@ class InnerLoop:
           *extra: for loops that take more: arguments of `_loop`.
           due: the step after which somebody looks at the metrics, if that is known.
         """
-        before = time.perf_counter()
+        before, programs = time.perf_counter(), len(self.programs)
         operands, start, stop = self._take(step, limit)
         input_seconds = time.perf_counter() - before
         arguments = _arguments(operands, step, start, stop, due, extra)
         if self._arrivals is None:
-            return self._result(self._program(arguments)(*arguments), stop - start, input_seconds)
+            result = self._result(self._program(arguments)(*arguments), stop - start, input_seconds)
+            return result._replace(compiles=len(self.programs) > programs)
         waited_before = self._arrivals.seconds()
         self._arrivals.add(input_seconds)
         # No lambda: its frame would keep the operands as long as an error is kept, though it is cleared.
         call = functools.partial(self._program(arguments), *arguments)
         sums = self._feed.awaited(call, self._arrivals.count)
-        return self._result(sums, stop - start, self._arrivals.seconds() - waited_before)
+        result = self._result(sums, stop - start, self._arrivals.seconds() - waited_before)
+        return result._replace(compiles=len(self.programs) > programs)
 
     def trace(self, step: int, limit: int, *extra) -> None:
         """Compiles what a call with these arguments runs, without running it. The next call has to have the same."""

@@ -124,6 +124,9 @@ class MultiWorker(Replicated):
         mine = tf.constant(values)[tf.newaxis] * tf.one_hot(self.host, self.num_hosts, dtype=tf.int64)[:, tf.newaxis]
         return self.distribution.experimental_local_results(self._exchange(mine))[0].numpy()
 
+    def silent(self, seconds: float) -> list[str]:
+        return [self.host_names[worker] for worker in self._watchdog.silent(seconds)]
+
     @contextlib.contextmanager
     def watch(self):
         with self._watchdog:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ...engine.machine import events
 from ..errors import EXIT_USAGE
 from ..host.process import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import shares
@@ -72,6 +73,7 @@ class Supervisor:
       rule: what follows from a task's end.
       environment: the tasks' own variables are added to it.
       log_dir: for a log file a task, or None.
+      events: path of the run's record, where restarts are recorded once it is there; None without one.
       coloured: whether standard output and standard error show colours.
       grace_seconds: how long tasks have to save and end after a signal, before they are killed.
     """
@@ -87,6 +89,7 @@ class Supervisor:
         log_dir: str | None,
         coloured: tuple[bool, bool],
         grace_seconds: float,
+        events: str | None = None,
     ):
         self._specs = specs
         self._command = command
@@ -104,6 +107,8 @@ class Supervisor:
         self._signalled: set[str] = set()  # names of the tasks that got SIGTERM by the plan
         self._stop_signal: signal.Signals | None = None  # the signal that asks the supervisor to end
         self._stopped_at = 0.0
+        self._events = events
+        self._first_ended_at = 0.0  # of the tasks that all start again, in Unix seconds
 
     def say(self, line: str) -> None:
         """Prints a line of the supervisor, for people."""
@@ -138,6 +143,7 @@ class Supervisor:
                     self._output.say(settled.message)
                 return settled.exit_code
             self._output.say(settled.message)
+            self._record(settled.cause, self._first_ended_at)
             self._children.sweep()  # processes that tasks have left behind, in their own sessions
             self._pause(settled.pause_seconds)
             if self._stop_signal:
@@ -178,6 +184,7 @@ class Supervisor:
             self._turn(self._seconds_to_next())
             for ending in self._reap():
                 if not self._replace(ending):
+                    self._first_ended_at = self._first_ended_at if endings else time.time()
                     endings.append(ending)
                     self._after(ending)
             self._carry_out_plan()
@@ -206,7 +213,16 @@ class Supervisor:
         index = next(index for index, spec in enumerate(self._specs) if spec.name == ending.task)
         self._alone.append((time.monotonic() + alone.pause_seconds, index))
         self._output.say(alone.message)
+        self._record(ending, time.time())
         return True
+
+    def _record(self, ending: Ending | None, at: float) -> None:
+        """Records a restart, and why; a run that has no record yet has lost nothing."""
+        if self._events is None or ending is None or not os.path.isfile(self._events):
+            return
+        step = max((event["step"] for event, _ in events.read(self._events)), default=0)
+        log = events.EventLog(self._events)
+        log.write("restart", step, time=at, cause=str(ending), task=ending.task, exit_code=ending.code)
 
     def _after(self, ending: Ending) -> None:
         if self._stop_signal:

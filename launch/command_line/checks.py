@@ -17,7 +17,7 @@ from .flags import ARGUMENTS
 from .values import differences
 
 PREDICTION_FILES = (".csv", ".parquet", ".npz")  # by their endings
-_WRITTEN = ("model.json", "history.jsonl", "history.csv", "result.json")  # by a run that trains, beside config.json
+_WRITTEN = ("model.json", "events.jsonl", "result.json")  # by a run that trains, beside config.json
 
 
 def check(config: Config) -> None:

@@ -1,22 +1,14 @@
-"""A run's history: a row for each window of training metrics or evaluation, written as the run goes. Host code."""
+"""A run's history: a row for each window of training metrics or evaluation. Host code."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
-import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from absl import logging
-
 from ...engine.hooks import Status, Windowed
-from ...engine.machine.files import open_regular, write_text
+from ...engine.hooks.record import Record
 from ..errors import UsageError
-
-_FIRST = ("step", "epoch")
 
 
 class Rows(list):
@@ -50,31 +42,32 @@ class Rows(list):
 
 
 class History(Windowed):
-    """Keeps `rows`, and appends each to `history.jsonl` and `history.csv`.
+    """Keeps `rows`, and writes each to the run's record, from which a resumed run takes those up to its checkpoint.
 
     A row is plain JSON: step, epoch (with its fraction), seconds since the run began in this process, examples_per_sec
     of the window and what `Window.input` has of it, `train_NAME` of each metric of the window that ends there and
-    `eval_NAME` of each metric of an evaluation made there. A resumed run first cuts off the rows past its checkpoint.
+    `eval_NAME` of each metric of an evaluation made there.
 
     Args:
-      directory: where the files are written; None keeps the rows in memory alone.
+      record: stands before it among the hooks; None keeps the rows in memory alone.
       periods: windows of the training metrics, in steps, 0 for none; the run's end and evaluations end one too.
     """
 
     name = "history"
 
-    def __init__(self, directory: str | None, periods: Collection[int]):
+    def __init__(self, record: Record | None, periods: Collection[int]):
         super().__init__(0, at_end=True, more=periods)
         self.rows = Rows()
-        self._directory = directory
-        self._columns: list[str] = []
+        self._record = record
         self._seconds = 0.0
 
     def begin(self, status: Status) -> None:
-        rows = self.rows if self._directory is None else _read(self._path("jsonl"))
-        self.rows[:] = [row for row in rows if row["step"] <= status.step]
-        self._write("jsonl", "".join(map(_json_line, self.rows)))
-        self._write_table()
+        if self._record is not None:
+            self.rows[:] = self._record.past.rows
+        self.rewind(status)
+
+    def rewind(self, status: Status) -> None:
+        self.rows[:] = [row for row in self.rows if row["step"] <= status.step]
 
     def is_due(self, status: Status) -> bool:
         return status.evaluation is not None or super().is_due(status)
@@ -93,66 +86,7 @@ class History(Windowed):
             **{f"train_{name}": mean for name, mean in self.window.steady_means().items()},
             **{f"eval_{name}": value for name, value in (status.evaluation or {}).items()},
         }
-        self._add({name: value if _is_finite(value) else None for name, value in row.items()})
-
-    def _add(self, row: dict[str, Any]) -> None:
+        row = {name: value if value is None or math.isfinite(value) else None for name, value in row.items()}
         self.rows.append(row)
-        self._write("jsonl", _json_line(row), adds=True)
-        if set(row) <= set(self._columns):
-            self._write("csv", _csv_lines(self._columns, [row]), adds=True)
-        else:
-            self._write_table()
-
-    def _write_table(self) -> None:
-        """Writes the CSV whole, with a column for each name in any row."""
-        names = {name: None for row in self.rows for name in row}
-        self._columns = [*_FIRST, *(name for name in names if name not in _FIRST)]
-        header = {name: name for name in self._columns}
-        self._write("csv", _csv_lines(self._columns, [header, *self.rows]))
-
-    def _write(self, ending: str, text: str, adds: bool = False) -> None:
-        """Writes a file whole, or appends to it; an error ends the writing of the history, not the run."""
-        if self._directory is None:
-            return
-        path = self._path(ending)
-        try:
-            if not adds:
-                write_text(path, text)
-                return
-            with open(open_regular(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8", newline="") as file:
-                file.write(text)
-        except OSError as error:
-            logging.warning("%s can't be written (%s); the run goes on without a history", path, error.strerror)
-            self._directory = None
-
-    def _path(self, ending: str) -> str:
-        return os.path.join(self._directory, f"history.{ending}")
-
-
-def _json_line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row) + "\n"
-
-
-def _csv_lines(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
-def _is_finite(value) -> bool:
-    return value is None or math.isfinite(value)
-
-
-def _read(path: str) -> list[dict[str, Any]]:
-    """Reads the rows of a file, up to the first line that a killed writer has left unfinished."""
-    rows: list[dict[str, Any]] = []
-    if not os.path.exists(path):
-        return rows
-    with open(open_regular(path), encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-                rows.append({**row, "step": int(row["step"])})
-            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-                break
-    return rows
+        if self._record is not None:
+            self._record.write("row", **{name: value for name, value in row.items() if name != "step"})

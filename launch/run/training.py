@@ -20,21 +20,24 @@ from ...engine.hooks.base import Rates, Window
 from ...engine.hooks.input_bound import InputBound
 from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, check_measured
+from ...engine.hooks.record import Record
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.stragglers import Stragglers
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.hooks.tensorboard import TensorBoard
 from ...engine.hooks.tensorboard.probe import Probe
+from ...engine.hooks.writing import Writing
 from ...engine.internals.errors import counted
 from ...engine.loop import Loop
 from ...engine.state import RULES
+from .. import explanations
 from ..command_line import config as configs
 from ..command_line.config import Config
 from ..errors import UsageError
 from ..host import threads
 from ..host.files import write_of_run
 from ..host.process import EXIT_CODES, Signals
-from . import fingerprints, lent, reading, results, weights
+from . import fingerprints, lent, reading, recording, results, weights
 from .history import History
 from .modes import as_line, by_class, result_of
 from .progress import Progress, print_model_summary
@@ -173,19 +176,22 @@ class Training:
       session: the run, put together.
       user_hooks: Keras callbacks may be among them.
       check_held: raises where the run_dir is not this run's any more; None without one.
+      began: when the process began to work on the run, by `time.monotonic`.
 
     Attributes:
       loop: the outer loop.
+      record: writes the run's events; None of workers but the chief.
       signals: the context in which a signal ends `train_to` at a step; what then becomes of the run is the caller's.
       history: the rows of metrics.
       extra: what the program keeps with each checkpoint.
     """
 
-    def __init__(self, session: Session, user_hooks: Sequence, check_held: Callable[[], None] | None = None):
+    def __init__(self, session: Session, user_hooks: Sequence, check_held: Callable[[], None] | None, began: float):
         self.session = session
         users = _checked(user_hooks)
-        rows = row_periods(session, users)
-        self.history = History(session.config.run_dir if session.config.writes_run else None, rows)
+        writing = Writing()
+        self.record = recording.record(session, writing, began) if session.strategy.is_chief else None
+        self.history = History(self.record, row_periods(session, users))
         self.extra = Extra()
         self._stop_request = StopRequest()
         self.signals = Signals(self._stop_request.request, session.config.owns_process, is_kept=True)
@@ -193,7 +199,7 @@ class Training:
         self._call = CallSums()
         holding = [Holding(check_held)] if check_held else []
         own = [self._call, self.extra, self.history, *holding, *users]
-        self._hooks = compose_hooks(session, own, self._metrics, self._stop_request)
+        self._hooks = compose_hooks(session, own, self._metrics, self._stop_request, self.record, writing)
         self._manifest: Manifest | None = None
         self._is_ready = False
         self.loop = Loop(session.strategy, session.state, self._hooks, session.train_steps)
@@ -291,8 +297,9 @@ class Training:
         """Writes a checkpoint, in place of one of the same step, and waits until it is on the disk."""
         checkpoints = self.session.checkpoints
         self.extra.check()
-        saving.save(checkpoints, self.loop.status, self._hooks, again=True)
-        checkpoints.wait()
+        with self._spending("checkpoints"):
+            saving.save(checkpoints, self.loop.status, self._hooks, again=True)
+            checkpoints.wait()
 
     def restore(self, which: str | int) -> None:
         """Restores the best checkpoint, the latest, or that of a step; the run goes on from there."""
@@ -323,7 +330,8 @@ class Training:
         if session.evaluates and not exit_code:
             measured = _evaluation_of(session.state.step, self._hooks)
             if measured or evaluates:
-                result["eval"] = measured = measured or evaluation.evaluate(session.strategy, session.state)
+                with self._spending("evaluation"):
+                    result["eval"] = measured = measured or evaluation.evaluate(session.strategy, session.state)
                 session.say(f"evaluation at step {session.state.step}: {as_line(measured)}")
                 result |= by_class(session, measured)
         self._say_end(result, exit_code)
@@ -349,6 +357,24 @@ class Training:
         if exit_code:
             run_dir = config.given_run_dir
             session.say(f"the same command resumes from {run_dir}" if run_dir else "nothing is kept without --run_dir")
+        if self.record:
+            result["goodput"] = goodput = self.record.goodput()
+            if config.run_dir:
+                session.say(recording.goodput_line(goodput))
+
+    def finish(self, error: BaseException | None, code: int) -> None:
+        """Records how the run ended: with an exit code, or by an error."""
+        if self.record is None:
+            return
+        stop, line = self.loop.status.stop, None
+        if isinstance(error, Exception):
+            code, line = explanations.explain(error, has_debug=False)
+        elif error is not None:
+            code, line = EXIT_CODES["SIGINT"], type(error).__name__
+        self.record.finish(line or stop or "done", code, is_fault=isinstance(error, Exception))
+
+    def _spending(self, kind: str) -> contextlib.AbstractContextManager[None]:
+        return self.record.spending(kind) if self.record else contextlib.nullcontext()
 
     def close(self) -> None:
         """Releases what hooks hold, however the run ended."""
@@ -405,13 +431,19 @@ def _warn_of_full_tables(tables: Mapping[str, int]) -> None:
 
 
 def compose_hooks(
-    session: Session, user_hooks: Sequence[Hook], metrics: TrainMetrics, stop_request: StopRequest
+    session: Session,
+    user_hooks: Sequence[Hook],
+    metrics: TrainMetrics,
+    stop_request: StopRequest,
+    record: Record | None,
+    writing: Writing,
 ) -> list[Hook]:
     """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save."""
     config = session.config
     hooks: list[Hook] = [numerics.NanGuard(), *_guards(session)]
     if session.evaluates:
         hooks.append(evaluation.Evaluation(eval_period(session)))
+    hooks += [record] if record else []  # before any that saves: a window ends with what was done by then
     # Without evaluations, a metric of the training data is checked each epoch.
     evaluates = session.evaluates and eval_period(session)
     period = {} if evaluates else {"every_steps": session.epoch_period}
@@ -433,6 +465,7 @@ def compose_hooks(
                 more=row_periods(session, user_hooks) if config.summary_every_steps else (),
                 config=config.deciding(),
                 probe=Probe(session.strategy, session.trainer),
+                writing=writing,
             )
         )
     hooks += [Progress(config.progress if config.is_chief else "off"), stop_request]

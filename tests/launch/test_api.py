@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import json
 import os
@@ -22,6 +21,7 @@ from absl.testing import flagsaver
 import crankshaft
 from crankshaft import RunError, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.hooks import every_epoch
+from crankshaft.engine.machine.events import read
 from tests.engine.hooks.tensorboard.boards import scalars
 from tests.waiting import PATIENCE
 
@@ -191,23 +191,21 @@ def test_several_inputs_are_trained_exported_and_loaded(tmp_path):
         run(Two, output=tmp_path / "two.keras", **asked)
 
 
-def test_history_is_written_as_it_goes_and_cut_where_a_run_goes_on(tmp_path):
+def test_history_is_recorded_and_cut_where_a_run_goes_on(tmp_path):
     def rows() -> list[dict]:
-        return [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+        return [event for event, _ in read(tmp_path / "run" / "events.jsonl") if event["event"] == "row"]
 
     asked = {"run_dir": tmp_path / "run", "checkpoint_every_steps": 8, **QUIET}
     whole = run(Plane, data=data, train_steps=16, run_dir=tmp_path / "whole", **QUIET).history
-    seen = []
-    run(Plane, data=data, train_steps=8, hooks=[every_epoch(lambda *_: seen.append(len(rows())))], **asked)
-    assert seen == [1, 2]
-    with open(tmp_path / "run" / "history.jsonl", "a") as file:
-        file.write('{"step": 12, "epoch": 3.0}\n{"step": 16, "epo')  # past the checkpoint, by a process that was killed
-    run(Plane, data=data, train_steps=16, **asked)
+    run(Plane, data=data, train_steps=8, **asked)
+    assert len(rows()) == 2
+    with open(tmp_path / "run" / "events.jsonl", "a") as file:
+        late = {"event": "row", "time": 0.0, "step": 12}
+        file.write(f'{json.dumps(late)}\n{{"event": "row", "ti')  # past the checkpoint, by a process that was killed
+    done = run(Plane, data=data, train_steps=16, **asked)
     kept = ("step", "epoch", "train_loss", "eval_loss")
-    assert [{name: row[name] for name in kept} for row in rows()] == [{n: row[n] for n in kept} for row in whole]
-    with open(tmp_path / "run" / "history.csv", newline="") as file:
-        table = list(csv.DictReader(file))
-    assert [float(row["eval_loss"]) for row in table] == [row["eval_loss"] for row in whole]
+    for found in (rows(), done.history):
+        assert [{name: row[name] for name in kept} for row in found] == [{n: row[n] for n in kept} for row in whole]
 
 
 MISTAKES = {

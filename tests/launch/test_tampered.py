@@ -116,7 +116,7 @@ def test_what_is_no_regular_file_is_not_waited_for(run_dir, make):
     assert results.step_of(run_dir / "result.json") == 0
 
 
-@pytest.mark.parametrize("name", ["model.json", "history.jsonl", "history.csv", "result.json"])
+@pytest.mark.parametrize("name", ["model.json", "events.jsonl", "result.json"])
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_what_stands_where_a_run_writes_its_files_is_named_before_it_trains(run_dir, name, make):
     make(run_dir / name)

@@ -7,11 +7,9 @@ values, which another puts together (8 values in 0.02 ms) and writes, many at a 
 
 from __future__ import annotations
 
-import atexit
+import functools
 import os
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -20,16 +18,13 @@ from absl import logging
 
 from ...internals.errors import reason
 from ...machine import files
+from ..writing import Writing
 
 Event = tf.compat.v1.Event
 Summary = tf.compat.v1.Summary
 
 _MARK = "tfevents"  # by which TensorBoard recognises these files
 _START = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-
-
-# Seconds until a queued event is in the file, about. A thread that woke at each `put` would disturb training.
-_WRITE_SECONDS = 2.0
 
 
 class EventFiles:
@@ -39,16 +34,16 @@ class EventFiles:
 
     Args:
       directory: the folders' parent; None writes nothing, which is for all workers but the chief.
+      writing: the thread that writes; None starts one for these files.
     """
 
-    def __init__(self, directory: str | None):
+    def __init__(self, directory: str | None, writing: Writing | None = None):
         self.directory = directory
-        self._queue: queue.SimpleQueue = queue.SimpleQueue()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._writing = writing or Writing()
         self._writers: dict[str, tf.io.TFRecordWriter] = {}
         self._resumed_at: int | None = None
         self._broken = False
+        self._is_open = False
 
     def open(self, resumed_at: int | None) -> None:
         """Cuts older files back to a step, and starts the thread.
@@ -62,55 +57,37 @@ class EventFiles:
             return
         for folder, _, _ in os.walk(self.directory):
             self._guarded(cut_back, folder, -1 if resumed_at is None else resumed_at)
-        self._thread = threading.Thread(target=self._run, name="event-files", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)  # after an exception nothing else may call it
+        self._is_open = True
+        self._writing.open(self._flush_writers)
 
     def put(self, folder: str, step: int, make: Callable[[], Iterable[tf.compat.v1.Summary.Value]]) -> None:
         """Queues one event. `make` returns its values, and is called in the thread."""
         if self.directory is not None:
-            self._queue.put((folder, time.time(), step, make))
+            self._writing.do(functools.partial(self._guarded, self._write, folder, time.time(), step, make))
 
     def put_graph(self, folder: str, make: Callable[[], bytes]) -> None:
         """Queues a graph, a serialised `GraphDef`, at step 0."""
-        if self.directory is not None:
-            self._queue.put((folder, time.time(), 0, make))
+        self.put(folder, 0, make)
 
     def flush(self) -> None:
         """Waits until all queued events are in the files."""
-        if self._thread is not None:
-            done = threading.Event()
-            self._queue.put(done)
-            self._wake.set()
-            done.wait()
+        if self._is_open:
+            self._writing.flush()
 
     def close(self) -> None:
-        """Writes what is left and ends the thread; may be called again."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._wake.set()
-            self._thread.join()
-            self._thread = None
-            atexit.unregister(self.close)
+        """Writes what is left and closes the files; may be called again."""
+        if self._is_open:
+            self._is_open = False
+            self._writing.do(self._close_writers)
+            self._writing.close(self._flush_writers)
 
-    def _run(self) -> None:
-        closing = False
-        while not closing:
-            self._wake.wait(_WRITE_SECONDS)
-            self._wake.clear()
-            flushed = []
-            while not self._queue.empty():
-                item = self._queue.get()
-                if isinstance(item, tuple):
-                    self._guarded(self._write, *item)
-                elif item is None:
-                    closing = True
-                else:
-                    flushed.append(item)
-            for writer in self._writers.values():
-                self._guarded(writer.close if closing else writer.flush)
-            for done in flushed:
-                done.set()
+    def _flush_writers(self) -> None:
+        for writer in self._writers.values():
+            self._guarded(writer.flush)
+
+    def _close_writers(self) -> None:
+        for writer in self._writers.values():
+            self._guarded(writer.close)
         self._writers.clear()
 
     def _guarded(self, write: Callable, *arguments) -> None:

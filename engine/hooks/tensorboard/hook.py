@@ -16,6 +16,8 @@ from ...mesh.cuts import cut_of
 from ...step import batches
 from ...strategies.workers import WorkerWindow
 from ..base import Status, Window, Windowed
+from ..figures import Figures
+from ..writing import Writing
 from . import event_values
 from .event_files import EventFiles
 from .probe import Probe
@@ -44,6 +46,7 @@ class TensorBoard(Windowed):
       histogram_every_steps: of histograms; 0 is never.
       config: the hyper-parameters, {name: value}.
       probe: for gradients and images; None leaves them out.
+      writing: the thread that writes; None starts one.
     """
 
     name = "tensorboard"
@@ -56,13 +59,14 @@ class TensorBoard(Windowed):
         more: Collection[int] = (),
         config: dict | None = None,
         probe: Probe | None = None,
+        writing: Writing | None = None,
     ):
         super().__init__(every_steps, at_end=True, more=more)
         self.histogram_every_steps = histogram_every_steps
         self.config = config or {}
         self.probe = probe
-        self._files = EventFiles(directory)
-        self._figures = _Figures()
+        self._files = EventFiles(directory, writing)
+        self._figures: Figures | None = None
         self._workers = WorkerWindow()
         self._restored = False
         self._weights: Callable | None = None
@@ -70,7 +74,7 @@ class TensorBoard(Windowed):
     def begin(self, status: Status) -> None:
         self._files.open(status.step if self._restored or status.step else None)
         trainer = status.state.trainer
-        self._figures.build(trainer)
+        self._figures = Figures(trainer)
         if not self._restored:
             if self.config:
                 self._files.put("eval", 0, lambda: event_values.hyper_parameters(self.config))
@@ -115,6 +119,9 @@ class TensorBoard(Windowed):
         self._files.flush()  # so that a run that is resumed from this checkpoint has no gap
 
     def end(self, status: Status) -> None:
+        self._files.close()
+
+    def close(self) -> None:
         self._files.close()
 
     def restore_host_state(self, values: dict) -> None:
@@ -164,27 +171,6 @@ class TensorBoard(Windowed):
         pictures = np.asarray(self.probe.features(step)[:_PICTURES])
         if len(pictures):
             self._files.put("train", 0, lambda: event_values.images("inputs", pictures))
-
-
-class _Figures:
-    """Figures of the run that are not metrics: learning rates and the loss scale."""
-
-    def build(self, trainer) -> None:
-        """Finds the optimizers and the loss scale."""
-        held = Holdings(trainer)
-        self._optimizers = held.optimizers
-        self._loss_scale = held.loss_scale and held.loss_scale.value
-
-    def read(self) -> dict:
-        """Returns `learning_rate` of the last update or the next; by optimizer, where there are several."""
-        rates = {name: optimizer.current_learning_rate() for name, optimizer in self._optimizers.items()}
-        if len(rates) == 1:
-            figures = {"learning_rate": next(iter(rates.values()))}
-        else:
-            figures = {f"learning_rate/{name}": rate for name, rate in rates.items()}
-        if self._loss_scale is not None:
-            figures["loss_scale"] = tf.convert_to_tensor(self._loss_scale)
-        return figures
 
 
 def _training_scalars(window: Window, figures_of_run: dict, workers: WorkerWindow) -> list:

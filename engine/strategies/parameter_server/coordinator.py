@@ -161,6 +161,10 @@ class Leases:
         """How many more can be out."""
         return len(self._free)
 
+    def has_built(self, loop: LeaseLoop) -> bool:
+        """Returns whether a worker has run a loop, so that its graph is built."""
+        return loop in self._built
+
     def hand_out(self, loop: LeaseLoop, run: Run) -> None:
         """Schedules the steps of a feed's lease. There has to be room."""
         self.ledger.scheduled += 1

@@ -331,6 +331,7 @@ class ParameterServer(Measured):
         began = time.monotonic()
         step = self._state.step
         self._train_loop = self._train_loop or self.train_loop()
+        compiles = not self._leases.has_built(self._train_loop)
         if self.in_step:
             self._next_step = step
         done: list[Done] = []
@@ -352,7 +353,7 @@ class ParameterServer(Measured):
         self._state.advance(steps)
         waited = sum(each.returned.took.seconds for each in done) / len(self.cluster.workers) + self._lease_seconds
         self._lease_seconds = 0.0
-        return LoopResult(_summed(self._train_loop.names, done), steps, waited)
+        return LoopResult(_summed(self._train_loop.names, done), steps, waited, compiles=compiles)
 
     def _fill(self, end: int) -> None:
         """Hands out steps up to `end` while there is room; where staleness is bounded, a round once all are back."""

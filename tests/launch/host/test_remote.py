@@ -36,7 +36,7 @@ def test_a_run_elsewhere_resumes_and_ends_on_the_bits_of_one_here(inside, url, t
     inside(*RUN, f"--run_dir={tmp_path / 'here'}", "--train_steps=40").ok()
     copy = remote.RemoteFolder(url)
     assert_equal_bits(pathlib.Path(copy.folder), tmp_path / "here")
-    assert {"config.json", "history.jsonl", "result.json"} <= names(url)
+    assert {"config.json", "events.jsonl", "result.json"} <= names(url)
     assert not [name for name in names(url) if name.endswith(".tmp") or ".lock" in name]
     assert sum(name.startswith("tensorboard/train/") for name in names(url)) == 2  # of each process
 

@@ -1,0 +1,33 @@
+"""Figures of a run that are not metrics: learning rates, the loss scale. Host code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ..holdings import Holdings
+
+
+class Figures:
+    """Reads a trainer's learning rates and its loss scale, without waiting for the device.
+
+    Args:
+      trainer: built.
+    """
+
+    def __init__(self, trainer):
+        held = Holdings(trainer)
+        self._optimizers = held.optimizers
+        self._loss_scale = held.loss_scale and held.loss_scale.value
+
+    def read(self) -> dict[str, Any]:
+        """Returns `learning_rate` of the last update or the next; by optimizer, where there are several."""
+        rates = {name: optimizer.current_learning_rate() for name, optimizer in self._optimizers.items()}
+        if len(rates) == 1:
+            figures = {"learning_rate": next(iter(rates.values()))}
+        else:
+            figures = {f"learning_rate/{name}": rate for name, rate in rates.items()}
+        if self._loss_scale is not None:
+            figures["loss_scale"] = tf.convert_to_tensor(self._loss_scale)
+        return figures

@@ -1,0 +1,258 @@
+"""Records a run as it goes, in `events.jsonl`: its rates and metrics, evaluations, checkpoints, warnings. Host code.
+
+What an event has, docs/events.md says. Lines are put together and written in a thread; the one that trains only keeps
+what calls returned, unread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..machine import environment
+from ..machine.events import VERSION, EventLog
+from ..strategies.workers import WorkerWindow
+from .base import Hook, Status, Window
+from .figures import Figures
+from .goodput import Goodput, Past
+from .writing import Writing
+
+_WINDOW_SECONDS = 1.0
+_WINDOWS = 1000  # about so many while a run's age grows e-fold: a week has some 7,000
+_SILENT_SECONDS = 1.5  # three of a worker's signs of life
+_LONGEST_TEXT = 2000
+
+
+class Record(Hook):
+    """Writes the events of a run, and sums up what its time goes to.
+
+    A window ends with the call at whose end a second has passed, or a thousandth of the run's age; at each checkpoint,
+    so that a run which is resumed has no gap; and where the run ends.
+
+    Args:
+      log: where events go.
+      writing: the thread.
+      around: values of the events `start`, `config` and `cluster`, by event.
+      began: when this process began to work on the run, by `time.monotonic`.
+    """
+
+    name = "record"
+
+    def __init__(self, log: EventLog, writing: Writing, around: Mapping[str, Mapping[str, Any]], began: float):
+        self._log, self._writing, self._around, self._began = log, writing, around, began
+        self._goodput = Goodput()
+        self._kept: dict[str, float] | None = None
+        self._is_open = False
+        self._status: Status | None = None
+        self._figures: Figures | None = None
+        self._cut_at = self._loop_began = began
+        self._aside: dict[str, float] = {}
+        self._compiling: tuple[float, int] = (0.0, 0)  # seconds and steps of the window's calls that compiled
+        self._silent: set[str] = set()
+        self._evaluated_seconds = 0.0
+        self._warnings = _Warnings(self)
+        self.past = Past()
+
+    def begin(self, status: Status) -> None:
+        self._log.cut(status.step, self.past.see)
+        now = time.monotonic()
+        age = now - self._began
+        self._goodput.resume(self.past, self._kept, status.step, time.time() - age)
+        self._goodput.seconds["start"] += age
+        self._begin_window(status, now)
+        self._loop_began = now
+        self._figures = Figures(status.state.trainer)
+        incarnation = self.past.incarnations
+        lost = "it ended without a word: it was killed, or its host was lost"
+        about: dict[str, Any] = {"version": VERSION, "incarnation": incarnation, "pid": os.getpid()}
+        about |= {"host": socket.gethostname(), "cause": (self.past.cause or lost) if incarnation else None}
+        about |= self._around.get("start", {})
+        about |= {"until_step": status.until_step, "steps_per_epoch": status.steps_per_epoch}
+        self._log.write("start", status.step, **about, seconds={"start": age}, spent=self._goodput.spent)
+        for event in ("config", "cluster"):
+            self._log.write(event, status.step, **self._around.get(event, {}))
+        self._writing.open(self._look_around)
+        self._is_open = True
+        self._warnings.open()
+
+    def rewind(self, status: Status) -> None:
+        self._end_window(self._status)
+        self._writing.flush()
+        self._log.cut(status.step, lambda event: None)
+        self._begin_window(status, time.monotonic())
+
+    def __call__(self, status: Status) -> None:
+        self._status = status
+        self._window.add(status)
+        if status.workers is not None:
+            self._workers.add(status.workers)
+        if status.compiles:
+            self._compiling = self._compiling[0] + status.seconds, self._compiling[1] + status.steps
+        if status.evaluation is not None:
+            spent = status.hook_seconds.get("evaluation", 0.0)
+            seconds, self._evaluated_seconds = spent - self._evaluated_seconds, spent
+            self.write("evaluation", metrics=dict(status.evaluation), seconds=seconds)
+        if time.monotonic() - self._cut_at >= self._window_seconds:
+            self._end_window(status)
+
+    def settle(self, status: Status) -> None:
+        if self._window.calls:
+            self._end_window(status)
+        self._writing.flush()
+
+    def end(self, status: Status) -> None:
+        if self._window.calls:
+            self._end_window(status)
+
+    def close(self) -> None:
+        self._warnings.close()
+        if self._is_open:
+            self._is_open = False
+            self._writing.close(self._look_around)
+
+    def host_state(self) -> dict:
+        return {"spent": dict(self._goodput.seconds)}
+
+    def restore_host_state(self, values: dict) -> None:
+        self._kept = {kind: float(seconds) for kind, seconds in values.get("spent", {}).items()}
+
+    def write(self, event: str, **values: Any) -> None:
+        """Queues an event of the step at which the run stands."""
+        step = self._status.step if self._status else 0
+        self._writing.do(functools.partial(self._log.write, event, step, time=time.time(), **values))
+
+    def checkpoint(self, best: bool, path: str, step: int, seconds: float, size: int) -> None:
+        """Records a checkpoint that has been written; in any thread."""
+        self._log.write("checkpoint", step, path=path, seconds=seconds, bytes=size, best=best)
+
+    @contextlib.contextmanager
+    def spending(self, kind: str) -> Iterator[None]:
+        """Counts the time within, which is in no hook, as of a kind."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._aside[kind] = self._aside.get(kind, 0.0) + time.monotonic() - began
+
+    def goodput(self) -> dict[str, Any]:
+        """Returns what the run's time has gone to up to now; see `Goodput.report`."""
+        if self._is_open:
+            self._end_window(self._status)
+            self._writing.flush()
+        return self._goodput.report()
+
+    def finish(self, reason: str, exit_code: int, is_fault: bool) -> None:
+        """Records the end of a run that has begun, once it is closed."""
+        if self._status is None:
+            return
+        self._goodput.add(time.monotonic() - self._cut_at, (0.0, 0), (0.0, 0))
+        step, text = self._status.step, reason[:_LONGEST_TEXT]
+        if is_fault:
+            self._log.write("fault", step, text=text, task=None)
+        self._log.write("end", step, reason=text, exit_code=exit_code, goodput=self._goodput.report())
+
+    @property
+    def _window_seconds(self) -> float:
+        return max(_WINDOW_SECONDS, sum(self._goodput.seconds.values()) / _WINDOWS)
+
+    def _begin_window(self, status: Status, now: float) -> None:
+        self._status, self._cut_at = status, now
+        self._window, self._workers = Window(), WorkerWindow()
+        self._compiling = (0.0, 0)
+        self._hooks_before = dict(status.hook_seconds)
+
+    def _end_window(self, status: Status) -> None:
+        """Hands the window to the thread, and begins another."""
+        now, before = time.monotonic(), self._hooks_before
+        aside = {kind: seconds - before.get(kind, 0.0) for kind, seconds in status.hook_seconds.items()}
+        for kind, seconds in self._aside.items():
+            aside[kind] = aside.get(kind, 0.0) + seconds
+        self._aside = {}
+        time_spent = now - self._cut_at, self._compiling, aside
+        figures = {**self._figures.read(), **status.strategy.activity()} if self._window.calls else {}
+        work = functools.partial(self._write_window, status, self._window, self._workers, time_spent, figures)
+        self._writing.do(functools.partial(work, now - self._loop_began, time.time()))
+        self._begin_window(status, now)
+
+    def _write_window(
+        self, status: Status, window: Window, workers: WorkerWindow, time_spent, figures, seconds: float, at: float
+    ) -> None:
+        """Writes a window; reads what calls returned, and so waits for the device. In the thread."""
+        (elapsed, compiling, aside), calls = time_spent, (window.seconds, window.steps)
+        rows = _named(status.strategy.host_names, workers.take()) or figures.pop("workers", None)
+        waited, waiting = _waits(rows, window) if rows else (window.input.get("input_wait_fraction", 0.0), 0.0)
+        self._goodput.add(elapsed, calls, compiling, waited * window.seconds, waiting * window.seconds, aside)
+        if not window.calls:
+            return
+        rates = {**window.speeds, **window.input}
+        step_ms = 1e3 * window.seconds / max(1, window.steps)
+        input_ms = step_ms * window.input.get("input_wait_fraction", 0.0)
+        alone = {"name": status.strategy.host_names[0], "step_ms": step_ms, "input_wait_ms": input_ms}
+        self._log.write(
+            "window",
+            status.step,
+            time=at,
+            epoch=status.step / status.steps_per_epoch,
+            seconds=seconds,
+            metrics=window.means(),
+            **{name: float(value) for name, value in figures.items() if not isinstance(value, (list, dict))},
+            **{name: value for name, value in figures.items() if isinstance(value, (list, dict))},
+            **rates,
+            reduce_fraction=_reduce_fraction(rows),
+            workers=rows or [alone],
+            spent=self._goodput.spent,
+            memory_mb=environment.rss_mb(),
+        )
+
+    def _look_around(self) -> None:
+        """Records which tasks have fallen silent, and which answer again. In the thread, once a turn."""
+        silent, step = set(self._status.strategy.silent(_SILENT_SECONDS)), self._status.step
+        for task in sorted(silent - self._silent):
+            self._log.write("fault", step, text=f"{task} does not answer", task=task, state="silent")
+        for task in sorted(self._silent - silent):
+            self._log.write("warning", step, text=f"{task} answers", task=task, state="answers")
+        self._silent = silent
+
+
+class _Warnings(logging.Handler):
+    """Records what is logged as a warning, or worse."""
+
+    def __init__(self, record: Record):
+        super().__init__(logging.WARNING)
+        self._record = record
+
+    def open(self) -> None:
+        logging.getLogger("absl").addHandler(self)
+
+    def close(self) -> None:
+        logging.getLogger("absl").removeHandler(self)
+        super().close()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._record.write("warning", text=record.getMessage()[:_LONGEST_TEXT], task=getattr(record, "task", None))
+
+
+def _named(names: Sequence[str], rows: list[dict[str, float]]) -> list[dict[str, Any]]:
+    return [{"name": name, **row} for name, row in zip(names, rows, strict=False)]
+
+
+def _waits(rows: list[dict[str, Any]], window: Window) -> tuple[float, float]:
+    """Returns the shares of the time for which workers, on average, waited for input, and for the slowest of them."""
+    a_step = 1e3 * window.seconds / max(1, window.steps)
+    if not a_step:
+        return 0.0, 0.0
+    reduce = [row.get("reduce_wait_ms", 0.0) for row in rows]
+    waited = sum(row.get("input_wait_ms", 0.0) for row in rows) / len(rows)
+    # What the slowest waits too is the exchange itself.
+    return waited / a_step, (sum(reduce) / len(rows) - min(reduce)) / a_step
+
+
+def _reduce_fraction(rows: list[dict[str, Any]] | None) -> float | None:
+    known = [(row["reduce_wait_ms"], row["step_ms"]) for row in rows or () if "reduce_wait_ms" in row]
+    return sum(wait for wait, _ in known) / max(1e-9, sum(step for _, step in known)) if known else None

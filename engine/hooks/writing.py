@@ -1,0 +1,89 @@
+"""The thread that writes what hooks record, so that no step waits for a file or for a metric's value. Host code."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+from ..internals.errors import reason
+
+# From one turn to the next, about. A thread that woke each time something is to be done would disturb training.
+_TURN_SECONDS = 0.5
+_CLOSE_SECONDS = 30.0  # for values that may never come, where other processes are lost
+
+
+class Writing:
+    """A thread that does, about twice a second and in order, what it is handed. It runs while any user has it open."""
+
+    def __init__(self):
+        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._each_turn: list[Callable[[], Any]] = []  # one of each user
+
+    def open(self, each_turn: Callable[[], Any]) -> None:
+        """Starts the thread, which calls `each_turn` whenever it has done what there was."""
+        self._each_turn = [*self._each_turn, each_turn]
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="writing", daemon=True)
+            self._thread.start()
+            atexit.register(self._end)  # after an exception nothing else may
+
+    def do(self, work: Callable[[], Any]) -> None:
+        """Queues work."""
+        self._queue.put(work)
+
+    def flush(self, seconds: float | None = None) -> None:
+        """Waits, so many seconds at most, until all that was queued is done."""
+        if self._thread is not None:
+            done = threading.Event()
+            self._queue.put(done)
+            self._wake.set()
+            done.wait(seconds)
+
+    def close(self, each_turn: Callable[[], Any]) -> None:
+        """Flushes, and ends the thread where no other user has it open; may be called again."""
+        self.flush(_CLOSE_SECONDS)
+        self._each_turn = [each for each in self._each_turn if each != each_turn]
+        if not self._each_turn:
+            self._end(_CLOSE_SECONDS)
+
+    def _end(self, seconds: float | None = None) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._wake.set()
+            self._thread.join(seconds)
+            if not self._thread.is_alive():
+                self._thread = None
+                atexit.unregister(self._end)
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            self._wake.wait(_TURN_SECONDS)
+            self._wake.clear()
+            flushed = []
+            while not self._queue.empty():
+                work = self._queue.get()
+                if work is None:
+                    closing = True
+                elif isinstance(work, threading.Event):
+                    flushed.append(work)
+                else:
+                    _attempt(work)
+            for each in self._each_turn:
+                _attempt(each)
+            for done in flushed:
+                done.set()
+
+
+def _attempt(work: Callable[[], Any]) -> None:
+    try:
+        work()
+    except Exception as error:  # of whatever kind: a record must not end a run, nor the thread that writes it
+        logging.warning("a part of the run's record is lost: %s", reason(error))

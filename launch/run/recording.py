@@ -1,0 +1,54 @@
+"""The record of a run, `run_dir/events.jsonl`: what stands around its steps, and its goodput for people. Host code."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ...engine.checkpoints import Manifest
+from ...engine.hooks.record import Record
+from ...engine.hooks.writing import Writing
+from ...engine.machine import events
+from .progress import duration
+from .session import Session
+
+
+def record(session: Session, writing: Writing, began: float) -> Record:
+    """Makes the hook that records a run; see `Record`."""
+    config, cluster = session.config, session.config.cluster
+    tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]
+    servers = [task for task in tasks if task["name"].startswith("ps")]
+    workers = [task for task in tasks if task not in servers and (task["name"] != "chief" or not config.coordinates)]
+    where = session.strategy.describe()
+    around: dict[str, dict[str, Any]] = {
+        "start": {"mode": config.mode},
+        "config": {"values": {**config.about()["flags"], "model": config.model_entry.name}},
+        "cluster": {
+            "strategy": where["name"],
+            "replicas": where["replicas"],
+            "workers": workers or [{"name": session.strategy.host_names[0], "address": None}],
+            "servers": servers,
+        },
+    }
+    log = events.EventLog(os.path.join(config.run_dir, events.NAME) if config.writes_run else None)
+    made = Record(log, writing, around, began)
+    for checkpoints, best in ((session.checkpoints, False), (session.best, True)):
+        if checkpoints is not None:
+            checkpoints.written = functools.partial(_checkpoint, made, best)
+    return made
+
+
+def _checkpoint(record: Record, best: bool, manifest: Manifest, seconds: float) -> None:
+    size = sum(each["bytes"] for each in manifest.files.values())
+    record.checkpoint(best, f"{'best' if best else 'checkpoints'}/{manifest.name}", manifest.step, seconds, size)
+
+
+def goodput_line(goodput: Mapping[str, Any]) -> str:
+    """Formats what `Goodput.report` returns, for people."""
+    seconds = dict(goodput["seconds"])
+    total, steps = seconds.pop("total"), seconds.pop("steps")
+    rest = sorted(seconds, key=lambda kind: -seconds[kind])
+    others = ", ".join(f"{kind} {duration(seconds[kind])}" for kind in rest if seconds[kind] >= 0.5)
+    return f"goodput {goodput['share']:.0%}: {duration(steps)} of {duration(total)} were steps that count; {others}"

@@ -1,0 +1,107 @@
+"""The record of a run, `events.jsonl`: what docs/events.md says of it, over a kill; what its time went to."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+
+import pytest
+
+from crankshaft.engine.machine.events import EventLog, read
+from tests.launch.conftest import MLP
+from tests.pages import ROOT
+from tests.runs import newest
+
+RUN = (*MLP, "--train_steps=60000", "--checkpoint_every_steps=200", "--progress=plain")
+
+
+def documented() -> dict[str, set[str]]:
+    """The keys of each kind of event, as the page's tables name them."""
+    page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", page[page.index("## Kinds") : page.index("## Goodput")], re.M)
+    return {kind: set(re.findall(r"`([\w/]+)`", keys)) for kind, keys in rows}
+
+
+@pytest.fixture(scope="module")
+def killed_and_resumed(tmp_path_factory):
+    """(run_dir, when it began, when it ended): killed past a checkpoint, started again, and asked to end."""
+    from tests.launch.conftest import Crank
+
+    folder = tmp_path_factory.mktemp("recorded")
+    run_dir, programs, began = folder / "run", Crank(folder / "programs"), time.time()
+    (folder / "programs").mkdir()
+    try:
+        first = programs.start(*RUN, f"--run_dir={run_dir}")
+        first.until(lambda: newest(run_dir) >= 400)
+        first.send(signal.SIGKILL)
+        first.wait()
+        second = programs.start(*RUN, f"--run_dir={run_dir}")
+        second.until(lambda: "resumed at step" in second.out and newest(run_dir) >= 800)
+        second.send(signal.SIGTERM)
+        assert second.wait().code == 143
+        yield run_dir, began, time.time(), second
+    finally:
+        programs.end()
+
+
+def test_each_line_of_a_real_run_is_as_the_page_says(killed_and_resumed):
+    run_dir, *_ = killed_and_resumed
+    events, known = [event for event, _ in read(run_dir / "events.jsonl")], documented()
+    assert len(events) == len((run_dir / "events.jsonl").read_text().splitlines())
+    assert {"start", "config", "cluster", "window", "row", "evaluation", "checkpoint", "end"} <= {
+        event["event"] for event in events
+    }
+    for event in events:
+        assert isinstance(event["step"], int)
+        found = {re.sub("^(train|eval)_.*", "train_NAME", name) for name in event} - {"event", "time", "step"}
+        assert found <= known[event["event"]] | {"train_NAME", "input_wait_fraction"}, event
+    starts = [event for event in events if event["event"] == "start"]
+    assert [event["incarnation"] for event in starts] == [0, 1]
+    assert "killed" in starts[1]["cause"]
+    windows = [event for event in events if event["event"] == "window"]
+    steps = [event["step"] for event in windows]
+    assert steps == sorted(set(steps))  # what was past the checkpoint is cut, and done once more
+    assert windows[-1]["metrics"]["loss"] < windows[0]["metrics"]["loss"]
+    assert {event["step"] for event in events if event["event"] == "checkpoint"} >= {400, steps[-1]}
+
+
+def test_what_a_runs_time_went_to_adds_up_over_a_kill(killed_and_resumed):
+    run_dir, began, ended, program = killed_and_resumed
+    goodput = json.loads((run_dir / "result.json").read_text())["goodput"]
+    seconds = goodput["seconds"]
+    whole = sum(value for kind, value in seconds.items() if kind != "total")
+    assert seconds["total"] == pytest.approx(whole)
+    starts = [event for event, _ in read(run_dir / "events.jsonl") if event["event"] == "start"]
+    last = [event for event, _ in read(run_dir / "events.jsonl")][-1]
+    first_began = starts[0]["time"] - starts[0]["seconds"]["start"]
+    assert began - 0.1 <= first_began
+    assert last["time"] <= ended
+    assert last["goodput"]["seconds"]["total"] == pytest.approx(last["time"] - first_began, rel=0.01)
+    assert min(seconds.values()) >= 0
+    assert all(seconds[kind] > 0 for kind in ("steps", "start", "compile", "checkpoints", "lost", "down"))
+    assert goodput["share"] == pytest.approx(seconds["steps"] / seconds["total"])
+    assert f"goodput {goodput['share']:.0%}: " in program.out
+
+
+def test_a_record_that_cannot_be_written_is_warned_of_once(tmp_path, caplog):
+    (tmp_path / "events.jsonl").symlink_to(tmp_path / "elsewhere")
+    log = EventLog(str(tmp_path / "events.jsonl"))
+    with caplog.at_level("WARNING", logger="absl"):
+        for step in range(3):
+            log.write("warning", step, text="x")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}/events.jsonl can't be written (it is a link); the run goes on without a record"
+    ]
+
+
+def test_a_line_that_a_killed_writer_left_is_not_glued_to_the_next(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "window", "time": 1.0, "step": 3}\n{"event": "win')
+    EventLog(str(path)).write("restart", 3, cause=float("nan"))
+    assert [(event["event"], event.get("cause")) for event, _ in read(path)] == [("window", None), ("restart", None)]
+    kinds: list[str] = []
+    EventLog(str(path)).cut(2, lambda event: kinds.append(event["event"]))
+    assert kinds == ["window", "restart"]
+    assert [event["event"] for event, _ in read(path)] == ["restart"]
