@@ -12,6 +12,7 @@ COMMANDS = {
     "local": ("crankshaft.launch.local", "Run a whole cluster on this machine, one process a task."),
     "manifest": ("crankshaft.launch.manifest", "Print what has Slurm or Kubernetes run a cluster."),
     "prepare": ("crankshaft.launch.prepare", "Write an input's examples into shards of files."),
+    "ask": ("crankshaft.launch.ask", "Ask a running job for a profile, stacks, a checkpoint, its status, or to stop."),
     "complete": ("crankshaft.launch.complete", "Answer a shell whose user presses Tab: see docs/flags.md."),
     "monitor": ("crankshaft.launch.monitor.server", "Show runs on a page, while they go on and afterwards."),
     "report": ("crankshaft.launch.monitor.report", "Print a benchmark's result as Markdown, or write the page."),

@@ -71,7 +71,8 @@ class Held:
         process.prepare()
         if config.serves:
             load = functools.partial(datas.sources, config, data)
-            serve = functools.partial(servers.serve, gpus=config.gpu_numbers)
+            run_dir = None if config.remote else config.run_dir
+            serve = functools.partial(servers.serve, gpus=config.gpu_numbers, run_dir=run_dir)
             self.code = serve(config.cluster, config.cluster_timeout_seconds, not config.debug, load)
             return
         with contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from crankshaft.launch import local, prepare
+from crankshaft.launch import ask, local, prepare
 from crankshaft.launch.command_line.flags import GROUPS
 from crankshaft.launch.monitor import report, server
 from tests.pages import GUIDES, PAGES, README, ROOT, blocks, words
@@ -25,6 +25,7 @@ OF_COMMAND = {
     "prepare": set(prepare.FLAGS),
     "monitor": set(server.FLAGS),
     "report": set(report.FLAGS),
+    "ask": set(ask.FLAGS),
 }
 # Of the scripts that compare.
 OF_SCRIPTS = {

@@ -68,7 +68,7 @@ def test_a_bare_name_in_the_checkout_is_told(room):
 def test_the_command_alone_lists_its_commands(arguments):
     done = subprocess.run([sys.executable, "-m", "crankshaft", *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for name in ("train", "local", "prepare", "monitor", "report"):
+    for name in ("train", "local", "prepare", "ask", "monitor", "report"):
         assert f"\n  {name} " in done.stdout
 
 
@@ -78,6 +78,6 @@ def test_a_wrong_command_is_one_line(tmp_path):
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: crankshaft trian is not a command of train, local, manifest, prepare, complete, monitor, report; "
+        "error: crankshaft trian is not a command of train, local, manifest, prepare, ask, complete, monitor, report; "
         "did you mean train?\n"
     )

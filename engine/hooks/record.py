@@ -40,6 +40,11 @@ class Record(Hook):
       writing: the thread.
       around: values of the events `start`, `config` and `cluster`, by event.
       began: when this process began to work on the run, by `time.monotonic`.
+
+    Attributes:
+      past: what the run's processes before this one have recorded.
+      latest: what the newest window has, and `until_step`; {} before there is one.
+      saved: the path of the newest checkpoint that this process has written, and `saved_at`, when, in Unix seconds.
     """
 
     name = "record"
@@ -58,6 +63,8 @@ class Record(Hook):
         self._evaluated_seconds = 0.0
         self._warnings = _Warnings(self)
         self.past = Past()
+        self.latest: dict[str, Any] = {}
+        self.saved, self.saved_at = "", 0.0
 
     def begin(self, status: Status) -> None:
         self._log.cut(status.step, self.past.see)
@@ -129,6 +136,8 @@ class Record(Hook):
 
     def checkpoint(self, best: bool, path: str, step: int, seconds: float, size: int) -> None:
         """Records a checkpoint that has been written; in any thread."""
+        if not best:
+            self.saved, self.saved_at = path, time.time()
         self._log.write("checkpoint", step, path=path, seconds=seconds, bytes=size, best=best)
 
     @contextlib.contextmanager
@@ -146,6 +155,11 @@ class Record(Hook):
             self._end_window(self._status)
             self._writing.flush()
         return self._goodput.report()
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """What the time has gone to by the end of the last window; see `Goodput.spent`."""
+        return self._goodput.spent
 
     def finish(self, reason: str, exit_code: int, is_fault: bool) -> None:
         """Records the end of a run that has begun, once it is closed."""
@@ -194,10 +208,7 @@ class Record(Hook):
         step_ms = 1e3 * window.seconds / max(1, window.steps)
         input_ms = step_ms * window.input.get("input_wait_fraction", 0.0)
         alone = {"name": status.strategy.host_names[0], "step_ms": step_ms, "input_wait_ms": input_ms}
-        self._log.write(
-            "window",
-            status.step,
-            time=at,
+        values = dict(
             epoch=status.step / status.steps_per_epoch,
             seconds=seconds,
             metrics=window.means(),
@@ -209,6 +220,8 @@ class Record(Hook):
             spent=self._goodput.spent,
             memory_mb=environment.rss_mb(),
         )
+        self._log.write("window", status.step, time=at, **values)
+        self.latest = {"step": status.step, "until_step": status.until_step, **values}
 
     def _look_around(self) -> None:
         """Records which tasks have fallen silent, and which answer again. In the thread, once a turn."""

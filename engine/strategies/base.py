@@ -98,6 +98,13 @@ class Processes:
         """
         return Stop(reason) if reason else None
 
+    def agree_to_do(self, wishes: int) -> int:
+        """Returns what any process wishes done, a bit each, the same in all at the same step; each wish once.
+
+        To be called after each call of the inner loop, but while what was agreed on is not done.
+        """
+        return wishes
+
 
 class Strategy(Processes, abc.ABC):
     """Where the steps of a run are computed, and on which data.

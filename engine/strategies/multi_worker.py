@@ -74,6 +74,7 @@ class MultiWorker(Replicated):
         self._stop: Stop | None = None
         self._stop_reason = ""  # why this worker wants to stop
         self._is_asked = False  # whether any worker does, once all know
+        self._wishes = self._given = self._agreed = 0  # this worker's, to be given; given; of any, once all know
         self._before: LoopResult | None = None
         self._steps = self._pace.steps  # of the next call, agreed
         self._exchange: Callable | None = None
@@ -147,10 +148,18 @@ class MultiWorker(Replicated):
                 self._stop = Stop(reasons[first], "" if is_shared else self.host_names[first])
         return self._stop
 
+    def agree_to_do(self, wishes: int) -> int:
+        self._wishes |= wishes & ~self._given
+        self._given |= wishes
+        agreed, self._agreed = self._agreed, 0
+        self._given &= ~agreed
+        return agreed
+
     def run_train_steps(self, limit: int) -> LoopResult:
         if self._train_loop is None:
             self._train_loop = self.train_loop(jit=False)
-        from_host = tf.constant([bool(self._stop_reason), self._pace.steps], tf.float64)
+        from_host = tf.constant([bool(self._stop_reason) + 2 * self._wishes, self._pace.steps], tf.float64)
+        self._wishes = 0
         self._pace.steps = self._steps
         result = self._run(limit, from_host)
         if self._before is not None:
@@ -165,12 +174,15 @@ class MultiWorker(Replicated):
 
     def _follow(self, rows: list[dict[str, float]]) -> None:
         self._steps = int(rows[0]["next_steps"])  # the chief's clock paces all
-        self._is_asked = any(row["stop"] for row in rows)
+        for asked in (int(row["asked"]) for row in rows):
+            self._is_asked |= bool(asked & 1)
+            self._agreed |= asked >> 1
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         super().bind(state, train_feed, eval_feed)
         self._steps, self._before = self._pace.steps, None
         self._stop_reason, self._is_asked, self._stop = "", False, None
+        self._wishes = self._given = self._agreed = 0
         state.trainer.reduction.watched = watched_figures(self.distribution)
 
     def _own_figures(self) -> dict:

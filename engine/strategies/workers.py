@@ -17,7 +17,7 @@ from .inner_loop import InnerLoop, LoopResult
 
 OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row
 # What the host gives with the call; the rest is measured in it.
-FROM_HOST = ("stop", "next_steps")
+FROM_HOST = ("asked", "next_steps")  # the first: 1 to stop, and 2 times what else is wished, a bit each
 _MEASURED = ("seconds", "input_seconds", "steps")
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ...engine.data.source import Source
+from ...engine.machine.requests import Requests, answer_stacks
 from .. import errors
 from ..host import process
 from . import meeting
@@ -30,6 +31,7 @@ def serve(
     quiet: bool,
     load: Callable[[], Sequence[Source]],
     gpus: Sequence[int] | None = None,
+    run_dir: str | None = None,
 ) -> int:
     """Serves until a signal, the run's end, or until the coordinator has been gone for too long. Returns the exit code.
 
@@ -39,6 +41,7 @@ def serve(
       quiet: leave out TensorFlow's messages about errors, which the coordinator receives.
       load: returns the sources that a worker reads by itself; called where the coordinator's data is one.
       gpus: as `engine.machine.gpus.take` has them; a parameter server takes none by default.
+      run_dir: where this task can be asked for its stacks; None: nowhere.
 
     Raises:
       DeviceError: the GPUs that were asked for are not there.
@@ -66,7 +69,9 @@ def serve(
         signal.signal(number, lambda *_, code=code: os._exit(code))
     (chief,) = cluster.job("chief")
     coordinator = meeting.Presence(chief, timeout_seconds)
+    requests = Requests(run_dir, lambda kind, task: kind == "stacks" and task == cluster.task)
     while not coordinator.is_gone():
+        answer_stacks(requests)
         if answering.dismissed.is_set() and not meeting.answers(chief):
             os._exit(0)  # its run has ended well, and so has its process
         time.sleep(_POLL_SECONDS)

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from absl import logging
 from rich.console import Console
@@ -72,7 +72,7 @@ class Progress(Hook):
             self._shown_at = now
             self._show(status)
         if status.evaluation is not None:
-            self._say("  ".join([_step(status), "evaluation", *_metrics(status.evaluation)]))
+            self._say("  ".join([_step(status), "evaluation", *metrics_shown(status.evaluation)]))
 
     def end(self, status: Status) -> None:
         if self.mode != "off" and status.steps and self._shown_step != status.step:
@@ -87,7 +87,7 @@ class Progress(Hook):
             atexit.unregister(self.close)
 
     def _show(self, status: Status) -> None:
-        metrics, self._window = _metrics(self._window.means()), Window()
+        metrics, self._window = metrics_shown(self._window.means()), Window()
         epoch = f"epoch {status.step / status.steps_per_epoch:.3g}"
         speed = f"{self._recent.speeds.get('examples_per_sec', 0):,.0f} examples/s"
         end, rate = status.until_step, self._recent.speeds.get("steps_per_sec")
@@ -288,7 +288,7 @@ def _step(status: Status) -> str:
     return f"step {status.step:,}" if status.until_step is None else f"step {status.step:,}/{status.until_step:,}"
 
 
-def _metrics(means: dict[str, float]) -> list[str]:
+def metrics_shown(means: Mapping[str, float]) -> list[str]:
     """Formats metrics, the loss first, the others by name."""
     names = sorted((name for name in means if name not in _HIDDEN), key=lambda name: (name != "loss", name))
     return [f"{name} {_number(means[name])}" for name in names]

@@ -37,7 +37,7 @@ from ..errors import UsageError
 from ..host import threads
 from ..host.files import write_of_run
 from ..host.process import EXIT_CODES, Signals
-from . import fingerprints, lent, reading, recording, results, weights
+from . import asking, fingerprints, lent, reading, recording, results, weights
 from .history import History
 from .modes import as_line, by_class, result_of
 from .progress import Progress, print_model_summary
@@ -200,6 +200,7 @@ class Training:
         holding = [Holding(check_held)] if check_held else []
         own = [self._call, self.extra, self.history, *holding, *users]
         self._hooks = compose_hooks(session, own, self._metrics, self._stop_request, self.record, writing)
+        self._hooks += asking.asked(session, self._hooks, self.record, self._stop_request, writing)
         self._manifest: Manifest | None = None
         self._is_ready = False
         self.loop = Loop(session.strategy, session.state, self._hooks, session.train_steps)

@@ -1,0 +1,168 @@
+"""Does what a running job is asked to: a profile, all stacks, a checkpoint, its status, a stop. Host code.
+
+What can be answered at once is, in a thread. A checkpoint and a profile are made between calls of the inner loop; of
+several workers, which have to make the same calls, all learn of it with the rows that end a call, and act at one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from ..internals.errors import reason
+from ..machine.requests import Request, Requests, stacks
+from .base import Hook, Status
+from .writing import Writing
+
+PROFILED_STEPS = 10
+_LEAST_TRACE_MS = 200  # of another task, so that its beginning and end do not count much
+_WISHES = {"checkpoint": 1, "profile": 2}  # a bit each
+
+
+class Asked(Hook):
+    """Answers requests. Stands last among a run's hooks, so that a checkpoint has what the others did at the same step.
+
+    Args:
+      requests: to this task; around parameter servers, to the coordinator, those for a profile of another task too.
+      writing: the thread that looks for them.
+      save: begins a checkpoint, unless there is one of this step; returns its manifest's path.
+      stop: asks the run to end, for a reason.
+      describe: returns how the run goes, a line.
+      folder: for TensorBoard; gets profiles.
+      addresses: of tasks that compute for this process, host:port by name.
+    """
+
+    name = "asked"
+    spent_on = "checkpoints"
+
+    def __init__(
+        self,
+        requests: Requests,
+        writing: Writing,
+        save: Callable[[Status], str],
+        stop: Callable[[str], None],
+        describe: Callable[[], str],
+        folder: str,
+        addresses: dict[str, str],
+    ):
+        self._requests, self._writing, self._save, self._stop = requests, writing, save, stop
+        self._describe, self._folder, self._addresses = describe, folder, addresses
+        self._is_open = False
+        self._wanted: list[Request] = []  # not begun
+        self._stopping: list[Request] = []
+        self._saving: list[tuple[Request, str]] = []  # with the path that will be there
+        self._profiling: list[Request] = []
+        self._due: tuple[int, str] | None = None  # when what that was agreed on is to be done
+        self._began_at = 0
+
+    def begin(self, status: Status) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._writing.open(self._look)
+
+    def rewind(self, status: Status) -> None:
+        self._due = None
+
+    def next_due(self, step: int, status: Status) -> int | None:
+        return self._due[0] if self._due and self._due[0] > step else None
+
+    def __call__(self, status: Status) -> None:
+        if self._due and status.step >= self._due[0]:
+            (_, kind), self._due = self._due, None
+            if kind == "profile":
+                self._end_profile(status)
+            else:
+                path = self._save(status)
+                self._saving += [(request, path) for request in self._taken(kind)]
+        if self._due is None:
+            wishes = 0
+            for request in self._wanted:
+                wishes |= _WISHES[request.kind]
+            agreed = status.strategy.agree_to_do(wishes)
+            if agreed & _WISHES["profile"]:
+                self._begin_profile(status)
+            elif agreed:
+                self._due = _in_step(status, 1), "checkpoint"
+
+    def end(self, status: Status) -> None:
+        if self._profiling:
+            self._end_profile(status)
+        for request in self._stopping:
+            self._answer(request, f"the run has ended at step {status.step:,}, and is saved: {status.stop}")
+        self._look()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._writing.close(self._look)
+            for request in [*self._wanted, *self._profiling]:
+                self._answer(request, "the run has ended before it came to that")
+
+    def _look(self) -> None:
+        """Takes new requests, and answers those that can be. In the thread."""
+        for request in self._requests.take():
+            if request.kind == "stacks":
+                self._answer(request, stacks())
+            elif request.kind == "status":
+                self._answer(request, self._describe())
+            elif request.kind == "stop":
+                self._stopping.append(request)
+                self._stop("crankshaft ask stop")
+            else:
+                self._wanted.append(request)
+        for request, path in [each for each in self._saving if os.path.exists(each[1])]:
+            self._saving.remove((request, path))
+            self._answer(request, f"{path.removesuffix('.manifest.json')} is written")
+
+    def _taken(self, kind: str) -> list[Request]:
+        taken = [request for request in self._wanted if request.kind == kind]
+        for request in taken:  # the thread may add others meanwhile
+            self._wanted.remove(request)
+        return taken
+
+    def _answer(self, request: Request, text: str) -> None:
+        with contextlib.suppress(OSError):  # who has asked is told that there was no answer
+            self._requests.answer(request, text)
+
+    def _begin_profile(self, status: Status) -> None:
+        self._due, self._began_at = (_in_step(status, PROFILED_STEPS), "profile"), status.step
+        for request in self._taken("profile"):
+            if request.task in self._addresses:
+                milliseconds = max(_LEAST_TRACE_MS, round(1e3 * PROFILED_STEPS * status.seconds / max(1, status.steps)))
+                # A daemon: the process does not wait for a trace of a task that is lost.
+                threading.Thread(target=self._trace, args=(request, milliseconds), daemon=True).start()
+            elif not self._profiling:
+                try:
+                    tf.profiler.experimental.start(self._folder)
+                    self._profiling = [request]
+                except tf.errors.OpError as error:  # another is at work
+                    self._answer(request, f"there is no profile: {reason(error)}")
+            else:
+                self._profiling.append(request)
+
+    def _end_profile(self, status: Status) -> None:
+        if self._profiling:
+            if status.sums is not None:
+                status.sums.read()  # waits for the devices
+            tf.profiler.experimental.stop()
+        profiled, self._profiling = self._profiling, []
+        for request in profiled:
+            self._answer(request, f"a profile of steps {self._began_at:,} to {status.step:,} is in {self._folder}")
+
+    def _trace(self, request: Request, milliseconds: int) -> None:
+        try:
+            address = self._addresses[request.task or ""]
+            tf.profiler.experimental.client.trace(f"grpc://{address}", self._folder, milliseconds)
+            self._answer(request, f"a profile of {milliseconds} ms of {request.task} is in {self._folder}")
+        except Exception as error:  # of TensorFlow's, in a thread
+            self._answer(request, f"there is no profile of {request.task}: {reason(error)}")
+
+
+def _in_step(status: Status, steps: int) -> int:
+    """Returns the first step, so many from now or later, at which replicas are in step."""
+    period = status.strategy.sync_period_steps
+    return -(-(status.step + steps) // period) * period

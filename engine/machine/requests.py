@@ -1,0 +1,119 @@
+"""What a running job is asked to do, by files in its run_dir: no port is open for it. Host code.
+
+Who asks puts a request into the folder `ask`; each task looks there, and the one that it is for puts its answer beside
+it. Files are data: what is not a small regular file of known words is left alone. Who asks removes both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .files import open_regular, write_text
+
+KINDS = ("profile", "stacks", "checkpoint", "status", "stop")
+FOLDER = "ask"
+_REQUEST = re.compile(r"([0-9a-f]{16})\.request")
+_MOST_BYTES = {"request": 1 << 12, "answer": 1 << 24}
+_POLL_SECONDS = 0.1
+
+
+class Request(NamedTuple):
+    """A request: what is asked, of which task (None: of the chief), and its number, which is random."""
+
+    kind: str
+    task: str | None
+    number: str
+
+
+class Requests:
+    """The requests to one task.
+
+    Args:
+      run_dir: of the run; None: nobody can ask.
+      is_mine: whether a request of a kind, to a task, is for this one.
+    """
+
+    def __init__(self, run_dir: str | None, is_mine: Callable[[str, str | None], bool]):
+        self._folder = os.path.join(run_dir, FOLDER) if run_dir else None
+        self._is_mine = is_mine
+        self._seen: set[str] = set()
+
+    def take(self) -> list[Request]:
+        """Returns the requests that have come since; those whose asker waits no longer are left out."""
+        if self._folder is None:
+            return []
+        try:
+            names = {found[1] for name in os.listdir(self._folder) if (found := _REQUEST.fullmatch(name))}
+        except OSError:  # nobody has asked
+            return []
+        new, self._seen = names - self._seen, names
+        return [request for number in sorted(new) if (request := self._read(number))]
+
+    def _read(self, number: str) -> Request | None:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            values = json.loads(_read(self._folder, number, "request"))
+            kind, task = values["kind"], values["task"]
+            is_known = kind in KINDS and (task is None or isinstance(task, str))
+            if is_known and float(values["until"]) > time.time() and self._is_mine(kind, task):
+                return Request(kind, task, number)
+        return None
+
+    def answer(self, request: Request, text: str) -> None:
+        """Answers a request. Raises OSError where that can't be written."""
+        if os.path.isdir(self._folder) and not os.path.islink(self._folder):
+            write_text(os.path.join(self._folder, f"{request.number}.answer"), text)
+
+
+def answer_stacks(requests: Requests) -> None:
+    """Answers requests for stacks, of a task that is asked for nothing else."""
+    for request in requests.take():
+        with contextlib.suppress(OSError):
+            requests.answer(request, stacks())
+
+
+def stacks() -> str:
+    """Returns what each thread of this process is at, the newest call last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames().items()
+    return "\n".join(
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames
+    )
+
+
+def ask(run_dir: str, kind: str, task: str | None, seconds: float) -> str | None:
+    """Asks a task of a run, and returns its answer; None where there is none within so many seconds. Raises OSError."""
+    folder, number = os.path.join(run_dir, FOLDER), secrets.token_hex(8)
+    os.makedirs(folder, exist_ok=True)
+    try:
+        end = time.monotonic() + seconds
+        request = {"kind": kind, "task": task, "until": time.time() + seconds}
+        write_text(os.path.join(folder, f"{number}.request"), json.dumps(request))
+        while time.monotonic() < end:
+            with contextlib.suppress(FileNotFoundError):
+                return _read(folder, number, "answer")
+            time.sleep(_POLL_SECONDS)
+        return None
+    finally:
+        for ending in ("request", "answer"):
+            with contextlib.suppress(OSError):
+                os.remove(os.path.join(folder, f"{number}.{ending}"))
+        with contextlib.suppress(OSError):  # another's request is in it
+            os.rmdir(folder)
+
+
+def _read(folder: str, number: str, ending: str) -> str:
+    with os.fdopen(open_regular(os.path.join(folder, f"{number}.{ending}")), "rb") as file:
+        content = file.read(_MOST_BYTES[ending] + 1)
+    if len(content) > _MOST_BYTES[ending]:
+        raise ValueError(f"{number}.{ending} is too large")
+    return content.decode(errors="replace")

@@ -1,0 +1,100 @@
+"""Ask a running job for something, by files in its run_dir.
+
+For example:
+
+  crankshaft ask runs/first status
+  crankshaft ask --task="worker 1" runs/first profile
+
+profile: a TensorBoard trace of the next ten steps. stacks: what each thread is at. checkpoint: one now. status: how it
+goes. stop: a clean end, after which the same command goes on. What the task answers is printed; without an answer there
+is one line, and exit code 1.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from absl import flags
+
+from ..engine.machine import events, requests
+from . import errors, explanations
+from .command_line import help, own_flags, rules
+from .errors import RunError, UsageError, nearest
+from .host import process
+
+FLAGS = flags.FlagValues()  # apart from crankshaft train's
+_USAGE = f"crankshaft ask [flags] RUN_DIR {'|'.join(requests.KINDS)}"
+
+
+def _define_flags() -> None:
+    rules.text(
+        "task",
+        None,
+        "Whom to ask, as the run's record names its tasks; the chief if not given.",
+        wants="a task's name",
+        flag_values=FLAGS,
+    )
+    rules.number("wait_seconds", 30.0, "How long to wait for the answer.", above=0, upper=1e6, flag_values=FLAGS)
+
+
+_define_flags()
+
+
+def main(argv: list[str]) -> None:
+    """Asks what the command line says, prints the answer, and exits the process."""
+    process.open_closed_streams()
+    try:
+        words = own_flags.read(argv, FLAGS, help.doc_of(__name__), _USAGE, takes_words=True)
+        if len(words) != 2:
+            raise UsageError(f"{len(words)} arguments; use {_USAGE}")
+        run_dir, kind = words
+        if kind not in requests.KINDS:
+            raise UsageError(f"{kind!r} can't be asked for; {nearest(kind, requests.KINDS, f'use {_USAGE}')}")
+        _check_runs(run_dir)
+        answer = requests.ask(run_dir, kind, FLAGS.task, FLAGS.wait_seconds)
+        if answer is None:
+            raise RunError(
+                f"{run_dir}: no answer in {FLAGS.wait_seconds:g} s; a call or a compilation may take longer "
+                "(--wait_seconds), or the task is stopped"
+            )
+        print(answer)
+        code = 0
+    except KeyboardInterrupt:
+        code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; the request is taken back")
+    except Exception as error:  # the border of the program
+        code = errors.fail(*explanations.explain(error, has_debug=False))
+    sys.exit(code)
+
+
+def _check_runs(run_dir: str) -> None:
+    """Raises `UsageError` where there is no run or no such task, `RunError` where it has ended."""
+    path = os.path.join(run_dir, events.NAME)
+    if not os.path.isfile(path):
+        raise UsageError(f"{run_dir} holds no run ({events.NAME} is not there); give the --run_dir of one that trains")
+    last: dict[str, Mapping[str, Any]] = {}
+    for event, _ in events.read(path):
+        if event["event"] == "start":
+            last.clear()
+        last[event["event"]] = event
+    if end := last.get("end"):
+        raise RunError(f"{run_dir}: the run has ended at step {end['step']:,}: {end.get('reason')}")
+    start, cluster = last.get("start", {}), last.get("cluster", {})
+    if start.get("host") == socket.gethostname() and not _is_there(start.get("pid")):
+        raise RunError(f"{run_dir}: process {start['pid']} has ended without a word; start the run again")
+    names = [each.get("name") for job in ("workers", "servers") for each in cluster.get(job) or ()]
+    if FLAGS.task is not None and FLAGS.task not in (*names, "chief"):
+        raise UsageError(f"--task={FLAGS.task} is not a task of this run; use {', '.join(map(repr, names))}")
+
+
+def _is_there(pid: Any) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, TypeError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True

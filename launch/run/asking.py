@@ -1,0 +1,51 @@
+"""What a run answers to `crankshaft ask`, put together from its parts. Host code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ...engine.checkpoints import manifest
+from ...engine.hooks import Hook, Status, StopRequest, saving
+from ...engine.hooks.asked import Asked
+from ...engine.hooks.record import Record
+from ...engine.hooks.writing import Writing
+from ...engine.machine.requests import Requests
+from .progress import duration, metrics_shown
+from .session import Session
+
+
+def asked(
+    session: Session, hooks: Sequence[Hook], record: Record | None, stop: StopRequest, writing: Writing
+) -> list[Asked]:
+    """Makes the hook that answers, where the run has a folder that whoever asks can reach; see `Asked`."""
+    config, strategy, checkpoints = session.config, session.strategy, session.checkpoints
+    if checkpoints is None or config.remote:
+        return []
+    own = config.cluster.task if config.cluster else strategy.host_names[0]
+    others = {name: address for name, address in config.cluster.addresses if name != own} if config.coordinates else {}
+
+    def is_mine(kind: str, task: str | None) -> bool:
+        return task == own or (task is None and strategy.is_chief) or (kind == "profile" and task in others)
+
+    def save(status: Status) -> str:
+        saving.save(checkpoints, status, hooks)
+        return os.path.join(checkpoints.directory, f"ckpt-{status.step}{manifest.SUFFIX}")
+
+    def describe() -> str:
+        return _described(record) if record else f"{own}: step {session.state.step:,}"
+
+    folder = os.path.join(config.run_dir, "tensorboard")
+    return [Asked(Requests(config.run_dir, is_mine), writing, save, stop.request, describe, folder, others)]
+
+
+def _described(record: Record) -> str:
+    latest, goodput = record.latest, record.spent
+    if not latest:
+        return f"starting, for {duration(goodput['total'])}"
+    step, until, rate = latest["step"], latest["until_step"], latest.get("steps_per_sec")
+    parts = [f"step {step:,}" + (f"/{until:,}" if until else ""), *metrics_shown(latest["metrics"])]
+    parts += [f"epoch {latest['epoch']:.3g}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
+    parts += [f"{duration((until - step) / rate)} left"] if until and rate else []
+    parts += [f"goodput {goodput['steps'] / goodput['total']:.0%} of {duration(goodput['total'])}"]
+    return "  ".join([*parts, *([record.saved] if record.saved else [])])

@@ -1,0 +1,119 @@
+"""`crankshaft ask`: a running job answers by files in its run_dir; who asks one that can't gets one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from crankshaft.engine.machine.events import EventLog
+from crankshaft.engine.machine.requests import FOLDER, Requests, ask
+from tests.launch.conftest import MLP
+from tests.runs import newest
+
+RUN = (*MLP, "--train_steps=10000000", "--checkpoint_every_steps=0", "--eval_every_steps=0", "--progress=off")
+
+
+def traces(run_dir) -> list[str]:
+    return [path.name for path in (run_dir / "tensorboard" / "plugins" / "profile").glob("*/*.xplane.pb")]
+
+
+def test_a_running_job_answers_and_stops_clean(crank, tmp_path):
+    run_dir = tmp_path / "run"
+
+    def asked(*arguments: str):
+        return crank(run_dir, *arguments, command="ask", tensorflow=False)
+
+    program = crank.start(*RUN, f"--run_dir={run_dir}")
+    program.until(lambda: (run_dir / "events.jsonl").exists() and '"window"' in (run_dir / "events.jsonl").read_text())
+    assert "examples/s" in asked("status").ok().out
+    assert "thread MainThread:" in asked("stacks").ok().out
+    assert asked("checkpoint").ok().out.strip() == f"{run_dir}/checkpoints/ckpt-{newest(run_dir)} is written"
+    said = asked("profile").ok().out
+    first, last = (int(word.replace(",", "")) for word in (said.split()[4], said.split()[6]))
+    assert last - first == 10
+    assert len(traces(run_dir)) == 1
+    assert "--task=worker 7 is not a task of this run; use 'this process'" in asked("status", "--task=worker 7").mistake
+    assert "'profil' can't be asked for; did you mean profile" in asked("profil").mistake
+    said = asked("stop").ok().out
+    assert program.wait().ok()
+    step = json.loads((run_dir / "result.json").read_text())["step"]
+    assert said.startswith(f"the run has ended at step {step:,}, and is saved")
+    assert newest(run_dir) == step
+    assert not (run_dir / FOLDER).exists()
+    ended = asked("status")
+    assert (ended.code, ended.error) == (1, f"{run_dir}: the run has ended at step {step:,}: crankshaft ask stop")
+
+
+@pytest.mark.slow
+def test_any_worker_is_profiled_and_all_save_and_stop_at_one_step(crank, tmp_path):
+    run_dir = tmp_path / "run"
+    program = crank.start("--workers=2", "--", *RUN, f"--run_dir={run_dir}", command="local")
+    program.until(lambda: (run_dir / "events.jsonl").exists() and '"window"' in (run_dir / "events.jsonl").read_text())
+
+    def asked(*arguments: str):
+        return crank(run_dir, *arguments, command="ask", tensorflow=False).ok().out
+
+    assert "a profile of steps" in asked("profile", "--task=worker 1")
+    assert len(traces(run_dir)) == 1
+    assert "thread MainThread:" in asked("stacks", "--task=worker 1")
+    said = asked("checkpoint", "--task=worker 1")
+    assert said == f"{run_dir}/checkpoints/ckpt-{newest(run_dir)} is written\n"
+    assert "the run has ended at step" in asked("stop", "--task=worker 1")
+    assert program.wait().ok()
+    assert newest(run_dir) == json.loads((run_dir / "result.json").read_text())["step"]
+
+
+def recorded(run_dir, *events: dict) -> None:
+    run_dir.mkdir(exist_ok=True)
+    for event in events:
+        EventLog(str(run_dir / "events.jsonl")).write(**{"step": 3, **event})
+
+
+def test_who_asks_where_nobody_answers_gets_one_line(crank, tmp_path):
+    def asked(name: str):
+        return crank(tmp_path / name, "status", "--wait_seconds=0.3", command="ask", tensorflow=False)
+
+    (tmp_path / "none").mkdir()
+    assert asked("none").mistake.startswith(f"{tmp_path}/none holds no run (events.jsonl is not there)")
+    nobody = 1 << 22
+    recorded(tmp_path / "killed", {"event": "start", "pid": nobody, "host": os.uname().nodename})
+    assert asked("killed").error == f"{tmp_path}/killed: process {nobody} has ended without a word; start the run again"
+    recorded(tmp_path / "quiet", {"event": "start", "pid": 1, "host": "elsewhere"})
+    assert asked("quiet").error.startswith(f"{tmp_path}/quiet: no answer in 0.3 s")
+    assert [path.name for path in (tmp_path / "quiet").iterdir()] == ["events.jsonl"]
+
+
+def test_only_small_regular_files_of_known_words_are_requests(tmp_path):
+    requests = Requests(str(tmp_path), lambda kind, task: task is None)
+    assert requests.take() == []
+    folder, later = tmp_path / FOLDER, time.time() + 100
+    folder.mkdir()
+
+    def put(number: int, content: str) -> None:
+        (folder / f"{number:016x}.request").write_text(content)
+
+    good = {"kind": "status", "task": None, "until": later}
+    put(1, json.dumps(good))
+    wrongs = [{"kind": "rm -rf"}, {"task": "worker 1"}, {"task": 3}, {"until": 0.0}, {"until": None}]
+    for number, wrong in enumerate(wrongs):
+        put(2 + number, json.dumps({**good, **wrong}))
+    put(10, json.dumps(good) + " " * 5000)
+    put(11, "[" * 4000)
+    os.mkfifo(folder / f"{12:016x}.request")
+    (folder / f"{13:016x}.request").symlink_to("/dev/zero")
+    assert [request.number for request in requests.take()] == [f"{1:016x}"]
+    assert requests.take() == []  # each once
+
+
+def test_an_asker_that_is_ended_takes_its_request_back(crank, tmp_path):
+    recorded(tmp_path / "run", {"event": "start", "pid": 1, "host": "elsewhere"})
+    program = crank.start(tmp_path / "run", "stop", command="ask", tensorflow=False)
+    program.until(lambda: (tmp_path / "run" / FOLDER).exists() and any((tmp_path / "run" / FOLDER).iterdir()))
+    program.send(signal.SIGINT)
+    assert program.wait().error == "interrupted; the request is taken back"
+    assert not (tmp_path / "run" / FOLDER).exists()
+    assert ask(str(tmp_path / "run"), "status", None, 0.01) is None
