@@ -80,6 +80,8 @@ class Held:
                 stack.enter_context(config.remote.pushing())
             lock = stack.enter_context(process.lock(config.run_dir)) if config.writes_run else None
             stack.push(self._record_end)
+            if config.metrics_port is not None:
+                self._serve_metrics(stack)
             early = config.input and not own_files.is_path(config.input) and config.mode != "generate"
             loaded = datas.load(config) if early else None
             strategy = self._start(stack)
@@ -225,6 +227,18 @@ class Held:
 
         began = time.monotonic() - process.age_seconds() if self.config.owns_process else self._began
         return training.Training(self.session, hooks, lock.check if lock else None, began)
+
+    def _serve_metrics(self, stack: contextlib.ExitStack) -> None:
+        from .run import metrics
+
+        config, cluster = self.config, self.config.cluster
+        port, task = config.metrics_port, cluster.task if cluster else "chief"
+        port += cluster.index if cluster and port and cluster.is_on_one_host else 0
+        about = {"model": config.model or "", "strategy": config.strategy, "run_dir": config.given_run_dir or ""}
+        about |= {"task": task}
+        port = stack.enter_context(metrics.serving(port, config.bind or "", lambda: self.training, about))
+        if config.is_chief and config.progress != "off":
+            print(f"metrics: http://{config.bind or '127.0.0.1'}:{port}/metrics", flush=True)
 
     def _record_end(self, kind, error, trace) -> None:
         if self.training is not None:

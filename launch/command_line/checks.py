@@ -26,6 +26,7 @@ def check(config: Config) -> None:
     Only hosts whose names have no address yet are waited for.
     """
     _check_strategy(config)
+    _check_metrics(config)
     _check_amounts(config)
     _check_sync_periods(config)
     _check_monitor(config)
@@ -45,6 +46,16 @@ def check(config: Config) -> None:
         check_generation(config)
     else:
         _check_data_dirs(config)
+
+
+def _check_metrics(config: Config) -> None:
+    if config.bind and config.cluster is None and config.metrics_port is None:
+        raise UsageError(f"--bind={config.bind} has no use without several tasks or --metrics_port; leave it out")
+    if config.metrics_port is not None and not config.trains:
+        line = f"--metrics_port={config.metrics_port} has no use with --mode={config.mode}"
+        raise UsageError(f"{line}; it serves a run that trains, so leave it out")
+    if config.metrics_port is not None and importlib.util.find_spec("prometheus_client") is None:
+        raise UsageError("--metrics_port needs prometheus_client; pip install 'crankshaft[monitor]'")
 
 
 def check_named(config: Config) -> None:

@@ -269,7 +269,6 @@ class Flags:
         "This host's address at which Crankshaft's own sockets listen; TensorFlow's servers listen on all.",
         wants="an IP address",
         rule=rules.ip_address,
-        use=_CLUSTERS,
         of_call=True,
         may_differ=True,
     )
@@ -458,6 +457,15 @@ class Flags:
     )
     debug: bool = _shown(
         _boolean, False, "Check shapes and labels in each step; full tracebacks.", of_call=True, may_differ=True
+    )
+    metrics_port: int | None = _shown(
+        _integer,
+        None,
+        "Serve Prometheus at this port, on loopback or --bind's address; several tasks on one host each at the next.",
+        lower=0,
+        upper=65535,
+        of_call=True,
+        may_differ=True,
     )
     check_sync_every_steps: int = _shown(
         _integer,

@@ -1,0 +1,115 @@
+"""Serves a run's figures to Prometheus, at /metrics. Host code; nothing here starts TensorFlow.
+
+What is served is what the record's newest window has: a scrape costs the steps nothing. Names and units are by
+Prometheus's conventions (https://prometheus.io/docs/practices/naming): seconds, bytes, ratios, counters in _total.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..errors import UsageError
+
+_LOOPBACK = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def serving(port: int, address: str, training: Callable[[], Any], about: dict[str, str]) -> Iterator[int]:
+    """Serves /metrics within, in a thread; yields the port.
+
+    Args:
+      port: to listen at; 0 takes a free one.
+      address: of this host; empty is loopback's.
+      training: returns the run's `Training`, None before there is one.
+      about: labels that name the run.
+
+    Raises:
+      UsageError: the port can't be had.
+    """
+    import prometheus_client
+
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(_Collector(training, about))
+    prometheus_client.ProcessCollector(registry=registry)  # memory, CPU time, open files
+    try:
+        server, thread = prometheus_client.start_http_server(port, address or _LOOPBACK, registry)
+    except OSError as error:
+        raise UsageError(
+            f"--metrics_port={port}: {address or _LOOPBACK}:{port} can't be listened at ({error.strerror}); use another"
+        ) from None
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Collector:
+    """Makes the figures of a run when they are scraped."""
+
+    def __init__(self, training: Callable[[], Any], about: dict[str, str]):
+        self._training, self._about = training, about
+
+    def describe(self) -> list:
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import InfoMetricFamily
+
+        yield InfoMetricFamily("crankshaft_run", "The run.", value=self._about)
+        if (training := self._training()) is None:
+            return
+        yield _gauge("step", "Updates done.", training.session.state.step)
+        if training.session.train_steps:
+            yield _gauge("until_step", "The last step of the run.", training.session.train_steps)
+        if training.record is not None:
+            yield from _of_record(training.record)
+
+
+def _of_record(record) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily
+
+    spent, window = record.spent, record.latest
+    total = spent.pop("total")
+    seconds = CounterMetricFamily("crankshaft_spent_seconds", "Wall time, by what it went to.", labels=["kind"])
+    for kind, value in spent.items():
+        seconds.add_metric([kind], value)
+    yield seconds
+    yield _gauge("goodput_ratio", "Steps' share of the time since the first start.", spent["steps"] / max(total, 1e-9))
+    yield CounterMetricFamily("crankshaft_restarts", "Starts after the first.", value=record.past.incarnations)
+    if record.saved:
+        text = "When the newest checkpoint was written: time() less this is its age."
+        yield _gauge("checkpoint_timestamp_seconds", text, record.saved_at)
+    for name, (key, text) in {
+        "epoch": ("epoch", "Passes over the data."),
+        "steps_per_second": ("steps_per_sec", "Updates a second."),
+        "examples_per_second": ("examples_per_sec", "Examples a second."),
+        "input_wait_ratio": ("input_wait_fraction", "Share of the time that steps wait for input."),
+        "reduce_wait_ratio": ("reduce_fraction", "Share of workers' time that they wait for each other."),
+        "learning_rate": ("learning_rate", "The learning rate."),
+    }.items():
+        if window.get(key) is not None:
+            yield _gauge(name, text, window[key])
+    yield _gauge("metric", "Means of the metrics in the newest window.", window.get("metrics", {}), "name")
+    for name, text in {
+        "step": "A worker's time for a step.",
+        "input_wait": "Of a step, a worker's wait for input.",
+        "reduce_wait": "Of a step, a worker's wait for the others.",
+    }.items():
+        values = {row["name"]: row[f"{name}_ms"] / 1e3 for row in window.get("workers", ()) if f"{name}_ms" in row}
+        yield _gauge(f"worker_{name}_seconds", text, values, "worker")
+
+
+def _gauge(name: str, text: str, value, label: str | None = None) -> Any:
+    """Makes a gauge of a number, or of one for each value of a label."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    if label is None:
+        return GaugeMetricFamily(f"crankshaft_{name}", text, value=float(value))
+    gauge = GaugeMetricFamily(f"crankshaft_{name}", text, labels=[label])
+    for each, number in value.items():
+        gauge.add_metric([each], float(number))
+    return gauge
