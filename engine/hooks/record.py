@@ -199,7 +199,7 @@ class Record(Hook):
     ) -> None:
         """Writes a window; reads what calls returned, and so waits for the device. In the thread."""
         (elapsed, compiling, aside), calls = time_spent, (window.seconds, window.steps)
-        rows = _named(status.strategy.host_names, workers.take()) or figures.pop("workers", None)
+        rows = _named(status.strategy.worker_names, workers.take())
         waited, waiting = _waits(rows, window) if rows else (window.input.get("input_wait_fraction", 0.0), 0.0)
         self._goodput.add(elapsed, calls, compiling, waited * window.seconds, waiting * window.seconds, aside)
         if not window.calls:
@@ -207,7 +207,7 @@ class Record(Hook):
         rates = {**window.speeds, **window.input}
         step_ms = 1e3 * window.seconds / max(1, window.steps)
         input_ms = step_ms * window.input.get("input_wait_fraction", 0.0)
-        alone = {"name": status.strategy.host_names[0], "step_ms": step_ms, "input_wait_ms": input_ms}
+        alone = {"name": status.strategy.worker_names[0], "step_ms": step_ms, "input_wait_ms": input_ms}
         values = dict(
             epoch=status.step / status.steps_per_epoch,
             seconds=seconds,
@@ -256,14 +256,22 @@ def _named(names: Sequence[str], rows: list[dict[str, float]]) -> list[dict[str,
 
 
 def _waits(rows: list[dict[str, Any]], window: Window) -> tuple[float, float]:
-    """Returns the shares of the time for which workers, on average, waited for input, and for the slowest of them."""
-    a_step = 1e3 * window.seconds / max(1, window.steps)
-    if not a_step:
+    """Returns the shares of the time for which workers, on average, waited for input, and for others.
+
+    In step that is for the slowest of them. Around parameter servers, where each goes on by itself, a worker that is at
+    nothing waits for those whose updates are to be there first.
+    """
+    if not window.seconds:
         return 0.0, 0.0
-    reduce = [row.get("reduce_wait_ms", 0.0) for row in rows]
-    waited = sum(row.get("input_wait_ms", 0.0) for row in rows) / len(rows)
+
+    def share(name: str) -> list[float]:
+        return [1e-3 * row.get(name, 0.0) * row.get("steps", window.steps) / window.seconds for row in rows]
+
+    waited, reduce = sum(share("input_wait_ms")) / len(rows), share("reduce_wait_ms")
+    if "lag" in rows[0]:
+        return waited, max(0.0, 1.0 - sum(share("step_ms")) / len(rows))
     # What the slowest waits too is the exchange itself.
-    return waited / a_step, (sum(reduce) / len(rows) - min(reduce)) / a_step
+    return waited, sum(reduce) / len(rows) - min(reduce)
 
 
 def _reduce_fraction(rows: list[dict[str, Any]] | None) -> float | None:

@@ -51,11 +51,11 @@ class Stragglers(Hook):
             self._began = self._clock()
 
     def _look(self, step: int) -> None:
-        rows = self._window.take()
-        if not all("own_ms" in each for each in rows):
+        rows = {worker: each for worker, each in enumerate(self._window.take()) if "own_ms" in each}
+        if len(rows) < 2:
             return
-        for worker, figures in enumerate(rows):
-            others = statistics.median(each["own_ms"] for i, each in enumerate(rows) if i != worker)
+        for worker, figures in rows.items():
+            others = statistics.median(each["own_ms"] for other, each in rows.items() if other != worker)
             is_slow = figures["own_ms"] > self._ratio * others
             self._slow[worker] = self._slow[worker] + 1 if is_slow else 0
             if self._slow[worker] and self._slow[worker] % self._windows == 0:
@@ -67,4 +67,5 @@ class Stragglers(Hook):
                     figures["own_ms"],
                     figures["input_wait_ms"],
                     others,
+                    extra={"task": self._names[worker]},
                 )

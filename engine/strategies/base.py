@@ -49,6 +49,11 @@ class Processes:
     host: int = 0
 
     @property
+    def worker_names(self) -> Sequence[str]:
+        """What messages call those that compute: these processes, or others that do so for them."""
+        return self.host_names
+
+    @property
     def num_hosts(self) -> int:
         """How many processes train together."""
         return len(self.host_names)

@@ -24,7 +24,7 @@ _MEASURED = ("seconds", "input_seconds", "steps")
 class WorkerRows:
     """The rows of one call, unread. Reading waits for the devices."""
 
-    def __init__(self, names: list[str], tensor: tf.Tensor):
+    def __init__(self, names: list[str], tensor: tf.Tensor | np.ndarray):
         self._names = names
         self._tensor = tensor
         self._rows: list[dict[str, float]] | None = None
@@ -50,7 +50,7 @@ class WorkerWindow:
     def __init__(self):
         self._unread: list[WorkerRows] = []
         self._sums: list[dict[str, float]] = []
-        self._norms: list[float] = []
+        self._norms: list[float | None] = []
 
     def add(self, rows: WorkerRows) -> None:
         self._unread.append(rows)
@@ -65,7 +65,7 @@ class WorkerWindow:
                 {name: before[name] + row[name] for name in row}
                 for before, row in zip(self._sums, figures, strict=True)
             ]
-            self._norms = [row["gradient_norm"] for row in figures]
+            self._norms = [row.get("gradient_norm") for row in figures]
         del self._unread[: max(0, done)]
 
     def take(self) -> list[dict[str, float]]:
@@ -74,20 +74,29 @@ class WorkerWindow:
         Returns:
           A dictionary for each worker, none if no call was added: milliseconds a step `step_ms` (all of it), `own_ms`
           (without waiting for other workers), `reduce_wait_ms`, these three not of GPUs; `input_wait_ms`; and
-          `gradient_norm`, of the newest call's last step.
+          `gradient_norm`, of the newest call's last step. Around parameter servers without these two, and of a worker
+          that has done nothing without times, but with `steps`, `lag` (the steps that the fastest did more) and
+          `staleness`: how many updates of others came between its pull and its push, on average.
         """
         self._read_all_but(0)
         sums, self._sums = self._sums, []
-        return [_figures(row, norm) for row, norm in zip(sums, self._norms, strict=bool(sums))]
+        most = max((row["steps"] for row in sums), default=0.0)
+        return [_figures(row, norm, most) for row, norm in zip(sums, self._norms, strict=bool(sums))]
 
 
-def _figures(sums: dict[str, float], norm: float) -> dict[str, float]:
+def _figures(sums: dict[str, float], norm: float | None, most_steps: float) -> dict[str, float]:
     a_step = 1e3 / max(1.0, sums["steps"])
-    figures = {"input_wait_ms": a_step * sums["input_seconds"], "gradient_norm": norm}
-    if "seconds" in sums:
+    figures = {"input_wait_ms": a_step * sums["input_seconds"]}
+    if norm is not None:
+        figures["gradient_norm"] = norm
+    if "seconds" in sums and sums["steps"]:
         figures["step_ms"] = a_step * sums["seconds"]
-        figures["own_ms"] = a_step * (sums["seconds"] - sums["reduce_seconds"])
+        figures["own_ms"] = a_step * (sums["seconds"] - sums.get("reduce_seconds", 0.0))
+    if "reduce_seconds" in sums:
         figures["reduce_wait_ms"] = a_step * sums["reduce_seconds"]
+    if "staleness" in sums:
+        figures |= {"steps": sums["steps"], "lag": most_steps - sums["steps"]}
+        figures["staleness"] = sums["staleness"] / max(1.0, sums["steps"])
     return figures
 
 

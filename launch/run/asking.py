@@ -22,7 +22,7 @@ def asked(
     config, strategy, checkpoints = session.config, session.strategy, session.checkpoints
     if checkpoints is None or config.remote:
         return []
-    own = config.cluster.task if config.cluster else strategy.host_names[0]
+    own = config.cluster.task if config.cluster else strategy.worker_names[0]
     others = {name: address for name, address in config.cluster.addresses if name != own} if config.coordinates else {}
 
     def is_mine(kind: str, task: str | None) -> bool:

@@ -28,7 +28,7 @@ def record(session: Session, writing: Writing, began: float) -> Record:
         "cluster": {
             "strategy": where["name"],
             "replicas": where["replicas"],
-            "workers": workers or [{"name": session.strategy.host_names[0], "address": None}],
+            "workers": workers or [{"name": session.strategy.worker_names[0], "address": None}],
             "servers": servers,
         },
     }

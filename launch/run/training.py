@@ -481,8 +481,8 @@ def _guards(session: Session) -> list[Hook]:
     guards: list[Hook] = []
     if strategy.num_replicas > 1 and session.config.check_sync_every_steps:
         guards.append(SyncCheck(session.config.check_sync_every_steps, names))
-    if strategy.num_hosts > 1 and strategy.is_chief:
-        guards.append(Stragglers(strategy.host_names))
+    if len(strategy.worker_names) > 1 and strategy.is_chief:
+        guards.append(Stragglers(strategy.worker_names))
     guards.append(InputBound(session.faster_input))
     return guards
 

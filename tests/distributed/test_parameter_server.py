@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from crankshaft.engine.machine.events import read
 from tests import runs
 from tests.distributed.jobs import ROOT, STEPS_PER_EPOCH, Job, check_updates, start, variable
 
@@ -34,6 +35,37 @@ def test_an_undisturbed_run_sees_each_example_once_an_epoch_and_an_evaluator_eac
     servers_files = runs.manifests(job.run_dir)[-1]["files"]
     assert len(servers_files) > 2  # the index, and a file each for the two servers at least
     assert job.left == []
+    windows = [event for event, _ in read(job.run_dir / "events.jsonl") if event["event"] == "window"]
+    workers = [row for window in windows for row in window["workers"]]
+    assert {row["name"] for row in workers} == {"worker 0", "worker 1"}
+    assert sum(row["steps"] for row in workers) == steps
+    assert all(row["step_ms"] > 0 for row in workers if row["steps"])
+    assert sum(sum(window["staleness"].values()) for window in windows) == steps
+    servers = windows[-1]["servers"]
+    assert [server["bytes"] for server in servers] == job.result["server_bytes"]
+    assert [server["name"] for server in servers] == ["ps 0", "ps 1"]
+    assert servers[0]["seconds"] > 0
+
+
+@pytest.mark.slow
+def test_a_slow_worker_is_named(start):
+    """Three of four tenths of a second it is stopped."""
+    job = start("run", "--mode=train", "--train_steps=10000000", "--checkpoint_every_steps=0", local=("--ps=1",))
+    job.until(lambda: "step " in job.output)
+
+    def slowed() -> bool:
+        job.send("worker 1", signal.SIGSTOP)
+        time.sleep(0.3)
+        job.send("worker 1", signal.SIGCONT)
+        time.sleep(0.1)
+        return "worker 1 is slow: " in job.output
+
+    job.until(slowed)
+    assert "worker 0 is slow: " not in job.output
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 143
+    warned = [event for event, _ in read(job.run_dir / "events.jsonl") if event["event"] == "warning"]
+    assert "worker 1" in {event["task"] for event in warned}
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from ..inner_loop import InnerLoop
 from .feed import Took, timestamp_after
 
 COUNT_SCOPE = "count_step"  # of the ops that count a step, by which a trace's steps are known
+LAGS = 16  # of staleness: updates with 0, 1, ... of others between their pull and their push, and with 15 or more
 PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lanes
 
 
@@ -51,10 +52,12 @@ class Returned(NamedTuple):
 
     Attributes:
       sums: [rows, 2], the metrics' sums over the steps that this run of it did, and the scores that it keeps.
-      staleness: the sum over these steps, and the most, of the updates by others between a step's pull and its push.
+      staleness: the sum over these steps, and the most, of the updates by others between a step's pull and its push;
+        then how many steps had 0, 1, ... of them (`LAGS`).
       first: the first of these steps.
       starts: how often the lease was begun, by the counters; 0 where they do not count it.
       seconds: the time that it took in all.
+      worker: which one ran it.
       took: a `Took`, as [4] in the graph.
     """
 
@@ -63,14 +66,16 @@ class Returned(NamedTuple):
     first: Any
     starts: Any
     seconds: Any
+    worker: Any
     took: Any
 
     @classmethod
     def unpacked(cls, vector: np.ndarray) -> Returned:
-        sums, staleness, numbers, took = np.split(vector, [-9, -7, -4])
-        first, starts, seconds = numbers.tolist()
+        sums, staleness, numbers, input_took = np.split(vector, [-10 - LAGS, -8, -4])
+        first, starts, seconds, worker = numbers.tolist()
         staleness = staleness.astype(np.int64).tolist()
-        return cls(sums.reshape(-1, 2), staleness, int(first), int(starts), seconds, Took(*took.tolist()))
+        took = Took(*input_took.tolist())
+        return cls(sums.reshape(-1, 2), staleness, int(first), int(starts), seconds, int(worker), took)
 
 
 class Counters:
@@ -215,8 +220,8 @@ class LeaseLoop(InnerLoop):
             return step + 1, self._added(sums, result)
 
         (_, sums), took = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
-        nothing = tf.zeros([2], tf.int64)
-        return Returned(self._total(sums), nothing, lease.first, nothing[0], tf.zeros([]), took)
+        nothing = tf.zeros([2 + LAGS], tf.int64)
+        return Returned(self._total(sums), nothing, lease.first, nothing[0], tf.zeros([]), worker, took)
 
     def _run_steps(self, operands, stop, body, state: tuple) -> tuple:
         """Runs body(operands, *state) -> state up to step `stop`, as `feed.through`; the state begins with the step."""
@@ -268,11 +273,11 @@ class UpdateLoop(LeaseLoop):
             # It pulled before it, or at the end of the one before it: in any case about when it began.
             return step, self._added(sums, result), staleness, _on_worker(pulled), counts
 
-        start = (first, zeros, tf.zeros([2], tf.int64), pulled, counts)
+        start = (first, zeros, tf.zeros([2 + LAGS], tf.int64), pulled, counts)
         (last, sums, staleness, _, pulled_at), took = self._run_steps(operands, lease.stop, body, start)
         counts = counters.add(a_step * tf.cast(last > first, tf.int64))
         staleness = _with_step(staleness, last > first, counts, pulled_at)
-        return Returned(self._total(sums), staleness, first, starts, tf.zeros([]), took)
+        return Returned(self._total(sums), staleness, first, starts, tf.zeros([]), worker, took)
 
     def _more_specs(self, pulled: list[tf.Tensor]) -> tuple:
         return *super()._more_specs(pulled), tf.TensorSpec(self._counters.counts.shape, tf.int64)
@@ -303,6 +308,8 @@ def _on_worker(tensors):
 
 
 def _with_step(staleness, done, counts, pulled_at) -> tf.Tensor:
-    """Adds the staleness of a step, if it is `done`, to [sum, most]: all updates since its pull but its own."""
+    """Adds the staleness of a step, if it is `done`, to that of `Returned`: all updates since its pull but its own."""
     by_others = tf.where(done, counts[0] - pulled_at[0] - 1, 0)
-    return tf.stack([staleness[0] + by_others, tf.maximum(staleness[1], by_others)])
+    lag = tf.where(done, tf.minimum(by_others, LAGS - 1), -1)  # -1 is none of them
+    head = tf.stack([staleness[0] + by_others, tf.maximum(staleness[1], by_others)])
+    return tf.concat([head, staleness[2:] + tf.one_hot(lag, LAGS, dtype=tf.int64)], 0)

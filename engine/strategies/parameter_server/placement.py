@@ -63,7 +63,7 @@ class Placement:
         """
         with self._distribution.scope():
             made = [tf.Variable(0, trainable=False, name=f"anchor_{server}") for server in range(len(self.loads))]
-        self._anchors = sorted(made, key=lambda variable: _server_of(variable.device))
+        self._anchors = sorted(made, key=lambda variable: server_number(variable.device))
 
     def plan(self, make: Callable[[], Any]) -> None:
         """Finds out, before `make` makes variables, how large they will be, and which server is to have each."""
@@ -108,7 +108,7 @@ class Placement:
             # What the strategy's `colocate_vars_with` does.
             keywords["colocate_with"] = self._anchors[self._server_for(name, path, size)]
         variable = next_creator(**keywords)
-        server = _server_of(variable.device)
+        server = server_number(variable.device)
         self.table.append(Placed(path, size, server, beside))
         self.loads[server] += size
         return variable
@@ -121,7 +121,7 @@ class Placement:
 
     def _wanted(self, device: str | None, path: str) -> int | None:
         """Returns the server that the user wants for a variable."""
-        if (there := _server_of(device)) is not None:
+        if (there := server_number(device)) is not None:
             return there
         return next((server for pattern, server in self._rules if pattern.search(path)), None)
 
@@ -202,7 +202,8 @@ def rehearsed(make: Callable[[], Any]) -> list[Rehearsed]:
     return list(by_op.values())
 
 
-def _server_of(device: str | None) -> int | None:
+def server_number(device: str | None) -> int | None:
+    """Returns the number of the server that a device is on; None for one that is on none."""
     task = re.search(r"/job:ps\b.*/task:(\d+)", device or "")
     return int(task[1]) if task else None
 

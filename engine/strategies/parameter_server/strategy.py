@@ -31,14 +31,16 @@ from ..base import Measured
 from ..feed_options import FeedOptions
 from ..inner_loop import LoopResult
 from ..pacing import Pace
+from ..workers import WorkerRows
 from . import sources
 from .coordinator import Cluster, Done, Leases, lease_seconds, quiet_tensorflow
 from .feed import LentWorkersFeed, ReadByWorkersFeed, SentFeed, Workers
-from .leases import Lease, LeaseLoop, Pull, UpdateLoop
-from .placement import Placement, Rule
+from .leases import LAGS, Lease, LeaseLoop, Pull, UpdateLoop
+from .placement import Placement, Rule, server_number
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
 _WAIT_SECONDS = 1.0
+_ROW = ("seconds", "input_seconds", "steps", "staleness")  # of a worker's leases that came back in a call
 _BOUND = ("train_feed", "_train_loop", "eval_feed", "_eval_loop", "_evaluations")  # see `lent`
 _SENT = "the coordinator reads it, and sends each worker the examples of its steps"
 
@@ -102,6 +104,8 @@ class ParameterServer(Measured):
         self._coordinator: Any = None
         self._leases: Leases | None = None
         self._updates = self._staleness = self._most_stale = 0  # how many so far; their staleness, its sum and most
+        self._lags = np.zeros(LAGS, np.int64)  # of updates since `activity` was called
+        self._answer_seconds: dict[int, float] = {}  # by server, of its newest answer
         self._steps_per_loop = steps_per_loop
         self._next_step = 0  # the first that is not handed out
         self._lease_seconds = 0.0  # for which workers wait: where a stream is read, of this process
@@ -117,6 +121,10 @@ class ParameterServer(Measured):
     @property
     def replica_names(self) -> list[str]:
         return [f"worker {worker}" for worker in range(len(self.cluster.workers))]
+
+    @property
+    def worker_names(self) -> list[str]:
+        return self.replica_names
 
     def describe(self) -> dict:
         return {
@@ -142,6 +150,19 @@ class ParameterServer(Measured):
         """Returns figures for TensorBoard: the counts of leases, and the staleness of updates, so far."""
         leases = {f"leases/{name}": value for name, value in dataclasses.asdict(self._leases.ledger).items()}
         return leases | {f"staleness/{name}": value for name, value in self.staleness.items()}
+
+    def activity(self) -> dict[str, Any]:
+        lags, self._lags = self._lags, np.zeros(LAGS, np.int64)
+        rows: list[dict[str, int]] = [{} for _ in self.cluster.servers]
+        for table in self._holdings.tables.values():
+            for shard in table.shards:
+                there = rows[server_number(shard.device)]
+                there[table.name] = there.get(table.name, 0) + shard.shape[0]
+        servers = [
+            {"name": f"ps {server}", "seconds": self._answer_seconds.get(server), "bytes": size, "rows": rows[server]}
+            for server, size in enumerate(self.placement.loads)
+        ]
+        return {"servers": servers, "staleness": {lag: int(count) for lag, count in enumerate(lags) if count}}
 
     def report(self) -> dict:
         """Returns what a run's result says of it: leases, staleness in updates, bytes on each server."""
@@ -178,7 +199,9 @@ class ParameterServer(Measured):
 
     def _ask(self, server: int) -> None:
         if self._coordinator is not None:
+            before = time.monotonic()
             answers.ask("ps", server)
+            self._answer_seconds[server] = time.monotonic() - before
 
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
@@ -342,7 +365,11 @@ class ParameterServer(Measured):
             all_done = self.in_step and (self._ending or self._next_step >= step + limit)
             if done and (all_done or time.monotonic() - began >= _CALL_SECONDS):
                 break
+        rows = np.zeros([len(self.cluster.workers), len(_ROW)])
         for lease, returned in done:
+            updates = lease.stop - returned.first
+            rows[returned.worker] += (returned.seconds, returned.took.seconds, updates, returned.staleness[0])
+            self._lags += returned.staleness[2:]
             self._updates += lease.stop - returned.first
             self._staleness += returned.staleness[0]
             self._most_stale = max(self._most_stale, returned.staleness[1])
@@ -353,7 +380,8 @@ class ParameterServer(Measured):
         self._state.advance(steps)
         waited = sum(each.returned.took.seconds for each in done) / len(self.cluster.workers) + self._lease_seconds
         self._lease_seconds = 0.0
-        return LoopResult(_summed(self._train_loop.names, done), steps, waited, compiles=compiles)
+        sums = _summed(self._train_loop.names, done)
+        return LoopResult(sums, steps, waited, WorkerRows([*_ROW], rows), compiles)
 
     def _fill(self, end: int) -> None:
         """Hands out steps up to `end` while there is room; where staleness is bounded, a round once all are back."""
