@@ -64,7 +64,8 @@ def test_each_line_of_a_real_run_is_as_the_page_says(killed_and_resumed):
     steps = [event["step"] for event in windows]
     assert steps == sorted(set(steps))  # what was past the checkpoint is cut, and done once more
     assert windows[-1]["metrics"]["loss"] < windows[0]["metrics"]["loss"]
-    assert {event["step"] for event in events if event["event"] == "checkpoint"} >= {400, steps[-1]}
+    # Not the one of step 400: the kill may have come between the checkpoint's files and its line.
+    assert steps[-1] in {event["step"] for event in events if event["event"] == "checkpoint"}
 
 
 def test_what_a_runs_time_went_to_adds_up_over_a_kill(killed_and_resumed):
