@@ -20,14 +20,17 @@ from .track import Track
 VERSION = 1  # of the schema, in `start`
 _LONGEST_LINE = 16 << 20
 _LONGEST_TEXT = 500
+_HUGE = 1e300
 _MOST_WORKERS = 10_000
 _MOST_NOTES = 200  # of each kind
 _MOST_VALUES = 500  # of a mapping
 _POINTS, _LANE_POINTS = 600, 100
 # A longer record's windows are read without their workers' figures, but for as many as these bytes hold.
-_WORKERS_BYTES = 16 << 20
+_WORKERS_BYTES = 8 << 20
 _WINDOW = re.compile(rb'\{"event": ?"window"')
 _FIGURES = ("step_ms", "input_wait_ms", "reduce_wait_ms", "gradient_norm", "staleness", "lag")
+_TIME = ("", "time")  # the lanes' column
+_SAID = ("start", "config", "cluster", "window", "end")
 _NOTES = ("start", "restart", "fault", "warning", "checkpoint", "end")
 _TAIL = 64  # bytes before the place read up to, by which a file that was cut and grew again is known
 _SLOW = 1.5  # times the median of all workers' steps
@@ -57,14 +60,14 @@ class Record:
     def _begin(self, identity: tuple[int, int] | None) -> None:
         self.read = 0.0
         self._identity = identity
-        self._offset = self._cut = 0
+        self._offset = 0
         self._tail = b""
         self._is_in_long = False  # within a line that is too long to be read
         self._with_workers = 0  # bytes of lines whose workers' figures were read
         self._is_current = False  # whether all was read that was there at first
         self._heard = self._clock()  # when the run last wrote
         self._starts = 0
-        self._said: dict[str, dict[str, Any]] = {}  # the newest start, config, cluster, window, end
+        self._said: dict[str, dict[str, Any]] = {}  # the newest of each of `_SAID`
         self._windows = Track(_POINTS, _MOST_VALUES, _is_last)
         self._evaluations = Track(_POINTS, _MOST_VALUES, _is_last)
         self._lanes = Track(_LANE_POINTS, 1 + _MOST_WORKERS * len(_FIGURES), _is_last)
@@ -72,7 +75,7 @@ class Record:
         self._workers: dict[str, dict[str, Any]] = {}
         self._faults: dict[str, tuple[str, Any]] = {}  # by task: text, state
         self._periods = collections.deque[float](maxlen=20)  # seconds between two windows
-        self._said_at = math.nan  # the newest window's time, or the start's
+        self._window_time = self._time = math.inf  # the newest window's, or the start's; the newest event's
 
     @property
     def revision(self) -> tuple:
@@ -111,7 +114,7 @@ class Record:
             self._offset += len(line)
             self._tail = line[-_TAIL:]
         if self._offset != before:
-            self._heard = self._clock() if self._is_current else min(self._clock(), self._last("time"))
+            self._heard = self._clock() if self._is_current else min(self._clock(), self._time)
         self._is_current = self._is_current or self.read == 1.0
         self.read = self.read or min(1.0, self._offset / size)
 
@@ -121,61 +124,58 @@ class Record:
         file.seek(self._offset - len(self._tail))
         return file.read(len(self._tail)) != self._tail
 
-    def _last(self, name: str) -> float:
-        values = [_number(each.get(name)) for each in self._said.values()]
-        return max((value for value in values if not math.isnan(value)), default=math.nan)
-
     # -- A line ------------------------------------------------------------------------------------------------------
 
     def _take(self, line: bytes, size: int) -> None:
         if _WINDOW.match(line):
             room = min(1.0, _WORKERS_BYTES / size) * self._offset
-            if self._with_workers <= room or self._offset + 2 * len(line) > size:
-                self._with_workers += len(line)
-            else:
-                line = _without_workers(line)
-        event = _parsed(line)
-        kind = event.get("event")
-        if not isinstance(kind, str) or math.isnan(_number(event.get("time"))):
+            has_workers = self._with_workers <= room or self._offset + 2 * len(line) > size
+            self._with_workers += has_workers * len(line)
+            given = not has_workers and _parsed(_without_workers(line)) or _parsed(line)
+        else:
+            given = _parsed(line)
+        workers = [each for each in _listed(given.pop("workers", None)) if isinstance(each, dict)][:_MOST_WORKERS]
+        event = _bounded(given)
+        kind, task, time = event.get("event"), event.get("task"), _number(event.get("time"))
+        if not isinstance(kind, str) or time is None:
             return
-        if kind in ("start", "config", "cluster", "window", "end"):
-            self._said[kind] = {key: value for key, value in event.items() if key != "workers"}
+        self._time = time
+        if kind in _SAID:
+            self._said[kind] = event
         if kind in self._notes:
-            self._notes[kind].append(_note(event))
+            self._notes[kind].append({key: each for key, each in event.items() if not isinstance(each, dict | list)})
         if kind == "start":
             self._starts += 1
             self._said.pop("end", None)
             self._periods.clear()
-            self._said_at = event["time"]
+            self._window_time = time
         elif kind == "cluster":
-            named = [_text(each.get("name")) for each in _mappings(event.get("workers"))][:_MOST_WORKERS]
-            self._workers = {name: {"seen": math.nan, "figures": {}} for name in named}
+            self._workers = {_bounded(str(each.get("name"))): {"seen": math.inf, "figures": {}} for each in workers}
             self._faults.clear()
-        elif kind in ("fault", "restart") and isinstance(event.get("task"), str):
-            self._faults[_text(event["task"])] = (_text(event.get("text") or event.get("cause")), event.get("state"))
+        elif kind in ("fault", "restart") and isinstance(task, str):
+            self._faults[task] = (str(event.get("text") or event.get("cause")), event.get("state"))
         elif kind == "warning" and event.get("state") == "answers":
-            self._faults.pop(_text(event.get("task")), None)
+            self._faults.pop(str(task), None)
         elif kind == "evaluation":
             self._evaluations.add(_flat(event))
         elif kind == "window":
-            self._take_window(event)
+            self._windows.add(_flat(event))
+            self._periods.append(time - self._window_time)
+            self._window_time = time
+            self._take_workers(workers, time)
 
-    def _take_window(self, event: Mapping[str, Any]) -> None:
-        row = _flat(event)
-        self._windows.add(row)
-        self._periods.append(row["time"] - self._said_at)
-        self._said_at = row["time"]
-        lane = {("", "time"): row["time"]}
-        for each in _mappings(event.get("workers")):
-            name = _text(each.get("name"))
+    def _take_workers(self, workers: list[dict[str, Any]], time: float) -> None:
+        lane: dict[Any, float] = {_TIME: time}
+        for each in workers:
+            name = _bounded(str(each.get("name")))
             if name not in self._workers and len(self._workers) >= _MOST_WORKERS:
                 continue
-            figures = {key: value for key in _FIGURES if not math.isnan(value := _number(each.get(key)))}
-            self._workers[name] = {"seen": row["time"], "figures": figures}
+            figures = {key: number for key in _FIGURES if (number := _number(each.get(key))) is not None}
+            self._workers[name] = {"seen": time, "figures": figures}
+            lane.update(((name, key), number) for key, number in figures.items())
             if name in self._faults and self._faults[name][1] != "silent":  # that one ends with its own warning
                 del self._faults[name]
-            lane |= {(name, key): value for key, value in figures.items()}
-        if len(lane) > 1:
+        if workers:
             self._lanes.add(lane)
 
     # -- What is shown -----------------------------------------------------------------------------------------------
@@ -194,7 +194,6 @@ class Record:
           find: a part of the names of the workers that are shown.
           most_lanes: as many of them have their figures over time, first those that are stopped and slow.
         """
-        said = {kind: _bounded(event) for kind, event in self._said.items()}
         workers = sorted(self._states(find), key=lambda each: (_ORDER.index(each["state"]), _natural(each["name"])))
         for each in workers[:most_lanes]:
             each["lane"] = {key: self._lanes.column((each["name"], key)) for key in each["figures"]}
@@ -203,23 +202,23 @@ class Record:
             "problem": self.problem or self._newer(),
             "starts": self._starts,
             "first": self._notes["start"][0]["time"] if self._notes["start"] else None,
-            "said": said,
+            "said": self._said,
             "windows": {name: self._windows.column(name) for name in self._windows.names},
             "evaluations": {name: self._evaluations.column(name) for name in self._evaluations.names},
             "workers": workers,
-            "lane_time": self._lanes.column(("", "time")),
+            "lane_time": self._lanes.column(_TIME),
             "notes": sorted(notes, key=lambda note: note["time"]),
         }
 
     def _newer(self) -> str:
         version = self._said.get("start", {}).get("version", VERSION)
-        return "" if version == VERSION else f"the record is of schema {_text(version)}, and this reads {VERSION}"
+        return "" if version == VERSION else f"the record is of schema {version}, and this reads {VERSION}"
 
     def _states(self, find: str) -> Iterator[dict[str, Any]]:
         """Yields each worker: name, state, why, newest figures."""
         steps = sorted(each["figures"]["step_ms"] for each in self._workers.values() if "step_ms" in each["figures"])
         slow = _SLOW * steps[len(steps) // 2] if len(steps) > 2 else math.inf
-        newest = max((each["seen"] for each in self._workers.values() if each["figures"]), default=math.nan)
+        newest = max((each["seen"] for each in self._workers.values() if each["figures"]), default=0.0)
         for name, each in self._workers.items():
             if find.lower() not in name.lower():
                 continue
@@ -249,65 +248,46 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _without_workers(line: bytes) -> bytes:
-    """Cuts the workers' figures out of a window's line; the whole line where their end is not plain to see."""
-    start = line.find(b'"workers": [')
-    end = line.find(b"]", start)
-    cut = line[:start] + b'"workers": []' + line[end + 1 :]
-    return cut if 0 <= start < end and _parsed(cut) else line
+    """Cuts the workers' figures out of a window's line. Not JSON where a name in them has a bracket."""
+    before, start, rest = line.partition(b'"workers": [')
+    return before + b'"workers": []' + rest.partition(b"]")[2] if start else line
 
 
-def _number(value: Any) -> float:
-    """Returns a finite number, else NaN."""
-    try:
-        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    except OverflowError:
-        return math.nan
-    return number if math.isfinite(number) else math.nan
+def _number(value: Any) -> float | None:
+    """Returns what is a finite number, else None."""
+    return value if type(value) in (int, float) and -_HUGE < value < _HUGE else None
 
 
-def _text(value: Any) -> str:
-    return ("" if value is None else str(value))[:_LONGEST_TEXT]
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
-def _mappings(value: Any) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+def _bounded(value: Any, depth: int = 4) -> Any:
+    """Returns plain JSON of bounded counts, lengths and depth; numbers that are not finite are None."""
+    if isinstance(value, str):
+        return value[:_LONGEST_TEXT]
+    if isinstance(value, dict):
+        items = list(value.items())[:_MOST_VALUES] if depth else []
+        return {_bounded(key): _bounded(each, depth - 1) for key, each in items}
+    if isinstance(value, list):
+        return [_bounded(each, depth - 1) for each in value[:_MOST_VALUES]] if depth else []
+    return value if isinstance(value, bool) else _number(value)
 
 
 def _flat(event: Mapping[str, Any]) -> dict[str, float]:
     """Returns an event's numbers by name; those of its mappings as `metrics.loss`."""
-    row: dict[str, float] = {}
-    for key, value in event.items():
-        inner = value.items() if isinstance(value, dict) and key != "staleness" else ()
-        row |= {f"{key}.{name}"[:_LONGEST_TEXT]: _number(each) for name, each in inner}
-        if not math.isnan(number := _number(value)):
-            row[key] = number
-    return row
+    inner = {
+        f"{key}.{name}": each
+        for key in ("metrics", "spent")
+        if isinstance(event.get(key), dict)
+        for name, each in event[key].items()
+    }
+    return {name: number for name, each in {**event, **inner}.items() if (number := _number(each)) is not None}
 
 
 def _is_last(name: Any) -> bool:
     name = name[-1] if isinstance(name, tuple) else name
     return name in ("time", "step", "epoch", "seconds") or name.startswith("spent.")
-
-
-def _note(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the page tells of an event in a line: its numbers, texts and truths."""
-    return {
-        key: _text(value) if isinstance(value, str) else value
-        for key, value in list(event.items())[:20]
-        if isinstance(value, str | bool) or not math.isnan(_number(value))
-    }
-
-
-def _bounded(value: Any, depth: int = 4) -> Any:
-    """Returns plain JSON cut to bounded counts, lengths and depth."""
-    if isinstance(value, dict):
-        inner = list(value.items())[:_MOST_VALUES] if depth else []
-        return {key[:_LONGEST_TEXT]: _bounded(each, depth - 1) for key, each in inner}
-    if isinstance(value, list):
-        return [_bounded(each, depth - 1) for each in value[:_MOST_VALUES]] if depth else []
-    if isinstance(value, bool) or value is None:
-        return value
-    return _text(value) if isinstance(value, str) or math.isnan(_number(value)) else value
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:

@@ -96,7 +96,7 @@ function draw(host, key, data, series, look) {
       ...series.map((each) => ({
         label: each.label, stroke: colour(each.colour), width: 1.5, dash: each.dash, points: each.points ? { show: true, size: 5 } : { show: undefined },
         fill: each.fill ? colour(each.colour) : undefined, value: each.value || ((_, value) => number(value)),
-        paths: each.bars ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
+        paths: each.bars ? uPlot.paths.bars({ size: [0.8, 60] }) : each.steps ? uPlot.paths.stepped({ align: -1 }) : undefined,
       })),
     ],
     hooks: {
@@ -119,12 +119,11 @@ function drawMarks(plot, marks) {
     if (!(at >= plot.scales.x.min && at <= plot.scales.x.max)) continue;
     const left = Math.round(plot.valToPos(at, "x", true));
     ctx.strokeStyle = ctx.fillStyle = colour(MARKS[kind]);
-    ctx.setLineDash(kind === "checkpoint" ? [2, 6] : []);
     ctx.beginPath();
-    ctx.moveTo(left, bbox.top);
+    ctx.moveTo(left, bbox.top + (kind === "checkpoint" ? bbox.height - 8 * devicePixelRatio : 0));
     ctx.lineTo(left, bbox.top + bbox.height);
     ctx.stroke();
-    ctx.fillText(kind[0].toUpperCase(), left + 2, bbox.top + 10 * devicePixelRatio);
+    if (kind !== "checkpoint") ctx.fillText(kind[0].toUpperCase(), left + 2, bbox.top + 10 * devicePixelRatio);
   }
   ctx.restore();
 }
@@ -274,7 +273,7 @@ function renderSpent(view) {
   let sum = total.map(() => 0);
   // Each area reaches from 0 to the sum of the shares so far, so the largest is drawn first.
   const areas = shares.map((own) => (sum = sum.map((value, i) => value + own[i]))).reverse();
-  const series = kinds.map((kind, i) => ({ label: kind, colour: `c${i % 9}`, fill: true, value: (_, value, __, at) => (at == null ? "–" : share(shares[i][at], 1)) })).reverse();
+  const series = kinds.map((kind, i) => ({ label: kind, colour: `c${i % 9}`, fill: true, steps: true, value: (_, value, __, at) => (at == null ? "–" : share(shares[i][at], 1)) })).reverse();
   const marks = (view.notes || []).filter((note) => MARKS[note.event] === "fault").map((note) => ({ kind: note.event, at: note.time }));
   const draws = windows.time.every((value, i) => value != null && (i === 0 || value > windows.time[i - 1]));
   if (draws) draw($("spent-chart"), "spent", [windows.time, ...areas], series, { title: "share of the time", time: true, marks, range: [0, 1] });
