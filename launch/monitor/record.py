@@ -28,12 +28,12 @@ _POINTS, _LANE_POINTS = 600, 100
 # A longer record's windows are read without their workers' figures, but for as many as these bytes hold.
 _WORKERS_BYTES = 8 << 20
 _WINDOW = re.compile(rb'\{"event": ?"window"')
-_FIGURES = ("step_ms", "input_wait_ms", "reduce_wait_ms", "gradient_norm", "staleness", "lag")
+_FIGURES = ("step_ms", "own_ms", "input_wait_ms", "reduce_wait_ms", "gradient_norm", "staleness", "lag")
 _TIME = ("", "time")  # the lanes' column
 _SAID = ("start", "config", "cluster", "window", "end")
 _NOTES = ("start", "restart", "fault", "warning", "checkpoint", "end")
 _TAIL = 64  # bytes before the place read up to, by which a file that was cut and grew again is known
-_SLOW = 1.5  # times the median of all workers' steps
+_SLOW = 1.5  # times the median of all workers' steps, without waiting for others where that is known
 _SILENT_SECONDS = 3.0
 _MISSING_SECONDS = 2.0  # in others' windows
 _UNKNOWN_PERIOD_SECONDS = 60.0  # until two windows have told it
@@ -131,7 +131,7 @@ class Record:
             room = min(1.0, _WORKERS_BYTES / size) * self._offset
             has_workers = self._with_workers <= room or self._offset + 2 * len(line) > size
             self._with_workers += has_workers * len(line)
-            given = not has_workers and _parsed(_without_workers(line)) or _parsed(line)
+            given = (not has_workers and _parsed(_without_workers(line))) or _parsed(line)
         else:
             given = _parsed(line)
         workers = [each for each in _listed(given.pop("workers", None)) if isinstance(each, dict)][:_MOST_WORKERS]
@@ -216,7 +216,8 @@ class Record:
 
     def _states(self, find: str) -> Iterator[dict[str, Any]]:
         """Yields each worker: name, state, why, newest figures."""
-        steps = sorted(each["figures"]["step_ms"] for each in self._workers.values() if "step_ms" in each["figures"])
+        own = {name: _own_ms(each["figures"]) for name, each in self._workers.items() if each["figures"]}
+        steps = sorted(own.values())
         slow = _SLOW * steps[len(steps) // 2] if len(steps) > 2 else math.inf
         newest = max((each["seen"] for each in self._workers.values() if each["figures"]), default=0.0)
         for name, each in self._workers.items():
@@ -231,8 +232,8 @@ class Record:
                 state, why = "stopped", "the others have gone on without it"
             elif figures.get("lag", 0) > _SILENT_SECONDS:
                 state, why = "stopped", f"last heard of {figures['lag']:.0f} s before"
-            elif figures.get("step_ms", 0) > slow:
-                state, why = "slow", f"{figures['step_ms'] / slow * _SLOW:.1f} times the median step"
+            elif own.get(name, 0) > slow:
+                state, why = "slow", f"{own[name] / slow * _SLOW:.1f} times the median step"
             yield {"name": name, "state": state, "why": why, "figures": figures}
 
 
@@ -256,6 +257,10 @@ def _without_workers(line: bytes) -> bytes:
 def _number(value: Any) -> float | None:
     """Returns what is a finite number, else None."""
     return value if type(value) in (int, float) and -_HUGE < value < _HUGE else None
+
+
+def _own_ms(figures: Mapping[str, float]) -> float:
+    return figures.get("own_ms", figures.get("step_ms", 0.0))
 
 
 def _listed(value: Any) -> list[Any]:

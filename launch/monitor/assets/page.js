@@ -9,7 +9,7 @@ let runs = [];
 let lost = "";
 let timer = 0;
 
-const FIGURES = { step_ms: "step, ms", input_wait_ms: "waits for input, ms", reduce_wait_ms: "waits for reduction, ms",
+const FIGURES = { step_ms: "step, ms", own_ms: "step without waiting for others, ms", input_wait_ms: "waits for input, ms", reduce_wait_ms: "waits for reduction, ms",
   gradient_norm: "gradient norm", staleness: "staleness, updates", lag: "lag, s" };
 const RATES = { examples_per_sec: "examples a second", steps_per_sec: "steps a second", learning_rate: "learning rate",
   input_wait_fraction: "share of time that waits for input", reduce_fraction: "share of time in reduction", memory_mb: "memory, MiB" };
