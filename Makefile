@@ -32,7 +32,7 @@ test-fast: $(INSTALLED) ## run the tests that start no process and build no whol
 test-slow: $(INSTALLED) ## run the slow tests
 	@$(VENV_PYTHON) -m pytest -q -m slow $(TEST_OPTIONS) $(ARGS)
 
-test-clusters: $(INSTALLED) ## run the tests in a Slurm of their own, which this installs as the script that is printed says
+test-clusters: $(INSTALLED) ## run the tests by Slurm, podman and Ray, which this installs as the script that is printed says
 	@cat tests/clusters/install.sh
 	@tests/clusters/install.sh $(VENV_PYTHON)
 	@$(VENV_PYTHON) -m pytest -q -m "not slow" tests/clusters tests/launch/test_manifest.py $(ARGS)

@@ -196,7 +196,7 @@ def _container(job: Job, kind: str, names: dict[str, str]) -> dict[str, Any]:
             {"name": "HOME", "value": "/tmp"},
             {"name": SECRET, "valueFrom": {"secretKeyRef": {"name": job.name, "key": "secret", "optional": True}}},
         ],
-        "ports": [{"containerPort": PORT}, {"containerPort": PORT, "protocol": "UDP"}],
+        "ports": [{"containerPort": PORT, "protocol": protocol} for protocol in ("TCP", "UDP")],
         "resources": {"requests": amounts, "limits": dict(amounts)},
         **({} if kind == "evaluator" else probes),
         "securityContext": {

@@ -1,4 +1,4 @@
-"""A Slurm of two virtual nodes for the tests of this folder, which `make test-clusters` runs."""
+"""Slurm on two virtual nodes, and pods of podman's, for the tests of this folder: `make test-clusters` runs them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.clusters.job_controller import JobController
 from tests.waiting import wait_until
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -36,12 +37,19 @@ class Slurm:
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
-    def submit(self, *arguments: str, nodes: int = 2) -> str:
-        """Submits what `crankshaft manifest slurm ARGUMENTS` prints for so many nodes, and returns the job's id."""
+    def submit(self, *arguments: str, nodes: int = 2, tasks_per_node: int = 2) -> str:
+        """Submits what `crankshaft manifest slurm ARGUMENTS` prints, for so many nodes; returns the job's id."""
+        return self.sbatch(self.script(*arguments), nodes, tasks_per_node)
+
+    def script(self, *arguments: str) -> pathlib.Path:
         script = self.folder / "job.sh"
         command = [sys.executable, "-m", "crankshaft", "manifest", "slurm", "--cpus=2", "--memory=2Gi", *arguments]
         script.write_text(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
-        return self("sbatch", "--parsable", "--ntasks-per-node=2", f"--nodes={nodes}", str(script))
+        return script
+
+    def sbatch(self, script: pathlib.Path, nodes: int = 2, tasks_per_node: int = 2) -> str:
+        where = (f"--nodes={nodes}", f"--ntasks-per-node={tasks_per_node}")
+        return self("sbatch", "--parsable", *where, str(script))
 
     def output(self, job: str) -> str:
         return "".join(path.read_text(errors="replace") for path in self.folder.glob(f"*-{job}.out"))
@@ -58,6 +66,34 @@ class Slurm:
         self.until(job, lambda: self.state(job) in ended)
         assert self.state(job) == "COMPLETED", self.output(job)
         return self.output(job)
+
+
+@pytest.fixture(scope="session")
+def kubernetes(tmp_path_factory):
+    missing = [name for name in ("podman", "runc", "catatonit", "tar") if not shutil.which(name)]
+    if missing or os.getuid():
+        pytest.skip(f"needs root, and Debian's podman, runc and catatonit; missing: {', '.join(missing) or 'root'}")
+    controller = JobController(tmp_path_factory.mktemp("kubernetes"))
+    try:
+        controller.podman("run", "--rm", "--volume=/usr:/usr:ro", "localhost/this-machine", "true")
+    except AssertionError as error:
+        pytest.skip(f"podman can't run containers here: {error}")
+    yield controller
+    controller.podman("rmi", "--all", "--force")
+
+
+@pytest.fixture
+def pods(kubernetes):
+    """Applies what `crankshaft manifest kubernetes ARGUMENTS` prints, and removes it in the end."""
+
+    def apply(*arguments: str) -> JobController:
+        own = ("--cpus=2", "--memory=2Gi", "--image=of-this-machine")
+        command = [sys.executable, "-m", "crankshaft", "manifest", "kubernetes", *own, *arguments]
+        kubernetes.apply(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+        return kubernetes
+
+    yield apply
+    kubernetes.remove()
 
 
 @pytest.fixture(scope="session")

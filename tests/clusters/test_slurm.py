@@ -36,8 +36,9 @@ def test_workers_on_two_nodes_need_nothing_by_hand(slurm):
 
 
 def test_servers_on_two_nodes(slurm):
-    output = slurm.done(slurm.submit("--workers=2", "--ps=1", *flags(slurm, "servers", "--train_steps=20")))
-    assert "of 1 chief, 2 workers, 1 ps; from Slurm" in output
+    job = slurm.submit("--workers=2", "--ps=2", *flags(slurm, "servers", "--train_steps=20"), tasks_per_node=3)
+    output = slurm.done(job)
+    assert "of 1 chief, 2 workers, 2 ps; from Slurm" in output
     assert "evaluation at step 20" in output
 
 

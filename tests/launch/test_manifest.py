@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import yaml
 from crankshaft.launch import manifest
 from crankshaft.launch.cluster import kubernetes, places
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUN = ("--model=mlp", "--input=digits", "--run_dir=/runs/first")
 HOSTILE = ('--model_arg=text=it\'s "$HOME" $(id) `id`; #\\', "--run_dir=/runs/a b", "--prompt=ü: {[*&!|>%@")
 SHAPES = [
@@ -50,9 +53,25 @@ def jobs_of(found: list[dict]) -> list[dict]:
 @pytest.mark.parametrize("shape", SHAPES, ids=" ".join)
 def test_objects_are_kubernetes_own(capsys, place, shape):
     validate = pytest.importorskip("kubernetes_validate", reason="pip install crankshaft[clusters]").validate
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install crankshaft[clusters]")
     found = objects(capsys, place, *shape, "--", *RUN)
     for each in [each for each in found if each["kind"] != "JobSet"] + jobs_of(found):
         validate(each, "1.33", strict=True)
+    for each in [each for each in found if each["kind"] == "JobSet"]:
+        # JobSet's own OpenAPI, as Kubeflow publishes it on PyPI (Apache-2.0); a field that it does not know is lost.
+        assert models.JobsetV1alpha2JobSet.from_dict(each).to_dict() == each
+
+
+def test_the_guides_train_job_is_kubeflows_own():
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install crankshaft[clusters]")
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/kubernetes.md").read_text(), re.DOTALL)
+    runtime, train_job = yaml.safe_load_all(text)
+    assert models.TrainerV1alpha1ClusterTrainingRuntime.from_dict(runtime).to_dict() == runtime
+    assert models.TrainerV1alpha1TrainJob.from_dict(train_job).to_dict() == train_job
+    # Trainer makes a JobSet of the TrainJob's name, in which Jobs have that, their own, and a number.
+    variables = {each["name"]: each["value"] for each in train_job["spec"]["trainer"]["env"]}
+    host = {"HOSTNAME": "first-node-0-7", "JOB_COMPLETION_INDEX": "7"}
+    assert kubernetes.tasks({**variables, **host}).addresses[7] == "first-node-0-7.first:2222"
 
 
 @pytest.mark.parametrize("place", ["kubernetes", "jobset"])
