@@ -1,7 +1,8 @@
 """Crankshaft beside Keras fit, as people write it and at its best, in pieces that take turns. A script, not a test.
 
 `benchmarks.standard` measures the same peers in processes one after the other; a shared machine drifts between
-them. Here all stay, and each ratio has an interval: `python -m benchmarks.fit_turns --workload=cnn`.
+them. Here all stay, and each ratio has an interval: `python -m benchmarks.fit_turns --workload=cnn`; with `--fit`
+Crankshaft trains the very model that Keras does, by `crankshaft.fit`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workload", choices=STEPS, default="mlp")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="Crankshaft's")
+    parser.add_argument("--fit", action="store_true", help="by crankshaft.fit, on Keras's compiled model")
     add_turns(parser, 40)
     arguments = parser.parse_args()
     name, workload = arguments.workload, WORKLOADS[arguments.workload]
@@ -29,8 +31,11 @@ def main() -> None:
         for setting, given in SETTINGS.items()
         if not (workload.convolutional and given.get("jit_compile"))
     }
-    ours = [*workload.flags, f"--global_batch_size={BATCH_SIZE}", f"--precision={arguments.precision}"]
-    peers["crankshaft"] = Process([PYTHON, "-m", "benchmarks.bare", *ours])
+    precision = f"--precision={arguments.precision}"
+    ours = ["benchmarks.bare", *workload.flags, f"--global_batch_size={BATCH_SIZE}"]
+    if arguments.fit:
+        ours = ["benchmarks.peers.crankshaft_fit", f"--workload={name}"]
+    peers["crankshaft.fit" if arguments.fit else "crankshaft"] = Process([PYTHON, "-m", *ours, precision])
     compare(workload.title, peers, STEPS[name], arguments.turns)
 
 
