@@ -1,24 +1,29 @@
 """What stands around the steps costs: measuring, hooks, checkpoints. The same steps with and without, in turn.
 
 Run as a script: `python -m benchmarks.overhead [--rounds=5]`. Prints Markdown: steps/s of nothing but calls of the
-inner loop, of the same in benchmark mode, with all the hooks of a run (TensorBoard scalars each 500 steps, the record,
-progress, guards), and with a checkpoint at the start of each piece. What they cost is little beside the drift of a
-machine, so pieces of a tenth of a second to a few seconds take turns within one process, and the cost is said with an
-interval. `--measuring` measures benchmark mode alone. Checkpoints are measured once as many are on the disk as stay:
-from then on each takes the room of one that is swept.
+inner loop, of the same in benchmark mode, with the record of a run, its answers to `crankshaft ask` and a scrape each
+second, with all the hooks of a run (TensorBoard scalars each 500 steps, the record, progress, guards), and with a
+checkpoint at the start of each piece. What they cost is little beside the drift of a machine, so pieces of a tenth of a
+second to a few seconds take turns within one process, and the cost is said with an interval. `--measuring` measures
+benchmark mode alone. Checkpoints are measured once as many are on the disk as stay: from then on each takes the room of
+one that is swept.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import statistics
 import tempfile
+import threading
 import time
+import types
+import urllib.request
 
 from crankshaft.engine import loop
 from crankshaft.engine.hooks import Periodic, StopRequest, saving
 from crankshaft.engine.hooks.writing import Writing
 from crankshaft.launch.benchmark.measure.rounds import timed_round
-from crankshaft.launch.run import recording, session, training
+from crankshaft.launch.run import asking, metrics, recording, session, training
 
 from . import bare, turns
 
@@ -46,11 +51,12 @@ class Pieces(Periodic):
 
     name = "pieces"
 
-    def __init__(self, made: session.Session, steps: int, hooks: list):
+    def __init__(self, made: session.Session, steps: int, hooks: list, what: str, saves: bool):
         super().__init__(steps)
         self._made, self._hooks = made, hooks
-        self._saves = False
-        self.rates: dict[str, list[float]] = {"alone": [], "all hooks": [], "all hooks, a checkpoint": []}
+        self._saves, self._may_save = False, saves
+        self._names = (what, f"{what}, a checkpoint")
+        self.rates: dict[str, list[float]] = {name: [] for name in ("alone", *self._names[: 1 + saves])}
 
     def begin(self, status):
         self._begin_piece(status)
@@ -59,9 +65,9 @@ class Pieces(Periodic):
         status.sums.read()
         self._made.checkpoints.wait()  # a piece's checkpoint is written within it, or the wait counts
         seconds = time.perf_counter() - self._began
-        self.rates["all hooks, a checkpoint" if self._saves else "all hooks"].append(self.every_steps / seconds)
+        self.rates[self._names[self._saves]].append(self.every_steps / seconds)
         self.rates["alone"].append(bare.rate(self._made, self.every_steps))
-        self._saves = not self._saves
+        self._saves = self._may_save and not self._saves
         self._begin_piece(status)
 
     def _begin_piece(self, status):
@@ -80,19 +86,46 @@ def measure_measuring(made: session.Session, steps: int, pieces: int) -> dict[st
     return rates
 
 
-def measure_hooks(made: session.Session, steps: int, pieces: int) -> dict[str, list[float]]:
-    """With nothing around them, with a run's hooks, and with those and a checkpoint, in pieces, in turn."""
+def recorders(made: session.Session, hooks: list, stack: contextlib.ExitStack) -> list:
+    """Makes what records a run, answers who asks, and serves Prometheus, which scrapes each second."""
     writing = Writing()
     record = recording.record(made, writing, time.monotonic())
-    hooks = training.compose_hooks(made, [], training.TrainMetrics(500), StopRequest(), record, writing)
-    hooks.pop()  # what saves
-    watch = Pieces(made, steps, hooks)
-    while len(made.checkpoints.all()) < made.config.keep_checkpoints:
-        bare.rate(made, 1)
-        made.checkpoints.save(made.state.step, {}, wait=True)
-    if short := -made.state.step % steps:
-        bare.rate(made, short)
-    loop.train(made.strategy, made.state, [*hooks, watch], made.state.step + 4 * pieces * steps)
+    found = [record, *asking.asked(made, hooks, record, StopRequest(), writing)]
+    for hook in found:
+        stack.callback(hook.close)
+    run = types.SimpleNamespace(session=made, record=record)
+    port = stack.enter_context(metrics.serving(0, "", lambda: run, {}))
+    over = threading.Event()
+
+    def scrape() -> None:
+        while not over.wait(1.0):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read()
+
+    threading.Thread(target=scrape, daemon=True).start()
+    stack.callback(over.set)
+    return found
+
+
+def measure_hooks(made: session.Session, steps: int, pieces: int, alone: bool) -> dict[str, list[float]]:
+    """With nothing around them, with a run's hooks, and with those and a checkpoint, in pieces, in turn.
+
+    `alone`: with nothing but what records the run, answers and is scraped, and without checkpoints.
+    """
+    with contextlib.ExitStack() as stack:
+        hooks: list = []
+        record, *others = recorders(made, hooks, stack)
+        if alone:
+            hooks += [record, *others]
+        else:
+            hooks += training.compose_hooks(made, [], training.TrainMetrics(500), StopRequest(), record, Writing())
+            hooks[-1:] = others  # in place of what saves
+        watch = Pieces(made, steps, hooks, "record and asking" if alone else "all hooks", not alone)
+        while not alone and len(made.checkpoints.all()) < made.config.keep_checkpoints:
+            bare.rate(made, 1)
+            made.checkpoints.save(made.state.step, {}, wait=True)
+        if short := -made.state.step % steps:
+            bare.rate(made, short)
+        loop.train(made.strategy, made.state, [*hooks, watch], made.state.step + 4 * pieces * steps)
     return watch.rates
 
 
@@ -114,7 +147,8 @@ def measure(name: str, rounds: int, hooks: bool) -> None:
         bare.rate(made, hook_steps)
         print_rows(name, measure_measuring(made, steps, rounds * pieces))
         if hooks:
-            print_rows(name, measure_hooks(made, hook_steps, rounds * hook_pieces))
+            for alone in (True, False):
+                print_rows(name, measure_hooks(made, hook_steps, rounds * hook_pieces, alone))
 
 
 def main() -> None:

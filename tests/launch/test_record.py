@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
 
 import pytest
 
+from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.machine.events import EventLog, read
 from tests.launch.conftest import MLP
 from tests.pages import ROOT
@@ -106,3 +108,46 @@ def test_a_line_that_a_killed_writer_left_is_not_glued_to_the_next(tmp_path):
     EventLog(str(path)).cut(2, lambda event: kinds.append(event["event"]))
     assert kinds == ["window", "restart"]
     assert [event["event"] for event, _ in read(path)] == ["restart"]
+
+
+def test_an_error_that_ends_a_run_is_its_fault(inside, tmp_path):
+    run_dir = tmp_path / "run"
+
+    def fail(status, metrics):
+        raise RuntimeError("enough of it")
+
+    done = inside(*MLP, "--train_steps=40", f"--run_dir={run_dir}", hooks=[every_steps(20, fail)])
+    *_, fault, end = [event for event, _ in read(run_dir / "events.jsonl")]
+    assert (fault["event"], end["event"], end["exit_code"], end["step"]) == ("fault", "end", done.code, 20)
+    assert fault["text"] == end["reason"]
+    assert "enough of it" in fault["text"]
+
+
+@pytest.mark.slow
+def test_workers_that_are_stopped_and_killed_are_recorded(crank, tmp_path):
+    run_dir = tmp_path / "run"
+    program = crank.start("--workers=2", "--", *RUN, f"--run_dir={run_dir}", command="local")
+
+    def found(kind: str, **values) -> list[dict]:
+        events = read(run_dir / "events.jsonl") if (run_dir / "events.jsonl").exists() else ()
+        return [event for event, _ in events if event["event"] == kind and values.items() <= event.items()]
+
+    def send(number: signal.Signals) -> None:
+        os.kill(int(re.findall(r"worker 1 is process (\d+)", program.out + program.err)[-1]), number)
+
+    program.until(lambda: newest(run_dir) >= 200)
+    send(signal.SIGSTOP)
+    program.until(lambda: found("fault", task="worker 1", state="silent"))
+    send(signal.SIGCONT)
+    program.until(lambda: found("warning", task="worker 1", state="answers"))
+    send(signal.SIGKILL)
+    program.until(lambda: found("start", incarnation=1) and found("window"))
+    (restart,) = found("restart")
+    assert (restart["task"], restart["exit_code"]) == ("worker 1", -9)
+    assert found("start", incarnation=1)[0]["cause"] == restart["cause"] == "worker 1 was killed by SIGKILL"
+    assert found("cluster")[0]["workers"][1]["name"] == "worker 1"
+    program.send(signal.SIGTERM)
+    assert program.wait().code == 143
+    seconds = found("end")[-1]["goodput"]["seconds"]
+    assert seconds["down"] > 0
+    assert seconds["lost"] > 0
