@@ -53,8 +53,11 @@ def frozen(made, tmp_path):
     return train
 
 
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("momentum", "rmsprop", "nadam")]
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("optimizer", ["adam", "momentum", "rmsprop", "nadam"])
+@pytest.mark.parametrize("optimizer", ["adam", *OTHERS])
 def test_slots_begin_again_as_a_new_optimizers(made, frozen, tmp_path, caplog, optimizer, replicas):
     """All of them, and the correction of their bias: of an old count it would make the first updates three times as
     large, as Adam's second moment, 0.001 g^2, would be divided by 1 - 0.999^11."""

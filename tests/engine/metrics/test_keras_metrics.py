@@ -111,7 +111,7 @@ def by_keras(model, weighted):
 @pytest.mark.parametrize(
     ("replicas", "weighted", "options"),
     [
-        (1, False, {"jit": True}),
+        pytest.param(1, False, {"jit": True}, marks=pytest.mark.slow),
         (2, True, {"accumulate_steps": 2}),  # a last batch of 1: one replica has none, the other one part
     ],
 )

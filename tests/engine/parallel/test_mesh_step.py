@@ -75,7 +75,12 @@ OPTIONS = {
 
 @pytest.mark.parametrize(
     ("options", "shape"),
-    [("adam", (2, 2)), ("clipped", (2, 2)), ("by variable", (1, 2)), ("bfloat16", (1, 2))],
+    [
+        ("adam", (2, 2)),
+        ("clipped", (2, 2)),
+        pytest.param("by variable", (1, 2), marks=pytest.mark.slow),
+        ("bfloat16", (1, 2)),
+    ],
 )
 def test_losses_are_those_of_one_device(bench, data, shape, options):
     """Twenty steps with a batch that does not divide an epoch: its last one leaves a replica few examples."""
@@ -104,7 +109,7 @@ def test_each_example_counts_once_whatever_feeds_them(bench, data, form):
     np.testing.assert_allclose(mesh.curve(14), one.curve(14), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("replicas", "rule"), [(2, "adam"), (4, "momentum")])
+@pytest.mark.parametrize(("replicas", "rule"), [pytest.param(2, "adam", marks=pytest.mark.slow), (4, "momentum")])
 def test_rows_that_nobody_looked_up_stay_as_they_are(bench, replicas, rule):
     """As on one device: a rule with moments would move all rows by a gradient that is made dense."""
     ids = np.random.default_rng(3).integers(0, 30, (EXAMPLES, 1))

@@ -181,7 +181,7 @@ def test_replicas_hold_the_same_weights_where_something_is_due_and_nowhere_else(
     assert not any(apart())
 
 
-@pytest.mark.parametrize(("replicas", "jit"), [(1, True), (2, False)])
+@pytest.mark.parametrize(("replicas", "jit"), [pytest.param(1, True, marks=pytest.mark.slow), (2, False)])
 def test_where_calls_are_cut_changes_no_bit(run, replicas, jit):
     """Calls of 5, which do not divide periods of 4, and of a whole epoch, which holds several."""
     arrays = []

@@ -226,7 +226,10 @@ def run(bench):
     return make
 
 
-@pytest.mark.parametrize(("others", "options"), [((2,), {}), ((4,), {"accumulate_steps": 2})])
+@pytest.mark.parametrize(
+    ("others", "options"),
+    [((2,), {}), pytest.param((4,), {"accumulate_steps": 2}, marks=pytest.mark.slow)],
+)
 def test_a_run_is_the_same_on_any_number_of_replicas(bench, others, options):
     """30 steps: rounding, 1e-7 a step, grows faster than with exact sums, through what the memories give back."""
 
@@ -252,7 +255,7 @@ def test_steps_that_float16_leaves_out_do_not_reach_the_memories(run):
     assert made.curve(80)[-10:].mean() < 1.2  # it learns: guessing has log 4, 1.39, and float32 comes to 0.99
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_where_calls_are_cut_changes_no_bit(run, jit):
     made, arrays = run(1 if jit else 2, jit=jit), []
     put_back = made.state.copied()
@@ -297,7 +300,7 @@ def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, saved):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_another_number_of_replicas_keeps_the_memories_mean(run, saved, replicas):
     folder, kept, _ = saved
     second = resume(run(replicas), folder)

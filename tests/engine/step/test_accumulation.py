@@ -92,7 +92,9 @@ def data(examples=44):
     return rng.normal(size=(examples, 6)).astype(np.float32), rng.integers(0, 3, examples).astype(np.int32)
 
 
-@pytest.mark.parametrize(("steps", "replicas", "jit"), [(3, 1, False), (3, 1, True), (50, 2, False)])
+@pytest.mark.parametrize(
+    ("steps", "replicas", "jit"), [(3, 1, False), pytest.param(3, 1, True, marks=pytest.mark.slow), (50, 2, False)]
+)
 def test_a_trainer_learns_the_same_from_micro_batches(bench, steps, replicas, jit):
     """44 examples by 16: a batch of 12 at the end of each epoch. SGD, so that differences are not blown up."""
     common = {"num_classes": 3, "optimizer": "sgd", "learning_rate": 0.1}

@@ -160,7 +160,7 @@ def test_a_table_of_given_rows_learns_what_a_table_of_all_ids_does(bench, replic
     assert figures(made.trainer.table) == (len(np.unique(given[0])), 0)
 
 
-@pytest.mark.parametrize(("replicas", "model"), [(2, 2), (4, 2)])
+@pytest.mark.parametrize(("replicas", "model"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_an_id_that_replicas_of_a_mesh_are_given_together_is_seen_once(bench, replicas, model):
     options = {"optimizer": "adam", "learning_rate": 0.1, "shuffle": False}
     one = bench(Pull(admit_after=4), power_law(), 30, **options)
@@ -182,7 +182,7 @@ def test_what_stands_in_for_examples_that_a_replica_lacks_gets_no_row(bench):
     assert rows_of(made.trainer.table, [0])[0] == 0
 
 
-@pytest.mark.parametrize(("replicas", "shards"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("replicas", "shards"), [pytest.param(1, 2, marks=pytest.mark.slow), (2, 1)])
 def test_a_run_resumes_to_the_same_bits_with_its_ids_and_counts(bench, tmp_path, replicas, shards):
     def new():
         return bench(Pull(admit_after=3, shards=shards), power_law(), 30, replicas, optimizer="adam", learning_rate=0.1)
