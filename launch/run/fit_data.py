@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from ...engine.data import frames
+from ...engine.data.arrays import ArraySource
 from ...engine.data.py_dataset import OfBatches
-from ...engine.data.source import Source, SourceSlice, Spec, WrappedSource
+from ...engine.data.source import Source, Spec, WrappedSource
 from ...engine.step.batches import fields
 from ..errors import UsageError
+from . import splits
 
 _BATCH_SIZE = 32  # Keras's
 
@@ -72,60 +75,51 @@ def split_of(
         x = x()
         x, y, weights = (*x, None, None)[:3] if isinstance(x, tuple) and y is None else (x, y, weights)
     x = given(x)
+    comes_whole = isinstance(x, (tf.data.Dataset, Source))
     for what, value in (("y", y), ("sample_weight", weights)):
-        if isinstance(x, (tf.data.Dataset, Source)) and value is not None:
+        if comes_whole and value is not None:
             raise UsageError(f"{name} is a {type(x).__name__}, which comes with all of an example; leave {what} out")
-    if isinstance(x, tf.data.Dataset):
-        split = _of_known_shape(x if most_batches is None else x.take(most_batches))
-    elif isinstance(x, Source):
-        size = x.chunk_examples if isinstance(x, OfBatches) else batch_size
-        split = x if most_batches is None else SourceSlice(x, 0, min(len(x), most_batches * size))
-    else:
-        split = _of_arrays(name, x, y, weights, None if most_batches is None else most_batches * batch_size)
+    size = x.chunk_examples if isinstance(x, OfBatches) else batch_size
+    split = x if comes_whole else _of_arrays(name, x, y, weights)
+    if isinstance(split, tf.data.Dataset):
+        split = _of_known_shape(split if most_batches is None else split.take(most_batches))
+    elif most_batches is not None:
+        split = split.between(0, min(len(split), most_batches * size))
     return split if class_weight is None else _weighed(split, class_weight)
 
 
-def form_of_weights(split: Any) -> Any:
+def form_of_weights(split: Source | tf.data.Dataset) -> Any:
     """Returns the shapes of an example's weights where they are several: of outputs, or of steps of a sequence."""
-    has_spec = isinstance(split, (tf.data.Dataset, Source))
-    weights = fields(split.element_spec if has_spec else split).weights
-    if weights is None:
+    if (weights := fields(split.element_spec).weights) is None:
         return None
-    form = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape if has_spec else x.shape[1:]), weights)
+    form = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape), weights)
     return None if form == tf.TensorShape([]) else form
 
 
-def with_weighed_labels(split: Any, form: Any) -> Any:
+def with_weighed_labels(split: Source | tf.data.Dataset, form: Any) -> Source | tf.data.Dataset:
     """Returns a split with (labels, weights) for labels. What it has no weights of weighs 1.
 
     Args:
-      split: arrays, a dataset or a source.
+      split: as `split_of` returns it.
       form: of an example's weights, see `form_of_weights`; one number an example counts for all of them.
     """
+    if fields(split.element_spec).labels is None:
+        raise UsageError("sample_weight of outputs, or of time steps, weighs what labels are compared with; give y")
 
-    def spread(weights, examples: list) -> Any:
+    def spread(weights, examples) -> Any:
         def weight(shape: tf.TensorShape) -> tf.Tensor:
-            weighed = tf.ones([*examples, *shape])
-            return weighed if weights is None else weighed * tf.reshape(weights, [*examples, *[1] * shape.rank])
+            weighed = tf.ones([examples, *shape])
+            return weighed if weights is None else weighed * tf.reshape(weights, [examples, *[1] * shape.rank])
 
         if weights is not None:
             weights = tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), weights)
-        is_whole = not isinstance(weights, (dict, tuple)) and (weights is None or weights.shape.rank == len(examples))
+        is_whole = not isinstance(weights, (dict, tuple)) and (weights is None or weights.shape.rank == 1)
         return tf.nest.map_structure(weight, form) if is_whole else weights
 
-    def weighed(x, y=None, weights=None) -> tuple:
-        first = tf.nest.flatten(x)[0]
-        return x, (y, spread(weights, [tf.shape(first)[0] if first.shape[0] is None else first.shape[0]]))
+    def weighed(y, weights=None) -> tuple:
+        return ((y, spread(weights, tf.shape(tf.nest.flatten(y)[0])[0])),)
 
-    if isinstance(split, tf.data.Dataset):
-        return split.map(lambda x, y, weights=None: (x, (y, spread(weights, []))))
-    x, y, _ = fields(split.element_spec if isinstance(split, Source) else split)
-    if y is None:
-        raise UsageError("sample_weight of outputs, or of time steps, weighs what labels are compared with; give y")
-    if isinstance(split, Source):
-        specs = tf.nest.map_structure(lambda shape: Spec(shape, np.float32), form)
-        return _Mapped(split, weighed, (x, (y, specs)))
-    return weighed(*split)
+    return _mapped(split, weighed)
 
 
 def _of_known_shape(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -139,7 +133,7 @@ def _of_known_shape(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return split.map(lambda *parts: tf.nest.map_structure(tf.ensure_shape, parts, shapes))
 
 
-def _of_arrays(name: str, x: Any, y: Any, weights: Any, most: int | None) -> tuple:
+def _of_arrays(name: str, x: Any, y: Any, weights: Any) -> ArraySource:
     if x is None:
         raise UsageError(f"{name} is not given; give an array, or a dictionary or list of arrays")
     weights = None if weights is None else _arrays(weights)
@@ -147,12 +141,10 @@ def _of_arrays(name: str, x: Any, y: Any, weights: Any, most: int | None) -> tup
         weights = weights[:, 0]
     x, y = (_arrays(part) for part in (x, y))
     x = x[0] if isinstance(x, tuple) and len(x) == 1 else x
-    split = (
-        (x,) if y is None and weights is None else (x, () if y is None else y, weights)[: 2 if weights is None else 3]
-    )
-    if most is None:
-        return split
-    return tf.nest.map_structure(lambda array: array[:most], split)
+    split = (x,) if y is None and weights is None else (x, () if y is None else y, weights)
+    split = splits.as_arrays(split if weights is not None else split[:2])
+    splits.check_arrays(name, split)
+    return ArraySource(split)
 
 
 def _arrays(part: Any) -> Any:
@@ -164,22 +156,15 @@ def _arrays(part: Any) -> Any:
     return part.to_numpy() if hasattr(part, "to_numpy") else part
 
 
-def _weighed(split: Any, class_weight: Mapping[int, float]) -> Any:
+def _weighed(split: Source | tf.data.Dataset, class_weight: Mapping[int, float]) -> Source | tf.data.Dataset:
     """Returns a split with the weights of its examples' classes."""
-    if isinstance(split, tf.data.Dataset):
-        _check_labels(split.element_spec)
-        return split.map(lambda x, y: (x, y, _weights(tf.convert_to_tensor(y)[tf.newaxis], class_weight)[0]))
-    if isinstance(split, Source):
-        _check_labels(split.element_spec)
-        spec = (*split.element_spec, Spec((), np.float32))
-        about = f"{sorted(class_weight.items())} of "
-        return _Mapped(split, lambda x, y: (x, y, _weights(y, class_weight)), spec, about)
-    _check_labels(split)
-    return (*split, _weights(tf.convert_to_tensor(split[1]), class_weight).numpy())
+    _check_labels(split.element_spec)
+    about = f"{sorted(class_weight.items())} of "
+    return _mapped(split, lambda y: (y, _weights(y, class_weight)), about)
 
 
-def _check_labels(split: Any) -> None:
-    parts = fields(split)
+def _check_labels(element_spec: Any) -> None:
+    parts = fields(element_spec)
     if parts.weights is not None:
         raise UsageError("class_weight and sample weights are both given; multiply them, and leave class_weight out")
     if parts.labels is None or isinstance(parts.labels, (dict, tuple)):
@@ -205,13 +190,34 @@ def _weights(labels: tf.Tensor, class_weight: Mapping[int, float]) -> tf.Tensor:
     return tf.reduce_sum(is_its * values, 1) + 1.0 - tf.reduce_sum(is_its, 1)
 
 
-class _Mapped(WrappedSource):
-    """A source whose examples are made of another's, by a function of (features, labels[, weights]), [n, ...] each."""
+def _mapped(split: Source | tf.data.Dataset, function: Callable[..., tuple], about: str = "") -> Any:
+    """Returns a split whose labels and weights are made of another's.
 
-    def __init__(self, source: Source, function: Callable[..., tuple], element_spec: Any, about: str = ""):
+    Args:
+      split: as `split_of` returns it.
+      function: of labels and, where there are any, weights, nests of tensors [n, ...]; returns what is in their places.
+      about: what tells it from other functions, for the identity of a source that is read.
+    """
+
+    def made(x, *parts):
+        return x, *function(*tf.nest.map_structure(tf.convert_to_tensor, parts))
+
+    if isinstance(split, tf.data.Dataset):
+        rows = functools.partial(tf.nest.map_structure, lambda part: tf.convert_to_tensor(part)[tf.newaxis])
+        return split.map(lambda *parts: tf.nest.map_structure(lambda part: part[0], made(*rows(parts))))
+    if (arrays := split.as_arrays()) is not None:
+        return ArraySource(splits.as_arrays(made(*arrays)))
+    return _Mapped(split, made, about)
+
+
+class _Mapped(WrappedSource):
+    """A source whose examples are made of another's; see `_mapped`."""
+
+    def __init__(self, source: Source, function: Callable[..., tuple], about: str):
         super().__init__(source)
         self._function, self._about = function, about
-        self.element_spec = element_spec
+        made = tf.nest.map_structure(np.asarray, function(*splits.example(source)))
+        self.element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), made)
 
     def decode(self, stored: Any, seeds: Any) -> Any:
         return self._function(*super().decode(stored, seeds))

@@ -150,20 +150,27 @@ def checked(name: str, split, said: list[str]) -> Source | Stream:
         _check_shapes(name, elements)
         said.append(f"the {name} data is a stream{of_files(split.files())}: without an index, so it is read in order")
         return split
-    if isinstance(split, Source):
+    if isinstance(split, ArraySource):
+        split = split.as_arrays()
+    elif isinstance(split, Source):
         return _checked_source(name, split)
     return ArraySource(_checked_arrays(name, as_arrays(_in_form(name, _without_frames(name, split)))))
 
 
-def _checked_arrays(name: str, split):
-    parts = fields(split)
-    for what, array in parts.named():
+def check_arrays(name: str, split) -> None:
+    """Raises `UsageError` unless a split, in a form of a batch, is of arrays, all of as many examples."""
+    for what, array in fields(split).named():
         _check_array(name, what, array)
     counts = [len(array) for array in tf.nest.flatten(split)]
     if len(set(counts)) > 1:
         raise UsageError(f"the {name} data has arrays of {', '.join(map(str, counts))} examples; give as many of each")
     if not counts or counts[0] == 0:
         raise UsageError(f"the {name} data has no examples; give at least one")
+
+
+def _checked_arrays(name: str, split):
+    check_arrays(name, split)
+    parts = fields(split)
     if parts.weights is None:
         return split
     _check_weights(name, parts.weights, np.shape(parts.weights)[1:])
