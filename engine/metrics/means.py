@@ -71,8 +71,9 @@ class ExpMean(Mean):
 class Auc(Pair):
     """Labels and weights by logit; its value is the area under the ROC curve.
 
-    In a step both are sparse (`ranking.by_logit`). Training adds up histograms of them, float32
-    [ranking.BUCKETS + 1], whose area has an error; an evaluation keeps them all, see `ExactAuc`.
+    In a step both are sparse (`ranking.by_logit`). Training adds up a histogram of both, float32
+    [ranking.BUCKETS + 1, 2], as total and a count of 0, and the host has its columns; its area has an error. An
+    evaluation keeps them all, see `ExactAuc`.
     """
 
     def value(self) -> float | None:
@@ -369,11 +370,11 @@ def checked(metrics, where: str, weights=None) -> dict[str, Pair]:
 
 
 def folded(metrics: dict[str, Pair]) -> dict[str, Pair]:
-    """Returns what training adds up: histograms in place of an `Auc`'s sparse parts, and no confusion matrix."""
+    """Returns what training adds up: a histogram in place of an `Auc`'s sparse parts, and no confusion matrix."""
 
     def dense(pair):
         sparse = isinstance(pair, Auc) and isinstance(pair.total, tf.IndexedSlices)
-        return Auc(*ranking.histogram(*pair)) if sparse else pair
+        return Auc(ranking.histogram(*pair), tf.zeros([])) if sparse else pair
 
     return {name: dense(pair) for name, pair in metrics.items() if not isinstance(pair, Confusion)}
 
@@ -395,8 +396,10 @@ def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False)
         if keeps_scores and isinstance(pair, Auc):
             rows.append(tf.zeros([1, 2], dtype))
             scores.append(ranking.entries(len(scores), *pair, dtype))
+        elif isinstance(pair, Auc):
+            rows.append(tf.cast(folded({name: pair})[name].total, dtype))
         else:
-            rows.append(tf.cast(tf.stack(folded({name: pair}).get(name, pair), axis=1), dtype))
+            rows.append(tf.cast(tf.stack(pair, axis=1), dtype))
     rows += scores
     return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
 

@@ -23,21 +23,18 @@ def _logits(slices: tf.IndexedSlices) -> tf.Tensor:
     return tf.bitcast(tf.cast(slices.indices, tf.int32), tf.float32)
 
 
-def histogram(labels: tf.IndexedSlices, weights: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the weight of positives and of all examples in each bucket, float32 [BUCKETS + 1].
+def histogram(labels: tf.IndexedSlices, weights: tf.IndexedSlices) -> tf.Tensor:
+    """Returns the weight of positives and of all examples in each bucket, float32 [BUCKETS + 1, 2].
 
-    The last entries are of labels that are not 0 or 1: their sum, and how many they are.
+    The last are of labels that are not 0 or 1: their sum, and how many they are.
     """
     middle, last = BUCKETS // 2, math.asinh(_LAST / _EVEN)
     bucket = tf.floor(tf.asinh(_logits(labels) / _EVEN) * (middle / last)) + middle
-    bucket = tf.cast(tf.clip_by_value(bucket, 0.0, BUCKETS - 1.0), tf.int32)
     known = (labels.values == 0.0) | (labels.values == 1.0)
-    wrong = tf.cast((weights.values != 0.0) & ~known, tf.float32)
-    parts = (tf.where(known, labels.values, 0.0) * weights.values, weights.values)
-    sums = (tf.math.unsorted_segment_sum(part, bucket, BUCKETS) for part in parts)
-    others = (tf.reduce_sum(tf.math.multiply_no_nan(labels.values, wrong)), tf.reduce_sum(wrong))
-    positives, every = (tf.concat([a, [b]], 0) for a, b in zip(sums, others, strict=True))
-    return positives, every
+    bucket = tf.where(known, tf.clip_by_value(bucket, 0.0, BUCKETS - 1.0), BUCKETS)
+    every = tf.where(known, weights.values, tf.sign(weights.values))
+    both = tf.stack([tf.math.multiply_no_nan(labels.values, every), every], 1)
+    return tf.math.unsorted_segment_sum(both, tf.cast(bucket, tf.int32), BUCKETS + 1)
 
 
 def entries(number: int, labels: tf.IndexedSlices, weights: tf.IndexedSlices, dtype: tf.DType) -> tf.Tensor:
