@@ -80,7 +80,9 @@ class Loop:
             bytes_before = bytes_now
             for hook in self._hooks:
                 self._timed(hook, hook)
+            began = time.perf_counter()
             _agree_to_stop(status, together=state.step == due)
+            self._hook_seconds["waiting"] += time.perf_counter() - began  # for another process, if for anything
             if status.stop:
                 strategy.wind_up()
             before = self._clock()  # the time that hooks take is not counted as the steps'

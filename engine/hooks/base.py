@@ -42,7 +42,7 @@ class Status:
         one step, this one if something is due at it, else after the next call or two.
       agreed_stop: why the run ends, and which worker wants it to, once all know.
       compiles: whether a program was compiled in this call.
-      hook_seconds: what hooks have taken so far, by `Hook.spent_on`.
+      hook_seconds: what hooks have taken so far, by `Hook.spent_on`; and what agreeing with other processes has.
 
     Example:
       >>> def stop_after_an_epoch(status, metrics):  # hooks.every_steps(10, stop_after_an_epoch)

@@ -116,7 +116,7 @@ class Goodput:
         self._steady = self._steady[0] + steady, self._steady[1] + calls[1] - compiling[1]
         compiled = min(self._compile_seconds - before, calls[0] - input_seconds)
         waited = max(0.0, min(waiting_seconds, calls[0] - input_seconds - compiled))
-        for kind, more in {**aside, "input": input_seconds, "compile": compiled, "waiting": waited}.items():
+        for kind, more in (*aside.items(), ("input", input_seconds), ("compile", compiled), ("waiting", waited)):
             seconds[kind] += more
         seconds["steps"] += calls[0] - input_seconds - compiled - waited
         seconds["other"] += elapsed - calls[0] - sum(aside.values())

@@ -50,7 +50,7 @@ class WorkerWindow:
     def __init__(self):
         self._unread: list[WorkerRows] = []
         self._sums: list[dict[str, float]] = []
-        self._norms: list[float | None] = []
+        self._norms: list[float] = []
 
     def add(self, rows: WorkerRows) -> None:
         self._unread.append(rows)
@@ -65,7 +65,8 @@ class WorkerWindow:
                 {name: before[name] + row[name] for name in row}
                 for before, row in zip(self._sums, figures, strict=True)
             ]
-            self._norms = [row.get("gradient_norm") for row in figures]
+            norms = [row.get("gradient_norm", 0.0) for row in figures]  # 0 of a call at whose end nobody looks
+            self._norms = [new or old for new, old in zip(norms, self._norms or norms, strict=True)]
         del self._unread[: max(0, done)]
 
     def take(self) -> list[dict[str, float]]:
@@ -74,20 +75,21 @@ class WorkerWindow:
         Returns:
           A dictionary for each worker, none if no call was added: milliseconds a step `step_ms` (all of it), `own_ms`
           (without waiting for other workers), `reduce_wait_ms`, these three not of GPUs; `input_wait_ms`; and
-          `gradient_norm`, of the newest call's last step. Around parameter servers without these two, and of a worker
-          that has done nothing without times, but with `steps`, `lag` (the steps that the fastest did more) and
-          `staleness`: how many updates of others came between its pull and its push, on average.
+          `gradient_norm`, of the newest call at whose end somebody looked, if there was one. Around parameter servers
+          without these two, and of a worker that has done nothing without times, but with `steps`, `lag` (the steps
+          that the fastest did more) and `staleness`: how many updates of others came between its pull and its push, on
+          average.
         """
         self._read_all_but(0)
-        sums, self._sums = self._sums, []
+        sums, norms, self._sums, self._norms = self._sums, self._norms, [], []
         most = max((row["steps"] for row in sums), default=0.0)
-        return [_figures(row, norm, most) for row, norm in zip(sums, self._norms, strict=bool(sums))]
+        return [_figures(row, norm, most) for row, norm in zip(sums, norms, strict=True)]
 
 
-def _figures(sums: dict[str, float], norm: float | None, most_steps: float) -> dict[str, float]:
+def _figures(sums: dict[str, float], norm: float, most_steps: float) -> dict[str, float]:
     a_step = 1e3 / max(1.0, sums["steps"])
     figures = {"input_wait_ms": a_step * sums["input_seconds"]}
-    if norm is not None:
+    if norm:
         figures["gradient_norm"] = norm
     if "seconds" in sums and sums["steps"]:
         figures["step_ms"] = a_step * sums["seconds"]

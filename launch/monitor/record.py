@@ -171,7 +171,10 @@ class Record:
             if name not in self._workers and len(self._workers) >= _MOST_WORKERS:
                 continue
             figures = {key: number for key in _FIGURES if (number := _number(each.get(key))) is not None}
-            self._workers[name] = {"seen": time, "figures": figures}
+            known = self._workers.setdefault(name, {"seen": time, "figures": {}})
+            known["figures"].update(figures)
+            if each.get("steps") != 0:  # of a worker around parameter servers that has done none
+                known["seen"] = time
             lane.update(((name, key), number) for key, number in figures.items())
             if name in self._faults and self._faults[name][1] != "silent":  # that one ends with its own warning
                 del self._faults[name]
@@ -219,7 +222,7 @@ class Record:
         own = {name: _own_ms(each["figures"]) for name, each in self._workers.items() if each["figures"]}
         steps = sorted(own.values())
         slow = _SLOW * steps[len(steps) // 2] if len(steps) > 2 else math.inf
-        newest = max((each["seen"] for each in self._workers.values() if each["figures"]), default=0.0)
+        newest = max((each["seen"] for each in self._workers.values() if each["seen"] < math.inf), default=0.0)
         for name, each in self._workers.items():
             if find.lower() not in name.lower():
                 continue
@@ -228,10 +231,8 @@ class Record:
                 state = "ended"
             elif name in self._faults:
                 state, why = "stopped", self._faults[name][0]
-            elif newest - each["seen"] > _MISSING_SECONDS:
+            elif newest - each["seen"] > max(_MISSING_SECONDS, 3e-3 * figures.get("step_ms", 0.0)):
                 state, why = "stopped", "the others have gone on without it"
-            elif figures.get("lag", 0) > _SILENT_SECONDS:
-                state, why = "stopped", f"last heard of {figures['lag']:.0f} s before"
             elif own.get(name, 0) > slow:
                 state, why = "slow", f"{own[name] / slow * _SLOW:.1f} times the median step"
             yield {"name": name, "state": state, "why": why, "figures": figures}

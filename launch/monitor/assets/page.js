@@ -9,32 +9,39 @@ let runs = [];
 let lost = "";
 let timer = 0;
 
-const FIGURES = { step_ms: "step, ms", own_ms: "step without waiting for others, ms", input_wait_ms: "waits for input, ms", reduce_wait_ms: "waits for reduction, ms",
-  gradient_norm: "gradient norm", staleness: "staleness, updates", lag: "lag, s" };
+const FIGURES = { step_ms: "step, ms", own_ms: "its own part, ms", input_wait_ms: "input, ms", reduce_wait_ms: "reduction, ms",
+  gradient_norm: "gradient norm", staleness: "staleness, updates", lag: "lag, steps" };
 const RATES = { examples_per_sec: "examples a second", steps_per_sec: "steps a second", learning_rate: "learning rate",
   input_wait_fraction: "share of time that waits for input", reduce_fraction: "share of time in reduction", memory_mb: "memory, MiB" };
-const SPENT = ["steps", "input", "waiting", "checkpoints", "evaluation", "compile", "start", "other", "lost", "down"];
+const SPENT = { steps: "c0", input: "c1", waiting: "c4", checkpoints: "c3", evaluation: "c5", compile: "c6", start: "c2", other: "c8", lost: "c7", down: "fault" };
 const MARKS = { checkpoint: "checkpoint", warning: "warning", restart: "fault", fault: "fault" };
 const MOST_CURVES = 40, MOST_LANES = 50;
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
 
 // -- Words ------------------------------------------------------------------------------------------------------------
 
-function number(value) {
+function number(value, digits = 4) {
   if (typeof value !== "number") return value == null ? "–" : String(value);
-  return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
+  return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));
 }
 const share = (part, whole) => (whole > 0 ? `${((100 * part) / whole).toFixed(1)} %` : "–");
 function span(seconds) {
   if (!(seconds >= 0)) return "–";
-  if (seconds < 60) return `${number(seconds)} s`;
-  const minutes = Math.round(seconds / 60), hours = Math.floor(minutes / 60), days = Math.floor(hours / 24);
-  return days ? `${days} d ${hours % 24} h` : hours ? `${hours} h ${minutes % 60} min` : `${minutes} min`;
+  if (seconds < 59.5) return `${number(seconds, seconds < 10 ? 2 : 3)} s`;
+  const whole = Math.round(seconds), minutes = Math.floor(whole / 60), hours = Math.floor(minutes / 60), days = Math.floor(hours / 24);
+  return days ? `${days} d ${hours % 24} h` : hours ? `${hours} h ${minutes % 60} min` : `${minutes} min ${whole % 60} s`;
 }
 const moment = (seconds) => new Date(1000 * seconds).toLocaleString("sv");
+// Of a time axis: the hour, or the day where one begins.
+function hours(at) {
+  const [first, second] = at, digits = second - first < 60 ? 8 : 5;
+  return at.map((seconds) => { const [day, hour] = moment(seconds).split(" "); return hour === "00:00:00" ? day.slice(5) : hour.slice(0, digits); });
+}
 const last = (values) => (values || []).findLast((value) => value != null);
 const inWords = (value) => (typeof value === "string" ? value : JSON.stringify(value) ?? "–");
-const metricsIn = (columns) => Object.keys(columns).filter((name) => name.startsWith("metrics."));
+// The loss is the first, the gradients' norm the last.
+const metricsIn = (columns) => Object.keys(columns).filter((name) => name.startsWith("metrics."))
+  .sort((a, b) => (b === "metrics.loss") - (a === "metrics.loss") || (a === "metrics.gradient_norm") - (b === "metrics.gradient_norm"));
 
 function make(tag, text = "", className = "") {
   const element = document.createElement(tag);
@@ -81,20 +88,20 @@ function draw(host, key, data, series, look) {
   }
   remove(key);
   const chart = { signature, host, look, zoomed: false };
-  const axis = () => ({ stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line") } });
-  const x = { ...axis(), ...(look.time ? {} : { values: (_, at) => at.map((value) => (look.elapsed ? span(value) : compact.format(value))) }) };
-  const y = { ...axis(), size: 58, values: (_, at) => at.map((value) => compact.format(value)) };
+  const axis = (size, space, values) => ({ size, space, values: (_, at) => values(at), stroke: colour("quiet"), font: "11px system-ui", grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), size: 4 } });
+  const words = (at) => at.map((value) => (value && Math.abs(value) < 1e-3 ? value.toExponential() : compact.format(value)));
+  const x = look.time ? axis(28, 70, hours) : axis(28, 55, look.elapsed ? (at) => at.map(span) : words), y = axis(48, 36, words);
   host.dataset.key = key;
   chart.plot = new uPlot({
-    title: look.title, width: room(host), height: look.height || 210,
-    scales: { x: { time: !!look.time }, y: look.range ? { range: () => chart.look.range } : {} },
+    title: look.title, width: room(host), height: look.height || 180,
+    scales: { x: { time: !!look.time, ...(look.span ? { range: () => chart.look.span } : {}) }, y: look.range ? { range: () => chart.look.range } : {} },
     axes: look.bare ? [{ show: false }, { show: false }] : [x, y],
-    legend: { show: !look.bare, live: true },
+    legend: { show: !look.bare && !look.keyed },
     cursor: { y: false, drag: { x: !look.bare, y: false }, points: { show: !look.bare } },
     series: [
       { label: look.time || look.elapsed ? "time" : look.x || "step", value: (_, at) => (at == null ? "–" : look.time ? moment(at) : look.elapsed ? span(at) : number(at)) },
       ...series.map((each) => ({
-        label: each.label, stroke: colour(each.colour), width: 1.5, dash: each.dash, points: each.points ? { show: true, size: 5 } : { show: undefined },
+        label: each.label, stroke: colour(each.colour), width: 1.5, dash: each.dash, points: each.points ? { show: true, size: 4 } : { show: undefined },
         fill: each.fill ? colour(each.colour) : undefined, value: each.value || ((_, value) => number(value)),
         paths: each.bars ? uPlot.paths.bars({ size: [0.8, 60] }) : each.steps ? uPlot.paths.stepped({ align: -1 }) : undefined,
       })),
@@ -115,6 +122,9 @@ function draw(host, key, data, series, look) {
 function drawMarks(plot, marks) {
   const { ctx, bbox } = plot;
   ctx.save();
+  ctx.textAlign = "left";
+  ctx.font = `${11 * devicePixelRatio}px system-ui`;
+  let free = 0; // where there is room for the next letter
   for (const { at, kind } of marks) {
     if (!(at >= plot.scales.x.min && at <= plot.scales.x.max)) continue;
     const left = Math.round(plot.valToPos(at, "x", true));
@@ -123,7 +133,9 @@ function drawMarks(plot, marks) {
     ctx.moveTo(left, bbox.top + (kind === "checkpoint" ? bbox.height - 8 * devicePixelRatio : 0));
     ctx.lineTo(left, bbox.top + bbox.height);
     ctx.stroke();
-    if (kind !== "checkpoint") ctx.fillText(kind[0].toUpperCase(), left + 2, bbox.top + 10 * devicePixelRatio);
+    if (kind === "checkpoint" || left < free || bbox.height < 50) continue;
+    ctx.fillText(kind[0].toUpperCase(), left + 3 * devicePixelRatio, bbox.top + 10 * devicePixelRatio);
+    free = left + 14 * devicePixelRatio;
   }
   ctx.restore();
 }
@@ -190,7 +202,7 @@ function renderState(run) {
     (end ? `${run.name} ended: ${end.reason ?? ""}${end.exit_code ? ` (exit code ${end.exit_code})` : ""}` : "") ||
     (run.late ? `${run.name}: nothing new for ${span(run.age)}; is it still there?` : window ? `${run.name} runs` : run.name);
   if ($("news").textContent !== news) $("news").textContent = news;
-  $("news").className = lost || run.late || end?.exit_code ? "late" : "";
+  $("news").className = lost || run.late || end?.exit_code ? "late" : window && !end ? "runs" : "";
   for (const row of $("lanes").children) row.classList.toggle("late", run.late);
 }
 
@@ -210,14 +222,11 @@ function renderSummary(run) {
   const lines = [
     ["step", step != null && `${number(step)}${until != null ? ` of ${number(until)}` : ""}`],
     ["time left", !said.end && windows.step && `about ${span(left(view))}`],
+    ["goodput", spent?.total > 0 && `${share(spent.steps, spent.total)} of ${span(spent.total)}`],
     ["examples a second", last(windows.examples_per_sec)],
     ["steps a second", last(windows.steps_per_sec)],
-    ...metricsIn(windows).slice(0, 4).map((name) => [name.slice(8), last(windows[name])]),
-    ...metricsIn(evaluations).slice(0, 4).map((name) => [`evaluation: ${name.slice(8)}`, last(evaluations[name])]),
-    ["goodput", spent?.total > 0 && `${share(spent.steps, spent.total)} of ${span(spent.total)}`],
-    ["trains on", said.cluster && `${said.cluster.strategy}, ${number(said.cluster.replicas)} replica${said.cluster.replicas === 1 ? "" : "s"}`],
-    ["starts", view.starts > 1 && `${view.starts}, last after ${said.start?.cause ?? "an end"}`],
-    ["last checkpoint", saved && `step ${number(saved.step)}, ${number(saved.bytes / 2 ** 20)} MiB in ${number(saved.seconds)} s`],
+    ...metricsIn(windows).slice(0, 4).map((name) => [name.slice(8).replaceAll("_", " "), last(windows[name])]),
+    ...metricsIn(evaluations).slice(0, 4).map((name) => [`evaluation ${name.slice(8)}`, last(evaluations[name])]),
     ["memory", windows.memory_mb && `${number(last(windows.memory_mb))} MiB`],
   ].filter(([, value]) => value != null && value !== false);
   $("summary").replaceChildren(...lines.map(([name, value]) => {
@@ -225,6 +234,11 @@ function renderSummary(run) {
     line.append(make("dt", name), make("dd", typeof value === "number" ? number(value) : value));
     return line;
   }));
+  $("facts").textContent = [
+    said.cluster && `${said.cluster.strategy}, ${number(said.cluster.replicas)} replica${said.cluster.replicas === 1 ? "" : "s"}`,
+    view.starts > 1 && `${view.starts} starts, the last after ${said.start?.cause ?? "an end"}`,
+    saved && `last checkpoint: step ${number(saved.step)}, ${number(saved.bytes / 2 ** 20, 3)} MiB in ${span(saved.seconds)}`,
+  ].filter(Boolean).join(" · ");
   $("progress").hidden = !(until > 0);
   if (until > 0) $("progress").value = Math.min(1, (step ?? 0) / until);
   document.title = `${step != null ? `${number(step)} – ` : ""}${run.name} – Crankshaft`;
@@ -242,13 +256,13 @@ function renderCurves(focus) {
   const kept = new Set();
   for (const name of names) {
     const curves = all.flatMap((run) => ["windows", "evaluations"].map((kind) => ({
-      label: `${single ? "" : `${run.name} `}${kind === "windows" ? (single ? "train" : "") : "evaluation"}`.trim(),
+      label: `${single ? "" : `${run.name} `}${kind === "windows" ? (single ? (name.startsWith("metrics.") ? "train" : "value") : "") : "evaluation"}`.trim(),
       colour: `c${(run.place + (single && kind !== "windows" ? 1 : 0)) % 9}`, dash: kind === "windows" ? undefined : [6, 4], points: kind !== "windows",
       data: points(run.view[kind][chosen.axis], run.view[kind][name] || [], from(run)),
     })));
     const key = `curve/${name}`;
     const host = charts.get(key)?.host ?? $("curve-charts").appendChild(make("div"));
-    const look = { title: RATES[name] ?? name.replace(/^metrics\./, ""), time: byTime && single, elapsed, marks };
+    const look = { title: RATES[name] ?? name.replace(/^metrics\./, "").replaceAll("_", " "), time: byTime && single, elapsed, marks };
     if (drawCurves(host, key, curves, look)) kept.add(key);
     else host.remove();
   }
@@ -260,10 +274,11 @@ function renderCurves(focus) {
   $("curves").hidden = !kept.size;
 }
 
+const marksOf = (view, colour) => (view.notes || []).filter((note) => MARKS[note.event] === colour).map((note) => ({ kind: note.event, at: note.time }));
+
 function renderSpent(view) {
   const { windows = {}, said = {} } = view, total = windows["spent.total"] || [];
-  const kinds = [...new Set([...SPENT, ...Object.keys(windows).map((name) => name.slice(6))])]
-    .filter((kind) => kind !== "total" && windows[`spent.${kind}`]?.some((value) => value > 0));
+  const kinds = Object.keys(SPENT).filter((kind) => windows[`spent.${kind}`]?.some((value) => value > 0));
   $("spent").hidden = !kinds.length;
   if (!kinds.length) return;
   const shares = kinds.map((kind) => windows[`spent.${kind}`].map((value, i) => {
@@ -273,14 +288,14 @@ function renderSpent(view) {
   let sum = total.map(() => 0);
   // Each area reaches from 0 to the sum of the shares so far, so the largest is drawn first.
   const areas = shares.map((own) => (sum = sum.map((value, i) => value + own[i]))).reverse();
-  const series = kinds.map((kind, i) => ({ label: kind, colour: `c${i % 9}`, fill: true, steps: true, value: (_, value, __, at) => (at == null ? "–" : share(shares[i][at], 1)) })).reverse();
-  const marks = (view.notes || []).filter((note) => MARKS[note.event] === "fault").map((note) => ({ kind: note.event, at: note.time }));
+  const series = kinds.map((kind, i) => ({ label: kind, colour: SPENT[kind], fill: true, steps: true, value: (_, value, __, at) => (at == null ? "–" : share(shares[i][at], 1)) })).reverse();
+  const marks = marksOf(view, "fault");
   const draws = windows.time.every((value, i) => value != null && (i === 0 || value > windows.time[i - 1]));
-  if (draws) draw($("spent-chart"), "spent", [windows.time, ...areas], series, { title: "share of the time", time: true, marks, range: [0, 1] });
+  if (draws) draw($("spent-chart"), "spent", [windows.time, ...areas], series, { title: "share of the time", time: true, marks, range: [0, 1], keyed: true });
   const sums = said.end?.goodput?.seconds ?? said.window?.spent ?? {};
-  table($("spent-table"), ["", "time", "share"], kinds.map((kind, i) => {
+  table($("spent-table"), ["", "time", "share"], kinds.map((kind) => {
     const cell = make("td"), key = make("i", "", "key");
-    key.style.color = `var(--c${i % 9})`;
+    key.style.color = `var(--${SPENT[kind]})`;
     cell.append(key, kind);
     return [cell, span(sums[kind]), share(sums[kind], sums.total)];
   }), [false, true, true]);
@@ -293,20 +308,23 @@ function renderWorkers(view) {
   options($("figure"), figures, FIGURES);
   const lanes = workers.slice(0, MOST_LANES), figure = chosen.figure;
   $("workers-count").textContent = workers.length > lanes.length ? `${lanes.length} of ${number(workers.length)}, those that are stopped and slow first; find others by their name` : "";
-  table($("lanes-head"), ["worker", "state", ...figures.map((name) => FIGURES[name]), `${FIGURES[figure] || ""} over time`], [], [false, false, ...figures.map(() => true)]);
-  const values = lanes.flatMap((each) => each.lane?.[figure] || []).filter((value) => value != null);
-  const most = values.reduce((a, b) => Math.max(a, b), 0), least = values.reduce((a, b) => Math.min(a, b), 0);
+  const cell = (tag, name, text) => make(tag, text, name === figure ? "figure" : "figure other");
+  table($("lanes-head"), ["worker", "state", ...figures.map((name) => cell("th", name, FIGURES[name])), `${FIGURES[figure] || ""} over time`], []);
+  const values = lanes.flatMap((each) => each.lane?.[figure] || []).filter((value) => value != null).sort((a, b) => a - b);
+  const most = Math.min(values.at(-1), 3 * values[values.length >> 1]) || values.at(-1) || 1; // a step that compiles would leave the others flat
+  const times = view.lane_time || [], marks = marksOf(view, "fault");
+  const look = { time: true, bare: true, height: 34, marks, range: [Math.min(0, values[0] ?? 0), 1.05 * most], span: [times[0], times.at(-1)] };
   const kept = new Set(lanes.map((each) => `lane/${each.name}`));
   for (const key of [...charts.keys()]) if (key.startsWith("lane/") && !kept.has(key)) remove(key);
   const rows = lanes.map((each) => {
-    const key = `lane/${each.name}`, row = make("tr", "", each.state), cell = charts.get(key)?.host ?? make("td", "", "lane");
-    row.append(make("th", each.name), make("td", `${each.state}${each.why ? `: ${each.why}` : ""}`, "state"));
-    row.append(...figures.map((name) => make("td", number(each.figures[name]), "figure")), cell);
-    return { row, cell, key, lane: points(view.lane_time, each.lane?.[figure] || []) };
+    const key = `lane/${each.name}`, row = make("tr", "", each.state), lane = charts.get(key)?.host ?? make("td", "", "lane");
+    row.append(make("th", each.name), make("td", `${each.state}${each.why ? `: ${each.why.replace(`${each.name} `, "")}` : ""}`, "state"));
+    row.append(...figures.map((name) => cell("td", name, number(each.figures[name], 3))), lane);
+    return { row, lane, key, data: points(times, (each.lane?.[figure] || []).map((value) => (value == null ? null : Math.min(value, most)))) };
   });
   $("lanes").replaceChildren(...rows.map(({ row }) => row));
-  for (const { cell, key, lane } of rows)
-    if (lane[0].length) draw(cell, key, lane, [{ label: figure, colour: "c0" }], { time: true, bare: true, height: 34, range: [least, most || 1] });
+  for (const { lane, key, data } of rows)
+    if (data[0].length) draw(lane, key, data, [{ label: figure, colour: "c0" }], look);
 }
 
 function renderServers(view) {
@@ -341,10 +359,10 @@ function renderBenchmark(focus) {
 }
 
 function told(note) {
-  const task = note.task ? `${note.task}: ` : "", code = note.exit_code ? ` (exit code ${note.exit_code})` : "";
+  const text = String(note.text ?? note.cause ?? note.reason ?? ""), task = note.task && !text.startsWith(note.task) ? `${note.task}: ` : "", code = note.exit_code ? ` (exit code ${note.exit_code})` : "";
   if (note.event === "start") return `start ${number(note.incarnation)} on ${note.host ?? "?"}${note.cause ? `, after ${note.cause}` : ""}`;
-  if (note.event === "checkpoint") return `${note.best ? "the best so far, " : ""}${number(note.bytes / 2 ** 20)} MiB in ${number(note.seconds)} s`;
-  return `${task}${note.text ?? note.cause ?? note.reason ?? ""}${code}`;
+  if (note.event === "checkpoint") return `${note.best ? "the best so far, " : ""}${number(note.bytes / 2 ** 20, 3)} MiB in ${span(note.seconds)}`;
+  return `${task}${text}${code}`;
 }
 function renderNotes(view) {
   const notes = [...(view.notes || [])].reverse().slice(0, 300);

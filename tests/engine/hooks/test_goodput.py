@@ -18,13 +18,13 @@ def test_a_call_that_compiles_counts_as_steps_as_far_as_its_steps_take_later():
     goodput = Goodput()
     goodput.add(10.0, (9.0, 10), (9.0, 10), aside={"evaluation": 0.5})
     assert goodput.spent["compile"] == 9.0  # as far as is known by then
-    goodput.add(4.0, (4.0, 40), (0.0, 0), input_seconds=1.0, waiting_seconds=0.5)
+    goodput.add(4.25, (4.0, 40), (0.0, 0), input_seconds=1.0, waiting_seconds=0.5, aside={"waiting": 0.25})
     spent = goodput.spent
     # A step takes 3 s / 40 without its input, so ten of them 0.75 s.
     assert spent["compile"] == pytest.approx(8.25)
     assert spent["steps"] == pytest.approx(0.75 + 2.5)
-    assert (spent["input"], spent["waiting"], spent["other"]) == pytest.approx((1.0, 0.5, 0.5))
-    assert spent["total"] == pytest.approx(14.0)
+    assert (spent["input"], spent["waiting"], spent["other"]) == pytest.approx((1.0, 0.75, 0.5))
+    assert spent["total"] == pytest.approx(14.25)
 
 
 def test_a_killed_process_loses_what_came_after_the_checkpoint():

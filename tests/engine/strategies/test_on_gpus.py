@@ -171,7 +171,7 @@ def test_of_gpus_no_time_is_told_that_the_host_s_clock_does_not_see(device, time
     window = WorkerWindow()
     window.add(rows_of(device))
     (figures,) = window.take()
-    assert set(figures) == timed | {"input_wait_ms", "gradient_norm"}
+    assert set(figures) == timed | {"input_wait_ms"}
 
 
 def test_who_is_slow_is_not_guessed_where_no_times_are_told(caplog):

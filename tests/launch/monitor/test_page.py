@@ -5,27 +5,14 @@ import itertools
 import json
 import urllib.parse
 
-import pytest
-
-from benchmarks import browser
 from benchmarks.browser import monitor
 from benchmarks.monitor_page import events, write
 from crankshaft.launch.monitor import page as pages
 from crankshaft.launch.monitor.run import Run
 from tests.waiting import PATIENCE
 
-pytest.importorskip("playwright", reason="playwright is not installed; pip install 'crankshaft[test]'")
-if browser.program() is None:
-    pytest.skip("no Chromium is installed; make browser", allow_module_level=True)
-
 HOSTILE = "<img src=x onerror=document.title='hacked'></script><script>document.title='hacked'</script>"
 NAMED = HOSTILE.replace("/", "")
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with browser.chromium() as running:
-        yield running
 
 
 def add(path, *lines):
@@ -33,23 +20,12 @@ def add(path, *lines):
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def opened(chromium, link, errors, **how):
-    """A page, whose scripts' errors and what the policy forbids are added to a list."""
-    context = chromium.new_context(**how)
-    context.set_default_timeout(PATIENCE * 1000)
-    page = context.new_page()
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    page.goto(link)
-    return page
-
-
-def test_a_live_run_moves_and_a_stopped_worker_turns_red(chromium, tmp_path):
-    path, errors = tmp_path / NAMED / "events.jsonl", []
+def test_a_live_run_moves_and_a_stopped_worker_turns_red(opened, tmp_path):
+    path = tmp_path / NAMED / "events.jsonl"
     lines = list(events(0, begin=4e9))  # in a time to come: nobody calls it late
     write(path, iter(lines[:40]))
     with monitor(path.parent) as link:
-        page = opened(chromium, link, errors)
+        page = opened(link)
         page.wait_for_selector("#lanes canvas")
         assert page.inner_text("#news") == f"{path.parent.name} runs"
         assert "3,600 of 20,000" in page.inner_text("#summary")
@@ -70,10 +46,10 @@ def test_a_live_run_moves_and_a_stopped_worker_turns_red(chromium, tmp_path):
         assert "hacked" not in page.title().split(" – ")[0]
         assert page.evaluate("document.querySelectorAll('script').length") == 3
     page.locator("#news", has_text="does not answer").wait_for()
-    assert [error for error in errors if "ERR_CONNECTION" not in error] == []
+    assert [error for error in opened.errors if "ERR_CONNECTION" not in error] == []
 
 
-def test_a_report_opens_from_a_file_with_runs_over_each_other(chromium, tmp_path):
+def test_a_report_opens_from_a_file_with_runs_over_each_other(opened, tmp_path):
     for seed, name in enumerate(("first", NAMED)):
         write(tmp_path / name / "events.jsonl", events(seed))
         (tmp_path / name / "logs").mkdir()
@@ -81,12 +57,8 @@ def test_a_report_opens_from_a_file_with_runs_over_each_other(chromium, tmp_path
     names = ["first", NAMED]
     shown = [Run(str(tmp_path / name)).shown(60) for name in names]
     (tmp_path / "report.html").write_text(pages.html({"runs": shown}), encoding="utf-8")
-    errors = []
-    page = opened(
-        *(chromium, (tmp_path / "report.html").as_uri(), errors),
-        viewport={"width": 360, "height": 700},
-        color_scheme="dark",
-    )
+    link = (tmp_path / "report.html").as_uri()
+    page = opened(link, viewport={"width": 360, "height": 700}, color_scheme="dark")
     page.wait_for_selector("#lanes canvas")
     assert page.title() == "20,000 – first – Crankshaft"
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -108,7 +80,7 @@ def test_a_report_opens_from_a_file_with_runs_over_each_other(chromium, tmp_path
     assert page.locator("#lanes tr").count() == 1
     page.reload()
     assert page.locator("img").count() == 0
-    assert errors == []
+    assert opened.errors == []
 
 
 def test_only_who_has_the_link_is_answered(tmp_path):

@@ -90,6 +90,35 @@ def test_who_has_a_fault_or_is_missing_is_stopped_until_it_is_back(path):
     assert states(record, find="ER 3") == {"worker 3": "stopped"}
 
 
+def test_who_is_slow_is_slow_by_its_own_time_where_that_is_known(path):
+    """In step all take as long: the slow one's steps are its own, the others' are waiting for it."""
+    names = [f"worker {place}" for place in range(3)]
+    figures = [{"name": name, "step_ms": 60.0, "own_ms": own} for name, own in zip(names, (10, 60, 12), strict=True)]
+    write(path, itertools.islice(events(0, workers=3), 3))
+    add(path, {"event": "window", "time": BEGIN + 1, "step": 1, "workers": figures})
+    assert states(read(path)) == {"worker 0": "runs", "worker 1": "slow", "worker 2": "runs"}
+    (first, *_) = read(path).view("", 50)["workers"]
+    assert (first["why"], first["figures"]["own_ms"]) == ("5.0 times the median step", 60.0)
+
+
+def test_around_servers_who_does_no_step_for_long_is_stopped_and_who_lags_is_not(path):
+    def window(time, *steps):
+        workers = [{"name": f"worker {i}", "steps": n, "lag": max(steps) - n} for i, n in enumerate(steps)]
+        return {"event": "window", "time": BEGIN + time, "step": time, "workers": workers}
+
+    write(path, itertools.islice(events(0, workers=2), 3))
+    add(path, window(1, 60, 20), window(2, 60, 0))
+    record = read(path)
+    assert states(record) == {"worker 0": "runs", "worker 1": "runs"}
+    add(path, window(4, 90, 0))
+    record.poll(60)
+    assert states(record) == {"worker 0": "runs", "worker 1": "stopped"}
+    assert record.view("", 50)["workers"][0]["why"] == "the others have gone on without it"
+    add(path, window(5, 60, 10))
+    record.poll(60)
+    assert states(record) == {"worker 0": "runs", "worker 1": "runs"}
+
+
 def test_a_run_is_late_once_it_is_silent_for_longer_than_it_uses_to_be(path):
     now = BEGIN + 39.0
     write(path, itertools.islice(events(0), 40))
