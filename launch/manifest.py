@@ -13,6 +13,7 @@ nothing beside what is printed is needed there but the image, or Crankshaft on a
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
@@ -105,16 +106,5 @@ def _job(place: str, command: Sequence[str]) -> Job:
             raise UsageError(f"--run_dir={run_dir} is not in /runs, where the pods have their volume; use /runs/NAME")
     elif not os.path.isabs(run_dir) and "://" not in run_dir:
         raise UsageError(f"--run_dir={run_dir} is not an absolute path; give one that all nodes see")
-    return Job(
-        name=FLAGS.name,
-        workers=FLAGS.workers,
-        ps=FLAGS.ps,
-        evaluator=FLAGS.evaluator,
-        gpus_per_worker=FLAGS.gpus_per_worker,
-        cpus=FLAGS.cpus,
-        memory=FLAGS.memory,
-        time=FLAGS.time,
-        image=FLAGS.image or "",
-        claim=FLAGS.claim,
-        words=tuple(command),
-    )
+    of_flags = {field.name: FLAGS[field.name].value for field in dataclasses.fields(Job) if field.name != "words"}
+    return Job(**of_flags, words=tuple(command))

@@ -7,6 +7,7 @@ import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 
+from ...engine.internals.errors import counted
 from ..errors import UsageError
 
 SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all workers of a job and unknown to others
@@ -101,6 +102,11 @@ def of_tasks(source: str, addresses: Sequence[tuple[str, str]], index: int, envi
     """
     _check_addresses(source, addresses)
     return Cluster(tuple(addresses), index, _secret(environment.get(SECRET, "")), source)
+
+
+def counts(kinds: Mapping[str, int]) -> str:
+    """Returns how many tasks there are of each kind, for people: "2 workers, 1 ps"."""
+    return ", ".join(counted(count, kind) if kind == "worker" else f"{count} {kind}" for kind, count in kinds.items())
 
 
 def split(address: str) -> tuple[str, int] | None:

@@ -10,10 +10,9 @@ import socket
 import time
 from collections.abc import Mapping
 
-from ...engine.internals.errors import counted
 from ..errors import UsageError
 from . import kubernetes, slurm, tf_config
-from .cluster import Cluster, Tasks, of_tasks, split
+from .cluster import Cluster, Tasks, counts, of_tasks, split
 
 _PLACES = (slurm.tasks, kubernetes.tasks)
 _POLL_SECONDS = 1.0
@@ -81,8 +80,8 @@ def check_agree(cluster: Cluster, environment: Mapping[str, str]) -> None:
 def describe(cluster: Cluster) -> str:
     """Returns the line that says which task this process is, of how many, and where that was read."""
     kinds = {kind: len(cluster.job(kind)) for kind in ("chief", "worker", "ps", "evaluator") if cluster.job(kind)}
-    counts = ", ".join(counted(count, kind) if kind == "worker" else f"{count} {kind}" for kind, count in kinds.items())
-    return f"cluster: {cluster.task} at {cluster.address}, task {cluster.index} of {counts}; from {cluster.source}"
+    where = f"{cluster.task} at {cluster.address}, task {cluster.index} of {counts(kinds)}"
+    return f"cluster: {where}; from {cluster.source}"
 
 
 def arrive(cluster: Cluster, timeout_seconds: float) -> None:

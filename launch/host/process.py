@@ -30,7 +30,7 @@ from . import imports
 # The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 _VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
-_LOCK = ".lock"  # in a run_dir
+LOCK = ".lock"  # in a run_dir, from before its process meets others on
 _OWNER = ".lock.owner"  # in its place where the file system has no `flock`, as Lustre and FUSE may have none
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 _TAKE_OVER_SECONDS = 3.0  # in which the file of an owner that has ended is taken over; half written, it takes 2
@@ -438,7 +438,7 @@ class LockedRunDir:
                     f"--run_dir={self._run_dir} was removed or replaced while its run went on, and what is done now "
                     "would not be kept; leave it in its place, and start again"
                 )
-            if self._file is None or _identity(os.path.join(self._run_dir, _LOCK)) != _identity(self._file):
+            if self._file is None or _identity(os.path.join(self._run_dir, LOCK)) != _identity(self._file):
                 self.release()
                 self.take()
 
@@ -453,7 +453,7 @@ def _identity(path: str | int) -> tuple[int, int] | None:
 
 
 def _open_lock(run_dir: str) -> int:
-    path = os.path.join(run_dir, _LOCK)
+    path = os.path.join(run_dir, LOCK)
     try:
         try:
             return open_regular(path, os.O_RDWR | os.O_CREAT)
@@ -483,7 +483,7 @@ def _take(lock: int, run_dir: str) -> bool:
     return True
 
 
-def _no_lock(run_dir: str, error: OSError, name: str = _LOCK) -> UsageError:
+def _no_lock(run_dir: str, error: OSError, name: str = LOCK) -> UsageError:
     return UsageError(
         f"--run_dir={run_dir}: its file {name} can't be locked ({error.strerror}); remove it, or use another --run_dir"
     )

@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A cluster that trains, and what each of its tasks needs.
+    """A cluster that trains, and what each of its tasks needs: `crankshaft manifest`'s flags, by their names.
 
     Attributes:
       name: the job's.
@@ -18,7 +18,7 @@ class Job:
       cpus: cores of each task.
       memory: of each task, as Kubernetes writes it.
       time: the limit, as Slurm writes it.
-      image: the container's.
+      image: the container's; None for Slurm.
       claim: name of the claim of the volume that all tasks share.
       words: the command: flags of `crankshaft train`, or a script and its flags.
     """
@@ -31,7 +31,7 @@ class Job:
     cpus: int
     memory: str
     time: str
-    image: str
+    image: str | None
     claim: str
     words: tuple[str, ...]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..cluster.cluster import SECRET
+from ..cluster.cluster import SECRET, counts
 from ..cluster.kubernetes import JOBS, PORT, SERVICE
 from ..errors import EXIT_TERMINATED, EXIT_USAGE, UsageError
 from .job import Job
@@ -16,16 +16,37 @@ _RESTARTS = 6  # of each task
 _GRACE_SECONDS = 120  # for a checkpoint
 _USER = 1000
 _HEAD = """\
-# {what}: {tasks}.
-# The last object asks for a volume that all pods can write to (ReadWriteMany); leave it out where {claim} is one.
-# For signed messages: kubectl create secret generic {name} --from-literal=secret=$(openssl rand -hex 32)
+# {name}: {tasks}. Kubernetes 1.29 or later.
+#
+# Workers sign what they say to each other if there is a secret of this name:
+#   kubectl create secret generic {name} --from-literal=secret=$(openssl rand -hex 32)
+---
+# The volume of all runs: leave this object out where there is one. Whoever deletes it deletes the runs.
 """
+_COMMENTS = {  # each once, above the first line that begins so
+    "policyTypes:": "To each other alone: TensorFlow's servers run what whoever reaches them asks for.",
+    "publishNotReadyAddresses:": "Tasks wait for each other before they are ready.",
+    "failurePolicy:": "The Jobs restart their pods.",
+    "backoffLimit:": f"A worker that fails ends the others too, and each counts: {_RESTARTS} restarts of all.",
+    "backoffLimitPerIndex:": "Each task is started again by itself.",
+    "podReplacementPolicy:": "Not before the old pod is gone: TensorFlow takes no two tasks of one index.",
+    "- action: FailJob": "A mistake, which a restart would repeat.",
+    "- action: Ignore": "A disruption, or SIGTERM: the task has saved.",
+    "terminationGracePeriodSeconds:": "For a checkpoint.",
+    "- name: CRANKSHAFT_JOBS": "By these two a pod finds the others.",
+    "- name: HOME": "The root can't be written to.",
+    "startupProbe:": "TensorFlow's server says something to whoever calls; that of a stopped process does not.",
+    "- name: shm": "For NCCL.",
+}
+# Not tcpSocket, which the kernel answers for a process that is stopped.
+_PROBE = f"import socket; socket.create_connection(('localhost', {PORT}), 5).recv(1) or exit(1)"
+_TEXT = "tag:yaml.org,2002:str"
 _DOCKERFILE = f"""\
 FROM python:3.11-slim
 RUN useradd --uid {_USER} --create-home user
 COPY . /src
 RUN pip install --no-cache-dir -c /src/constraints.txt /src
-USER user
+USER {_USER}
 WORKDIR /home/user
 """
 
@@ -42,15 +63,29 @@ def manifest(job: Job, as_job_set: bool) -> str:
     except ImportError:
         raise UsageError("a manifest needs PyYAML: pip install crankshaft[yaml]") from None
 
+    # Each value is written where it is, on one line: what is in it never looks like a key.
+    dumper = type("Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True})
+    yaml.add_representer(
+        str, lambda to, text: to.represent_scalar(_TEXT, text, style='"' if "\n" in text else None), dumper
+    )
     jobs = [_job_set(job)] if as_job_set else [_service(job), *(_job(job, kind) for kind in job.kinds)]
-    tasks = ", ".join(f"{count} {kind}" for kind, count in job.kinds.items())
-    head = _HEAD.format(what=job.name, tasks=tasks, claim=job.claim, name=job.name)
-    objects = [_network_policy(job), *jobs, _claim(job)]
-    return head + "---\n" + yaml.safe_dump_all(objects, sort_keys=False, width=110)
+    objects = [_claim(job), _network_policy(job), *jobs]
+    text = yaml.dump_all(objects, Dumper=dumper, sort_keys=False, width=float("inf"))
+    return _HEAD.format(name=job.name, tasks=counts(job.kinds)) + _commented(text)
+
+
+def _commented(text: str) -> str:
+    lines, comments = [], dict(_COMMENTS)
+    for line in text.splitlines():
+        words = line.lstrip()
+        if begin := next(filter(words.startswith, comments), None):
+            lines.append(f"{line.removesuffix(words)}# {comments.pop(begin)}")
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def _labels(job: Job) -> dict[str, str]:
-    return {"app.kubernetes.io/name": job.name}
+    return {"app.kubernetes.io/name": "crankshaft", "app.kubernetes.io/instance": job.name}
 
 
 def _service(job: Job) -> dict[str, Any]:
@@ -111,7 +146,7 @@ def _job_set(job: Job) -> dict[str, Any]:
         "metadata": {"name": job.name, "labels": _labels(job)},
         "spec": {
             "network": {"enableDNSHostnames": True, "subdomain": job.name, "publishNotReadyAddresses": True},
-            "failurePolicy": {"maxRestarts": 0},  # the Jobs restart their pods, as they are told below
+            "failurePolicy": {"maxRestarts": 0},
             **ends,
             "replicatedJobs": [
                 {"name": kind, "replicas": 1, "template": {"spec": _job_spec(job, kind, names, {})}}
@@ -123,9 +158,6 @@ def _job_set(job: Job) -> dict[str, Any]:
 
 def _job_spec(job: Job, kind: str, names: dict[str, str], network: dict[str, str]) -> dict[str, Any]:
     """Returns what a Job of one kind of task does.
-
-    In step, a task that fails ends all others, which fail too: each counts. Around servers each is started again by
-    itself. A new pod comes only once the old one is gone: TensorFlow takes no two of one index.
 
     Args:
       job: the whole of it.
@@ -143,18 +175,21 @@ def _job_spec(job: Job, kind: str, names: dict[str, str], network: dict[str, str
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
             "rules": [
-                {  # a mistake, which a restart would repeat
+                {
                     "action": "FailJob",
                     "onExitCodes": {"containerName": "task", "operator": "In", "values": [EXIT_USAGE]},
                 },
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {  # it has saved, and ended as it was asked to
+                {
                     "action": "Ignore",
                     "onExitCodes": {"containerName": "task", "operator": "In", "values": [EXIT_TERMINATED]},
                 },
             ]
         },
-        "template": {"metadata": {"labels": _labels(job)}, "spec": {**network, **_pod(job, kind, names)}},
+        "template": {
+            "metadata": {"labels": {**_labels(job), "app.kubernetes.io/component": kind}},
+            "spec": {**network, **_pod(job, kind, names)},
+        },
     }
 
 
@@ -168,6 +203,7 @@ def _pod(job: Job, kind: str, names: dict[str, str]) -> dict[str, Any]:
             "runAsUser": _USER,
             "runAsGroup": _USER,
             "fsGroup": _USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(job, kind, names)],
@@ -182,9 +218,8 @@ def _pod(job: Job, kind: str, names: dict[str, str]) -> dict[str, Any]:
 def _container(job: Job, kind: str, names: dict[str, str]) -> dict[str, Any]:
     gpus = {"nvidia.com/gpu": str(job.gpus_per_worker)} if job.gpus_per_worker and kind == "worker" else {}
     amounts = {"cpu": str(job.cpus), "memory": job.memory, **gpus}
-    answers = {"tcpSocket": {"port": PORT}, "periodSeconds": 10}
-    # TensorFlow's server answers for as long as its process lives; a task that is stuck names itself, and ends.
-    probes = {"startupProbe": {**answers, "failureThreshold": 60}, "livenessProbe": {**answers, "failureThreshold": 6}}
+    answers = {"exec": {"command": ["python", "-c", _PROBE]}, "periodSeconds": 30, "timeoutSeconds": 10}
+    probes = {"startupProbe": {**answers, "failureThreshold": 20}, "livenessProbe": {**answers, "failureThreshold": 4}}
     return {
         "name": "task",
         "image": job.image,

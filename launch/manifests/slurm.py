@@ -29,7 +29,7 @@ export PYTHONUNBUFFERED=1
 
 # Each task reads from Slurm's variables which one it is. Where one fails the others name it, and end by themselves: if
 # srun ended them, its code would be theirs, and not the one that says why.
-srun --kill-on-bad-exit=0 \\
+srun --kill-on-bad-exit=0 --cpus-per-task=$cpus \\
   $command
 code=$$?
 
@@ -53,7 +53,7 @@ def script(job: Job) -> str:
         memory_mb=max(1, round(_mebibytes(job.memory) / job.cpus)),
         gpus=f"#SBATCH --gpus-per-task={job.gpus_per_worker}\n" if job.gpus_per_worker else "",
         time=job.time,
-        command=" \\\n  ".join(map(shlex.quote, job.command)),
+        command=" \\\n  ".join([shlex.join(job.command[:2]), *map(shlex.quote, job.command[2:])]),
     )
 
 

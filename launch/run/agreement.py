@@ -62,7 +62,7 @@ def check_run_dir(run_dir: str, strategy) -> None:
     if strategy.is_chief:
         files.make_file(path)
     strategy.exchange(0)  # it is there
-    sees = _appears(path)
+    sees = appears(path)
     blind = [worker for worker, each in zip(strategy.host_names, strategy.exchange(int(sees)), strict=True) if not each]
     if strategy.is_chief:
         os.remove(path)
@@ -73,7 +73,7 @@ def check_run_dir(run_dir: str, strategy) -> None:
         )
 
 
-def _appears(path: str) -> bool:
+def appears(path: str) -> bool:
     """Returns whether a file is seen here soon: a network's file system may remember for a while that it was not."""
     end = time.monotonic() + _SHARED_SECONDS
     while not os.path.exists(path):

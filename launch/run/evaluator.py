@@ -13,10 +13,11 @@ from ...engine.hooks import Status, StopRequest, evaluation, saving
 from ...engine.hooks.saving import BestCheckpoint
 from ...engine.hooks.tensorboard import event_values
 from ...engine.hooks.tensorboard.event_files import EventFiles
-from ..cluster.meeting import Presence
+from ..cluster.meeting import Presence, answers
 from ..command_line import checks
-from ..host.process import EXIT_CODES, Signals
-from . import reading
+from ..errors import UsageError
+from ..host.process import EXIT_CODES, LOCK, Signals
+from . import agreement, reading
 from .modes import as_line
 from .session import Session
 
@@ -26,7 +27,8 @@ _POLL_SECONDS = 1.0
 def watch(session: Session) -> int:
     """Evaluates until the run's last checkpoint is evaluated, a signal comes, or the coordinator has gone for good.
 
-    After a signal the newest checkpoint is still evaluated. Returns the exit code.
+    After a signal the newest checkpoint is still evaluated. Returns the exit code. Raises `UsageError` where the
+    coordinator's folder is another.
     """
     config, end = session.config, session.train_steps
     request = StopRequest()
@@ -38,10 +40,13 @@ def watch(session: Session) -> int:
         best.begin(_status(session))
     else:
         session.say(f"no best checkpoint: --monitor={config.monitor} is not known here, where none are trained on")
-    coordinator = Presence(config.cluster.job("chief")[0], config.cluster_timeout_seconds)
-    done = -1
+    (chief,) = config.cluster.job("chief")
+    coordinator = Presence(chief, config.cluster_timeout_seconds)
+    done, has_met = -1, False
     with Signals(request.request):
         while True:
+            if not has_met and (has_met := bool(answers(chief))):
+                _check_run_dir(config.run_dir)
             asked_to_end = request.reason or coordinator.is_gone()  # asked first: what was saved by then is found below
             for manifest in restored(session, newer_than=done):
                 if done < 0:
@@ -54,6 +59,14 @@ def watch(session: Session) -> int:
     files.close()
     session.best.wait()
     return EXIT_CODES.get(request.reason, 0)
+
+
+def _check_run_dir(run_dir: str) -> None:
+    if not agreement.appears(os.path.join(run_dir, LOCK)):
+        raise UsageError(
+            f"--run_dir={run_dir} is another folder here than at the coordinator, which writes the checkpoints that an "
+            "evaluator reads; give a folder of a file system that all hosts share"
+        )
 
 
 def restored(session: Session, newer_than: int) -> Iterator[Manifest]:

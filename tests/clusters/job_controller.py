@@ -1,10 +1,10 @@
 """A stand-in for Kubernetes' Job controller, with podman as the kubelet: runs what `crankshaft manifest` prints.
 
 Each Pod is made from its Job's template and started by `podman kube play`; one that ends is started again by the Job's
-own rules. What is not here: a scheduler, probes, network policies, waits between restarts. A pod's name is known in
-the network at once, as with the manifest's headless Service. Podman 4.3 knows neither fsGroup nor claims of a size, so
-volumes are folders of this machine's that belong to the pods' user. The image is of folders alone, in which this
-machine's own files are seen, and can't be written.
+own rules. What is not here: a scheduler, network policies, waits between restarts; probes are run when a test asks. A
+pod's name is known in the network at once, as with the manifest's headless Service. Podman 4.3 knows neither fsGroup
+nor claims of a size, so volumes are folders of this machine's that belong to the pods' user. The image is of folders
+alone, in which this machine's own files are seen, and can't be written.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class JobController:
         container["image"] = _IMAGE
         container["imagePullPolicy"] = "Never"
         container["env"].append({"name": "JOB_COMPLETION_INDEX", "value": str(index)})
-        # Podman opens a container's ports on the host, and has systemd run the probes.
+        # Podman opens a container's ports on the host, and has systemd run the probes: `is_live` runs one.
         for name in ("ports", "startupProbe", "livenessProbe"):
             container.pop(name, None)
         folders = {}
@@ -217,6 +217,16 @@ class JobController:
         infra = self.podman("pod", "inspect", "--format={{.InfraContainerID}}", pod)
         networks = json.loads(self.podman("inspect", infra))[0]["NetworkSettings"]["Networks"]
         return networks[self._network]["IPAddress"]
+
+    def is_live(self, pod: str) -> bool:
+        """Returns what the pod's liveness probe says."""
+        job, _, _ = pod.rpartition("-")
+        (container,) = self._jobs[job].manifest["spec"]["template"]["spec"]["containers"]
+        command = self._command("exec", f"{pod}-task", *container["livenessProbe"]["exec"]["command"])
+        return subprocess.run(command, env=self._environment, capture_output=True, check=False).returncode == 0
+
+    def signal(self, pod: str, name: str) -> None:
+        self.podman("kill", f"--signal={name}", f"{pod}-task")
 
     def delete(self, pod: str) -> None:
         """Ends a pod as `kubectl delete` does: SIGTERM, and SIGKILL once its grace period is over."""

@@ -63,6 +63,20 @@ def test_tasks_around_servers_come_back_one_by_one(pods):
     assert "exit code 137" in logs
 
 
+def test_the_liveness_probe_tells_a_process_that_is_stopped_from_one_that_works(pods):
+    probed = pods(
+        "--workers=1", "--ps=1", "--name=probed", "--", *RUN, *LONG, "--train_steps=900000", "--run_dir=/runs/probed"
+    )
+    for pod in ("probed-chief-0", "probed-worker-0", "probed-ps-0"):
+        probed.until(lambda pod=pod: probed.is_live(pod))
+    probed.until(lambda: newest(probed.runs / "probed") >= 1000)
+    for pod in ("probed-chief-0", "probed-worker-0", "probed-ps-0"):
+        assert probed.is_live(pod)
+        probed.signal(pod, "STOP")
+        assert not probed.is_live(pod)
+        probed.signal(pod, "CONT")
+
+
 def test_a_mistake_fails_the_job(pods):
     mistaken = pods("--workers=2", "--", *RUN, "--learning_rate=-1", "--run_dir=/runs/mistake")
     with pytest.raises(AssertionError, match=r"train: pod [01] has ended with 2"):

@@ -2,6 +2,8 @@
 
 import socket
 
+import pytest
+
 BY_FLAGS = """
 import json, os, sys
 from crankshaft.launch import train
@@ -19,6 +21,14 @@ def test_servers_and_workers_end_well_with_their_coordinator(start_workers, tmp_
     (tmp_path / "task.py").write_text(BY_FLAGS)
     tasks = start_workers(3, tmp_path / "task.py", *RUN, "--num_ps=1", f"--run_dir={tmp_path / 'run'}").ok()
     assert "evaluation at step 4" in tasks.output(0)
+
+
+@pytest.mark.slow
+def test_an_evaluator_that_does_not_share_the_run_dir_says_so(start_workers, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOST", "localhost")
+    (tmp_path / "task.py").write_text(BY_FLAGS.replace("*sys", f'f"--run_dir={tmp_path}/{{index == 3}}", *sys'))
+    tasks = start_workers(4, tmp_path / "task.py", *RUN, "--train_steps=9000000", "--num_ps=1", "--evaluator")
+    tasks.until(lambda: "True is another folder here than at the coordinator" in tasks.output(3))
 
 
 def test_a_task_says_what_it_is_and_whose_list_told_it(start_workers, tmp_path, monkeypatch):

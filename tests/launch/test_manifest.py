@@ -17,7 +17,12 @@ from crankshaft.launch.cluster import kubernetes, places
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUN = ("--model=mlp", "--input=digits", "--run_dir=/runs/first")
-HOSTILE = ('--model_arg=text=it\'s "$HOME" $(id) `id`; #\\', "--run_dir=/runs/a b", "--prompt=ü: {[*&!|>%@")
+HOSTILE = (
+    "--note=a\nbackoffLimit: 3",
+    '--model_arg=text=it\'s "$HOME" $(id) `id`; #\\',
+    "--run_dir=/runs/a b",
+    "--prompt=ü: {[*&!|>%@",
+)
 SHAPES = [
     (f"--workers={workers}", *servers, f"--gpus_per_worker={gpus}")
     for workers, servers, gpus in itertools.product((1, 2, 64), ((), ("--ps=1",), ("--ps=8", "--evaluator")), (0, 1))
@@ -106,7 +111,16 @@ def test_words_reach_a_pod_as_they_were_given(capsys, place):
     command = job["spec"]["template"]["spec"]["containers"][0]["command"]
     # https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container: $$(x) stays $(x).
     assert [word.replace("$$(", "$(") for word in command] == ["python", "my.py", *HOSTILE]
-    assert "$$(id)" in command[2]
+    assert "$$(id)" in command[3]
+
+
+@pytest.mark.parametrize("place", ["kubernetes", "jobset"])
+def test_what_is_printed_explains_itself_once_and_has_no_aliases(capsys, place):
+    text = printed(capsys, place, "--image=me:1", "--ps=2", "--evaluator", "--", *RUN)
+    comments = re.findall(r"^ +# .*", text, re.MULTILINE)
+    assert len(comments) == len(set(comments)) >= 9
+    assert not re.search(r"[&*]id\d", text)
+    assert max(map(len, text.splitlines())) <= 120
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=" ".join)
@@ -123,7 +137,7 @@ def test_words_reach_a_task_of_slurm_as_they_were_given(capsys, tmp_path):
     text = printed(capsys, "slurm", "--memory=3Gi", "--cpus=2", "--", "my.py", *HOSTILE)
     assert "#SBATCH --mem-per-cpu=1536M" in text
     program = f"{shlex.quote(sys.executable)} -c 'import sys; print(sys.argv[1:])'"
-    (tmp_path / "srun").write_text(f'#!/usr/bin/env bash\nshift; exec {program} "$@"\n')
+    (tmp_path / "srun").write_text(f'#!/usr/bin/env bash\nshift 2; exec {program} "$@"\n')
     (tmp_path / "srun").chmod(0o755)
     command = ["env", f"PATH={tmp_path}:/usr/bin:/bin", "bash", "-c", text]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
