@@ -234,7 +234,8 @@ def test_killed_worker_is_named_and_the_other_ends(start_workers, victim):
     assert re.match(rf"worker {victim} \(localhost:\d+\) is gone: its process has ended", line(job, 1 - victim))
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
 def test_stopped_worker_is_named_and_the_other_ends(start_workers, victim):
     job = under_way(start_workers(2, WORKER, 3))
     job.send(victim, signal.SIGSTOP)

@@ -69,12 +69,13 @@ def test_a_file_that_changes_before_it_is_opened_is_not_read(path, change):
             read()
 
 
-def test_a_file_that_changes_while_it_is_open_is_not_read_on(path, change):
+def test_a_file_that_changes_while_it_is_open_is_not_read_on(path, change, monkeypatch):
+    monkeypatch.setattr(storage, "_CHECK_EVERY_SECONDS", 0.1)
     files = storage.Files([str(path)])
     assert files.pread(0, 0, 512) == CONTENT[:512]
     change[0](path)
 
-    def go_on():  # an open file may be given for a second more
+    def go_on():  # an open file may be given until it is looked at again
         while True:
             files.pread(0, 0, 512)
             time.sleep(0.01)

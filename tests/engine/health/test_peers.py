@@ -8,6 +8,7 @@ import zlib
 import pytest
 
 from crankshaft.engine.health.peers import Peers
+from tests.waiting import wait_until
 
 NAMES = ("worker 0", "worker 1")
 
@@ -37,10 +38,15 @@ def channels(*secrets, meets=True):
 
 def greet(*peers):
     """Each tells what it is at, until all answers have come."""
+    before = [dict(each.heard) for each in peers]
     for each in peers:
         each.tell(0, 0, -1)
-    for each in (*peers, *peers):
-        each.listen(0.1)
+    wait_until(lambda: [each.listen(0.01) for each in peers] and all(map(has_heard, peers, before)))
+
+
+def has_heard(peer, before):
+    """Whether all others have told `peer` something since it had heard what is in `before`."""
+    return peer.heard and all(peer.heard[other] != before.get(other) for other in peer.heard)
 
 
 @pytest.fixture
@@ -93,7 +99,7 @@ def inject(peer, *datagrams):
 def test_a_farewell_arrives_up_to_its_length(farewell, heard, secret):
     with channels(secret, secret) as (teller, listener):
         teller.tell(7, 8, 9, farewell, 1)
-        listener.listen(0.1)
+        wait_until(lambda: listener.listen(0.01) or listener.heard[0].farewell is not None)
     found = listener.heard[0]
     assert (found.step, found.beats, found.arrived, found.lost) == (7, 8, 9, 1)
     assert found.farewell == heard
@@ -195,7 +201,11 @@ def test_a_newer_beat_takes_a_farewell_back_and_an_older_one_does_not(wire):
 
 @pytest.mark.parametrize("secrets", [(b"a secret of the job", b"another one's secret"), (b"", b"a secret of the job")])
 def test_workers_of_another_secret_do_not_hear_each_other(secrets):
-    with channels(*secrets) as peers:
+    with channels(*secrets, meets=False) as peers:
+        for each in peers:
+            each.tell(0, 0, -1)
+        for each in (*peers, *peers):
+            each.listen(0.1)
         assert [each.heard for each in peers] == [{}, {}]
 
 

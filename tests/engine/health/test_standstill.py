@@ -12,29 +12,38 @@ from tests.waiting import PATIENCE
 PROGRAM = """
 import ctypes, runpy, time
 watched = runpy.run_path({path!r})["watched"]
-watched.__wrapped__.__globals__["_LEAST_SECONDS"] = 2.0
+watched.__wrapped__.__globals__.update(_LEAST_SECONDS=2.0, _EVERY_SECONDS=0.2)
 with watched({seconds}):
     time.sleep(2.5)
     {stand_still}(4)
 print("went on")
 """
+CASES = [(2.0, "ctypes.PyDLL(None).sleep"), (2.0, "time.sleep"), (0.0, "ctypes.PyDLL(None).sleep")]
 
 
-def run(seconds: float, stand_still: str) -> subprocess.CompletedProcess:
-    program = PROGRAM.format(path=standstill.__file__, seconds=seconds, stand_still=stand_still)
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+@pytest.fixture(scope="module")
+def ended():
+    """By case, its (exit code, output, errors). The processes, which only wait, run at once."""
+    programs = [PROGRAM.format(path=standstill.__file__, seconds=each, stand_still=how) for each, how in CASES]
+    started = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for program in programs
+    ]
+    try:
+        said = [process.communicate(timeout=PATIENCE) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return {case: (process.returncode, *texts) for case, process, texts in zip(CASES, started, said, strict=True)}
 
 
-def test_a_process_in_which_no_python_runs_ends_and_shows_where():
-    found = run(2.0, "ctypes.PyDLL(None).sleep")
-    assert (found.returncode, found.stdout) == (1, "")
-    assert "Timeout" in found.stderr
-    assert "<string>" in found.stderr
+def test_a_process_in_which_no_python_runs_ends_and_shows_where(ended):
+    code, out, err = ended[CASES[0]]
+    assert (code, out) == (1, "")
+    assert "Timeout" in err
+    assert "<string>" in err
 
 
-@pytest.mark.parametrize(("seconds", "stand_still"), [(2.0, "time.sleep"), (0.0, "ctypes.PyDLL(None).sleep")])
-def test_one_that_waits_without_the_lock_or_is_not_watched_goes_on(seconds, stand_still):
-    found = run(seconds, stand_still)
-    assert (found.returncode, found.stdout) == (0, "went on\n")
+@pytest.mark.parametrize("case", CASES[1:])
+def test_one_that_waits_without_the_lock_or_is_not_watched_goes_on(ended, case):
+    assert ended[case][:2] == (0, "went on\n")

@@ -247,13 +247,13 @@ def test_workers_that_do_not_come_are_named_by_all_who_did():
 
 
 def test_worker_that_left_before_the_last_came_is_named():
-    ports = free_ports(3)
+    ports, over = free_ports(3), threading.Event()
 
     def come_and_leave():
         with meeting.Meeting(on_this_host(ports, 1)):
-            time.sleep(1.5)
+            time.sleep(1.0)
         with meeting.Meeting(on_this_host(ports, 2)):
-            time.sleep(4.0)
+            over.wait(PATIENCE)
 
     others = threading.Thread(target=come_and_leave)
     others.start()
@@ -261,7 +261,8 @@ def test_worker_that_left_before_the_last_came_is_named():
         meeting.Meeting(on_this_host(ports)) as peers,
         pytest.raises(meeting.ClusterError, match=r"^worker 1 \(.*\) came, left, and did not come back"),
     ):
-        peers.wait(3.0)
+        peers.wait(2.0)
+    over.set()
     others.join()
 
 

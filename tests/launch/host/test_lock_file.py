@@ -31,12 +31,22 @@ with process.lock(sys.argv[1]):
 """
 
 
-@pytest.fixture(params=[errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+@pytest.fixture
 def without_flock(monkeypatch, request):
+    number = getattr(request, "param", errno.ENOSYS)
+
     def flock(*_):
-        raise OSError(request.param, os.strerror(request.param))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def take_in_vain(tmp_path, monkeypatch, match, seconds=0.3):
+    """Tries for so long to take the run_dir, which another holds: all that would be waited for is its end."""
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "_TAKE_OVER_SECONDS", seconds)
+        with pytest.raises(UsageError, match=match), process.lock(str(tmp_path)):
+            pass
 
 
 @pytest.fixture
@@ -51,23 +61,19 @@ def holder(tmp_path):
     held.communicate()
 
 
-def test_another_lock_holds_and_a_line_warns(tmp_path, without_flock, caplog):
+@pytest.mark.parametrize("without_flock", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK], indirect=True)
+def test_another_lock_holds_and_a_line_warns(tmp_path, without_flock, monkeypatch, caplog):
     with caplog.at_level("WARNING", logger="absl"), process.lock(str(tmp_path)):
         (record,) = caplog.records
         assert f"--run_dir={tmp_path}: its file system has no flock" in record.getMessage()
-        with pytest.raises(UsageError, match=f"in use by process {os.getpid()} on host"), process.lock(str(tmp_path)):
-            pass
+        take_in_vain(tmp_path, monkeypatch, f"in use by process {os.getpid()} on host")
     assert not (tmp_path / OWNER).exists()
     with process.lock(str(tmp_path)):
         pass
 
 
-def test_who_holds_it_is_named_and_one_that_was_killed_holds_nothing(tmp_path, without_flock, holder):
-    with (
-        pytest.raises(UsageError, match=f"in use by process {holder.pid} on host {socket.gethostname()}"),
-        process.lock(str(tmp_path)),
-    ):
-        pass
+def test_who_holds_it_is_named_and_one_that_was_killed_holds_nothing(tmp_path, without_flock, monkeypatch, holder):
+    take_in_vain(tmp_path, monkeypatch, f"in use by process {holder.pid} on host {socket.gethostname()}")
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     with process.lock(str(tmp_path)):
@@ -75,10 +81,9 @@ def test_who_holds_it_is_named_and_one_that_was_killed_holds_nothing(tmp_path, w
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize("text", ["4711\nanother-host\n12345\n", ""])
-def test_what_another_host_may_hold_is_left_to_the_user(tmp_path, without_flock, text):
-    """It can't be seen from here whether that process lives."""
+@pytest.mark.parametrize(("text", "seconds"), [("4711\nanother-host\n12345\n", 0.3), ("", 3.0)])
+def test_what_another_host_may_hold_is_left_to_the_user(tmp_path, without_flock, monkeypatch, text, seconds):
+    """It can't be seen from here whether that process lives. A file that is half written would be removed after 2 s."""
     (tmp_path / OWNER).write_text(text)
-    with pytest.raises(UsageError, match=f"remove {OWNER} if it has ended"), process.lock(str(tmp_path)):
-        pass
+    take_in_vain(tmp_path, monkeypatch, f"remove {OWNER} if it has ended", seconds)
     assert (tmp_path / OWNER).read_text() == text
