@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
+import subprocess
 import urllib.error
+import urllib.parse
 import urllib.request
 
 import pytest
@@ -14,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from crankshaft.engine.hooks import Hook
 from tests.launch.conftest import MLP
 from tests.pages import ROOT
+from tests.waiting import wait_until
 
 RUN = (*MLP, "--train_steps=60", "--checkpoint_every_steps=20", "--eval_every_steps=0", "--progress=plain")
 
@@ -36,11 +40,21 @@ class Scrape(Hook):
             self.families = {family.name: family for family in text_string_to_metric_families(text)}
 
 
-@pytest.fixture
-def port():
+def dashboard() -> list[str]:
+    """The queries of Grafana's dashboard."""
+    shown = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    return [target["expr"] for panel in shown["panels"] for target in panel["targets"]]
+
+
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+@pytest.fixture
+def port():
+    return free_port()
 
 
 def test_a_scrape_has_the_runs_figures_by_prometheus_conventions(inside, tmp_path, port):
@@ -65,9 +79,8 @@ def test_a_scrape_has_the_runs_figures_by_prometheus_conventions(inside, tmp_pat
     assert spent["steps"] > 0
     assert {sample.labels["name"] for sample in found["crankshaft_metric"].samples} >= {"loss", "accuracy"}
     assert [sample.labels["worker"] for sample in found["crankshaft_worker_step_seconds"].samples] == ["this process"]
-    shown = json.loads((ROOT / "docs" / "grafana.json").read_text())
-    queries = [target["expr"] for panel in shown["panels"] for target in panel["targets"]]
-    named = {name.removesuffix("_total") for query in queries for name in re.findall(r"[a-z_]+(?=\{)", query)}
+    queries = "".join(dashboard())
+    named = {name.removesuffix("_total") for name in re.findall(r"(?:crankshaft|process)_\w+", queries)}
     assert named - {"crankshaft_reduce_wait_ratio"} <= set(found)  # of several workers
     with pytest.raises(urllib.error.URLError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")  # the run has ended
@@ -83,3 +96,43 @@ def test_a_port_that_is_taken_and_an_address_without_use_are_one_line(inside, cr
     alone, evaluates = crank_each([[*run, "--bind=127.0.0.1"], [*run, "--mode=eval", "--metrics_port=1"]])
     assert "--bind=127.0.0.1 has no use without several tasks or --metrics_port" in alone.mistake
     assert "--metrics_port=1 has no use with --mode=eval" in evaluates.mistake
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("prometheus"), reason="no Prometheus is installed; Debian's package prometheus")
+def test_a_real_prometheus_scrapes_a_live_run_and_answers_the_dashboards_queries(crank, tmp_path, port):
+    own = free_port()
+    run = (*MLP, "--train_steps=10000000", "--eval_every_steps=0", "--progress=off", f"--metrics_port={port}")
+    program = crank.start("--workers=2", "--", *run, f"--run_dir={tmp_path}/run", command="local")
+    (tmp_path / "prometheus.yml").write_text(f"""
+global: {{scrape_interval: 1s}}
+scrape_configs: [{{job_name: crankshaft, static_configs: [{{targets: ["127.0.0.1:{port}"]}}]}}]
+""")
+
+    def asked(query: str) -> list[dict]:
+        link = f"http://127.0.0.1:{own}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+        with urllib.request.urlopen(link) as answer:
+            return json.loads(answer.read())["data"]["result"]
+
+    def step() -> float:
+        try:
+            return max((float(sample["value"][1]) for sample in asked("crankshaft_step")), default=0.0)
+        except OSError:  # it does not listen yet
+            return 0.0
+
+    command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb"]
+    with open(tmp_path / "log", "wb") as log:
+        prometheus = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{own}"], stdout=log, stderr=log)
+    try:
+        wait_until(lambda: step() > 0, program.process, prometheus, shows=(tmp_path / "log").read_text)
+        first = step()
+        wait_until(lambda: step() > first, program.process, prometheus)
+        queries = [query.replace("$job", "crankshaft") for query in dashboard()]
+        wait_until(lambda: all(map(asked, queries)), program.process, prometheus)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+            text = page.read()
+        checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+        assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
+    finally:
+        prometheus.terminate()
+        prometheus.wait()
