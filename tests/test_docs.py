@@ -34,7 +34,7 @@ OF_SCRIPTS = {
     for name in re.findall(r'add_argument\("--(\w+)"', path.read_text(encoding="utf-8"))
 }
 _FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
-_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_LINK = re.compile(r'(?:\]\(|\bsrc(?:set)?=")([^)\s"]+)')
 
 
 @pytest.mark.parametrize(("page", "most"), [("README.md", 150), ("BUILD.md", 250)])

@@ -173,9 +173,10 @@ class Record:
             figures = {key: number for key in _FIGURES if (number := _number(each.get(key))) is not None}
             known = self._workers.setdefault(name, {"seen": time, "figures": {}})
             known["figures"].update(figures)
-            if each.get("steps") != 0:  # of a worker around parameter servers that has done none
-                known["seen"] = time
             lane.update(((name, key), number) for key, number in figures.items())
+            if each.get("steps") == 0:  # around parameter servers one that does nothing is named too
+                continue
+            known["seen"] = time
             if name in self._faults and self._faults[name][1] != "silent":  # that one ends with its own warning
                 del self._faults[name]
         if workers:

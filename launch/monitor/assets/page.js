@@ -3,13 +3,13 @@
 
 const $ = (id) => document.getElementById(id);
 const held = JSON.parse($("data").textContent);
-const chosen = { focus: 0, hidden: new Set(), axis: "step", figure: "step_ms", find: "", log: "" };
+const chosen = { focus: 0, hidden: new Set(), axis: "step", scale: "linear", figure: "step_ms", find: "", log: "" };
 const charts = new Map(); // key -> {plot, signature, host, zoomed}
 let runs = [];
 let lost = "";
 let timer = 0;
 
-const FIGURES = { step_ms: "step, ms", own_ms: "its own part, ms", input_wait_ms: "input, ms", reduce_wait_ms: "reduction, ms",
+const FIGURES = { step_ms: "step, ms", own_ms: "own, ms", input_wait_ms: "input, ms", reduce_wait_ms: "reduction, ms",
   gradient_norm: "gradient norm", staleness: "staleness, updates", lag: "lag, steps" };
 const RATES = { examples_per_sec: "examples a second", steps_per_sec: "steps a second", learning_rate: "learning rate",
   input_wait_fraction: "share of time that waits for input", reduce_fraction: "share of time in reduction", memory_mb: "memory, MiB" };
@@ -76,9 +76,9 @@ const sizes = new ResizeObserver((entries) => {
 });
 const room = (host) => Math.max(80, host.clientWidth - (host.className === "lane" ? 0 : 20));
 
-// series: {label, colour, dash, points, fill, bars, value}; look: {title, time, elapsed, marks, height, bare, range}.
+// series: {label, colour, dash, points, fill, bars}; look: {title, time, elapsed, log, marks, height, bare, keyed, range, span}.
 function draw(host, key, data, series, look) {
-  const signature = JSON.stringify([series.map((each) => [each.label, each.colour]), look.time, look.elapsed]);
+  const signature = JSON.stringify([series.map((each) => [each.label, each.colour]), look.time, look.elapsed, look.log]);
   const known = charts.get(key);
   if (known && known.signature === signature && known.host === host) {
     Object.assign(known.look, look);
@@ -89,12 +89,12 @@ function draw(host, key, data, series, look) {
   remove(key);
   const chart = { signature, host, look, zoomed: false };
   const axis = (size, space, values) => ({ size, space, values: (_, at) => values(at), stroke: colour("quiet"), font: "11px system-ui", grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), size: 4 } });
-  const words = (at) => at.map((value) => (value && Math.abs(value) < 1e-3 ? value.toExponential() : compact.format(value)));
+  const words = (at) => at.map((value) => (value == null ? "" : value && Math.abs(value) < 1e-3 ? value.toExponential() : compact.format(value)));
   const x = look.time ? axis(28, 70, hours) : axis(28, 55, look.elapsed ? (at) => at.map(span) : words), y = axis(48, 36, words);
   host.dataset.key = key;
   chart.plot = new uPlot({
     title: look.title, width: room(host), height: look.height || 180,
-    scales: { x: { time: !!look.time, ...(look.span ? { range: () => chart.look.span } : {}) }, y: look.range ? { range: () => chart.look.range } : {} },
+    scales: { x: { time: !!look.time, ...(look.span ? { range: () => chart.look.span } : {}) }, y: look.range ? { range: () => chart.look.range } : { distr: look.log ? 3 : 1 } },
     axes: look.bare ? [{ show: false }, { show: false }] : [x, y],
     legend: { show: !look.bare && !look.keyed },
     cursor: { y: false, drag: { x: !look.bare, y: false }, points: { show: !look.bare } },
@@ -102,7 +102,7 @@ function draw(host, key, data, series, look) {
       { label: look.time || look.elapsed ? "time" : look.x || "step", value: (_, at) => (at == null ? "–" : look.time ? moment(at) : look.elapsed ? span(at) : number(at)) },
       ...series.map((each) => ({
         label: each.label, stroke: colour(each.colour), width: 1.5, dash: each.dash, points: each.points ? { show: true, size: 4 } : { show: undefined },
-        fill: each.fill ? colour(each.colour) : undefined, value: each.value || ((_, value) => number(value)),
+        fill: each.fill ? colour(each.colour) : undefined, value: (_, value) => number(value),
         paths: each.bars ? uPlot.paths.bars({ size: [0.8, 60] }) : each.steps ? uPlot.paths.stepped({ align: -1 }) : undefined,
       })),
     ],
@@ -133,7 +133,7 @@ function drawMarks(plot, marks) {
     ctx.moveTo(left, bbox.top + (kind === "checkpoint" ? bbox.height - 8 * devicePixelRatio : 0));
     ctx.lineTo(left, bbox.top + bbox.height);
     ctx.stroke();
-    if (kind === "checkpoint" || left < free || bbox.height < 50) continue;
+    if (kind === "checkpoint" || left < free || bbox.height < 50 * devicePixelRatio) continue;
     ctx.fillText(kind[0].toUpperCase(), left + 3 * devicePixelRatio, bbox.top + 10 * devicePixelRatio);
     free = left + 14 * devicePixelRatio;
   }
@@ -222,7 +222,7 @@ function renderSummary(run) {
   const lines = [
     ["step", step != null && `${number(step)}${until != null ? ` of ${number(until)}` : ""}`],
     ["time left", !said.end && windows.step && `about ${span(left(view))}`],
-    ["goodput", spent?.total > 0 && `${share(spent.steps, spent.total)} of ${span(spent.total)}`],
+    ["goodput", spent?.total > 0 && `${Math.round((100 * spent.steps) / spent.total)} % of ${span(spent.total)}`],
     ["examples a second", last(windows.examples_per_sec)],
     ["steps a second", last(windows.steps_per_sec)],
     ...metricsIn(windows).slice(0, 4).map((name) => [name.slice(8).replaceAll("_", " "), last(windows[name])]),
@@ -262,7 +262,8 @@ function renderCurves(focus) {
     })));
     const key = `curve/${name}`;
     const host = charts.get(key)?.host ?? $("curve-charts").appendChild(make("div"));
-    const look = { title: RATES[name] ?? name.replace(/^metrics\./, "").replaceAll("_", " "), time: byTime && single, elapsed, marks };
+    const log = chosen.scale === "log" && curves.every((each) => each.data[1].every((value) => value > 0));
+    const look = { log, title: RATES[name] ?? name.replace(/^metrics\./, "").replaceAll("_", " "), time: byTime && single, elapsed, marks };
     if (drawCurves(host, key, curves, look)) kept.add(key);
     else host.remove();
   }
@@ -288,10 +289,11 @@ function renderSpent(view) {
   let sum = total.map(() => 0);
   // Each area reaches from 0 to the sum of the shares so far, so the largest is drawn first.
   const areas = shares.map((own) => (sum = sum.map((value, i) => value + own[i]))).reverse();
-  const series = kinds.map((kind, i) => ({ label: kind, colour: SPENT[kind], fill: true, steps: true, value: (_, value, __, at) => (at == null ? "–" : share(shares[i][at], 1)) })).reverse();
+  const series = kinds.map((kind) => ({ label: kind, colour: SPENT[kind], fill: true, steps: true })).reverse();
   const marks = marksOf(view, "fault");
-  const draws = windows.time.every((value, i) => value != null && (i === 0 || value > windows.time[i - 1]));
-  if (draws) draw($("spent-chart"), "spent", [windows.time, ...areas], series, { title: "share of the time", time: true, marks, range: [0, 1], keyed: true });
+  const times = [windows.time[0] - total[0], ...windows.time]; // from the run's first start
+  const draws = times.every((value, i) => value != null && (i === 0 || value > times[i - 1]));
+  if (draws) draw($("spent-chart"), "spent", [times, ...areas.map((area) => [area[0], ...area])], series, { title: "share of the time", time: true, marks, range: [0, 1], keyed: true });
   const sums = said.end?.goodput?.seconds ?? said.window?.spent ?? {};
   table($("spent-table"), ["", "time", "share"], kinds.map((kind) => {
     const cell = make("td"), key = make("i", "", "key");
@@ -416,7 +418,7 @@ async function poll() {
   const query = new URLSearchParams(location.search);
   query.set("seen", runs.map((run) => run.revision).join(","));
   query.set("find", chosen.find);
-  let wait = 1000;
+  let wait = 500;
   try {
     const answer = await fetch(`data?${query}`);
     if (!answer.ok) throw new Error(answer.statusText);
@@ -432,7 +434,7 @@ async function poll() {
   timer = setTimeout(poll, wait);
 }
 
-for (const id of ["axis", "figure", "log"]) $(id).addEventListener("change", (event) => { chosen[id] = event.target.value; render(); });
+for (const id of ["axis", "scale", "figure", "log"]) $(id).addEventListener("change", (event) => { chosen[id] = event.target.value; render(); });
 $("find").addEventListener("input", (event) => {
   chosen.find = event.target.value;
   render();

@@ -1,0 +1,149 @@
+"""Takes the guides' pictures of a run's page: two workers train, one is killed, later stopped. In a headless Chromium.
+
+    python -m benchmarks.screenshots --out=docs/images
+
+Prints how long the page took to show that the worker is stopped, and each picture's size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+from PIL import Image
+
+from benchmarks.browser import chromium, monitor
+from crankshaft.engine.machine import events
+
+STEPS = 5000
+FLAGS = ["--model=cnn", "--input=digits", "--jit=off", "--progress=plain", f"--train_steps={STEPS}"]
+FLAGS += ["--eval_every_steps=200", "--checkpoint_every_steps=500", "--learning_rate_schedule=cosine"]
+_MARGIN = 16  # pixels below a part of the page
+DESKTOP, PHONE = {"width": 1200, "height": 1000}, {"width": 390, "height": 844}
+
+
+class Training:
+    """A run on two workers.
+
+    Args:
+      run_dir: of the run, whose name the page shows.
+      rate: the learning rate.
+    """
+
+    def __init__(self, run_dir: pathlib.Path, rate: float):
+        self.run_dir = run_dir
+        self._output = run_dir.with_suffix(".out")
+        command = [sys.executable, "-m", "crankshaft", "local", "--workers=2", "--", *FLAGS]
+        with open(self._output, "wb") as output:
+            self._process = subprocess.Popen(
+                [*command, f"--learning_rate={rate}", f"--run_dir={run_dir}"], stdout=output, stderr=output
+            )
+
+    def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            assert self._process.poll() is None, self._output.read_text()
+            time.sleep(0.05)
+
+    def count(self, kind: str, from_step: int = 0) -> int:
+        """Returns how many events of a kind there are at that step or later."""
+        path = self.run_dir / events.NAME
+        found = events.read(str(path)) if path.exists() else ()
+        return sum(event["event"] == kind and event["step"] >= from_step for event, _ in found)
+
+    def signal_worker(self, number: signal.Signals) -> None:
+        """Sends a signal to worker 1."""
+        os.kill(int(re.findall(r"worker 1 is process (\d+)", self._output.read_text())[-1]), number)
+
+    def wait(self) -> None:
+        self.until(lambda: self.count("end"))
+        self._process.wait()
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def training(run_dir: pathlib.Path, rate: float) -> Iterator[Training]:
+    """Trains within the block."""
+    run = Training(run_dir, rate)
+    try:
+        yield run
+    finally:
+        run.end()
+
+
+class Camera:
+    """Takes each picture light and dark."""
+
+    def __init__(self, browser, link: str, out: pathlib.Path):
+        self._out, self._pages = out, {}
+        for size, viewport in (("desktop", DESKTOP), ("phone", PHONE)):
+            page = browser.new_context(viewport=viewport, device_scale_factor=1.5).new_page()
+            page.goto(link)
+            page.wait_for_selector("#curve-charts canvas")
+            self._pages[size] = page
+
+    def __getitem__(self, size: str):
+        return self._pages[size]
+
+    def take(self, name: str, size: str = "desktop", part: str | None = None) -> None:
+        """Takes a picture of what is seen of the page, or of a part of it."""
+        page = self._pages[size]
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_timeout(300)  # charts are drawn in frames
+            path = self._out / f"{name}-{scheme}.png"
+            clip = None
+            if part:
+                page.locator(part).scroll_into_view_if_needed()
+                box = page.locator(part).bounding_box()
+                clip = {**box, "x": 0, "width": page.viewport_size["width"], "height": box["height"] + _MARGIN}
+            picture = Image.open(io.BytesIO(page.screenshot(clip=clip)))
+            few = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+            few.save(path, optimize=True)
+            print(f"{path}: {path.stat().st_size / 1e3:.0f} kB", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="the pictures' folder")
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
+        other = pathlib.Path(folder, "digits-fast")
+        with training(other, 2e-4) as run:
+            run.wait()
+        with training(pathlib.Path(folder, "digits"), 5e-5) as run:
+            run.until(lambda: run.count("window", STEPS * 4 // 10))
+            run.signal_worker(signal.SIGKILL)
+            run.until(lambda: run.count("start") == 2 and run.count("window", STEPS * 8 // 10))
+            with monitor(run.run_dir) as link:
+                pictures = Camera(browser, link, out)
+                pictures.take("run")
+                pictures.take("phone", "phone")
+                pictures["desktop"].select_option("#axis", "time")
+                pictures.take("spent", part="#spent")
+                run.signal_worker(signal.SIGSTOP)
+                before = time.monotonic()
+                pictures["desktop"].wait_for_selector("tr.stopped")
+                print(f"a stopped worker is red after {time.monotonic() - before:.1f} s", flush=True)
+                pictures.take("workers", part="#workers")
+                run.signal_worker(signal.SIGCONT)
+            run.wait()
+        with monitor(run.run_dir, other) as link:
+            Camera(browser, link, out).take("runs")
+
+
+if __name__ == "__main__":
+    main()
