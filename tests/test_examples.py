@@ -101,6 +101,7 @@ def test_active_learning_learns_from_few_labels():
     assert accuracies[-1] > 0.75  # of 80 labels; a guess is right once in ten
 
 
+@pytest.mark.slow
 def test_a_gan_is_seen_to_make_the_ring(capsys):
     _, distance = example("gan.py")["train"](pictures=3, steps=500)
     assert capsys.readouterr().out.count("step ") == 3

@@ -28,7 +28,7 @@ def test_names_are_there_and_others_are_not():
         _ = crankshaft.Trainr
 
 
-@pytest.mark.parametrize("name", ["Trainer", "main"])
+@pytest.mark.parametrize("name", ["Trainer", pytest.param("main", marks=pytest.mark.slow)])
 def test_tensorflow_starts_without_a_word_where_crankshaft_is_imported_first(name):
     code = f"from crankshaft import {name}; import tensorflow as tf; print(tf.constant(1).numpy(), {name}.__name__)"
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}

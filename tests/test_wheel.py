@@ -107,6 +107,7 @@ def test_a_wheel_installs_one_package(installed):
     assert done.stdout.strip() == str(packages / "crankshaft" / "__init__.py")
 
 
+@pytest.mark.slow
 def test_a_script_beside_such_names_trains_from_the_checkout(project):
     assert run(sys.executable, project, "script.py")["step"] == 4
 

@@ -1,5 +1,7 @@
 """Workers that were started by hand, of which one was asked for something else: each says who differs in what."""
 
+import pytest
+
 from tests.distributed.conftest import ROOT
 
 SCRIPT = f"""
@@ -24,6 +26,7 @@ train.main(Line, data=data)
 FLAGS = ("--strategy=multi_worker", "--train_steps=4", "--mode=train", "--progress=plain", "--global_batch_size=8")
 
 
+@pytest.mark.slow
 def test_what_one_worker_was_asked_otherwise_is_named_by_all(start_workers, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     workers = start_workers(2, tmp_path / "script.py", *FLAGS)

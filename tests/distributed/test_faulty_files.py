@@ -69,6 +69,7 @@ def errors(output: str) -> list[str]:
     return [line.removeprefix("error: ") for line in output.splitlines() if line.startswith("error: ")]
 
 
+@pytest.mark.slow
 def test_a_damaged_file_of_one_worker_ends_both(outputs, tmp_path):
     codes, (first, second) = outputs("os.truncate(PATH, 64)")
     assert codes[1] == 2

@@ -126,6 +126,7 @@ def test_a_signal_saves_what_is_done_and_the_same_command_ends_the_run_exactly(s
     assert (seen == 30).all()
 
 
+@pytest.mark.slow
 def test_an_example_that_always_fails_is_named_with_its_worker_and_not_tried_for_ever(start):
     flags = ("--mode=train", "--train_steps=50", "--poison")
     job = start("run", *flags, local=("--workers=1", "--ps=1"))

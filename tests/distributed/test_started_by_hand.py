@@ -16,6 +16,7 @@ train.main(argv=["crankshaft train", f"--cluster_hosts={hosts}", f"--task_index=
 RUN = ("--model=mlp", "--input=digits", "--jit=off", "--train_steps=4", "--eval_every_steps=0", "--progress=plain")
 
 
+@pytest.mark.slow
 def test_servers_and_workers_end_well_with_their_coordinator(start_workers, tmp_path, monkeypatch):
     monkeypatch.setenv("HOST", "localhost")
     (tmp_path / "task.py").write_text(BY_FLAGS)

@@ -268,6 +268,7 @@ def test_a_mistake_of_the_user_s_is_not_tried_again(local):
     assert "--global_batch_size=65 does not divide over 2 replicas; use 64 or 66" in run.output
 
 
+@pytest.mark.slow
 def test_the_chief_alone_prints_and_writes(straight):
     logs = {path.name: path.read_text() for path in (straight / "logs").iterdir()}
     assert "evaluation at step" in logs["worker-0.log"]

@@ -49,7 +49,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    ["adamw", pytest.param("adam", marks=pytest.mark.slow), pytest.param("micro-batches", marks=pytest.mark.slow)],
+)
 def test_frozen_weights_stay_to_the_bit_and_then_train(bench, case):
     made = bench(Deep(), (X, Y), 8, freeze=(("first|norm", FROZEN),), learning_rate=0.01, **CASES[case])
     statistics = made.trainer.model.layers[1].moving_mean.numpy()
@@ -59,7 +62,7 @@ def test_frozen_weights_stay_to_the_bit_and_then_train(bench, case):
     assert not np.array_equal(statistics, made.trainer.model.layers[1].moving_mean.numpy())
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "nadam"])
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("nadam", marks=pytest.mark.slow)])
 def test_the_first_update_after_freezing_is_that_of_a_new_run(bench, optimizer):
     """An Adam that counted all updates would move each weight by three times the rate and more."""
     rate = 0.001
@@ -101,7 +104,15 @@ def on_one_device(bench):
     return by_freezing(bench(WithoutMoving(), (X, Y), 8, **ASKED))[1]
 
 
-@pytest.mark.parametrize("how", ["two replicas", "shard_optimizer", "own tape", "xla"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "two replicas",
+        "shard_optimizer",
+        pytest.param("own tape", marks=pytest.mark.slow),
+        pytest.param("xla", marks=pytest.mark.slow),
+    ],
+)
 def test_the_same_numbers_on_any_strategy(bench, on_one_device, how):
     replicas = 2 if how in ("two replicas", "shard_optimizer") else 1
     more = {"xla": {"jit": True}, "shard_optimizer": {"shard_optimizer": True}}.get(how, {})

@@ -50,7 +50,11 @@ def points(examples=52):
     return {"real": real, "noise": rng.normal(size=(examples, 3)).astype(np.float32)}, np.zeros(examples, np.int32)
 
 
-@pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9, "on_nonfinite": "skip"}], ids=["plain", "average"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"ema_decay": 0.9, "on_nonfinite": "skip"}],
+    ids=["plain", "average"],
+)
 def test_a_gan_learns_the_same_on_one_device_and_two_replicas(bench, options):
     """52 points by 16: a last batch of 4. Two models are two times the rounding of one: 1e-4 after 40 Adam steps."""
     one, two = (bench(Gan(), points(), 16, n, learning_rate=0.01, eval_source=points(), **options) for n in (1, 2))

@@ -381,7 +381,7 @@ def test_clipped_updates_are_keras_ones(bench, clip, replicas, options):
     assert np.abs(made.trainer.model.weights[0]).max() > 0.1
 
 
-@pytest.mark.parametrize("clip", ["clip_value", "clip_variable_norm"])
+@pytest.mark.parametrize("clip", [pytest.param("clip_value", marks=pytest.mark.slow), "clip_variable_norm"])
 def test_a_table_is_clipped_as_one_variable_whose_rows_occur_once(bench, clip):
     """Ids that repeat are summed before they are clipped, and shards have one norm: as many as there are, as one."""
     ids = np.int64([[3, 3], [3, 4], [7, 1]])

@@ -250,7 +250,7 @@ def test_a_quote_within_a_field_that_is_not_quoted_is_text(tmp_path):
     assert all_of(source)[0]["x"].tolist() == [b'5" pipe', b'6" pipe']
 
 
-@pytest.mark.parametrize("columns", [300, 30_000])
+@pytest.mark.parametrize("columns", [300, pytest.param(30_000, marks=pytest.mark.slow)])
 def test_a_table_of_many_columns_is_read(tmp_path, columns):
     """Twice as many take twice as long: nothing looks through all columns for each of them."""
     header = ",".join(f"c{n}" for n in range(columns))

@@ -78,7 +78,10 @@ def test_one_array_of_numbers_is_for_any_model(inside, tmp_path, data):
             *("parquet", ("--model=wide_deep", "--model_arg=hidden_units=8", "--model_arg=hash_buckets=5000")),
             marks=pytest.mark.slow,
         ),
-        ("parquet", ("--model=dlrm", "--input_arg=text=hash", "--model_arg=hash_buckets=5000")),
+        pytest.param(
+            *("parquet", ("--model=dlrm", "--input_arg=text=hash", "--model_arg=hash_buckets=5000")),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["words", "words hashed", "hashed"],
 )
@@ -130,7 +133,7 @@ def of_days(times):
 @pytest.mark.parametrize(
     ("arguments", "features"),
     [
-        ({"missing": "mean"}, 6),
+        pytest.param({"missing": "mean"}, 6, marks=pytest.mark.slow),
         ({"missing": "column", "text": "hash"}, 10),
         pytest.param(
             *({"missing": "-1.5", "array": True, "features": ("user", "price", "day", "seen")}, None),

@@ -148,6 +148,7 @@ def test_when_things_are_due_and_how_loops_are_cut_changes_no_bit(inside, tmp_pa
     assert_equal_bits(tmp_path / "often", tmp_path / "straight", "eval")
 
 
+@pytest.mark.slow
 def test_measuring_xla_changes_no_bit(inside, tmp_path):
     run = (*MLP, *RUN)
     inside(*run, f"--run_dir={tmp_path}/measured").ok()
@@ -196,13 +197,8 @@ train.main(Asleep)
 """
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGINT,
-        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_second_signal_ends_a_process_at_once_within_a_long_step(crank, tmp_path, number):
     (tmp_path / "script.py").write_text(ASLEEP)
     program = crank.start("--input=digits", "--jit=off", f"--run_dir={tmp_path}/run", script=tmp_path / "script.py")

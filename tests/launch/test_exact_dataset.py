@@ -54,7 +54,11 @@ def test_one_device_after_sigkill_within_an_epoch(crank, folder, tmp_path):
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
-@pytest.mark.parametrize(("place", "kind"), [(TWO, "files"), ((), "stateful")], ids=["mirrored", "stateful"])
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [pytest.param(TWO, "files", marks=pytest.mark.slow), ((), "stateful")],
+    ids=["mirrored", "stateful"],
+)
 def test_a_run_in_two_parts_is_one(ran, tmp_path, place, kind):
     run = (*place, f"--run_dir={tmp_path}/run")
     first = ran(*run, "--train_steps=18", kind=kind).ok()

@@ -81,7 +81,7 @@ def interrupted(status, metrics):
     signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_that_is_kept_reads_no_further(replicas):
     places = {} if replicas == 1 else {"strategy": "mirrored", "num_virtual_devices": 2}
     kept = trained(**places)

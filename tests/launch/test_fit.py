@@ -147,7 +147,13 @@ def by_us(model, **how):
     return crankshaft.fit(model, jit="off", **how).history
 
 
-@pytest.mark.parametrize("case", CASES)
+# One for each kind of loss, weight and input; the others, of which these are parts, are slow tests.
+QUICK = ("mlp", "class weights", "average, schedule, clipped values", "lstm with masks", "two inputs, three outputs")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES]
+)
 def test_fit_trains_as_keras_does(case):
     make, data = CASES[case]
     theirs, expected = trained(keras.Model.fit, make, data())
@@ -280,7 +286,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=[] if form in ("PyDataset", "function") else pytest.mark.slow) for form in FORMS]
+)
 def test_forms_of_data_train_alike(form):
     x, y = drawn(8), classes(3)
     how = {"epochs": 2, "shuffle": False, "verbose": 0, "class_weight": {0: 0.5, 2: 3.0}, "steps_per_epoch": 7}
@@ -294,7 +302,7 @@ def test_forms_of_data_train_alike(form):
     assert len(histories[0]["loss"]) == 2
 
 
-@pytest.mark.parametrize("case", ["weights of steps", "weights of outputs"])
+@pytest.mark.parametrize("case", [pytest.param("weights of steps", marks=pytest.mark.slow), "weights of outputs"])
 def test_weights_that_come_with_batches_and_sources_weigh_alike(case):
     make, data = CASES[case]
     arrays = data()
@@ -332,7 +340,14 @@ def test_a_function_that_makes_the_model_is_trained_too(tmp_path):
 # -- replicas
 
 
-@pytest.mark.parametrize("case", ["masks and weights", "sums, clipped norms", "lists, weighted"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("masks and weights", marks=pytest.mark.slow),
+        "sums, clipped norms",
+        pytest.param("lists, weighted", marks=pytest.mark.slow),
+    ],
+)
 def test_two_replicas_train_as_one_device(case):
     make, data = CASES[case]
     theirs, expected = trained(keras.Model.fit, make, data())

@@ -176,7 +176,13 @@ EXAMPLES = (
 )
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=[each.__name__ for each in EXAMPLES])
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(each, id=each.__name__, marks=[] if each in (images, text, transfer) else pytest.mark.slow)
+        for each in EXAMPLES
+    ],
+)
 def test_an_example_of_keras_learns_by_one_changed_line(example):
     keras.utils.set_random_seed(3)
     model, x, y = example()

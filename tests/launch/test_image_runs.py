@@ -20,6 +20,7 @@ def folder(tmp_path):
     return tmp_path / "images"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_gives_the_bits_of_one_that_was_not(inside, folder, tmp_path):
     data = (f"--data_dir={folder}", "--validation_split=0.2")
     inside(*RUN, *data, "--train_steps=7", f"--run_dir={tmp_path}/whole").ok()
@@ -28,6 +29,7 @@ def test_a_resumed_run_gives_the_bits_of_one_that_was_not(inside, folder, tmp_pa
     assert_equal_bits(tmp_path / "whole", tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_replicas_train_as_one_device_does(inside, folder, tmp_path):
     losses = []
     for place in ((), TWO):

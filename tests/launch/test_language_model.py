@@ -24,7 +24,10 @@ def test_numerics_are_checked_op_by_op(inside, tmp_path, text):
     inside(*RUN, text[0], "--train_steps=2", "--check_numerics").ok()
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "precision",
+    ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), pytest.param("float16", marks=pytest.mark.slow)],
+)
 def test_a_small_text_is_learnt_by_heart(inside, tmp_path, text, precision):
     # At 0.01 it is the kind of CPU that decides, by its rounding, which seeds are still on a plateau after 150 steps.
     flags = ("--train_steps=150", "--learning_rate=0.003", f"--precision={precision}", f"--run_dir={tmp_path}/run")

@@ -22,6 +22,7 @@ def refused(outcome, run_dir) -> None:
     assert not (run_dir / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_an_ended_run_whose_checkpoints_are_gone_does_not_begin_anew(inside, tmp_path):
     run = (*MLP, *EACH_TWO, "--train_steps=6", f"--run_dir={tmp_path}")
     inside(*run).ok()

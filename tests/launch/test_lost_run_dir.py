@@ -34,7 +34,7 @@ def replace(run_dir):
     (run_dir / "notes").write_text("another's")
 
 
-@pytest.mark.parametrize("take_away", [remove, replace])
+@pytest.mark.parametrize("take_away", [pytest.param(remove, marks=pytest.mark.slow), replace])
 def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, take_away):
     run_dir = tmp_path / "run"
     steps = []

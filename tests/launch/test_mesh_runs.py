@@ -115,7 +115,7 @@ def as_functions(inputs):
     return tf.keras.Model(tokens, tf.keras.layers.Dense(1)(x))
 
 
-@pytest.mark.parametrize("make", [in_a_row, as_functions])
+@pytest.mark.parametrize("make", [in_a_row, pytest.param(as_functions, marks=pytest.mark.slow)])
 def test_a_model_of_cut_layers_is_loaded_whole_where_there_is_no_mesh(tmp_path, make):
     class Own(Trainer):
         def build_model(self):
@@ -135,6 +135,7 @@ def test_a_model_of_cut_layers_is_loaded_whole_where_there_is_no_mesh(tmp_path, 
         np.testing.assert_allclose(model(numbers), expected, rtol=0, atol=1e-5)  # op by op, and compiled
 
 
+@pytest.mark.slow
 def test_weights_are_frozen_where_replicas_share_them_out(tmp_path):
     class Own(Trainer):
         def build_model(self):

@@ -231,6 +231,7 @@ def test_a_mistake_in_an_argument_of_what_is_named_is_one_line(mistake):
     assert all(words in str(caught.value) for words in expected)
 
 
+@pytest.mark.slow
 def test_such_a_mistake_ends_the_program_before_anything_is_made(crank):
     outcome = crank(*RUN, "--model_arg=dropout=much")
     assert (outcome.code, outcome.out) == (2, "")
@@ -264,7 +265,7 @@ def test_what_nobody_thought_of_is_one_line_too(inside, monkeypatch):
     assert "Traceback" in inside(*RUN, "--debug").err
 
 
-@pytest.mark.parametrize("gone", ["disk", "reader"])
+@pytest.mark.parametrize("gone", ["disk", pytest.param("reader", marks=pytest.mark.slow)])
 def test_a_run_outlives_what_it_prints_to(inside, monkeypatch, tmp_path, gone):
     reading, writing = os.pipe()
     os.close(reading)
@@ -319,7 +320,7 @@ def test_a_folder_of_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
         checks.checkpoint_steps(str(tmp_path), "checkpoints")
 
 
-@pytest.mark.parametrize("mode", ["eval", "export"])
+@pytest.mark.parametrize("mode", ["eval", pytest.param("export", marks=pytest.mark.slow)])
 def test_a_run_dir_without_checkpoints_is_named(crank, tmp_path, mode):
     outcome = crank(*RUN, f"--mode={mode}", f"--run_dir={tmp_path}/none", tensorflow=False)
     assert "does not exist" in outcome.error
@@ -351,6 +352,7 @@ def test_a_run_dir_of_another_configuration_names_the_differences(inside, tmp_pa
     assert "seed: 1 -> 0" in inside(*run).error
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_gone_on_with_stays_what_it_is(inside, tmp_path):
     run = [*RUN, "--mode=train", "--jit=off", "--model_arg=hidden_units=4", f"--run_dir={tmp_path}"]
     inside(*run, "--train_steps=1").ok()
@@ -363,7 +365,17 @@ def test_a_run_that_cannot_be_gone_on_with_stays_what_it_is(inside, tmp_path):
     inside(*run, "--train_steps=2").ok()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"flags": {}}', '{"flags": 3, "deciding": null}', "\0\1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"flags": 3, "deciding": null}',
+        pytest.param("{", marks=pytest.mark.slow),
+        pytest.param("[]", marks=pytest.mark.slow),
+        pytest.param('{"flags": {}}', marks=pytest.mark.slow),
+        pytest.param("\0\1", marks=pytest.mark.slow),
+    ],
+)
 def test_a_broken_configuration_is_named(crank_each, tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     for outcome in crank_each([[*RUN, *more, f"--run_dir={tmp_path}"] for more in ([], ["--mode=eval"])]):
@@ -403,7 +415,9 @@ def test_help_names_every_flag_once_by_group(crank):
     assert [line[:-1] for line in lines if line in {f"{title}:" for title in GROUPS}] == list(GROUPS)
 
 
-@pytest.mark.parametrize("command", ["train", "local", "prepare"])
+@pytest.mark.parametrize(
+    "command", ["train", pytest.param("local", marks=pytest.mark.slow), pytest.param("prepare", marks=pytest.mark.slow)]
+)
 def test_help_does_not_need_what_python_may_leave_out(crank, command):
     bare = subprocess.run(
         [sys.executable, "-OO", "-m", "crankshaft", command, "--help"],

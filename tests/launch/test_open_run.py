@@ -49,7 +49,11 @@ def assert_same(one, other):
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("form", [lambda split: split, tf.data.Dataset.from_tensor_slices], ids=["arrays", "stream"])
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param(lambda split: split, marks=pytest.mark.slow), tf.data.Dataset.from_tensor_slices],
+    ids=["arrays", "stream"],
+)
 def test_many_calls_end_on_the_bits_of_one(form, tmp_path):
     def splits():
         return tuple(form(split) for split in data())
@@ -133,7 +137,11 @@ class Points(crankshaft.Source):
         return POINTS[indices], HEIGHTS[indices]
 
 
-@pytest.mark.parametrize("replicas", [{}, {"strategy": "mirrored", "num_virtual_devices": 2}], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "replicas",
+    [pytest.param({}, marks=pytest.mark.slow), {"strategy": "mirrored", "num_virtual_devices": 2}],
+    ids=["one", "two"],
+)
 def test_data_that_is_handed_in_is_trained_on_and_compiled_for_once(replicas):
     with open_run(Traced, **ASKED, **replicas) as held:
         held.train(data=(POINTS[:1], HEIGHTS[:1]), steps=1)
@@ -333,6 +341,7 @@ def test_a_call_that_failed_is_not_saved_and_can_be_taken_back(tmp_path):
     assert sorted(path.name for path in pathlib.Path(held.run_dir, "checkpoints").glob("*.index")) == ["ckpt-5.index"]
 
 
+@pytest.mark.slow
 def test_replicas_train_in_many_calls_as_in_one():
     asked = {**ASKED, "strategy": "mirrored", "num_virtual_devices": 2}
     whole = run(Noisy, train_steps=12, **asked)

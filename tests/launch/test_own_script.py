@@ -100,7 +100,9 @@ def test_a_trainers_arguments_are_flags(inside, tmp_path):
     assert "--model_arg unit: Regression has no such argument; did you mean units?" in outcome.error
 
 
-@pytest.mark.parametrize("place", [(), ("--strategy=mirrored", "--num_virtual_devices=2")])
+@pytest.mark.parametrize(
+    "place", [pytest.param((), marks=pytest.mark.slow), ("--strategy=mirrored", "--num_virtual_devices=2")]
+)
 def test_features_may_be_a_dictionary(inside, tmp_path, place):
     class Two(Regression):
         def build_model(self):
@@ -125,6 +127,7 @@ def test_features_may_be_a_dictionary(inside, tmp_path, place):
     assert request == {"inputs": {"left": [[0.0, 0.0]], "right": [[0.0]]}}
 
 
+@pytest.mark.slow
 def test_data_may_be_datasets_on_any_number_of_replicas(crank, inside, tmp_path):
     def data():
         return tuple(tf.data.Dataset.from_tensor_slices(split) for split in arrays())
@@ -152,7 +155,9 @@ def test_data_may_be_datasets_on_any_number_of_replicas(crank, inside, tmp_path)
     assert "mirrored, 2 replicas" in outcome.out
 
 
-@pytest.mark.parametrize("kind", [tf.constant, np.float64], ids=["tensors", "float64"])
+@pytest.mark.parametrize(
+    "kind", [tf.constant, pytest.param(np.float64, marks=pytest.mark.slow)], ids=["tensors", "float64"]
+)
 def test_data_may_be_of_other_kinds_of_arrays(inside, tmp_path, kind):
     def data():
         return tuple(tuple(kind(array) for array in split) for split in arrays())
@@ -211,7 +216,11 @@ def test_layers_beside_the_model_are_brought_too(inside, tmp_path):
     [
         (lambda mean, spread: {"mean": mean, "spread": spread}, ["mean", "spread"]),
         (lambda mean, spread: (mean, spread), ["outputs_0", "outputs_1"]),
-        (lambda mean, spread: {"both": {"mean": mean, "spread": spread}}, ["outputs_0", "outputs_1"]),
+        pytest.param(
+            lambda mean, spread: {"both": {"mean": mean, "spread": spread}},
+            ["outputs_0", "outputs_1"],
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["named", "pair", "nested"],
 )
@@ -330,7 +339,7 @@ def test_the_summary_of_a_run_says_what_loss_leaves_out(inside, mode, regularize
     assert ("loss leaves out what layers add to it; loss_with_penalties" in done.out) == bool(regularizer)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "nadam"])
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("nadam", marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_a_layer_unfrozen(inside, tmp_path, optimizer):
     class Tuned(Regression):
         def __init__(self, frozen: bool = True):

@@ -84,7 +84,9 @@ def test_a_dataset_of_other_elements_is_described(inside, change, says):
     assert says in inside(*RUN, trainer=Line, data=lambda: (change(whole), whole)).mistake
 
 
-@pytest.mark.parametrize("name", ["user id", "_id", "größe"])
+@pytest.mark.parametrize(
+    "name", ["user id", pytest.param("_id", marks=pytest.mark.slow), pytest.param("größe", marks=pytest.mark.slow)]
+)
 def test_an_export_says_which_feature_it_cannot_name(inside, tmp_path, name):
     class Named(Line):
         def forward(self, features, training):
@@ -191,6 +193,7 @@ def test_what_columns_of_a_table_lack_for_a_classifier_is_named(inside, tmp_path
         assert "among them; give labels that are classes, numbered from 0" in outcome.error
 
 
+@pytest.mark.slow
 def test_a_model_that_no_memory_has_room_for_is_named_and_not_the_batch(inside):
     outcome = inside("--model=mlp", "--model_arg=hidden_units=2000000000", "--input=digits", *RUN)
     assert outcome.code == 1
@@ -309,7 +312,10 @@ def test_labels_that_make_pairs_with_the_outputs_are_refused_with_both_shapes(in
     assert "(outputs are [n, 1], labels [n])" in outcome.error
 
 
-@pytest.mark.parametrize("how", ["dense", "cast", "scaled", "ids"])
+@pytest.mark.parametrize(
+    "how",
+    ["dense", pytest.param("cast", marks=pytest.mark.slow), pytest.param("scaled", marks=pytest.mark.slow), "ids"],
+)
 def test_whole_numbers_that_float32_cannot_hold_are_warned_of_where_they_become_floats(inside, how):
     class Timed(Line):
         def forward(self, features, training):

@@ -65,7 +65,7 @@ def test_labels_of_text_are_one_line_that_says_what_to_do(inside):
     assert "labels holds strings, and Line.loss computes with them as with numbers; number them" in outcome.mistake
 
 
-@pytest.mark.parametrize("label", [7, -1])
+@pytest.mark.parametrize("label", [7, pytest.param(-1, marks=pytest.mark.slow)])
 def test_a_label_out_of_range_is_named_with_the_range(inside, label):
     labels = np.where(LABELS > 0, label, 1).astype(np.int64)
     outcome = inside(*RUN, trainer=Classes, data=lambda: ((FEATURES, labels), None))
@@ -135,7 +135,10 @@ def test_a_metric_of_whole_numbers_is_summed_as_others_are(inside):
     assert "positive 0.5" in inside(*RUN, trainer=Counting, data=data).ok().out
 
 
-@pytest.mark.parametrize("why", ["no model", "frozen", "constant"])
+@pytest.mark.parametrize(
+    "why",
+    ["frozen", pytest.param("no model", marks=pytest.mark.slow), pytest.param("constant", marks=pytest.mark.slow)],
+)
 def test_a_step_that_would_train_nothing_is_refused(inside, why):
     class Idle(Line):
         def build(self):

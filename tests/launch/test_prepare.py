@@ -249,7 +249,7 @@ def test_several_processes_write_what_one_writes(prepared, own_input, tmp_path):
     assert len(one) == 8  # four shards and their indices
 
 
-@pytest.mark.parametrize("cut_by", ["bytes", "vocabulary"])
+@pytest.mark.parametrize("cut_by", [pytest.param("bytes", marks=pytest.mark.slow), "vocabulary"])
 def test_a_run_on_shards_of_text_says_what_one_on_the_text_says(prepared, inside, tmp_path, cut_by):
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "a.txt").write_text("the cat sat on the mat, and the mat lay under the cat. " * 40)

@@ -84,7 +84,9 @@ def test_train_mode_evaluates_nothing(inside, tmp_path):
     assert runs.steps(tmp_path, "best") == []
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [("1.1", 110), ("1.101", 111), ("1e-05", 1)])
+@pytest.mark.parametrize(
+    ("epochs", "steps"), [pytest.param("1.1", 110, marks=pytest.mark.slow), ("1.101", 111), ("1e-05", 1)]
+)
 def test_parts_of_epochs_are_as_many_steps_as_they_are_written(inside, tmp_path, epochs, steps):
     data = ("--input=synthetic", "--input_arg=examples=100", "--global_batch_size=1", "--jit=off")
     inside("--model=logistic", *data, "--mode=train", f"--train_epochs={epochs}", f"--run_dir={tmp_path}").ok()

@@ -112,7 +112,15 @@ class Hanging(Lines):
         return super().read(indices)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "route",
+    [
+        "streamed",
+        "two replicas",
+        pytest.param("by chunks", marks=pytest.mark.slow),
+        pytest.param("kept", marks=pytest.mark.slow),
+    ],
+)
 def test_a_read_that_hangs_ends_the_run_and_names_its_place(inside, route):
     place = f"{__file__}:{inspect.getsourcelines(Hanging.read)[1] + 1} in read, from example "
     try:

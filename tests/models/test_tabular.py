@@ -129,7 +129,11 @@ def trained(name, source, steps, parts=1, calls=(60,)):
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [("wide_deep", tf.data.Dataset.from_tensor_slices), ("dlrm", lambda arrays: arrays)]
+    ("name", "form"),
+    [
+        pytest.param("wide_deep", tf.data.Dataset.from_tensor_slices, marks=pytest.mark.slow),
+        ("dlrm", lambda arrays: arrays),
+    ],
 )
 def test_parts_learn_what_whole_batches_teach(name, form):
     """Many rows are in several parts, for the lazy Adam. The last batch has fewer examples than there are parts.
@@ -276,7 +280,7 @@ def test_more_classes_than_two_are_refused_by_name(arguments):
         prepared(MODELS["dlrm"](**arguments), ({"id": np.arange(3)}, np.array([0, 4, 1])), {"id": 3}, batch=3)
 
 
-@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("weighed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_labels_that_are_not_0_or_1_end_training_and_evaluation_by_name(weighed):
     """Those of padding, which weigh nothing, may be anything."""
     features, labels = {"id": np.arange(6) % 3}, np.float32([0, 1, 0, 4, 1, 4])

@@ -56,7 +56,7 @@ def frozen(made, tmp_path):
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("momentum", "rmsprop", "nadam")]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("optimizer", ["adam", *OTHERS])
 def test_slots_begin_again_as_a_new_optimizers(made, frozen, tmp_path, caplog, optimizer, replicas):
     """All of them, and the correction of their bias: of an old count it would make the first updates three times as
@@ -90,6 +90,7 @@ def test_what_began_again_is_resumed_to_the_same_bits(made, frozen, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_frozen_again_takes_its_slots_away(made, tmp_path):
     run = made(False)
     run.train(5)

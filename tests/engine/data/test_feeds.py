@@ -174,7 +174,7 @@ def test_order_is_the_same_on_any_replicas_blocks_and_cuts(bench, reference, fee
         assert joined(seen(made)) == reference
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("kind", ["resident", "read", "dataset"])
 def test_starting_at_any_step_gives_the_batch_of_running_to_it(bench, kind, replicas):
     """Though the feed was closed on the way there."""
@@ -216,7 +216,7 @@ def test_epochs_differ(bench, kind):
     assert batches[:5] != batches[5:]
 
 
-@pytest.mark.parametrize("kind", ["resident", "dataset"])
+@pytest.mark.parametrize("kind", [pytest.param("resident", marks=pytest.mark.slow), "dataset"])
 def test_seeds_have_no_epoch_in_common(bench, kind):
     found = []
     for seed in (0, 1, 2, 2**31 - 1):

@@ -209,7 +209,10 @@ def test_those_of_a_batch_meet_again_in_the_next_epoch_as_by_chance(examples):
     assert abs(met - expected) < 4.5 * np.sqrt(expected)
 
 
-@pytest.mark.parametrize(("examples", "batch_size"), [(64, 8), (1437, 32), (65_536, 32)])
+@pytest.mark.parametrize(
+    ("examples", "batch_size"),
+    [pytest.param(64, 8, marks=pytest.mark.slow), (1437, 32), pytest.param(65_536, 32, marks=pytest.mark.slow)],
+)
 def test_ten_thousand_epochs_and_seeds_have_no_period(examples, batch_size):
     """Up to 2^16 examples there are 2^24 keys: of 10,000, three pairs are expected to be the same by chance."""
     first_batches = epochs(examples, 10_000, batch_size=batch_size)

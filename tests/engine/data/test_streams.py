@@ -209,7 +209,10 @@ def parse(serialized):
     return {"id": ids, "value": values, "image": tf.reshape(values, [-1, 1, 2, 1])}, ids
 
 
-@pytest.mark.parametrize(("files", "replicas"), [(1, 1), (7, 1), (7, 2)])
+@pytest.mark.parametrize(
+    ("files", "replicas"),
+    [pytest.param(1, 1, marks=pytest.mark.slow), pytest.param(7, 1, marks=pytest.mark.slow), (7, 2)],
+)
 def test_compressed_records_are_a_stream(bench, tmp_path, files, replicas):
     source = streamed.records(write_records(tmp_path, EXAMPLES, files), parse, files_at_once=3)
     assert_each_once(bench(Recorder(), source, BATCH, replicas), EXAMPLES, BATCH)

@@ -18,7 +18,7 @@ VALUES = RNG.normal(size=(24, 5)).astype(np.float32)
     [
         pytest.param({"accumulate_steps": 2}, marks=pytest.mark.slow),
         {"precision": "bfloat16"},
-        {"replicas": 2, "model": 2},
+        pytest.param({"replicas": 2, "model": 2}, marks=pytest.mark.slow),
         pytest.param({"replicas": 4, "model": 2}, marks=pytest.mark.slow),
     ],
 )

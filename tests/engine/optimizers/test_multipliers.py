@@ -46,7 +46,13 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "options"), RULES, ids=[rule for rule, _ in RULES])
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        pytest.param(*each, id=each[0], marks=[] if each[0] in ("sgd", "adamw", "nadam") else pytest.mark.slow)
+        for each in RULES
+    ],
+)
 def test_a_multiplier_is_one_of_the_rate_and_of_its_decay(bench, rule, options):
     """A variable with a multiplier goes the way of one whose rate is as much smaller, to float32's rounding."""
 

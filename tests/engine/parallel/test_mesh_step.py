@@ -77,7 +77,7 @@ OPTIONS = {
     ("options", "shape"),
     [
         ("adam", (2, 2)),
-        ("clipped", (2, 2)),
+        pytest.param("clipped", (2, 2), marks=pytest.mark.slow),
         pytest.param("by variable", (1, 2), marks=pytest.mark.slow),
         ("bfloat16", (1, 2)),
     ],
@@ -97,7 +97,7 @@ def test_losses_are_those_of_one_device(bench, data, shape, options):
             np.testing.assert_array_equal(alike[0], other)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["resident", "dataset", pytest.param("streamed", marks=pytest.mark.slow)])
 def test_each_example_counts_once_whatever_feeds_them(bench, data, form):
     make, feed = FORMS[form]
     source = make(data)

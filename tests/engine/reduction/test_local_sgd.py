@@ -151,7 +151,7 @@ def run(bench):
     return make
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_sync_periods_of_one_step_with_plain_averaging_are_synchronous_training(run, replicas):
     """For SGD, uneven batches and all: 40 steps, each rounding the weights at 1e-7."""
 
@@ -239,7 +239,7 @@ def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, saved, optimizer)
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("replicas", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_another_number_of_replicas_goes_on_from_the_slots_mean(run, saved, replicas):
     folder, slots, _ = saved("adam")
     second = resume(run(LocalSgd(4, outer()), replicas), folder)

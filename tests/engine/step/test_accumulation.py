@@ -93,7 +93,12 @@ def data(examples=44):
 
 
 @pytest.mark.parametrize(
-    ("steps", "replicas", "jit"), [(3, 1, False), pytest.param(3, 1, True, marks=pytest.mark.slow), (50, 2, False)]
+    ("steps", "replicas", "jit"),
+    [
+        pytest.param(3, 1, False, marks=pytest.mark.slow),
+        pytest.param(3, 1, True, marks=pytest.mark.slow),
+        (50, 2, False),
+    ],
 )
 def test_a_trainer_learns_the_same_from_micro_batches(bench, steps, replicas, jit):
     """44 examples by 16: a batch of 12 at the end of each epoch. SGD, so that differences are not blown up."""
@@ -155,7 +160,7 @@ class Table(Trainer):
         return mean(tf.square(outputs - batch[1]))
 
 
-@pytest.mark.parametrize(("steps", "replicas"), [(3, 2), (4, 1)])
+@pytest.mark.parametrize(("steps", "replicas"), [pytest.param(3, 2, marks=pytest.mark.slow), (4, 1)])
 def test_rows_that_no_part_touches_stay_where_they_are(bench, replicas, steps):
     """Adam, whose dense update would move rows by their momentum. Batches of 8 and 6 in even parts, or not."""
     rng = np.random.default_rng(0)

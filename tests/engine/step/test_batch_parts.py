@@ -18,7 +18,7 @@ def images(examples=44, size=12):
     return rng.normal(size=(examples, size, size, 1)).astype(np.float32), rng.integers(0, 4, examples).astype(np.int32)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float16", marks=pytest.mark.slow)])
 def test_parts_of_a_batch_learn_what_the_whole_learns(bench, precision):
     """44 examples by 16: parts of 6, 5 and 5, and of 4 at the end of each epoch. SGD blows no difference up."""
     common = {"num_classes": 4, "optimizer": "sgd", "learning_rate": 0.1, "precision": precision}

@@ -71,11 +71,11 @@ def waits_of(monkeypatch):
 @pytest.mark.parametrize(
     ("trainer", "options"),
     [
-        (Mlp((8,)), {}),
+        pytest.param(Mlp((8,)), {}, marks=pytest.mark.slow),
         (Mlp((8,)), {"feed": STREAMED}),
         (Mlp((8,)), {"clip_norm": 1.0, "ema_decay": 0.9}),
         (Mlp((8,)), {"sync_every_steps": 4}),
-        (Cnn(), {}),
+        pytest.param(Cnn(), {}, marks=pytest.mark.slow),
         (Cnn(), {"precision": "bfloat16"}),
     ],
 )
@@ -98,7 +98,15 @@ def test_what_waits_is_found(bench, waits_of):
 
 
 @without_gpus
-@pytest.mark.parametrize("options", [{}, {"feed": STREAMED}, {"sync_every_steps": 4}, {"jit": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"feed": STREAMED}, marks=pytest.mark.slow),
+        pytest.param({"sync_every_steps": 4}, marks=pytest.mark.slow),
+        {"jit": True},
+    ],
+)
 def test_a_run_has_the_bits_that_it_has_on_the_cpu(bench, options):
     found = []
     for device in ("CPU:0", "GPU:0"):

@@ -27,7 +27,7 @@ def curves(bench):
     return run
 
 
-@pytest.mark.parametrize(("model", "others"), [("mlp", (2, 4)), ("cnn", (4,))])
+@pytest.mark.parametrize(("model", "others"), [("mlp", (2, 4)), pytest.param("cnn", (4,), marks=pytest.mark.slow)])
 def test_replicas_learn_what_one_device_learns(curves, model, others):
     """100 steps of Adam at its usual rate, within 1e-5: float32 sums in another order, 1e-7 a step."""
 
@@ -40,6 +40,7 @@ def test_replicas_learn_what_one_device_learns(curves, model, others):
         np.testing.assert_allclose(run(replicas), one, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_parts_learn_what_whole_batches_teach(curves):
     """As on replicas. The last batch of an epoch has two examples, fewer than four parts.
 
@@ -83,7 +84,7 @@ def _times_traced(trainer):
     return times
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_feeds_give_the_same_run(curves, replicas):
     """To the bit on one device: the same examples in the same order, whichever way they went."""
     resident = curves(Mlp((8,)), images(), 30, replicas, shuffle=False)
@@ -104,7 +105,12 @@ def test_xla_learns_what_the_executor_learns(curves):
 
 @pytest.mark.parametrize(
     ("replicas", "jit", "options"),
-    [(1, False, {}), (1, False, {"clip_norm": 1.0}), (1, True, {}), (2, False, {"clip_norm": 1.0})],
+    [
+        (1, False, {}),
+        (1, False, {"clip_norm": 1.0}),
+        pytest.param(1, True, {}, marks=pytest.mark.slow),
+        (2, False, {"clip_norm": 1.0}),
+    ],
 )
 def test_where_calls_are_cut_changes_no_bit(bench, replicas, jit, options):
     """Variables, slots and metrics' sums after 100 steps in calls of 1, 7 and 100.

@@ -40,7 +40,7 @@ class Beside(Normalised):
 
 
 @pytest.mark.parametrize("trainer", [Normalised, Beside])
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_moving_statistics_are_the_mean_over_replicas_weighted_by_examples(bench, replicas, trainer):
     """7 examples by 5, then 2: uneven parts, and with three replicas one without an example."""
     features = np.random.default_rng(0).normal(3, 2, size=(7, 4)).astype(np.float32)
@@ -66,7 +66,9 @@ def images(examples):
     return rng.normal(size=(examples, 12, 12, 1)).astype(np.float32), rng.integers(0, 4, examples).astype(np.int32)
 
 
-@pytest.mark.parametrize(("precision", "kind"), [("float32", "resident"), ("bfloat16", "dataset")])
+@pytest.mark.parametrize(
+    ("precision", "kind"), [("float32", "resident"), pytest.param("bfloat16", "dataset", marks=pytest.mark.slow)]
+)
 def test_a_replica_without_examples_does_no_harm(bench, precision, kind):
     """9 examples by 4: the last batch is one example: one of two replicas has none, nor have its layers."""
     source = tf.data.Dataset.from_tensor_slices(images(9)) if kind == "dataset" else images(9)
@@ -190,7 +192,7 @@ def test_dropout_differs_by_replica_step_layer_and_draw(bench):
     assert set(np.unique(drawn)) == {0.0, 2.0}
 
 
-@pytest.mark.parametrize(("replicas", "jit"), [(1, False), (1, True), (2, False)])
+@pytest.mark.parametrize(("replicas", "jit"), [(1, False), pytest.param(1, True, marks=pytest.mark.slow), (2, False)])
 def test_dropout_is_the_same_after_a_restart_and_wherever_calls_are_cut(bench, replicas, jit):
     drawn, _ = masks(bench, replicas, jit=jit)
     np.testing.assert_array_equal(masks(bench, replicas, calls_of=3, jit=jit)[0], drawn)

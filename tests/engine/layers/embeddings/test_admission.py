@@ -143,7 +143,7 @@ def looked_up(made, ids) -> np.ndarray:
     return made.trainer.table(np.unique(ids), training=False).numpy()
 
 
-@pytest.mark.parametrize(("replicas", "rule"), [(1, "sgd"), (2, "adam")])
+@pytest.mark.parametrize(("replicas", "rule"), [(1, "sgd"), pytest.param(2, "adam", marks=pytest.mark.slow)])
 def test_a_table_of_given_rows_learns_what_a_table_of_all_ids_does(bench, replicas, rule):
     """16 steps in batches of 30, each 7th of 20 examples. Rows begin with zeros; float32 sums in another order."""
     options = {"optimizer": rule, "learning_rate": 0.1, "shuffle": False}
