@@ -8,7 +8,7 @@ import sys
 
 from absl import flags
 
-from crankshaft.launch import ask, local, prepare
+from crankshaft.launch import ask, local, manifest, prepare
 from crankshaft.launch.command_line import help, registry
 from crankshaft.launch.command_line.flags import GROUPS, HELP
 from crankshaft.launch.command_line.rules import wanted
@@ -63,7 +63,13 @@ def text() -> str:
         heading = f"## {kind.capitalize()}s\n\n`--{kind}=NAME`, with `--{kind}_arg=ARGUMENT=VALUE`"
         parts.append(f"{heading}:\n\n{_entries(kind)}")
     parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.FLAGS)}")
-    for name, command in (("prepare", prepare), ("monitor", server), ("report", report), ("ask", ask)):
+    for name, command in (
+        ("manifest", manifest),
+        ("prepare", prepare),
+        ("monitor", server),
+        ("report", report),
+        ("ask", ask),
+    ):
         parts.append(f"## crankshaft {name}\n\n{_command(command.FLAGS)}")
     return "\n".join(parts)
 

@@ -50,7 +50,7 @@ def _define_flags() -> None:
     count("workers", 2, "Processes that train together.", 1)
     count("ps", 0, "Parameter servers: the workers then have a coordinator.", 0)
     flags.DEFINE_bool("evaluator", False, "With --ps: a task that evaluates each checkpoint.", flag_values=FLAGS)
-    count("gpus_per_worker", 0, "GPUs of each worker.", 0)
+    count("gpus_per_worker", 0, "GPUs of each worker; slurm: of each task.", 0)
     count("cpus", 4, "Cores of each task.", 1)
     matching("memory", "8Gi", "Of each task, as Kubernetes writes it.", _QUANTITY.pattern, "a quantity, e.g. 8Gi")
     matching("time", "24:00:00", "slurm: the time limit.", _TIME.pattern, "a time, e.g. 12:00:00 or 2-00:00:00")

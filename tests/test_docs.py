@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from crankshaft.launch import ask, local, prepare
+from crankshaft.launch import ask, local, manifest, prepare
 from crankshaft.launch.command_line.flags import GROUPS
 from crankshaft.launch.monitor import report, server
 from tests.pages import GUIDES, PAGES, README, ROOT, blocks, words
@@ -22,6 +22,7 @@ OF_TRAIN = {name for names in GROUPS.values() for name in names} | {"flagfile", 
 OF_COMMAND = {
     "train": OF_TRAIN,
     "local": set(local.FLAGS),
+    "manifest": set(manifest.FLAGS),
     "prepare": set(prepare.FLAGS),
     "monitor": set(server.FLAGS),
     "report": set(report.FLAGS),
