@@ -152,6 +152,7 @@ def test_ids_that_other_data_numbers_otherwise_are_not_evaluated(inside, ratings
     assert shown(inside(*evaluating).ok()) == shown(done)
 
 
+@pytest.mark.slow
 def test_a_file_of_ratings_that_grew_or_was_sorted_is_not_trained_on(inside, ratings, tmp_path):
     run = (*RATINGS, f"--data_dir={ratings}", f"--run_dir={tmp_path}/run")
     inside(*run, "--train_steps=4").ok()

@@ -54,8 +54,9 @@ def data(request, tmp_path):
     return f"--input={request.param}", f"--data_dir={tmp_path}/data", "--validation_split=0.2"
 
 
+@pytest.mark.slow
 # Where a run stands in a table does not depend on how the table is read.
-@pytest.mark.parametrize("data", ["parquet", pytest.param("csv", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("data", ["parquet", "csv"], indirect=True)
 def test_a_resumed_run_is_one_that_was_not(inside, tmp_path, data):
     model = ("--model=wide_deep", "--model_arg=hidden_units=4", "--model_arg=width=2", "--learning_rate=0.05")
     for steps, name in ((10, "parts"), (40, "parts"), (40, "whole")):  # an epoch is 15 steps

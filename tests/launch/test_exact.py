@@ -70,6 +70,7 @@ def ended(crank, tmp_path):
     return lambda name, step, *flags: crank(name, step, *flags, script=script)
 
 
+@pytest.mark.slow
 def test_mlp_on_one_device_after_sigterm_within_an_epoch(ended, runs, tmp_path):
     run = (*MLP, *ONE, *RUN, "--jit=on")
     outcome = ended("SIGTERM", 30, *run, f"--run_dir={tmp_path}/run")

@@ -101,6 +101,7 @@ def test_one_example_is_an_epoch(ran, folder, tmp_path):
     assert newest(tmp_path / "run") == 6
 
 
+@pytest.mark.slow
 def test_gzip_records_are_trained_on_and_gone_on_with(inside, tmp_path):
     images, labels = digits.load("", 0).train
     for number in range(3):

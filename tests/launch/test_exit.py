@@ -107,7 +107,11 @@ def test_an_evaluation_that_was_prepared_and_not_made_reads_no_further():
     assert_nothing_is_open()
 
 
-@pytest.mark.parametrize("fails", [{"fails": True}, {"hooks": [every_steps(5, failing)]}], ids=["step", "hook"])
+@pytest.mark.parametrize(
+    "fails",
+    [{"fails": True}, pytest.param({"hooks": [every_steps(5, failing)]}, marks=pytest.mark.slow)],
+    ids=["step", "hook"],
+)
 def test_an_error_that_is_kept_keeps_no_input(fails):
     with pytest.raises((crankshaft.RunError, crankshaft.UsageError)) as error:
         trained(**fails)

@@ -302,7 +302,8 @@ def test_forms_of_data_train_alike(form):
     assert len(histories[0]["loss"]) == 2
 
 
-@pytest.mark.parametrize("case", [pytest.param("weights of steps", marks=pytest.mark.slow), "weights of outputs"])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["weights of steps", "weights of outputs"])
 def test_weights_that_come_with_batches_and_sources_weigh_alike(case):
     make, data = CASES[case]
     arrays = data()
@@ -462,7 +463,13 @@ def test_a_mistake_is_one_line(line):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("loss", ["binary_crossentropy", keras.losses.BinaryFocalCrossentropy(label_smoothing=0.1)])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param("binary_crossentropy", marks=pytest.mark.slow),
+        keras.losses.BinaryFocalCrossentropy(label_smoothing=0.1),
+    ],
+)
 def test_a_loss_of_two_classes_is_no_number_of_a_third_unless_that_counts_for_nothing(loss):
     y = np.where(drawn(1) > 0, 1, 0)
     y[3] = -1

@@ -120,7 +120,12 @@ def test_an_average_of_the_weights_is_kept_and_evaluated(run, inside):
 
 @pytest.mark.parametrize(
     ("optimizer", "rate", "kept"),
-    [("sgd", 0.1, set()), ("momentum", 0.1, {"accum"}), ("adamw", 0.02, {"m", "v"}), ("lion", 0.005, set())],
+    [
+        pytest.param("sgd", 0.1, set(), marks=pytest.mark.slow),
+        ("momentum", 0.1, {"accum"}),
+        ("adamw", 0.02, {"m", "v"}),
+        pytest.param("lion", 0.005, set(), marks=pytest.mark.slow),
+    ],
 )
 def test_the_optimizer_is_the_one_that_was_asked_for(run, optimizer, rate, kept):
     done = run(f"--optimizer={optimizer}", f"--learning_rate={rate}", "--train_steps=40")

@@ -51,6 +51,7 @@ def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, 
     assert not {"config.json", "result.json", ".lock", "checkpoints"} & set(left)
 
 
+@pytest.mark.slow
 def test_a_lock_that_is_removed_is_made_anew_and_the_run_goes_on(inside, tmp_path):
     def act(status, means):
         if status.step == 30:
@@ -61,6 +62,14 @@ def test_a_lock_that_is_removed_is_made_anew_and_the_run_goes_on(inside, tmp_pat
 
     inside(*RUN, *EVERY, f"--run_dir={tmp_path}", hooks=[every_steps(10, act)]).ok()
     assert newest(tmp_path) == 60
+
+
+def test_a_lock_that_is_removed_is_made_anew(tmp_path):
+    with process.lock(str(tmp_path)) as held:
+        os.remove(tmp_path / ".lock")
+        held.check()
+        with pytest.raises(UsageError, match=f"is in use by process {os.getpid()}"), process.lock(str(tmp_path)):
+            pass
 
 
 def test_a_lock_that_another_has_taken_meanwhile_ends_the_run(tmp_path):

@@ -210,10 +210,57 @@ OF_WHAT_IS_NAMED = {
 }
 
 
+# Those of what is there: of files and folders in `on_disk`.
+NO_CHECKPOINT = "--run_dir={} has no checkpoint"
+OF_WHAT_IS_THERE = {
+    "a flagfile that is no text": (
+        ["--flagfile={}/flags"],
+        ["--flagfile={}/flags is not text in UTF-8 (invalid start byte)"],
+    ),
+    "a data_dir without the files": (["--model=mlp", "--input=mnist", "--data_dir={}"], ["{}/train-images-idx3-ubyte"]),
+    "a run_dir that cannot be written": ([*RUN, "--run_dir={}/file/run"], ["{}/file/run can't be written"]),
+    "an evaluation of no run_dir": ([*RUN, "--mode=eval", "--run_dir={}/none"], ["does not exist"]),
+    "an export of no run_dir": ([*RUN, "--mode=export", "--run_dir={}/none"], ["does not exist"]),
+    "an evaluation of no checkpoint": ([*RUN, "--mode=eval", "--run_dir={}"], [NO_CHECKPOINT, "train first"]),
+    "an export of no checkpoint": ([*RUN, "--mode=export", "--run_dir={}"], [NO_CHECKPOINT, "train first"]),
+    "an unknown checkpoint": (
+        [*RUN, "--mode=eval", "--run_dir={}/run", "--eval_checkpoint=11"],
+        ["--eval_checkpoint=11 is none of latest, best, all, 9, 10"],
+    ),
+    "a folder for exports that cannot be written": (
+        [*RUN, "--mode=export", "--run_dir={}/run", "--output={}/file"],
+        ["--output: {}/file can't be written"],
+    ),
+}
+BROKEN = ["", "{", "[]", '{"flags": {}}', '{"flags": 3, "deciding": null}', "\0\1"]
+for place in range(len(BROKEN)):
+    for mode in ("train_and_eval", "eval"):
+        run_dir = f"{{}}/broken{place}"
+        given = [*RUN, f"--mode={mode}", f"--run_dir={run_dir}"]
+        OF_WHAT_IS_THERE[f"a broken configuration {place}, {mode}"] = (given, [f"{run_dir}/config.json "])
+
+
 @pytest.fixture(scope="module")
-def ended(crank_each):
+def on_disk(tmp_path_factory):
+    """A folder with what `OF_WHAT_IS_THERE` gives, and no run of its own."""
+    folder = tmp_path_factory.mktemp("given")
+    (folder / "file").touch()
+    (folder / "flags").write_bytes(b"\xff\xfe")
+    (folder / "run" / "checkpoints").mkdir(parents=True)
+    for step in (9, 10):
+        (folder / "run" / "checkpoints" / f"ckpt-{step}.manifest.json").touch()
+    for place, text in enumerate(BROKEN):
+        (folder / f"broken{place}").mkdir()
+        (folder / f"broken{place}" / "config.json").write_text(text)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def ended(crank_each, on_disk):
     """How the program ends, by mistake."""
-    return dict(zip(MISTAKES, crank_each([arguments for arguments, _ in MISTAKES.values()]), strict=True))
+    there = [[each.replace("{}", on_disk) for each in given] for given, _ in OF_WHAT_IS_THERE.values()]
+    outcomes = crank_each([*(given for given, _ in MISTAKES.values()), *there])
+    return dict(zip([*MISTAKES, *OF_WHAT_IS_THERE], outcomes, strict=True))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -221,6 +268,13 @@ def test_a_mistake_is_one_line_before_tensorflow_starts(ended, mistake):
     outcome = ended[mistake]
     for words in MISTAKES[mistake][1]:
         assert words in outcome.mistake
+
+
+@pytest.mark.parametrize("mistake", OF_WHAT_IS_THERE)
+def test_a_mistake_of_what_is_there_is_one_line_too(ended, on_disk, mistake):
+    outcome = ended[mistake]
+    for words in OF_WHAT_IS_THERE[mistake][1]:
+        assert words.replace("{}", on_disk) in outcome.mistake
 
 
 @pytest.mark.parametrize("mistake", OF_WHAT_IS_NAMED)
@@ -250,12 +304,6 @@ def test_tables_where_they_cannot_be_trained(given, line):
         checks.check_tables(asked("--model=dlrm", "--input=synthetic_clicks", *given), "dlrm")
 
 
-def test_a_flagfile_that_is_no_text(crank, tmp_path):
-    (tmp_path / "flags").write_bytes(b"\xff\xfe")
-    outcome = crank(f"--flagfile={tmp_path}/flags", tensorflow=False)
-    assert f"--flagfile={tmp_path}/flags is not text in UTF-8 (invalid start byte)" in outcome.mistake
-
-
 def test_what_nobody_thought_of_is_one_line_too(inside, monkeypatch):
     def broken(config):
         raise PermissionError(13, "Permission denied")
@@ -280,17 +328,6 @@ def test_a_run_outlives_what_it_prints_to(inside, monkeypatch, tmp_path, gone):
     else:
         outcome.ok()
     assert outcome.err.count("what is printed is lost") == (gone == "disk")
-
-
-def test_a_data_dir_without_the_files_names_the_first(crank, tmp_path):
-    outcome = crank("--model=mlp", "--input=mnist", f"--data_dir={tmp_path}", tensorflow=False)
-    assert f"{tmp_path}/train-images-idx3-ubyte" in outcome.mistake
-
-
-def test_a_run_dir_that_cannot_be_written(crank, tmp_path):
-    (tmp_path / "file").touch()
-    outcome = crank(*RUN, f"--run_dir={tmp_path}/file/run", tensorflow=False)
-    assert f"{tmp_path}/file/run can't be written" in outcome.mistake
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "best"])
@@ -320,23 +357,6 @@ def test_a_folder_of_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
         checks.checkpoint_steps(str(tmp_path), "checkpoints")
 
 
-@pytest.mark.parametrize("mode", ["eval", pytest.param("export", marks=pytest.mark.slow)])
-def test_a_run_dir_without_checkpoints_is_named(crank, tmp_path, mode):
-    outcome = crank(*RUN, f"--mode={mode}", f"--run_dir={tmp_path}/none", tensorflow=False)
-    assert "does not exist" in outcome.error
-    outcome = crank(*RUN, f"--mode={mode}", f"--run_dir={tmp_path}", tensorflow=False)
-    assert f"--run_dir={tmp_path} has no checkpoint" in outcome.mistake
-    assert "train first" in outcome.error
-
-
-def test_an_unknown_checkpoint_is_answered_with_those_there_are(crank, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    for step in (9, 10):
-        (tmp_path / "checkpoints" / f"ckpt-{step}.manifest.json").touch()
-    outcome = crank(*RUN, "--mode=eval", f"--run_dir={tmp_path}", "--eval_checkpoint=11", tensorflow=False)
-    assert "--eval_checkpoint=11 is none of latest, best, all, 9, 10" in outcome.mistake
-
-
 def test_a_run_dir_of_another_configuration_names_the_differences(inside, tmp_path):
     run = [*RUN, "--mode=train", "--jit=off", "--model_arg=hidden_units=4", f"--run_dir={tmp_path}"]
     inside(*run, "--train_steps=1").ok()
@@ -363,23 +383,6 @@ def test_a_run_that_cannot_be_gone_on_with_stays_what_it_is(inside, tmp_path):
     assert "[784, 5] float32 here, [784, 4] float32 in the checkpoint" in outcome.err
     assert (tmp_path / "config.json").read_text() == before
     inside(*run, "--train_steps=2").ok()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        '{"flags": 3, "deciding": null}',
-        pytest.param("{", marks=pytest.mark.slow),
-        pytest.param("[]", marks=pytest.mark.slow),
-        pytest.param('{"flags": {}}', marks=pytest.mark.slow),
-        pytest.param("\0\1", marks=pytest.mark.slow),
-    ],
-)
-def test_a_broken_configuration_is_named(crank_each, tmp_path, text):
-    (tmp_path / "config.json").write_text(text)
-    for outcome in crank_each([[*RUN, *more, f"--run_dir={tmp_path}"] for more in ([], ["--mode=eval"])]):
-        assert f"{tmp_path}/config.json " in outcome.mistake
 
 
 def test_a_run_dir_in_use_names_the_process_that_uses_it(crank, tmp_path):
@@ -437,14 +440,6 @@ def test_help_names_every_model_and_input_and_shows_the_arguments_of_those_that_
         entry = registry.find(kind, name)
         assert f" {name} {' '.join(entry.summary.split())} [--{kind}_arg" in out
         assert all(f" {argument}=" in out for argument in entry.defaults)
-
-
-def test_a_folder_for_exports_that_cannot_be_written(crank, tmp_path):
-    (tmp_path / "file").touch()
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "ckpt-9.manifest.json").touch()
-    export = ("--mode=export", f"--run_dir={tmp_path}", f"--output={tmp_path}/file")
-    assert f"--output: {tmp_path}/file can't be written" in crank(*RUN, *export, tensorflow=False).mistake
 
 
 def test_help_may_be_cut_short_by_its_reader():

@@ -339,7 +339,8 @@ def test_the_summary_of_a_run_says_what_loss_leaves_out(inside, mode, regularize
     assert ("loss leaves out what layers add to it; loss_with_penalties" in done.out) == bool(regularizer)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", pytest.param("nadam", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "nadam"])
 def test_a_run_goes_on_with_a_layer_unfrozen(inside, tmp_path, optimizer):
     class Tuned(Regression):
         def __init__(self, frozen: bool = True):

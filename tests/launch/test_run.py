@@ -127,7 +127,7 @@ def test_a_resumed_run_keeps_its_choice_of_xla_through_a_process_that_cannot_fol
     assert runs.result(tmp_path)["jit"] is True
 
 
-@pytest.mark.parametrize("how", [("--mode=train",), ("--eval_every_steps=0",)])
+@pytest.mark.parametrize("how", [pytest.param(("--mode=train",), marks=pytest.mark.slow), ("--eval_every_steps=0",)])
 def test_the_training_loss_can_stop_what_makes_no_evaluations(inside, tmp_path, how):
     stopping = ("--monitor=train_loss", "--early_stopping=patience=1", "--learning_rate=0")
     outcome = inside(*MLP, *stopping, *how, "--train_epochs=9", f"--run_dir={tmp_path}").ok()

@@ -201,6 +201,7 @@ crankshaft.main(Line, data=lambda: (lines.apply(tf.data.experimental.assert_card
 """
 
 
+@pytest.mark.slow
 def test_a_stream_that_hangs_ends_the_process(crank, tmp_path):
     """Its own, as TensorFlow's threads wait for ever."""
     (tmp_path / "script.py").write_text(STREAM)

@@ -111,7 +111,8 @@ SIZES = [(24, 6), (26, 6), (25, 6), (1, 6), (5, 12), (20, 10)]
     ("kind", "examples", "batch_size", "replicas"),
     [("resident", *size, 3) for size in SIZES]
     + [(kind, *size, 3) for kind in ("read", "dataset") for size in SIZES[1:4]]
-    + [(kind, 26, 6, replicas) for kind in ("resident", "read", "dataset") for replicas in (1, 2)]
+    + [(kind, 26, 6, 2) for kind in ("resident", "read", "dataset")]
+    + [pytest.param(kind, 26, 6, 1, marks=pytest.mark.slow) for kind in ("resident", "read", "dataset")]
     + [("source", 26, 6, 2), ("chunks", 26, 6, 1), ("chunks", 26, 6, 3)],
 )
 def test_each_example_once_an_epoch(bench, kind, examples, batch_size, replicas):

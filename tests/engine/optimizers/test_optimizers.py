@@ -82,7 +82,9 @@ AS_KERAS = {
 }
 
 
-@pytest.mark.parametrize("scheduled", [False, True], ids=["constant", "scheduled"])
+@pytest.mark.parametrize(
+    "scheduled", [pytest.param(False, marks=pytest.mark.slow), True], ids=["constant", "scheduled"]
+)
 @pytest.mark.parametrize("case", AS_KERAS)
 def test_fifty_dense_updates_equal_those_of_keras(case, scheduled):
     name, keras_class, arguments = AS_KERAS[case]

@@ -109,6 +109,7 @@ def test_each_example_counts_once_whatever_feeds_them(bench, data, form):
     np.testing.assert_allclose(mesh.curve(14), one.curve(14), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "rule"), [pytest.param(2, "adam", marks=pytest.mark.slow), (4, "momentum")])
 def test_rows_that_nobody_looked_up_stay_as_they_are(bench, replicas, rule):
     """As on one device: a rule with moments would move all rows by a gradient that is made dense."""

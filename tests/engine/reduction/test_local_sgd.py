@@ -193,6 +193,7 @@ def test_where_calls_are_cut_changes_no_bit(run, replicas, jit):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_it_learns_what_synchronous_training_learns(run):
     def losses(reduction):
         made = run(reduction, learning_rate=1e-2)
