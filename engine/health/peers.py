@@ -245,6 +245,18 @@ def is_gone(address: str) -> bool:
         return False
 
 
+def is_silent(address: str, seconds: float) -> bool:
+    """Returns whether a gRPC server at host:port, which speaks first, says nothing for so long: it is stopped."""
+    try:
+        with socket.create_connection(_split(address), timeout=seconds) as sock:
+            sock.recv(1)
+    except TimeoutError:
+        return True
+    except OSError:  # it has ended
+        pass
+    return False
+
+
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)

@@ -21,6 +21,7 @@ from ...data.order import order_of
 from ...data.source import Source, SourceError, WithoutBadRecords
 from ...data.streamed import divide, unwatched
 from ...health import answers, standstill
+from ...health.peers import is_silent
 from ...health.watchdog import LostPeerError
 from ...internals import keras
 from ...internals.tensorflow import let_coordinator_compute
@@ -40,6 +41,7 @@ from .placement import Placement, Rule, server_number
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
 _WAIT_SECONDS = 1.0
+_MOST_ASKED = 8  # of the workers of which nothing comes, one after another
 _ROW = ("seconds", "input_seconds", "steps", "staleness")  # of a worker's leases that came back in a call
 _BOUND = ("train_feed", "_train_loop", "eval_feed", "_eval_loop", "_evaluations")  # see `lent`
 _SENT = "the coordinator reads it, and sends each worker the examples of its steps"
@@ -106,6 +108,7 @@ class ParameterServer(Measured):
         self._updates = self._staleness = self._most_stale = 0  # how many so far; their staleness, its sum and most
         self._lags = np.zeros(LAGS, np.int64)  # of updates since `activity` was called
         self._answer_seconds: dict[int, float] = {}  # by server, of its newest answer
+        self._heard: dict[int, float] = {}  # by worker, when it gave its newest lease back
         self._steps_per_loop = steps_per_loop
         self._next_step = 0  # the first that is not handed out
         self._lease_seconds = 0.0  # for which workers wait: where a stream is read, of this process
@@ -196,6 +199,12 @@ class ParameterServer(Measured):
                 if raised := sources.failure(cause):
                     raise raised from error
             raise
+
+    def silent(self, seconds: float) -> list[str]:
+        since = time.monotonic() - seconds / 2
+        quiet = [worker for worker in range(len(self.cluster.workers)) if self._heard.get(worker, since) < since]
+        late = [worker for worker in quiet[:_MOST_ASKED] if is_silent(self.cluster.workers[worker], seconds / 3)]
+        return [self.worker_names[worker] for worker in late]
 
     def _ask(self, server: int) -> None:
         if self._coordinator is not None:
@@ -361,7 +370,7 @@ class ParameterServer(Measured):
         while True:
             if not (self._ending and not self.in_step):
                 self._fill(step + limit)
-            done += self._leases.collect(_WAIT_SECONDS)
+            done += self._collect()
             all_done = self.in_step and (self._ending or self._next_step >= step + limit)
             if done and (all_done or time.monotonic() - began >= _CALL_SECONDS):
                 break
@@ -382,6 +391,11 @@ class ParameterServer(Measured):
         self._lease_seconds = 0.0
         sums = _summed(self._train_loop.names, done)
         return LoopResult(sums, steps, waited, WorkerRows([*_ROW], rows), compiles)
+
+    def _collect(self) -> list[Done]:
+        done = self._leases.collect(_WAIT_SECONDS)
+        self._heard |= dict.fromkeys((each.returned.worker for each in done), time.monotonic())
+        return done
 
     def _fill(self, end: int) -> None:
         """Hands out steps up to `end` while there is room; where staleness is bounded, a round once all are back."""
@@ -416,7 +430,7 @@ class ParameterServer(Measured):
                 run = feed.take(step, min(end - step, part))
                 self._leases.hand_out(self._eval_loop, run)
                 step = run.stop
-            if done := self._leases.collect(_WAIT_SECONDS):
+            if done := self._collect():
                 sums.add(_summed(self._eval_loop.names, done))
         self._evaluations += 1
         return sums
