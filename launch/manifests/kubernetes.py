@@ -40,7 +40,7 @@ _COMMENTS = {  # each once, above the first line that begins so
 }
 # Not tcpSocket, which the kernel answers for a process that is stopped.
 _PROBE = f"import socket; socket.create_connection(('localhost', {PORT}), 5).recv(1) or exit(1)"
-_TEXT = "tag:yaml.org,2002:str"
+_STR = "tag:yaml.org,2002:str"
 _DOCKERFILE = f"""\
 FROM python:3.11-slim
 RUN useradd --uid {_USER} --create-home user
@@ -65,9 +65,7 @@ def manifest(job: Job, as_job_set: bool) -> str:
 
     # Each value is written where it is, on one line: what is in it never looks like a key.
     dumper = type("Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True})
-    yaml.add_representer(
-        str, lambda to, text: to.represent_scalar(_TEXT, text, style='"' if "\n" in text else None), dumper
-    )
+    yaml.add_representer(str, lambda to, text: to.represent_scalar(_STR, text, '"' if "\n" in text else None), dumper)
     jobs = [_job_set(job)] if as_job_set else [_service(job), *(_job(job, kind) for kind in job.kinds)]
     objects = [_claim(job), _network_policy(job), *jobs]
     text = yaml.dump_all(objects, Dumper=dumper, sort_keys=False, width=float("inf"))
@@ -175,15 +173,9 @@ def _job_spec(job: Job, kind: str, names: dict[str, str], network: dict[str, str
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
             "rules": [
-                {
-                    "action": "FailJob",
-                    "onExitCodes": {"containerName": "task", "operator": "In", "values": [EXIT_USAGE]},
-                },
+                _on_exit(EXIT_USAGE, "FailJob"),
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {
-                    "action": "Ignore",
-                    "onExitCodes": {"containerName": "task", "operator": "In", "values": [EXIT_TERMINATED]},
-                },
+                _on_exit(EXIT_TERMINATED, "Ignore"),
             ]
         },
         "template": {
@@ -191,6 +183,10 @@ def _job_spec(job: Job, kind: str, names: dict[str, str], network: dict[str, str
             "spec": {**network, **_pod(job, kind, names)},
         },
     }
+
+
+def _on_exit(code: int, action: str) -> dict[str, Any]:
+    return {"action": action, "onExitCodes": {"containerName": "task", "operator": "In", "values": [code]}}
 
 
 def _pod(job: Job, kind: str, names: dict[str, str]) -> dict[str, Any]:
