@@ -9,6 +9,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 from tests.clusters.conftest import Slurm
@@ -26,14 +27,15 @@ def seconds_to_first_checkpoint(begun: float, run_dir: pathlib.Path) -> float:
 
 def main(folder: str, rounds: str = "3") -> None:
     slurm = Slurm(pathlib.Path(folder))
+    runs = pathlib.Path(tempfile.mkdtemp(dir=folder))
     taken: dict[str, list[float]] = {"crankshaft local": [], "sbatch": []}
     for number in range(int(rounds)):
-        run_dir = slurm.folder / f"local-{number}"
+        run_dir = runs / f"local-{number}"
         command = (sys.executable, "-m", "crankshaft", "local", "--workers=2", "--", *RUN, f"--run_dir={run_dir}")
         begun = time.monotonic()
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
             taken["crankshaft local"].append(seconds_to_first_checkpoint(begun, run_dir))
-        run_dir = slurm.folder / f"sbatch-{number}"
+        run_dir = runs / f"sbatch-{number}"
         script = slurm.script("--workers=2", "--", *RUN, f"--run_dir={run_dir}")
         begun = time.monotonic()
         job = slurm.sbatch(script)
