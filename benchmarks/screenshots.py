@@ -25,9 +25,9 @@ from PIL import Image
 from benchmarks.browser import chromium, monitor
 from crankshaft.engine.machine import events
 
-STEPS = 5000
+STEPS = 3000
 FLAGS = ["--model=cnn", "--input=digits", "--jit=off", "--progress=plain", f"--train_steps={STEPS}"]
-FLAGS += ["--eval_every_steps=200", "--checkpoint_every_steps=500", "--learning_rate_schedule=cosine"]
+FLAGS += ["--eval_every_steps=150", "--checkpoint_every_steps=600", "--learning_rate_schedule=cosine"]
 _MARGIN = 16  # pixels below a part of the page
 DESKTOP, PHONE = {"width": 1200, "height": 1000}, {"width": 390, "height": 844}
 
@@ -125,7 +125,7 @@ def main() -> None:
         with training(other, 2e-4) as run:
             run.wait()
         with training(pathlib.Path(folder, "digits"), 5e-5) as run:
-            run.until(lambda: run.count("window", STEPS * 4 // 10))
+            run.until(lambda: run.count("window", STEPS * 45 // 100))
             run.signal_worker(signal.SIGKILL)
             run.until(lambda: run.count("start") == 2 and run.count("window", STEPS * 8 // 10))
             with monitor(run.run_dir) as link:
