@@ -74,7 +74,7 @@ class Freezing:
         return id(tf_variable(variable)) not in self.frozen
 
     def enter(self) -> tuple:
-        """Has the optimizers count what their weights miss; returns what a program traced at the run's step is for.
+        """Makes the optimizers count what their weights miss; returns what a program traced at the run's step is for.
 
         To be called before a step is traced or run. Waits for the device where what is frozen has changed.
         """
@@ -86,5 +86,5 @@ class Freezing:
         return self._form
 
     def restored(self) -> None:
-        """Has the next call of `enter` look at the optimizers, which were restored."""
+        """Makes the next call of `enter` look at the optimizers, which were restored."""
         self._entered = None

@@ -89,7 +89,7 @@ class Loop:
         return self.status
 
     def rewind(self) -> None:
-        """Has the hooks go on from the state's step, which was restored together with theirs."""
+        """Makes the hooks continue from the state's step, which was restored together with theirs."""
         self.status = dataclasses.replace(self.status, step=self._state.step, steps=0, stop=None, agreed_stop=None)
         for hook in self._hooks:
             hook.rewind(self.status)

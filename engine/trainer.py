@@ -175,7 +175,7 @@ class Trainer(tf.Module):
         return self._with_metrics(loss, self._with_penalties(loss, self.trainable_variables), outputs, batch)
 
     def _outputs_of(self, features, training: bool):
-        """In float32 what layers compute in 16 bits: a loss would lose too much, small probabilities for one."""
+        """Returns the model's outputs, 16-bit ones as float32: a loss would lose small probabilities."""
         outputs = self.forward(features, training)
         batches.check_looked_up(features, self)
         return tf.nest.map_structure(

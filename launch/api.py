@@ -43,7 +43,7 @@ def run(
     may_change: Sequence[str] = (),
     **keywords: Any,
 ) -> Run:
-    """Runs what the keywords ask for: `run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1)`.
+    """Runs a model as its keywords say: `run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1)`.
 
     Ctrl-C stops the run, saves it, and returns; a second one raises KeyboardInterrupt. SIGTERM and SIGHUP stop and
     save, and then do what they would have done without a run. Threads are left as they are: only a process that belongs
@@ -80,11 +80,11 @@ def open_run(
     may_change: Sequence[str] = (),
     **keywords: Any,
 ) -> Run:
-    """Opens a run whose loop is the program's own: it is put together once, and trains as often as it is asked.
+    """Opens a run for a program that has its own loop: it is assembled once, and trains as often as asked.
 
-    With a run_dir it goes on from the latest checkpoint, if there is one. It has no end unless `train_steps` or
-    `train_epochs` gives one. As the context ends, by an exception of the program's own or by Ctrl-C too, the run is
-    saved and closed. A signal ends a call of `train` at a step, and then does what it would have done without a run;
+    With a run_dir it resumes from the latest checkpoint, if there is one. It has no end unless `train_steps` or
+    `train_epochs` sets one. When the context ends, also by your own exception or by Ctrl-C, the run is saved and
+    closed. A signal ends a call of `train` at a step, and then does what it would have done without a run;
     SIGTERM and SIGHUP close the run before.
 
     Args:
@@ -141,7 +141,7 @@ def _run_of(held: Held, own_flags: dict[str, Any] | None = None) -> Run:
 
 
 class Run:
-    """A run: what `crankshaft.run` has come to, or one that `open_run` has opened and that trains on.
+    """A run: the result of `crankshaft.run`, or an open run of `open_run`.
 
     Attributes:
       run_dir: where its files are; None if there are none.
@@ -172,7 +172,7 @@ class Run:
         self._end(None)
 
     def train(self, steps: int | None = None, epochs: float | None = None, data=None) -> Means:
-        """Trains for so many steps, or epochs, on from where the run is.
+        """Trains the given number of steps or epochs, from where the run is.
 
         With neither, it trains to the end of a run that has one. It ends earlier where the run does, or a hook stops
         it: `stop` then says why, and further calls are a mistake. On a GPU it returns before all is done.
@@ -355,7 +355,7 @@ class Run:
         top_k: int = 40,
         seed: int | None = None,
     ) -> str | list[int]:
-        """Returns what a language model says after a prompt, up to a document's end, with evaluation's weights.
+        """Generates text after a prompt, up to a document's end, with the weights that evaluations use.
 
         Args:
           prompt: text, of a run on text, which the model reads as a document's beginning; then text is returned. Or
@@ -366,8 +366,8 @@ class Run:
           seed: decides what is drawn; None is the run's.
 
         Raises:
-          UsageError: the model tells no next token (`engine.generation.Generates`), the prompt is none, or an argument
-            is out of range.
+          UsageError: the model predicts no next token (`engine.generation.Generates`), the prompt is empty, or an
+            argument is out of range.
         """
         from .run import generation
 

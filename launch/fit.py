@@ -57,16 +57,16 @@ def fit(
     hooks: Sequence = (),
     **flags: Any,
 ) -> api.Run:
-    """Trains a compiled Keras model as its own `fit` does, whose names and defaults these are, and returns the run.
+    """Trains a compiled Keras model with the names and defaults of its own `fit`, and returns the run.
 
     The model has the trained weights afterwards, its optimizer its state, so that a second call goes on from there, and
     `history.history` of the run is Keras's. A mistake is a `UsageError`, of one line.
 
     Args:
-      model: compiled; or a function that makes it, for strategies that have to be there before: of several processes.
+      model: compiled; or a function that makes it, for strategies of several processes, which must exist first.
       x: array, dictionary or list of arrays, data frame, `tf.data.Dataset` or `PyDataset` of batches, `Source`, an
         input's name, or a function without arguments that returns x or (x, y). A dataset's order is left as it is.
-      y: labels, in the structure of the model's outputs; None of data that comes with them.
+      y: labels, in the structure of the model's outputs; None if x comes with them.
       batch_size: examples a step, over all replicas; that of the batches that x comes in, or 32, if None.
       epochs: where the run ends, counted from 0.
       verbose: 0 is silent, 1 and "auto" a bar on a terminal, 2 lines.

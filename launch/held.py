@@ -139,7 +139,7 @@ class Held:
 
     @contextlib.contextmanager
     def opened_again(self) -> Iterator[None]:
-        """Has a run that is closed evaluate within."""
+        """Opens a closed run again, to evaluate within."""
         from ..engine.strategies.base import closing_feeds
 
         with self.session.strategy.watch(), closing_feeds(self.session.strategy):
@@ -156,7 +156,7 @@ class Held:
             agreement.check_call(call if split is None else f"{call} on {lent.described(split)}", self.session.strategy)
 
     def do_all(self) -> None:
-        """Does what the mode is, and writes the result."""
+        """Runs the mode, and writes the result."""
         session, mode = self.session, self.config.mode
         if self.training:
             self.training.restore_newest()

@@ -33,5 +33,5 @@ class _Fitted(logging.PythonFormatter):
 
 
 def fit_log() -> None:
-    """Has what is logged from now on fit into the terminal too."""
+    """Fits later log lines into the terminal too."""
     logging.get_absl_handler().setFormatter(_Fitted())

@@ -38,7 +38,7 @@ def main(
     argv: list[str] | None = None,
     may_change: Sequence[str] = (),
 ) -> None:
-    """Runs what the command line asks for, and exits the process. `run`, in Python, returns instead.
+    """Runs a whole program by its command line, and exits the process. `run`, in Python, returns instead.
 
     Args:
       trainer_class: your `crankshaft.Trainer`; None takes the one that --model names.

@@ -100,10 +100,10 @@ class Hook:
     spent_on = "other"
 
     def begin(self, status: Status) -> None:
-        """Called before the first step of this process."""
+        """Prepares the hook; called before the first step of this process."""
 
     def rewind(self, status: Status) -> None:
-        """Called where the state, and the hook's own, were restored within the process; `begin` has been called."""
+        """Begins again after the state, and the hook's own, were restored in this process."""
         self.begin(status)
 
     def next_due(self, step: int, status: Status) -> int | None:
@@ -111,13 +111,13 @@ class Hook:
         return None
 
     def __call__(self, status: Status) -> None:
-        """Called after each call of the inner loop, due or not. May set `status.stop`."""
+        """Acts after each call of the inner loop, due or not. May set `status.stop`."""
 
     def settle(self, status: Status) -> None:
-        """Called before a save: raises if the state must not be saved, and writes what has to be on disk by then."""
+        """Prepares a save: raises if the state must not be saved, and writes what must be on disk by then."""
 
     def end(self, status: Status) -> None:
-        """Called after the last step, or when a hook stopped the run; not after an exception."""
+        """Ends the hook after the last step, or when a hook stopped the run; not after an exception."""
 
     def close(self) -> None:
         """Releases what the hook holds (a terminal, a thread), however the run ended; after `end`, if called."""

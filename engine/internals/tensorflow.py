@@ -72,7 +72,7 @@ def session_config() -> tf.compat.v1.ConfigProto:
 
 
 def receive_in_chunks(size_bytes: int) -> None:
-    """Has this process's server, which is not started yet, cut each tensor into chunks of this size for the wire."""
+    """Makes this process's server, not started yet, cut each tensor into chunks of this size for the wire."""
     configuration = session_config()
     configuration.experimental.recv_buf_max_chunk = size_bytes
     context.context()._config = configuration  # TensorFlow 2 has no public setter for it
@@ -266,7 +266,7 @@ def weakly(method: Callable, otherwise: Callable[[], Any]) -> Callable:
 
 
 def answer_to(name: str, function: Callable) -> None:
-    """Has this process call `function` where a graph, of another process too, has `called_by_name(name)`.
+    """Makes this process call `function` for each `called_by_name(name)` in a graph, also another process's.
 
     For as long as somebody keeps the function: TensorFlow refers to it weakly.
 

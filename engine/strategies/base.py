@@ -179,7 +179,7 @@ class Strategy(Processes, abc.ABC):
         raise ValueError(f"`strategy`={self.name} works on the run's own data alone")
 
     def lent(self, feed: LentFeed, trains: bool) -> contextlib.AbstractContextManager[None]:
-        """Has `run_train_steps`, or else `evaluate`, work on another feed within, by a loop that is compiled once."""
+        """Makes `run_train_steps`, or else `evaluate`, use another feed within, by a loop that is compiled once."""
         raise ValueError(f"`strategy`={self.name} works on the run's own data alone")
 
     # What the outer loop calls.
@@ -316,7 +316,7 @@ class Measured(Strategy):
         """Makes a loop over the bound feed of any replica code, (batch, step, observed) -> metrics."""
 
     def use_loop(self, loop: Any) -> None:
-        """Has `run_train_steps` run a loop that `train_loop` or `loop` has made, until something else is bound."""
+        """Makes `run_train_steps` run a loop that `train_loop` or `loop` has made, until something else is bound."""
         self._train_loop = loop
 
     @abc.abstractmethod

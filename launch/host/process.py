@@ -320,7 +320,7 @@ class _Answers:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Has the thread answer signals that come within."""
+        """Makes the thread answer signals that arrive within."""
         before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         try:
             yield

@@ -34,7 +34,7 @@ def described(split: Any) -> str:
 
 @contextlib.contextmanager
 def lending(session: Session, split: Split, trains: bool) -> Iterator[None]:
-    """Has the strategy train on data, or else evaluate it, within.
+    """Makes the strategy train on data, or else evaluate it, within.
 
     Args:
       session: of the run.

@@ -100,7 +100,7 @@ class Probe:
 
 @contextlib.contextmanager
 def _without_admission(tables: Iterable[Embedding]) -> Iterator[None]:
-    """Has tables give no rows to new ids in what is traced in this context."""
+    """Stops tables from assigning rows to new ids in what is traced in this context."""
     for table in tables:
         table.admits = False
     try:
