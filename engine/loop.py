@@ -20,7 +20,7 @@ class Loop:
 
     Args:
       strategy: bound to the state and the data.
-      state: what steps change.
+      state: what steps change; it may be restored afterwards.
       hooks: called in this order.
       until_step: where the run ends; None where only its caller knows.
       clock: seconds, for tests.
@@ -42,6 +42,8 @@ class Loop:
         self._hook_seconds: dict[str, float] = collections.defaultdict(float)
         where = state.step, until_step, 0, 0, per_epoch, None, 0.0, 0.0, state, strategy
         self.status = Status(*where, hook_seconds=self._hook_seconds)
+        for hook in hooks:
+            hook.attach(state)
 
     def begin(self) -> None:
         """Begins the hooks, any of which may stop the run."""
@@ -96,7 +98,7 @@ class Loop:
 
     def end(self) -> None:
         """Ends the hooks. Not to be called after an exception."""
-        for hook in self._hooks:
+        for hook in sorted(self._hooks, key=lambda hook: hook.ends_last):
             self._timed(hook, hook.end)
 
     def _timed(self, hook: Hook, call: Callable[[Status], None]) -> None:

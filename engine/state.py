@@ -13,6 +13,7 @@ from .checkpoints import Manifest, Part, graph
 from .data.position import Position
 from .freezing import Freezing
 from .holdings import Holdings
+from .internals.tensorflow import TrackableNode
 from .internals.variables import path_of, tf_variable
 from .optimizers.averaging import WeightAverage
 from .reduction import per_replica
@@ -27,12 +28,26 @@ from .trainer import Trainer
 RULES = 7
 
 
+class OfHooks(TrackableNode):
+    """What hooks keep in a checkpoint beside plain JSON: scalar string variables, by name. Host code."""
+
+    optional_in_checkpoint = True  # a run may go on with other hooks
+
+    def variable(self, name: str) -> tf.Variable:
+        """Returns the variable of a name, made if there is none: before the state is restored. Empty at first."""
+        if not hasattr(self, name):
+            with tf.device("CPU:0"):
+                setattr(self, name, tf.Variable("", trainable=False))
+        return getattr(self, name)
+
+
 class TrainState:
     """A run's state: variables (in `checkpoint`) and plain values (in `host_state`).
 
     Attributes:
       trainer: the `Trainer`: models, optimizers with their slots, loss scale, averages.
       input: where streamed training data stands.
+      of_hooks: what hooks keep that is not plain.
       step: updates done, as the host counts them; `step_variable`, scalar int64, is what a checkpoint keeps.
       jit: whether the training loop is one XLA program; None before that is decided. XLA rounds otherwise than
         TensorFlow's executor, so a resumed run has to keep the choice; a process that can't follow it leaves it as it
@@ -50,7 +65,9 @@ class TrainState:
         self.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step", aggregation=aggregation)
         self.freezing.step = lambda: self.step
         self.input = Position()
-        self.checkpoint = tf.train.Checkpoint(trainer=self.trainer, step=self.step_variable, input=self.input)
+        self.of_hooks = OfHooks()
+        parts = {"step": self.step_variable, "input": self.input, "of_hooks": self.of_hooks}
+        self.checkpoint = tf.train.Checkpoint(trainer=self.trainer, **parts)
 
     def advance(self, steps: int) -> None:
         """Counts steps that no inner loop has counted. Does not wait for the device."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from ..engine.hooks.keras_callbacks import KerasCallbacks
 from ..engine.keras_trainer import KerasTrainer, hand_over
@@ -20,6 +21,7 @@ from ..input.data import Data
 from . import api, explanations
 from .errors import UsageError
 from .run import fit_data
+from .run.splits import divided
 
 # Flags that an argument of `fit` says.
 _SAID_BY = {
@@ -70,7 +72,7 @@ def fit(
       batch_size: examples a step, over all replicas; that of the batches that x comes in, or 32, if None.
       epochs: where the run ends, counted from 0.
       verbose: 0 is silent, 1 and "auto" a bar on a terminal, 2 lines.
-      callbacks: Keras's.
+      callbacks: Keras's. The folder of a `BackupAndRestore` is the run's run_dir, unless one is given.
       validation_split: the share of the examples, the last of them, that is evaluated on.
       validation_data: (x, y), (x, y, weights), or what x may be.
       shuffle: whether each epoch has an order of its own.
@@ -100,6 +102,8 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
     is_model = isinstance(arguments.model, tf.keras.layers.Layer)
     with explanations.as_lines():
         arguments.run_epochs = arguments.epochs - arguments.initial_epoch
+        if arguments.validation_data is not None:
+            arguments.validation_split = 0.0
         _check(
             arguments.flags,
             arguments.verbose,
@@ -111,8 +115,10 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
                 "compiles the model, and one that returns the data if that is TensorFlow's"
             )
         arguments.trainer_class = KerasTrainer.of(arguments.model)
+        callbacks = tf.nest.flatten(arguments.callbacks or [])
+        backups = [each for each in callbacks if isinstance(each, tf.keras.callbacks.BackupAndRestore)]
         hook = KerasCallbacks(
-            list(arguments.callbacks or ()),
+            [each for each in callbacks if each not in backups],
             epoch_steps=arguments.steps_per_epoch,
             first_epoch=arguments.initial_epoch,
             batch_stride=arguments.model.steps_per_execution if is_model else 1,
@@ -121,13 +127,15 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
         arguments.x = fit_data.given(arguments.x)
         arguments.batch_size = arguments.batch_size or fit_data.batch_size_of(arguments.x)
         length = _length(arguments)
-    is_named = isinstance(arguments.x, str)
+        removes = bool(backups) and _backs_up(backups[0], arguments)
+        is_named = isinstance(arguments.x, str)
+        _check_used(arguments, is_named)
     own_order = {"shuffle_buffer": 0} if not arguments.shuffle or isinstance(arguments.x, tf.data.Dataset) else {}
     said = {
         "input": arguments.x if is_named else None,
         "global_batch_size": arguments.batch_size,
         "eval_batch_size": arguments.validation_batch_size or arguments.batch_size,
-        "validation_split": 0.0 if arguments.validation_data is not None else arguments.validation_split,
+        "validation_split": arguments.validation_split if is_named else 0.0,
         "progress": _PROGRESS[arguments.verbose],
         **own_order,
         **length,
@@ -138,13 +146,35 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
     if is_model:
         hand_over(run.trainer, run.model, arguments.model)
+    if removes and run._held.config.writes_run and not run._held.code:
+        backups[0].on_train_end()  # which removes the folder
+        run.run_dir = None
     return run
+
+
+def _backs_up(backup: tf.keras.callbacks.BackupAndRestore, arguments: types.SimpleNamespace) -> bool:
+    """Sets the flags that do what the callback does, and says it; returns whether a good end removes the folder."""
+    flags, often = arguments.flags, backup.save_freq
+    removes = backup.delete_checkpoint and flags.get("run_dir") is None
+    own = {
+        "run_dir": backup.backup_dir,
+        "checkpoint_every_steps": _epoch(arguments) if often == "epoch" else int(often),
+    }
+    flags |= {name: value for name, value in own.items() if flags.get(name) is None}
+    stays = "stays, so that the same call trains no further then"
+    end = "is removed at the end of the training (delete_checkpoint=False keeps it)" if removes else stays
+    logging.warning("BackupAndRestore: run_dir=%s resumes the run in its place, and %s", flags["run_dir"], end)
+    return removes
 
 
 def _data(arguments: types.SimpleNamespace) -> Data:
     most = arguments.run_epochs * (arguments.steps_per_epoch or 0) if fit_data.never_ends(arguments.x) else None
     whole = (arguments.x, arguments.y, arguments.sample_weight)
-    splits = [fit_data.split_of("x", *whole, class_weight=arguments.class_weight, most_batches=most)]
+    splits = [fit_data.split_of("x", *whole, most_batches=most)]
+    if arguments.validation_split:
+        splits = [*divided(splits[0], arguments.validation_split)]
+    if arguments.class_weight is not None:  # as by Keras, of what is trained on alone
+        splits[0] = fit_data.weighed(splits[0], arguments.class_weight)
     if (validation := arguments.validation_data) is not None:
         parts = validation if isinstance(validation, (tuple, list)) else (validation,)
         how = {
@@ -169,6 +199,20 @@ def _check(flags: Mapping[str, Any], verbose: Any, counts: Mapping[str, Any]) ->
             raise UsageError(f"{name}{less} is {value!r}; give a whole number of 1 or more")
 
 
+def _check_used(arguments: types.SimpleNamespace, is_named: bool) -> None:
+    """Raises `UsageError` for what would be left out without a word."""
+    for name in ("y", "sample_weight", "class_weight", "validation_data", "validation_steps") if is_named else ():
+        if getattr(arguments, name) is not None:
+            raise UsageError(f"x={arguments.x!r} names an input, which has all of its own; leave {name} out")
+    if arguments.validation_steps and arguments.validation_split:
+        raise UsageError("validation_steps counts batches of validation_data; give that, or leave validation_steps out")
+    if arguments.initial_epoch % arguments.validation_freq:
+        raise UsageError(
+            f"validation_freq={arguments.validation_freq} counts from epoch 0, and initial_epoch="
+            f"{arguments.initial_epoch} lies between two evaluations; give a multiple of it"
+        )
+
+
 def _length(arguments: types.SimpleNamespace) -> dict[str, Any]:
     """Returns the flags that say how long a run is, and when it evaluates, if not at the end of each pass."""
     evaluates = arguments.validation_data is not None or arguments.validation_split > 0 or isinstance(arguments.x, str)
@@ -178,9 +222,14 @@ def _length(arguments: types.SimpleNamespace) -> dict[str, Any]:
     length = {"train_steps": arguments.run_epochs * epoch} if epoch else {"train_epochs": arguments.run_epochs}
     if not evaluates or (often == 1 and not epoch):
         return length
-    if not epoch and (isinstance(arguments.x, (str, tf.data.Dataset)) or callable(arguments.x)):
+    if not (epoch := _epoch(arguments)):
         raise UsageError("validation_freq counts epochs, and the length of the data is not known; give steps_per_epoch")
-    if not epoch:
-        examples = math.floor(len(tf.nest.flatten(arguments.x)[0]) * (1 - arguments.validation_split))
-        epoch = -(-examples // arguments.batch_size)
     return {**length, "eval_every_steps": epoch * often}
+
+
+def _epoch(arguments: types.SimpleNamespace) -> int | None:
+    """Returns the steps of an epoch; None where that takes reading the data."""
+    if arguments.steps_per_epoch or isinstance(arguments.x, (str, tf.data.Dataset)) or callable(arguments.x):
+        return arguments.steps_per_epoch
+    examples = math.floor(len(tf.nest.flatten(arguments.x)[0]) * (1 - arguments.validation_split))
+    return -(-examples // arguments.batch_size)

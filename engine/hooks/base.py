@@ -85,6 +85,7 @@ class Hook:
     Attributes:
       name: names the hook's state in a checkpoint; unique among a run's hooks.
       spent_on: what its time is counted as, of what a run's time goes to (`goodput.KINDS`).
+      ends_last: whether its `end` is called after the last save, since it changes what is saved.
 
     Example:
       >>> class Slowest(Hook):
@@ -98,6 +99,10 @@ class Hook:
 
     name = "hook"
     spent_on = "other"
+    ends_last = False
+
+    def attach(self, state: TrainState) -> None:
+        """Has the state keep more (`TrainState.of_hooks`). Called once, before it is restored."""
 
     def begin(self, status: Status) -> None:
         """Prepares the hook; called before the first step of this process."""

@@ -6,7 +6,7 @@ What they set, the learning rate, weights, `stop_training`, holds on all process
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from absl import logging
 
 from ..holdings import Holdings
 from ..mesh.cuts import cut_of
+from ..state import TrainState
 from .base import Status, Window, Windowed
 
 _OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights")
@@ -33,6 +34,7 @@ _KEPT = {
     "ModelCheckpoint": ("best",),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
 }
+_STOP = "stop_training of a Keras callback"
 _WITHOUT_STATE = ("CSVLogger", "LambdaCallback", "LearningRateScheduler", "RemoteMonitor", "TensorBoard")
 # Those that need Keras's own loop, and what does the same here.
 _INSTEAD = {
@@ -67,6 +69,7 @@ class KerasCallbacks(Windowed):
     """
 
     name = "keras_callbacks"
+    ends_last = True  # so that a run goes on from its last weights, though it ends with the best
 
     def __init__(
         self,
@@ -90,6 +93,11 @@ class KerasCallbacks(Windowed):
         self._stride, self._verbose = batch_stride, verbose
         self._states: list[dict[str, Any]] | None = None  # of a checkpoint
         self._logs: dict[str, float] = {}
+        self._best: dict[Any, tf.Variable] = {}  # the weights that a callback is to restore, in bytes
+
+    def attach(self, state: TrainState) -> None:
+        holding = [each for each in self._callbacks if "EarlyStopping" in _kinds(each) and each.restore_best_weights]
+        self._best = {each: state.of_hooks.variable(f"best_weights_{i}") for i, each in enumerate(holding)}
 
     def begin(self, status: Status) -> None:
         self._steps = self.epoch_steps or status.steps_per_epoch
@@ -111,7 +119,9 @@ class KerasCallbacks(Windowed):
         self._tell("on_train_begin", {})
         if status.step:
             self._take_up()
-        if not status.last:
+        if self._model.stop_training:
+            status.stop = status.stop or _STOP
+        elif not status.last:
             self._begin_epoch(status)
         self._share(status)
 
@@ -135,7 +145,7 @@ class KerasCallbacks(Windowed):
             self._logs, self.window = {**_logs(self.window.means()), **evaluation}, Window()
             self._tell("on_epoch_end", self._epoch(status) - 1, self._logs)
         if self._model.stop_training:
-            status.stop = status.stop or "stop_training of a Keras callback"
+            status.stop = status.stop or _STOP
         elif not (status.last or status.stop):
             self._begin_epoch(status) if ends else self._begin_batch(status)
         if ends or self._at_batches:
@@ -146,6 +156,8 @@ class KerasCallbacks(Windowed):
         self._share(status)
 
     def host_state(self) -> dict:
+        for callback, variable in self._best.items():
+            variable.assign(_packed(callback.best_weights or ()))
         return {**super().host_state(), "callbacks": [*map(_state_of, self._callbacks)]}
 
     def restore_host_state(self, values: dict) -> None:
@@ -177,18 +189,24 @@ class KerasCallbacks(Windowed):
             kind, rest = type(callback).__name__, self._states or []
             saved = next((each for each in rest if each["kind"] == kind), {"state": None})
             self._states = [each for each in rest if each is not saved]
-            if saved["state"] is None:
+            is_own = hasattr(callback, "set_state")
+            weights = self._best[callback].numpy() if callback in self._best else None
+            lacks_weights = weights == b"" and not is_own and (saved["state"] or {}).get("best") is not None
+            if saved["state"] is None or lacks_weights:
                 stays = any(name in _WITHOUT_STATE for name in _kinds(callback)) and getattr(callback, "append", True)
                 again += [] if stays or callback is self.history else [kind]
-            elif hasattr(callback, "set_state"):
+            elif is_own:
                 callback.set_state(saved["state"])
             else:
                 vars(callback).update(saved["state"])
+            if weights:
+                callback.best_weights = self._model.unpacked(weights)
+            if "EarlyStopping" in _kinds(callback) and callback.stopped_epoch and callback.wait >= callback.patience:
+                self._model.stop_training = True  # as it was
         if again:
             logging.warning(
                 "Keras callback %s begins again, as no state of it is kept; one of your own is kept by get_state() "
-                "and set_state(state), and early stopping on the best weights by `early_stopping` and `restore_best`, "
-                "a CSVLogger goes on by append=True",
+                "and set_state(state), and a CSVLogger goes on by append=True",
                 ", ".join(again),
             )
 
@@ -206,7 +224,7 @@ class KerasCallbacks(Windowed):
             model.optimizer.was_set = None
         if has_weights:
             own = model.get_weights() if strategy.is_chief else []
-            theirs = strategy.exchange_bytes(b"".join(np.ascontiguousarray(each).tobytes() for each in own))[0]
+            theirs = strategy.exchange_bytes(_packed(own))[0]
             if not strategy.is_chief:
                 model.take(theirs)
 
@@ -215,6 +233,10 @@ def _logs(means: dict[str, float]) -> dict[str, float]:
     """Returns means as Keras's logs have them: `loss` with what layers add to it, and no gradients' norm."""
     logs = {name: value for name, value in means.items() if name not in ("gradient_norm", "loss_with_penalties")}
     return logs | ({"loss": means["loss_with_penalties"]} if "loss_with_penalties" in means else {})
+
+
+def _packed(weights: Iterable[np.ndarray]) -> bytes:
+    return b"".join(np.ascontiguousarray(each).tobytes() for each in weights)
 
 
 def _kinds(callback: tf.keras.callbacks.Callback) -> list[str]:
@@ -240,7 +262,7 @@ def _state_of(callback: tf.keras.callbacks.Callback) -> dict[str, Any]:
     state, kind = None, type(callback).__name__
     if hasattr(callback, "get_state"):
         state = callback.get_state()
-    elif not getattr(callback, "restore_best_weights", False):  # weights are not JSON; a best value needs them
+    else:
         kept = next((names for name, names in _KEPT.items() if name in _kinds(callback)), None)
         state = kept and {name: vars(callback)[name] for name in kept if name in vars(callback)}
     return {"kind": kind, "state": json.loads(json.dumps(state, default=lambda x: np.asarray(x).tolist()))}
@@ -271,12 +293,17 @@ class _Model:
         return getattr(self._model, name)
 
     def take(self, values: bytes) -> None:
-        """Sets the weights to those of another process, as bytes."""
-        start = 0
+        """Sets the weights to those of another process, `_packed`."""
+        self._model.set_weights(self.unpacked(values))
+
+    def unpacked(self, values: bytes) -> list[np.ndarray]:
+        """Returns the weights of which these are the bytes."""
+        arrays, start = [], 0
         for weight in self._model.weights:
             array = np.frombuffer(values, np.dtype(weight.dtype), int(np.prod(weight.shape)), start)
-            weight.assign(array.reshape(weight.shape))
+            arrays.append(array.reshape(weight.shape))
             start += array.nbytes
+        return arrays
 
 
 class _Optimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from ..checkpoints import CheckpointError, Checkpoints, Manifest
@@ -111,6 +112,10 @@ class Checkpointing(Periodic):
         if status.steps:  # else no step was done, so nothing is new
             save(self.checkpoints, status, self.hooks)  # does nothing if this step was saved
         self.checkpoints.wait()
+
+    def close(self) -> None:
+        with contextlib.suppress(CheckpointError):  # where the run failed, its own error is what is told
+            self.checkpoints.wait()
 
 
 class BestCheckpoint(Monitor):

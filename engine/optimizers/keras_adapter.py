@@ -75,6 +75,12 @@ class KerasOptimizer(Optimizer):
                     f"Keras optimizer {optimizer.name} has {option}={value}, which is the engine's "
                     f"to do; leave it out and {cure}"
                 )
+        for method in ("apply", "apply_gradients"):
+            if getattr(type(optimizer), method) is not getattr(tf.keras.optimizers.Optimizer, method):
+                raise ValueError(
+                    f"Keras optimizer {optimizer.name} has {method} of its own, which is never called, since it would "
+                    "sum over replicas; override update_step"
+                )
         if not keras.is_of_this_strategy(optimizer):
             raise ValueError(
                 f"Keras optimizer {optimizer.name} was made outside the strategy's scope; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,11 @@ def given(x: Any) -> Any:
     """Returns what is trained on, with a source in the place of a `PyDataset`, a dataset in that of a `DataLoader`."""
     if frames.is_loader(x):
         return frames.of_loader(x)
+    if isinstance(x, Iterator):
+        raise UsageError(
+            f"a {type(x).__name__} can be read once only, and not from where a run resumes; give a "
+            "keras.utils.PyDataset, or tf.data.Dataset.from_generator(function, output_signature=...).batch(...)"
+        )
     return OfBatches(x) if isinstance(x, tf.keras.utils.PyDataset) else x
 
 
@@ -53,7 +58,6 @@ def split_of(
     y: Any = None,
     weights: Any = None,
     *,
-    class_weight: Mapping[int, float] | None = None,
     batch_size: int = _BATCH_SIZE,
     most_batches: int | None = None,
 ) -> Any:
@@ -64,7 +68,6 @@ def split_of(
       x: see `crankshaft.fit`.
       y: labels, where x has none.
       weights: of the examples, where x has none.
-      class_weight: see `crankshaft.fit`.
       batch_size: of the batches that `most_batches` counts, where x does not come in batches.
       most_batches: how many batches are taken; None is all.
 
@@ -82,10 +85,8 @@ def split_of(
     size = x.chunk_examples if isinstance(x, OfBatches) else batch_size
     split = x if comes_whole else _of_arrays(name, x, y, weights)
     if isinstance(split, tf.data.Dataset):
-        split = _of_known_shape(split if most_batches is None else split.take(most_batches))
-    elif most_batches is not None:
-        split = split.between(0, min(len(split), most_batches * size))
-    return split if class_weight is None else _weighed(split, class_weight)
+        return _of_known_shape(split if most_batches is None else split.take(most_batches))
+    return split if most_batches is None else split.between(0, min(len(split), most_batches * size))
 
 
 def form_of_weights(split: Source | tf.data.Dataset) -> Any:
@@ -156,8 +157,8 @@ def _arrays(part: Any) -> Any:
     return part.to_numpy() if hasattr(part, "to_numpy") else part
 
 
-def _weighed(split: Source | tf.data.Dataset, class_weight: Mapping[int, float]) -> Source | tf.data.Dataset:
-    """Returns a split with the weights of its examples' classes."""
+def weighed(split: Source | tf.data.Dataset, class_weight: Mapping[int, float]) -> Source | tf.data.Dataset:
+    """Returns a split, see `split_of`, with the weights of its examples' classes, see `crankshaft.fit`."""
     _check_labels(split.element_spec)
     about = f"{sorted(class_weight.items())} of "
     return _mapped(split, lambda y: (y, _weights(y, class_weight)), about)

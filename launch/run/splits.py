@@ -73,7 +73,7 @@ def prepare(train, evaluation, validation_split: float = 0.0) -> tuple[Any, Any,
             "own; leave the flag out, or return the training data alone"
         )
     if validation_split:
-        return *_divided(train, validation_split), said
+        return *divided(train, validation_split), said
     if evaluation is not None:
         evaluation = checked("eval", evaluation, said)
         _check_alike(train, evaluation)
@@ -346,7 +346,7 @@ def _check_alike(train: Split, evaluation: Split) -> None:
             )
 
 
-def _divided(train, share: float) -> tuple[Source, Source]:
+def divided(train, share: float) -> tuple[Source, Source]:
     """Splits into (all but the last examples, the last ones), by Keras's rule."""
     if not train.by_index:
         raise UsageError(

@@ -238,6 +238,14 @@ def digits_run(tmp_path_factory):
 
 
 @pytest.fixture
+def answers_ctrl_c():
+    """As in a terminal: what a shell starts in its background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def terminal():
     """(file, read): a terminal of 120 columns to write to; `read()` closes it and returns all that was written."""
     parent, child = pty.openpty()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft.engine.data.arrays import ArraySource
 from tests.logical_cpus import make_four
+from tests.runs import steps
 
 keras = tf.keras
 layers = keras.layers
@@ -262,6 +266,76 @@ def test_a_resumed_run_goes_on_with_its_callbacks(tmp_path, caplog):
     compare(at_once, expected, model, history, 0.0)
 
 
+class Ends(keras.callbacks.Callback):
+    """Ends the fourth epoch, once, by an error or a signal; before, it shows a value that is best in the second."""
+
+    def __init__(self, how=None):
+        super().__init__()
+        self.how = how
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["made"] = -abs(epoch - 1)
+        if epoch == 3 and self.how:
+            self.how()
+
+
+def fails():
+    raise ValueError("the power is cut")
+
+
+def interrupts():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("how", [fails, interrupts])
+@pytest.mark.usefixtures("answers_ctrl_c")
+def test_a_run_that_was_ended_comes_to_the_best_weights_of_one_that_was_not(tmp_path, how):
+    def fitted(folder, how=None):
+        keras.utils.set_random_seed(1)
+        model = mlp()
+        stopping = keras.callbacks.EarlyStopping("made", mode="max", patience=4, restore_best_weights=True)
+        run = crankshaft.fit(
+            *(model, drawn(8), classes(3), BATCH, EPOCHS, 0, [Ends(how), stopping]),
+            run_dir=str(tmp_path / folder),
+            checkpoint_every_steps=5,
+            jit="off",
+        )
+        return model, run.history, stopping, run.stop
+
+    whole, expected, best, stop = fitted("whole")
+    assert best.stopped_epoch == 5
+    with contextlib.suppress(crankshaft.UsageError):
+        fitted("parts", how)
+    for _ in range(2):  # the second time there is nothing left to do
+        parts, history, again, stopped = fitted("parts")
+        assert (again.best_epoch, again.stopped_epoch, stopped) == (1, 5, stop)
+        compare(whole, expected, parts, history, 0.0)
+
+
+def test_a_backups_folder_is_the_runs_until_its_end(tmp_path, caplog):
+    def fitted(how=None, **more):
+        keras.utils.set_random_seed(1)
+        model, backup = mlp(), keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), **more.pop("backup", {}))
+        run = crankshaft.fit(*(model, drawn(8), classes(3), BATCH, EPOCHS, 0, [Ends(how), backup]), jit="off", **more)
+        return model, run
+
+    whole, run = fitted()
+    assert "run_dir=" in caplog.text
+    assert not (tmp_path / "backup").exists()
+    with pytest.raises(crankshaft.UsageError, match="the power is cut"):
+        fitted(fails)
+    assert steps(tmp_path / "backup")[-1] == 3 * 5
+    parts, again = fitted()
+    assert again.result["resumed_from"] == 3 * 5
+    compare(whole, run.history, parts, again.history, 0.0)
+    assert not (tmp_path / "backup").exists()
+    _, kept = fitted(backup={"delete_checkpoint": False, "save_freq": 7})
+    assert steps(tmp_path / "backup")[-2:] == [49, 50]
+    _, other = fitted(run_dir=str(tmp_path / "run"))
+    assert other.run_dir == str(tmp_path / "run")
+    assert kept.result["step"] == steps(tmp_path / "run")[-1] == 50
+
+
 # -- forms of data
 
 
@@ -319,16 +393,29 @@ def test_weights_that_come_with_batches_and_sources_weigh_alike(case):
 
 def test_evaluations_are_every_second_epoch_and_of_as_many_batches():
     x, y = drawn(8), classes(3)
-    how = {"validation_data": (x, y), "validation_freq": 2, "validation_steps": 2, "initial_epoch": 3, "epochs": 7}
+    how = {"validation_data": (x, y), "validation_freq": 2, "validation_steps": 2, "initial_epoch": 4, "epochs": 8}
     histories = []
     for fit in (keras.Model.fit, by_us):
         keras.utils.set_random_seed(1)
         histories.append(fit(mlp(), x=x, y=y, batch_size=BATCH, shuffle=False, verbose=0, **how))
     theirs, ours = histories
-    assert ours.epoch == theirs.epoch == [3, 4, 5, 6]
-    np.testing.assert_allclose(ours.history["loss"], theirs.history["loss"], rtol=1e-6)
-    # Keras counts the epochs of the model's life, and we those of the run: both evaluate twice.
-    assert len(ours.history["val_loss"]) == len(theirs.history["val_loss"]) == 2
+    assert ours.epoch == theirs.epoch == [4, 5, 6, 7]
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(ours.history[name], theirs.history[name], rtol=1e-6)
+    assert len(ours.history["val_loss"]) == 2
+
+
+@pytest.mark.parametrize("form", ["arrays", "PyDataset"])
+def test_examples_that_are_split_off_have_no_weights_of_their_classes(form):
+    x, y = drawn(8), classes(3)
+    how = {"class_weight": {0: 0.2, 1: 5.0}, "validation_split": 0.3, "shuffle": False, "verbose": 0}
+    data = {"x": x, "y": y, "batch_size": BATCH}
+    histories = []
+    for fit, given in ((keras.Model.fit, data), (by_us, {"x": Batches(x, y)} if form == "PyDataset" else data)):
+        keras.utils.set_random_seed(1)
+        histories.append(fit(mlp(), **given, **how, epochs=3).history)
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(histories[1][name], values, rtol=1e-6, err_msg=name)
 
 
 def test_a_function_that_makes_the_model_is_trained_too(tmp_path):
@@ -431,6 +518,11 @@ def compiled(model, **how):
     return model
 
 
+class Halves(keras.optimizers.SGD):
+    def apply(self, grads, trainable_variables=None):
+        super().apply([grad / 2 for grad in grads], trainable_variables)
+
+
 LINE = [keras.Input([8]), layers.Dense(1)]
 MISTAKES = {
     "is not compiled; call model.compile(": (lambda: keras.Sequential([*LINE]), {}),
@@ -447,9 +539,14 @@ MISTAKES = {
     "class_weight and sample weights are both given": (mlp, {"class_weight": {}, "sample_weight": WEIGHTS}),
     "give one array for each output": (mlp, {"sample_weight": {"a": WEIGHTS}}),
     "a function that makes and compiles the model": (mlp, {"strategy": "multi_worker"}),
-    "use --run_dir": (mlp, {"callbacks": [keras.callbacks.BackupAndRestore("backup")]}),
+    "use --ema_decay": (mlp, {"callbacks": [keras.callbacks.SwapEMAWeights()]}),
     "epochs, less initial_epoch, is 0": (mlp, {"epochs": 0}),
+    "has apply of its own, which is never called": (lambda: mlp(Halves()), {}),
     "verbose=3 is not known": (mlp, {"verbose": 3}),
+    "a generator can be read once only": (mlp, {"x": (each for each in [(drawn(8), classes(3))]), "y": None}),
+    "leave class_weight out": (mlp, {"x": "digits", "y": None, "class_weight": {}}),
+    "validation_steps counts batches of validation_data": (mlp, {"validation_split": 0.5, "validation_steps": 1}),
+    "initial_epoch=1 lies between two evaluations": (mlp, {"initial_epoch": 1, "epochs": 3, "validation_freq": 2}),
     "is not a Keras model": (lambda: 3, {}),
 }
 

@@ -10,7 +10,7 @@ import crankshaft
 from crankshaft.launch.errors import UsageError
 from tests.distributed.jobs import start
 from tests.launch.conftest import MLP
-from tests.runs import manifests, tensors
+from tests.runs import manifests, result, tensors
 
 _ = start  # the fixture
 ASKED = (*MLP, "--mode=train", "--progress=off", "--global_batch_size=128", "--freeze=dense/:1", "--freeze=bias:0.5")
@@ -107,3 +107,27 @@ def test_workers_and_servers_train_the_same(inside, start, tmp_path):
         job = start(strategy, *flags, local=local, script=ASKED[0]).ok()
         for name, value in weights(tmp_path / "one").items():
             np.testing.assert_allclose(weights(job.run_dir)[name], value, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker", "parameter_server"])
+def test_weights_are_freed_on_all_processes_where_the_step_is_and_after_a_resume(inside, start, tmp_path, strategy):
+    """To the same bits; around servers, where the order of updates is chance, those that are frozen stay theirs."""
+
+    def trained(name: str, steps: int) -> dict[str, np.ndarray]:
+        flags = (*ASKED[1:], f"--train_steps={steps}", f"--strategy={strategy}")
+        if strategy == "mirrored":
+            inside(ASKED[0], *flags, "--num_virtual_devices=2", f"--run_dir={tmp_path}/{name}").ok()
+        else:
+            servers = 2 if strategy == "parameter_server" else 0
+            start(name, *flags, local=("--workers=2", f"--ps={servers}"), script=ASKED[0]).ok()
+        return tensors(tmp_path / name)
+
+    begun, held, parts = (trained("parts", steps) for steps in (1, 9, 20))
+    (kernel,) = (name for name in begun if name.startswith("trainer/model/") and "2/_kernel" in name)
+    assert begun[kernel].tobytes() == held[kernel].tobytes()
+    assert np.abs(parts[kernel] - held[kernel]).max() > 1e-4
+    assert result(tmp_path / "parts")["step"] == 20
+    if strategy != "parameter_server":
+        whole = trained("whole", 20)
+        assert [name for name in whole if whole[name].tobytes() != parts[name].tobytes()] == []

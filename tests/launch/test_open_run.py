@@ -273,14 +273,6 @@ def test_a_run_is_saved_where_its_program_fails_between_calls(tmp_path):
         assert held.step == 5
 
 
-@pytest.fixture
-def answers_ctrl_c():
-    """As in a terminal: what a shell starts in its background ignores Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("answers_ctrl_c")
 def test_ctrl_c_ends_a_call_at_a_step_and_the_run_is_saved(tmp_path):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -351,6 +343,20 @@ def test_replicas_train_in_many_calls_as_in_one():
         loss = held.evaluate()["loss"]
     assert_same(held, whole)
     assert loss == whole.result["eval"]["loss"]
+
+
+def test_calls_leave_no_thread_and_no_file_open():
+    def left() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    with open_run(Noisy, **ASKED) as held:
+        for calls in (2, 100):  # the first compile
+            before = left()
+            for _ in range(calls):
+                held.train(steps=1)
+                held.train(data=(POINTS[:9], HEIGHTS[:9]), steps=1)
+                held.predict(POINTS[:2])
+        assert all(now <= then for now, then in zip(left(), before, strict=True))
 
 
 def test_two_runs_are_open_at_once_and_each_is_as_if_alone():
