@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from ..engine.data.py_dataset import OfBatches
 from ..engine.hooks.keras_callbacks import KerasCallbacks
 from ..engine.keras_trainer import KerasTrainer, hand_over
 from ..input.data import Data
@@ -125,7 +126,12 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
             verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
         )
         arguments.x = fit_data.given(arguments.x)
-        arguments.batch_size = arguments.batch_size or fit_data.batch_size_of(arguments.x)
+        size = fit_data.batch_size_of(arguments.x)
+        if (arguments.batch_size or size) != size and isinstance(arguments.x, (tf.data.Dataset, OfBatches)):
+            raise UsageError(
+                f"batch_size={arguments.batch_size}, and x comes in batches of {size}; leave batch_size out"
+            )
+        arguments.batch_size = arguments.batch_size or size
         length = _length(arguments)
         removes = bool(backups) and _backs_up(backups[0], arguments)
         is_named = isinstance(arguments.x, str)
@@ -158,7 +164,7 @@ def _backs_up(backup: tf.keras.callbacks.BackupAndRestore, arguments: types.Simp
     removes = backup.delete_checkpoint and flags.get("run_dir") is None
     own = {
         "run_dir": backup.backup_dir,
-        "checkpoint_every_steps": _epoch(arguments) if often == "epoch" else int(often),
+        "checkpoint_every_steps": (arguments.steps_per_epoch or _pass(arguments)) if often == "epoch" else int(often),
     }
     flags |= {name: value for name, value in own.items() if flags.get(name) is None}
     stays = "stays, so that the same call trains no further then"
@@ -170,7 +176,7 @@ def _backs_up(backup: tf.keras.callbacks.BackupAndRestore, arguments: types.Simp
 def _data(arguments: types.SimpleNamespace) -> Data:
     most = arguments.run_epochs * (arguments.steps_per_epoch or 0) if fit_data.never_ends(arguments.x) else None
     whole = (arguments.x, arguments.y, arguments.sample_weight)
-    splits = [fit_data.split_of("x", *whole, most_batches=most)]
+    splits = [fit_data.split_of("x", *whole, is_trained_on=True, most_batches=most)]
     if arguments.validation_split:
         splits = [*divided(splits[0], arguments.validation_split)]
     if arguments.class_weight is not None:  # as by Keras, of what is trained on alone
@@ -206,6 +212,12 @@ def _check_used(arguments: types.SimpleNamespace, is_named: bool) -> None:
             raise UsageError(f"x={arguments.x!r} names an input, which has all of its own; leave {name} out")
     if arguments.validation_steps and arguments.validation_split:
         raise UsageError("validation_steps counts batches of validation_data; give that, or leave validation_steps out")
+    if (steps := arguments.steps_per_epoch) and not fit_data.never_ends(arguments.x) and steps != _pass(arguments):
+        logging.warning(
+            "steps_per_epoch=%d: an epoch goes on in the data where the one before it ended; where finite data ends, "
+            "Keras would end an epoch early",
+            steps,
+        )
     if arguments.initial_epoch % arguments.validation_freq:
         raise UsageError(
             f"validation_freq={arguments.validation_freq} counts from epoch 0, and initial_epoch="
@@ -222,14 +234,14 @@ def _length(arguments: types.SimpleNamespace) -> dict[str, Any]:
     length = {"train_steps": arguments.run_epochs * epoch} if epoch else {"train_epochs": arguments.run_epochs}
     if not evaluates or (often == 1 and not epoch):
         return length
-    if not (epoch := _epoch(arguments)):
+    if not (epoch := epoch or _pass(arguments)):
         raise UsageError("validation_freq counts epochs, and the length of the data is not known; give steps_per_epoch")
     return {**length, "eval_every_steps": epoch * often}
 
 
-def _epoch(arguments: types.SimpleNamespace) -> int | None:
-    """Returns the steps of an epoch; None where that takes reading the data."""
-    if arguments.steps_per_epoch or isinstance(arguments.x, (str, tf.data.Dataset)) or callable(arguments.x):
-        return arguments.steps_per_epoch
+def _pass(arguments: types.SimpleNamespace) -> int | None:
+    """Returns the steps of one pass over the data; None where that takes reading it."""
+    if isinstance(arguments.x, (str, tf.data.Dataset)) or callable(arguments.x):
+        return None
     examples = math.floor(len(tf.nest.flatten(arguments.x)[0]) * (1 - arguments.validation_split))
     return -(-examples // arguments.batch_size)

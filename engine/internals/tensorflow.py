@@ -22,7 +22,6 @@ from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.distribute import collective_util, cross_device_utils
 from tensorflow.python.eager import context
 from tensorflow.python.eager.executor import Executor
-from tensorflow.python.framework import function_def_to_graph
 from tensorflow.python.ops import resource_variable_ops, script_ops
 
 # Saves what is assigned to its attributes, and is not a tf.Module.
@@ -289,9 +288,8 @@ def ends_executor(function: Any) -> bool:
 
 
 def function_graph(graph: tf.Graph, name: str) -> tf.Graph:
-    """Returns the graph of the function that a graph knows by this name."""
-    known = graph._get_function(name)  # one of TensorFlow's own, of Defun, has its definition alone
-    return known.graph if hasattr(known, "graph") else function_def_to_graph.function_def_to_graph(known.definition)
+    """Returns the graph of the function that a graph knows by this name; none of `ctc_loss`'s, which has no object."""
+    return getattr(graph._get_function(name), "graph", None) or tf.Graph()
 
 
 def computed_whole(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -58,6 +58,7 @@ def split_of(
     y: Any = None,
     weights: Any = None,
     *,
+    is_trained_on: bool = False,
     batch_size: int = _BATCH_SIZE,
     most_batches: int | None = None,
 ) -> Any:
@@ -68,6 +69,7 @@ def split_of(
       x: see `crankshaft.fit`.
       y: labels, where x has none.
       weights: of the examples, where x has none.
+      is_trained_on: whether batches have to be of one size, as those of the run are.
       batch_size: of the batches that `most_batches` counts, where x does not come in batches.
       most_batches: how many batches are taken; None is all.
 
@@ -85,7 +87,8 @@ def split_of(
     size = x.chunk_examples if isinstance(x, OfBatches) else batch_size
     split = x if comes_whole else _of_arrays(name, x, y, weights)
     if isinstance(split, tf.data.Dataset):
-        return _of_known_shape(split if most_batches is None else split.take(most_batches))
+        split = split if most_batches is None else split.take(most_batches)
+        return _of_known_shape(_of_one_size(split) if is_trained_on else split)
     return split if most_batches is None else split.between(0, min(len(split), most_batches * size))
 
 
@@ -121,6 +124,19 @@ def with_weighed_labels(split: Source | tf.data.Dataset, form: Any) -> Source | 
         return ((y, spread(weights, tf.shape(tf.nest.flatten(y)[0])[0])),)
 
     return _mapped(split, weighed)
+
+
+def _of_one_size(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset of batches that fails where they are not of one size, but for a smaller last one."""
+    size = batch_size_of(dataset)
+
+    def checked(is_last: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
+        examples = tf.shape(tf.nest.flatten(batch)[0])[0]
+        line = f"x has batches of {size} examples and, before its end, of others; call repeat() and such before batch()"
+        with tf.control_dependencies([tf.debugging.Assert(~is_last & (examples <= size), [line])]):
+            return examples < size, tf.nest.map_structure(tf.identity, batch)
+
+    return dataset.scan(tf.constant(False), checked)
 
 
 def _of_known_shape(dataset: tf.data.Dataset) -> tf.data.Dataset:

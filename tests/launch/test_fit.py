@@ -542,6 +542,10 @@ MISTAKES = {
     "use --ema_decay": (mlp, {"callbacks": [keras.callbacks.SwapEMAWeights()]}),
     "epochs, less initial_epoch, is 0": (mlp, {"epochs": 0}),
     "has apply of its own, which is never called": (lambda: mlp(Halves()), {}),
+    "batch_size=8, and x comes in batches of 16": (
+        mlp,
+        {"x": Batches(drawn(8), classes(3)), "y": None, "batch_size": 8},
+    ),
     "verbose=3 is not known": (mlp, {"verbose": 3}),
     "a generator can be read once only": (mlp, {"x": (each for each in [(drawn(8), classes(3))]), "y": None}),
     "leave class_weight out": (mlp, {"x": "digits", "y": None, "class_weight": {}}),
@@ -558,6 +562,12 @@ def test_a_mistake_is_one_line(line):
         crankshaft.fit(make(), **{"x": drawn(8), "y": classes(3), "verbose": 0, "jit": "off", **how})
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_dataset_of_batches_of_several_sizes_is_one_line():
+    dataset = tf.data.Dataset.from_tensor_slices((drawn(8), classes(3))).batch(BATCH).repeat()
+    with pytest.raises(crankshaft.UsageError, match="and, before its end, of others; call repeat"):
+        crankshaft.fit(mlp(), dataset, steps_per_epoch=3, epochs=3, verbose=0, jit="off")
 
 
 @pytest.mark.parametrize(
