@@ -289,7 +289,7 @@ def ends_executor(function: Any) -> bool:
 
 def function_graph(graph: tf.Graph, name: str) -> tf.Graph:
     """Returns the graph of the function that a graph knows by this name; none of `ctc_loss`'s, which has no object."""
-    return getattr(graph._get_function(name), "graph", None) or tf.Graph()
+    return getattr(graph._get_function(name), "graph", None) or tf.__internal__.FuncGraph(name)
 
 
 def computed_whole(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
