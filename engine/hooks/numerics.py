@@ -82,7 +82,7 @@ def _users_line(text: str) -> str | None:
     """Returns the innermost line of the op's creation outside TensorFlow and Keras: "path (L12) function"."""
     frames = re.findall(r"^\s*\+ (\S+\.py) \(L(\d+)\) (\S+)", text, re.MULTILINE)
     frames += re.findall(r"^\s*File \"([^\"]+)\", line (\d+), in (\S+)", text, re.MULTILINE)
-    users = [f for f in frames if not re.search(r"packages/|/tensorflow/|tensorflow/python/|/keras/|eager/", f[0])]
+    users = [f for f in frames if not re.search(r"packages/|/tensorflow/|tensorflow/python/|keras/src/|eager/", f[0])]
     if not users:
         return None
     # The trace of creation lists each frame once, the outermost first; the error's own list comes after it.
