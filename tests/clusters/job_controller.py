@@ -97,7 +97,9 @@ class JobController:
 
     def podman(self, *words: str, **options) -> str:
         """Returns what a command of podman's prints."""
-        done = subprocess.run(self._command(*words), env=self._environment, capture_output=True, check=False, **options)
+        # Conmon leaves a file `oom` in its folder where a container runs out of memory.
+        options = {"env": self._environment, "cwd": self.folder, **options}
+        done = subprocess.run(self._command(*words), capture_output=True, check=False, **options)
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout.decode().strip()
 
