@@ -161,14 +161,22 @@ class Record(Hook):
         """What the time has gone to by the end of the last window; see `Goodput.spent`."""
         return self._goodput.spent
 
+    @property
+    def age(self) -> float:
+        """Seconds since the newest window, or the beginning before there is one."""
+        return time.monotonic() - self._loop_began - self.latest.get("seconds", 0.0)
+
     def finish(self, reason: str, exit_code: int, is_fault: bool) -> None:
         """Records the end of a run that has begun, once it is closed."""
         if self._status is None:
             return
-        self._goodput.add(time.monotonic() - self._cut_at, (0.0, 0), (0.0, 0))
+        self._goodput.seconds["lost" if is_fault else "other"] += time.monotonic() - self._cut_at
         step, text = self._status.step, reason[:_LONGEST_TEXT]
         if is_fault:
-            self._log.write("fault", step, text=text, task=None)
+            cluster = self._around.get("cluster", {})
+            tasks = [task["name"] for kind in ("workers", "servers") for task in cluster.get(kind, ())]
+            blamed = next((task for task in tasks if text.startswith(f"{task} (")), None)  # with its address
+            self._log.write("fault", step, text=text, task=blamed)
         self._log.write("end", step, reason=text, exit_code=exit_code, goodput=self._goodput.report())
 
     @property

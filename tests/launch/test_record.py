@@ -140,14 +140,22 @@ def test_workers_that_are_stopped_and_killed_are_recorded(crank, tmp_path):
     program.until(lambda: found("fault", task="worker 1", state="silent"))
     send(signal.SIGCONT)
     program.until(lambda: found("warning", task="worker 1", state="answers"))
-    send(signal.SIGKILL)
+    saved = newest(run_dir)
+    program.until(lambda: newest(run_dir) > saved)
+    send(signal.SIGKILL)  # so that often no call ends between the checkpoint and the failure
     program.until(lambda: found("start", incarnation=1) and found("window"))
     (restart,) = found("restart")
     assert (restart["task"], restart["exit_code"]) == ("worker 1", -9)
-    assert found("start", incarnation=1)[0]["cause"] == restart["cause"] == "worker 1 was killed by SIGKILL"
+    first, second = found("start")
+    kept = [window for window in found("window") if window["step"] <= second["step"]][-1]["spent"]
+    for kind in ("steps", "input", "waiting", "other"):  # what came after the checkpoint is lost, whatever it was
+        assert second["spent"][kind] == kept[kind]
+    assert second["cause"] == restart["cause"] == "worker 1 was killed by SIGKILL"
     assert found("cluster")[0]["workers"][1]["name"] == "worker 1"
     program.send(signal.SIGTERM)
     assert program.wait().code == 143
-    seconds = found("end")[-1]["goodput"]["seconds"]
+    end = found("end")[-1]
+    seconds = end["goodput"]["seconds"]
     assert seconds["down"] > 0
     assert seconds["lost"] > 0
+    assert seconds["total"] == pytest.approx(end["time"] - first["time"] + first["seconds"]["start"], rel=0.01)
