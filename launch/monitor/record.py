@@ -210,6 +210,11 @@ class Record:
             "windows": {name: self._windows.column(name) for name in self._windows.names},
             "evaluations": {name: self._evaluations.column(name) for name in self._evaluations.names},
             "workers": workers,
+            "servers": [
+                {**each, **self._health(str(each.get("name")))}
+                for each in _listed(self._said.get("window", {}).get("servers"))
+                if isinstance(each, dict)
+            ],
             "lane_time": self._lanes.column(_TIME),
             "notes": sorted(notes, key=lambda note: note["time"]),
         }
@@ -227,16 +232,20 @@ class Record:
         for name, each in self._workers.items():
             if find.lower() not in name.lower():
                 continue
-            figures, state, why = each["figures"], "runs", ""
-            if "end" in self._said:
-                state = "ended"
-            elif name in self._faults:
-                state, why = "stopped", self._faults[name][0]
-            elif newest - each["seen"] > max(_MISSING_SECONDS, 3e-3 * figures.get("step_ms", 0.0)):
-                state, why = "stopped", "the others have gone on without it"
-            elif own.get(name, 0) > slow:
-                state, why = "slow", f"{own[name] / slow * _SLOW:.1f} times the median step"
-            yield {"name": name, "state": state, "why": why, "figures": figures}
+            figures, health = each["figures"], self._health(name)
+            if health["state"] == "runs":
+                if newest - each["seen"] > max(_MISSING_SECONDS, 3e-3 * figures.get("step_ms", 0.0)):
+                    health = {"state": "stopped", "why": "the others have gone on without it"}
+                elif own.get(name, 0) > slow:
+                    health = {"state": "slow", "why": f"{own[name] / slow * _SLOW:.1f} times the median step"}
+            yield {"name": name, **health, "figures": figures}
+
+    def _health(self, task: str) -> dict[str, str]:
+        """Returns a task's state, and why: by its faults, and whether the run has ended, other than well."""
+        end = self._said.get("end")
+        if task in self._faults and (end is None or end.get("exit_code")):
+            return {"state": "stopped", "why": self._faults[task][0]}
+        return {"state": "runs" if end is None else "ended", "why": ""}
 
 
 _ORDER = ("stopped", "slow", "runs", "ended")

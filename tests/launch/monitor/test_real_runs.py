@@ -85,13 +85,23 @@ def test_parameter_servers_are_shown_with_their_tables_and_the_staleness_of_upda
         page.locator("#notes-table", has_text="worker 1 does not answer").wait_for()
         os.kill(worker, signal.SIGCONT)
         page.locator("#lanes tr.stopped").wait_for(state="detached")
+        server = int(re.findall(r"ps 1 is process (\d+)", program.out + program.err)[-1])
+        for number, red in ((signal.SIGSTOP, "does not answer"), (signal.SIGCONT, ""), (signal.SIGKILL, "lost|killed")):
+            os.kill(server, number)
+            if red:
+                page.locator("#servers tr.stopped", has_text=re.compile(f"ps 1.*({red})")).wait_for()
+            else:
+                page.locator("#servers tr.stopped").wait_for(state="detached")
+            assert page.locator("#servers tr", has_text="ps 0").get_attribute("class") != "stopped"
+        page.locator("#servers tr.runs").nth(1).wait_for()  # all have been restarted
         program.send(signal.SIGTERM)
         assert program.wait().code == 143
         page.locator("#news", has_text="ended: SIGTERM").wait_for()
         page.wait_for_selector("#staleness-chart canvas")
         _, *servers = [row.split("\t") for row in page.inner_text("#servers-table").splitlines()]
         assert [name for name, *_ in servers] == ["ps 0", "ps 1"]
-        for _, seconds, size, _ in servers:
+        for _, state, seconds, size, _ in servers:
+            assert state == "ended"
             assert float(seconds) >= 0
             assert float(size) > 0
         assert re.search(r"embedding [\d,]+", " ".join(rows for *_, rows in servers))  # one shard, as it is small
