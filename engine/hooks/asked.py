@@ -28,7 +28,7 @@ class Asked(Hook):
 
     Args:
       requests: to this task; around parameter servers, to the coordinator, those for a profile of another task too.
-      writing: the thread that looks for them.
+      looking: the thread that looks for them, and answers what can be at once, also while a call hangs.
       save: begins a checkpoint, unless there is one of this step; returns its manifest's path.
       stop: asks the run to end, for a reason.
       describe: returns how the run goes, a line.
@@ -42,14 +42,14 @@ class Asked(Hook):
     def __init__(
         self,
         requests: Requests,
-        writing: Writing,
+        looking: Writing,
         save: Callable[[Status], str],
         stop: Callable[[str], None],
         describe: Callable[[], str],
         folder: str,
         addresses: dict[str, str],
     ):
-        self._requests, self._writing, self._save, self._stop = requests, writing, save, stop
+        self._requests, self._looking, self._save, self._stop = requests, looking, save, stop
         self._describe, self._folder, self._addresses = describe, folder, addresses
         self._is_open = False
         self._wanted: list[Request] = []  # not begun
@@ -62,7 +62,7 @@ class Asked(Hook):
     def begin(self, status: Status) -> None:
         if not self._is_open:
             self._is_open = True
-            self._writing.open(self._look)
+            self._looking.open(self._look)
 
     def rewind(self, status: Status) -> None:
         self._due = None
@@ -98,7 +98,7 @@ class Asked(Hook):
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._writing.close(self._look)
+            self._looking.close(self._look)
             for request in [*self._wanted, *self._profiling]:
                 self._answer(request, "the run has ended before it came to that")
 

@@ -37,7 +37,8 @@ class Record(Hook):
 
     Args:
       log: where events go.
-      writing: the thread.
+      writing: the thread, which waits for what calls return.
+      looking: a thread that never waits for it, for `Strategy.silent`.
       around: values of the events `start`, `config` and `cluster`, by event.
       began: when this process began to work on the run, by `time.monotonic`.
 
@@ -49,8 +50,15 @@ class Record(Hook):
 
     name = "record"
 
-    def __init__(self, log: EventLog, writing: Writing, around: Mapping[str, Mapping[str, Any]], began: float):
-        self._log, self._writing, self._around, self._began = log, writing, around, began
+    def __init__(
+        self,
+        log: EventLog,
+        writing: Writing,
+        looking: Writing,
+        around: Mapping[str, Mapping[str, Any]],
+        began: float,
+    ):
+        self._log, self._writing, self._looking, self._around, self._began = log, writing, looking, around, began
         self._goodput = Goodput()
         self._kept: dict[str, float] | None = None
         self._is_open = False
@@ -84,7 +92,8 @@ class Record(Hook):
         self._log.write("start", status.step, **about, seconds={"start": age}, spent=self._goodput.spent)
         for event in ("config", "cluster"):
             self._log.write(event, status.step, **self._around.get(event, {}))
-        self._writing.open(self._look_around)
+        self._writing.open()
+        self._looking.open(self._look_around)
         self._is_open = True
         self._warnings.open()
 
@@ -121,7 +130,8 @@ class Record(Hook):
         self._warnings.close()
         if self._is_open:
             self._is_open = False
-            self._writing.close(self._look_around)
+            self._looking.close(self._look_around)
+            self._writing.close()
 
     def host_state(self) -> dict:
         return {"spent": dict(self._goodput.seconds)}
@@ -232,7 +242,7 @@ class Record(Hook):
         self.latest = {"step": status.step, "until_step": status.until_step, **values}
 
     def _look_around(self) -> None:
-        """Records which tasks have fallen silent, and which answer again. In the thread, once a turn."""
+        """Records which tasks have fallen silent, and which answer again. Once a turn of the thread that looks."""
         silent, step = set(self._status.strategy.silent(_SILENT_SECONDS)), self._status.step
         for task in sorted(silent - self._silent):
             self._log.write("fault", step, text=f"{task} does not answer", task=task, state="silent")

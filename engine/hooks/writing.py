@@ -20,17 +20,18 @@ _CLOSE_SECONDS = 30.0  # for values that may never come, where other processes a
 class Writing:
     """A thread that does, about twice a second and in order, what it is handed. It runs while any user has it open."""
 
-    def __init__(self):
+    def __init__(self, name: str = "writing"):
+        self._name = name
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._each_turn: list[Callable[[], Any]] = []  # one of each user
+        self._each_turn: list[Callable[[], Any] | None] = []  # one of each user
 
-    def open(self, each_turn: Callable[[], Any]) -> None:
-        """Starts the thread, which calls `each_turn` whenever it has done what there was."""
+    def open(self, each_turn: Callable[[], Any] | None = None) -> None:
+        """Starts the thread, which calls `each_turn`, if any, whenever it has done what there was."""
         self._each_turn = [*self._each_turn, each_turn]
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="writing", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
             atexit.register(self._end)  # after an exception nothing else may
 
@@ -46,7 +47,7 @@ class Writing:
             self._wake.set()
             done.wait(seconds)
 
-    def close(self, each_turn: Callable[[], Any]) -> None:
+    def close(self, each_turn: Callable[[], Any] | None = None) -> None:
         """Flushes, and ends the thread where no other user has it open; may be called again."""
         self.flush(_CLOSE_SECONDS)
         self._each_turn = [each for each in self._each_turn if each != each_turn]
@@ -76,7 +77,7 @@ class Writing:
                     flushed.append(work)
                 else:
                     _attempt(work)
-            for each in self._each_turn:
+            for each in filter(None, self._each_turn):
                 _attempt(each)
             for done in flushed:
                 done.set()

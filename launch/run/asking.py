@@ -16,7 +16,7 @@ from .session import Session
 
 
 def asked(
-    session: Session, hooks: Sequence[Hook], record: Record | None, stop: StopRequest, writing: Writing
+    session: Session, hooks: Sequence[Hook], record: Record | None, stop: StopRequest, looking: Writing
 ) -> list[Asked]:
     """Makes the hook that answers, where the run has a folder that whoever asks can reach; see `Asked`."""
     config, strategy, checkpoints = session.config, session.strategy, session.checkpoints
@@ -36,16 +36,16 @@ def asked(
         return _described(record) if record else f"{own}: step {session.state.step:,}"
 
     folder = os.path.join(config.run_dir, "tensorboard")
-    return [Asked(Requests(config.run_dir, is_mine), writing, save, stop.request, describe, folder, others)]
+    return [Asked(Requests(config.run_dir, is_mine), looking, save, stop.request, describe, folder, others)]
 
 
 def _described(record: Record) -> str:
     latest, goodput = record.latest, record.spent
     if not latest:
-        return f"starting, for {duration(goodput['total'])}"
+        return f"starting, for {duration(goodput['total'] + record.age)}"
     step, until, rate = latest["step"], latest["until_step"], latest.get("steps_per_sec")
     parts = [f"step {step:,}" + (f"/{until:,}" if until else ""), *metrics_shown(latest["metrics"])]
     parts += [f"epoch {latest['epoch']:.3g}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
     parts += [f"{duration((until - step) / rate)} left"] if until and rate else []
     parts += [f"goodput {goodput['steps'] / goodput['total']:.0%} of {duration(goodput['total'])}"]
-    return "  ".join([*parts, *([record.saved] if record.saved else [])])
+    return "  ".join([*parts, *([record.saved] if record.saved else []), f"as of {duration(record.age)} ago"])

@@ -15,7 +15,7 @@ from .progress import duration
 from .session import Session
 
 
-def record(session: Session, writing: Writing, began: float) -> Record:
+def record(session: Session, writing: Writing, looking: Writing, began: float) -> Record:
     """Makes the hook that records a run; see `Record`."""
     config, cluster = session.config, session.config.cluster
     tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]
@@ -33,7 +33,7 @@ def record(session: Session, writing: Writing, began: float) -> Record:
         },
     }
     log = events.EventLog(os.path.join(config.run_dir, events.NAME) if config.writes_run else None)
-    made = Record(log, writing, around, began)
+    made = Record(log, writing, looking, around, began)
     for checkpoints, best in ((session.checkpoints, False), (session.best, True)):
         if checkpoints is not None:
             checkpoints.written = functools.partial(_checkpoint, made, best)

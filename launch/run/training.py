@@ -189,8 +189,8 @@ class Training:
     def __init__(self, session: Session, user_hooks: Sequence, check_held: Callable[[], None] | None, began: float):
         self.session = session
         users = _checked(user_hooks)
-        writing = Writing()
-        self.record = recording.record(session, writing, began) if session.strategy.is_chief else None
+        writing, looking = Writing(), Writing("looking")  # of which the first waits for the device, if that hangs too
+        self.record = recording.record(session, writing, looking, began) if session.strategy.is_chief else None
         self.history = History(self.record, row_periods(session, users))
         self.extra = Extra()
         self._stop_request = StopRequest()
@@ -200,7 +200,7 @@ class Training:
         holding = [Holding(check_held)] if check_held else []
         own = [self._call, self.extra, self.history, *holding, *users]
         self._hooks = compose_hooks(session, own, self._metrics, self._stop_request, self.record, writing)
-        self._hooks += asking.asked(session, self._hooks, self.record, self._stop_request, writing)
+        self._hooks += asking.asked(session, self._hooks, self.record, self._stop_request, looking)
         self._manifest: Manifest | None = None
         self._is_ready = False
         self.loop = Loop(session.strategy, session.state, self._hooks, session.train_steps)

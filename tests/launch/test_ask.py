@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -15,6 +16,29 @@ from tests.launch.conftest import MLP
 from tests.runs import newest
 
 RUN = (*MLP, "--train_steps=10000000", "--checkpoint_every_steps=0", "--eval_every_steps=0", "--progress=off")
+
+HANGS = """
+import time
+
+from crankshaft import main
+from crankshaft.engine.hooks import Hook
+
+
+class Never:  # a value of a device that hangs
+    def __array__(self, *_, **__):
+        time.sleep(3600)
+
+
+class Hang(Hook):
+    name = "hang"
+
+    def __call__(self, status):
+        if status.step >= 1000:
+            status.sums._tensor = Never()
+
+
+main(hooks=[Hang()])
+"""
 
 
 def traces(run_dir) -> list[str]:
@@ -46,6 +70,24 @@ def test_a_running_job_answers_and_stops_clean(crank, tmp_path):
     assert not (run_dir / FOLDER).exists()
     ended = asked("status")
     assert (ended.code, ended.error) == (1, f"{run_dir}: the run has ended at step {step:,}: crankshaft ask stop")
+
+
+@pytest.mark.slow
+def test_a_job_whose_device_gives_no_value_any_more_answers_and_a_second_signal_ends_it(crank, tmp_path):
+    run_dir, script = tmp_path / "run", tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    program = crank.start(*RUN, f"--run_dir={run_dir}", script=script)
+    program.until(lambda: (run_dir / "events.jsonl").exists() and '"window"' in (run_dir / "events.jsonl").read_text())
+
+    def asked(kind: str) -> str:
+        return crank(run_dir, kind, command="ask", tensorflow=False).ok().out
+
+    program.until(lambda: "in __array__" in asked("stacks"))
+    assert re.search(r"step [\d,]+/10,000,000 .* as of \d+s ago", asked("status"))
+    program.send(signal.SIGTERM)
+    program.until(lambda: "a second signal ends the process at once" in program.err)
+    program.until(lambda: program.send(signal.SIGTERM) or program.process.poll() is not None)
+    assert program.wait().code == 143
 
 
 @pytest.mark.slow
