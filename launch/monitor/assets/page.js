@@ -27,7 +27,7 @@ function number(value, digits = 4) {
 const share = (part, whole) => (whole > 0 ? `${((100 * part) / whole).toFixed(1)} %` : "–");
 function span(seconds) {
   if (!(seconds >= 0)) return "–";
-  if (seconds < 59.5) return `${number(seconds, seconds < 10 ? 2 : 3)} s`;
+  if (seconds < 59.5) return `${number(Number(seconds.toFixed(3)), seconds < 10 ? 2 : 3)} s`;
   const whole = Math.round(seconds), minutes = Math.floor(whole / 60), hours = Math.floor(minutes / 60), days = Math.floor(hours / 24);
   return days ? `${days} d ${hours % 24} h` : hours ? `${hours} h ${minutes % 60} min` : `${minutes} min ${whole % 60} s`;
 }
@@ -200,10 +200,10 @@ function renderState(run) {
   const { end, window } = run.view.said || {};
   const news = lost || (run.read < 1 ? `reading: ${Math.floor(100 * run.read)} %` : "") || run.view.problem ||
     (end ? `${run.name} ended: ${end.reason ?? ""}${end.exit_code ? ` (exit code ${end.exit_code})` : ""}` : "") ||
-    (run.late ? `${run.name}: nothing new for ${span(run.age)}; is it still there?` : window ? `${run.name} runs` : run.name);
+    (run.late ? `${run.name}: nothing new for ${span(run.age)}${window ? `, since step ${number(window.step)}` : ""}; is it still there?` : window ? `${run.name} runs` : run.name);
   if ($("news").textContent !== news) $("news").textContent = news;
   $("news").className = lost || run.late || end?.exit_code ? "late" : window && !end ? "runs" : "";
-  for (const row of $("lanes").children) row.classList.toggle("late", run.late);
+  for (const row of document.querySelectorAll("#lanes tr, #servers-table tr[class]")) row.classList.toggle("late", run.late);
 }
 
 function left(view) {
@@ -228,6 +228,8 @@ function renderSummary(run) {
     ...metricsIn(windows).slice(0, 4).map((name) => [name.slice(8).replaceAll("_", " "), last(windows[name])]),
     ...metricsIn(evaluations).slice(0, 4).map((name) => [`evaluation ${name.slice(8)}`, last(evaluations[name])]),
     ["memory", windows.memory_mb && `${number(last(windows.memory_mb))} MiB`],
+    ...(view.result?.sections || []).filter((each) => ["Rate", "Baseline"].includes(each.title))
+      .flatMap(({ title, rows }) => rows.map(([name, text]) => [`${title.toLowerCase()}: ${name.trim()}`, text])),
   ].filter(([, value]) => value != null && value !== false);
   $("summary").replaceChildren(...lines.map(([name, value]) => {
     const line = make("div");
@@ -303,6 +305,8 @@ function renderSpent(view) {
   }), [false, true, true]);
 }
 
+const health = ({ name, state, why }) => make("td", `${state}${why ? `: ${why.replace(`${name} `, "")}` : ""}`, "state");
+
 function renderWorkers(view) {
   const workers = (view.workers || []).filter((each) => each.name.toLowerCase().includes(chosen.find.toLowerCase()));
   $("workers").hidden = !view.workers?.length && !chosen.find;
@@ -320,7 +324,7 @@ function renderWorkers(view) {
   for (const key of [...charts.keys()]) if (key.startsWith("lane/") && !kept.has(key)) remove(key);
   const rows = lanes.map((each) => {
     const key = `lane/${each.name}`, row = make("tr", "", each.state), lane = charts.get(key)?.host ?? make("td", "", "lane");
-    row.append(make("th", each.name), make("td", `${each.state}${each.why ? `: ${each.why.replace(`${each.name} `, "")}` : ""}`, "state"));
+    row.append(make("th", each.name), health(each));
     row.append(...figures.map((name) => cell("td", name, number(each.figures[name], 3))), lane);
     return { row, lane, key, data: points(times, (each.lane?.[figure] || []).map((value) => (value == null ? null : Math.min(value, most)))) };
   });
@@ -330,11 +334,11 @@ function renderWorkers(view) {
 }
 
 function renderServers(view) {
-  const { servers = [], staleness = {} } = view.said?.window ?? {};
+  const servers = view.servers || [], staleness = view.said?.window?.staleness || {};
   const counts = Object.entries(staleness).map(([lag, count]) => [Number(lag), count]).filter(([lag, count]) => lag >= 0 && count >= 0).sort((a, b) => a[0] - b[0]);
   $("servers").hidden = !servers.length && !counts.length;
-  table($("servers-table"), ["server", "s", "MiB", "rows of tables"], servers.map((each) => [each.name, number(each.seconds), number(each.bytes / 2 ** 20),
-    Object.entries(each.rows ?? {}).map(([name, rows]) => `${name} ${number(rows)}`).join(", ")]), [false, true, true]);
+  table($("servers-table"), ["server", "state", "s", "MiB", "rows of tables"], servers.map((each) => [each.name, health(each), number(each.seconds), number(each.bytes / 2 ** 20),
+    Object.entries(each.rows ?? {}).map(([name, rows]) => `${name} ${number(rows)}`).join(", ")]), [false, false, true, true], servers.map((each) => each.state));
   if (counts.length) draw($("staleness-chart"), "staleness", [counts.map((each) => each[0]), counts.map((each) => each[1])],
     [{ label: "updates", colour: "c0", fill: true, bars: true }], { title: "updates by their staleness", x: "staleness" });
   else { remove("staleness"); }
@@ -343,15 +347,20 @@ function renderServers(view) {
 function renderBenchmark(focus) {
   const all = shown().filter((run) => run.view.result?.sections);
   $("benchmark").hidden = !all.length;
-  const names = new Map(); // "section / name" -> the text of each run
+  const rows = []; // {title, name, texts}, in the order of the report, of all results
   all.forEach((run, place) => {
-    for (const { title, columns, rows } of run.view.result.sections)
-      if (!columns.length) for (const [name, text] of rows) {
-        const key = `${title}: ${name.trim()}`;
-        names.set(key, Object.assign(names.get(key) ?? Array(all.length).fill("–"), { [place]: text }));
+    let before = -1;
+    for (const { title, columns, rows: own } of run.view.result.sections)
+      if (!columns.length) for (const [name, text] of own) {
+        let at = rows.findIndex((row) => row.title === title && row.name === name);
+        if (at < 0) rows.splice(at = before + 1, 0, { title, name, texts: Array(all.length).fill("–") });
+        const { texts } = rows[before = at];
+        texts[place] = texts[place] === "–" ? text : `${texts[place]}\n${text}`; // of warnings there may be several
       }
   });
-  table($("benchmark-table"), ["", ...all.map((run) => run.name)], [...names].map(([name, texts]) => [name, ...texts]));
+  const heads = rows.map((row, i) => row.title !== rows[i - 1]?.title);
+  table($("benchmark-table"), ["", ...all.map((run) => run.name)],
+    rows.flatMap(({ title, name, texts }, i) => [...(heads[i] ? [[make("th", title)]] : []), [name, ...texts]]));
   const lists = (focus.view.result?.sections || []).filter((each) => each.columns.length);
   $("benchmark-lists").replaceChildren(...lists.flatMap(({ title, columns, rows, figures }) => {
     const made = make("table");

@@ -7,8 +7,10 @@ import urllib.parse
 
 from benchmarks.browser import monitor
 from benchmarks.monitor_page import events, write
+from crankshaft.launch.benchmark.result import VERSION
 from crankshaft.launch.monitor import page as pages
 from crankshaft.launch.monitor.run import Run
+from tests.launch.benchmark.test_report import MORE, RESULT
 from tests.waiting import PATIENCE
 
 HOSTILE = "<img src=x onerror=document.title='hacked'></script><script>document.title='hacked'</script>"
@@ -80,6 +82,26 @@ def test_a_report_opens_from_a_file_with_runs_over_each_other(opened, tmp_path):
     assert page.locator("#lanes tr").count() == 1
     page.reload()
     assert page.locator("img").count() == 0
+    assert opened.errors == []
+
+
+def test_results_stand_beside_each_other_with_the_comparison_to_the_baseline(opened, tmp_path):
+    for name, more in (("old.json", {"warnings": ["one", "two"]}), ("new.json", MORE)):
+        (tmp_path / name).write_text(json.dumps({"schema": VERSION, **RESULT, **more}))
+    shown = [Run(str(tmp_path / name)).shown(60) for name in ("old.json", "new.json")]
+    (tmp_path / "report.html").write_text(pages.html({"runs": shown}), encoding="utf-8")
+    page = opened((tmp_path / "report.html").as_uri())
+    rows = page.eval_on_selector_all(
+        "#benchmark-table tr", "rows => rows.map(row => [...row.cells].map(each => each.innerText))"
+    )
+    titles = [title for title, *rest in rows[1:] if not rest]
+    assert titles == "Run Rate Step Limits Reduction Checkpoint Baseline Machine Warnings".split()  # the report's order
+    assert rows[0] == ["", "old.json", "new.json"]
+    assert ["steps/s", "4,000", "4,000"] in rows
+    assert ["ratio", "–", "1.250"] in rows
+    assert ["warning", "one\ntwo", "the load before the run was 3.2 [sic]"] in rows
+    page.get_by_label("new.json", exact=True).check()
+    assert "baseline: verdict\nfaster" in page.inner_text("#summary")
     assert opened.errors == []
 
 
