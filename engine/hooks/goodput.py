@@ -20,6 +20,7 @@ class Past:
       step: the last that was recorded.
       spent: seconds by `KINDS`, as recorded last, and `spent_at`, when that was.
       alive_at: when the last of them was last seen at work, in Unix seconds.
+      kind: of the last event.
       end: the last event `end`, if the last process has written one; `cause` what another says of its end.
       rows: of the history.
     """
@@ -29,6 +30,7 @@ class Past:
     spent: Mapping[str, float] = dataclasses.field(default_factory=dict)
     spent_at: float = 0.0
     alive_at: float = 0.0
+    kind: str = ""
     end: Mapping[str, Any] | None = None
     cause: str | None = None
     rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -46,8 +48,10 @@ class Past:
             self.cause = event.get("cause")
         elif kind == "row":
             self.rows.append({name: value for name, value in event.items() if name not in ("event", "time")})
-        if self.end is None or kind == "end":
+        # Between two restarts no process has come to its first step.
+        if kind == "end" or (self.end is None and not kind == self.kind == "restart"):
             self.alive_at = event["time"]
+        self.kind = kind
         spent = event["goodput"]["seconds"] if kind == "end" and event.get("goodput") else event.get("spent")
         if isinstance(spent, Mapping):
             self.spent, self.spent_at = spent, event["time"]
