@@ -20,7 +20,7 @@ from .benchmark.result import check_work_of_baseline
 from .cluster import cluster, meeting, servers
 from .command_line import checks, own_files
 from .command_line.config import Config
-from .errors import UsageError
+from .errors import EXIT_FAILED, RunError, UsageError
 from .host import imports, process
 from .host.files import write_of_run
 from .run import data as datas
@@ -201,7 +201,7 @@ class Held:
                 checks.check_named(config)
                 check_work_of_baseline(config)
                 with _joining(config):
-                    strategy = sessions.make_strategy(config)
+                    strategy = sessions.make_strategy(config, self._record_standstill)
             if not process.sets_allocator(os.environ):
                 allocator.keep_freed_memory_with_tensorflow()
         if config.owns_process:
@@ -243,6 +243,10 @@ class Held:
     def _record_end(self, kind, error, trace) -> None:
         if self.training is not None:
             self.training.finish(error, self.code)
+
+    def _record_standstill(self, line: str) -> None:
+        if self.training is not None:
+            self.training.finish(RunError(line), EXIT_FAILED)
 
 
 def _evaluator():

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -51,6 +52,7 @@ from .names import Names
 
 # A part of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each part.
 _LEAST_EXAMPLES_A_PART = 16
+_RECORD_SECONDS = 5.0  # for the end of a process that stands still: its disk may do so too
 
 
 @dataclasses.dataclass
@@ -119,8 +121,21 @@ class Session:
             print(terminal.fitted(text, sys.stdout), flush=True)
 
 
-def make_strategy(config: Config) -> Strategy:
-    """Makes the strategy, before anything else touches the devices."""
+def make_strategy(config: Config, record_end: Callable[[str], None] | None = None) -> Strategy:
+    """Makes the strategy, before anything else touches the devices.
+
+    Args:
+      config: of the run.
+      record_end: called in a thread where the watchdog ends the process, with the line that says why.
+    """
+
+    def end_process(line: str) -> None:
+        if record_end:
+            recording = threading.Thread(target=record_end, args=(with_flags(line),), daemon=True)
+            recording.start()
+            recording.join(_RECORD_SECONDS)
+        watchdog.end_process(with_flags(line))
+
     strategy = devices.create(
         "one_device" if config.is_evaluator else config.strategy,
         num_virtual_devices=config.num_virtual_devices,
@@ -131,7 +146,7 @@ def make_strategy(config: Config) -> Strategy:
         servers=_servers(config),
         communication=config.communication,
         step_timeout_seconds=_step_timeout_seconds(config),
-        end_process=lambda line: watchdog.end_process(with_flags(line)),
+        end_process=end_process,
         steps_per_loop=config.steps_per_loop,
         feed_options=FeedOptions(
             config.resident_data_mb << 20,

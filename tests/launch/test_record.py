@@ -16,6 +16,21 @@ from tests.launch.conftest import MLP
 from tests.pages import ROOT
 from tests.runs import newest
 
+# The chief stands still after some steps; the other waits for it.
+STANDS_STILL = """
+import json, os, time
+from crankshaft import main
+from crankshaft.engine.hooks import Hook
+
+class Still(Hook):
+    name = "still"
+
+    def __call__(self, status):
+        if status.step >= 300 and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
+            time.sleep(3600)
+
+main(hooks=[Still()])
+"""
 RUN = (*MLP, "--train_steps=60000", "--checkpoint_every_steps=200", "--progress=plain")
 
 
@@ -159,3 +174,16 @@ def test_workers_that_are_stopped_and_killed_are_recorded(crank, tmp_path):
     assert seconds["down"] > 0
     assert seconds["lost"] > 0
     assert seconds["total"] == pytest.approx(end["time"] - first["time"] + first["seconds"]["start"], rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_run_that_the_watchdog_ends_has_an_end_that_names_who_stood_still(crank, tmp_path):
+    run_dir, script = tmp_path / "run", tmp_path / "script.py"
+    script.write_text(STANDS_STILL)
+    flags = ("--step_timeout_seconds=15", f"--run_dir={run_dir}")
+    done = crank("--workers=2", "--max_restarts=0", "--", script, *RUN, *flags, command="local")
+    assert done.code == 1
+    *_, fault, end = [event for event, _ in read(run_dir / "events.jsonl")]
+    assert (fault["event"], fault["task"], end["event"], end["exit_code"]) == ("fault", "worker 0", "end", 1)
+    assert re.match(r"worker 0 \(.*, this process, has not arrived", end["reason"])
+    assert end["goodput"]["seconds"]["lost"] > 5
