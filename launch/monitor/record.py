@@ -134,7 +134,7 @@ class Record:
             given = (not has_workers and _parsed(_without_workers(line))) or _parsed(line)
         else:
             given = _parsed(line)
-        workers = [each for each in _listed(given.pop("workers", None)) if isinstance(each, dict)][:_MOST_WORKERS]
+        workers = _dicts(given.pop("workers", None))[:_MOST_WORKERS]
         event = _bounded(given)
         kind, task, time = event.get("event"), event.get("task"), _number(event.get("time"))
         if not isinstance(kind, str) or time is None:
@@ -201,6 +201,7 @@ class Record:
         workers = sorted(self._states(find), key=lambda each: (_ORDER.index(each["state"]), _natural(each["name"])))
         for each in workers[:most_lanes]:
             each["lane"] = {key: self._lanes.column((each["name"], key)) for key in each["figures"]}
+        servers = _dicts(self._said.get("window", {}).get("servers"))
         notes = [note for kind in self._notes.values() for note in kind]
         return {
             "problem": self.problem or self._newer(),
@@ -210,11 +211,7 @@ class Record:
             "windows": {name: self._windows.column(name) for name in self._windows.names},
             "evaluations": {name: self._evaluations.column(name) for name in self._evaluations.names},
             "workers": workers,
-            "servers": [
-                {**each, **self._health(str(each.get("name")))}
-                for each in _listed(self._said.get("window", {}).get("servers"))
-                if isinstance(each, dict)
-            ],
+            "servers": [{**each, **self._health(str(each.get("name")))} for each in servers],
             "lane_time": self._lanes.column(_TIME),
             "notes": sorted(notes, key=lambda note: note["time"]),
         }
@@ -225,20 +222,21 @@ class Record:
 
     def _states(self, find: str) -> Iterator[dict[str, Any]]:
         """Yields each worker: name, state, why, newest figures."""
-        own = {name: _own_ms(each["figures"]) for name, each in self._workers.items() if each["figures"]}
+        figures = {name: each["figures"] for name, each in self._workers.items() if each["figures"]}
+        own = {name: each.get("own_ms", each.get("step_ms", 0.0)) for name, each in figures.items()}
         steps = sorted(own.values())
         slow = _SLOW * steps[len(steps) // 2] if len(steps) > 2 else math.inf
         newest = max((each["seen"] for each in self._workers.values() if each["seen"] < math.inf), default=0.0)
         for name, each in self._workers.items():
             if find.lower() not in name.lower():
                 continue
-            figures, health = each["figures"], self._health(name)
+            health = self._health(name)
             if health["state"] == "runs":
-                if newest - each["seen"] > max(_MISSING_SECONDS, 3e-3 * figures.get("step_ms", 0.0)):
+                if newest - each["seen"] > max(_MISSING_SECONDS, 3e-3 * each["figures"].get("step_ms", 0.0)):
                     health = {"state": "stopped", "why": "the others have gone on without it"}
                 elif own.get(name, 0) > slow:
                     health = {"state": "slow", "why": f"{own[name] / slow * _SLOW:.1f} times the median step"}
-            yield {"name": name, **health, "figures": figures}
+            yield {"name": name, **health, "figures": each["figures"]}
 
     def _health(self, task: str) -> dict[str, str]:
         """Returns a task's state, and why: by its faults, and whether the run has ended, other than well."""
@@ -270,12 +268,8 @@ def _number(value: Any) -> float | None:
     return value if type(value) in (int, float) and -_HUGE < value < _HUGE else None
 
 
-def _own_ms(figures: Mapping[str, float]) -> float:
-    return figures.get("own_ms", figures.get("step_ms", 0.0))
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _bounded(value: Any, depth: int = 4) -> Any:

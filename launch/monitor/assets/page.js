@@ -146,6 +146,10 @@ function remove(key) {
   chart.plot.destroy();
   charts.delete(key);
 }
+// Removes the charts, with their places, whose key begins so, but those that are kept.
+function prune(prefix, kept) {
+  for (const [key, { host }] of [...charts]) if (key.startsWith(prefix) && !kept.has(key)) { remove(key); host.remove(); }
+}
 document.addEventListener("keydown", (event) => {
   const chart = charts.get(event.target.dataset?.key);
   const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -198,11 +202,16 @@ function renderRuns() {
 
 function renderState(run) {
   const { end, window } = run.view.said || {};
+  const stopped = end ? [] : [...(run.view.workers ?? []), ...(run.view.servers ?? [])].filter((each) => each.state === "stopped");
+  const troubles = [
+    stopped.length && `${stopped.slice(0, 3).map((each) => each.name).join(", ")}${stopped.length > 3 ? ` and ${stopped.length - 3} more` : ""} stopped`,
+    run.late && `nothing new for ${span(run.age)}${window ? `, since step ${number(window.step)}` : ""}`,
+  ].filter(Boolean).join("; ");
   const news = lost || (run.read < 1 ? `reading: ${Math.floor(100 * run.read)} %` : "") || run.view.problem ||
     (end ? `${run.name} ended: ${end.reason ?? ""}${end.exit_code ? ` (exit code ${end.exit_code})` : ""}` : "") ||
-    (run.late ? `${run.name}: nothing new for ${span(run.age)}${window ? `, since step ${number(window.step)}` : ""}; is it still there?` : window ? `${run.name} runs` : run.name);
+    (troubles ? `${run.name}: ${troubles}` : window ? `${run.name} runs` : run.name);
   if ($("news").textContent !== news) $("news").textContent = news;
-  $("news").className = lost || run.late || end?.exit_code ? "late" : window && !end ? "runs" : "";
+  $("news").className = lost || troubles || end?.exit_code ? "late" : window && !end ? "runs" : "";
   for (const row of document.querySelectorAll("#lanes tr, #servers-table tr[class]")) row.classList.toggle("late", run.late);
 }
 
@@ -226,7 +235,7 @@ function renderSummary(run) {
     ["examples a second", last(windows.examples_per_sec)],
     ["steps a second", last(windows.steps_per_sec)],
     ...metricsIn(windows).slice(0, 4).map((name) => [name.slice(8).replaceAll("_", " "), last(windows[name])]),
-    ...metricsIn(evaluations).slice(0, 4).map((name) => [`evaluation ${name.slice(8)}`, last(evaluations[name])]),
+    ...metricsIn(evaluations).slice(0, 4).map((name) => [`evaluation ${name.slice(8).replaceAll("_", " ")}`, last(evaluations[name])]),
     ["memory", windows.memory_mb && `${number(last(windows.memory_mb))} MiB`],
     ...(view.result?.sections || []).filter((each) => ["Rate", "Baseline"].includes(each.title))
       .flatMap(({ title, rows }) => rows.map(([name, text]) => [`${title.toLowerCase()}: ${name.trim()}`, text])),
@@ -250,8 +259,7 @@ function renderCurves(focus) {
   const all = shown().filter((run) => run.view.windows), single = all.length === 1;
   const byTime = chosen.axis === "time", elapsed = byTime && !single;
   const from = (run) => (elapsed ? run.view.first ?? run.view.windows.time?.[0] ?? 0 : 0);
-  const marks = (focus.view.notes || []).filter((note) => MARKS[note.event])
-    .map((note) => ({ kind: note.event, at: note[chosen.axis] - (byTime ? from(focus) : 0) }));
+  const marks = marksOf(focus.view, Object.values(MARKS), (note) => note[chosen.axis] - (byTime ? from(focus) : 0));
   const metrics = new Set(all.flatMap((run) => [...metricsIn(run.view.windows), ...metricsIn(run.view.evaluations)]));
   const other = all.flatMap((run) => Object.keys(run.view.windows)).filter((name) => /^(learning_rate\/|loss_scale)/.test(name));
   const names = [...new Set([...metrics, ...Object.keys(RATES), ...other])].slice(0, MOST_CURVES);
@@ -269,15 +277,11 @@ function renderCurves(focus) {
     if (drawCurves(host, key, curves, look)) kept.add(key);
     else host.remove();
   }
-  for (const [key, { host }] of [...charts]) {
-    if (!key.startsWith("curve/") || kept.has(key)) continue;
-    remove(key);
-    host.remove();
-  }
+  prune("curve/", kept);
   $("curves").hidden = !kept.size;
 }
 
-const marksOf = (view, colour) => (view.notes || []).filter((note) => MARKS[note.event] === colour).map((note) => ({ kind: note.event, at: note.time }));
+const marksOf = (view, colours, at) => (view.notes || []).filter((note) => colours.includes(MARKS[note.event])).map((note) => ({ kind: note.event, at: at(note) }));
 
 function renderSpent(view) {
   const { windows = {}, said = {} } = view, total = windows["spent.total"] || [];
@@ -292,7 +296,7 @@ function renderSpent(view) {
   // Each area reaches from 0 to the sum of the shares so far, so the largest is drawn first.
   const areas = shares.map((own) => (sum = sum.map((value, i) => value + own[i]))).reverse();
   const series = kinds.map((kind) => ({ label: kind, colour: SPENT[kind], fill: true, steps: true })).reverse();
-  const marks = marksOf(view, "fault");
+  const marks = marksOf(view, ["fault"], (note) => note.time);
   const times = [windows.time[0] - total[0], ...windows.time]; // from the run's first start
   const draws = times.every((value, i) => value != null && (i === 0 || value > times[i - 1]));
   if (draws) draw($("spent-chart"), "spent", [times, ...areas.map((area) => [area[0], ...area])], series, { title: "share of the time", time: true, marks, range: [0, 1], keyed: true });
@@ -305,7 +309,7 @@ function renderSpent(view) {
   }), [false, true, true]);
 }
 
-const health = ({ name, state, why }) => make("td", `${state}${why ? `: ${why.replace(`${name} `, "")}` : ""}`, "state");
+const health = ({ name, state, why }) => make("td", `${state}${why ? `: ${why.replace(`${name} `, "").replace(/^\([^)]*\) /, "")}` : ""}`, "state");
 
 function renderWorkers(view) {
   const workers = (view.workers || []).filter((each) => each.name.toLowerCase().includes(chosen.find.toLowerCase()));
@@ -318,10 +322,9 @@ function renderWorkers(view) {
   table($("lanes-head"), ["worker", "state", ...figures.map((name) => cell("th", name, FIGURES[name])), `${FIGURES[figure] || ""} over time`], []);
   const values = lanes.flatMap((each) => each.lane?.[figure] || []).filter((value) => value != null).sort((a, b) => a - b);
   const most = Math.min(values.at(-1), 3 * values[values.length >> 1]) || values.at(-1) || 1; // a step that compiles would leave the others flat
-  const times = view.lane_time || [], marks = marksOf(view, "fault");
+  const times = view.lane_time || [], marks = marksOf(view, ["fault"], (note) => note.time);
   const look = { time: true, bare: true, height: 34, marks, range: [Math.min(0, values[0] ?? 0), 1.05 * most], span: [times[0], times.at(-1)] };
-  const kept = new Set(lanes.map((each) => `lane/${each.name}`));
-  for (const key of [...charts.keys()]) if (key.startsWith("lane/") && !kept.has(key)) remove(key);
+  prune("lane/", new Set(lanes.map((each) => `lane/${each.name}`)));
   const rows = lanes.map((each) => {
     const key = `lane/${each.name}`, row = make("tr", "", each.state), lane = charts.get(key)?.host ?? make("td", "", "lane");
     row.append(make("th", each.name), health(each));
@@ -341,7 +344,7 @@ function renderServers(view) {
     Object.entries(each.rows ?? {}).map(([name, rows]) => `${name} ${number(rows)}`).join(", ")]), [false, false, true, true], servers.map((each) => each.state));
   if (counts.length) draw($("staleness-chart"), "staleness", [counts.map((each) => each[0]), counts.map((each) => each[1])],
     [{ label: "updates", colour: "c0", fill: true, bars: true }], { title: "updates by their staleness", x: "staleness" });
-  else { remove("staleness"); }
+  else remove("staleness");
 }
 
 function renderBenchmark(focus) {
@@ -452,8 +455,8 @@ $("find").addEventListener("input", (event) => {
   poll();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  for (const key of [...charts.keys()]) if (!key.startsWith("curve/")) remove(key);
-  for (const [key, { host }] of [...charts]) { remove(key); host.remove(); }
+  prune("curve/", new Set());
+  for (const key of [...charts.keys()]) remove(key);
   render();
 });
 if (held) take(held.runs);

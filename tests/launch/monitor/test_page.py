@@ -40,6 +40,7 @@ def test_a_live_run_moves_and_a_stopped_worker_turns_red(opened, tmp_path):
         add(path, {"event": "fault", "time": lines[59]["time"], "step": 1, "task": "worker 2", "text": text})
         row = page.wait_for_selector("tr.stopped")
         assert text in row.inner_text()
+        assert page.inner_text("#news") == f"{path.parent.name}: worker 2 stopped"
         assert row.evaluate("row => getComputedStyle(row.cells[0]).color") == "rgb(196, 36, 43)"
         add(path, *lines[60:])
         page.locator("#news", has_text="ended: complete").wait_for()

@@ -88,6 +88,8 @@ def test_parameter_servers_are_shown_with_their_tables_and_the_staleness_of_upda
         server = int(re.findall(r"ps 1 is process (\d+)", program.out + program.err)[-1])
         for number, red in ((signal.SIGSTOP, "does not answer"), (signal.SIGCONT, ""), (signal.SIGKILL, "lost|killed")):
             os.kill(server, number)
+            if number == signal.SIGSTOP:
+                page.locator("#news", has_text="ps 1 stopped").wait_for()
             if red:
                 page.locator("#servers tr.stopped", has_text=re.compile(f"ps 1.*({red})")).wait_for()
             else:
