@@ -201,10 +201,12 @@ class Record:
         workers = sorted(self._states(find), key=lambda each: (_ORDER.index(each["state"]), _natural(each["name"])))
         for each in workers[:most_lanes]:
             each["lane"] = {key: self._lanes.column((each["name"], key)) for key in each["figures"]}
+        version = self._said.get("start", {}).get("version", VERSION)
+        newer = "" if version == VERSION else f"the record is of schema {version}, and this reads {VERSION}"
         servers = _dicts(self._said.get("window", {}).get("servers"))
         notes = [note for kind in self._notes.values() for note in kind]
         return {
-            "problem": self.problem or self._newer(),
+            "problem": self.problem or newer,
             "starts": self._starts,
             "first": self._notes["start"][0]["time"] if self._notes["start"] else None,
             "said": self._said,
@@ -215,10 +217,6 @@ class Record:
             "lane_time": self._lanes.column(_TIME),
             "notes": sorted(notes, key=lambda note: note["time"]),
         }
-
-    def _newer(self) -> str:
-        version = self._said.get("start", {}).get("version", VERSION)
-        return "" if version == VERSION else f"the record is of schema {version}, and this reads {VERSION}"
 
     def _states(self, find: str) -> Iterator[dict[str, Any]]:
         """Yields each worker: name, state, why, newest figures."""

@@ -38,7 +38,6 @@ function hours(at) {
   return at.map((seconds) => { const [day, hour] = moment(seconds).split(" "); return hour === "00:00:00" ? day.slice(5) : hour.slice(0, digits); });
 }
 const last = (values) => (values || []).findLast((value) => value != null);
-const inWords = (value) => (typeof value === "string" ? value : JSON.stringify(value) ?? "–");
 // The loss is the first, the gradients' norm the last.
 const metricsIn = (columns) => Object.keys(columns).filter((name) => name.startsWith("metrics."))
   .sort((a, b) => (b === "metrics.loss") - (a === "metrics.loss") || (a === "metrics.gradient_norm") - (b === "metrics.gradient_norm"));
@@ -172,13 +171,6 @@ function points(xs, ys, from = 0) {
   const sorted = [...at].sort((a, b) => a[0] - b[0]);
   return [sorted.map((each) => each[0]), sorted.map((each) => each[1])];
 }
-// An instance of uPlot aligns curves of different x; curves: [{data, label, ...}].
-function drawCurves(host, key, curves, look) {
-  const filled = curves.filter((each) => each.data[0].length);
-  if (filled.length) draw(host, key, uPlot.join(filled.map((each) => each.data)), filled, look);
-  return filled.length > 0;
-}
-
 // -- Sections ---------------------------------------------------------------------------------------------------------
 
 const shown = () => runs.map((run, place) => ({ ...run, place })).filter((run) => run.view && !chosen.hidden.has(run.place));
@@ -274,8 +266,10 @@ function renderCurves(focus) {
     const host = charts.get(key)?.host ?? $("curve-charts").appendChild(make("div"));
     const log = chosen.scale === "log" && curves.every((each) => each.data[1].every((value) => value > 0));
     const look = { log, title: RATES[name] ?? name.replace(/^metrics\./, "").replaceAll("_", " "), time: byTime && single, elapsed, marks };
-    if (drawCurves(host, key, curves, look)) kept.add(key);
-    else host.remove();
+    const filled = curves.filter((each) => each.data[0].length);
+    if (!filled.length) { host.remove(); continue; }
+    draw(host, key, uPlot.join(filled.map((each) => each.data)), filled, look); // which aligns curves of different x
+    kept.add(key);
   }
   prune("curve/", kept);
   $("curves").hidden = !kept.size;
@@ -361,9 +355,8 @@ function renderBenchmark(focus) {
         texts[place] = texts[place] === "–" ? text : `${texts[place]}\n${text}`; // of warnings there may be several
       }
   });
-  const heads = rows.map((row, i) => row.title !== rows[i - 1]?.title);
   table($("benchmark-table"), ["", ...all.map((run) => run.name)],
-    rows.flatMap(({ title, name, texts }, i) => [...(heads[i] ? [[make("th", title)]] : []), [name, ...texts]]));
+    rows.flatMap(({ title, name, texts }, i) => [...(title === rows[i - 1]?.title ? [] : [[make("th", title)]]), [name, ...texts]]));
   const lists = (focus.view.result?.sections || []).filter((each) => each.columns.length);
   $("benchmark-lists").replaceChildren(...lists.flatMap(({ title, columns, rows, figures }) => {
     const made = make("table");
@@ -387,7 +380,7 @@ function renderNotes(view) {
 function renderConfiguration() {
   const all = shown().filter((run) => run.view.said?.config?.values);
   const names = [...new Set(all.flatMap((run) => Object.keys(run.view.said.config.values)))].sort();
-  const lines = names.map((name) => [name, ...all.map((run) => inWords(run.view.said.config.values[name]))])
+  const lines = names.map((name) => [name, ...all.map((run) => run.view.said.config.values[name]).map((value) => (typeof value === "string" ? value : JSON.stringify(value) ?? "–"))])
     .filter(([, ...values]) => (all.length < 2 ? !["–", "null", "", "[]", "{}"].includes(values[0]) : new Set(values).size > 1));
   $("configuration").hidden = !all.length;
   table($("configuration-table"), [all.length > 1 ? "what differs" : "", ...all.map((run) => (all.length > 1 ? run.name : ""))], lines);
