@@ -185,8 +185,8 @@ class Tabular(Trainer):
         outputs, labels = tf.cast(outputs, tf.float32), tf.cast(labels, tf.float32)
         if self.predicts_clicks:
             losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=outputs)
-            # Of any other label there is no cross-entropy; `auc` says so by name.
-            return tf.where((labels == 0.0) | (labels == 1.0), losses, math.nan)
+            # Of any other label there is no cross-entropy; `auc` says so by name. A sum costs its gradient nothing.
+            return losses + tf.where((labels == 0.0) | (labels == 1.0), 0.0, math.nan)
         return tf.math.squared_difference(outputs, labels)
 
 

@@ -230,8 +230,6 @@ def auc(labels, logits, weights=None) -> Auc:
     logits = tf.reshape(tf.cast(scores, tf.float32), [-1])
     weights = None if weights is None else tf.reshape(tf.cast(weights, tf.float32), tf.shape(scores))
     every = tf.ones_like(logits) if weights is None else tf.reshape(weights, [-1])
-    finite = tf.math.is_finite(logits)
-    logits, every = tf.where(finite, logits, 0.0), tf.where(finite, every, 0.0)
     parts = (tf.reshape(tf.cast(labels, tf.float32), [-1]), every)
     pair = Auc(*(ranking.by_logit(logits, part) for part in parts))
     return weighable(

@@ -26,15 +26,16 @@ def _logits(slices: tf.IndexedSlices) -> tf.Tensor:
 def histogram(labels: tf.IndexedSlices, weights: tf.IndexedSlices) -> tf.Tensor:
     """Returns the weight of positives and of all examples in each bucket, float32 [BUCKETS + 1, 2].
 
-    The last are of labels that are not 0 or 1: their sum, and how many they are.
+    The last are of labels that are not 0 or 1: their sum, and how many they are. A logit that is not finite is in none.
     """
     middle, last = BUCKETS // 2, math.asinh(_LAST / _EVEN)
-    bucket = tf.floor(tf.asinh(_logits(labels) / _EVEN) * (middle / last)) + middle
+    logits = _logits(labels)
+    bucket = tf.clip_by_value(tf.asinh(logits / _EVEN) * (middle / last) + middle, 0.0, BUCKETS - 1.0)
     known = (labels.values == 0.0) | (labels.values == 1.0)
-    bucket = tf.where(known, tf.clip_by_value(bucket, 0.0, BUCKETS - 1.0), BUCKETS)
+    bucket = tf.where(tf.math.is_finite(logits), tf.where(known, bucket, BUCKETS), -1.0)  # the kernel leaves -1 out
     every = tf.where(known, weights.values, tf.sign(weights.values))
     both = tf.stack([tf.math.multiply_no_nan(labels.values, every), every], 1)
-    return tf.math.unsorted_segment_sum(both, tf.cast(bucket, tf.int32), BUCKETS + 1)
+    return tf.math.unsorted_segment_sum(both, tf.cast(bucket, tf.int32), BUCKETS + 1)  # whole numbers, rounded down
 
 
 def entries(number: int, labels: tf.IndexedSlices, weights: tf.IndexedSlices, dtype: tf.DType) -> tf.Tensor:
@@ -78,14 +79,15 @@ class Ranking:
     it knows.
 
     Args:
-      rows: [n, 3], of each example the logit, the label and the weight.
+      rows: [n, 3], of each example the logit, the label and the weight; those of a logit that is not finite are left
+        out.
 
     Attributes:
       wrong: the sum of the labels that are not 0 or 1, and how many they are; these count in nothing else.
     """
 
     def __init__(self, rows: np.ndarray):
-        logits, labels, weights = rows[rows[:, 2] != 0].T
+        logits, labels, weights = rows[np.isfinite(rows[:, 0]) & (rows[:, 2] != 0)].T
         known = (labels == 0) | (labels == 1)
         self.wrong = np.array([labels[~known].sum(), (~known).sum()], np.float64)
         logits, positives, weights = logits[known].astype(np.float32), (labels * weights)[known], weights[known]
