@@ -148,9 +148,12 @@ class KerasTrainer(Trainer):
     def _build_optimizer(self, source: tf.keras.Model) -> None:
         scaled = source.optimizer
         inner = getattr(scaled, "inner_optimizer", scaled)
-        if inner is not scaled and not hasattr(self, "loss_scale"):
+        if inner is not scaled:
             self.loss_scale = DynamicLossScale(scaled.initial_scale, scaled.dynamic_growth_steps)
             self.loss_scale.build()
+            if scaled.built:
+                self.loss_scale.value.assign(scaled.dynamic_scale)
+                self.loss_scale.good_steps.assign(tf.cast(scaled.step_counter, tf.int64))
         made = keras_compile.copied_optimizer(inner)
         self.optimizer = make_optimizer(self, self.trainable_variables, KerasOptimizer(made, as_compiled=True))
         if inner.built and len(made.variables) == len(inner.variables):
@@ -321,10 +324,13 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
         build_layers(trainer, model)
     for theirs, mine in zip(model.weights, trained.weights, strict=True):
         theirs.assign(mine)
-    mine, theirs = trainer.optimizer.keras_optimizer, model.optimizer
-    theirs = getattr(theirs, "inner_optimizer", theirs)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+    mine, theirs = trainer.optimizer.keras_optimizer, model.optimizer
+    if (inner := getattr(theirs, "inner_optimizer", theirs)) is not theirs:
+        theirs.dynamic_scale.assign(trainer.loss_scale.value)
+        theirs.step_counter.assign(tf.cast(trainer.loss_scale.good_steps, theirs.step_counter.dtype))
+        theirs = inner
     for to, variable in zip(theirs.variables, mine.variables, strict=True):
         to.assign(variable)
     theirs.finalize_variable_values(model.trainable_variables)  # the weights' averages, where it keeps them

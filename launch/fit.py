@@ -79,7 +79,7 @@ def fit(
       shuffle: whether each epoch has an order of its own.
       class_weight: weights by class; a class that is not in it weighs 1.
       sample_weight: one number an example; or an array [examples, steps] of a sequence's steps; or one of either for
-        each output, in a list or dictionary as the outputs are.
+        each output, in a list or dictionary as the outputs are: None there, and a name that is not, is 1.
       initial_epoch: the number of the first epoch.
       steps_per_epoch: steps from one `on_epoch_end` to the next; the data once, if None.
       validation_steps: batches that an evaluation takes; all, if None.

@@ -102,6 +102,13 @@ def test_active_learning_learns_from_few_labels():
 
 
 @pytest.mark.slow
+def test_active_learning_runs_to_its_end(tmp_path):
+    accuracies = re.findall(r"^(\d+) labels: accuracy (0\.\d+)$", ran_as_a_script("active_learning.py", tmp_path), re.M)
+    assert [int(labels) for labels, _ in accuracies] == [*range(20, 180, 20)]
+    assert float(accuracies[-1][1]) > 0.85  # of 160 labels
+
+
+@pytest.mark.slow
 def test_a_gan_is_seen_to_make_the_ring(capsys):
     _, distance = example("gan.py")["train"](pictures=3, steps=500)
     assert capsys.readouterr().out.count("step ") == 3

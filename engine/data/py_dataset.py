@@ -65,11 +65,14 @@ class OfBatches(Source):
         with self._lock:
             batch = self._batches[number]
         batch = tuple(batch) if isinstance(batch, list) else batch
-        arrays = tf.nest.map_structure(np.asarray, tf.keras.tree.lists_to_tuples(batch))
-        if any(not array.ndim or array.dtype == object for array in tf.nest.flatten(arrays)):
-            raise SourceError(
-                f"{self._name}[{number}] is not a batch of arrays; return (features, labels), an array each"
-            )
+        batch = tf.keras.tree.lists_to_tuples(batch)
+        arrays = tf.nest.map_structure(np.asarray, batch)
+        for part, array in zip(tf.nest.flatten(batch), tf.nest.flatten(arrays), strict=True):
+            if not array.ndim or array.dtype == object:
+                raise SourceError(
+                    f"{self._name}[{number}] holds a {type(part).__name__}, and is not a batch of dense arrays; return "
+                    "(features, labels), an array each"
+                )
         return tf.nest.map_structure(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, arrays)
 
     def _size(self, batch) -> int:

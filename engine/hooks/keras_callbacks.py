@@ -154,6 +154,9 @@ class KerasCallbacks(Windowed):
     def end(self, status: Status) -> None:
         self._tell("on_train_end", self._logs)
         self._share(status)
+        if status.strategy.num_hosts > 1:  # the chief's history has what callbacks add to logs
+            chief = json.loads(status.strategy.exchange_text(json.dumps(_state_of(self.history)))[0])
+            vars(self.history).update(chief["state"])
 
     def host_state(self) -> dict:
         for callback, variable in self._best.items():

@@ -154,8 +154,8 @@ class Losses(CompileLoss):
         given = ", ".join(map(str, found)) if isinstance(weights, dict) else f"{len(found)} arrays"
         outputs = ", ".join(map(str, names)) if tf.keras.tree.is_nested(form) else "one output"
         raise ValueError(
-            f"sample_weight has {given}, and the model has {outputs}; give one array for each output, as a list or "
-            "dictionary, or one array for all"
+            f"sample_weight has {given}, and the model has {outputs}; give one array for each output, or None, as a "
+            "list or dictionary, or one array for all"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,7 +22,10 @@ _BATCH_SIZE = 32  # Keras's
 
 
 def given(x: Any) -> Any:
-    """Returns what is trained on, with a source in the place of a `PyDataset`, a dataset in that of a `DataLoader`."""
+    """Returns what is trained on, with a source in the place of a `PyDataset`, a dataset in that of a `DataLoader`.
+
+    A dataset that has None for some of its weights has ones there.
+    """
     if frames.is_loader(x):
         return frames.of_loader(x)
     if isinstance(x, Iterator):
@@ -29,7 +33,22 @@ def given(x: Any) -> Any:
             f"a {type(x).__name__} can be read once only, and not from where a run resumes; give a "
             "keras.utils.PyDataset, or tf.data.Dataset.from_generator(function, output_signature=...).batch(...)"
         )
+    if isinstance(x, tf.data.Dataset) and tf.type_spec_from_value(None) in tf.nest.flatten(x.element_spec):
+        return x.map(_without_none)
     return OfBatches(x) if isinstance(x, tf.keras.utils.PyDataset) else x
+
+
+def _without_none(x, y=None, weights=None) -> tuple:
+    if weights is None:
+        return (x,) if y is None else (x, y)
+    return x, () if y is None else y, _of_all(y, weights, tf.shape(tf.nest.flatten(x)[0])[:1])
+
+
+def _of_all(labels: Any, weights: Any, shape: Any) -> Any:
+    """Returns weights with ones for outputs that have none: None, or not in a dictionary as labels are one."""
+    if isinstance(weights, dict) and isinstance(labels, dict):
+        weights = {**dict.fromkeys(labels), **weights}
+    return tf.nest.map_structure(lambda each: tf.ones(shape) if each is None else each, weights)
 
 
 def never_ends(x: Any) -> bool:
@@ -121,7 +140,8 @@ def with_weighed_labels(split: Source | tf.data.Dataset, form: Any) -> Source | 
         return tf.nest.map_structure(weight, form) if is_whole else weights
 
     def weighed(y, weights=None) -> tuple:
-        return ((y, spread(weights, tf.shape(tf.nest.flatten(y)[0])[0])),)
+        examples = tf.shape(tf.nest.flatten(y)[0])[0]
+        return ((y, _of_all(y, spread(weights, examples), [examples])),)
 
     return _mapped(split, weighed)
 
@@ -153,10 +173,12 @@ def _of_known_shape(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def _of_arrays(name: str, x: Any, y: Any, weights: Any) -> ArraySource:
     if x is None:
         raise UsageError(f"{name} is not given; give an array, or a dictionary or list of arrays")
+    x, y = (_arrays(part) for part in (x, y))
+    if isinstance(weights, (dict, list, tuple)):
+        weights = _of_all(y, weights, np.shape(tf.nest.flatten((x, 0))[0])[:1])
     weights = None if weights is None else _arrays(weights)
     if not isinstance(weights, (dict, tuple)) and np.ndim(weights) == 2 and np.shape(weights)[1] == 1:
         weights = weights[:, 0]
-    x, y = (_arrays(part) for part in (x, y))
     x = x[0] if isinstance(x, tuple) and len(x) == 1 else x
     split = (x,) if y is None and weights is None else (x, () if y is None else y, weights)
     split = splits.as_arrays(split if weights is not None else split[:2])
@@ -176,8 +198,20 @@ def _arrays(part: Any) -> Any:
 def weighed(split: Source | tf.data.Dataset, class_weight: Mapping[int, float]) -> Source | tf.data.Dataset:
     """Returns a split, see `split_of`, with the weights of its examples' classes, see `crankshaft.fit`."""
     _check_labels(split.element_spec)
-    about = f"{sorted(class_weight.items())} of "
-    return _mapped(split, lambda y: (y, _weights(y, class_weight)), about)
+    by_class = _by_class(class_weight)
+    about = f"{sorted(by_class.items())} of "
+    return _mapped(split, lambda y: (y, _weights(y, by_class)), about)
+
+
+def _by_class(class_weight: Mapping[int, float]) -> dict[int, float]:
+    with contextlib.suppress(ArithmeticError, AttributeError, TypeError, ValueError):
+        by_class = {int(each): float(weight) for each, weight in class_weight.items()}
+        if by_class.keys() == class_weight.keys():  # not of "1", nor of 1.5, which no label is
+            return by_class
+    raise UsageError(
+        f"class_weight={class_weight!r:.80} is not a number for each number of a class, and another key would weigh no "
+        "example; give a dictionary such as {0: 1.0, 1: 2.5}"
+    )
 
 
 def _check_labels(element_spec: Any) -> None:
@@ -202,9 +236,8 @@ def _weights(labels: tf.Tensor, class_weight: Mapping[int, float]) -> tf.Tensor:
             f"class_weight: labels are of shape {labels.shape}, so an example has no class; give sample_weight"
         )
     classes = tf.cast(tf.round(tf.cast(labels, tf.float32)), tf.int64)
-    keys, values = (tf.constant([*part]) for part in (map(int, class_weight), map(float, class_weight.values())))
-    is_its = tf.cast(classes[:, tf.newaxis] == tf.cast(keys, tf.int64), tf.float32)
-    return tf.reduce_sum(is_its * values, 1) + 1.0 - tf.reduce_sum(is_its, 1)
+    is_its = tf.cast(classes[:, tf.newaxis] == tf.constant([*class_weight], tf.int64), tf.float32)
+    return tf.reduce_sum(is_its * [*class_weight.values()], 1) + 1.0 - tf.reduce_sum(is_its, 1)
 
 
 def _mapped(split: Source | tf.data.Dataset, function: Callable[..., tuple], about: str = "") -> Any:

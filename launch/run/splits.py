@@ -214,9 +214,17 @@ def as_arrays(nest):
 
     Eager tensors become arrays, memory maps are read in pieces, float64, NumPy's default, becomes float32, and lists
     become tuples.
+
+    Raises:
+      UsageError: an array is sparse or ragged.
     """
 
     def array(x):
+        if hasattr(x, "shape") and not hasattr(x, "__array__"):
+            raise UsageError(
+                f"a {type(x).__name__} is not a dense array; make it one (tf.sparse.to_dense(x), a ragged tensor's "
+                "x.to_tensor(), SciPy's x.toarray()), or give a tf.data.Dataset that does so by map"
+            )
         x = np.asarray(x) if tf.is_tensor(x) else host_arrays.of(x)
         return x.astype(np.float32) if getattr(x, "dtype", None) == np.float64 else x
 
@@ -273,7 +281,10 @@ def _check_elements(name: str, elements) -> None:
         )
     for part in tf.nest.flatten(elements):
         if not isinstance(part, tf.TensorSpec):
-            raise UsageError(f"the {name} dataset holds a {type(part).__name__}; give dense tensors")
+            raise UsageError(
+                f"the {name} dataset holds a {type(part).__name__}; give dense tensors, by tf.sparse.to_dense or "
+                "x.to_tensor in dataset.map"
+            )
         _check_real(name, part.dtype)
 
 

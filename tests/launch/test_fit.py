@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 
@@ -135,6 +134,7 @@ CASES = {
         many,
         lambda: {**many_in_lists(), "sample_weight": [*map(even, (WEIGHTS, 2 * WEIGHTS, WEIGHTS[::-1]))]},
     ),
+    "weights of an output": (many, lambda: {**many_in_lists(), "sample_weight": [None, even(WEIGHTS), None]}),
     "lists, weighted": (many, lambda: {**many_in_lists(), "sample_weight": even(WEIGHTS)}),
 }
 
@@ -173,6 +173,42 @@ def compare(theirs, expected, ours, history, tolerance):
         np.testing.assert_allclose(history.history[name], values, rtol=tolerance, atol=tolerance, err_msg=name)
     for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.slow
+def test_a_second_fit_goes_on_with_the_loss_scale():
+    for fit in (keras.Model.fit, by_us):
+        model, scales = (
+            mlp(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), 4.0, dynamic_growth_steps=4)),
+            [],
+        )
+        for _ in range(2):  # of ten steps
+            fit(model, **mlp_data(batch_size=BATCH, epochs=2, verbose=0))
+            scales.append((float(model.optimizer.dynamic_scale), int(model.optimizer.step_counter)))
+        assert scales == [(4.0 * 2**2, 2), (4.0 * 2**5, 0)]
+
+
+@pytest.mark.slow
+def test_an_output_without_weights_in_batches_weighs_as_ones_do():
+    """A dataset may have None for one, and a dictionary lack it."""
+    x, y, weights = many_data(sample_weight={"b": WEIGHTS}).values()
+    x, y, weights = (tuple(x.values()), y, weights)
+    full = {name: weights.get(name, np.ones(len(x[0]), "float32")) for name in y}
+    dataset = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(BATCH)
+    lacking = dataset.map(lambda x, y, weights: (x, y, {"a": None, **weights, "c": None}))
+    how = {"epochs": 2, "batch_size": BATCH, "shuffle": False, "verbose": 0}
+    histories = []
+    for data in (
+        {"x": x, "y": y, "sample_weight": full},
+        {"x": lacking},
+        {"x": dataset},
+        {"x": Batches(x, y, weights)},
+    ):
+        keras.utils.set_random_seed(1)
+        histories.append(by_us(many(), **data, **how).history)
+    for history in histories[1:]:
+        for name, values in histories[0].items():
+            np.testing.assert_allclose(history[name], values, rtol=1e-6, err_msg=name)
 
 
 def steering():
@@ -444,58 +480,6 @@ def test_two_replicas_train_as_one_device(case):
     compare(theirs, expected, ours, history, 1e-5)
 
 
-SCRIPT = """
-import json, sys
-import crankshaft
-import keras
-import numpy as np
-
-random = np.random.default_rng(0)
-x = random.normal(size=(70, 8)).astype("float32")
-y = x @ random.normal(size=(8, 1)).astype("float32")
-
-
-def model():
-    made = keras.Sequential([keras.Input([8]), keras.layers.Dense(1, kernel_initializer="ones")])
-    made.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse", metrics=["mae"])
-    return made
-
-
-if __name__ == "__main__":
-    steering = [
-        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate if epoch < 2 else 0.05),
-        keras.callbacks.EarlyStopping("loss", restore_best_weights=True),
-    ]
-    strategy = sys.argv[1].partition("=")[2] if sys.argv[1:] else "one_device"
-    how = dict(batch_size=16, epochs=4, verbose=0, callbacks=steering, validation_data=(x, y), jit="off")
-    run = crankshaft.fit(model, x, y, strategy=strategy, **how)
-    weights = [weight.numpy().ravel().tolist() for weight in run.model.weights]
-    print(json.dumps([run.result["step"], run.history.history, weights]))
-"""
-
-
-def printed(text: str) -> list:
-    return [json.loads(line[line.index("[", 2) :]) for line in text.splitlines() if '"loss"' in line]
-
-
-@pytest.mark.slow
-def test_processes_train_it_too(crank, tmp_path):
-    """Two workers to 1e-5, their callbacks on the chief; around two servers each step is counted once."""
-    (tmp_path / "fit.py").write_text(SCRIPT)
-    (alone,) = [json.loads(crank(script=tmp_path / "fit.py").ok().out.splitlines()[-1])]
-    workers = printed(crank("--workers=2", "--", tmp_path / "fit.py", command="local").ok().out)
-    assert len(workers) == 2
-    for step, history, weights in workers:
-        assert step == alone[0]
-        for name, values in alone[1].items():
-            np.testing.assert_allclose(history.get(name, values), values, rtol=1e-5)
-        for one, other in zip(weights, alone[2], strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5)
-    ((step, history, _),) = printed(crank("--workers=2", "--ps=2", "--", tmp_path / "fit.py", command="local").ok().out)
-    assert step == 5 * len(history["loss"])
-    assert history["val_loss"][-1] < history["val_loss"][0]
-
-
 # -- mistakes
 
 
@@ -535,9 +519,11 @@ MISTAKES = {
     "mixed_bfloat16": (mlp, {"precision": "bfloat16"}),
     "arrays of 70, 69 examples": (mlp, {"y": classes(3)[:69]}),
     "x is not given": (mlp, {"x": None}),
+    "a SparseTensor is not a dense array; make it one": (mlp, {"x": tf.sparse.from_dense(drawn(8))}),
+    "class_weight={'0': 2.0} is not a number for each number of a class": (mlp, {"class_weight": {"0": 2.0}}),
     "compiled with a loss, and the data has no labels": (mlp, {"y": None}),
     "class_weight and sample weights are both given": (mlp, {"class_weight": {}, "sample_weight": WEIGHTS}),
-    "give one array for each output": (mlp, {"sample_weight": {"a": WEIGHTS}}),
+    "give one array for each output, or None": (mlp, {"sample_weight": {"a": WEIGHTS}}),
     "a function that makes and compiles the model": (mlp, {"strategy": "multi_worker"}),
     "use --ema_decay": (mlp, {"callbacks": [keras.callbacks.SwapEMAWeights()]}),
     "epochs, less initial_epoch, is 0": (mlp, {"epochs": 0}),

@@ -1,0 +1,115 @@
+"""`crankshaft.fit` in several processes: as one process trains, its callbacks on the chief, and after a kill."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+SCRIPT = """
+import json, sys
+import crankshaft
+import keras
+import numpy as np
+
+random = np.random.default_rng(0)
+x = random.normal(size=(70, 8)).astype("float32")
+y = x @ random.normal(size=(8, 1)).astype("float32")
+
+
+def model():
+    made = keras.Sequential([keras.Input([8]), keras.layers.Dense(1, kernel_initializer="ones")])
+    made.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse", metrics=["mae"])
+    return made
+
+
+if __name__ == "__main__":
+    steering = [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate if epoch < 2 else 0.05),
+        keras.callbacks.EarlyStopping("loss", restore_best_weights=True),
+    ]
+    strategy = sys.argv[1].partition("=")[2] if sys.argv[1:] else "one_device"
+    how = dict(batch_size=16, epochs=4, verbose=0, callbacks=steering, validation_data=(x, y), jit="off")
+    run = crankshaft.fit(model, x, y, strategy=strategy, **how)
+    weights = [weight.numpy().ravel().tolist() for weight in run.model.weights]
+    print(json.dumps([run.result["step"], run.history.history, weights]))
+"""
+
+
+def printed(text: str) -> list:
+    return [json.loads(line[line.index("[", 2) :]) for line in text.splitlines() if '"loss"' in line]
+
+
+@pytest.mark.slow
+def test_processes_train_it_too(crank, tmp_path):
+    """Two workers to 1e-5, their callbacks on the chief; around two servers each step is counted once."""
+    (tmp_path / "fit.py").write_text(SCRIPT)
+    alone = json.loads(crank(script=tmp_path / "fit.py").ok().out.splitlines()[-1])
+    workers = printed(crank("--workers=2", "--", tmp_path / "fit.py", command="local").ok().out)
+    assert len(workers) == 2
+    for step, history, weights in workers:
+        assert step == alone[0]
+        for name, values in alone[1].items():
+            np.testing.assert_allclose(history[name], values, rtol=1e-5)
+        for one, other in zip(weights, alone[2], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+    ((step, history, _),) = printed(crank("--workers=2", "--ps=2", "--", tmp_path / "fit.py", command="local").ok().out)
+    assert step == 5 * len(history["loss"])
+    assert history["val_loss"][-1] < history["val_loss"][0]
+
+
+ENDED = """
+import json, os, pathlib, signal, sys
+import crankshaft
+import keras
+from fit import model, x, y
+from tests.runs import newest
+from tests.waiting import wait_until
+
+*strategy, folder, ends = sys.argv[1:]
+log, run_dir = pathlib.Path(folder, "epochs"), pathlib.Path(folder, "run")
+
+
+class Own(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["made"] = -abs(epoch - 1)  # is best in the second epoch
+        with log.open("a") as file:
+            file.write(f"{epoch} ")
+        if epoch == 3 and ends == "ends" and log.read_text().split().count("3") == 1:
+            wait_until(lambda: newest(run_dir) == 15)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    stopping = keras.callbacks.EarlyStopping("made", mode="max", patience=4, restore_best_weights=True)
+    how = dict(batch_size=16, epochs=9, verbose=0, callbacks=[Own(), stopping], jit="off", checkpoint_every_steps=5)
+    if strategy:
+        how["strategy"] = strategy[0].partition("=")[2]
+    run = crankshaft.fit(model, x, y, run_dir=run_dir, **how)
+    weights = [weight.numpy().ravel().tolist() for weight in run.model.weights]
+    print(json.dumps([run.result["step"], run.stop, run.history.history, weights]))
+"""
+
+
+@pytest.mark.slow
+def test_workers_that_were_killed_after_the_best_epoch_end_with_its_weights(crank, tmp_path):
+    (tmp_path / "fit.py").write_text(SCRIPT)
+    (tmp_path / "ended.py").write_text(ENDED)
+    for name in ("alone", "workers"):
+        (tmp_path / name).mkdir()
+    alone = json.loads(crank(tmp_path / "alone", "lasts", script=tmp_path / "ended.py").ok().out.splitlines()[-1])
+    assert alone[0] == 6 * 5
+    for epochs in ("0 1 2 3 3 4 5 ", "0 1 2 3 3 4 5 "):  # the second time there is nothing left to do
+        local = ("--workers=2", "--max_restarts=1", "--", tmp_path / "ended.py", tmp_path / "workers", "ends")
+        workers = printed(crank(*local, command="local").ok().out)
+        assert (tmp_path / "workers" / "epochs").read_text() == epochs
+        assert len(workers) == 2
+        for step, stop, history, weights in workers:
+            assert (step, stop.removesuffix(" at worker 0")) == tuple(alone[:2])
+            assert weights == workers[0][3]
+            for mine, theirs in zip(weights, alone[3], strict=True):
+                np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+            assert sorted(history) == sorted(alone[2])
+            for name, values in alone[2].items():
+                np.testing.assert_allclose(history[name], values, rtol=1e-3)  # of losses near 0
