@@ -1,5 +1,6 @@
 """Arrays and streams on their way to workers: what arrives is what was sent, in pieces or whole."""
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -7,11 +8,14 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.data import arrays as host_arrays
+from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.feed import Run
 from crankshaft.engine.data.feeds import Devices, StreamedFeed
+from crankshaft.engine.data.order import Order
 from crankshaft.engine.data.streamed import OfDataset, divide
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.parameter_server import feed
+from crankshaft.engine.strategies.parameter_server.sources import Sources
 
 
 @pytest.fixture
@@ -101,3 +105,32 @@ def test_to_look_at_a_streams_batch_leaves_its_place():
     assert found + batches_of(made, made.take(3, 3)) == expected
     assert made.position(6)
     assert made.position(5) is None
+
+
+@pytest.mark.parametrize(("first", "stop"), [(0, 3), (6, 9), (8, 8), (3, 3)])
+def test_a_lease_read_by_its_worker_has_the_steps_that_are_not_done_if_any(monkeypatch, first, stop):
+    """Those of a shuffled source; a lease of no step is one whose answer alone was lost with its worker."""
+    monkeypatch.setattr(tf, "device", lambda _: contextlib.nullcontext())  # a worker's, which this process is not
+    source = ArraySource(np.arange(EXAMPLES))
+    registered = Sources(lambda: [source], "here").answer()
+    order = Order(EXAMPLES, BATCH, block_steps=1, seed=3)
+    made = feed.ReadByWorkersFeed(source, 0, order)
+
+    def run(operands, stop, state):
+        def step(number, steps_of):
+            (batch,) = made.next_operands(operands, number)
+            return number + 1, tf.tensor_scatter_nd_add(steps_of, batch[:, None], tf.fill(tf.shape(batch), number))
+
+        return tf.while_loop(lambda number, _: number < stop, step, state), tf.timestamp()
+
+    @tf.function(input_signature=(tf.TensorSpec([], tf.int64),) * 2, autograph=False)
+    def lease(first, stop):
+        return made.through((), first, stop, run, (first, tf.zeros([EXAMPLES], tf.int64)))[0]
+
+    number, steps_of = lease(first, stop)
+    expected = np.zeros(EXAMPLES, np.int64)
+    for step in range(first, stop):
+        expected[order.examples_of(tf.constant(step, tf.int64), step + 1)[0]] += step
+    assert number == stop
+    np.testing.assert_array_equal(steps_of, expected)
+    assert not registered.dismissed.is_set()  # and kept until here, as its functions are
