@@ -24,7 +24,7 @@ _BATCH_SIZE = 32  # Keras's
 def given(x: Any) -> Any:
     """Returns what is trained on, with a source in the place of a `PyDataset`, a dataset in that of a `DataLoader`.
 
-    A dataset that has None for some of its weights has ones there.
+    What holds arrays becomes a nest of them. A dataset that has None for some of its weights has ones there.
     """
     if frames.is_loader(x):
         return frames.of_loader(x)
@@ -35,7 +35,10 @@ def given(x: Any) -> Any:
         )
     if isinstance(x, tf.data.Dataset) and tf.type_spec_from_value(None) in tf.nest.flatten(x.element_spec):
         return x.map(_without_none)
-    return OfBatches(x) if isinstance(x, tf.keras.utils.PyDataset) else x
+    if isinstance(x, tf.keras.utils.PyDataset):
+        return OfBatches(x)
+    is_nest = x is not None and not isinstance(x, (str, tf.data.Dataset, Source)) and not callable(x)
+    return splits.as_arrays(_arrays(x)) if is_nest else x
 
 
 def _without_none(x, y=None, weights=None) -> tuple:
@@ -173,7 +176,7 @@ def _of_known_shape(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def _of_arrays(name: str, x: Any, y: Any, weights: Any) -> ArraySource:
     if x is None:
         raise UsageError(f"{name} is not given; give an array, or a dictionary or list of arrays")
-    x, y = (_arrays(part) for part in (x, y))
+    y = _arrays(y)
     if isinstance(weights, (dict, list, tuple)):
         weights = _of_all(y, weights, np.shape(tf.nest.flatten((x, 0))[0])[:1])
     weights = None if weights is None else _arrays(weights)

@@ -519,7 +519,10 @@ MISTAKES = {
     "mixed_bfloat16": (mlp, {"precision": "bfloat16"}),
     "arrays of 70, 69 examples": (mlp, {"y": classes(3)[:69]}),
     "x is not given": (mlp, {"x": None}),
-    "a SparseTensor is not a dense array; make it one": (mlp, {"x": tf.sparse.from_dense(drawn(8))}),
+    "a SparseTensor is not a dense array; make it one": (
+        mlp,
+        {"x": tf.sparse.from_dense(drawn(8)), "steps_per_epoch": 2},
+    ),
     "class_weight={'0': 2.0} is not a number for each number of a class": (mlp, {"class_weight": {"0": 2.0}}),
     "compiled with a loss, and the data has no labels": (mlp, {"y": None}),
     "class_weight and sample weights are both given": (mlp, {"class_weight": {}, "sample_weight": WEIGHTS}),
