@@ -20,6 +20,7 @@ from .writing import Writing
 
 PROFILED_STEPS = 10
 _LEAST_TRACE_MS = 200  # of another task, so that its beginning and end do not count much
+_LAST_LOOK_SECONDS = 5.0  # for what came as the run ended
 _WISHES = {"checkpoint": 1, "profile": 2}  # a bit each
 
 
@@ -93,7 +94,7 @@ class Asked(Hook):
             self._end_profile(status)
         for request in self._stopping:
             self._answer(request, f"the run has ended at step {status.step:,}, and is saved: {status.stop}")
-        self._look()
+        self._looking.flush(_LAST_LOOK_SECONDS)
 
     def close(self) -> None:
         if self._is_open:

@@ -273,9 +273,9 @@ def _check_classes(config: Config, train, num_classes: int | None) -> None:
         shown = short(", ".join(parts) if isinstance(parts, dict) else len(parts))
         raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {cure}")
     if num_classes is None:
+        cure = "give labels that are classes" if config.input_entry else "give (train, eval, num_classes), with classes"
         raise UsageError(
-            f"{name} needs num_classes, and the data has none: {datasplits.labels_shown(train)}; give labels that are "
-            "classes, numbered from 0, or return (train, eval, num_classes) from the data function"
+            f"{name} needs num_classes, and the data has none: {datasplits.labels_shown(train)}; {cure}, numbered from 0"
         )
 
 

@@ -175,9 +175,8 @@ def test_a_default_that_is_no_json_is_kept_by_its_name(inside, tmp_path):
 
 def test_a_classifier_on_data_without_classes_says_so(inside):
     outcome = inside("--model=logistic", *RUN, data=data)
-    assert (
-        "logistic needs num_classes, and the data has none: its labels are float32, -2.0 among them" in outcome.mistake
-    )
+    assert "logistic needs num_classes, and the data has none: its labels are float32, -2.0 among them" in outcome.error
+    assert outcome.error.rstrip().endswith("; give (train, eval, num_classes), with classes, numbered from 0")
     outcome = inside("--model=logistic", *RUN, data=lambda: (({"a": FEATURES, "b": FEATURES}, LABELS), None, 2))
     assert "logistic takes one array of features, and the data has several (a, b); give one array" in outcome.mistake
 
