@@ -273,9 +273,10 @@ def _check_classes(config: Config, train, num_classes: int | None) -> None:
         shown = short(", ".join(parts) if isinstance(parts, dict) else len(parts))
         raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {cure}")
     if num_classes is None:
-        cure = "give labels that are classes" if config.input_entry else "give (train, eval, num_classes), with classes"
+        what = "labels that are classes" if config.input_entry else "(train, eval, num_classes), with classes"
         raise UsageError(
-            f"{name} needs num_classes, and the data has none: {datasplits.labels_shown(train)}; {cure}, numbered from 0"
+            f"{name} needs num_classes, and the data has none: {datasplits.labels_shown(train)}; give {what}, "
+            "numbered from 0"
         )
 
 
