@@ -88,9 +88,9 @@ def measure_measuring(made: session.Session, steps: int, pieces: int) -> dict[st
 
 def recorders(made: session.Session, hooks: list, stack: contextlib.ExitStack) -> list:
     """Makes what records a run, answers who asks, and serves Prometheus, which scrapes each second."""
-    writing = Writing()
-    record = recording.record(made, writing, time.monotonic())
-    found = [record, *asking.asked(made, hooks, record, StopRequest(), writing)]
+    looking = Writing("looking")
+    record = recording.record(made, Writing(), looking, time.monotonic())
+    found = [record, *asking.asked(made, hooks, record, StopRequest(), looking)]
     for hook in found:
         stack.callback(hook.close)
     run = types.SimpleNamespace(session=made, record=record)

@@ -222,7 +222,7 @@ function renderSummary(run) {
   const saved = notes.findLast((note) => note.event === "checkpoint"), spent = said.end?.goodput?.seconds ?? said.window?.spent;
   const lines = [
     ["step", step != null && `${number(step)}${until != null ? ` of ${number(until)}` : ""}`],
-    ["time left", !said.end && windows.step && `about ${span(left(view))}`],
+    ["time left", !said.end && !run.late && windows.step && `about ${span(left(view))}`],
     ["goodput", spent?.total > 0 && `${Math.round((100 * spent.steps) / spent.total)} % of ${span(spent.total)}`],
     ["examples a second", last(windows.examples_per_sec)],
     ["steps a second", last(windows.steps_per_sec)],
