@@ -31,8 +31,11 @@ _INSTEAD = {
 }
 # What `compile` says of the update, and the options of a run that would say it a second time.
 _OF_COMPILE = {
-    **dict.fromkeys(("optimizer", "optimizer_args", "weight_decay"), "optimizer"),
-    **dict.fromkeys(("learning_rate", "schedule", "schedule_args", "warmup_steps"), "optimizer's learning_rate"),
+    **dict.fromkeys(("optimizer", "optimizer_arg", "weight_decay"), "optimizer"),
+    **dict.fromkeys(
+        ("learning_rate", "learning_rate_schedule", "learning_rate_schedule_arg", "warmup_steps"),
+        "optimizer's learning_rate",
+    ),
     "clip_norm": "optimizer's global_clipnorm",
     "clip_variable_norm": "optimizer's clipnorm",
     "clip_value": "optimizer's clipvalue",
@@ -43,11 +46,6 @@ _CLASSES_BY: dict[str, Callable] = {
     "categoricalcrossentropy": functools.partial(tf.argmax, axis=-1),
 }
 _COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_NAMES_OF_FLAGS = {
-    "optimizer_args": "optimizer_arg",
-    "schedule": "learning_rate_schedule",
-    "schedule_args": "learning_rate_schedule_arg",
-}
 
 
 class KerasTrainer(Trainer):
@@ -296,8 +294,7 @@ def _options(options: StepOptions, model: tf.keras.Model, is_given: bool) -> Ste
     for name, where in _OF_COMPILE.items():
         if getattr(options, name) not in (getattr(StepOptions(), name), getattr(said, name) if name in CLIPS else None):
             raise ValueError(
-                f"`{_NAMES_OF_FLAGS.get(name, name)}` is given, and the model is compiled with an optimizer; set the "
-                f"{where} in compile"
+                f"`{name}` is given, and the model is compiled with an optimizer; set the {where} in compile"
             )
     if is_given and options.precision not in ("float32", model.dtype_policy.compute_dtype):
         raise ValueError(

@@ -50,12 +50,11 @@ class Trainer(tf.Module):
     def build_optimizer(self) -> optimizers.Optimizer:
         """Returns an engine optimizer, or a Keras one (which goes through the adapter). Default: by `given.options`."""
         o = self.given.options
-        rate = schedules.build(
-            o.schedule, o.learning_rate, o.total_steps, warmup_steps=o.warmup_steps, **o.schedule_args
-        )
+        name, arguments = o.learning_rate_schedule, o.learning_rate_schedule_arg
+        rate = schedules.build(name, o.learning_rate, o.total_steps, warmup_steps=o.warmup_steps, **arguments)
         decay = {} if o.weight_decay is None else {"weight_decay": o.weight_decay}
         return optimizers.build(
-            o.optimizer, rate, weight_decay_exclude=o.weight_decay_exclude, **decay, **o.optimizer_args
+            o.optimizer, rate, weight_decay_exclude=o.weight_decay_exclude, **decay, **o.optimizer_arg
         )
 
     def learning_rate_multiplier(self, variable) -> float:

@@ -23,6 +23,7 @@ import select
 import socket
 import time
 import zlib
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ..internals.errors import visible
@@ -32,6 +33,7 @@ _SIGNATURE_BYTES = 32  # SHA-256's
 _LARGEST = 1 << 63  # bound of a number that arrives
 _MAX_LINE = 400  # bytes of a farewell that are sent, in UTF-8
 _PROBE_SECONDS = 0.5
+_MOST_ASKED = 8  # tasks of which nothing comes, one after another
 
 
 class Heard(NamedTuple):
@@ -255,6 +257,34 @@ def is_silent(address: str, seconds: float) -> bool:
     except OSError:  # it has ended
         pass
     return False
+
+
+class LastHeard:
+    """When tasks were last heard of; those of which nothing comes are asked.
+
+    Args:
+      addresses: host:port of each task's gRPC server, by its name.
+    """
+
+    def __init__(self, addresses: Mapping[str, str]):
+        self._addresses = addresses
+        self._at: dict[str, float] = {}
+
+    def note(self, tasks: Iterable[str]) -> None:
+        """Notes that tasks are heard of now. One that never was is not asked."""
+        self._at |= dict.fromkeys(tasks, time.monotonic())
+
+    def silent(self, seconds: float) -> list[str]:
+        """Returns the tasks that have been silent for about so long, and are when asked; see `is_silent`.
+
+        A few are asked at a time, those first that were heard of longest ago.
+        """
+        before = time.monotonic() - seconds / 2
+        quiet = [task for task in self._addresses if self._at.get(task, before) < before]
+        asked = sorted(quiet, key=self._at.__getitem__)[:_MOST_ASKED]
+        silent = [task for task in asked if is_silent(self._addresses[task], seconds / 3)]
+        self.note(task for task in asked if task not in silent)
+        return silent
 
 
 def _split(address: str) -> tuple[str, int]:

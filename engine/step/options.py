@@ -28,10 +28,10 @@ class StepOptions:
       seed: the run's only source of randomness, from 0 to 2^31 - 1.
       precision: what layers compute in; variables stay float32. float16 brings dynamic loss scaling.
       optimizer: a name for `engine.optimizers.build`.
-      optimizer_args: its arguments, by name.
+      optimizer_arg: its arguments, by name.
       learning_rate: see `engine.optimizers.schedules.build`, as for the next four.
-      schedule: the name of the rate's schedule.
-      schedule_args: its arguments, by name.
+      learning_rate_schedule: the name of the rate's schedule.
+      learning_rate_schedule_arg: its arguments, by name.
       warmup_steps: in which the rate rises linearly to where it begins.
       total_steps: at which a schedule ends.
       weight_decay: decoupled decay a step, times the learning rate; None takes the optimizer's own default.
@@ -60,10 +60,10 @@ class StepOptions:
     seed: int = 0
     precision: str = "float32"
     optimizer: str = "adam"
-    optimizer_args: dict[str, Any] = dataclasses.field(default_factory=dict)
+    optimizer_arg: dict[str, Any] = dataclasses.field(default_factory=dict)
     learning_rate: float = 1e-3
-    schedule: str = "constant"
-    schedule_args: dict[str, Any] = dataclasses.field(default_factory=dict)
+    learning_rate_schedule: str = "constant"
+    learning_rate_schedule_arg: dict[str, Any] = dataclasses.field(default_factory=dict)
     warmup_steps: int = 0
     total_steps: int = 1
     weight_decay: float | None = None

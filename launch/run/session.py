@@ -376,9 +376,9 @@ def step_options(
     config: Config, train_steps: int | None, batch_parts: int, freeze: tuple[tuple[str, int | None], ...] = ()
 ) -> StepOptions:
     """Makes the settings of a run's step; `freeze` is in steps."""
-    optimizer_args = config.given_arguments("optimizer_arg")
-    exclude = optimizer_args.pop("weight_decay_exclude", registry.WEIGHT_DECAY_EXCLUDE)
-    clips = {ours: optimizer_args.pop(name, 0.0) for name, ours in registry.CLIPS.items()}
+    optimizer_arg = config.given_arguments("optimizer_arg")
+    exclude = optimizer_arg.pop("weight_decay_exclude", registry.WEIGHT_DECAY_EXCLUDE)
+    clips = {ours: optimizer_arg.pop(name, 0.0) for name, ours in registry.CLIPS.items()}
     # Modes that do not train accept any number of steps, but a schedule needs a step after its warm-up.
     least_steps = config.warmup_steps + 1
     has_length = config.trains and train_steps is not None
@@ -386,10 +386,10 @@ def step_options(
         seed=config.seed,
         precision=config.precision,
         optimizer=config.optimizer,
-        optimizer_args=optimizer_args,
+        optimizer_arg=optimizer_arg,
         learning_rate=config.learning_rate,
-        schedule=config.learning_rate_schedule,
-        schedule_args=config.given_arguments("learning_rate_schedule_arg"),
+        learning_rate_schedule=config.learning_rate_schedule,
+        learning_rate_schedule_arg=config.given_arguments("learning_rate_schedule_arg"),
         warmup_steps=config.warmup_steps,
         total_steps=train_steps if has_length else max(train_steps or 0, least_steps),
         weight_decay=config.weight_decay,

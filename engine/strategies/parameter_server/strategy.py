@@ -21,7 +21,7 @@ from ...data.order import order_of
 from ...data.source import Source, SourceError, WithoutBadRecords
 from ...data.streamed import divide, unwatched
 from ...health import answers, standstill
-from ...health.peers import is_silent
+from ...health.peers import LastHeard
 from ...health.watchdog import LostPeerError
 from ...internals import keras
 from ...internals.tensorflow import let_coordinator_compute
@@ -41,7 +41,6 @@ from .placement import Placement, Rule, server_number
 
 _CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
 _WAIT_SECONDS = 1.0
-_MOST_ASKED = 8  # of the tasks of which nothing comes, one after another
 _ROW = ("seconds", "input_seconds", "steps", "staleness")  # of a worker's leases that came back in a call
 _BOUND = ("train_feed", "_train_loop", "eval_feed", "_eval_loop", "_evaluations")  # see `lent`
 _SENT = "the coordinator reads it, and sends each worker the examples of its steps"
@@ -108,8 +107,9 @@ class ParameterServer(Measured):
         self._updates = self._staleness = self._most_stale = 0  # how many so far; their staleness, its sum and most
         self._lags = np.zeros(LAGS, np.int64)  # of updates since `activity` was called
         self._answer_seconds: dict[int, float] = {}  # by server, of its newest answer
-        # By task, when it gave its newest lease back, or last answered.
-        self._heard = {f"ps {server}": 0.0 for server in range(len(cluster.servers))}
+        servers = {f"ps {server}": address for server, address in enumerate(cluster.servers)}
+        self._heard = LastHeard(servers | dict(zip(self.worker_names, cluster.workers, strict=True)))
+        self._heard.note(servers)  # workers as they give leases back
         self._steps_per_loop = steps_per_loop
         self._next_step = 0  # the first that is not handed out
         self._lease_seconds = 0.0  # for which workers wait: where a stream is read, of this process
@@ -202,18 +202,14 @@ class ParameterServer(Measured):
             raise
 
     def silent(self, seconds: float) -> list[str]:
-        since = time.monotonic() - seconds / 2
-        tasks = {f"ps {server}": address for server, address in enumerate(self.cluster.servers)}
-        tasks |= zip(self.worker_names, self.cluster.workers, strict=True)
-        quiet = [task for task in tasks if self._heard.get(task, since) < since]
-        return [task for task in quiet[:_MOST_ASKED] if is_silent(tasks[task], seconds / 3)]
+        return self._heard.silent(seconds)
 
     def _ask(self, server: int) -> None:
         if self._coordinator is not None:
             before = time.monotonic()
             answers.ask("ps", server)
-            self._heard[f"ps {server}"] = now = time.monotonic()
-            self._answer_seconds[server] = now - before
+            self._answer_seconds[server] = time.monotonic() - before
+            self._heard.note([f"ps {server}"])
 
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
@@ -397,7 +393,7 @@ class ParameterServer(Measured):
 
     def _collect(self) -> list[Done]:
         done = self._leases.collect(_WAIT_SECONDS)
-        self._heard |= dict.fromkeys((f"worker {each.returned.worker}" for each in done), time.monotonic())
+        self._heard.note(self.worker_names[each.returned.worker] for each in done)
         return done
 
     def _fill(self, end: int) -> None:

@@ -3,11 +3,13 @@
 import contextlib
 import json
 import socket
+import threading
+import time
 import zlib
 
 import pytest
 
-from crankshaft.engine.health.peers import Peers
+from crankshaft.engine.health.peers import LastHeard, Peers
 from tests.waiting import wait_until
 
 NAMES = ("worker 0", "worker 1")
@@ -212,3 +214,30 @@ def test_workers_of_another_secret_do_not_hear_each_other(secrets):
 def test_the_port_is_bound_at_the_workers_own_address(wire):
     with channels(b"", b"") as peers:
         assert {source for source, _ in wire} == {address_of(each) for each in peers}
+
+
+def greet_all(listener):
+    with contextlib.suppress(OSError):  # closed
+        while True:
+            connection, _ = listener.accept()
+            connection.sendall(b"hello")
+            connection.close()
+
+
+def test_of_many_tasks_of_which_nothing_comes_the_one_that_is_stopped_is_found():
+    """A few are asked at a time: those that answer are not asked again before others are."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(20)]
+        addresses = {f"ps {i}": f"127.0.0.1:{each.getsockname()[1]}" for i, each in enumerate(listeners)}
+        for each in listeners[:-1]:
+            stack.callback(each.shutdown, socket.SHUT_RDWR)
+            threading.Thread(target=greet_all, args=(each,), daemon=True).start()
+        heard = LastHeard(addresses)
+        time.sleep(0.1)
+        assert heard.silent(0.1) == []  # of which nothing was ever heard
+        heard.note(addresses)
+        assert heard.silent(60.0) == []
+        found: set[str] = set()
+        wait_until(lambda: found.update(heard.silent(0.6)) or found)
+        assert found == {"ps 19"}
+        assert heard.silent(0.6) == ["ps 19"]  # also where others are due again

@@ -39,7 +39,7 @@ RULES = [
     ("adam", {}),
     ("adamw", {"weight_decay": 0.1, "weight_decay_exclude": None}),
     ("adagrad", {}),
-    ("rmsprop", {"optimizer_args": {"momentum": 0.9}}),
+    ("rmsprop", {"optimizer_arg": {"momentum": 0.9}}),
     ("ftrl", {}),
     ("nadam", {}),  # Keras's own, which does something once a step
     ("lion", {"weight_decay": 0.1, "weight_decay_exclude": None}),

@@ -46,7 +46,7 @@ OPTIONS = {
     "adam": {"optimizer": "adam", "accumulate_steps": 2},
     "adamw": {"optimizer": "adamw", "clip_norm": 0.3, "ema_decay": 0.9},
     "momentum": {"optimizer": "momentum", "clip_variable_norm": 0.1, "weight_decay": 0.01},
-    "ftrl": {"optimizer": "ftrl", "clip_value": 0.01, "optimizer_args": {"initial_accumulator_value": 1.0}},
+    "ftrl": {"optimizer": "ftrl", "clip_value": 0.01, "optimizer_arg": {"initial_accumulator_value": 1.0}},
     "rmsprop": {"optimizer": "rmsprop", "on_nonfinite": "skip"},
 }
 RUNS = [

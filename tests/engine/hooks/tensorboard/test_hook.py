@@ -16,14 +16,14 @@ from tests.engine.hooks.tensorboard.boards import BATCH, Every, probe_of, raw_ev
 
 
 def test_scalars_are_the_means_since_the_last_time_and_rates(made, tmp_path):
-    bench = made(learning_rate=0.5, schedule="cosine", total_steps=10)
+    bench = made(learning_rate=0.5, learning_rate_schedule="cosine", total_steps=10)
     run(bench, [Evaluation(4), TensorBoard(tmp_path, 4)], 10)
     train = scalars(tmp_path / "train")
     names = {"loss", "accuracy", "gradient_norm", "learning_rate", "epoch"}
     names |= {"steps_per_sec", "examples_per_sec", "input_wait_fraction"}
     assert set(train) == names
     assert all(list(series) == [4, 8, 10] for series in train.values())
-    again = made(learning_rate=0.5, schedule="cosine", total_steps=10)
+    again = made(learning_rate=0.5, learning_rate_schedule="cosine", total_steps=10)
     means = [total / count for total, count in (again.train(step)["loss"] for step in (4, 8, 10))]
     # Events hold float32.
     assert list(train["loss"].values()) == pytest.approx(means, rel=1e-6)
