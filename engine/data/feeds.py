@@ -479,7 +479,7 @@ class RepeatedFeed(Feed):
         self._values, self._here = values, values if here is None else here
 
     def take(self, step: int, limit: int) -> Run:
-        return Run((self._values,), step, step + limit)  # servers' leases are counted by these
+        return Run((self._values,), step, step + limit)  # leases are counted by their steps
 
     def look(self, step: int) -> Run:
         return Run((self._here,), 0, 1)

@@ -26,7 +26,7 @@ def _logits(slices: tf.IndexedSlices) -> tf.Tensor:
 def histogram(labels: tf.IndexedSlices, weights: tf.IndexedSlices) -> tf.Tensor:
     """Returns the weight of positives and of all examples in each bucket, float32 [BUCKETS + 1, 2].
 
-    The last are of labels that are not 0 or 1: their sum, and how many they are. A logit that is not finite is in none.
+    The last row has the sum of the labels that are not 0 or 1, and their number. Non-finite logits are left out.
     """
     middle, last = BUCKETS // 2, math.asinh(_LAST / _EVEN)
     logits = _logits(labels)
@@ -35,7 +35,7 @@ def histogram(labels: tf.IndexedSlices, weights: tf.IndexedSlices) -> tf.Tensor:
     bucket = tf.where(tf.math.is_finite(logits), tf.where(known, bucket, BUCKETS), -1.0)  # the kernel leaves -1 out
     every = tf.where(known, weights.values, tf.sign(weights.values))
     both = tf.stack([tf.math.multiply_no_nan(labels.values, every), every], 1)
-    return tf.math.unsorted_segment_sum(both, tf.cast(bucket, tf.int32), BUCKETS + 1)  # whole numbers, rounded down
+    return tf.math.unsorted_segment_sum(both, tf.cast(bucket, tf.int32), BUCKETS + 1)  # the cast rounds down
 
 
 def entries(number: int, labels: tf.IndexedSlices, weights: tf.IndexedSlices, dtype: tf.DType) -> tf.Tensor:
@@ -79,8 +79,7 @@ class Ranking:
     it knows.
 
     Args:
-      rows: [n, 3], of each example the logit, the label and the weight; those of a logit that is not finite are left
-        out.
+      rows: [n, 3], of each example the logit, the label and the weight. Logits that are not finite are left out.
 
     Attributes:
       wrong: the sum of the labels that are not 0 or 1, and how many they are; these count in nothing else.

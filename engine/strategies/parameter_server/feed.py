@@ -164,7 +164,8 @@ class ReadByWorkersFeed(_InPieces):
             return end, next_end, next_piece, took + _piece_took(done, there, size, next_end - end), state
 
         began, end = timestamp_after(first), end_of(first)
-        # All of a lease's steps are done where only its answer was lost: that of no step is not a piece.
+        # A lease whose answer alone was lost is run again with no step left. One is read all the same: the shuffle
+        # takes at least one place.
         piece, size, there = read(first, tf.maximum(end, first + 1))
         start = (first, end, piece, _piece_took(began, there, size, end - first), state)
         *_, took, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)
