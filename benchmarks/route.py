@@ -22,16 +22,17 @@ ROOMS = tuple(ROOT + room + os.sep for room in ("engine", "launch", "models", "i
 
 
 class Route:
-    """The files that one call of a function enters, until it returns; calls in threads that it waits for too."""
+    """The files that one call of a function enters until it returns, also in threads that it starts."""
 
     def __init__(self, start: str, number: int):
         self.stays: list[str] = []
         self._start, self._number = start, number
         self._frame = None
+        self._others: set[int | None] = set()  # threads that were there before it
         self._done = False
 
     def __call__(self, frame, event, _):
-        if self._done or event not in ("call", "return"):
+        if self._done or event not in ("call", "return") or threading.get_ident() in self._others:
             return
         code = frame.f_code
         if self._frame is None:
@@ -39,6 +40,7 @@ class Route:
                 self._number -= 1
                 if self._number == 0:
                     self._frame = frame
+                    self._others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
                     self._stay(code.co_filename)
         elif event == "return" and frame is self._frame:
             self._done = True
