@@ -25,7 +25,7 @@ from .records.shards import find_splits, open_splits
 _PATTERNS = ("*.array_record", "*.array_record*", "*.arrayrecord*", "*.ar")
 _EXPECTED = "shards of ArrayRecords (*.array_record, *.array_record-00000-of-00016)"
 _CHUNK_BYTES = 1 << 20
-_SAMPLES = 16
+_SAMPLES = 64
 _RANDOM_ACCESS = "readahead_buffer_size:0,max_parallelism:0"  # as its documentation advises
 
 

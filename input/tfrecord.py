@@ -24,7 +24,7 @@ from .records.shards import find_splits, open_splits
 PATTERNS = ("*.tfrecord", "*.tfrecord*", "*.tfrec", "*.tfrec*", "*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9]*")
 _EXPECTED = "shards of TFRecords (*.tfrecord, *.tfrecord-00000-of-00016)"
 _PIECE = 512  # records that are read before they are checked: their memory stays in the processor's cache
-_SAMPLES = 16  # records by which features are read off
+_SAMPLES = 64  # records by which features are read off
 
 
 def load(

@@ -20,6 +20,7 @@ from .shards import splits_of
 
 _MAGIC = b"\x1f\x8b"  # of gzip
 _COMPRESSION = "GZIP"
+_SAMPLED_FILES = 8
 
 
 def are_gzip(paths: list[str]) -> bool:
@@ -48,10 +49,16 @@ def open_splits(
     from ...engine.data import streamed
 
     given, label, weight = names
-    parsed = described.find(train, tuple(map(str, given)), label, weight, lambda: _first_records(train[0], samples))
+    parsed = described.find(train, tuple(map(str, given)), label, weight, lambda: _samples(train, samples))
     parse = in_graph(parsed)
     streams = [paths and streamed.records(paths, parse, compression=_COMPRESSION) for paths in (train, evaluation)]
     return splits_of(streams, parsed, num_classes)
+
+
+def _samples(paths: list[str], count: int) -> list[bytes]:
+    """Returns the first records of several files, evenly spaced, the first and the last of them among these."""
+    numbers = sorted({*np.linspace(0, len(paths) - 1, _SAMPLED_FILES).astype(int).tolist()})
+    return [record for number in numbers for record in _first_records(paths[number], -(-count // len(numbers)))]
 
 
 def _first_records(path: str, count: int) -> list[bytes]:

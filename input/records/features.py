@@ -8,6 +8,7 @@ data (`input.known`), and the `splits` that `crankshaft prepare` has written. Ho
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import logging
@@ -123,11 +124,17 @@ def find(paths: list[str], texts: tuple[str, ...], label: str, weight: str, samp
     path, content = read_json(paths)
     if content is not None and not texts:
         return _of_json(path, content, label, weight)
-    looked = _looked_at(paths[0], samples())
+    looked, rare = _looked_at(paths[0], samples())
     if texts:
         features = [_given(each, looked) for each in texts]
     else:
-        features = [*looked.values()]
+        features = [feature for name, feature in looked.items() if name not in rare]
+        if rare:
+            logging.warning(
+                "left out, as less than half of the records that were looked at have it: %s; if it is to be read, name "
+                "all that is by --input_arg=features=...",
+                ", ".join(f"{name} ({share})" for name, share in rare.items()),
+            )
         logging.warning(
             "features as the records look: %s; write a %s beside the files, or --input_arg=features=..., if they are "
             "something else",
@@ -238,32 +245,46 @@ def _given(text: str, looked: Mapping[str, Feature]) -> Feature:
         raise InputError(f"features={text} can't be read; write NAME:DTYPE:SHAPE, e.g. image:uint8:28x28x1")
     name, dtype, shape = match.groups()
     if name not in looked:
-        raise InputError(f"features={text}: the first record has no {name}; it has {', '.join(looked)}")
+        raise InputError(f"features={text}: no record that was looked at has {name}; they have {', '.join(looked)}")
     seen = looked[name]
     spec_dtype = _dtype(f"features={text}", dtype) if dtype else seen.spec.dtype
     sizes = tuple(map(int, shape.split("x"))) if shape else seen.spec.shape if spec_dtype == seen.spec.dtype else ()
     return Feature(name, seen.stored, Spec(sizes, spec_dtype))
 
 
-def _looked_at(path: str, samples: list[bytes]) -> dict[str, Feature]:
-    """Returns the features as the samples have them: bytes of one length that are not text are uint8, else strings."""
+def _looked_at(path: str, samples: list[bytes]) -> tuple[dict[str, Feature], dict[str, str]]:
+    """Finds features in samples of the records.
+
+    Each is as most of the samples that hold values of it have it. Bytes of one length that are not text are uint8, else
+    strings.
+
+    Returns:
+      The features of any sample, by name; and of those that less than half of them have, how many do: "3 of 64".
+    """
     try:
         parsed = [example_wire.features_of(record) for record in samples]
     except example_wire.NotAnExampleError as error:
         raise InputError(f"{path}: of a record: {error}; write a {NAME}, or records that are") from None
-    if not parsed[0]:
-        raise InputError(f"{path}: its first record has no features; write examples that have")
-    return {
-        name: _as_it_looks(name, feature.kind, feature.number, _values(samples, parsed, name))
-        for name, feature in sorted(parsed[0].items())
-    }
+    looked, rare = {}, {}
+    for name in sorted({name for record in parsed for name in record}):
+        forms = collections.Counter(
+            (record[name].kind, record[name].number) for record in parsed if name in record and record[name].number
+        )
+        if 2 * forms.total() < len(samples):
+            rare[name] = f"{forms.total()} of {len(samples)}"
+        if forms:
+            kind, count = forms.most_common(1)[0][0]
+            looked[name] = _as_it_looks(name, kind, count, _values(samples, parsed, name, kind))
+    if len(rare) == len({*looked, *rare}):
+        raise InputError(f"{path}: no feature is in half of its records; write a {NAME}, or records that have the same")
+    return looked, rare
 
 
-def _values(samples: list[bytes], parsed: list[dict], name: str) -> list[bytes]:
+def _values(samples: list[bytes], parsed: list[dict], name: str, kind: str) -> list[bytes]:
     return [
         record[start : start + size]
         for record, features in zip(samples, parsed, strict=True)
-        if name in features
+        if name in features and features[name].kind == kind
         for start, size in features[name].ranges
     ]
 

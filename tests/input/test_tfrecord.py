@@ -24,7 +24,7 @@ def example(**values) -> bytes:
     features = {}
     for name, value in values.items():
         items = [*value] if isinstance(value, (list, np.ndarray)) else [value]
-        field, of = kinds.get(type(items[0]), ("int64_list", tf.train.Int64List))
+        field, of = kinds.get(type(items[0]) if items else float, ("int64_list", tf.train.Int64List))
         features[name] = tf.train.Feature(**{field: of(value=items)})
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
@@ -327,6 +327,40 @@ def test_features_are_read_off_the_records_where_nobody_says(tmp_path, caplog):
     np.testing.assert_array_equal(features["weights"], np.stack([np.full(5, 0.5), np.arange(5)], 1))
     np.testing.assert_array_equal(labels, np.arange(5))
     assert "name string [], pixels uint8 [3], weights float32 [2]" in caplog.text
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("of_first", [{}, {"age": []}], ids=["missing", "empty"])
+def test_what_the_first_records_lack_is_read_where_most_have_it(tmp_path, caplog, packed, of_first):
+    """A feature is judged by a sample of several files, so the first record decides nothing."""
+    more = [{**of_first}, *({"age": float(k)} for k in range(1, 30))]
+    records = [example(x=[float(k), 1.0], label=k, **each) for k, each in enumerate(more)]
+    records[20] = example(x=[20.0, 1.0], label=20, age=20.0, note=b"once")
+    options = "GZIP" if packed else None
+    for number in range(3):
+        with tf.io.TFRecordWriter(f"{tmp_path}/{number}.tfrecord{'.gz' * packed}", options) as file:
+            for record in records[10 * number : 10 * number + 10]:
+                file.write(record)
+    source = tfrecord.load(str(tmp_path), 0).train
+    assert {name: spec.shape for name, spec in source.element_spec[0].items()} == {"age": (), "x": (2,)}
+    assert "left out, as less than half of the records that were looked at have it: note (1 of 30)" in caplog.text
+    if not packed:
+        assert source.read(np.arange(1, 30))[0]["age"].tolist() == [*range(1, 30)]
+        with pytest.raises(BadRecordError, match=r"0.tfrecord: record 0 .* (no feature|0 values of) age"):
+            source.read(np.arange(1))
+
+
+def test_a_few_records_of_another_form_do_not_decide_it(tmp_path):
+    forms = [[0.5], [0.5, 1.5, 2.5], *[[0.5, 1.5]] * 4]
+    write(tmp_path / "a.tfrecord", [example(x=x, label=1) for x in forms])
+    source = tfrecord.load(str(tmp_path), 0).train
+    assert source.element_spec[0].shape == (2,)
+    for bad in range(2):
+        with pytest.raises(BadRecordError, match=rf"record {bad} .* values of x, and float32 \[2\] takes 2"):
+            source.read(np.array([bad]))
+    write(tmp_path / "a.tfrecord", [example(**{f"x{k}": 1.5}) for k in range(5)])
+    with pytest.raises(InputError, match="no feature is in half of its records; write a features.json"):
+        tfrecord.load(str(tmp_path), 0)
 
 
 def test_label_and_weight_are_those_that_are_named(tmp_path):
