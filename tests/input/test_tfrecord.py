@@ -359,7 +359,7 @@ def test_a_few_records_of_another_form_do_not_decide_it(tmp_path):
         with pytest.raises(BadRecordError, match=rf"record {bad} .* values of x, and float32 \[2\] takes 2"):
             source.read(np.array([bad]))
     write(tmp_path / "a.tfrecord", [example(**{f"x{k}": 1.5}) for k in range(5)])
-    with pytest.raises(InputError, match="no feature is in half of its records; write a features.json"):
+    with pytest.raises(InputError, match="no feature is in half of its records; write a features"):
         tfrecord.load(str(tmp_path), 0)
 
 
