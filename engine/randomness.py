@@ -1,48 +1,45 @@
-"""Stateless randomness: what a step draws is a function of (seed, step, replica), nothing else.
+"""Stateless randomness: what a step draws is a function of (seed, step, replica, share of the batch, use) alone.
 
 Keras layers such as Dropout keep a counter of their own, copied to each replica: left alone, replicas would draw the
-same masks and a resumed run others. The engine writes those counters at the start of a replica's step.
+same masks and a resumed run others. The engine writes those counters at the start of each share of a replica's step.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
-# Keras adds 1 to a generator's second word at each draw and takes it modulo 2^31 - 2. A layer may draw 256 times a
-# step before it meets the next step's numbers, and a run may last 8 million steps before the words come round.
-_DRAWS_PER_STEP = 256
-# Users' salts go down from here; Keras's generators have those above 0.
-_FIRST_SALT_OF_TRAINING = -1
-_FIRST_SALT_OF_EVALUATION = -(1 << 20)
+# Replicas have the bits from here up of what tells them and their shares apart, shares those below.
+_REPLICA_BITS = 20
 
 
-def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, salt: int = 0) -> tf.Tensor:
-    """Returns a seed for `tf.random.stateless_*` ops and Keras's generators.
+def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, share: int | tf.Tensor, use: tuple) -> tf.Tensor:
+    """Returns a seed for `tf.random.stateless_*` ops.
 
     Args:
-      seed: the run's seed, below 2^31: higher bits change nothing.
+      seed: the run's seed.
       step: scalar int64, the global step.
       replica: scalar int32, the replica's id in the whole strategy.
-      salt: which use of randomness in the step this is.
+      share: which of the replica's micro-batches and of their parts, an int or scalar int32.
+      use: what it is for, of texts and numbers: two uses have no seed in common.
 
     Returns:
-      [2] int64: one word for (seed, salt, replica), one for the step.
+      [2] int64. XLA takes the lower 32 bits of each word, in which steps, replicas and shares differ.
     """
-    # Odd constants (those of SplitMix64, cut to 31 bits) spread small seeds and salts apart.
-    word = (seed * 0x1E3779B9 + salt * 0x3F58476D + 1) & 0x7FFFFFFF
-    first = tf.bitwise.bitwise_xor(tf.constant(word, tf.int64), tf.cast(replica, tf.int64) * 0x14D049BB)
-    return tf.stack([tf.bitwise.bitwise_and(first, 0x7FFFFFFF), tf.cast(step, tf.int64) * _DRAWS_PER_STEP])
+    words = np.frombuffer(hashlib.blake2b(repr((seed, *use)).encode(), digest_size=16).digest(), np.int64)
+    which = tf.cast(replica, tf.int64) * (1 << _REPLICA_BITS) + tf.cast(share, tf.int64)
+    return tf.stack([which, tf.cast(step, tf.int64)]) + tf.constant(words)
 
 
-def users_seed(
-    seed: int, step: tf.Tensor, replica: tf.Tensor, salt: int, batch_number: tf.Tensor | None = None
-) -> tf.Tensor:
-    """Returns the seed of what a user's step draws, [2] int64; in evaluation, by the batch's number."""
-    if batch_number is None:
-        return step_seed(seed, step, replica, _FIRST_SALT_OF_TRAINING - salt)
-    return step_seed(seed, batch_number, replica, _FIRST_SALT_OF_EVALUATION - salt)
+def states(seed: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns the states of Keras's seed generators, [count, 2] int64, all bits of which depend on all of a seed's.
+
+    Keras adds 1 to a state's second word at each draw, and takes both modulo 2^31 - 2.
+    """
+    return tf.random.stateless_uniform([count, 2], seed, minval=0, maxval=1 << 31, dtype=tf.int64, alg="philox")
 
 
 def epoch_seed(seed: int, epoch: tf.Tensor, shape: Sequence[int] = ()) -> tf.Tensor:

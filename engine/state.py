@@ -24,8 +24,9 @@ from .trainer import Trainer
 # `data.order` mixes an epoch's key and shuffles in eight rounds; since 3 the bias corrections of averages, in Adam,
 # RMSprop and the weights' average, are not differences of float32 numbers; since 4 float16's losses are in the range of
 # means on replicas too; since 5 an AUC's buckets are by the logit; since 6 JPEGs are decoded by the accurate transform;
-# since 7 the gain of an RMS normalisation does not decay, and fields of a table of any ids are told apart by a hash.
-RULES = 7
+# since 7 the gain of an RMS normalisation does not decay, and fields of a table of any ids are told apart by a hash;
+# since 8 each call of `step_context().seed()`, and each micro-batch and part of one, draws numbers of its own.
+RULES = 8
 
 
 class OfHooks(TrackableNode):

@@ -153,7 +153,7 @@ class Trainer(tf.Module):
         watches_all = len(trained) == len(variables)
         with (
             tf.GradientTape(watch_accessed_variables=watches_all) as tape,
-            keras.computing_with(context.readings.variables, trained, tape) as sources,
+            keras.computing_with(context.values, trained, tape) as sources,
         ):
             if not watches_all:  # so that nothing is recorded of layers before which all are frozen
                 tape.watch(list(map(tf_variable, sources)))
@@ -169,9 +169,10 @@ class Trainer(tf.Module):
         return gradients, folded(self._with_metrics(loss, whole, outputs, batch))
 
     def _metrics_of(self, batch) -> dict[str, Any]:
-        outputs = self._outputs_of(batches.features(batch), training=False)
-        loss = self._loss_of(outputs, batch, training=False)
-        return self._with_metrics(loss, self._with_penalties(loss, self.trainable_variables), outputs, batch)
+        with keras.computing_with(step_context().values):
+            outputs = self._outputs_of(batches.features(batch), training=False)
+            loss = self._loss_of(outputs, batch, training=False)
+            return self._with_metrics(loss, self._with_penalties(loss, self.trainable_variables), outputs, batch)
 
     def _outputs_of(self, features, training: bool):
         """Returns the model's outputs, 16-bit ones as float32: a loss would lose small probabilities."""

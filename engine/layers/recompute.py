@@ -28,13 +28,14 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
     Raises:
       ValueError: the block adds to the loss, by add_loss or an activity regularizer.
     """
-    if not step_context().is_training:
+    context = step_context()
+    if not context.is_training:
         return layer(*inputs, **arguments)
-    layer.is_recomputed = True  # which `engine.step.context.StepRunner` asks for
+    layer.is_recomputed = True  # which `engine.step.runner.StepRunner` asks for
     flat = tf.nest.flatten(inputs)
     trained = keras.values(layer.trainable_variables)
     fixed = keras.values(layer.non_trainable_variables)
-    first = _Call(layer, inputs, arguments, fixed)
+    first, as_before = _Call(layer, inputs, arguments, fixed), context.as_now()
 
     @tf.custom_gradient
     def compute(*tensors):
@@ -42,7 +43,7 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
             with tf.control_dependencies(upstream):  # so that it runs after the gradient is there, apart from the first
                 again = [tf.identity(x) for x in tensors[: len(flat)]]
             sources = [x for x in (*again, *tensors[len(flat) :]) if x.dtype.is_floating]
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
+            with tf.GradientTape(watch_accessed_variables=False) as tape, as_before.as_now():
                 tape.watch(sources)
                 outputs = _Call(layer, inputs, arguments, fixed).outputs(again, tensors[len(flat) :])
             gradients = iter(tape.gradient(outputs, sources, list(upstream), unconnected_gradients="zero"))

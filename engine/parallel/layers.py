@@ -158,7 +158,7 @@ class Dropout(tf.keras.layers.Dropout):
     def __init__(self, rate, **arguments):
         super().__init__(rate, **arguments)
         if rate > 0 and current_mesh().is_cut:
-            self.seed_generator.within_shard = True  # which `engine.step.context.StepRunner` asks for
+            self.seed_generator.within_shard = True  # see `engine.step.context.StepContext.seed_layers`
 
 
 @tf.keras.utils.register_keras_serializable("crankshaft.parallel")

@@ -6,7 +6,7 @@ number an example. Features alone are `(features,)` if they are a tuple, and els
 labels, labels are `()`.
 
 Also computes a batch in parts, one after the other or side by side: gradients of sums add up, so N small batches equal
-one big one.
+one big one. Each part draws random numbers of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from ..data.arrays import Mapped
 from ..metrics.means import Mean, as_loss
+from .context import step_context
 
 EXACT = 1 << 24  # float32 tells whole numbers apart up to here
 _PIECE_BYTES = 64 << 20  # looked at at once
@@ -268,8 +269,11 @@ def accumulate(compute: Callable, batch, steps: int, parts: int = 1, loops: bool
         return side_by_side(sums, batch, steps, in_turn=not loops)
     micro_batches = max(1, min(steps, size)) if isinstance(size, int) else tf.maximum(1, tf.minimum(steps, size))
 
+    shares = step_context().shares(steps)
+
     def micro_batch_sums(i):
-        return sums(_cut(batch, size, i, micro_batches))
+        with shares(i):
+            return sums(_cut(batch, size, i, micro_batches))
 
     first_sums = micro_batch_sums(0)
     return _restored(first_sums, _looped(micro_batch_sums, _present(first_sums), micro_batches))
@@ -288,21 +292,25 @@ def side_by_side(compute: Callable, batch, parts: int, in_turn: bool = False):
         its size is not known when it is traced: kernels can't handle empty batches.
       in_turn: makes each part wait for the one before it, to save memory.
     """
-    size = _size(batch)
-    if isinstance(size, int):
-        parts = max(1, min(parts, size))
     if parts == 1:
         return compute(batch)
+    size, shares = _size(batch), step_context().shares(parts)
+    if isinstance(size, int):
+        parts = max(1, min(parts, size))
     traced: list[Any] = []
+
+    def whole():
+        with shares(0):
+            return _present(compute(batch))
 
     def sums():
         traced.clear()
         for i in range(parts):
-            with tf.control_dependencies(_tensors(traced[-1]) if traced and in_turn else []):
+            with tf.control_dependencies(_tensors(traced[-1]) if traced and in_turn else []), shares(i):
                 traced.append(compute(_cut(batch, size, i, parts)))
         return [_sum(column) for column in zip(*map(_present, traced), strict=True)]
 
-    flat = sums() if isinstance(size, int) else tf.cond(size < parts, lambda: _present(compute(batch)), sums)
+    flat = sums() if isinstance(size, int) else tf.cond(size < parts, whole, sums)
     return _restored(traced[0], flat)
 
 

@@ -1,4 +1,4 @@
-"""The context of one step on a replica, what the step knows about itself, and who runs steps in it. Replica code.
+"""The context of one step on a replica: what the step knows about itself, and its random numbers. Replica code.
 
 Like `tf.distribute.get_replica_context()` it can be asked for anywhere while the step is traced, and only then. Each
 replica is traced in a thread of its own, and a thread sees its own context.
@@ -9,22 +9,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from absl import logging
 
 from .. import randomness
-from ..internals import graphs, keras
 from ..internals.variables import assign_local
 from ..mesh.mesh import Mesh
-from ..metrics.means import folded
-from .batches import check_weighed, only_if, with_stand_in
-
-_STAND_IN = (
-    "the step prints or calls Python (%s): a replica without examples, as in an epoch's smaller last batch, shows it "
-    "one example of zeros, which counts in nothing; leave it out there by its values"
-)
 
 _entered: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("step", default=None)
 
@@ -33,8 +25,8 @@ def step_context() -> StepContext:
     """Returns the context of the step that is being traced in this thread; an empty one outside of steps.
 
     Example:
-      >>> def noisy(features):  # in a step: other noise at each step and replica, the same when a run is resumed
-      ...     return features + tf.random.stateless_normal(tf.shape(features), step_context().seed(salt=1))
+      >>> def noisy(features):  # in a step: different noise at each call, step and replica, the same after a resume
+      ...     return features + tf.random.stateless_normal(tf.shape(features), step_context().seed())
     """
     return _entered.get() or StepContext()
 
@@ -67,6 +59,10 @@ class StepContext:
       run_seed: the run's seed, see `seed`.
       mesh: how the strategy's replicas are laid out.
       readings: what the step read as it began.
+      generators: by which Keras's layers draw, see `seed_layers`.
+      share: which of this replica's micro-batches, and of their parts, is computed: an int or scalar int32.
+      drawn: how many random numbers of each kind were drawn so far.
+      layer_states: the generators' states in this share, for layers that compute with given values of variables.
     """
 
     step: tf.Tensor | None = None
@@ -77,6 +73,10 @@ class StepContext:
     run_seed: int = 0
     mesh: Mesh = dataclasses.field(default_factory=Mesh)
     readings: Readings = dataclasses.field(default_factory=Readings)
+    generators: Sequence[tf.keras.random.SeedGenerator] = ()
+    share: int | tf.Tensor = 0
+    drawn: Counter = dataclasses.field(default_factory=Counter)
+    layer_states: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()
 
     def __enter__(self) -> StepContext:
         self._token = _entered.set(self)
@@ -90,136 +90,98 @@ class StepContext:
         """Whether a step of training is being traced."""
         return self.step is not None and self.batch_number is None
 
-    def seed(self, salt: int = 0) -> tf.Tensor:
-        """Returns a [2] int64 seed for `tf.random.stateless_*` that differs by seed, step, replica and salt.
+    def seed(self, name: str | None = None) -> tf.Tensor:
+        """Returns a seed for `tf.random.stateless_*`, [2] int64, which no other draw of the run has.
 
-        In evaluation it differs by batch in place of step: each evaluation draws the same, and none what training does.
+        It differs by the run's seed, the step, the replica, the micro-batch (and the part of it that a core computes),
+        and from call to call: calls are numbered as the step is traced, from 0 in each step. A resumed run draws the
+        same, and so does the backward pass of what `recomputed` computes again. In evaluation the seed differs by batch
+        in place of step: each evaluation draws the same, and none draws what training does.
+
+        A call within `tf.while_loop` or a `tf.function` of one's own is traced once: all iterations get one seed.
+
+        Args:
+          name: calls with the same name return the same seed in the same micro-batch of the same step, wherever they
+            stand; no call without a name or with another returns it.
 
         Raises:
-          ValueError: there is no step, so the draw would be the same in each.
+          ValueError: outside of steps, where the draw would be the same each time; or the name is not text.
         """
         if self.step is None or self.replica is None:
             raise ValueError("step_context().seed() is for train_step, eval_step and what they call; no step is on")
-        return randomness.users_seed(self.run_seed, self.step, self.replica, salt, self.batch_number)
+        if name is not None and not isinstance(name, str):
+            raise ValueError(f"step_context().seed({name!r}): the name of a seed is text, such as seed(name='noise')")
+        return self._seed(self.replica, *(("call", self._number("call")) if name is None else ("name", name)))
+
+    def seed_layers(self, assigns: bool = True) -> None:
+        """Has Keras's layers draw by this step, replica and share from here on: sets the states of their generators.
+
+        Args:
+          assigns: write the states; else they are in `layer_states` alone.
+        """
+        if not self.generators:
+            return
+        use, count = self._number("layers"), len(self.generators)
+
+        def states(replica):
+            return tf.unstack(randomness.states(self._seed(replica, "layers", use), count))
+
+        # Where replicas have the same examples, most layers draw the same.
+        within_shard = [getattr(each, "within_shard", False) for each in self.generators]
+        alike = states(self.replica)
+        own = states(_this_replica()) if any(within_shard) else alike
+        chosen = [own[i] if is_own else alike[i] for i, is_own in enumerate(within_shard)]
+        self.layer_states = [(each.state, state) for each, state in zip(self.generators, chosen, strict=True)]
+        for variable, state in self.layer_states if assigns else ():
+            assign_local(variable.value, state)
+
+    @property
+    def values(self) -> list[tuple[tf.keras.Variable, tf.Tensor]]:
+        """What layers compute with in place of their variables: empty where they read these."""
+        return [*self.readings.variables, *self.layer_states] if self.readings.variables else []
+
+    def shares(self, count: int) -> Callable[[int | tf.Tensor], contextlib.AbstractContextManager]:
+        """Divides what this replica computes into shares that draw independently, such as micro-batches.
+
+        Each share numbers its draws from the same number on, so that it matters neither how many shares were traced
+        before nor whether one trace serves several.
+
+        Args:
+          count: how many there are at most.
+
+        Returns:
+          A function of a share's number that enters its context.
+        """
+        drawn = Counter(self.drawn)
+
+        @contextlib.contextmanager
+        def share(number):
+            own = dataclasses.replace(self, share=self.share * count + number, drawn=Counter(drawn))
+            own.seed_layers(assigns=not self.readings.variables)
+            with own:
+                yield
+            self.drawn |= own.drawn  # the larger number of each kind: what follows draws what no share has drawn
+
+        return share
+
+    def as_now(self) -> StepContext:
+        """Returns a context that draws what this one draws from here on."""
+        return dataclasses.replace(self, drawn=Counter(self.drawn))
 
     def scaled(self, total: tf.Tensor) -> tf.Tensor:
         """Multiplies a loss by the loss scale, for a backward pass in float16; `Gradients.unscaled` undoes it."""
         scale = self.readings.loss_scale
         return total if scale is None else total * tf.cast(scale, total.dtype)
 
+    def _seed(self, replica: tf.Tensor, *use) -> tf.Tensor:
+        is_evaluation = self.batch_number is not None
+        now = self.batch_number if is_evaluation else self.step
+        key = "evaluation" if is_evaluation else "training", *use
+        return randomness.step_seed(self.run_seed, now, replica, self.share, key)
 
-class StepRunner:
-    """Runs a trainer's steps for a strategy, and makes their contexts.
-
-    Args:
-      trainer: a `Trainer` that is prepared.
-      mesh: how the strategy's replicas are laid out.
-    """
-
-    def __init__(self, trainer, mesh: Mesh | None = None):
-        self._trainer = trainer
-        self._holdings = trainer.holdings
-        self._mesh = mesh or Mesh()
-
-    def train_step(self, batch, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None) -> dict:
-        """Runs `Trainer.train_step` on this replica's part of a batch, which may have no example.
-
-        Args:
-          batch: nest of tensors whose first axis is examples.
-          step: see `StepContext`.
-          observed: see `StepContext`.
-          readings: what was read for the step; it reads the rest.
-
-        Returns:
-          The metrics, zeros where there was no example.
-        """
-        batch, present = with_stand_in(batch)
-        with self.training(step, observed, present, readings):
-            put_back = self._statistics_put_back(present)
-            metrics = folded(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
-            put_back(metrics)
-            self._check_recomputed()
-            if present is not None and (python := graphs.PYTHON & graphs.kinds(metrics["loss"].total.graph).keys()):
-                logging.log_first_n(logging.WARNING, _STAND_IN, 1, ", ".join(sorted(python)))
-            return only_if(self._counted(present), metrics)
-
-    def eval_step(self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor) -> dict:
-        """Runs `Trainer.eval_step` as `train_step` runs its own, and returns the metrics."""
-        batch, present = with_stand_in(batch)
-        with self._context(step, present, observed, batch_number):
-            metrics = check_weighed(self._trainer.eval_step(batch), batch, self._trainer)
-            return only_if(self._counted(present), metrics)
-
-    def outputs(self, compute: Callable, features, step: tf.Tensor):
-        """Returns what `compute` makes of this replica's features, which may be of no example, in an evaluation."""
-        count = tf.shape(tf.nest.flatten(features)[0])[0]
-        features, present = with_stand_in(features)
-        with self._context(tf.identity(step), present, None, tf.constant(0, tf.int64)):
-            outputs = compute(features)
-        return outputs if present is None else tf.nest.map_structure(lambda x: x[:count], outputs)
-
-    def _statistics_put_back(self, present: tf.Tensor | None) -> Callable[[dict], None]:
-        """Reads the moving statistics; returns a function of a step's metrics that restores them where it counts not.
-
-        The forward pass has moved them where the step is skipped, which its metrics say, and where the replica has no
-        examples.
-        """
-        options, reduction = self._trainer.given.options, self._trainer.reduction
-        if not (options.may_skip or (present is not None and reduction.restores_statistics)):
-            return lambda metrics: None
-        before = [(variable, tf.identity(variable)) for variable in self._holdings.moving_statistics]
-
-        def put_back(metrics: dict) -> None:
-            counts = [present] if present is not None and reduction.restores_statistics else []
-            counts += [metrics["skipped"].total == 0.0] if "skipped" in metrics else []
-            for variable, value in before:  # chosen by value: a condition would have the host wait for a GPU
-                moved = tf.identity(variable)
-                for each in counts:
-                    moved = tf.where(each, moved, value)
-                assign_local(variable, moved)
-
-        return put_back
-
-    def _check_recomputed(self) -> None:
-        if not self._trainer.given.options.recompute:
-            return
-        if not any(hasattr(layer, "is_recomputed") for layer in keras.all_layers_in(self._holdings.layers.values())):
-            raise ValueError(
-                f"`recompute`: {type(self._trainer).__name__} calls no layer by crankshaft.engine.layers.recomputed, "
-                "so nothing would be computed again; call its blocks by that, or leave it out"
-            )
-
-    def _counted(self, present: tf.Tensor | None) -> tf.Tensor | None:
-        """Returns whether this replica's metrics count: where replicas see the same examples, the first one's do."""
-        return tf.constant(False) if self._mesh.is_cut and self._mesh.model.rank else present
-
-    @contextlib.contextmanager
-    def training(
-        self, step: tf.Tensor, observed: tf.Tensor, present: tf.Tensor | None = None, readings: Readings | None = None
-    ) -> Iterator[None]:
-        """Sets what `train_step` needs while it is traced within: layers draw by this step, on this replica.
-
-        Args:
-          step: see `StepContext`.
-          observed: see `StepContext`.
-          present: see `StepContext`.
-          readings: what was read for the step.
-        """
-        scale = self._holdings.loss_scale
-        readings = dataclasses.replace(readings or Readings(), loss_scale=scale and scale.read())
-        with self._context(step, present, observed, readings=readings) as context:
-            # Keras's layers draw by generators of their own, which differ by their place in the list.
-            for salt, generator in enumerate(self._holdings.seed_generators, start=1):
-                own = _this_replica() if getattr(generator, "within_shard", False) else context.replica
-                drawn = randomness.step_seed(context.run_seed, step, own, salt)
-                assign_local(generator.state.value, drawn)
-            yield
-
-    def _context(self, step, present, observed, batch_number=None, readings=None) -> StepContext:
-        """Makes a step's context. Replicas with the same examples draw the same: by their data coordinate."""
-        replica = tf.convert_to_tensor(self._mesh.data.rank, tf.int32)
-        seed = self._trainer.given.options.seed
-        return StepContext(step, replica, present, observed, batch_number, seed, self._mesh, readings or Readings())
+    def _number(self, kind: str) -> int:
+        self.drawn[kind] += 1
+        return self.drawn[kind] - 1
 
 
 def _this_replica() -> tf.Tensor:

@@ -215,12 +215,13 @@ class Strategy(Processes, abc.ABC):
         """Traces a step of the evaluation, if it can be had before, and returns the names of its rows of metrics."""
         return ()
 
-    def on_parts(self, compute: Callable[[Any], Any], batch) -> tuple[tf.Tensor, Any]:
+    def on_parts(self, compute: Callable[[Any], Any], batch, batch_number: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """Runs replica code on a batch that each process has whole, each replica on its part. TensorFlow code.
 
         Args:
           compute: makes outputs of a batch of any size.
           batch: nest of tensors whose first axis is examples.
+          batch_number: scalar int64, by which the code draws random numbers.
 
         Returns:
           Which of the examples this process has computed, int32 [n], and their outputs, in that order.

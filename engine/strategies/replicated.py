@@ -20,7 +20,8 @@ from ..mesh.mesh import Mesh
 from ..metrics.means import Sums
 from ..state import TrainState
 from ..step.batches import text_fields
-from ..step.context import StepContext, StepRunner
+from ..step.context import StepContext
+from ..step.runner import StepRunner
 from .base import Measured
 from .feed_options import FeedOptions
 from .inner_loop import InnerLoop, LoopResult
@@ -241,15 +242,16 @@ class Replicated(Measured):
         self._eval_loop.trace(0, self._eval_steps)
         return self._eval_loop.names
 
-    def on_parts(self, compute, batch):
+    def on_parts(self, compute, batch, batch_number):
         if self._static_shapes:
-            return super().on_parts(compute, batch)
+            return super().on_parts(compute, batch, batch_number)
 
         def on_replica(whole):
             size, parts = tf.shape(tf.nest.flatten(whole)[0])[0], self.mesh.part(0, self.num_replicas)[1]
             start, stop = replica_part(size, self.mesh.data.rank, parts)
             part = tf.nest.map_structure(lambda x: x[start:stop], whole)
-            return tf.range(start, stop), self._runner.outputs(compute, part, self._state.step_variable)
+            outputs = self._runner.outputs(compute, part, self._state.step_variable, batch_number)
+            return tf.range(start, stop), outputs
 
         def joined(value):
             parts = self.distribution.experimental_local_results(value)

@@ -59,11 +59,11 @@ class Predictor:
             made = run(features, training=False)
             return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, made)
 
-        @tf.function(input_signature=[taken], autograph=False)
-        def compute(features):
+        @tf.function(input_signature=[taken, tf.TensorSpec([], tf.int64)], autograph=False)
+        def compute(features, number):
             if self.is_cut:
-                return Strategy.on_parts(session.strategy, outputs, features)
-            return session.strategy.on_parts(outputs, features)
+                return Strategy.on_parts(session.strategy, outputs, features, number)
+            return session.strategy.on_parts(outputs, features, number)
 
         self._compute = compute
 
@@ -81,8 +81,9 @@ class Predictor:
         done = _Gathered(session.strategy)
         averages = any(each.weight_average is not None for each in Holdings(self._trainer).optimizers.values())
         with averaged_weights(self._trainer) if averages else contextlib.nullcontext():
-            for features in features_of(session, split, session.config.eval_batch_size):
-                rows, outputs = self._compute(tf.nest.map_structure(tf.convert_to_tensor, features))
+            for number, features in enumerate(features_of(session, split, session.config.eval_batch_size)):
+                tensors = tf.nest.map_structure(tf.convert_to_tensor, features)
+                rows, outputs = self._compute(tensors, tf.constant(number, tf.int64))
                 done.add(len(tf.nest.flatten(features)[0]), rows.numpy(), [x.numpy() for x in tf.nest.flatten(outputs)])
         return tf.nest.pack_sequence_as(outputs, done.all())
 

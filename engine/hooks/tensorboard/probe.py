@@ -10,7 +10,7 @@ import tensorflow as tf
 from ...internals.variables import assign_local, path_of, read_local, tf_variable
 from ...layers.embeddings import Embedding
 from ...step import batches
-from ...step.context import StepRunner
+from ...step.runner import StepRunner
 from .event_values import Histogram, histogram
 
 

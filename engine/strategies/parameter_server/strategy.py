@@ -23,11 +23,10 @@ from ...data.streamed import divide, unwatched
 from ...health import answers, standstill
 from ...health.peers import LastHeard
 from ...health.watchdog import LostPeerError
-from ...internals import keras
 from ...internals.tensorflow import let_coordinator_compute
 from ...metrics.means import LoopSums, Sums
 from ...state import TrainState
-from ...step.context import StepRunner
+from ...step.runner import StepRunner
 from ..base import Measured
 from ..feed_options import FeedOptions
 from ..inner_loop import LoopResult
@@ -301,8 +300,7 @@ class ParameterServer(Measured):
 
         def eval_step(batch, step, observed, pulled):
             number, done = batch_number(step), tf.identity(state.step_variable)
-            with keras.computing_with(pull.readings(pulled).variables):
-                return runner.eval_step(batch, number, done, observed)
+            return runner.eval_step(batch, number, done, observed, pull.readings(pulled))
 
         return LeaseLoop(self.distribution, eval_step, feed, pull, keeps_scores=True)
 

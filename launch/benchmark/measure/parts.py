@@ -21,7 +21,7 @@ from ....engine.metrics.means import Mean
 from ....engine.reduction import Reduction
 from ....engine.state import TrainState
 from ....engine.step.batches import with_stand_in
-from ....engine.step.context import StepRunner
+from ....engine.step.runner import StepRunner
 from ....engine.strategies.inner_loop import InnerLoop
 from ....engine.trainer import Trainer
 from . import rounds

@@ -126,15 +126,15 @@ def test_what_no_layer_moves_keeps_its_bits_on_uneven_batches(bench):
 
 
 class Seeds(Trainer):
-    """Notes its stateless seeds before and after a sum over replicas: [step, before or after, word]."""
+    """Notes a seed that it draws before and after a sum over replicas: [step, before or after, word]."""
 
     def build(self):
         self.seeds = tf.Variable(tf.zeros([8, 2, 2], tf.int64), trainable=False)
 
     def train_step(self, batch):
-        before = step_context().seed()
+        before = step_context().seed(name="one")
         _, count = self.reduction.sum([], mean(batch[1]).count)
-        seeds = tf.stack([before, step_context().seed()])
+        seeds = tf.stack([before, step_context().seed(name="one")])
         tf.raw_ops.ResourceScatterUpdate(
             resource=self.seeds.handle, indices=tf.reshape(step_context().step, [1]), updates=seeds[tf.newaxis]
         )

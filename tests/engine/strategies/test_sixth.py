@@ -11,7 +11,7 @@ from crankshaft.engine.data.feeds import Devices, ResidentFeed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.hooks import every_epoch
 from crankshaft.engine.metrics.means import LoopSums, Sums, row_names, stack
-from crankshaft.engine.step.context import StepRunner
+from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies import devices, register
 from crankshaft.engine.strategies.base import Strategy
 from crankshaft.engine.strategies.inner_loop import LoopResult

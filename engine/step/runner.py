@@ -1,0 +1,143 @@
+"""Runs a trainer's steps for a strategy, and makes their contexts. Replica code."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+from absl import logging
+
+from ..internals import graphs, keras
+from ..internals.variables import assign_local
+from ..mesh.mesh import Mesh
+from ..metrics.means import folded
+from .batches import check_weighed, only_if, with_stand_in
+from .context import Readings, StepContext
+
+_STAND_IN = (
+    "the step prints or calls Python (%s): a replica without examples, as in an epoch's smaller last batch, shows it "
+    "one example of zeros, which counts in nothing; leave it out there by its values"
+)
+
+
+class StepRunner:
+    """Runs a trainer's steps for a strategy, and makes their contexts.
+
+    Args:
+      trainer: a `Trainer` that is prepared.
+      mesh: how the strategy's replicas are laid out.
+    """
+
+    def __init__(self, trainer, mesh: Mesh | None = None):
+        self._trainer = trainer
+        self._holdings = trainer.holdings
+        self._mesh = mesh or Mesh()
+
+    def train_step(self, batch, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None) -> dict:
+        """Runs `Trainer.train_step` on this replica's part of a batch, which may have no example.
+
+        Args:
+          batch: nest of tensors whose first axis is examples.
+          step: see `StepContext`.
+          observed: see `StepContext`.
+          readings: what was read for the step; it reads the rest.
+
+        Returns:
+          The metrics, zeros where there was no example.
+        """
+        batch, present = with_stand_in(batch)
+        with self.training(step, observed, present, readings):
+            put_back = self._statistics_put_back(present)
+            metrics = folded(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
+            put_back(metrics)
+            self._check_recomputed()
+            if present is not None and (python := graphs.PYTHON & graphs.kinds(metrics["loss"].total.graph).keys()):
+                logging.log_first_n(logging.WARNING, _STAND_IN, 1, ", ".join(sorted(python)))
+            return only_if(self._counted(present), metrics)
+
+    def eval_step(
+        self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None
+    ) -> dict:
+        """Runs `Trainer.eval_step` as `train_step` runs its own, and returns the metrics."""
+        batch, present = with_stand_in(batch)
+        with self._evaluation(step, present, observed, batch_number, readings):
+            metrics = check_weighed(self._trainer.eval_step(batch), batch, self._trainer)
+            return only_if(self._counted(present), metrics)
+
+    def outputs(self, compute: Callable, features, step: tf.Tensor, batch_number: tf.Tensor):
+        """Returns what `compute` makes of this replica's features, which may be of no example, in an evaluation."""
+        count = tf.shape(tf.nest.flatten(features)[0])[0]
+        features, present = with_stand_in(features)
+        with self._evaluation(tf.identity(step), present, None, batch_number):
+            outputs = compute(features)
+        return outputs if present is None else tf.nest.map_structure(lambda x: x[:count], outputs)
+
+    def _statistics_put_back(self, present: tf.Tensor | None) -> Callable[[dict], None]:
+        """Reads the moving statistics; returns a function of a step's metrics that restores them where it counts not.
+
+        The forward pass has moved them where the step is skipped, which its metrics say, and where the replica has no
+        examples.
+        """
+        options, reduction = self._trainer.given.options, self._trainer.reduction
+        if not (options.may_skip or (present is not None and reduction.restores_statistics)):
+            return lambda metrics: None
+        before = [(variable, tf.identity(variable)) for variable in self._holdings.moving_statistics]
+
+        def put_back(metrics: dict) -> None:
+            counts = [present] if present is not None and reduction.restores_statistics else []
+            counts += [metrics["skipped"].total == 0.0] if "skipped" in metrics else []
+            for variable, value in before:  # chosen by value: a condition would have the host wait for a GPU
+                moved = tf.identity(variable)
+                for each in counts:
+                    moved = tf.where(each, moved, value)
+                assign_local(variable, moved)
+
+        return put_back
+
+    def _check_recomputed(self) -> None:
+        if not self._trainer.given.options.recompute:
+            return
+        if not any(hasattr(layer, "is_recomputed") for layer in keras.all_layers_in(self._holdings.layers.values())):
+            raise ValueError(
+                f"`recompute`: {type(self._trainer).__name__} calls no layer by crankshaft.engine.layers.recomputed, "
+                "so nothing would be computed again; call its blocks by that, or leave it out"
+            )
+
+    def _counted(self, present: tf.Tensor | None) -> tf.Tensor | None:
+        """Returns whether this replica's metrics count: where replicas see the same examples, the first one's do."""
+        return tf.constant(False) if self._mesh.is_cut and self._mesh.model.rank else present
+
+    @contextlib.contextmanager
+    def training(
+        self, step: tf.Tensor, observed: tf.Tensor, present: tf.Tensor | None = None, readings: Readings | None = None
+    ) -> Iterator[None]:
+        """Sets what `train_step` needs while it is traced within: layers draw by this step, on this replica.
+
+        Args:
+          step: see `StepContext`.
+          observed: see `StepContext`.
+          present: see `StepContext`.
+          readings: what was read for the step.
+        """
+        scale = self._holdings.loss_scale
+        readings = dataclasses.replace(readings or Readings(), loss_scale=scale and scale.read())
+        with self._context(step, present, observed, readings=readings) as context:
+            context.seed_layers()
+            yield
+
+    @contextlib.contextmanager
+    def _evaluation(self, step, present, observed, batch_number, readings=None) -> Iterator[None]:
+        with self._context(step, present, observed, batch_number, readings) as context:
+            context.seed_layers(assigns=not context.readings.variables)
+            with keras.computing_with(context.values):
+                yield
+
+    def _context(self, step, present, observed, batch_number=None, readings=None) -> StepContext:
+        """Makes a step's context. Replicas with the same examples draw the same: by their data coordinate."""
+        replica = tf.convert_to_tensor(self._mesh.data.rank, tf.int32)
+        seed = self._trainer.given.options.seed
+        generators = self._holdings.seed_generators
+        readings = readings or Readings()
+        return StepContext(step, replica, present, observed, batch_number, seed, self._mesh, readings, generators)

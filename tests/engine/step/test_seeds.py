@@ -1,0 +1,154 @@
+"""Random numbers of a step: independent in each call, micro-batch, part, replica and step, and equal by name."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine import Trainer, make_optimizer, mean, step_context
+from crankshaft.engine.layers import recomputed
+
+CALLS, NAMED, OTHER, DROPS = [0, 1], [2, 3], [4], [5, 6]  # columns of `drawn`
+EXAMPLES = 16
+DATA = (np.eye(EXAMPLES, dtype=np.float32),)
+
+
+class Draws(Trainer):
+    """Trains a table of examples whose gradient is what was drawn for each: so the weights are a record of it."""
+
+    def build_model(self):
+        dense = tf.keras.layers.Dense(7, use_bias=False, kernel_initializer="zeros")
+        self.drop = tf.keras.layers.Dropout(0.5)
+        self.drop.build([1, 24])
+        return tf.keras.Sequential([tf.keras.layers.Input([EXAMPLES]), dense])
+
+    def draws(self):
+        calls = [{}, {}, {"name": "noise"}, {"name": "noise"}, {"name": "0"}]
+        by_seed = [tf.random.stateless_uniform([], step_context().seed(**each), alg="philox") for each in calls]
+        powers = tf.constant(2.0 ** -np.arange(1, 25), tf.float32)[tf.newaxis]
+        masked = [tf.reduce_sum(self.drop(powers, training=True)) / 2 for _ in range(2)]
+        return tf.stack([*by_seed, *masked])
+
+    def loss(self, outputs, batch):
+        return mean(tf.reduce_sum(outputs * self.draws(), 1))
+
+    def metrics(self, outputs, batch):
+        return {
+            f"draw_{i}": mean(tf.repeat(each, tf.shape(batch)[0])) for i, each in enumerate(tf.unstack(self.draws()))
+        }
+
+
+def made(bench, replicas=1, trainer=None, **options):
+    sgd = {"optimizer": "sgd", "learning_rate": 1.0, "shuffle": False}
+    return bench(trainer or Draws(), DATA, EXAMPLES, replicas, **sgd, **options)
+
+
+def drawn(bench, steps=1, calls_of=None, **options):
+    """Returns the sum of what was drawn for each example in so many steps, [examples, draws]."""
+    run = made(bench, **options)
+    run.train(steps, calls_of)
+    return -EXAMPLES * run.trainer.model.layers[0].kernel.numpy()
+
+
+@pytest.mark.parametrize(
+    ("shares", "options"),
+    [
+        (1, {}),
+        (8, {"accumulate_steps": 4, "replicas": 2}),
+        (8, {"accumulate_steps": 2, "batch_parts": 2, "replicas": 2}),
+        (4, {"accumulate_steps": 2, "batch_parts": 2}),
+        (5, {"accumulate_steps": 5}),  # of 3 and 4 examples
+        (4, {"accumulate_steps": 4, "jit": True}),
+    ],
+    ids=str,
+)
+def test_each_call_and_each_share_of_a_batch_draws_independently(bench, shares, options):
+    found = drawn(bench, **options)
+    rows = [row for i, row in enumerate(found) if i == 0 or np.any(row != found[i - 1])]
+    assert len(rows) == shares
+    np.testing.assert_array_equal(found[:, NAMED[0]], found[:, NAMED[1]])
+    independent = np.stack(rows)[:, [*CALLS, NAMED[0], *OTHER, *DROPS]].ravel()
+    assert len(set(independent.round(5))) == 6 * shares  # 48 of 100,000 values: two agree in 1 of 90 tables of dice
+    assert 0.2 < independent.mean() < 0.8
+
+
+def test_steps_draw_the_same_in_whatever_program_they_stand(bench):
+    """Of calls of one step, and of several, in which steps are unrolled by fours and traced more than once."""
+    np.testing.assert_array_equal(drawn(bench, steps=10, calls_of=1), drawn(bench, steps=10))
+    one, ten = drawn(bench), drawn(bench, steps=10)
+    assert np.abs(ten - 10 * one).min(axis=0).min() > 1e-3
+
+
+def test_evaluation_and_prediction_draw_in_each_batch_and_call_independently(bench):
+    run = made(bench, replicas=2, eval_source=DATA, eval_batch_size=8)
+    names = [f"draw_{i}" for i in [*CALLS, *NAMED, *OTHER, *DROPS]]
+    first, second = ([run.strategy.evaluate().means()[name] for name in names] for _ in range(2))
+    run.train(1)
+    assert first == second == [run.strategy.evaluate().means()[name] for name in names]  # whatever training drew
+    assert len(set(first)) == 6
+    features = tf.constant(DATA[0])
+
+    def compute(features):
+        return tf.zeros([tf.shape(features)[0], 1]) + run.trainer.draws()
+
+    _, first = run.strategy.on_parts(compute, features, tf.constant(0, tf.int64))
+    _, second = run.strategy.on_parts(compute, features, tf.constant(1, tf.int64))
+    values = np.stack([first[0], first[-1], second[0], second[-1]])
+    assert all(len(set(column)) == 4 for column in values.T)
+
+
+class Noisy(tf.keras.layers.Layer):
+    """Multiplies by noise that is drawn by a call of its own and by a name, so that gradients depend on both."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = tf.keras.layers.Dense(8, kernel_initializer="ones")
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        x = self.inner(x) * tf.random.stateless_uniform([8], step_context().seed())
+        return tf.sin(x) * tf.random.stateless_uniform([8], step_context().seed(name="gain"))
+
+
+class Blocks(Trainer):
+    def build(self):
+        self.blocks = [Noisy(), Noisy()]
+        for block, size in zip(self.blocks, (EXAMPLES, 8), strict=True):
+            block.build([None, size])
+        self.optimizer = make_optimizer(self, self.trainable_variables)
+
+    @property
+    def trainable_variables(self):
+        return [variable for block in self.blocks for variable in block.trainable_variables]
+
+    def forward(self, features, training):
+        for block in self.blocks:
+            features = recomputed(block, features) if self.given.options.recompute else block(features)
+        return features * tf.random.stateless_uniform([8], step_context().seed())
+
+    def loss(self, outputs, batch):
+        return mean(tf.reduce_sum(outputs, 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_steps": 2}], ids=str)
+def test_what_is_computed_again_draws_the_same_again(bench, options):
+    found = []
+    for recompute in (False, True):
+        run = made(bench, trainer=Blocks(), recompute=recompute, **options)
+        run.train(3)
+        found.append([variable.numpy() for variable in run.trainer.trainable_variables])
+    for plain, again in zip(*found, strict=True):
+        np.testing.assert_allclose(again, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_name_is_text(bench):
+    with step_context().shares(1)(0), pytest.raises(ValueError, match="no step is on"):
+        step_context().seed()
+
+    class Numbered(Draws):
+        def draws(self):
+            return tf.cast(step_context().seed(1), tf.float32)
+
+    with pytest.raises(ValueError, match=r"seed\(1\): the name of a seed is text, such as seed\(name='noise'\)"):
+        made(bench, trainer=Numbered()).train(1)
