@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -22,6 +23,17 @@ STATEFUL_RANDOM = {
     "RandomUniformInt",
     "TruncatedNormal",
 }
+# Ops whose kernels on CPUs accumulate 16-bit values in 16 bits.
+_SUMS = {
+    "Cumsum",
+    "DepthwiseConv2dNativeBackpropFilter",
+    "ScatterNd",
+    "SegmentMean",
+    "SegmentSum",
+    "SegmentSumV2",
+    "TensorScatterAdd",
+    "UnsortedSegmentSum",
+}
 
 
 def called(op: tf.Operation, name: str) -> tf.Graph:
@@ -36,12 +48,21 @@ def all_called(op: tf.Operation) -> list[tf.Graph]:
     return [called(op, function.name) for function in functions if function.name]
 
 
-def kinds(graph: tf.Graph) -> Counter[str]:
-    """Counts the ops of each kind, such as "MatMul", in a graph and in those that it calls."""
-    counts: Counter[str] = Counter()
+def operations(graph: tf.Graph) -> Iterator[tf.Operation]:
+    """Yields the ops of a graph and of those that it calls."""
     queue = [graph]
     for each in queue:
         for op in each.get_operations():
-            counts[op.type] += 1
+            yield op
             queue += all_called(op)
-    return counts
+
+
+def kinds(graph: tf.Graph) -> Counter[str]:
+    """Counts the ops of each kind, such as "MatMul", in a graph and in those that it calls."""
+    return Counter(op.type for op in operations(graph))
+
+
+def sums_in_16_bits(graph: tf.Graph) -> list[str]:
+    """Returns the names of the ops that accumulate 16-bit values in 16 bits, which loses small ones."""
+    halves = (tf.bfloat16, tf.float16)
+    return [op.name for op in operations(graph) if op.type in _SUMS and op.outputs[0].dtype in halves]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from ..internals.tensorflow import bias_gradient
 from ..machine import cpus
 
 # Smaller kernels gain nothing: their products take microseconds either way.
@@ -139,7 +140,7 @@ def _relu_max_pool(x: tf.Tensor, bias: tf.Tensor, size: int) -> tf.Tensor:
         def gradient(dy):
             dy = tf.raw_ops.ReluGrad(gradients=dy, features=outputs)
             dx = tf.raw_ops.MaxPoolGrad(orig_input=active, orig_output=outputs, grad=dy, **window)
-            return dx, tf.raw_ops.BiasAddGrad(out_backprop=dy)
+            return dx, bias_gradient(dy)
 
         return outputs, gradient
 

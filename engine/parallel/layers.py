@@ -194,8 +194,9 @@ def product(x: tf.Tensor, w: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
 @tf.custom_gradient
 def _rows(table: tf.Tensor, ids: tf.Tensor):
     def gradient(dy):
-        rows = tf.reshape(dy, [-1, dy.shape[-1]])
-        return tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), table.shape[0]), None
+        # In float32: the kernel adds 16-bit values up in 16 bits, which a frequent id's sum outgrows.
+        rows = tf.cast(tf.reshape(dy, [-1, dy.shape[-1]]), tf.float32)
+        return tf.cast(tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), table.shape[0]), dy.dtype), None
 
     return tf.gather(table, ids), gradient
 

@@ -28,6 +28,7 @@ _DRAWS = (
     "the step draws random numbers that a resumed run draws otherwise (%s, of tf.random); use tf.random.stateless_* "
     "with step_context().seed(), or Keras's layers"
 )
+_SUMS_IN_16_BITS = "on a CPU these accumulate 16-bit values in 16 bits, which loses digits: %s; cast to float32 before them"
 
 
 def _arguments(operands, step: int, start: int, stop: int, due: int | None, extra: tuple) -> tuple:
@@ -290,6 +291,8 @@ class InnerLoop:
         self._step_graph = one_step.graph
         if drawn := graphs.STATEFUL_RANDOM & self.operations.keys():
             logging.log_first_n(logging.WARNING, _DRAWS, 1, ", ".join(sorted(drawn)))
+        if inexact := graphs.sums_in_16_bits(one_step.graph):
+            logging.log_first_n(logging.WARNING, _SUMS_IN_16_BITS, 1, ", ".join(inexact[:5]))
         local = self._strategy.experimental_local_results(self._sums(one_step.structured_outputs))
         zeros = []
         for here, x in zip(self._on_replicas(), local, strict=True):

@@ -228,6 +228,19 @@ def test_draws_that_a_resumed_run_would_not_repeat_are_warned_of(bench, caplog, 
     assert ("a resumed run draws otherwise (RandomStandardNormal, of tf.random)" in caplog.text) != is_stateless
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_sums_that_accumulate_in_16_bits_are_named(bench, caplog, monkeypatch, dtype):
+    class Graph(Linear):
+        def forward(self, features, training):
+            messages = tf.gather(tf.cast(features, dtype), tf.zeros([8], tf.int32))
+            nodes = tf.math.unsorted_segment_sum(messages, tf.zeros([8], tf.int32), tf.shape(features)[0], name="nodes")
+            return self.model(tf.cast(nodes, tf.float32))
+
+    monkeypatch.setattr(logging, "log_first_n", lambda level, message, n, *given: logging.log(level, message, *given))
+    bench(Graph(), (np.ones((4, 3), np.float32), np.zeros(4, np.int32)), 4).train(1)
+    assert ("accumulate 16-bit values in 16 bits, which loses digits: nodes" in caplog.text) == (dtype == "bfloat16")
+
+
 @pytest.mark.parametrize(
     ("pair", "message"),
     [

@@ -48,6 +48,7 @@ OWNERS = {
     "_launchers": f"{_REDUCE}.cross_device_ops.CollectiveAllReduce",
     "_layers": _LAYER,
     "_non_trainable_variables": _LAYER,
+    "_registry": "tensorflow.python.framework.registry.Registry",
     "_replica_id": f"{_REDUCE}.distribute_lib.ReplicaContextBase",
     "_metrics": _LAYER,
     "_model_variables_moving_average": _OPTIMIZER,

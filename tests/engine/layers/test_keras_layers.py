@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from crankshaft.engine.layers import BatchNormalization, Conv2DMaxPool, Dense
 from crankshaft.engine.machine import cpus
+from crankshaft.engine.parallel import Dense as ParallelDense
+from crankshaft.engine.parallel import Embedding as ParallelEmbedding
 from crankshaft.models.mlp import Model as Mlp
 
 
@@ -118,3 +120,29 @@ def test_an_update_copies_no_large_kernel(bench):
     for step in range(3, 23):
         made.train(step)
         assert address() == before
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+def test_sums_over_positions_accumulate_in_float32(dtype, jit):
+    """Of 5,000 ones bfloat16 would count 256 and float16 2,048; the sum is then rounded once, to 8 or 11 bits."""
+    layers = {
+        "keras dense": (tf.keras.layers.Dense(3, dtype=dtype), [50, 100, 2]),
+        "keras convolution": (tf.keras.layers.Conv2D(3, 1, dtype=dtype), [2, 50, 50, 2]),
+        "keras embedding": (tf.keras.layers.Embedding(4, 3, dtype=dtype), [50, 100]),
+        "dense": (ParallelDense(3, dtype=dtype), [50, 100, 2]),
+        "embedding": (ParallelEmbedding(4, 3, dtype=dtype), [50, 100]),
+        "pooled": (Conv2DMaxPool(3, 1, activation="relu", bias_initializer="ones", dtype=dtype), [2, 100, 100, 2]),
+    }
+    for name, (layer, shape) in layers.items():
+        layer.build(shape)
+
+        @tf.function(jit_compile=jit, autograph=False)
+        def last_gradient(x, layer=layer):
+            with tf.GradientTape() as tape:
+                total = tf.reduce_sum(tf.cast(layer(x), tf.float32))
+            return tf.convert_to_tensor(tape.gradient(total, layer.trainable_variables)[-1])
+
+        gradient = last_gradient(tf.zeros(shape, tf.int32 if "embedding" in name else layer.compute_dtype))
+        first = gradient[0].numpy() if gradient.shape.rank == 2 else gradient.numpy()
+        np.testing.assert_allclose(first, 5000, rtol=2**-9, err_msg=name)
