@@ -79,12 +79,13 @@ def of_step(strategy, state: TrainState, batch_size: int) -> Cost:
     Args:
       strategy: of the run.
       state: what it trains.
-      batch_size: the global batch, which divides over the replicas.
+      batch_size: the global batch, which divides over the mesh's data axis.
 
     Raises:
       NotCountableError: the graph has a loop of a length, or a tensor of a shape, that only running it tells.
     """
-    part = batch_size // strategy.num_replicas
+    _, parts = strategy.mesh.part(0, strategy.num_replicas)  # replicas along the mesh's model axis share examples
+    part = batch_size // parts
     batch = tf.nest.map_structure(lambda x: np.repeat(np.asarray(x), part, axis=0), state.trainer.given.example)
     strategy.bind(state, strategy.repeated(batch, batch_size))
     graph = strategy.train_loop(jit=False).one_step(0).graph

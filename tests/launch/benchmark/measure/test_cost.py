@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
+from crankshaft.engine.parallel import Dense
 from crankshaft.launch.benchmark.measure import cost
 from crankshaft.launch.benchmark.measure.cost import Cost
 from crankshaft.models import cnn, mlp
@@ -31,6 +32,22 @@ def cost_of(bench, trainer, source, batch_size=BATCH, replicas=1, **options):
 @pytest.mark.parametrize(("model", "flops"), [(mlp.Model, MLP_FLOPS), (cnn.Model, CNN_FLOPS)])
 def test_operations_of_the_reference_models_are_those_by_hand(bench, model, flops, replicas):
     assert cost_of(bench, model(), images(), replicas=replicas).flops == {"float32": flops}
+
+
+@pytest.mark.parametrize(("replicas", "model"), [(2, 2), (4, 2), (4, 4)])
+def test_a_mesh_computes_what_one_device_does(bench, replicas, model):
+    """The replicas of a model axis share the examples as well as the work."""
+
+    class Sharded(Trainer):
+        def build_model(self):
+            return tf.keras.Sequential([Dense(16, split="columns", activation="tanh"), Dense(4, split="rows")])
+
+        def loss(self, outputs, batch):
+            return mean(outputs[:, 0] - tf.cast(batch[1], tf.float32))
+
+    arrays = np.zeros([8, 6], np.float32), np.zeros([8], np.int64)
+    flops = 2 * (2 * 8 * (6 * 16 + 16 * 4)) + 2 * 8 * 16 * 4
+    assert cost_of(bench, Sharded(), arrays, 8, replicas, model=model).flops == {"float32": flops}
 
 
 def test_micro_batches_compute_as_much_as_one_batch(bench):
