@@ -54,7 +54,7 @@ class Model(Trainer):
       kv_heads: heads of keys and values, each shared by heads / kv_heads query heads; 0 is as many as heads.
       hidden: width of the feed-forward layer; 0 is 4 widths, with swiglu 8/3 widths rounded up to a multiple of 64.
       context: the largest number of tokens that it attends to; 0 is the data's.
-      vocabulary: number of tokens; 0 is the data's.
+      vocabulary: number of tokens; 0 is the data's. More pad it, to a multiple of 64 say, and are never generated.
       positions: rotary, or learned.
       norm: rms, or layer.
       activation: gelu, or swiglu.
@@ -122,7 +122,7 @@ class Model(Trainer):
         part_of(self.shape["hidden"], current_mesh(), "hidden")  # which says what does divide
         options = self.given.options
         ways = {"recompute": options.recompute, "one_pass": not options.check_numerics}
-        return Decoder(context, vocabulary, **self.shape, **ways, name="decoder")
+        return Decoder(context, vocabulary, tokens or vocabulary, **self.shape, **ways, name="decoder")
 
     def losses(self, outputs, batch) -> tf.Tensor:
         """Returns each token's loss in nats, float32 [batch, context]; where the label is -1, any finite number."""
@@ -145,6 +145,7 @@ class Decoder(tf.keras.Model):
     Args:
       context: the largest number of positions.
       vocabulary: number of tokens.
+      tokens: how many of them text has, the first ones; the rest pad the vocabulary, and are never generated.
       recompute: blocks are computed again in the backward pass.
       one_pass: activations of training are computed in one pass (`engine.layers.one_pass`).
       **shape: the others of `Model`'s arguments.
@@ -154,6 +155,7 @@ class Decoder(tf.keras.Model):
         self,
         context: int,
         vocabulary: int,
+        tokens: int,
         *,
         recompute: bool = False,
         one_pass: bool = True,
@@ -163,7 +165,7 @@ class Decoder(tf.keras.Model):
         super().__init__(name=name)
         self.recompute = recompute
         self.mesh = current_mesh()
-        self.context, self.vocabulary = context, vocabulary
+        self.context, self.vocabulary, self.tokens = context, vocabulary, tokens
         width = shape["width"]
         self.embedding = Embedding(vocabulary, width, split="vocabulary", stddev=_STDDEV, name="embedding")
         learned = shape["positions"] == "learned"
@@ -199,8 +201,8 @@ class Decoder(tf.keras.Model):
             caches.append(kept)
         logits = self.logits.logits(self.norm(x[:, -1:]))[:, 0]
         if self.mesh.is_cut:
-            logits = tf.concat(tf.unstack(self.mesh.model.all_gather(logits)), -1)[:, : self.vocabulary]
-        return logits, caches
+            logits = tf.concat(tf.unstack(self.mesh.model.all_gather(logits)), -1)
+        return logits[:, : self.tokens], caches
 
     def export_signatures(self) -> dict:
         """Returns what a SavedModel serves besides the outputs: the next token's logits, and generated tokens."""

@@ -108,8 +108,10 @@ def text_after(session: Session, prompt: str | Sequence[int], **how: Any) -> str
         if name in how and not how[name] >= least:
             raise UsageError(f"{name}={how[name]} is out of range; use {least} or more")
     if isinstance(prompt, str):
-        decoder = session.known.tokens.decoder() if session.known.tokens else None
         row = row_of(session, prompt)
+        decoder = session.known.tokens.decoder()
+        for token in row[1:]:  # a token's text may depend on those before it: at the beginning a space may be left out
+            decoder.text(token)
         return "".join(decoder.text(token) for token in follow(session, row, **how)) + decoder.rest()
     row, known = [int(token) for token in prompt], session.trainer.given.num_classes
     if not row or not all(0 <= token < (known or token + 1) for token in row):

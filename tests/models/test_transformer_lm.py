@@ -1,5 +1,6 @@
 """The language model: what it is at first, that it learns, that it generates what it tells, and each of its parts."""
 
+import itertools
 import math
 
 import numpy as np
@@ -52,6 +53,15 @@ def test_what_follows_is_told_alike_with_a_cache_and_without(arguments):
     for first, end in ((0, 5), (5, 6), (6, 7), (7, 16)):
         logits, cache = read(tf.constant(TOKENS[:, first:end]), cache, tf.constant(first))
         np.testing.assert_allclose(logits, expected[:, end - 1], atol=1e-6)
+
+
+def test_tokens_that_pad_the_vocabulary_are_never_generated():
+    model = made(**SMALL, vocabulary=64).model
+    assert model(TOKENS[:, :-1]).shape[-1] == 64
+    logits, _ = model.next_logits(tf.constant(TOKENS[:, :5]), model.empty_cache(4), tf.constant(0))
+    assert logits.shape == (4, 50)
+    drawn = generation.generate(tf.distribute.get_strategy(), model, [1], temperature=5.0, seed=1)
+    assert max(itertools.islice(drawn, 60)) < 50  # each would be over 49 with a probability of 0.2
 
 
 def test_labels_of_less_than_0_count_for_nothing():

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+import tokenizers
 
 import crankshaft
 from crankshaft.engine import Trainer, mean
@@ -159,6 +160,30 @@ def test_a_run_in_python_generates(trained, generate):
         ((name, value),) = wrong.items()
         with pytest.raises(crankshaft.UsageError, match=f"{name}={value} is out of range; use [01] or more"):
             trained.generate("si", **wrong)
+
+
+def test_text_goes_on_as_all_tokens_read_at_once(tmp_path):
+    """A vocabulary that marks spaces: a word in the middle has one, which the text's first word has not."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "▁one": 1, "▁two": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    words.decoder = tokenizers.decoders.Metaspace()
+    words.save(str(tmp_path / "words.json"))
+    (tmp_path / "text.txt").write_text("one two " * 60)
+    done = crankshaft.run(
+        model="transformer_lm",
+        model_arg={"layers": 1, "width": 8, "heads": 1},
+        input="text",
+        data_dir=tmp_path / "text.txt",
+        input_arg={"context": 8, "tokenizer": tmp_path / "words.json"},
+        run_dir=tmp_path / "run",
+        mode="train",
+        train_steps=60,
+        learning_rate=0.03,
+        jit="off",
+        progress="off",
+    )
+    assert done.generate([3, 1, 2], tokens=3, temperature=0) == [1, 2, 1]
+    assert done.generate("one two", tokens=3, temperature=0) == " one two one"
 
 
 def test_replicas_say_what_one_device_says(generate):
