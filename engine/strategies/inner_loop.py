@@ -28,7 +28,7 @@ _DRAWS = (
     "the step draws random numbers that a resumed run draws otherwise (%s, of tf.random); use tf.random.stateless_* "
     "with step_context().seed(), or Keras's layers"
 )
-_SUMS_IN_16_BITS = "on a CPU these accumulate 16-bit values in 16 bits, which loses digits: %s; cast to float32 before them"
+_SUMS_IN_16_BITS = "on CPUs these accumulate 16-bit values in 16 bits, which loses digits: %s; cast to float32 before"
 
 
 def _arguments(operands, step: int, start: int, stop: int, due: int | None, extra: tuple) -> tuple:
