@@ -5,8 +5,10 @@ Host code, NumPy and `pyarrow` only.
 
 from __future__ import annotations
 
+import bisect
 import csv
 import io
+import itertools
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,9 +21,12 @@ from .data import Data, InputError
 from .files import storage
 from .files.prepared import Prepared, Writer, prepared, progress
 from .files.storage import Files
+from .tables import folders
 from .tables.columns import Choice, splits_of
-from .tables.csv_types import Converter, Finder, Unfit
-from .tables.parquet_table import Column, ParquetTable, first_line, library
+from .tables.csv_types import Converter, Finder, Found, Unfit
+from .tables.folders import TableFiles
+from .tables.parquet_table import ParquetTable, first_line, library
+from .tables.values import Column
 
 _PATTERNS = ("*.csv", "*.tsv")
 _EXPECTED = "CSV files (*.csv, else *.tsv)"
@@ -30,8 +35,10 @@ _GROUP_VALUES = 1 << 19
 _BLOCK_BYTES = 4 << 20  # that are parsed at once
 _BLOCK_BYTES_A_COLUMN = 1 << 10  # or more, for as many records as make a call for each column worth it
 _MOST_RECORD_BYTES = 256 << 20
+_UNNAMED = ("Unnamed: 0", *(f"Unnamed: 0.{number}" for number in range(1, 10)))  # pandas' names of a column without one
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
+_RULE = 2  # how a file is prepared: another number is another file
 _SHOWN = 40  # characters of a field in a message
 
 
@@ -54,9 +61,10 @@ def load(
     """Reads CSV in UTF-8 whose first record names the columns; fields may be quoted, and have line breaks then.
 
     A column whose values are all integers is int64, one of numbers float32, one of dates or times as ISO 8601 has them
-    a date or timestamp, any other text, and one of integers with leading zeros or beyond int64; an empty field has no
-    value, but in a column of text. All else is as `input.parquet` has it: the files are read once and kept as Parquet,
-    see `input.files.prepared`.
+    a date or timestamp, any other text, and one of integers with leading zeros or beyond int64. An empty field and
+    pandas' markers of missing values are no value, but in a column of text. If nine in ten values are numbers, another
+    is an error. All else is as `input.parquet` has it: the files are read once and kept as Parquet, see
+    `input.files.prepared`.
 
     Args:
       data_dir: a folder, whose *.csv are read (*.tsv where there are none), files or globs, with commas between.
@@ -86,26 +94,27 @@ def load(
     delimiter = "\t" if delimiter == "tab" else delimiter
     if len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
         raise InputError(f"delimiter={delimiter} is not a delimiter; give one character of ASCII, or tab")
-    train = CsvTable(Files(storage.find(data_dir, _PATTERNS, _EXPECTED)), delimiter, texts, prepared_dir)
+    found = folders.find(data_dir, _PATTERNS, _EXPECTED)
+    train = CsvTable(found, delimiter, texts, prepared_dir)
     evaluation = None
     if eval_data_dir:
-        files = Files(storage.find(eval_data_dir, _PATTERNS, _EXPECTED, "eval_data_dir"))
-        evaluation = CsvTable(files, delimiter, texts, prepared_dir, like=train)
+        others = folders.find(eval_data_dir, _PATTERNS, _EXPECTED, "eval_data_dir", like=found)
+        evaluation = CsvTable(others, delimiter, texts, prepared_dir, like=train)
     return splits_of(train, evaluation, choice)
 
 
 class CsvTable(ParquetTable):
-    """Records of CSV files, of which each has the same header, from the Parquet file that is prepared of them.
+    """Records of CSV files, of which each has the same columns, from the Parquet file that is prepared of them.
 
     Args:
-      files: of them.
+      found: the files.
       delimiter: between fields.
       texts: columns that are text.
       prepared_dir: see `prepared`.
       like: the table whose columns' types these have; None finds them.
 
     Raises:
-      InputError: a record is malformed, or the headers are not the same.
+      InputError: a record is malformed, the columns are not the same, or there are no records.
       SourceError: what was prepared is damaged.
     """
 
@@ -113,28 +122,35 @@ class CsvTable(ParquetTable):
 
     def __init__(
         self,
-        files: Files,
+        found: TableFiles,
         delimiter: str,
         texts: Sequence[str],
         prepared_dir: str | None,
         like: CsvTable | None = None,
     ):
         library("csv")
+        files = found.files
         self._csv_paths = files.paths
         kinds = like.kinds if like else None
 
         def write(writer: Writer) -> None:
-            _write(writer, files, delimiter, texts, kinds, like.where if like else None)
+            _write(writer, found, delimiter, texts, kinds, like.where if like else None)
 
-        made_by = {"delimiter": delimiter, "kinds": kinds, "texts": [*texts]}
+        made_by = {"rule": _RULE, "delimiter": delimiter, "kinds": kinds, "texts": [*texts], "keys": found.keys}
         made = prepared(files, "csv", made_by, write, prepared_dir)
-        super().__init__(Files([made.path]), (), [_metadata(made)], os.path.dirname(made.path))
+        super().__init__(TableFiles(Files([made.path]), {}, []), (), [_metadata(made)], os.path.dirname(made.path))
         self.kinds: dict[str, str] = made.about["kinds"]
         self._records: list[int] = made.about["records"]
         self.where = files.paths[0]
         for name, why in made.about["why"].items():
             self.columns[name] = Column("text", why=why)
+        self.problems = made.about["problems"]
         self.identity = f"{sum(self._records)} records of {made.about['files']}"
+        if found.keys:
+            self.identity += f" {found.keys}"
+        storage.log_empty(
+            [*found.empty, *(path for path, count in zip(files.paths, self._records, strict=True) if not count)]
+        )
 
     def describe_row(self, group: int, row: int) -> str:
         row += int(self.group_rows[:group].sum())
@@ -187,29 +203,41 @@ class _Sink:
 
 def _write(
     writer: Writer,
-    files: Files,
+    found: TableFiles,
     delimiter: str,
     texts: Sequence[str],
     kinds: dict[str, str] | None,
     like: str | None,
 ) -> None:
     """Writes the records of all files as Parquet, and says what they are."""
-    reading = _Reading(files, delimiter, passes=1 if kinds else 2)
-    why: dict[str, str] = {}
+    paths = found.files.paths
+    reading = _Reading(found, delimiter, passes=1 if kinds else 2)
+    columns: dict[str, Found] = {}
     if kinds is None:
         finders = [Finder("text" if name in texts else None) for name in reading.names]
         for _, batch in reading.batches():
             for finder, column in zip(finders, batch.columns, strict=True):
                 finder.add(column)
-        ends = dict(zip(reading.names, (finder.end() for finder in finders), strict=True))
-        kinds = {name: kind for name, (kind, _) in ends.items()}
-        why = {name: reason for name, (_, reason) in ends.items() if reason}
-    elif [*kinds] != reading.names:
-        raise InputError(f"{files.paths[0]} has the columns {', '.join(reading.names)}, and {like} {', '.join(kinds)}")
-    records = _write_parquet(writer, reading, kinds, like)
-    writer.about.update(
-        kinds=kinds, why=why, records=[records.get(path, 0) for path in files.paths], files=reading.digest
-    )
+        columns = dict(zip(reading.names, (finder.end() for finder in finders), strict=True))
+        kinds = {name: column.kind for name, column in columns.items()}
+    elif {*kinds} != {*reading.names}:
+        raise InputError(f"{paths[0]} has the columns {', '.join(reading.names)}, and {like} {', '.join(kinds)}")
+    counts = _write_parquet(writer, reading, kinds, like)
+    records = [counts.get(path, 0) for path in paths]
+    ends = [*itertools.accumulate(records)]
+    problems = {}
+    for name, column in columns.items():
+        if column.odd:
+            index, field = column.odd
+            number = bisect.bisect_right(ends, index)
+            record = index - ends[number] + records[number] + 1
+            problems[name] = (
+                f"{paths[number]}, record {record}: column {name!r} is of numbers, and {field[:_SHOWN]!r} is not "
+                "written as one is (1234.5, without decimal comma, thousands separators, % or currency); mend it, "
+                f"leave it empty, or read the column as text by --input_arg=texts={name}"
+            )
+    why = {name: column.why for name, column in columns.items() if column.why}
+    writer.about.update(kinds=kinds, why=why, problems=problems, records=records, files=reading.digest)
 
 
 def _write_parquet(writer: Writer, reading: _Reading, kinds: dict[str, str], like: str | None) -> dict[str, int]:
@@ -225,13 +253,15 @@ def _write_parquet(writer: Writer, reading: _Reading, kinds: dict[str, str], lik
     rest = schema.empty_table()
     # Plain pages are what NumPy reads; the checksums find flipped bits.
     how: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
-    how["write_statistics"] = [name for name, kind in kinds.items() if kind == "int"]  # see `ParquetTable.extremes`
+    how["write_statistics"] = [
+        name for name, kind in kinds.items() if kind in ("int", "float")
+    ]  # see `ParquetTable.extremes`
     with pq.ParquetWriter(pa.PythonFile(sink, "w"), schema, **how) as parquet:
         for path, batch in reading.batches():
             columns = []
-            for name, converter, column in zip(kinds, converters, batch.columns, strict=True):
+            for name, converter in zip(kinds, converters, strict=True):
                 try:
-                    columns.append(converter.convert(column))
+                    columns.append(converter.convert(batch.column(name)))
                 except Unfit as unfit:
                     raise InputError(
                         f"{path}, record {records.get(path, 0) + unfit.row + 1}: column {name!r}: expected "
@@ -256,40 +286,45 @@ class _Reading:
     quotes, and where something is wrong, a slow parser says what and in which line.
 
     Args:
-      files: of them.
+      found: the files.
       delimiter: between fields.
       passes: how often they will be read, for lines of progress.
 
     Attributes:
-      names: of the columns.
+      names: of the columns, those of the folders' names last.
       nbytes: of all files.
       digest: of these bytes, once they were read.
     """
 
-    def __init__(self, files: Files, delimiter: str, passes: int):
-        self._files, self._delimiter = files, delimiter
-        self._raw_names, self.names = _header(files, delimiter)
+    def __init__(self, found: TableFiles, delimiter: str, passes: int):
+        self._files, self._delimiter = found.files, delimiter
+        self._headers = _headers(self._files, delimiter)
+        own = [*next(filter(None, self._headers))]
+        self._keys = {name: values for name, values in found.keys.items() if name not in own}
+        self.names = [*own, *self._keys]
         self._block_bytes = max(_BLOCK_BYTES, _BLOCK_BYTES_A_COLUMN * len(self.names))
-        self.nbytes = sum(files.sizes)
-        self._done = progress(f"preparing {files.paths[0]}", passes * self.nbytes)
+        self.nbytes = sum(self._files.sizes)
+        self._done = progress(f"preparing {self._files.paths[0]}", passes * self.nbytes)
         self._bytes_before = 0  # in the passes that are over
         self._is_checked = False
         self.digest = 0
 
     def batches(self) -> Iterator[tuple[str, Any]]:
-        """Yields (path, batch) with all records; may be called again."""
-        self.digest = 0
+        """Yields (path, batch) with all records, the columns in the order of `names`; may be called again."""
+        self.digest, is_empty = 0, True
         for number, path in enumerate(self._files.paths):
-            records, parses = 0, True
+            records, parses = 0, bool(self._headers[number])
+            stream = _Stream(self._files.stream(number), self._delimiter)
             while parses:  # again, in larger blocks, where a record does not fit in one
                 stream, skip = _Stream(self._files.stream(number), self._delimiter), records
                 try:
-                    for batch in self._parsed(stream):
+                    for batch in self._parsed(stream, self._headers[number]):
                         new = batch.slice(min(skip, batch.num_rows))
                         skip -= batch.num_rows - new.num_rows
-                        records += new.num_rows
                         if new.num_rows:
-                            yield path, new
+                            self._refuse_header(number, new, records)
+                            records += new.num_rows
+                            yield path, self._with_keys(number, new)
                         self._done(self._bytes_before + stream.tell())
                     parses = False
                 except _arrow_invalid() as error:
@@ -297,24 +332,55 @@ class _Reading:
                     if "straddl" not in str(error) or self._block_bytes >= _MOST_RECORD_BYTES:
                         raise InputError(f"{path} can't be read as CSV ({first_line(error)}); mend it") from None
                     self._block_bytes *= 8
-            if not records or stream.ends_within_quotes():
+            if stream.ends_within_quotes():
                 self._refuse_mistakes()
+            is_empty &= not records
             self.digest = zlib.crc32(stream.digest.to_bytes(4, "little"), self.digest)
             self._bytes_before += self._files.sizes[number]
+        if is_empty:
+            raise InputError(f"{self._files.paths[0]} has a header and no records; give files that have some")
 
-    def _parsed(self, stream: _Stream) -> Iterator[Any]:
+    def _parsed(self, stream: _Stream, header: dict[str, str]) -> Iterator[Any]:
         import pyarrow as pa
         from pyarrow import csv as arrow
 
+        names = [name for name in self.names if name in header]
+        raw = [header[name] for name in names]
         try:
-            yield from arrow.open_csv(
+            for batch in arrow.open_csv(
                 pa.PythonFile(stream, "r"),
                 read_options=arrow.ReadOptions(block_size=self._block_bytes),
                 parse_options=arrow.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
-                convert_options=arrow.ConvertOptions(column_types=dict.fromkeys(self._raw_names, pa.string())),
-            )
+                convert_options=arrow.ConvertOptions(column_types=dict.fromkeys(raw, pa.string()), include_columns=raw),
+            ):
+                yield batch.rename_columns(names)
         finally:
             stream.close()
+
+    def _with_keys(self, number: int, batch: Any) -> Any:
+        import pyarrow as pa
+
+        for name, values in self._keys.items():
+            batch = batch.append_column(name, pa.repeat(pa.scalar(values[number], pa.string()), batch.num_rows))
+        return batch
+
+    def _refuse_header(self, number: int, batch: Any, records: int) -> None:
+        """Raises `InputError` if a record is the header again."""
+        import pyarrow.compute as pc
+
+        header = self._headers[number]
+        if len(header) == 1:
+            return  # a word like others
+        is_header = None
+        for name, raw in header.items():
+            equal = pc.equal(batch.column(name), raw)
+            is_header = equal if is_header is None else pc.and_(is_header, equal)
+            if not pc.any(is_header).as_py():
+                return
+        raise InputError(
+            f"{self._files.paths[number]}, record {records + pc.index(is_header, True).as_py() + 1}: expected values, "
+            "found the header again; remove it"
+        )
 
     def _refuse_mistakes(self) -> None:
         """Raises `InputError` for the first record that is malformed; returns if there is none."""
@@ -322,7 +388,7 @@ class _Reading:
             limit = csv.field_size_limit(_MOST_RECORD_BYTES)
             try:
                 for number, path in enumerate(self._files.paths):
-                    _check_records(path, self._files.stream(number), self._delimiter, len(self.names))
+                    _check_records(path, self._files.stream(number), self._delimiter, len(self._headers[number]))
             finally:
                 csv.field_size_limit(limit)
         self._is_checked = True
@@ -382,40 +448,44 @@ class _Stream:
         self._quotes += len(at)
 
 
-def _header(files: Files, delimiter: str) -> tuple[list[str], list[str]]:
-    """Returns the names of the columns, which are the same in each file: as they stand there, and without blanks."""
-    first: list[str] | None = None
+def _headers(files: Files, delimiter: str) -> list[dict[str, str]]:
+    """Returns each file's columns: their names, and these as they stand in the file; none for a file without a header.
+
+    A first column without a name is pandas' index, and named as pandas names it.
+    """
+    headers: list[dict[str, str]] = []
+    first = ""
     for number, path in enumerate(files.paths):
         if files.pread(number, 0, min(len(_GZIP), files.sizes[number])) == _GZIP:
             raise InputError(f"{path} is gzip: expected CSV; unpack it")
-        raw = next(_rows(path, files.stream(number), delimiter), (0, None))[1]
-        if raw is None:
-            raise InputError(f"{path} is empty: expected a header and records, found nothing; remove it")
+        raw = next(_rows(path, files.stream(number), delimiter), (0, []))[1]
         names = [name.strip() for name in raw]
+        if len(names) > 1 and not names[0]:
+            names[0] = next(name for name in _UNNAMED if name not in names)
         if len({*names}) < len(names) or "" in names:
             twice = next((name for i, name in enumerate(sorted(names)) if i and sorted(names)[i - 1] == name), "")
             wrong = "a column without a name" if "" in names else f"two columns {twice!r}"
             raise InputError(f"{path}:1: expected a header, a name for each column, found {wrong}; mend it")
-        if first is not None and names != first:
+        headers.append(dict(zip(names, raw, strict=True)))
+        first = first or (path if names else "")
+        wanted = next(filter(None, headers), {})
+        if names and {*names} != {*wanted}:
             raise InputError(
-                f"{path}:1: the header is {', '.join(names)}, and that of {files.paths[0]} {', '.join(first)}; give "
-                "files of the same columns"
+                f"{path}:1: the header is {', '.join(names)}, and that of {first} {', '.join(wanted)}; give files of "
+                "the same columns"
             )
-        first = names
-    assert first is not None  # there is a file
-    return raw, first
+    if not first:
+        raise InputError(f"{files.paths[0]} is empty: expected a header and records, found nothing; remove it")
+    return headers
 
 
 def _check_records(path: str, stream: io.BufferedReader, delimiter: str, columns: int) -> None:
     """Raises `InputError` for the first malformed record of a file, by its line."""
     records = _rows(path, stream, delimiter)
-    next(records)  # the header
-    line = 0
+    next(records, None)  # the header
     for line, row in records:
         if len(row) != columns:
             raise InputError(f"{path}:{line}: expected {columns} fields, as the header has, found {len(row)}; mend it")
-    if not line:
-        raise InputError(f"{path} has a header and no records; remove it")
 
 
 def _rows(path: str, stream: io.BufferedReader, delimiter: str) -> Iterator[tuple[int, list[str]]]:

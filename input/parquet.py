@@ -6,8 +6,7 @@ Host code, NumPy and `pyarrow` only.
 from __future__ import annotations
 
 from .data import Data
-from .files import storage
-from .files.storage import Files
+from .tables import folders
 from .tables.columns import Choice, splits_of
 from .tables.parquet_table import ParquetTable
 
@@ -34,7 +33,8 @@ def load(
 
     Integers and booleans are int64, floats and decimals float32, text and binaries categories; dates are days since
     1970-01-01, timestamps that and seconds of the day; lists of numbers, of the same length in each row, are arrays. A
-    column of integers from 0 on is ids, for models with tables of embeddings, unless `numbers` names it.
+    column of integers from 0 on is ids, for models with tables of embeddings, unless `numbers` names it; so is one of
+    floats that are whole numbers, some beyond 2^24, which float32 would round.
 
     Args:
       data_dir: a folder, whose *.parquet are read, files or globs, with commas between.
@@ -59,8 +59,10 @@ def load(
       InputError: the library is not installed, there are no such files, or their columns are not those.
     """
     choice = Choice(label, features, numbers, texts, array, missing, text, validation_split)
-    train = ParquetTable(Files(storage.find(data_dir, _PATTERNS, _EXPECTED)), texts, prepared_dir=prepared_dir or None)
+    found = folders.find(data_dir, _PATTERNS, _EXPECTED)
+    train = ParquetTable(found, texts, prepared_dir=prepared_dir or None)
     evaluation = None
     if eval_data_dir:
-        evaluation = ParquetTable(Files(storage.find(eval_data_dir, _PATTERNS, _EXPECTED, "eval_data_dir")), texts)
+        others = folders.find(eval_data_dir, _PATTERNS, _EXPECTED, "eval_data_dir", like=found)
+        evaluation = ParquetTable(others, texts, like=train)
     return splits_of(train, evaluation, choice)

@@ -5,7 +5,6 @@ Host code, NumPy only, and the library `tokenizers` where a vocabulary is asked 
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import zlib
@@ -147,7 +146,7 @@ def _files(data_dir: str | None, flag: str) -> Files:
     if empty := [path for path, size in zip(files.paths, files.sizes, strict=True) if not size]:
         if len(empty) == len(files.paths):
             raise InputError(f"{empty[0]} is empty: expected text, found 0 bytes; give text")
-        logging.warning("left out as empty: %s%s", empty[0], f" and {len(empty) - 1:,} more" if empty[1:] else "")
+        storage.log_empty(empty)
         files = Files([path for path, size in zip(files.paths, files.sizes, strict=True) if size])
     for number, path in enumerate(files.paths):
         if files.pread(number, 0, min(len(_GZIP), files.sizes[number])) == _GZIP:

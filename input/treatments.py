@@ -12,6 +12,11 @@ import numpy as np
 MISSING = ".missing"  # the end of the name of the feature that says where a column has no value
 SECONDS = ".seconds"
 KINDS = ("category", "hash", "date", "timestamp", "number", "id", "array")
+# What stands for a missing value in text: the markers of pandas' `read_csv`, and pyarrow's.
+MISSING_WORDS = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
+    *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+)
 MISSING_ID = -(2**63)  # the integer that stands for no value, as in NumPy's times
 _MOST_HASHES = 2**63 - 1
 _EPOCH_DAYS = 719468  # from 0000-03-01 to 1970-01-01
@@ -69,7 +74,7 @@ class Treatment(NamedTuple):
         if self.kind in ("category", "hash"):
             return {name: values if not is_text else table.lookup(values) if table else hashed(values)}
         if self.is_of_text and is_text:
-            missing = tf.equal(tf.strings.strip(values), "")
+            missing = tf.reduce_any(tf.equal(tf.strings.strip(values)[..., tf.newaxis], MISSING_WORDS), -1)
             parts = times(tf.where(missing, "1970-01-01", values), self.kind == "timestamp")
         elif self.kind == "id":
             missing, parts = tf.equal(values, MISSING_ID), [values]

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import glob
 import io
+import logging
 import os
 import re
 import secrets
@@ -105,6 +106,12 @@ def what_is_there(path: str) -> str:
         return "nothing"
     names = names_in(path)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "an empty folder"
+
+
+def log_empty(paths: list[str]) -> None:
+    """Logs that files were left out because they are empty."""
+    if paths:
+        logging.warning("left out as empty: %s%s", paths[0], f" and {len(paths) - 1:,} more" if paths[1:] else "")
 
 
 @contextlib.contextmanager

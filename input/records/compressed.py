@@ -58,7 +58,10 @@ def open_splits(
 def _samples(paths: list[str], count: int) -> list[bytes]:
     """Returns the first records of several files, evenly spaced, the first and the last of them among these."""
     numbers = sorted({*np.linspace(0, len(paths) - 1, _SAMPLED_FILES).astype(int).tolist()})
-    return [record for number in numbers for record in _first_records(paths[number], -(-count // len(numbers)))]
+    records = [record for number in numbers for record in _first_records(paths[number], -(-count // len(numbers)))]
+    if not records:
+        raise InputError(f"{paths[0]} has no record; leave it out, or say what records hold in features.json")
+    return records
 
 
 def _first_records(path: str, count: int) -> list[bytes]:
@@ -70,8 +73,6 @@ def _first_records(path: str, count: int) -> list[bytes]:
                 records.append(_record(file, head))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path} is not a whole gzip file of TFRecords ({error}); restore it") from error
-    if not records:
-        raise InputError(f"{path} has no record; leave it out, or say what records hold in features.json")
     return records
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import math
+import re
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -21,15 +23,16 @@ from ..data import Data, InputError
 from ..files.prepared import Writer, prepared
 from ..known import as_bytes, as_text
 from ..treatments import MISSING, SECONDS, Treatment, hashed
-from .parquet_table import Column, Group, ParquetTable, Texts
+from .parquet_table import Group, ParquetTable
+from .values import EXACT_FLOAT32, Column, Texts
 
+_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)?")  # pandas' index, as its to_parquet and to_csv write it
 NONE = "none"  # as the name of the label: there is none
 FILLS = ("refuse", "zero", "mean", "column")
 TEXT = ("category", "hash", "keep")
 _KEPT_GROUPS = 4  # a chunk that is not a group ends in one in which the next begins
 _MOST_CLASSES = 1 << 20
 _MOST_WORDS = 1 << 20  # of a column: some 100 MB in memory
-_EXACT = 1 << 24  # up to here float32 tells integers apart
 _FEW_ROWS = 10  # of which all values may differ by chance
 _MOST_SHOWN = 40  # columns in the table of treatments
 _HASH = "too many to be learnt; hash them, by --input_arg=text=hash --model_arg=hash_buckets=1000000"
@@ -114,9 +117,15 @@ class Learnt(NamedTuple):
 
 def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choice) -> Data:
     """Makes the splits of tables. Raises `InputError` where the choice does not fit them."""
-    choice = choice._replace(features=_checked(train, choice))
+    names = _checked(train, choice)
+    train.read_ids([name for name in (*names, choice.label) if name != NONE and name not in choice.numbers])
+    if evaluation:
+        evaluation.follow(train)
+        for name in (*names, choice.label):
+            evaluation.check(name, may_lack=bool(choice.features) and name != choice.label)
+    choice = choice._replace(features=names)
     tables = [table for table in (train, evaluation) if table]
-    integers = [name for name in choice.features if train.columns[name] == Column("int64")]
+    integers = [name for name in choice.features if train.columns[name].is_integer]
     ends = train.extremes(integers)
     is_id = {name: ends[name] is None or ends[name][0] >= 0 for name in integers}
     ids = [] if choice.array else [name for name in integers if is_id[name] and name not in choice.numbers]
@@ -125,6 +134,7 @@ def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choi
     num_classes = _num_classes(tables, choice.label) if classes is None else len(classes)
     features = [_feature(name, train.columns[name], ends.get(name), choice, learnt) for name in choice.features]
     _check_names(train, features)
+    _check_exact(tables, features, choice)
     vocabulary = {name: (ends[name] or (0, 0))[1] + 1 for name in ids}
     vocabulary |= {name: len(words) + 1 for name, words in learnt.words.items()}
     numbering = [*(classes or []), *(word for words in learnt.words.values() for word in (b"", *words))]
@@ -160,8 +170,12 @@ def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
         for name in getattr(choice, argument):
             if name not in table.columns:
                 raise InputError(f"{argument}={name}: {table.where} has no such column; its columns are {shown}")
-    names = choice.features or tuple(name for name in table.columns if name != choice.label)
+    index = [name for name in table.columns if _INDEX.fullmatch(name) and name not in (*choice.features, choice.label)]
+    names = choice.features or tuple(name for name in table.columns if name not in (choice.label, *index))
+    if index and not choice.features:
+        logging.warning("left out as pandas' index: %s", ", ".join(index))
     for name in (*names, *([choice.label] if choice.label != NONE else [])):
+        table.check(name, may_lack=bool(choice.features) and name != choice.label)
         if table.columns[name] is None or (name == choice.label and table.columns[name].kind == "timestamp"):
             readable = _list((name for name in names if table.columns[name]), ",")
             raise InputError(
@@ -177,6 +191,21 @@ def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
             argument = "array=true makes one array" if choice.array else f"numbers={name} makes a column"
             raise InputError(f"{argument} of numbers, and column {name!r} is text; leave it out")
     return names
+
+
+def _check_exact(tables: list[ParquetTable], features: list[Feature], choice: Choice) -> None:
+    """Raises `InputError` where float32 would round integers of columns that `numbers` does not name."""
+    integers = [each for each in features if tables[0].columns[each.column].kind.startswith(("int", "uint"))]
+    floats = [each.column for each in integers if choice.array or each.specs[each.column].dtype.kind == "f"]
+    names = [name for name in floats if name not in choice.numbers]
+    for table in tables:
+        for name, ends in table.extremes(names).items():
+            most = max(map(abs, ends or (0,)))
+            if most > EXACT_FLOAT32:
+                raise InputError(
+                    f"{table.where}: column {name!r} has {most:,}, and float32 tells whole numbers apart up to 2^24 "
+                    f"only; leave it out if these are ids, or have them rounded by --input_arg=numbers={name}"
+                )
 
 
 def _check_names(table: ParquetTable, features: list[Feature]) -> None:
@@ -204,7 +233,7 @@ def _number(text: str) -> float | None:
 
 
 def _num_classes(tables: list[ParquetTable], label: str) -> int | None:
-    if label == NONE or tables[0].columns[label] != Column("int64"):
+    if label == NONE or not tables[0].columns[label].is_integer:
         return None
     both = [ends for table in tables if table.columns.get(label) and (ends := table.extremes([label])[label])]
     if not both:
@@ -305,10 +334,10 @@ def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Ch
     """Decides how a column is read."""
     if column.kind == "text":
         return _text_feature(name, column, choice, learnt)
-    is_exact = ends is None or (ends[0] > -_EXACT and ends[1] < _EXACT)
+    is_exact = ends is None or (ends[0] >= -EXACT_FLOAT32 and ends[1] <= EXACT_FLOAT32)
     dtype: np.dtype[Any]
     as_numbers = name in choice.numbers or choice.array or (ends is not None and ends[0] < 0 and is_exact)
-    if column == Column("int64") and not as_numbers:
+    if column.is_integer and not as_numbers:
         dtype, fill = np.dtype(np.int64), np.zeros((), np.int64)
         small = ends is None or ends[0] >= 0
         says = f"id of {(ends or (0, 0))[1] + 1:,}" if small else "id, any integer: for hash_buckets or table_capacity"

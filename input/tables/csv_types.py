@@ -6,13 +6,24 @@ by field.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+from ..treatments import MISSING_WORDS
 
 _FIRST = 64  # values that are tried before all of a block
 _BEYOND = "beyond"  # integers of which some are not int64
 _LEADING_ZERO = r"^\s*[+-]?0([0-9]+|[xX].*)\s*$"  # or hexadecimal, which `pyarrow` would read
 _INTEGER = r"^\s*[+-]?[0-9]+\s*$"
+_NUMBER = r"(?i)^\s*[+-]?([0-9]+\.?[0-9]*(e[+-]?[0-9]+)?|\.[0-9]+(e[+-]?[0-9]+)?|inf|infinity)\s*$"
+_COMMA = r"[0-9]+,[0-9]+|[0-9]{1,3}(\.[0-9]{3})+,[0-9]+"
+_THOUSANDS = r"[0-9]{1,3}([,'\x{2019} \x{a0}\x{202f}][0-9]{3})+([.,][0-9]+)?|[0-9]{1,3}(\.[0-9]{3}){2,}"
+_CURRENCY = r"[$\x{20ac}\x{a3}\x{a5}]"
+# A number as people write it: with a decimal comma, thousands separators, a percent sign or a currency.
+_FORMATTED = rf"^\s*{_CURRENCY}?\s*[+-]?{_CURRENCY}?\s*({_COMMA}|{_THOUSANDS}|[0-9]*\.?[0-9]+)\s*(%|{_CURRENCY})?\s*$"
+_SHARE = 9  # a column in which for each other value as many are numbers is one of numbers
+_SETTLED = 10_000  # values after which a column that does not look so is text
 # What a column may turn out to be, after values of a kind.
 _NEXT = {
     None: ("int", _BEYOND, "float", "date", "time", "zoned"),
@@ -62,14 +73,14 @@ class Converter:
         }.get(kind, pa.string())
 
     def convert(self, fields) -> Any:
-        """Converts an array of text; an empty field has no value, but as text. Raises `Unfit`."""
+        """Converts an array of text; one of `MISSING_WORDS` is no value, but as text. Raises `Unfit`."""
         import pyarrow.compute as pc
 
         if self._kind == "text":
             return fields
-        is_empty = pc.equal(fields, "")
-        if pc.any(is_empty).as_py():
-            fields = pc.if_else(is_empty, None, fields)
+        is_gone = _are_missing(fields)
+        if pc.any(is_gone).as_py():
+            fields = pc.if_else(is_gone, None, fields)
         try:
             if self._kind == "int" and pc.any(pc.match_substring(fields, "x", ignore_case=True)).as_py():
                 raise self._pa.ArrowInvalid("hexadecimal")
@@ -89,6 +100,20 @@ class Converter:
             raise Unfit(row, field) from None
 
 
+class Found(NamedTuple):
+    """What a column turned out to be.
+
+    Attributes:
+      kind: as `Converter` takes it.
+      why: why it is text although its fields look like something else.
+      odd: where most fields are numbers, (index, text) of the first that is not written as one; else None.
+    """
+
+    kind: str
+    why: str
+    odd: tuple[int, str] | None
+
+
 class Finder:
     """Finds the kind of a column, from all of its fields.
 
@@ -102,33 +127,64 @@ class Finder:
         self._pa = pa
         self._kind = kind
         self._why = "as texts= says" if kind else ""
+        self._is_settled = kind is not None
+        self._seen = self._numbers = self._others = (
+            0  # fields; of those with a value: numbers, formatted too, and others
+        )
+        self._odd: tuple[int, str] | None = None
+        self._marker = ""
 
     def add(self, fields) -> None:
-        """Takes some fields, as an array of text."""
+        """Takes the next fields, as an array of text."""
         import pyarrow.compute as pc
 
-        if self._kind == "text":
+        first, self._seen = self._seen, self._seen + len(fields)
+        if self._is_settled:
             return
-        is_empty = pc.equal(fields, "")
-        if pc.any(is_empty).as_py():
-            fields = fields.filter(pc.invert(is_empty))
-        if not len(fields):
+        is_gone = _are_missing(fields)
+        present = fields.filter(pc.invert(is_gone)) if pc.any(is_gone).as_py() else fields
+        if len(present) < len(fields) and not self._marker:
+            self._marker = next((each for each in fields.filter(is_gone).unique().to_pylist() if each.strip()), "")
+        if not len(present):
             return
-        for kind in _NEXT[self._kind]:
-            if self._are(kind, fields[:_FIRST]) and (len(fields) <= _FIRST or self._are(kind, fields)):
-                break
-        else:
-            kind = "text"
+        kind = next((kind for kind in _NEXT.get(self._kind, ()) if self._are_all(kind, present)), "text")
         is_number = kind in ("int", _BEYOND, "float")
-        if is_number and pc.any(pc.match_substring_regex(fields, _LEADING_ZERO)).as_py():
-            kind, self._why = "text", "leading zeros"
+        if (is_number or kind == "text") and pc.any(pc.match_substring_regex(present, _LEADING_ZERO)).as_py():
+            kind, self._why, self._is_settled = "text", "leading zeros", True
+        elif kind == "text":
+            self._count(fields, is_gone, first)
+        elif is_number:
+            self._numbers += len(present)
+        else:
+            self._others += len(present)
+            self._odd = self._odd or (first, present[0].as_py())
         self._kind = kind
 
-    def end(self) -> tuple[str, str]:
-        """Returns the kind, and why it is text where its fields look like numbers."""
+    def end(self) -> Found:
+        """Returns what the column is."""
         if self._kind == _BEYOND:
-            return "text", "integers beyond int64"
-        return self._kind or "text", self._why
+            return Found("text", "integers beyond int64", None)
+        if self._kind not in (None, "text"):
+            return Found(self._kind, "", None)
+        is_of_numbers = not self._is_settled and self._numbers and self._numbers >= _SHARE * self._others
+        marker = f"{self._marker.strip()!r} is a word like others" if self._marker and self._kind else ""
+        return Found("text", self._why or marker, self._odd if is_of_numbers else None)
+
+    def _count(self, fields, is_gone, first: int) -> None:
+        """Counts the numbers among fields that are not all numbers."""
+        import pyarrow.compute as pc
+
+        is_plain = pc.or_(is_gone, pc.match_substring_regex(fields, _NUMBER))
+        is_number = pc.or_(is_plain, pc.match_substring_regex(fields, _FORMATTED))
+        gone, numbers = (pc.sum(each).as_py() for each in (is_gone, is_number))
+        self._numbers += numbers - gone
+        self._others += len(fields) - numbers
+        if self._odd is None and (at := pc.index(is_plain, self._pa.scalar(False)).as_py()) >= 0:
+            self._odd = first + at, fields[at].as_py()
+        self._is_settled = self._numbers < _SHARE * self._others and self._numbers + self._others > _SETTLED
+
+    def _are_all(self, kind: str, fields) -> bool:
+        return self._are(kind, fields[:_FIRST]) and (len(fields) <= _FIRST or self._are(kind, fields))
 
     def _are(self, kind: str, fields) -> bool:
         import pyarrow.compute as pc
@@ -148,6 +204,20 @@ class Finder:
         except ValueError:
             return False
         return True
+
+
+def _are_missing(fields) -> Any:
+    """Returns which fields of text stand for a missing value."""
+    import pyarrow.compute as pc
+
+    return pc.is_in(pc.utf8_trim_whitespace(fields), _missing_words())
+
+
+@functools.cache
+def _missing_words() -> Any:
+    import pyarrow as pa
+
+    return pa.array(MISSING_WORDS)
 
 
 def integer(field: str) -> int:

@@ -5,7 +5,9 @@ Host code, NumPy and `pyarrow` only.
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import threading
 import zlib
 from collections.abc import Sequence
@@ -16,38 +18,17 @@ import numpy as np
 from ...engine.data.source import SourceError
 from ..data import InputError
 from ..files import storage
-from ..files.storage import Files
+from . import values as values_of
+from .csv_types import Converter, Finder, Unfit
+from .folders import TableFiles
+from .values import EXACT_FLOAT32, EXACT_FLOAT64, Column, Texts
 
 _FOOTER_BYTES = 1 << 16  # of a file's end, which tells one from another
 _LARGE_GROUP_BYTES = 16 << 20
 _IDLE_READERS = 16  # files that stay open between reads
 _MOST_INT64 = 2**63 - 1
-_DAY_MICROSECONDS = 24 * 3600 * 10**6
-
-
-class Column(NamedTuple):
-    """What a column holds.
-
-    Attributes:
-      kind: `int64`, `float32`, `text`, `date` (float32 days since 1970-01-01) or `timestamp` (float32 [2]: such days,
-        and seconds of the day, in UTC where it has a zone); of lists the dtype of their numbers.
-      shape: of one value.
-      why: why it is text, where its values look like numbers.
-    """
-
-    kind: str
-    shape: tuple[int, ...] = ()
-    why: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {[*self.shape]}" if self.shape and self.kind != "timestamp" else self.kind
-
-
-class Texts(NamedTuple):
-    """A column of text: row i has `words[codes[i]]`; a missing value is the word b""."""
-
-    codes: np.ndarray
-    words: np.ndarray
+# What the values in folders' names are, by the kinds of `csv_types`.
+_KEY_COLUMNS = {"int": ("int64",), "float": ("float32",), "date": ("date",), "text": ("text",)}
 
 
 class Group(NamedTuple):
@@ -65,76 +46,170 @@ class Group(NamedTuple):
 
 
 class ParquetTable:
-    """A table in Parquet files, of which each has the same columns.
+    """A table in Parquet files, and in the names of the folders that they are in.
+
+    Files may hold a column in types of which one is wider (int32 and int64, float and double, text and a dictionary of
+    text), and in any order. Those without rows are left out, with a log line.
 
     Args:
-      files: of them.
+      found: the files.
       texts: columns whose values are read as text, whatever they are.
       metadata: of each file; None reads it.
       prepared_dir: where what is learnt of its columns is kept; None is beside the files.
+      like: the table to train on, of which the folders' names hold the same kinds of values.
 
     Attributes:
       where: the first file, for messages.
       source: the files that are read.
       paths: of them.
       columns: what each column holds, by name, in order; None where it can't be read.
+      problems: why a column can't be read, by name.
+      lacking: by column that some files have and others don't: which, for people.
       group_rows: rows of each group, [groups] int64.
       identity: text that differs where the contents do.
 
     Raises:
-      InputError: one is not such a file, has other columns, or no rows.
+      InputError: one is not such a file, or none has rows.
     """
 
     cure = "restore the file"
 
     def __init__(
         self,
-        files: Files,
+        found: TableFiles,
         texts: Sequence[str] = (),
         metadata: list | None = None,
         prepared_dir: str | None = None,
+        like: ParquetTable | None = None,
     ):
         self._pa, self._parquet = library("parquet")
         self.prepared_dir = prepared_dir
-        self.source, self._texts = files, texts
+        self.source, self._texts = found.files, texts
         self._idle: list[tuple[int, Any]] = []  # (number, reader) of files that no thread reads now
         self._lock = threading.Lock()
-        self.where, self.paths = files.paths[0], files.paths
-        self._metadata = metadata or [self._opened(n, InputError).metadata for n in range(len(files.paths))]
-        schemas = [each.schema.to_arrow_schema() for each in self._metadata]
-        self._schema = schemas[0]
+        self.paths = found.files.paths
+        self._metadata = metadata or [self._opened(n, InputError).metadata for n in range(len(self.paths))]
+        self._schemas = [each.schema.to_arrow_schema() for each in self._metadata]
         rows = [[each.row_group(i).num_rows for i in range(each.num_row_groups)] for each in self._metadata]
         # (file, group in it) of each group that has rows
         self._groups = [(n, i) for n, sizes in enumerate(rows) for i, size in enumerate(sizes) if size]
         self.group_rows = np.array([rows[n][i] for n, i in self._groups], np.int64)
-        for number, path in enumerate(files.paths):
-            if not sum(rows[number]):
-                raise InputError(f"{path} has no rows; remove it")
-            _check_schema(path, schemas[number], self.where, self._schema)
-        self.columns: dict[str, Column | None] = {field.name: self._column(field) for field in self._schema}
+        if not self._groups:
+            raise InputError(f"{self.paths[0]} has no rows; give files that have some")
+        storage.log_empty(
+            [*found.empty, *(path for path, sizes in zip(self.paths, rows, strict=True) if not sum(sizes))]
+        )
+        self._whole = [n for n, sizes in enumerate(rows) if sum(sizes)]
+        self.where = self.paths[self._whole[0]]
+        self.problems: dict[str, str] = {}
+        self.lacking: dict[str, str] = {}
+        self.key_kinds: dict[str, str] = {}  # of columns that folders' names hold, as `Converter` takes them
+        self.columns: dict[str, Column | None] = self._columns()
+        self._keys: dict[str, Any] = self._read_keys(found.keys, like)
         self._read_uint64()
-        self.identity = f"{sum(self.group_rows)} rows of {[self._footer(number) for number in range(len(files.paths))]}"
+        self.identity = f"{sum(self.group_rows)} rows of {[self._footer(number) for number in range(len(self.paths))]}"
+        self.identity += f" {found.keys}" if self._keys else ""
         self._warn_of_large_groups()
 
     def read(self, group: int, names: Sequence[str]) -> Group:
         """Reads some columns of a group of rows; may be called by several threads. Raises `SourceError`."""
+        number, row_group = self._groups[group]
+        values = Group({}, {}, {})
+        try:
+            for name, array in self._arrays(group, names).items():
+                self._decode(name, array, values)
+        except (self._pa.ArrowException, OSError) as error:
+            raise self._unreadable(SourceError, number, row_group, error) from None
+        return values
+
+    def _arrays(self, group: int, names: Sequence[str]) -> dict[str, Any]:
+        """Reads some columns of a group of rows as `pyarrow` has them. Raises its errors, and `SourceError`."""
         number, row_group = self._groups[group]
         self.source.check(number)
         with self._lock:
             at = next((i for i, (each, _) in enumerate(self._idle) if each == number), None)
             reader = None if at is None else self._idle.pop(at)[1]
         reader = reader or self._opened(number, SourceError, self._metadata[number])
-        try:
-            # One thread: whoever reads groups ahead does so by several.
-            table = reader.read_row_group(row_group, columns=[*names], use_threads=False)
-            values = Group({}, {}, {})
-            for name in names:
-                self._decode(name, table.column(name), values)
-        except (self._pa.ArrowException, OSError) as error:
-            raise self._unreadable(SourceError, number, row_group, error) from None
+        own = {name: None for name in names if self._schemas[number].get_field_index(name) >= 0}
+        # One thread: whoever reads groups ahead does so by several.
+        table = reader.read_row_group(row_group, columns=[*own], use_threads=False)
         with self._lock:
             self._idle = [*self._idle[1 - _IDLE_READERS :], (number, reader)]
-        return values
+        arrays: dict[str, Any] = {}
+        for name in names:
+            if name in own:
+                chunks = table.column(name)
+                arrays[name] = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+            else:
+                value = self._keys[name][number] if name in self._keys else self._pa.scalar(None)
+                arrays[name] = self._pa.repeat(value, int(self.group_rows[group]))
+        return arrays
+
+    def read_ids(self, names: Sequence[str]) -> None:
+        """Reads columns of floats that are ids as integers: whole numbers alone, some of which float32 would round.
+
+        pandas makes float64 of integers where one is missing.
+
+        Raises:
+          InputError: they are beyond 2^53, so floats do not tell them apart either.
+        """
+        for name, most in self._most_of_whole([name for name in names if self._is_rounded(name)]).items():
+            if EXACT_FLOAT64 < most <= _MOST_INT64:
+                raise InputError(
+                    f"{self.where}: column {name!r} holds whole numbers up to {most:.17g} as floats, which tell them "
+                    f"apart up to 2^53 only; write integers or text, or --input_arg=numbers={name} if these are no ids"
+                )
+            if EXACT_FLOAT32 < most <= EXACT_FLOAT64:
+                self.columns[name] = Column("int64", self.columns[name].shape, "as floats")
+
+    def _is_rounded(self, name: str) -> bool:
+        """Returns whether a column of floats may hold whole numbers that float32 rounds, by its type and statistics."""
+        column = self.columns[name]
+        if column is None or column.kind != "float32":
+            return False
+        types = [schema.field(at).type for schema in self._schemas if (at := schema.get_field_index(name)) >= 0]
+        known = [self._statistics(group, name) for group in range(len(self._groups))]
+        is_small = all(each is not None and max(abs(each.min), abs(each.max)) <= EXACT_FLOAT32 for each in known)
+        return any(map(self._is_double, types)) and not is_small
+
+    def _most_of_whole(self, names: Sequence[str]) -> dict[str, float]:
+        """Returns the greatest absolute values of columns of floats whose values are all whole numbers."""
+        most = dict.fromkeys(names, 0.0)
+        for group, (number, row_group) in enumerate(self._groups):
+            try:
+                values = {name: values_of.flat(array, self._pa) for name, array in self._arrays(group, [*most]).items()}
+            except (self._pa.ArrowException, OSError) as error:
+                raise self._unreadable(SourceError, number, row_group, error) from None
+            for name, each in values.items():
+                if not np.isfinite(each).all() or (each != np.floor(each)).any():
+                    del most[name]
+                else:
+                    most[name] = max(most[name], float(np.abs(each).max(initial=0)))
+            if not most:
+                break
+        return most
+
+    def follow(self, like: ParquetTable) -> None:
+        """Reads columns as another table does: those without values, integers as floats, whole floats as integers."""
+        for name, column in like.columns.items():
+            if name not in self.columns or column is None:
+                continue
+            mine = self.columns[name]
+            is_number = (
+                mine is not None and {mine.kind, column.kind} == {"int64", "float32"} and mine.shape == column.shape
+            )
+            if is_number or (mine is None and name not in self.problems and self._is_null(name)):
+                self.columns[name] = column
+
+    def check(self, name: str, may_lack: bool) -> None:
+        """Raises `InputError` if files don't hold a column alike; some may lack it where `may_lack`."""
+        if name in self.problems:
+            raise InputError(self.problems[name])
+        if name in self.lacking and not may_lack:
+            raise InputError(
+                f"{self.lacking[name]}; give files of the same columns, or name the features to be read by "
+                "--input_arg=features=..."
+            )
 
     def describe_row(self, group: int, row: int) -> str:
         """Returns the file and the row in it of a group's row, for messages."""
@@ -145,14 +220,12 @@ class ParquetTable:
     def extremes(self, names: Sequence[str]) -> dict[str, tuple[int, int] | None]:
         """Returns the least and the most value of columns of integers; None of one that has no values."""
         ends: dict[str, list[int]] = {name: [] for name in names}
-        places = [self._places(metadata) for metadata in self._metadata]
-        for group, (number, row_group) in enumerate(self._groups):
-            about, unknown = self._metadata[number].row_group(row_group), []
+        for group in range(len(self._groups)):
+            unknown = []
             for name in names:
-                statistics = about.column(places[number][name]).statistics if name in places[number] else None
-                if statistics is not None and statistics.has_min_max:
+                if (statistics := self._statistics(group, name)) is not None:
                     ends[name] += [int(statistics.min), int(statistics.max)]
-                elif statistics is None or statistics.null_count != self.group_rows[group]:
+                else:
                     unknown.append(name)
             if unknown:
                 values = self.read(group, unknown)
@@ -164,15 +237,95 @@ class ParquetTable:
             ends = {name: [min(each), max(each)] if each else [] for name, each in ends.items()}
         return {name: (each[0], each[1]) if each else None for name, each in ends.items()}
 
-    @staticmethod
-    def _places(metadata) -> dict[str, int]:
-        return {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    def _statistics(self, group: int, name: str) -> Any:
+        """Returns what a file says of a column's values in a group, if it says the least and the most, both finite."""
+        number, row_group = self._groups[group]
+        if name not in self._places[number]:
+            return None
+        statistics = self._metadata[number].row_group(row_group).column(self._places[number][name]).statistics
+        is_known = statistics is not None and statistics.has_min_max and not isinstance(statistics.min, bytes)
+        return statistics if is_known and math.isfinite(statistics.max - statistics.min) else None
+
+    @functools.cached_property
+    def _places(self) -> list[dict[str, int]]:
+        """By file, the columns' numbers by name."""
+        return [{each.schema.column(i).path: i for i in range(each.num_columns)} for each in self._metadata]
+
+    def _columns(self) -> dict[str, Column | None]:
+        """Returns what the columns of all files hold; notes those that files don't hold alike."""
+        schemas = [(self.paths[number], self._schemas[number]) for number in self._whole]
+        columns: dict[str, Column | None] = {}
+        for path, schema in schemas:
+            if len({*schema.names}) < len(schema.names):
+                raise InputError(f"{path} has two columns of one name, of {', '.join(schema.names)}; rename one")
+            columns |= dict.fromkeys(schema.names)
+        for name in columns:
+            having = [(path, schema.field(name)) for path, schema in schemas if schema.get_field_index(name) >= 0]
+            if len(having) < len(schemas):
+                without = next(path for path, schema in schemas if schema.get_field_index(name) < 0)
+                self.lacking[name] = f"{without} has no column {name!r}, and {having[0][0]} has"
+            columns[name] = self._widest(name, having)
+        return columns
+
+    def _widest(self, name: str, having: list[tuple[str, Any]]) -> Column | None:
+        """Returns what a column holds in all files that have it; notes a problem where that is not of one kind."""
+        types = self._pa.types
+        typed = [(path, field) for path, field in having if not types.is_null(field.type)]
+        if not typed:
+            return None
+        first_path, first = typed[0]
+        widest = self._column(first)
+        for path, field in typed[1:]:
+            if field.type == first.type:
+                continue
+            column = self._column(field)
+            zones = [types.is_timestamp(each.type) and bool(each.type.tz) for each in (first, field)]
+            is_alike = (
+                widest is not None and column is not None and widest.shape == column.shape and zones[0] == zones[1]
+            )
+            if is_alike and widest.kind != column.kind and widest.shape:
+                kind = np.promote_types(widest.kind, column.kind)  # of lists of integers
+                is_alike = kind.kind in "iu" and "f" not in widest.kind + column.kind
+                widest = widest._replace(kind=kind.name)
+            elif is_alike:
+                is_alike = widest.kind == column.kind
+            if not is_alike:
+                self.problems[name] = (
+                    f"{path}: column {name!r} is {field.type}, and {first.type} in {first_path}; write both alike"
+                )
+                return None
+        is_text = widest is not None and widest.kind == "text"
+        if name in self._texts and not is_text and not types.is_nested(first.type):
+            return Column("text", why="as texts= says")
+        return widest
+
+    def _read_keys(self, keys: dict[str, list[str]], like: ParquetTable | None) -> dict[str, Any]:
+        """Adds the columns that the folders' names hold, but those that are in the files; returns their values."""
+        made: dict[str, Any] = {}
+        for name, texts in keys.items():
+            if name in self.columns:
+                continue
+            fields, finder = self._pa.array(texts), Finder("text" if name in self._texts else None)
+            finder.add(fields)
+            found = finder.end()
+            kind = like.key_kinds[name] if like and name in like.key_kinds else found.kind
+            try:
+                made[name] = Converter(kind).convert(fields)
+            except Unfit as unfit:
+                raise InputError(
+                    f"{self.paths[unfit.row]}: expected {Converter(kind).expects} for {name} in the folder's name, as "
+                    f"in {like.where if like else ''}, found {unfit.field!r}; rename it"
+                ) from None
+            self.key_kinds[name] = kind
+            self.columns[name] = Column(*_KEY_COLUMNS.get(kind, ("timestamp", (2,))))
+        return made
 
     def _read_uint64(self) -> None:
         """Makes text of columns of uint64 that have values beyond int64: as text each value is itself."""
         is_uint64 = self._pa.types.is_uint64
+        fields = [field for schema in self._whole_schemas() for field in schema if is_uint64(field.type)]
         names = [
-            field.name for field in self._schema if is_uint64(field.type) and self.columns[field.name].kind == "int64"
+            name for name in {field.name for field in fields} if (column := self.columns[name]) and column.is_integer
         ]
         if not names:
             return
@@ -180,6 +333,22 @@ class ParquetTable:
         for name, ends in self.extremes(names).items():
             beyond = ends is not None and ends[1] > _MOST_INT64
             self.columns[name] = Column("text", why="integers beyond int64") if beyond else Column("int64")
+
+    def _whole_schemas(self) -> list[Any]:
+        return [self._schemas[number] for number in self._whole]
+
+    def _is_null(self, name: str) -> bool:
+        """Returns whether no file holds values in a column, by their schemas."""
+        is_null = self._pa.types.is_null
+        at = [(schema, schema.get_field_index(name)) for schema in self._whole_schemas()]
+        return all(is_null(schema.field(number).type) for schema, number in at if number >= 0)
+
+    def _is_double(self, kind) -> bool:
+        """Returns whether a type holds numbers that float32 rounds."""
+        types = self._pa.types
+        kind = kind.value_type if self._is_list(kind) else kind
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        return types.is_float64(kind) or types.is_decimal(kind)
 
     def _opened(self, number: int, error_class: type[ValueError], metadata=None):
         path = self.source.paths[number]
@@ -205,16 +374,15 @@ class ParquetTable:
         """Returns what a column is read as; None where it can't be."""
         types = self._pa.types
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-        if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):
+        if self._is_list(kind):
             values = kind.value_type
             if not (types.is_integer(values) or types.is_floating(values)):
                 return None
             length = kind.list_size if types.is_fixed_size_list(kind) else self._length(field.name)
             return Column("float32" if types.is_floating(values) else str(values), (length,))
         texts = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
-        is_text = any(getattr(types, f"is_{each}")(kind) for each in texts)
-        if is_text or (field.name in self._texts and not types.is_nested(kind)):
-            return Column("text", why="" if is_text else "as texts= says")
+        if any(getattr(types, f"is_{each}")(kind) for each in texts):
+            return Column("text")
         if types.is_integer(kind) or types.is_boolean(kind):
             return Column("int64")
         if types.is_floating(kind) or types.is_decimal(kind):
@@ -223,9 +391,16 @@ class ParquetTable:
             return Column("date")
         return Column("timestamp", (2,)) if types.is_timestamp(kind) else None
 
+    def _is_list(self, kind) -> bool:
+        types = self._pa.types
+        return types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
+
     def _length(self, name: str) -> int:
         """Returns how many values the first row that has any has in a column of lists."""
         for number, row_group in self._groups:
+            at = self._schemas[number].get_field_index(name)
+            if at < 0 or not self._is_list(self._schemas[number].field(at).type):
+                continue
             try:
                 for batch in self._opened(number, InputError).iter_batches(64, row_groups=[row_group], columns=[name]):
                     if length := next((len(row) for row in batch.column(0) if row.is_valid), 0):
@@ -238,11 +413,10 @@ class ParquetTable:
         path = self.source.paths[number]
         return kind(f"{path}: row group {row_group} can't be read ({first_line(error)}); {self.cure}")
 
-    def _decode(self, name: str, chunks, group: Group) -> None:
+    def _decode(self, name: str, array, group: Group) -> None:
         """Adds a column to a group."""
         column, pa = self.columns[name], self._pa
         assert column is not None
-        array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
         if column.kind == "text":
             group.values[name] = self._texts_of(array)
             if array.null_count:
@@ -252,22 +426,27 @@ class ParquetTable:
             array = array.dictionary_decode()
         missing = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
         wrong: dict[int, str] = {}
-        if column.kind in ("date", "timestamp"):
-            values = _times(array, column.kind, pa)
+        if pa.types.is_null(array.type):
+            values = np.zeros((len(array), *column.shape), np.float32 if column.kind == "float32" else np.int64)
+            missing = np.ones(values.shape, bool)
+        elif column.kind in ("date", "timestamp"):
+            values = values_of.times(array, column.kind, pa)
             if missing is not None and column.shape:
                 missing = np.repeat(missing[:, np.newaxis], 2, 1)
         elif column.shape:
-            values, missing, wrong = _rows_of_lists(array, column)
+            values, missing, wrong = values_of.rows_of_lists(array, column)
         else:
             if pa.types.is_boolean(array.type):
                 array = array.cast(pa.int8())
             elif pa.types.is_decimal(array.type):
                 array = array.cast(pa.float64())
             values = (array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False)
-        if values.dtype.kind == "f":
-            values, missing, wrong = _as_float32(values, missing, wrong)
+        if values.dtype.kind == "f" and column.dtype.kind != "f":
+            values, missing, wrong = values_of.as_integers(values, missing, wrong)
+        elif values.dtype.kind == "f" or column.kind == "float32":
+            values, missing, wrong = values_of.as_float32(values, missing, wrong)
         elif not column.shape:
-            values = values.astype(column.kind, copy=False)
+            values = values.astype(column.dtype, copy=False)
         group.values[name] = values
         if missing is not None and missing.any():
             group.missing[name] = missing
@@ -299,67 +478,6 @@ class ParquetTable:
                 "%s has row groups of %s rows, %.0f MiB each, and a shuffle keeps the groups of two windows in memory; "
                 "write smaller ones (row_group_size=4096), or give --shuffle_window=2",
                 *(self.where, f"{group.num_rows:,}", group.total_byte_size / 2**20),
-            )
-
-
-def _as_float32(
-    values: np.ndarray, missing: np.ndarray | None, wrong: dict[int, str]
-) -> tuple[np.ndarray, np.ndarray | None, dict[int, str]]:
-    """Converts floats: NaN counts as missing, with 0 in its place; a value that is infinite, or would be, is wrong."""
-    with np.errstate(over="ignore"):
-        converted = values.astype(np.float32, copy=False)
-    if np.isfinite(converted).all():
-        return converted, missing, wrong
-    is_nan = np.isnan(values)
-    if is_nan.any():
-        missing = is_nan if missing is None else missing | is_nan
-    beyond = np.isinf(converted)
-    rows = np.flatnonzero(beyond.reshape(len(values), -1).any(1)).tolist()
-    says = {row: f"has {values[row][beyond[row]].flat[0]:g}, more than float32 can hold (3.4e38)" for row in rows}
-    return np.where(is_nan | beyond, np.float32(0), converted), missing, {**says, **wrong}
-
-
-def _times(array, kind: str, pa) -> np.ndarray:
-    """Returns days since 1970-01-01, [rows], and of timestamps seconds of the day too, [rows, 2]; float32."""
-    if kind == "date":
-        return array.cast(pa.date32()).cast(pa.int32()).fill_null(0).to_numpy(zero_copy_only=False).astype(np.float32)
-    loses_nanoseconds = array.type.unit == "ns"  # anything else that does not fit is an error
-    microseconds = array.cast(pa.timestamp("us", array.type.tz), safe=not loses_nanoseconds)
-    microseconds = microseconds.cast(pa.int64()).fill_null(0)
-    days, rest = np.divmod(microseconds.to_numpy(zero_copy_only=False), _DAY_MICROSECONDS)
-    return np.stack([days.astype(np.float32), (rest / 1e6).astype(np.float32)], 1)
-
-
-def _rows_of_lists(array, column: Column) -> tuple[np.ndarray, np.ndarray | None, dict[int, str]]:
-    """Returns (values [rows, length], which are missing, the rows that have not as many, with zeros in the values)."""
-    length, dtype = column.shape[0], np.float64 if column.kind == "float32" else np.dtype(column.kind)
-    flat = array.flatten()
-    if not array.null_count and not flat.null_count and len(flat) == len(array) * length:
-        lengths = np.diff(array.offsets.to_numpy()) if hasattr(array, "offsets") else np.full(len(array), length)
-        if (lengths == length).all():
-            return flat.to_numpy(zero_copy_only=False).reshape(-1, length), None, {}
-    values, missing, wrong = np.zeros((len(array), length), dtype), np.zeros((len(array), length), bool), {}
-    for row, each in enumerate(array.to_pylist()):
-        if each is None:
-            missing[row] = True
-        elif len(each) != length or None in each:
-            wrong[row] = f"has not {length} values, as others have"
-        else:
-            values[row] = each
-    return values, missing, wrong
-
-
-def _check_schema(path: str, schema, where: str, wanted) -> None:
-    if len({*schema.names}) < len(schema.names):
-        raise InputError(f"{path} has two columns of one name, of {', '.join(schema.names)}; rename one")
-    fields, names = [*wanted], {*schema.names}
-    for field in fields:
-        if field.name not in names:
-            raise InputError(f"{path} has no column {field.name!r}, and {where} has; give files of the same columns")
-        if schema is not wanted and schema.field(field.name).type != field.type:
-            raise InputError(
-                f"{path}: column {field.name!r} is {schema.field(field.name).type}, and {field.type} in {where}; write "
-                "both alike"
             )
 
 

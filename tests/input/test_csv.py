@@ -6,13 +6,15 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from crankshaft.engine.data.source import BadRecordError, SourceError, Spec
 from crankshaft.input import csv
 from crankshaft.input.data import InputError
 from crankshaft.input.tables import columns
+from crankshaft.input.treatments import MISSING_WORDS
 
-pytest.importorskip("pyarrow")
+arrow_csv = pytest.importorskip("pyarrow.csv")
 
 HEADER = "id,price,city,label\n"
 
@@ -97,8 +99,115 @@ def test_times_are_days_and_seconds(tmp_path):
 
 
 def test_a_late_value_decides_a_type(tmp_path):
-    text = "x,label\n" + "1,0\n" * 3000 + "word,0\n"
-    assert csv.load(written(tmp_path, text), 0).words == {"x": [b"1", b"word"]}
+    text = "x,label\n" + "1,0\n" * 3000 + "2.5,0\n"
+    assert csv.load(written(tmp_path, text), 0).train.element_spec[0]["x"].dtype == np.float32
+
+
+@pytest.mark.parametrize("marker", ["", "NA", "NULL", "<NA>", "None", "nan", "-1.#IND", "#N/A N/A", " n/a "])
+def test_the_markers_of_pandas_are_missing_values(tmp_path, marker):
+    """Of columns of text they are words: NA is a country, None a diagnosis."""
+    rows = [(f"{n}", f"{n / 4}", f"2024-03-{n % 9 + 1:02}", f"c{n % 3}") for n in range(40)]
+    rows[13] = (marker,) * 4
+    text = "id,price,day,city,label\n" + "".join(",".join(row) + ",1\n" for row in rows)
+    splits = csv.load(written(tmp_path, text), 0, missing="column")
+    features, _ = all_of(splits.train)
+    assert splits.vocabulary["id"] == 40
+    assert (features["id"][[12, 13, 14]]).tolist() == [12, 0, 14]
+    assert features["price"][[12, 13, 14]].tolist() == [3, 0, 3.5]
+    assert features["day.missing"].nonzero()[0].tolist() == features["price.missing"].nonzero()[0].tolist() == [13]
+    assert splits.words["city"] == sorted({b"c0", b"c1", b"c2", marker.encode()} - {b""})
+    later = splits.treatments["day"].apply("day", tf.constant([marker, "2024-03-02"]))
+    assert later["day.missing"].numpy().tolist() == [1, 0]
+    assert f"{marker.strip()!r} is a word like others" in splits.columns or not marker
+
+
+def test_the_markers_are_those_of_pandas_and_pyarrow():
+    readers = pytest.importorskip("pandas").io.parsers.readers
+    assert {*MISSING_WORDS} == {*readers.STR_NA_VALUES} > {*arrow_csv.ConvertOptions().null_values}
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["1,75", "1.234,5", "1,234", "12,345,678.5", "1 234", "1'234.5", "45%", "4.5 %", "$12", "-3 \N{EURO SIGN}", "?"],
+)
+def test_a_number_that_is_written_otherwise_is_one_line_with_its_row(tmp_path, field):
+    """Not a category of as many words as there are numbers, unless `texts` says so."""
+    header = "x;label\n"
+    others = "".join(f"{n / 8};1\n" for n in range(20))
+    folder = written(tmp_path, header + others, header + others + f"NA;1\n{field};1\n" + others + f"{field}0;1\n")
+    with pytest.raises(InputError) as caught:
+        csv.load(folder, 0, delimiter=";")
+    assert f"1.csv, record 22: column 'x' is of numbers, and {field!r} is not" in str(caught.value)
+    assert "--input_arg=texts=x" in str(caught.value)
+    assert f"{field}0".encode() in csv.load(folder, 0, delimiter=";", texts=("x",)).words["x"]
+    assert csv.load(folder, 0, delimiter=";", features=("label",), label="none").vocabulary == {"label": 2}
+    if field != "?":
+        alone = written(tmp_path / "alone", header + f"{field};1\n" * 3)
+        with pytest.raises(InputError, match=r"0.csv, record 1: column 'x' is of numbers"):
+            csv.load(alone, 0, delimiter=";")
+
+
+@pytest.mark.parametrize("field", ["10.0.0.{}", "2.{}.1", "A{}", "12:0{}", "0{}.03.2024", "98101-123{}"])
+def test_what_only_looks_like_numbers_is_text(tmp_path, field):
+    text = "x,label\n" + "".join(field.format(n) + ",1\n" for n in range(10)) + "7,1\n"
+    assert len(csv.load(written(tmp_path, text), 0).words["x"]) == 11
+
+
+def test_a_header_within_the_records_is_one_line(tmp_path):
+    """Files that `cat` has made one: numbers would be words."""
+    folder = written(tmp_path, HEADER + records(0, 3), HEADER + records(3, 9) + HEADER + records(9, 12))
+    with pytest.raises(InputError, match=r"1.csv, record 7: expected values, found the header again; remove it"):
+        csv.load(folder, 0)
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "__index_level_0__"])
+def test_the_index_of_a_data_frame_is_left_out(tmp_path, caplog, name):
+    folder = written(tmp_path, f"{name},x,label\n" + "".join(f"{n + 7},{n % 3},1\n" for n in range(20)))
+    features, _ = all_of(csv.load(folder, 0).train)
+    assert [*features] == ["x"]
+    name = name or "Unnamed: 0"
+    assert caplog.messages == [f"left out as pandas' index: {name}"]
+    assert all_of(csv.load(folder, 0, features=(name,)).train)[0][name].tolist() == [*range(7, 27)]
+    twice = written(tmp_path / "twice", ",Unnamed: 0,x,label\n1,2,3,4\n")
+    assert [*all_of(csv.load(twice, 0).train)[0]] == ["x"]
+
+
+def test_files_without_records_are_left_out(tmp_path, caplog):
+    folder = written(tmp_path, "", HEADER + records(0, 3), HEADER, "\n\n", HEADER + records(3, 5))
+    for _ in range(2):  # also where the table is prepared already
+        caplog.clear()
+        assert all_of(csv.load(folder, 0).train)[0]["id"].tolist() == [*range(5)]
+        assert caplog.messages[:1] == [f"left out as empty: {folder}/0.csv and 2 more"]
+
+
+def test_columns_may_stand_in_another_order(tmp_path):
+    other = "label,city,id,price\n1,city 1,3,0.75\n"
+    folder = written(tmp_path / "train", HEADER + records(0, 3), other)
+    features, labels = all_of(csv.load(folder, 0, eval_data_dir=written(tmp_path / "eval", other)).evaluation)
+    assert (features["id"].tolist(), features["city"].tolist(), labels.tolist()) == ([3], [2], [1])
+    assert all_of(csv.load(folder, 0).train)[0]["price"].tolist() == [0, 0.25, 0.5, 0.75]
+
+
+def test_folders_named_by_keys_are_columns(tmp_path):
+    """As Hive and Spark lay out a table; a folder above that all files are in says nothing of them."""
+    for year, place in ((2023, "a%2Fb"), (2024, "__HIVE_DEFAULT_PARTITION__"), (2024, "c")):
+        folder = tmp_path / "run=3" / "table" / f"year={year}" / f"place={place}"
+        folder.mkdir(parents=True)
+        written(folder, HEADER + records(year, year + 2))
+    train = csv.load(str(tmp_path / "run=3" / "table"), 0, numbers=("year",), text="keep")
+    features, _ = all_of(train.train)
+    assert [*features] == ["id", "price", "city", "year", "place"]
+    assert features["year"].tolist() == [2023, 2023, 2024, 2024, 2024, 2024]
+    assert features["place"].tolist() == [b"a/b", b"a/b", b"", b"", b"c", b"c"]
+    part = str(tmp_path / "run=3" / "table" / "year=2024" / "place=c")
+    both = csv.load(str(tmp_path / "run=3" / "table"), 0, numbers=("year",), text="keep", eval_data_dir=part)
+    assert all_of(both.evaluation)[0]["year"].tolist() == [2024, 2024]
+    assert [*all_of(csv.load(part, 0).train)[0]] == ["id", "price", "city"]
+    globbed = csv.load(str(tmp_path / "run=3" / "table" / "*" / "place=c" / "*.csv"), 0, numbers=("year",))
+    assert all_of(globbed.train)[0]["year"].tolist() == [2024, 2024]
+    written(tmp_path / "run=3" / "table", HEADER + records(0, 1))
+    with pytest.raises(InputError, match=r"table/0.csv is in no folder year=..., and .*year=2023/.* is"):
+        csv.load(str(tmp_path / "run=3" / "table"), 0)
 
 
 def test_columns_named_by_texts_are_text(tmp_path):
@@ -197,7 +306,7 @@ def test_missing_values_are_the_mean_of_training_or_a_number_or_a_column_says_so
     other = written(tmp_path / "eval", "id,price,full,label\n1,,5,0\n,1,6,1\n")
 
     def read(missing, **more):
-        splits = csv.load(folder, 0, numbers=("full",), missing=missing, eval_data_dir=other, **more)
+        splits = csv.load(folder, 0, numbers=("price", "full"), missing=missing, eval_data_dir=other, **more)
         return [
             {name: array.tolist() for name, array in all_of(split)[0].items()}
             for split in (splits.train, splits.evaluation)
@@ -213,7 +322,7 @@ def test_missing_values_are_the_mean_of_training_or_a_number_or_a_column_says_so
     assert flagged[0]["price.missing"] == [0, 1, 0, 0]
     assert flagged[1]["price.missing"] == [1, 0]
     assert "full.missing" not in flagged[0]
-    divided = csv.load(folder, 0, missing="mean", validation_split=0.25).train
+    divided = csv.load(folder, 0, numbers=("price",), missing="mean", validation_split=0.25).train
     assert all_of(divided)[0]["price"].tolist() == [1, 1.5, 2, 9]
     bad = written(tmp_path / "bad", "id,price,full,label\n1,1,,0\n1,1,1,\n")
     source = csv.load(folder, 0, numbers=("full",), missing="column", eval_data_dir=bad).evaluation
@@ -287,8 +396,8 @@ def test_evaluation_has_the_types_of_training(tmp_path):
         InputError, match=r"bad/0.csv, record 2: column 'label': expected an integer, as in .*train/0.cs"
     ):
         csv.load(folder, 0, eval_data_dir=bad)
-    other = written(tmp_path / "other", "y,x,label\nb,1,1\n")
-    with pytest.raises(InputError, match=r"other/0.csv has the columns y, x, label, and .*train/0.csv x, y, label"):
+    other = written(tmp_path / "other", "y,z,label\nb,1,1\n")
+    with pytest.raises(InputError, match=r"other/0.csv has the columns y, z, label, and .*train/0.csv x, y, label"):
         csv.load(folder, 0, eval_data_dir=other)
 
 
@@ -309,12 +418,12 @@ def test_a_file_that_has_changed_is_read_anew(tmp_path):
         ([HEADER + '1,2,"two\nlines",1,5\n'], "0.csv:3: expected 4 fields, as the header has, found 5; mend it"),
         ([HEADER + '1,2,"x,1\n'], "0.csv:2: unexpected end of data; mend the record, a quote may not be closed"),
         ([HEADER + '1,2,"x"y,1\n'], "0.csv:2: ',' expected after '\"'; mend the record"),
-        ([HEADER], "0.csv has a header and no records; remove it"),
-        ([""], "0.csv is empty: expected a header and records, found nothing"),
+        ([HEADER], "0.csv has a header and no records; give files that have some"),
+        ([""], "0.csv is empty: expected rows, found 0 bytes"),
         (["id,id,label\n1,2,3\n"], "0.csv:1: expected a header, a name for each column, found two columns 'id'"),
         (["id,,label\n1,2,3\n"], "0.csv:1: expected a header, a name for each column, found a column without a name"),
         ([HEADER + records(0, 1), "id,label\n1,1\n"], "1.csv:1: the header is id, label, and that of"),
-        (["x,label\n1,2\n", "x,label\n"], "1.csv has a header and no records; remove it"),
+        (["\n\n"], "0.csv is empty: expected a header and records, found nothing"),
         ([b"\x1f\x8b\x08"], "0.csv is gzip: expected CSV; unpack it"),
         ([b"x,label\n\xff,1\n"], "expected text in UTF-8, found 0xff; convert the file"),
         (

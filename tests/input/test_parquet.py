@@ -350,12 +350,169 @@ def test_files_of_other_columns_are_one_line(tmp_path):
     written(tmp_path, table(3), table(3, age=pa.array([0.5, 1, 2])))
     with pytest.raises(InputError, match=r"part-1.parquet: column 'age' is double, and int8 in .*part-0.parquet"):
         parquet.load(folder, 0)
-    written(tmp_path, table(3), table(0))
-    with pytest.raises(InputError, match=r"part-1.parquet has no rows; remove it"):
+    written(tmp_path, table(0), table(0))
+    with pytest.raises(InputError, match=r"part-0.parquet has no rows; give files that have some"):
         parquet.load(folder, 0)
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"text, not Parquet" * 100])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_column_that_not_all_files_have_is_one_line_or_named(tmp_path, first):
+    """Whichever of the files comes first."""
+    tables = [table(3), table(3, size=pa.array([0.5, 1.5, 2.5]))]
+    folder = written(tmp_path, *(tables if first == 0 else tables[::-1]))
+    with pytest.raises(InputError, match=rf"part-{first}.parquet has no column 'size', and .*part-{1 - first}.parquet"):
+        parquet.load(folder, 0)
+    assert set(all_of(parquet.load(folder, 0, features=("id", "age")).train)[0]) == {"id", "age"}
+    features, _ = all_of(parquet.load(folder, 0, features=("size",), missing="column").train)
+    assert features["size"].reshape(2, 3)[:: 1 - 2 * first].tolist() == [[0, 0, 0], [0.5, 1.5, 2.5]]
+    assert features["size.missing"].reshape(2, 3)[:: 1 - 2 * first].tolist() == [[1, 1, 1], [0, 0, 0]]
+    with pytest.raises(InputError, match=r"has no column 'size', and .* has; give files of the same columns"):
+        parquet.load(folder, 0, label="size")
+
+
+NUMBERS = pa.array([1, 2, 3])
+DAYS = pa.array([1, 2, 3], pa.date32())
+ZONED = pa.timestamp("us", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("parts", "values"),
+    [
+        ([NUMBERS.cast(pa.int32()), NUMBERS, NUMBERS.cast(pa.uint8())], [1, 2, 3]),
+        ([NUMBERS.cast(pa.float32()), NUMBERS.cast(pa.float64())], [1, 2, 3]),
+        ([NUMBERS.cast(pa.decimal128(20, 1)), NUMBERS.cast(pa.float16())], [1, 2, 3]),
+        ([NUMBERS.cast(pa.string()), NUMBERS.cast(pa.string()).dictionary_encode()], [1, 2, 3]),
+        ([NUMBERS.cast(pa.large_string()), NUMBERS.cast(pa.string()).cast(pa.binary())], [1, 2, 3]),
+        (
+            [NUMBERS.cast(pa.timestamp("ns")), NUMBERS.cast(pa.timestamp("ns")).cast(pa.timestamp("us"), safe=False)],
+            [0] * 3,
+        ),
+        ([DAYS, DAYS.cast(pa.date64())], [1, 2, 3]),
+        ([pa.array([[1]] * 3, pa.list_(pa.int8())), pa.array([[70_000]] * 3, pa.list_(pa.int64()))], [[1]] * 3),
+        ([pa.array([[1]] * 3, pa.list_(pa.float32())), pa.array([[1]] * 3, pa.list_(pa.float64(), 1))], [[1]] * 3),
+    ],
+)
+@pytest.mark.parametrize("null", [None, 0, 1])
+def test_parts_of_types_that_can_be_widened_are_one_table(tmp_path, parts, values, null):
+    tables = [table(3, x=part) for part in parts]
+    if null is not None:
+        tables.insert(null, table(3, x=pa.nulls(3)))
+    for turn in (tables, tables[::-1]):
+        features, _ = all_of(parquet.load(written(tmp_path, *turn), 0, features=("x",), missing="zero").train)
+        rows = np.split(features["x"], len(turn))
+        for part, row in zip(turn, rows, strict=True):
+            first = np.zeros_like(values) if part.schema.field("x").type == pa.null() else values
+            last = np.array(first) * 70_000 if part is tables[-1] and np.max(features["x"]) == 70_000 else first
+            assert row.tolist() == np.array(last).tolist()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (NUMBERS, NUMBERS.cast(pa.float64())),
+        (NUMBERS, NUMBERS.cast(pa.string())),
+        (DAYS, NUMBERS.cast(pa.timestamp("us"))),
+        (NUMBERS.cast(ZONED), NUMBERS.cast(pa.timestamp("us"))),
+        (pa.array([[1]] * 3), NUMBERS),
+        (pa.array([[1]] * 3), pa.array([[1.0]] * 3)),
+        (pa.array([{"a": 1}] * 3), NUMBERS),
+    ],
+)
+@pytest.mark.parametrize("turn", [1, -1])
+def test_parts_of_types_that_cannot_be_widened_name_both_files(tmp_path, parts, turn):
+    folder = written(tmp_path, *(table(3, x=part) for part in parts[::turn]))
+    with pytest.raises(
+        InputError, match=r"part-1.parquet: column 'x' is .*, and .* in .*part-0.parquet; write both al"
+    ):
+        parquet.load(folder, 0)
+    assert len(parquet.load(folder, 0, features=("id",)).train) == 6
+
+
+def test_parts_without_rows_are_left_out(tmp_path, caplog):
+    """Whatever they say of the columns: an engine writes no types where it has no values."""
+    empty = pa.table({"id": pa.array([], pa.string()), "label": pa.array([], pa.null())})
+    folder = written(tmp_path, table(0), table(3), empty, table(4, 3))
+    (tmp_path / "part-4.parquet").write_bytes(b"")
+    assert all_of(parquet.load(folder, 0).train)[0]["id"].tolist() == [*range(7)]
+    assert [line for line in caplog.messages if "left out" in line] == [
+        f"left out as empty: {folder}/part-4.parquet and 2 more"
+    ]
+
+
+def test_the_index_of_a_data_frame_is_left_out(tmp_path, caplog):
+    folder = written(tmp_path, table(3, __index_level_0__=pa.array([5, 9, 7])))
+    assert "__index_level_0__" not in all_of(parquet.load(folder, 0).train)[0]
+    assert caplog.messages == ["left out as pandas' index: __index_level_0__"]
+    named = parquet.load(folder, 0, features=("__index_level_0__",)).train
+    assert all_of(named)[0]["__index_level_0__"].tolist() == [5, 9, 7]
+
+
+USERS = 16_777_216.0 + np.array([5, 6, 1, 7])
+
+
+@pytest.mark.parametrize("missing", [None, float("nan")])
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize("kind", [pa.float64(), pa.decimal128(20, 2)])
+def test_whole_numbers_beyond_float32_are_ids(tmp_path, missing, statistics, kind):
+    """As a data frame has ids where one is missing."""
+    if missing is not None and kind != pa.float64():
+        return
+    users = pa.array([*USERS, missing]).cast(kind) if missing is None else pa.array([*USERS, missing], kind)
+    folder = written(tmp_path, table(5, user=users), write_statistics=statistics, row_group_size=2)
+    splits = parquet.load(folder, 0, missing="zero")
+    assert all_of(splits.train)[0]["user"].tolist() == [*USERS.astype(int), 0]
+    assert splits.vocabulary["user"] == 16_777_224
+    with pytest.raises(BadRecordError, match="row 4: column 'user' has no value"):
+        all_of(parquet.load(folder, 0).train)
+    named = parquet.load(folder, 0, numbers=("user",), missing="zero")
+    assert named.train.element_spec[0]["user"] == Spec((), np.float32)
+    with pytest.raises(InputError, match=r"column 'user' has 16,777,223, and float32 tells .*numbers=user"):
+        parquet.load(folder, 0, features=("user",), array=True)
+    labels = parquet.load(folder, 0, label="user", features=("id",), missing="zero")
+    assert all_of(labels.train)[1].tolist() == [*USERS.astype(int), 0]
+
+
+def test_evaluation_reads_ids_as_training_does(tmp_path):
+    train = written(tmp_path / "train", table(4, user=pa.array(USERS)))
+    small = written(tmp_path / "small", table(3, user=pa.array([1.0, 2.0, 3.5])))
+    source = parquet.load(train, 0, features=("user",), eval_data_dir=small).evaluation
+    assert source.read(np.arange(2))[0]["user"].tolist() == [1, 2]
+    with pytest.raises(BadRecordError, match=r"row 2: column 'user' has 3.5, and integers up to 2\^53 are read"):
+        all_of(source)
+    whole = written(tmp_path / "whole", table(3, user=pa.array([1, 2, 3])))
+    again = parquet.load(small, 0, features=("user",), eval_data_dir=whole)
+    assert all_of(again.evaluation)[0]["user"].tolist() == [1, 2, 3]
+    assert again.evaluation.element_spec == again.train.element_spec
+    none = written(tmp_path / "none", table(3, user=pa.nulls(3)))
+    again = parquet.load(small, 0, features=("user",), eval_data_dir=none, missing="zero")
+    assert all_of(again.evaluation)[0]["user"].tolist() == [0, 0, 0]
+
+
+def test_numbers_with_fractions_are_no_ids_however_large(tmp_path):
+    folder = written(tmp_path, table(3, x=pa.array([2.0**24 + 1, 3e9, 0.5]), y=pa.array([1e20, 1e22, 5e30])))
+    features, _ = all_of(parquet.load(folder, 0, features=("x", "y")).train)
+    np.testing.assert_array_equal(features["x"], np.array([2.0**24 + 1, 3e9, 0.5], np.float32))
+    assert features["y"].dtype == np.float32
+    folder = written(tmp_path, table(2, x=pa.array([2.0**53 + 2, 1.0])))
+    with pytest.raises(InputError, match=r"'x' holds whole numbers up to 9007199254740994 .*2\^53 .*numbers=x if"):
+        parquet.load(folder, 0)
+
+
+def test_integers_are_never_rounded_but_where_they_are_called_numbers(tmp_path):
+    users = pa.array(USERS.astype(int))
+    lists = pa.array([[int(user), 1] for user in USERS])
+    folder = written(tmp_path / "train", table(4, user=users, lists=lists, debt=pa.array([-1, 2, 3, 4])))
+    for name in ("user", "lists"):
+        with pytest.raises(InputError, match=rf"column '{name}' has 16,777,223, and float32 tells whole numbers apart"):
+            parquet.load(folder, 0, features=(name,), array=True)
+        array, _ = all_of(parquet.load(folder, 0, features=(name,), array=True, numbers=(name,)).train)
+        assert array[:, 0].tolist() == USERS.astype(np.float32).tolist()
+    other = written(tmp_path / "eval", table(2, debt=pa.array([-(2**25), 1])))
+    with pytest.raises(InputError, match=r"eval/part-0.parquet: column 'debt' has 33,554,432, and float32"):
+        parquet.load(folder, 0, features=("debt",), eval_data_dir=other)
+
+
+@pytest.mark.parametrize("content", [b"PAR1", b"text, not Parquet" * 100])
 def test_what_is_no_parquet_file_is_one_line(tmp_path, content):
     (tmp_path / "a.parquet").write_bytes(content)
     with pytest.raises(InputError, match=r"a.parquet is not a whole Parquet file \(.*\); restore or remove it$"):
@@ -421,6 +578,28 @@ def test_of_a_hundred_flipped_bits_none_gives_another_value_where_pages_have_che
                 np.testing.assert_array_equal(some, other, name)
     assert len(said) > 80
     assert all(path in line and "\n" not in line for line in said)
+
+
+def test_folders_named_by_keys_are_columns(tmp_path):
+    """As Hive, Spark and pandas lay out a table."""
+    for place, number in (("day=2024-02-28", 0), ("day=2024-02-29", 3), ("day=__HIVE_DEFAULT_PARTITION__", 6)):
+        (tmp_path / "train" / "half=1" / place).mkdir(parents=True)
+        written(tmp_path / "train" / "half=1" / place, table(3, number))
+    folder = str(tmp_path / "train")
+    splits = parquet.load(folder, 0, missing="zero")
+    features, _ = all_of(splits.train)
+    assert features["id"].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert features["day"].tolist() == [19781] * 3 + [19782] * 3 + [0] * 3
+    assert features["half"].tolist() == [1] * 9
+    assert splits.vocabulary["half"] == 2
+    other = parquet.load(folder, 0, label="half", missing="zero", eval_data_dir=f"{folder}/half=1/day=2024-02-29")
+    assert all_of(other.evaluation)[0]["day"].tolist() == [19782] * 3
+    assert all_of(other.evaluation)[1].tolist() == [1] * 3
+    assert other.train.identity() != parquet.load(f"{folder}/half=1/*/*.parquet", 0, missing="zero").train.identity()
+    (tmp_path / "eval" / "half=1" / "day=soon").mkdir(parents=True)
+    written(tmp_path / "eval" / "half=1" / "day=soon", table(3))
+    with pytest.raises(InputError, match=r"expected a date .* for day in the folder's name, as in .*, found 'soon'"):
+        parquet.load(folder, 0, missing="zero", eval_data_dir=str(tmp_path / "eval"))
 
 
 def test_without_the_library_one_line_says_what_to_install(tmp_path, monkeypatch):

@@ -1,0 +1,115 @@
+"""What a column of a table holds, and its values in NumPy, made of those of `pyarrow`. Host code."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+EXACT_FLOAT32 = 1 << 24  # up to here floats of 32 bits tell whole numbers apart
+EXACT_FLOAT64 = 1 << 53
+_DAY_MICROSECONDS = 24 * 3600 * 10**6
+
+
+class Column(NamedTuple):
+    """What a column holds.
+
+    Attributes:
+      kind: `int64`, `float32`, `text`, `date` (float32 days since 1970-01-01) or `timestamp` (float32 [2]: such days,
+        and seconds of the day, in UTC where it has a zone); of lists the dtype of their numbers.
+      shape: of one value.
+      why: why it is that, where its values look like something else.
+    """
+
+    kind: str
+    shape: tuple[int, ...] = ()
+    why: str = ""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its values in NumPy; not of text."""
+        return np.dtype("float32" if self.kind in ("date", "timestamp") else self.kind)
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether a value is an integer."""
+        return self[:2] == ("int64", ())
+
+    def __str__(self) -> str:
+        return f"{self.kind} {[*self.shape]}" if self.shape and self.kind != "timestamp" else self.kind
+
+
+class Texts(NamedTuple):
+    """A column of text: row i has `words[codes[i]]`; a missing value is the word b""."""
+
+    codes: np.ndarray
+    words: np.ndarray
+
+
+def flat(array, pa) -> np.ndarray:
+    """Returns all numbers of a column, of its lists too, float64, without those that are missing."""
+    array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    array = array.flatten() if pa.types.is_nested(array.type) else array
+    values = array.drop_null().cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return values[~np.isnan(values)]
+
+
+def as_integers(
+    values: np.ndarray, missing: np.ndarray | None, wrong: dict[int, str]
+) -> tuple[np.ndarray, np.ndarray | None, dict[int, str]]:
+    """Converts floats to int64: NaN counts as missing, with 0 in its place; a value that is no integer is wrong."""
+    is_nan = np.isnan(values)
+    if is_nan.any():
+        missing = is_nan if missing is None else missing | is_nan
+    is_odd = ~is_nan & ((values != np.floor(values)) | (np.abs(values) > EXACT_FLOAT64))
+    rows = np.flatnonzero(is_odd.reshape(len(values), -1).any(1)).tolist()
+    says = {row: f"has {values[row][is_odd[row]].flat[0]:.17g}, and integers up to 2^53 are read" for row in rows}
+    return np.where(is_nan | is_odd, 0, values).astype(np.int64), missing, {**says, **wrong}
+
+
+def as_float32(
+    values: np.ndarray, missing: np.ndarray | None, wrong: dict[int, str]
+) -> tuple[np.ndarray, np.ndarray | None, dict[int, str]]:
+    """Converts floats: NaN counts as missing, with 0 in its place; a value that is infinite, or would be, is wrong."""
+    with np.errstate(over="ignore"):
+        converted = values.astype(np.float32, copy=False)
+    if np.isfinite(converted).all():
+        return converted, missing, wrong
+    is_nan = np.isnan(values)
+    if is_nan.any():
+        missing = is_nan if missing is None else missing | is_nan
+    beyond = np.isinf(converted)
+    rows = np.flatnonzero(beyond.reshape(len(values), -1).any(1)).tolist()
+    says = {row: f"has {values[row][beyond[row]].flat[0]:g}, more than float32 can hold (3.4e38)" for row in rows}
+    return np.where(is_nan | beyond, np.float32(0), converted), missing, {**says, **wrong}
+
+
+def times(array, kind: str, pa) -> np.ndarray:
+    """Returns days since 1970-01-01, [rows], and of timestamps seconds of the day too, [rows, 2]; float32."""
+    if kind == "date":
+        return array.cast(pa.date32()).cast(pa.int32()).fill_null(0).to_numpy(zero_copy_only=False).astype(np.float32)
+    loses_nanoseconds = array.type.unit == "ns"  # anything else that does not fit is an error
+    microseconds = array.cast(pa.timestamp("us", array.type.tz), safe=not loses_nanoseconds)
+    microseconds = microseconds.cast(pa.int64()).fill_null(0)
+    days, rest = np.divmod(microseconds.to_numpy(zero_copy_only=False), _DAY_MICROSECONDS)
+    return np.stack([days.astype(np.float32), (rest / 1e6).astype(np.float32)], 1)
+
+
+def rows_of_lists(array, column: Column) -> tuple[np.ndarray, np.ndarray | None, dict[int, str]]:
+    """Returns (values [rows, length], which are missing, the rows that have not as many, with zeros in the values)."""
+    length = column.shape[0]
+    dtype = array.type.value_type.to_pandas_dtype()
+    flat = array.flatten()
+    if not array.null_count and not flat.null_count and len(flat) == len(array) * length:
+        lengths = np.diff(array.offsets.to_numpy()) if hasattr(array, "offsets") else np.full(len(array), length)
+        if (lengths == length).all():
+            return flat.to_numpy(zero_copy_only=False).reshape(-1, length), None, {}
+    values, missing, wrong = np.zeros((len(array), length), dtype), np.zeros((len(array), length), bool), {}
+    for row, each in enumerate(array.to_pylist()):
+        if each is None:
+            missing[row] = True
+        elif len(each) != length or None in each:
+            wrong[row] = f"has not {length} values, as others have"
+        else:
+            values[row] = each
+    return values, missing, wrong
