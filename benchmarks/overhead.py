@@ -23,7 +23,7 @@ from crankshaft.engine import loop
 from crankshaft.engine.hooks import Periodic, StopRequest, saving
 from crankshaft.engine.hooks.writing import Writing
 from crankshaft.launch.benchmark.measure.rounds import timed_round
-from crankshaft.launch.run import asking, metrics, recording, session, training
+from crankshaft.launch.run import asking, history, metrics, recording, session, training
 
 from . import bare, turns
 
@@ -117,7 +117,7 @@ def measure_hooks(made: session.Session, steps: int, pieces: int, alone: bool) -
         if alone:
             hooks += [record, *others]
         else:
-            hooks += training.compose_hooks(made, [], training.TrainMetrics(500), StopRequest(), record, Writing())
+            hooks += training.compose_hooks(made, [], history.TrainMetrics(500), StopRequest(), record, Writing())
             hooks[-1:] = others  # in place of what saves
         watch = Pieces(made, steps, hooks, "record and asking" if alone else "all hooks", not alone)
         while not alone and len(made.checkpoints.all()) < made.config.keep_checkpoints:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from ..engine.trainer import Trainer
+    from .run.history import Means
     from .run.names import Names
-    from .run.training import Means
 
 _NAME = "crankshaft.run"  # in place of a program's path
 

@@ -135,7 +135,7 @@ class Model(Trainer):
         losses, counted = self.losses(outputs, batch), batch[1] >= 0
         figures: dict[str, Mean] = {"perplexity": exp_mean(losses, weights=counted)}
         if self.given.num_classes == _BYTES:
-            figures["bits_per_byte"] = mean(losses / math.log(2), weights=counted)
+            figures["bits_per_byte"] = mean(losses / math.log(2), weights=counted, direction="min")
         return figures
 
 

@@ -6,7 +6,7 @@ What they set, the learning rate, weights, `stop_training`, holds on all process
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from absl import logging
 
 from ..holdings import Holdings
 from ..mesh.cuts import cut_of
+from ..metrics.monitored import Monitored
 from ..state import TrainState
 from .base import Status, Window, Windowed
 
@@ -98,6 +99,31 @@ class KerasCallbacks(Windowed):
     def attach(self, state: TrainState) -> None:
         holding = [each for each in self._callbacks if "EarlyStopping" in _kinds(each) and each.restore_best_weights]
         self._best = {each: state.of_hooks.variable(f"best_weights_{i}") for i, each in enumerate(holding)}
+
+    def resolve(self, kinds: Mapping[str, type]) -> None:
+        """Sets the mode of callbacks that monitor a metric with mode="auto", as far as it is known what is measured.
+
+        Keras itself knows the direction of `loss` and of its own metrics, and raises after an epoch for others.
+
+        Args:
+          kinds: of the metrics that are measured, by name.
+
+        Raises:
+          ValueError: the direction of one is not known.
+        """
+        for callback in self._callbacks:
+            if getattr(callback, "mode", None) != "auto" or "MonitorCallback" not in _kinds(callback):
+                continue
+            monitored = Monitored(None, "eval", callback.monitor.removeprefix("val_"))
+            if monitored.find(kinds) is None:
+                continue
+            try:
+                callback.mode = monitored.directed(kinds).direction
+            except ValueError:
+                raise ValueError(
+                    f"Keras callback {type(callback).__name__}(monitor={callback.monitor!r}): whether a higher or a "
+                    "lower value is better is not known; give it mode='max' or mode='min'"
+                ) from None
 
     def begin(self, status: Status) -> None:
         self._steps = self.epoch_steps or status.steps_per_epoch

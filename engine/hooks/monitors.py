@@ -3,89 +3,78 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping
 
 from absl import logging
 
 from ..holdings import Holdings
 from ..internals.errors import counted
-from ..metrics.means import names_of
+from ..metrics.means import kinds_of
+from ..metrics.monitored import Monitored
 from .base import Periodic, Status, Window
 
 _ROUNDING = 1e-6  # of a float32, as which a scale is kept
-_HIGHER_IS_BETTER = {"accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "bleu", "map", "ndcg"}
-
-
-def direction_of(monitor: str) -> str:
-    """Returns "max" for a metric whose name says that more is better (accuracy, auc, ...), else "min"."""
-    return "max" if _HIGHER_IS_BETTER & set(monitor.lower().split("_")) else "min"
-
-
-def check_measured(monitor: str, row_names: Sequence[str]) -> None:
-    """Raises ValueError where a metric is not among those of the rows, which a step has once it is traced."""
-    source, _, metric = monitor.partition("_")
-    names = names_of(row_names)
-    if not any(metric == name or (several and metric.startswith(f"{name}_")) for name, several in names.items()):
-        raise _not_measured(monitor, source, names)
-
-
-def _not_measured(monitor: str, source: str, names: Collection[str]) -> ValueError:
-    known = ", ".join(f"{source}_{name}" for name in sorted(names))
-    return ValueError(f"`monitor`={monitor} is not measured in this run; use one of {known}")
 
 
 class Monitor(Periodic):
     """Looks at one metric at each evaluation and calls `observe` with its value.
 
-    Its best value, and the step of it (`best`, `best_step`), survive a restart.
+    Its best value, and the step of it (`best`, `best_step`), survive a restart. A metric without a value, such as a
+    mean of nothing or the AUC of one class, has not improved.
 
     Args:
-      monitor: `eval_NAME`, of the evaluation, or `train_NAME`, the mean over the steps since the last look.
-      direction: "min" or "max"; None goes by the name, see `direction_of`.
+      monitor: `eval_NAME`, of the evaluation, or `train_NAME`, the mean over the steps since the last look; with its
+        direction `max:eval_NAME` or `min:eval_NAME`, see `Monitored`.
       min_delta: a value has to be better than the best one by more than this to count.
       every_steps: for `train_NAME` in a run that does not evaluate: look every so many steps instead.
 
+    Attributes:
+      monitored: the metric; its direction is known once `resolve` was called.
+      monitor: its name, `eval_NAME` or `train_NAME`.
+
     Raises:
-      ValueError: another name or direction; at the first look, a metric that is not measured.
+      ValueError: another name; a metric that is not measured, or whose direction is not known.
     """
 
     name = "monitor"
 
-    def __init__(self, monitor: str, direction: str | None = None, min_delta: float = 0.0, every_steps: int = 0):
+    def __init__(self, monitor: str, min_delta: float = 0.0, every_steps: int = 0):
         super().__init__(every_steps)
-        self.source, _, self.metric = monitor.partition("_")
-        if self.source not in ("eval", "train") or not self.metric:
-            raise ValueError(f"monitor={monitor} is unknown; use eval_NAME or train_NAME, such as eval_loss")
-        if direction not in (None, "min", "max"):
-            raise ValueError(f"direction={direction} is unknown; use min or max")
-        if every_steps and self.source == "eval":
-            raise ValueError(f"monitor={monitor} needs evaluations, and this run makes none; use train_{self.metric}")
-        self.monitor = monitor
-        self.direction = direction or direction_of(monitor)
+        self.monitored = Monitored.parse(monitor)
+        if every_steps and self.monitored.source == "eval":
+            raise ValueError(
+                f"monitor={monitor} needs evaluations, and this run makes none; use train_{self.monitored.metric}"
+            )
+        self.monitor = self.monitored.name
         self.min_delta = abs(min_delta)
         self.best: float | None = None
         self.best_step: int | None = None
         self.window = Window()
-        self._measured = False
+        self._is_resolved = False
+        self._best_by: str | None = None  # the direction by which a restored value is the best
+
+    def resolve(self, kinds: Mapping[str, type]) -> None:
+        """Finds the metric, and its direction, among those that are measured. Called once before the first look."""
+        self.monitored, self._is_resolved = self.monitored.directed(kinds), True
+        if self._best_by not in (None, self.monitored.direction):
+            self.forget()  # what was the best by the other direction
 
     def is_due(self, status: Status) -> bool:
         return super().is_due(status) if self.every_steps else status.evaluation is not None
 
     def __call__(self, status: Status) -> None:
-        if self.source == "train" and status.sums is not None:
-            if not self._measured:
-                check_measured(self.monitor, status.sums.names)
-                self._measured = True
+        if self.monitored.source == "train" and status.sums is not None:
+            if not self._is_resolved:
+                self.resolve(kinds_of(status.sums.names))
             self.window.add(status)
         super().__call__(status)
 
     def act(self, status: Status) -> None:
-        metrics = status.evaluation if self.source == "eval" else self.window.means()
-        self._measured = self._measured or self.metric in metrics
+        if not self._is_resolved:
+            self.resolve(kinds_of(status.strategy.trace_evaluation()))
+        metrics = status.evaluation if self.monitored.source == "eval" else self.window.means()
         self.window = Window()
-        if not self._measured:
-            raise _not_measured(self.monitor, self.source, metrics)
-        value = metrics.get(self.metric, math.nan)  # there is no AUC of one class, nor a mean of nothing
+        value = metrics.get(self.monitored.metric, math.nan)
         improved = self._is_better(value)
         if improved:
             self.best, self.best_step = value, status.step
@@ -95,27 +84,36 @@ class Monitor(Periodic):
         """Takes a new value; `improved` if it is better than all before, in which case `best` already is this value."""
         raise NotImplementedError
 
+    def recall(self, values: dict) -> None:
+        """Takes the best value from what `host_state` returned, unless it is the best by the other direction."""
+        if not self._is_resolved or values.get("direction") in (None, self.monitored.direction):
+            self.best, self.best_step, self._best_by = (values.get(key) for key in ("best", "best_step", "direction"))
+
+    def forget(self) -> None:
+        """Forgets what was measured."""
+        self.best = self.best_step = None
+        self.window = Window()
+
     def _is_better(self, value: float) -> bool:
         if math.isnan(value):
             return False
         if self.best is None:
             return True
-        gain = self.best - value if self.direction == "min" else value - self.best
+        gain = self.best - value if self.monitored.direction == "min" else value - self.best
         return gain > self.min_delta
 
     def host_state(self) -> dict:
-        best = {"best": self.best, "best_step": self.best_step}
+        best = {"best": self.best, "best_step": self.best_step, "direction": self.monitored.direction}
         return {"monitor": self.monitor, **best, "window": self.window.host_state()}
 
     def restore_host_state(self, values: dict) -> None:
         if values.get("monitor") == self.monitor:  # another metric's best says nothing
-            self.best, self.best_step = values["best"], values.get("best_step")
+            self.recall(values)
             self.window = Window(values["window"])
 
     def data_changed(self, splits: set[str]) -> None:
-        if self.source in splits:
-            self.best = self.best_step = None
-            self.window = Window()
+        if self.monitored.source in splits:
+            self.forget()
 
 
 class Patient(Monitor):
@@ -144,10 +142,9 @@ class Patient(Monitor):
         if values.get("monitor") == self.monitor:
             self.waited = values["waited"]
 
-    def data_changed(self, splits: set[str]) -> None:
-        super().data_changed(splits)
-        if self.source in splits:
-            self.waited = 0
+    def forget(self) -> None:
+        super().forget()
+        self.waited = 0
 
 
 class EarlyStopping(Patient):

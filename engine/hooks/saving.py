@@ -144,12 +144,14 @@ class BestCheckpoint(Monitor):
         # not count, and one that a killed process saved after its last other checkpoint does. A score on other data
         # does not count either.
         manifest = self.checkpoints.latest()
-        if manifest and self.source in manifest.other_data(self.checkpoints.about):
+        if manifest and self.monitored.source in manifest.other_data(self.checkpoints.about):
             manifest = None
         kept = manifest.host_state.get("hooks", {}) if manifest else {}
         values = [v for v in kept.values() if v.get("monitor") == self.monitor and v.get("is_best")]
         values = [v for v in values if isinstance(v.get("best"), (int, float))]
-        self.best, self.best_step = (values[0]["best"], manifest.step) if values else (None, None)
+        self.best = self.best_step = None
+        if values:
+            self.recall({**values[0], "best_step": manifest.step})
 
     def observe(self, status: Status, value: float, improved: bool) -> None:
         if improved:

@@ -35,6 +35,11 @@ def set_optimizer(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimize
     vars(model)["optimizer"] = optimizer
 
 
+def direction_of(metric: tf.keras.metrics.Metric) -> str | None:
+    """Returns "max" or "min", the better one of a metric's values; None if Keras does not know."""
+    return {"up": "max", "down": "min"}.get(getattr(metric, "_direction", None))
+
+
 def kept_metrics(model: tf.keras.Model) -> list[str]:
     """Returns the paths of layers, the model too, that keep metrics of their own beside those of `compile`."""
     return [layer.path for layer in model._flatten_layers() if layer._metrics]

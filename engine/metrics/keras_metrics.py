@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import tensorflow as tf
 
+from ..internals import keras_compile
 from ..internals.errors import reason
 from .means import KerasSums, combined, weighable
 
@@ -47,7 +48,8 @@ class KerasMetric:
         self._metric = metric
         self._tried: set[tuple] = set()  # shapes and types
         # TensorFlow takes named tuples apart and makes them again by their class, which has to know the metric.
-        self._kind = type("KerasSums", (KerasSums,), {"value": lambda sums: self._value(sums)})
+        own = {"value": lambda sums: self._value(sums), "direction": keras_compile.direction_of(metric)}
+        self._kind = type("KerasSums", (KerasSums,), own)
 
     def __call__(self, y_true, y_pred, sample_weight=None) -> KerasSums:
         """Returns what this batch adds to the metric's state. Replica code; arguments as Keras's `update_state`.

@@ -26,10 +26,15 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
       weigh: a function that makes the pair again, each example counting by its weight, float32 [batch]; None where the
         examples' values are not known.
       has_weights: whether it was made with weights, which are multiplied by the examples'.
+      direction: "max" or "min", the better one of its values; None if it is not known. TensorFlow takes named tuples
+        apart and makes them again by their class, so this is the class's, and so is `is_several`.
+      is_several: whether it may have several values, by names.
     """
 
     weigh: Callable[[tf.Tensor], Pair] | None = None
     has_weights = False
+    direction: str | None = None
+    is_several = False
 
     def mistake(self) -> str | None:
         """Returns what is wrong with what was summed, if it makes the value wrong. Host code."""
@@ -55,7 +60,9 @@ class Mean(Pair):
 
 
 class RootMean(Mean):
-    """A pair of squares: its value is the root of their mean."""
+    """A pair of squares, of errors: its value is the root of their mean."""
+
+    direction = "min"
 
     def value(self) -> float | None:
         return math.sqrt(self.total / self.count) if self.count else None
@@ -63,6 +70,8 @@ class RootMean(Mean):
 
 class ExpMean(Mean):
     """A pair whose value is e to the mean, e^709 at most: of losses in nats, the perplexity."""
+
+    direction = "min"
 
     def value(self) -> float | None:
         return float(np.exp(np.minimum(self.total / self.count, 709.0))) if self.count else None
@@ -75,6 +84,8 @@ class Auc(Pair):
     [ranking.BUCKETS + 1, 2], as total and a count of 0, and the host has its columns; its area has an error. An
     evaluation keeps them all, see `ExactAuc`.
     """
+
+    direction = "max"
 
     def value(self) -> float | None:
         return math.nan if self.mistake() else self._area()[0]
@@ -116,6 +127,8 @@ class KerasSums(Pair):
     It is made by a `KerasMetric`, whose own subclass knows the metric and gives its value.
     """
 
+    is_several = True
+
     def value(self) -> None:
         return None  # the metric is not known any more
 
@@ -151,7 +164,14 @@ _ONE_NUMBER = (
 )
 
 
-def mean(values, weights=None) -> Mean:
+@functools.cache
+def _directed(direction: str | None) -> type[Mean]:
+    if direction not in (None, "max", "min"):
+        raise ValueError(f"direction={direction!r} is unknown; use 'max' or 'min', or leave it out")
+    return type("Mean", (Mean,), {"direction": direction}) if direction else Mean
+
+
+def mean(values, weights=None, direction: str | None = None) -> Mean:
     """Makes the pair for a tensor of per-example values.
 
     Where the data has weights (`step.batches`), the results of `Trainer.loss` and `Trainer.metrics` are made again with
@@ -160,6 +180,7 @@ def mean(values, weights=None) -> Mean:
     Args:
       values: tensor of any shape and numeric or bool dtype, one entry an example (or a token, a pixel).
       weights: None, or a tensor that broadcasts to `values`; an entry of weight 0 does not count.
+      direction: "max" if a higher mean is better, as of an accuracy, or "min"; `monitor` goes by it.
 
     Returns:
       Mean(sum of values, number of values), or the weighted sum and the sum of weights. Both are 0 for an empty
@@ -170,19 +191,19 @@ def mean(values, weights=None) -> Mean:
       >>> float(pair.total), float(pair.count)
       (9.0, 3.0)
     """
-    values = tf.cast(values, tf.float32)
+    values, kind = tf.cast(values, tf.float32), _directed(direction)
 
     def weigh(examples):
-        return mean(values, combined(weights, examples, values))
+        return mean(values, combined(weights, examples, values), direction)
 
     if weights is None:
         if values.shape.rank == 0:
             logging.log_first_n(logging.WARNING, _ONE_NUMBER, 1)
-        pair = Mean(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
+        pair = kind(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
         return weighable(pair, weigh)
     spread = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
     # An entry without weight may be anything, NaN too: padding often is.
-    pair = Mean(tf.reduce_sum(tf.math.multiply_no_nan(values, spread)), tf.reduce_sum(spread))
+    pair = kind(tf.reduce_sum(tf.math.multiply_no_nan(values, spread)), tf.reduce_sum(spread))
     return weighable(pair, weigh, has_weights=True)
 
 
@@ -444,10 +465,10 @@ def _named_kind(row_name: str) -> tuple[str, type]:
     return name, getattr(row_name, "kind", kind)
 
 
-def names_of(row_names: Sequence[str]) -> dict[str, bool]:
-    """Returns the metrics of some rows by name, and whether one may have several values, as NAME_0 or NAME_KEY."""
-    kinds = dict(map(_named_kind, row_names))
-    return {name: issubclass(kind, KerasSums) for name, kind in kinds.items() if not issubclass(kind, Confusion)}
+def kinds_of(row_names: Sequence[str]) -> dict[str, type[Pair]]:
+    """Returns the kinds of the metrics of some rows that are numbers, by name."""
+    kinds: dict[str, type[Pair]] = dict(map(_named_kind, row_names))
+    return {name: kind for name, kind in kinds.items() if not issubclass(kind, Confusion)}
 
 
 def values_by_name(pairs: dict[str, Mean]) -> dict[str, float]:

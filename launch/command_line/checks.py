@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from ...engine.metrics.monitored import Monitored
 from ..cluster import meeting, places
 from ..errors import UsageError
 from . import config as configs
@@ -253,7 +255,7 @@ def _check_part(config: Config) -> None:
 
 
 def _check_monitor(config: Config) -> None:
-    source, _, metric = config.monitor.partition("_")
+    monitored = Monitored.parse(config.monitor)
     if config.restore_best and config.mode == "train":
         evaluates = (
             "the evaluator keeps it in best/"
@@ -261,7 +263,7 @@ def _check_monitor(config: Config) -> None:
             else ("--mode=train makes no evaluations; use --mode=train_and_eval")
         )
         raise UsageError(f"--restore_best takes the best evaluation's weights, and {evaluates}")
-    if source == "train" or config.mode not in ("train", "train_and_eval"):
+    if monitored.source == "train" or config.mode not in ("train", "train_and_eval"):
         return
     if config.mode == "train":
         why, instead = "--mode=train makes no evaluations", " or --mode=train_and_eval"
@@ -274,7 +276,8 @@ def _check_monitor(config: Config) -> None:
     for flag in ("early_stopping", "reduce_lr"):
         if getattr(config, flag):
             raise UsageError(
-                f"--{flag} watches --monitor={config.monitor}, and {why}; use --monitor=train_{metric}{instead}"
+                f"--{flag} watches --monitor={config.monitor}, and {why}; use "
+                f"--monitor={dataclasses.replace(monitored, source='train')}{instead}"
             )
 
 
@@ -289,12 +292,13 @@ def check_without_evaluation(config: Config) -> None:
     if config.eval_every_steps or config.restore_best:
         what = "--restore_best" if config.restore_best else f"--eval_every_steps={config.eval_every_steps}"
         raise UsageError(f"{what} needs evaluation data, and the data has none; {give}")
-    source, _, metric = config.monitor.partition("_")
+    monitored = Monitored.parse(config.monitor)
     watching = [flag for flag in ("early_stopping", "reduce_lr") if config.values[flag]]
-    if source == "eval" and (watching or metric != "loss"):
+    if monitored.source == "eval" and (watching or monitored.metric != "loss"):
         who = f"--{watching[0]} watches --monitor" if watching else "--monitor"
         raise UsageError(
-            f"{who}={config.monitor}, and there is no evaluation data; use --monitor=train_{metric}, or {give}"
+            f"{who}={config.monitor}, and there is no evaluation data; use "
+            f"--monitor={dataclasses.replace(monitored, source='train')}, or {give}"
         )
 
 

@@ -427,9 +427,9 @@ class Flags:
     monitor: str = _when(
         _string,
         "eval_loss",
-        "What best checkpoint, early stopping and plateau watch.",
+        "What best checkpoint, early stopping and plateau watch; with the better direction, max:eval_NAME or min:.",
         wants="a metric's name",
-        rule=rules.matching("(eval|train)_.+", "it is not a metric's name; use e.g. eval_loss or train_loss"),
+        rule=rules.monitored,
     )
     early_stopping: Mapping[str, Any] = _when(
         _arguments,

@@ -14,6 +14,7 @@ from typing import Any
 
 from absl import flags
 
+from ...engine.metrics.monitored import Monitored
 from ...engine.step.options import Interval
 from ..errors import UsageError, nearest
 from .values import number as number_of
@@ -173,6 +174,16 @@ def matching(pattern: str, otherwise: str) -> Rule:
             raise ValueError(otherwise)
 
     return rule
+
+
+def monitored(text: str) -> None:
+    """Raises ValueError for what is not a metric to monitor."""
+    try:
+        Monitored.parse(text)
+    except ValueError:
+        raise ValueError(
+            "it is not a metric's name; use eval_loss or train_loss, or with its direction e.g. max:eval_score"
+        ) from None
 
 
 def ip_address(text: str) -> None:

@@ -13,6 +13,7 @@ from ...engine.hooks import Status, StopRequest, evaluation, saving
 from ...engine.hooks.saving import BestCheckpoint
 from ...engine.hooks.tensorboard import event_values
 from ...engine.hooks.tensorboard.event_files import EventFiles
+from ...engine.metrics.monitored import Monitored
 from ..cluster.meeting import Presence, answers
 from ..command_line import checks
 from ..errors import UsageError
@@ -35,7 +36,7 @@ def watch(session: Session) -> int:
     files = EventFiles(os.path.join(config.run_dir, "tensorboard", "eval"))
     session.best.clean()
     best = None
-    if config.monitor.startswith("eval_"):
+    if Monitored.parse(config.monitor).source == "eval":
         best = BestCheckpoint(session.best, config.monitor)
         best.begin(_status(session))
     else:

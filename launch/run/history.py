@@ -1,12 +1,13 @@
-"""A run's history: a row for each window of training metrics or evaluation. Host code."""
+"""A run's history, a row for each window of training metrics or evaluation, and its newest means. Host code."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from ...engine.hooks import Status, Windowed
+from ...engine.hooks import Hook, Status, Windowed
+from ...engine.hooks.base import Rates, Window
 from ...engine.hooks.record import Record
 from ..errors import UsageError
 
@@ -90,3 +91,70 @@ class History(Windowed):
         self.rows.append(row)
         if self._record is not None:
             self._record.write("row", **{name: value for name, value in row.items() if name != "step"})
+
+
+class TrainMetrics(Windowed):
+    """The means of the last window (an epoch, or the time between evaluations), and the run's rate."""
+
+    name = "train_metrics"
+
+    def __init__(self, every_steps: int):
+        super().__init__(every_steps, at_end=True)
+        self.means: dict[str, float] = {}
+        self._run = Rates(leaves_out_first=True)
+
+    def __call__(self, status: Status) -> None:
+        super().__call__(status)
+        self._run.add(status)
+
+    def act(self, status: Status) -> None:
+        self.means = self.window.steady_means()
+
+    def rates(self) -> dict[str, float | None]:
+        """Returns the run's rates after the first call; of the first if it was all, None without a step."""
+        return {"steps_per_sec": None, "examples_per_sec": None, **self._run.speeds, **self._run.input}
+
+    def host_state(self) -> dict:
+        return {**super().host_state(), "means": self.means}
+
+    def restore_host_state(self, values: dict) -> None:
+        super().restore_host_state(values)
+        self.means = values.get("means", {})
+
+
+class Means(Mapping[str, float]):
+    """The means of a call's metrics by name. Reading the first of them waits for the device."""
+
+    def __init__(self, window: Window):
+        self._window = window
+        self._means: dict[str, float] | None = None
+
+    @property
+    def _read(self) -> dict[str, float]:
+        if self._means is None:
+            self._means = self._window.steady_means()
+        return self._means
+
+    def __getitem__(self, name: str) -> float:
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def __repr__(self) -> str:
+        return repr(self._read)
+
+
+class CallSums(Hook):
+    """Adds up the metrics of one call of `Training.train_to`."""
+
+    name = "call_sums"
+
+    def __init__(self):
+        self.window = Window()
+
+    def __call__(self, status: Status) -> None:
+        self.window.add(status)

@@ -7,7 +7,7 @@ import json
 import math
 import numbers
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,11 +15,11 @@ from absl import logging
 
 from ...engine.checkpoints import Manifest
 from ...engine.holdings import Holdings
-from ...engine.hooks import Hook, Status, StopRequest, Windowed, evaluation, numerics, saving
-from ...engine.hooks.base import Rates, Window
+from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
+from ...engine.hooks.base import Window
 from ...engine.hooks.input_bound import InputBound
 from ...engine.hooks.keras_callbacks import KerasCallbacks
-from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, check_measured
+from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
 from ...engine.hooks.record import Record
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.stragglers import Stragglers
@@ -29,6 +29,7 @@ from ...engine.hooks.tensorboard.probe import Probe
 from ...engine.hooks.writing import Writing
 from ...engine.internals.errors import counted
 from ...engine.loop import Loop
+from ...engine.metrics.means import kinds_of
 from ...engine.state import RULES
 from .. import explanations
 from ..command_line import config as configs
@@ -38,79 +39,12 @@ from ..host import threads
 from ..host.files import write_of_run
 from ..host.process import EXIT_CODES, Signals
 from . import asking, fingerprints, lent, reading, recording, results, weights
-from .history import History
+from .history import CallSums, History, Means, TrainMetrics
 from .modes import as_line, by_class, result_of
 from .progress import Progress, print_model_summary
 from .session import Session, choose_jit
 
 _MOST_EXTRA_BYTES = 1 << 20
-
-
-class TrainMetrics(Windowed):
-    """The means of the last window (an epoch, or the time between evaluations), and the run's rate."""
-
-    name = "train_metrics"
-
-    def __init__(self, every_steps: int):
-        super().__init__(every_steps, at_end=True)
-        self.means: dict[str, float] = {}
-        self._run = Rates(leaves_out_first=True)
-
-    def __call__(self, status: Status) -> None:
-        super().__call__(status)
-        self._run.add(status)
-
-    def act(self, status: Status) -> None:
-        self.means = self.window.steady_means()
-
-    def rates(self) -> dict[str, float | None]:
-        """Returns the run's rates after the first call; of the first if it was all, None without a step."""
-        return {"steps_per_sec": None, "examples_per_sec": None, **self._run.speeds, **self._run.input}
-
-    def host_state(self) -> dict:
-        return {**super().host_state(), "means": self.means}
-
-    def restore_host_state(self, values: dict) -> None:
-        super().restore_host_state(values)
-        self.means = values.get("means", {})
-
-
-class Means(Mapping[str, float]):
-    """The means of a call's metrics by name. Reading the first of them waits for the device."""
-
-    def __init__(self, window: Window):
-        self._window = window
-        self._means: dict[str, float] | None = None
-
-    @property
-    def _read(self) -> dict[str, float]:
-        if self._means is None:
-            self._means = self._window.steady_means()
-        return self._means
-
-    def __getitem__(self, name: str) -> float:
-        return self._read[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._read)
-
-    def __len__(self) -> int:
-        return len(self._read)
-
-    def __repr__(self) -> str:
-        return repr(self._read)
-
-
-class CallSums(Hook):
-    """Adds up the metrics of one call of `Training.train_to`."""
-
-    name = "call_sums"
-
-    def __init__(self):
-        self.window = Window()
-
-    def __call__(self, status: Status) -> None:
-        self.window.add(status)
 
 
 class Extra(Hook):
@@ -234,10 +168,19 @@ class Training:
             return
         self._is_ready = True
         if session.evaluates:
-            measured = session.strategy.trace_evaluation()  # a mistake in it shows now, not after an epoch
-            if measured and session.config.monitor.startswith("eval_"):
-                check_measured(session.config.monitor, measured)
+            self._find_monitored(session.strategy.trace_evaluation())  # a mistake in it shows now, not after an epoch
         session.say(choose_jit(session))
+
+    def _find_monitored(self, measured: Sequence[str]) -> None:
+        """Finds the metrics that hooks monitor among the rows of an evaluation, and says which they are."""
+        kinds, monitors = kinds_of(measured), [hook for hook in self._hooks if isinstance(hook, Monitor)]
+        for hook in monitors:
+            if hook.monitored.source == "eval" or hook.monitored.find(kinds):
+                hook.resolve(kinds)
+        for callbacks in (hook for hook in self._hooks if isinstance(hook, KerasCallbacks)):
+            callbacks.resolve(kinds)
+        for monitored in dict.fromkeys(hook.monitored for hook in monitors if hook.monitored.direction):
+            self.session.say(f"monitored: {monitored.described()}")
 
     def end_of(self, steps: int | None, epochs: float | None) -> int:
         """Returns the step up to which so many steps, or epochs, go: none past the run's end.

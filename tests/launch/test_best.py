@@ -6,7 +6,9 @@ import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from crankshaft.engine import mean
 from tests import runs
 from tests.launch.line import FEATURES, LABELS, Line, data
 
@@ -84,3 +86,40 @@ def test_the_best_of_no_evaluations_is_refused(inside):
     assert (
         "--restore_best takes the best evaluation's weights, and --mode=train makes no evaluations" in outcome.mistake
     )
+
+
+class Ranked(Line):
+    """Its metrics rise from evaluation to evaluation, as the line comes closer; `tune_loss` is the loss again."""
+
+    def metrics(self, outputs, batch):
+        close = 1.0 - tf.square(outputs[:, 0] - batch[1])
+        return {"score": mean(close), "found": mean(close, direction="max"), "tune_loss": self.loss(outputs, batch)}
+
+
+@pytest.mark.parametrize(
+    ("monitor", "step", "better"),
+    [
+        ("max:eval_score", 6, "higher"),
+        ("min:eval_score", 1, "lower"),
+        ("eval_found", 6, "higher"),
+        ("eval_tune_loss", 6, "lower"),
+    ],
+)
+def test_the_best_is_by_the_direction_that_is_given_or_declared(inside, tmp_path, monitor, step, better):
+    slow = ("--optimizer=sgd", "--learning_rate=0.05", "--train_steps=6", "--eval_every_steps=1", "--jit=off")
+    watching = (f"--monitor={monitor}", "--early_stopping=patience=9", f"--run_dir={tmp_path}")
+    outcome = inside(*slow, *watching, "--progress=plain", trainer=Ranked, data=data).ok()
+    name = monitor.rpartition(":")[2]
+    assert outcome.out.count(f"monitored: {name}, {better} is better") == 1
+    best = runs.result(tmp_path)["best"]
+    assert (best["metric"], best["step"]) == (name, step)
+
+
+@pytest.mark.parametrize(
+    "watching", [("--early_stopping=patience=2",), ("--reduce_lr=patience=2",), ("--restore_best",)]
+)
+def test_a_direction_that_nobody_knows_is_refused_before_the_first_step(inside, watching):
+    outcome = inside(*SWINGS, "--monitor=eval_score", *watching, trainer=Ranked, data=data)
+    assert "--monitor=eval_score: whether a higher or a lower score is better is not known" in outcome.mistake
+    assert "use max:eval_score or min:eval_score" in outcome.mistake
+    assert "step 1" not in outcome.out

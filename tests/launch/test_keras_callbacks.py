@@ -7,6 +7,7 @@ import csv
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine import mean
 from tests.launch.line import RUN, Line, data, place_of
 
 EPOCHS = (*RUN, "--train_steps=8", "--eval_every_steps=4")  # two of four steps
@@ -107,3 +108,34 @@ def test_a_bug_in_a_callback_names_its_file_and_line(inside):
             raise KeyError(logs["none"])
 
     assert place_of(Buggy.on_epoch_end) in inside(*EPOCHS, trainer=Line, data=data, hooks=[Buggy()]).mistake
+
+
+class Rising(Line):
+    """`close` and `near` rise as the line comes closer; of `near` nobody knows which direction is better."""
+
+    def metrics(self, outputs, batch):
+        close = 1.0 - tf.square(outputs[:, 0] - batch[1])
+        return {"close": mean(close, direction="max"), "near": mean(close)}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda monitor: callbacks.EarlyStopping(monitor, patience=1),
+        lambda monitor: callbacks.ReduceLROnPlateau(monitor, patience=1),
+        lambda monitor: callbacks.ModelCheckpoint("best.keras", monitor, save_best_only=True),
+    ],
+)
+def test_mode_auto_is_the_direction_of_the_metric_or_an_error_before_the_first_step(
+    inside, tmp_path, monkeypatch, make
+):
+    monkeypatch.chdir(tmp_path)
+    known, unknown = make("val_close"), make("val_near")
+    slow = (*EPOCHS, "--optimizer=sgd", "--learning_rate=0.05")
+    inside(*slow, trainer=Rising, data=data, hooks=[known]).ok()
+    assert known.mode == "max"
+    assert known.best > 0.1  # the second epoch's: the first begins below 0
+    outcome = inside(*slow, trainer=Rising, data=data, hooks=[unknown])
+    assert f"{type(unknown).__name__}(monitor='val_near'): whether a higher or a lower" in outcome.mistake
+    assert "give it mode='max' or mode='min'" in outcome.mistake
+    assert "step 1" not in outcome.out

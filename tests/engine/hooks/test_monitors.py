@@ -6,12 +6,16 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from crankshaft.engine import loop
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks import Hook, every_steps, saving
 from crankshaft.engine.hooks.evaluation import Evaluation
-from crankshaft.engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, check_measured, direction_of
+from crankshaft.engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
+from crankshaft.engine.metrics import means
+from crankshaft.engine.metrics.keras_metrics import KerasMetric
+from crankshaft.engine.metrics.monitored import Monitored
 from crankshaft.models.mlp import Model
 
 
@@ -52,28 +56,82 @@ def run(bench, hooks, until):
     return loop.train(bench.strategy, bench.state, hooks, until)
 
 
+def measured(**pairs) -> dict:
+    return means.kinds_of(means.row_names({"loss": means.mean([1.0]), **pairs}))
+
+
+def improvements(monitor, **arguments):
+    """A monitor of `eval_loss`, `eval_auc` or `eval_score`, which knows its direction."""
+    made = Improvements(monitor, **arguments)
+    made.resolve(measured(auc=means.auc([1], [0.5]), score=means.mean([1.0])))
+    return made
+
+
 def observe(monitor, values):
     for value in values:
-        monitor(types.SimpleNamespace(evaluation={monitor.metric: value}, sums=None, step=1))
+        monitor(types.SimpleNamespace(evaluation={monitor.monitored.metric: value}, sums=None, step=1))
 
 
-@pytest.mark.parametrize(
-    ("name", "direction"),
-    [("eval_loss", "min"), ("eval_accuracy", "max"), ("eval_top_5_accuracy", "max"), ("train_auc", "max")],
-)
-def test_direction_follows_from_the_name(name, direction):
-    assert direction_of(name) == direction
-    assert Monitor(name).direction == direction
+@pytest.mark.parametrize("name", ["loss", "iou_loss", "log_loss", "mean_squared_error", "perplexity", "nrmse", "mae"])
+def test_a_lower_value_is_better_by_a_name_that_ends_as_losses_do(name):
+    assert Monitored.parse(f"eval_{name}").directed(measured(**{name: means.mean([1.0])})).direction == "min"
+
+
+@pytest.mark.parametrize("name", ["ndcg10", "score", "map", "lossy", "mse_h1", "accuracy", "wer", "auc"])
+def test_of_any_other_name_the_direction_has_to_be_given(name):
+    kinds = measured(**{name: means.mean([1.0])})
+    with pytest.raises(ValueError, match=rf"eval_{name}: .* use max:eval_{name} or min:eval_{name}"):
+        Monitored.parse(f"eval_{name}").directed(kinds)
+    for direction in ("max", "min"):
+        assert Monitored.parse(f"{direction}:train_{name}").directed(kinds).direction == direction
+
+
+def test_a_metric_declares_its_direction_whatever_its_name():
+    keras = {
+        "f": KerasMetric(tf.keras.metrics.F1Score(average=None)),
+        "r2": KerasMetric(tf.keras.metrics.R2Score()),
+        "kl": KerasMetric(tf.keras.metrics.KLDivergence()),
+        "top": KerasMetric(tf.keras.metrics.TopKCategoricalAccuracy(2)),
+        "plain": KerasMetric(tf.keras.metrics.MeanMetricWrapper(lambda labels, found: found, "plain")),
+    }
+    y, p = tf.constant([[1.0, 0.0], [0.0, 1.0]]), tf.constant([[0.9, 0.1], [0.3, 0.7]])
+    pairs = {name: each(y, p) for name, each in keras.items()}
+    weighed = means.mean([1.0, 0.0], direction="max").weigh(tf.constant([1.0, 2.0]))
+    own = {
+        "area": means.auc([1, 0], [0.5, 0.1]),
+        "spread": means.root_mean_square([1.0]),
+        "surprise": means.exp_mean([1.0]),
+        "right_error": means.as_pair(weighed, "metrics", tf.constant([2.0, 2.0])),
+    }
+    found = {name: kind.direction for name, kind in measured(**pairs, **own).items()}
+    kinds = {"max": ["f", "r2", "top", "area", "right_error"], "min": ["kl", "spread", "surprise"]}
+    assert found == {"loss": None, "plain": None} | {name: key for key, names in kinds.items() for name in names}
+    kinds = measured(**pairs, **own)
+    assert Monitored.parse("eval_f_1").directed(kinds).direction == "max"  # one of several values
+    assert Monitored.parse("eval_right_error").directed(kinds).direction == "max"
+    with pytest.raises(ValueError, match="direction='up' is unknown; use 'max' or 'min'"):
+        means.mean([1.0], direction="up")
 
 
 def test_direction_may_be_given():
-    monitor = Improvements("eval_loss", direction="max")
+    monitor = improvements("max:eval_loss")
     observe(monitor, [1.0, 2.0, 1.5])
     assert monitor.seen == [True, True, False]
 
 
+def test_the_best_by_one_direction_is_none_by_the_other():
+    before = improvements("max:eval_loss")
+    observe(before, [1.0, 3.0])
+    for monitor, kept in (("eval_loss", None), ("max:eval_loss", 3.0)):
+        early, late = Improvements(monitor), improvements(monitor)
+        for each in (early, late):
+            each.restore_host_state(before.host_state())
+        early.resolve(measured())
+        assert (early.best, late.best) == (kept, kept)
+
+
 def test_better_is_by_more_than_min_delta_and_nan_never_is():
-    monitor = Improvements("eval_loss", min_delta=0.1)
+    monitor = improvements("eval_loss", min_delta=0.1)
     observe(monitor, [np.nan, 1.0, 0.95, 0.85, np.nan, 0.8])
     assert monitor.seen == [False, True, False, True, False, False]
     assert monitor.best == 0.85
@@ -81,7 +139,7 @@ def test_better_is_by_more_than_min_delta_and_nan_never_is():
 
 def test_a_metric_that_has_no_value_now_has_not_improved():
     """Such as the AUC of labels that are all alike."""
-    monitor = Improvements("eval_auc")
+    monitor = improvements("eval_auc")
     for evaluation in ({"auc": 0.6}, {"loss": 1.0}, {"auc": 0.7}):
         monitor(types.SimpleNamespace(evaluation=evaluation, sums=None, step=1))
     assert monitor.seen == [True, False, True]
@@ -99,9 +157,10 @@ def test_metric_that_is_not_measured_is_named_with_those_that_are(mlp):
 
 def test_a_metric_that_no_step_has_is_known_once_one_is_traced(mlp):
     bench, seen = mlp(seed=1), []  # another than those that other tests have traced
-    check_measured("eval_accuracy", bench.strategy.trace_evaluation())
+    kinds = means.kinds_of(bench.strategy.trace_evaluation())
+    assert Monitored.parse("eval_accuracy").directed(kinds).direction == "max"
     with pytest.raises(ValueError, match=r"`monitor`=eval_foo is not measured in this run; use one of eval_accuracy, "):
-        check_measured("eval_foo", bench.strategy.trace_evaluation())
+        Monitored.parse("eval_foo").directed(kinds)
     with pytest.raises(ValueError, match=r"`monitor`=train_foo is not measured .* use one of train_accuracy, "):
         run(bench, [every_steps(1, lambda *_: seen.append(1)), EarlyStopping("train_foo", 1)], 3)
     assert len(seen) == 1  # the first call, and no evaluation is waited for

@@ -1,0 +1,75 @@
+"""Which metric a run monitors, and which direction of it is better. Pure Python, which flags are checked by too."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_MINIMIZED = ("_loss", "error", "perplexity", "rmse", "mae", "mse")  # ends of names, besides `loss` itself
+_WORDS = {"max": "higher", "min": "lower"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Monitored:
+    """A metric to monitor: `eval_NAME` or `train_NAME`, or with its direction `max:eval_NAME` or `min:eval_NAME`.
+
+    Attributes:
+      direction: "max" or "min", the better one; None if the spelling does not say.
+      source: "eval", of evaluations, or "train", the mean over the steps since the last look.
+      metric: its name in evaluations.
+    """
+
+    direction: str | None
+    source: str
+    metric: str
+
+    @classmethod
+    def parse(cls, text: str) -> Monitored:
+        """Reads a spelling. Raises ValueError for another."""
+        if not (match := re.fullmatch(r"(?:(max|min):)?(eval|train)_(.+)", text, re.DOTALL)):
+            raise ValueError(
+                f"monitor={text} is unknown; use eval_NAME or train_NAME, such as eval_loss or max:eval_NAME"
+            )
+        return cls(*match.groups())
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}_{self.metric}"
+
+    def __str__(self) -> str:
+        return f"{self.direction}:{self.name}" if self.direction else self.name
+
+    def find(self, kinds: Mapping[str, Any]) -> Any:
+        """Returns the kind of the metric among those that are measured (`means.kinds_of`), None if it is none of them.
+
+        A metric with several values has the names NAME_0 or NAME_KEY.
+        """
+        several = (name for name, kind in kinds.items() if kind.is_several and self.metric.startswith(f"{name}_"))
+        return kinds.get(self.metric) or next((kinds[name] for name in several), None)
+
+    def directed(self, kinds: Mapping[str, Any]) -> Monitored:
+        """Returns the metric with its direction: that of the spelling, else of the metric, else of its name.
+
+        Args:
+          kinds: of the metrics that are measured, by name; empty if they are not known.
+
+        Raises:
+          ValueError: it is not measured, or its direction is not known.
+        """
+        if (kind := self.find(kinds)) is None and kinds:
+            known = ", ".join(f"{self.source}_{name}" for name in sorted(kinds))
+            raise ValueError(f"`monitor`={self} is not measured in this run; use one of {known}")
+        is_loss = self.metric == "loss" or self.metric.endswith(_MINIMIZED)
+        direction = self.direction or getattr(kind, "direction", None) or ("min" if is_loss else None)
+        if direction is None:
+            raise ValueError(
+                f"`monitor`={self}: whether a higher or a lower {self.metric} is better is not known; use "
+                f"max:{self.name} or min:{self.name}"
+            )
+        return dataclasses.replace(self, direction=direction)
+
+    def described(self) -> str:
+        """Returns a few words for people, once the direction is known."""
+        return f"{self.name}, {_WORDS[self.direction or 'min']} is better"
