@@ -11,7 +11,7 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-fast test-slow test-clusters browser lint format docs clean
+.PHONY: help install train test test-fast test-slow test-clusters saved-runs browser lint format docs clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -36,6 +36,9 @@ test-clusters: $(INSTALLED) ## run the tests by Slurm, podman and Ray, which thi
 	@cat tests/clusters/install.sh
 	@tests/clusters/install.sh $(VENV_PYTHON)
 	@$(VENV_PYTHON) -m pytest -q -m "not slow" tests/clusters tests/launch/test_manifest.py $(ARGS)
+
+saved-runs: $(INSTALLED) ## write again the run_dirs that tests resume, after a deliberate change of what a run saves
+	@$(VENV_PYTHON) -m tests.launch.saved_runs.write $(ARGS)
 
 browser: ## install the Chromium that tests of the page open, where there is none, by Debian's packages (as root)
 	@command -v chromium chromium-browser google-chrome >/dev/null || \

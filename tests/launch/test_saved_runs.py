@@ -1,0 +1,61 @@
+"""Runs that an earlier version has saved (tests/launch/saved_runs) are resumed, and end as if they had not stopped.
+
+Where one fails since what a run saves was changed on purpose, `make saved-runs` writes them again.
+"""
+
+import json
+import shutil
+
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.internals.tensorflow import use_new_collective_keys
+from crankshaft.engine.machine.events import read
+from tests.launch.saved_runs import write
+from tests.logical_cpus import make_four
+from tests.runs import manifests
+
+
+def paths(values, inside=()) -> set[tuple]:
+    """The keys of nested dictionaries, each as the keys on the way to it."""
+    if not isinstance(values, dict):
+        return set()
+    return {(*inside, key) for key in values}.union(*(paths(each, (*inside, key)) for key, each in values.items()))
+
+
+def named(run_dir) -> dict[str, set]:
+    """The names of all that a run has saved, by what has them; its events are those since it was started last."""
+    manifest, config = manifests(run_dir)[-1], json.loads((run_dir / "config.json").read_text())
+    events = [event for event, _ in read(run_dir / "events.jsonl")]
+    starts = [place for place, event in enumerate(events) if event["event"] == "start"]
+    return {
+        "variables": set(manifest["variables"]),
+        "flags": set(config["flags"]),
+        "state": paths(manifest["host_state"]),
+        "decides": paths(manifest["about"]),
+        "events": {(e["event"], key) for e in events[starts[-1] :] if e["event"] != "warning" for key in e},
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["one_device", "two_replicas", "fit", pytest.param("parameter_servers", marks=pytest.mark.slow)]
+)
+def test_a_saved_run_goes_on_and_all_that_it_has_saved_has_the_same_name(name, tmp_path, monkeypatch):
+    make_four()
+    use_new_collective_keys()
+    monkeypatch.chdir(tmp_path)
+    run_dir = tmp_path / name
+    shutil.copytree(write.HERE / name, run_dir)
+    before = named(run_dir)
+    try:
+        result = write.RUNS[name](name, write.END)
+    finally:
+        tf.keras.config.set_dtype_policy("float32")
+    starts = [event["step"] for event, _ in read(run_dir / "events.jsonl") if event["event"] == "start"]
+    assert starts == [0, write.SAVED]
+    expected = json.loads((write.HERE / name / "expected.json").read_text())
+    for split, means in expected.items():
+        assert result[split] == pytest.approx(means, rel=1e-4)  # another machine rounds otherwise
+    after = named(run_dir)
+    lost = {what: sorted(names - after[what]) for what, names in before.items()}
+    assert not any(lost.values()), lost
