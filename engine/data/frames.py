@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from .source import SourceError
 
+_EXACT_FLOAT32 = 1 << 24  # up to here float32 tells whole numbers apart
+
 
 def as_arrays(nest: Any, may_lack: bool = False) -> Any:
     """Returns a nest with arrays in the place of what holds their values.
@@ -65,6 +67,39 @@ def _column(what: str, series: Any, may_lack: bool) -> np.ndarray:
     )
 
 
+def as_float32(array: Any, is_searched: bool = True) -> Any:
+    """Converts an array of float64, NumPy's and pandas' default, to float32; other arrays stay.
+
+    Args:
+      array: any.
+      is_searched: whether its columns are searched for ids. Of data that comes in batches only the first is: any few
+        values may be whole. Arrays of more than two axes and those in files are not searched.
+
+    Raises:
+      SourceError: a column holds whole numbers alone, as ids, and float32 would make another of one.
+    """
+    if getattr(array, "dtype", None) != np.float64:
+        return array
+    if is_searched and isinstance(array, np.ndarray) and array.ndim in (1, 2) and array.size:
+        columns = array.reshape(len(array), -1)
+        large = np.fmax(np.fmax.reduce(columns, 0), -np.fmin.reduce(columns, 0)) > _EXACT_FLOAT32
+        for number in np.flatnonzero(large).tolist():
+            _check_exact(columns[:, number])
+    return array.astype(np.float32)
+
+
+def _check_exact(column: np.ndarray) -> None:
+    finite = column[np.isfinite(column)]
+    rounded = np.flatnonzero(column.astype(np.float32) != column)
+    rounded = rounded[np.isfinite(column[rounded])]
+    if len(rounded) and (finite == np.floor(finite)).all():
+        value = column[rounded[0]]
+        raise SourceError(
+            f"a column of float64 holds whole numbers alone, as ids, and float32 would make {np.float32(value):.0f} "
+            f"of {value:.0f} in row {rounded[0]:,}; convert it by astype('int64'), or to 'float32' if it may be rounded"
+        )
+
+
 def is_loader(data: Any) -> bool:
     """Returns whether data is a loader of batches as PyTorch's DataLoader is one."""
     return all(hasattr(data, name) for name in ("__iter__", "dataset", "batch_size", "collate_fn"))
@@ -88,13 +123,13 @@ def of_loader(loader: Any) -> tf.data.Dataset:
         for batch in loader:
             yield _batch(batch, name)
 
-    specs = tf.nest.map_structure(spec, _batch(first, name))
+    specs = tf.nest.map_structure(spec, _batch(first, name, is_first=True))
     return tf.data.Dataset.from_generator(batches, output_signature=specs)
 
 
-def _batch(batch: Any, name: str) -> Any:
+def _batch(batch: Any, name: str, is_first: bool = False) -> Any:
     batch = tuple(batch) if isinstance(batch, list) else batch
     arrays = tf.nest.map_structure(np.asarray, as_arrays(batch))
     if any(not array.ndim or array.dtype == object for array in tf.nest.flatten(arrays)):
         raise SourceError(f"the {name} gives no batch of arrays; have its collate_fn return (features, labels)")
-    return tf.nest.map_structure(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, arrays)
+    return tf.nest.map_structure(lambda x: as_float32(x, is_first), arrays)

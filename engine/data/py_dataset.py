@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from .frames import as_float32
 from .source import Source, SourceError, Spec
 
 
@@ -31,7 +32,7 @@ class OfBatches(Source):
             mistake = "never ends" if number is None else "has no batch"
             raise SourceError(f"{self._name} {mistake}; return from its __len__ how many batches an epoch has")
         self._read_first: dict[int, Any] = {}  # so that a batch that was read for its form is not read again
-        first, last = self._batch(0), self._batch(number - 1)
+        first, last = self._batch(0, is_first=True), self._batch(number - 1)
         self._read_first = {0: first, number - 1: last}
         self.chunk_examples = self._size(first)
         self._examples = (number - 1) * self.chunk_examples + self._size(last)
@@ -59,7 +60,7 @@ class OfBatches(Source):
                 to[rows] = array[places[rows]]
         return gathered
 
-    def _batch(self, number: int) -> Any:
+    def _batch(self, number: int, is_first: bool = False) -> Any:
         if (known := self._read_first.pop(number, None)) is not None:
             return known
         with self._lock:
@@ -73,7 +74,7 @@ class OfBatches(Source):
                     f"{self._name}[{number}] holds a {type(part).__name__}, and is not a batch of dense arrays; return "
                     "(features, labels), an array each"
                 )
-        return tf.nest.map_structure(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, arrays)
+        return tf.nest.map_structure(lambda x: as_float32(x, is_first), arrays)
 
     def _size(self, batch) -> int:
         return len(tf.nest.flatten(batch)[0])

@@ -216,7 +216,7 @@ def as_arrays(nest):
     become tuples.
 
     Raises:
-      UsageError: an array is sparse or ragged.
+      UsageError: an array is sparse or ragged, or holds ids that float32 would round.
     """
 
     def array(x):
@@ -226,7 +226,10 @@ def as_arrays(nest):
                 "x.to_tensor(), SciPy's x.toarray()), or give a tf.data.Dataset that does so by map"
             )
         x = np.asarray(x) if tf.is_tensor(x) else host_arrays.of(x)
-        return x.astype(np.float32) if getattr(x, "dtype", None) == np.float64 else x
+        try:
+            return frames.as_float32(x)
+        except SourceError as error:
+            raise UsageError(str(error)) from None
 
     return tf.nest.map_structure(array, tf.keras.tree.lists_to_tuples(nest))
 

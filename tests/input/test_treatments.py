@@ -35,5 +35,11 @@ def test_what_is_no_date_is_refused(text):
         Treatment("date", 0).apply("day", tf.constant(["2024-01-01", text]))
 
 
+def test_ids_that_pandas_has_made_floats_are_exact():
+    ids = Treatment("id", 0, is_flagged=True).apply("user", tf.constant([2.0**52 + 1, np.nan, 3], tf.float64))
+    assert ids["user"].numpy().tolist() == [2**52 + 1, 0, 3]
+    assert ids["user.missing"].numpy().tolist() == [0, 1, 0]
+
+
 def test_hashes_are_for_ever_alike():
     assert hashed(["", "dog", "Zürich"]).numpy().tolist() == [0, 7634539057392638305, 4282268324657427643]

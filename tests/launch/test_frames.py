@@ -11,7 +11,9 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft.engine.data import frames
+from crankshaft.engine.data.source import SourceError
 from crankshaft.launch.errors import UsageError
+from crankshaft.launch.run import splits
 
 ROWS = 20
 X = {"age": np.arange(ROWS) / 10.0, "score": np.arange(ROWS)[::-1] % 7, "place": np.array(["a", "bc"] * (ROWS // 2))}
@@ -73,6 +75,48 @@ def test_lists_of_numbers_and_text_are_arrays():
     assert isinstance(frames.as_arrays([np.zeros(2), np.zeros(2)]), list)  # two inputs
     with pytest.raises(UsageError, match="train data: a list of lists that are not of one length"):
         weights((([[1, 2], [3]], Y), None))
+
+
+LARGE = np.array([16_777_217.0, 3.0, 1e8 + 7] * 7)[:ROWS]
+
+
+class Batches(tf.keras.utils.PyDataset):
+    def __init__(self, of):
+        super().__init__()
+        self._of = of
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        return {name: column[10 * number : 10 * number + 10] for name, column in self._of.items()}, Y[:10]
+
+
+@pytest.mark.parametrize("form", ["frame", "array", "matrix", "loader", "py_dataset", "labels"])
+def test_ids_that_float32_would_round_are_one_line(form):
+    """As pandas has made floats of them; what is float32, or has fractions, its user has rounded, or may be."""
+    rounded = {**X, "age": LARGE}
+
+    def read(x):
+        if form == "frame":
+            x = pytest.importorskip("pandas").DataFrame(x)
+        if form in ("loader", "py_dataset"):
+            x = Loader(5, [x, Y[:5]]) if form == "loader" else Batches(x)
+            return splits.checked("train", x, [])
+        if form == "matrix":
+            return splits.checked("train", (np.stack([x["score"], x["age"]], 1), Y), [])
+        return splits.checked("train", (X, x["age"]) if form == "labels" else (x, Y), [])
+
+    error = SourceError if form in ("loader", "py_dataset") else UsageError
+    with pytest.raises(
+        error, match=r"float32 would make 16777216 of 16777217 in row 0; convert it by astype\('int64'\)"
+    ):
+        read(rounded)
+    read({**X, "age": LARGE + np.where(np.arange(ROWS) == 4, 0.5, 0)})
+    read({**X, "age": np.where(LARGE > 5, 2.0**40, LARGE)})
+    if form != "matrix":
+        for dtype in ("int64", "float32"):
+            read({**X, "age": LARGE.astype(dtype)})
 
 
 def test_a_loader_is_a_stream_of_its_examples():
