@@ -15,7 +15,7 @@ from .optimizers.loss_scale import DynamicLossScale
 
 
 class Holdings:
-    """What a trainer's attributes hold, lists and dictionaries among them included; each found when it is asked for.
+    """What a trainer's attributes hold, at any depth of lists, dictionaries and modules; each found on first use.
 
     Args:
       trainer: a `Trainer`.

@@ -13,7 +13,7 @@ from .checkpoints import Manifest, Part, graph
 from .data.position import Position
 from .freezing import Freezing
 from .holdings import Holdings
-from .internals.tensorflow import TrackableNode
+from .internals.tensorflow import TrackableNode, variables_read
 from .internals.variables import path_of, tf_variable
 from .optimizers.averaging import WeightAverage
 from .reduction import per_replica
@@ -84,6 +84,26 @@ class TrainState:
             if isinstance(variable, tf.Variable):
                 variables[id(variable)] = variable
         return list(variables.values())
+
+    def check_held(self, graph: tf.Graph) -> None:
+        """Checks that a checkpoint would hold every variable that a step trains.
+
+        Args:
+          graph: in which the step was traced.
+
+        Raises:
+          ValueError: it reads a trainable variable that is not among the trainer's.
+        """
+        held = {id(each) for variable in self.variables() for each in per_replica.components(variable)}
+        others = [each for each in variables_read(graph) if each.trainable and id(each) not in held]
+        if others:
+            first = min(others, key=path_of)
+            raise ValueError(
+                f"{type(self.trainer).__name__}: its step uses a trainable variable, {path_of(first)} "
+                f"{first.shape.as_list()}, that is in none of its attributes, so no checkpoint would hold it; assign "
+                "it, or its model or layer, to an attribute of the trainer (also in a list, a dictionary or a "
+                "tf.Module), or set trainable=False"
+            )
 
     @contextlib.contextmanager
     def kept(self):

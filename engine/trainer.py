@@ -28,8 +28,8 @@ _HALVES = (tf.bfloat16, tf.float16)
 class Trainer(tf.Module):
     """A model, its loss, its optimizer and one step of training.
 
-    Override `build_model` and `loss`; the rest as needed. Attributes that hold models, optimizers, variables or
-    `tf.Module`s are found (`engine.holdings`), and saved.
+    Override `build_model` and `loss`; the rest as needed. Models, layers, optimizers and variables among
+    its attributes, at any depth of lists, dictionaries and `tf.Module`s, are found (`engine.holdings`) and saved.
 
     Attributes, which the engine sets before `build`:
       given: what the run gives: its options, the number of classes, a batch of one example.

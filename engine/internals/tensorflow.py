@@ -313,6 +313,11 @@ def function_graph(graph: tf.Graph, name: str) -> tf.Graph:
     return getattr(graph._get_function(name), "graph", None) or tf.__internal__.FuncGraph(name)
 
 
+def variables_read(graph: tf.Graph) -> list[tf.Variable]:
+    """Returns the variables, of each replica its own, that are read in a graph which is being traced."""
+    return list(getattr(graph, "_watched_variables", ()))
+
+
 def computed_whole(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the same tensors, of which XLA computes every element even where not all are looked at."""
     return list(xla.optimization_barrier(*tensors))

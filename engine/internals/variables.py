@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -74,18 +75,45 @@ def assign_local(variable: tf.Variable, value: tf.Tensor) -> None:
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.cast(value, variable.dtype))
 
 
-def held(owner, kind: type | tuple[type, ...]) -> dict[str, Any]:
-    """Finds an object's attributes of a kind, also in its lists and dictionaries, by path, in order."""
+def held(owner: tf.Module, kind: type | tuple[type, ...]) -> dict[str, Any]:
+    """Finds the objects of a kind among a module's attributes, at any depth.
+
+    Looks into lists, tuples, dictionaries and modules, except those of the engine's own, such as an optimizer.
+
+    Returns:
+      Each object once, by its path ("towers.left.0"), attributes in the order of their names.
+    """
     by_path: dict[str, Any] = {}
-    for name, value in sorted(vars(owner).items()):
-        if name.startswith("_self_"):  # where TensorFlow keeps what it tracks
-            continue
-        inside = value.items() if isinstance(value, dict) else enumerate(value) if _is_list(value) else ()
-        for path, each in [(name, value), *((f"{name}.{key}", each) for key, each in inside)]:
-            if isinstance(each, kind) and not any(each is other for other in by_path.values()):
-                by_path[path] = each
+    seen = {id(owner)}
+
+    def look(path: str, value) -> None:
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, kind):
+            by_path[path] = value
+            return
+        for name, each in _items(value):
+            look(f"{path}.{name}", each)
+
+    for name, value in _attributes(owner):
+        look(name, value)
     return by_path
 
 
-def _is_list(value) -> bool:
-    return isinstance(value, (list, tuple))
+def _items(value) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        return value.items()
+    if isinstance(value, (list, tuple)):
+        return enumerate(value)
+    return _attributes(value) if isinstance(value, tf.Module) and not _is_ours(value) else ()
+
+
+def _attributes(module: tf.Module) -> list[tuple[str, Any]]:
+    # TensorFlow keeps what it tracks under names that begin so.
+    return [(name, value) for name, value in sorted(vars(module).items()) if not name.startswith("_self_")]
+
+
+def _is_ours(module: tf.Module) -> bool:
+    engine = __package__.rpartition(".")[0]
+    return any(each.__module__.startswith(engine) for each in type(module).__mro__)

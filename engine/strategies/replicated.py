@@ -186,7 +186,9 @@ class Replicated(Measured):
         runner = self._runner
 
         def train_step(batch, step, observed):
-            return {**runner.train_step(batch, step, observed), **self._own_figures()}
+            metrics = runner.train_step(batch, step, observed)
+            self._state.check_held(metrics["loss"].total.graph)
+            return {**metrics, **self._own_figures()}
 
         return self._loop(self.train_feed, train_step, jit, self._syncs, self._state.step_variable)
 

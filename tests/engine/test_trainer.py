@@ -186,6 +186,70 @@ def test_tokens_as_many_as_examples_are_no_pairs_of_them(bench):
     assert made.train(1)["loss"][1] == 16
 
 
+class Nested(Trainer):
+    """Two towers of layers, held as `kind` says."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def build(self):
+        tf.keras.utils.set_random_seed(1)
+        layers = tf.keras.layers
+        towers = [
+            [layers.Dense(3, kernel_regularizer="l2"), layers.BatchNormalization(momentum=0.5), layers.Dropout(0.5)]
+            for _ in range(2)
+        ]
+        for dense, norm, _ in towers:
+            dense.build([None, 3])
+            norm.build([None, 3])
+        self.all = lambda: towers  # which nothing looks into
+        if self.kind == "attributes":
+            self.left, self.right = towers
+        elif self.kind == "dictionary":
+            self.towers = {"left": towers[0], "right": {"body": tuple(towers[1])}}
+        elif self.kind == "module":
+            self.net = tf.Module()
+            self.net.towers = [tf.Module(), towers[1]]
+            self.net.towers[0].layers = towers[0]
+        self.optimizer = make_optimizer(self, self.trainable_variables)
+
+    @property
+    def trainable_variables(self):
+        return [v for tower in self.all() for layer in tower for v in layer.trainable_variables]
+
+    def forward(self, features, training):
+        outputs = []
+        for dense, norm, drop in self.all():
+            outputs.append(drop(norm(dense(features), training=training), training=training))
+        return tf.reduce_sum(outputs[0] * outputs[1], 1, keepdims=True)
+
+    def loss(self, outputs, batch):
+        return mean((outputs[:, 0] - batch[1]) ** 2)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_layers_are_found_at_any_depth(bench, replicas):
+    """Their penalties count, their dropout draws by the step, their moving statistics are equal on all replicas."""
+    features = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    found = {}
+    for kind in ("attributes", "dictionary", "module"):
+        made = bench(Nested(kind), (features, features[:, 0]), 8, replicas, optimizer="sgd", learning_rate=0.01)
+        sums = made.train(3)
+        statistics = [made.copies(v) for tower in made.trainer.all() for v in tower[1].non_trainable_variables]
+        assert all(np.array_equal(copies[0], copies[-1]) for copies in statistics)
+        found[kind] = sums["loss_with_penalties"], [copies[0] for copies in statistics]
+    for kind in ("dictionary", "module"):
+        assert found[kind][0] == pytest.approx(found["attributes"][0], rel=1e-6)
+        np.testing.assert_allclose(found[kind][1], found["attributes"][1], rtol=1e-6)
+
+
+def test_a_trained_variable_that_no_attribute_holds_is_refused(bench):
+    made = bench(Nested("nowhere"), (np.ones((4, 3), np.float32), np.zeros(4, np.float32)), 4)
+    with pytest.raises(ValueError, match=r"uses a trainable variable, batch_norm.*/beta \[3\], that is in none of its"):
+        made.train(1)
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_loss_and_metrics_get_outputs_in_float32(bench, precision):
     class Precise(Linear):

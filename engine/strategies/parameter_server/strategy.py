@@ -329,7 +329,9 @@ class ParameterServer(Measured):
         pull = Pull(held.steady_variables, held.trainer.reduction.reduce_dtype, list(held.optimizers.values()))
 
         def train_step(batch, step, observed, pulled):
-            return runner.train_step(batch, step, observed, pull.readings(pulled))
+            metrics = runner.train_step(batch, step, observed, pull.readings(pulled))
+            self._state.check_held(metrics["loss"].total.graph)
+            return metrics
 
         counters, form = self._leases.counters, held.freezing.enter
         return UpdateLoop(self.distribution, train_step, self.train_feed, pull, counters, form=form)

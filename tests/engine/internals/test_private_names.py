@@ -83,6 +83,7 @@ OWNERS = {
     "GLOBAL_STATE_TRACKER": "keras.src.backend.common.global_state",
     "UninitializedVariable": "tensorflow.python.ops.resource_variable_ops",
     "backend": "keras.src.backend.config",  # of engine/__init__.py, which looks before Keras is imported
+    "_watched_variables": "tensorflow.python.framework.func_graph.FuncGraph",
 }
 
 # Of Python's library, in its documentation.
