@@ -22,7 +22,7 @@ from .command_line import checks, own_files
 from .command_line.config import Config
 from .errors import EXIT_FAILED, RunError, UsageError
 from .host import imports, process
-from .host.files import write_of_run
+from .host.files import finite, write_of_run
 from .run import data as datas
 from .run import results
 
@@ -180,9 +180,9 @@ class Held:
 
     def set_result(self, result: dict[str, Any], code: int) -> None:
         """Sets what the run has come to, and writes it."""
-        self.result, self.code = result, code
         if self.config.mode != "generate":
             result.setdefault("wall_seconds", time.monotonic() - self._began)
+        self.result, self.code = (result := finite(result)), code
         if self.config.writes_run:
             write_of_run(self.config.run_dir, "result.json", result)
         if self.config.is_chief:

@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 
 from ..holdings import Holdings
-from ..metrics.means import Confusion, values_by_name
+from ..metrics.means import Confusion, or_nan, values_by_name
 from ..state import TrainState
 from . import numerics
 from .base import Periodic, Status
@@ -52,7 +52,8 @@ class Evaluated(dict[str, float]):
 def evaluate(strategy, state: TrainState) -> Evaluated:
     """Computes the metrics' means over the whole evaluation set that is bound to the strategy, and waits for them.
 
-    Warns of those that are not finite, but for losses.
+    That of nothing, such as a share of 0 examples or the AUC of one class, is nan. Warns of others that are not finite,
+    but for losses.
 
     Raises:
       LabelError: labels are not what a metric takes.
@@ -63,14 +64,16 @@ def evaluate(strategy, state: TrainState) -> Evaluated:
     with averaged_weights(state.trainer):
         pairs = strategy.evaluate().values()
     numerics.check_labels(pairs, where)
-    means = values_by_name(pairs)
-    wrong = [f"{name} is {value}" for name, value in sorted(means.items()) if not math.isfinite(value)]
-    line = f"{where}: {', '.join(wrong)}; {_CURE}"
-    if any(numerics.is_loss(name) and not math.isfinite(value) for name, value in means.items()):
+    values = values_by_name(pairs)
+    wrong = {name: value for name, value in sorted(values.items()) if value is not None and not math.isfinite(value)}
+    line = f"{where}: {', '.join(f'{name} is {value}' for name, value in wrong.items())}; {_CURE}"
+    if any(map(numerics.is_loss, wrong)):
         raise numerics.NonfiniteError(line)
     if wrong and strategy.is_chief:
         logging.warning("%s", line)
-    return Evaluated(means, {name: pair.matrix() for name, pair in pairs.items() if isinstance(pair, Confusion)})
+    return Evaluated(
+        or_nan(values), {name: pair.matrix() for name, pair in pairs.items() if isinstance(pair, Confusion)}
+    )
 
 
 class Evaluation(Periodic):

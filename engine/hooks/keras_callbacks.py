@@ -5,6 +5,7 @@ What they set, the learning rate, weights, `stop_training`, holds on all process
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from absl import logging
 
 from ..holdings import Holdings
 from ..mesh.cuts import cut_of
+from ..metrics.means import kinds_of
 from ..metrics.monitored import Monitored
 from ..state import TrainState
 from .base import Status, Window, Windowed
@@ -93,7 +95,8 @@ class KerasCallbacks(Windowed):
         self.epoch_steps, self._first_epoch = epoch_steps, first_epoch
         self._stride, self._verbose = batch_stride, verbose
         self._states: list[dict[str, Any]] | None = None  # of a checkpoint
-        self._logs: dict[str, float] = {}
+        self._logs: dict[str, Any] = {}
+        self._several: list[str] = []  # metrics that may have several values
         self._best: dict[Any, tf.Variable] = {}  # the weights that a callback is to restore, in bytes
 
     def attach(self, state: TrainState) -> None:
@@ -160,16 +163,21 @@ class KerasCallbacks(Windowed):
 
     def __call__(self, status: Status) -> None:
         self.window.add(status)
+        if not self._several and status.sums is not None:
+            self._several = [name for name, kind in kinds_of(status.sums.names).items() if kind.is_several]
         ends = status.step % self._steps == 0
         if self._at_batches and status.steps:
-            self._tell("on_train_batch_end", (status.step - 1) % self._steps, _logs(self.window.means()))
+            self._tell("on_train_batch_end", (status.step - 1) % self._steps, self._logs_of(self.window.means()))
         if status.evaluation is not None:
             self._tell("on_test_begin", {})
-            self._tell("on_test_end", _logs(status.evaluation))
+            self._tell("on_test_end", self._logs_of(status.evaluation))
         if ends:
-            evaluation = {f"val_{name}": value for name, value in _logs(status.evaluation or {}).items()}
-            self._logs, self.window = {**_logs(self.window.means()), **evaluation}, Window()
+            evaluation = {f"val_{name}": value for name, value in self._logs_of(status.evaluation or {}).items()}
+            self._logs, self.window = {**self._logs_of(self.window.means()), **evaluation}, Window()
             self._tell("on_epoch_end", self._epoch(status) - 1, self._logs)
+            for callback in self._callbacks:
+                if "MonitorCallback" in _kinds(callback) and callback.best != callback.best:
+                    callback.best = None  # Keras takes a first value for the best although it is nan
         if self._model.stop_training:
             status.stop = status.stop or _STOP
         elif not (status.last or status.stop):
@@ -195,6 +203,19 @@ class KerasCallbacks(Windowed):
 
     def _epoch(self, status: Status) -> int:
         return self._first_epoch + status.step // self._steps
+
+    def _logs_of(self, means: Mapping[str, float]) -> dict[str, Any]:
+        """Returns means as Keras's logs have them: of a vector one entry, an array, and no gradients' norm.
+
+        `loss` is with what layers add to it.
+        """
+        logs: dict[str, Any] = {
+            name: value for name, value in means.items() if name not in ("gradient_norm", "loss_with_penalties")
+        }
+        for name in self._several:
+            parts = [*itertools.takewhile(logs.__contains__, (f"{name}_{i}" for i in itertools.count()))]
+            logs |= {name: np.array([logs.pop(part) for part in parts])} if parts else {}
+        return logs | ({"loss": means["loss_with_penalties"]} if "loss_with_penalties" in means else {})
 
     def _begin_epoch(self, status: Status) -> None:
         self._tell("on_epoch_begin", self._epoch(status), {})
@@ -256,12 +277,6 @@ class KerasCallbacks(Windowed):
             theirs = strategy.exchange_bytes(_packed(own))[0]
             if not strategy.is_chief:
                 model.take(theirs)
-
-
-def _logs(means: dict[str, float]) -> dict[str, float]:
-    """Returns means as Keras's logs have them: `loss` with what layers add to it, and no gradients' norm."""
-    logs = {name: value for name, value in means.items() if name not in ("gradient_norm", "loss_with_penalties")}
-    return logs | ({"loss": means["loss_with_penalties"]} if "loss_with_penalties" in means else {})
 
 
 def _packed(weights: Iterable[np.ndarray]) -> bytes:

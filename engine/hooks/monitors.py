@@ -74,6 +74,8 @@ class Monitor(Periodic):
             self.resolve(kinds_of(status.strategy.trace_evaluation()))
         metrics = status.evaluation if self.monitored.source == "eval" else self.window.means()
         self.window = Window()
+        if self.monitored.source == "eval" and self.monitored.metric not in metrics:  # NAME_9 of four values
+            raise self.monitored.not_measured(metrics)
         value = metrics.get(self.monitored.metric, math.nan)
         improved = self._is_better(value)
         if improved:

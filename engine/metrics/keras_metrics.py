@@ -80,19 +80,18 @@ class KerasMetric:
         return [tf.convert_to_tensor(x) for x in self._metric.stateless_update_state(state, *arguments)]
 
     def _value(self, sums: KerasSums):
-        """Returns the value of a state that was read: a number, or a dictionary of numbers; None without a batch."""
-        if not np.any(sums.count):
-            return None
+        """Returns the value of a state that was read: a number or a dictionary of them, each None without a batch."""
         with tf.device("CPU:0"):
             state = self._state(sums.total)
             result = self._metric.stateless_result(state)
         # A result may be one of the metric's variables, which holds nothing.
         held = {id(variable): value for variable, value in zip(self._metric.variables, state, strict=True)}
         result = tf.nest.map_structure(lambda x: held.get(id(x), x), result)
+        number = float if np.any(sums.count) else lambda _: None
         if isinstance(result, dict):
-            return {key: float(value) for key, value in result.items()}
+            return {key: number(value) for key, value in result.items()}
         result = np.asarray(result)
-        return {str(i): float(x) for i, x in enumerate(result.ravel())} if result.ndim else float(result)
+        return {str(i): number(x) for i, x in enumerate(result.ravel())} if result.ndim else number(result)
 
     def _state(self, total) -> list[tf.Tensor]:
         state, start = [], 0

@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -471,18 +471,26 @@ def kinds_of(row_names: Sequence[str]) -> dict[str, type[Pair]]:
     return {name: kind for name, kind in kinds.items() if not issubclass(kind, Confusion)}
 
 
-def values_by_name(pairs: dict[str, Mean]) -> dict[str, float]:
-    """Returns values by name, a vector's as NAME_0 and so on, a dictionary's as NAME_KEY, without those of no count."""
-    results = {}
+def values_by_name(pairs: dict[str, Mean]) -> dict[str, float | None]:
+    """Returns values by name, a vector's as NAME_0 and so on, a dictionary's as NAME_KEY; None of a mean of nothing.
+
+    Left out are confusion matrices, a gradients' norm that no step has measured, and a Keras metric of a checkpoint
+    that no step has added to.
+    """
+    results: dict[str, float | None] = {}
     for name, pair in pairs.items():
+        if isinstance(pair, Confusion) or type(pair) is KerasSums or (name == "gradient_norm" and not pair.count):
+            continue
         value = pair.value()
-        if isinstance(value, dict):
-            results |= {f"{name}_{key}": each for key, each in value.items()}
-        elif value is not None:
-            results[name] = value
+        results |= {f"{name}_{key}": x for key, x in value.items()} if isinstance(value, dict) else {name: value}
         if isinstance(pair, Auc) and (bound := pair.error_bound()):
             results[f"{name}_error_bound"] = bound
     return results
+
+
+def or_nan(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Returns numbers by name, nan for None."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 class Sums:
@@ -541,8 +549,8 @@ class Sums:
         del self._unread[:done]
 
     def means(self) -> dict[str, float]:
-        """Returns `values_by_name` of the values. Waits as `values` does."""
-        return values_by_name(self.values())
+        """Returns `values_by_name` of the values, nan for None. Waits as `values` does."""
+        return or_nan(values_by_name(self.values()))
 
 
 class LoopSums:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 _MINIMIZED = ("_loss", "error", "perplexity", "rmse", "mae", "mse")  # ends of names, besides `loss` itself
@@ -59,8 +59,7 @@ class Monitored:
           ValueError: it is not measured, or its direction is not known.
         """
         if (kind := self.find(kinds)) is None and kinds:
-            known = ", ".join(f"{self.source}_{name}" for name in sorted(kinds))
-            raise ValueError(f"`monitor`={self} is not measured in this run; use one of {known}")
+            raise self.not_measured(kinds)
         is_loss = self.metric == "loss" or self.metric.endswith(_MINIMIZED)
         direction = self.direction or getattr(kind, "direction", None) or ("min" if is_loss else None)
         if direction is None:
@@ -69,6 +68,11 @@ class Monitored:
                 f"max:{self.name} or min:{self.name}"
             )
         return dataclasses.replace(self, direction=direction)
+
+    def not_measured(self, names: Collection[str]) -> ValueError:
+        """Makes the error of a metric that is none of these, which are measured."""
+        known = ", ".join(f"{self.source}_{name}" for name in sorted(names))
+        return ValueError(f"`monitor`={self} is not measured in this run; use one of {known}")
 
     def described(self) -> str:
         """Returns a few words for people, once the direction is known."""

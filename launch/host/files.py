@@ -33,9 +33,9 @@ def write_of_run(run_dir: str, name: str, values: Mapping[str, Any]) -> None:
 
 
 def _as_json(values: Mapping[str, Any]) -> str:
-    return json.dumps(_finite(values), indent=2) + "\n"
+    return json.dumps(finite(values), indent=2) + "\n"
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values as they are read back from JSON, with None for inf and nan at any depth."""
     return json.loads(json.dumps(values), parse_constant=lambda _: None)

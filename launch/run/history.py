@@ -26,7 +26,7 @@ class Rows(list):
         self.epoch: list[int] = []
 
     def column(self, name: str) -> list[Any]:
-        """Returns a column's values, of `eval_loss` for example, from the rows that have one."""
+        """Returns a column's values, of `eval_loss` for example, from the rows that have it; None without a value."""
         return [row[name] for row in self if name in row]
 
     def to_pandas(self):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import mean
+from crankshaft.engine import Mean, auc, mean
 from tests import runs
+from tests.engine.hooks.tensorboard.boards import scalars
 from tests.launch.line import FEATURES, LABELS, Line, data
 
 # The bias swings further out at each step: the first steps mend more than that spoils.
@@ -123,3 +125,58 @@ def test_a_direction_that_nobody_knows_is_refused_before_the_first_step(inside, 
     assert "--monitor=eval_score: whether a higher or a lower score is better is not known" in outcome.mistake
     assert "use max:eval_score or min:eval_score" in outcome.mistake
     assert "step 1" not in outcome.out
+
+
+class Sparse(Line):
+    """Predicts ever more as positive: the precision has no value before the first of them; the AUC has one never."""
+
+    def metrics(self, outputs, batch):
+        high = tf.cast(outputs[:, 0] > 0.1, tf.float32)
+        right = Mean(tf.reduce_sum(high * tf.cast(batch[1] > 0, tf.float32)), tf.reduce_sum(high))
+        one_class = auc(tf.ones_like(batch[1]), outputs[:, 0])
+        return {"precision": right, "auc": one_class, "loss_of_none": Mean(0.0, 0.0)}
+
+
+RISING = ("--optimizer=sgd", "--learning_rate=0.01", "--eval_every_steps=1", "--jit=off", "--global_batch_size=32")
+
+
+def test_a_metric_without_a_value_is_nan_on_the_console_and_null_in_every_record(inside, tmp_path):
+    flags = (*RISING, "--train_steps=2", f"--run_dir={tmp_path}", "--progress=plain")
+    outcome = inside(*flags, trainer=Sparse, data=data).ok()
+    assert len(re.findall(r"evaluation  loss \S+  auc nan  loss_of_none nan  precision nan", outcome.out)) == 2
+    assert re.search(r"^evaluation at step 2: auc nan, ", outcome.out, re.MULTILINE)
+    missing = {"auc": None, "loss_of_none": None, "precision": None}
+    result = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
+    assert result["eval"] == {"loss": pytest.approx(result["eval"]["loss"]), **missing}
+    assert result["train"] | missing == result["train"]
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    of = {kind: [event for event in events if event["event"] == kind] for kind in ("evaluation", "window", "row")}
+    assert [event["metrics"] | missing == event["metrics"] for event in of["evaluation"]] == [True, True]
+    assert of["window"][0]["metrics"] | missing == of["window"][0]["metrics"]
+    columns = {f"{split}_{name}": None for split in ("train", "eval") for name in missing}
+    assert [row | columns == row for row in of["row"]] == [True, True]
+    for split in ("train", "eval"):
+        shown = scalars(tmp_path / "tensorboard" / split)
+        assert all(np.isnan(value) for name in missing for value in shown[name].values())
+        assert missing.keys() <= shown.keys()
+
+
+@pytest.mark.parametrize("kept", [("--restore_best",), ("--early_stopping=patience=30",)])
+def test_a_metric_without_a_value_has_not_improved_after_a_restart_too(inside, tmp_path, kept):
+    watching = ("--monitor=max:eval_precision", *kept, f"--run_dir={tmp_path}", "--progress=off")
+    for steps in (2, 4, 30):  # the first two runs end before there is a value
+        inside(*RISING, *watching, f"--train_steps={steps}", trainer=Sparse, data=data).ok()
+        rows = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+        values = {row["step"]: row["eval_precision"] for row in rows if row["event"] == "row"}
+        known = {step: value for step, value in values.items() if value is not None}
+        best = runs.result(tmp_path).get("best", {"value": None, "step": None})
+        assert best["value"] == (max(known.values()) if known else None)
+        assert best["step"] == next((step for step, value in known.items() if value == best["value"]), None)
+    assert len(known) < len(values) == 30
+
+
+def test_patience_counts_evaluations_without_a_value(inside, tmp_path):
+    watching = ("--monitor=eval_auc", "--early_stopping=patience=3", f"--run_dir={tmp_path}", "--train_steps=9")
+    outcome = inside(*RISING, *watching, "--progress=plain", trainer=Sparse, data=data).ok()
+    assert "stopped at step 3: eval_auc has not improved for 3 evaluations (never a number)" in outcome.out

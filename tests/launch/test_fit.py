@@ -242,6 +242,22 @@ def steering():
     ]
 
 
+def test_a_metric_by_class_is_a_vector_in_the_history_and_the_logs(tmp_path):
+    def make():
+        return mlp(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score(average=None, name="f1")])
+
+    data = {"x": drawn(8), "y": keras.utils.to_categorical(classes(3), 3)}
+    kept, rows = [], []
+    for name, fit in (("theirs", keras.Model.fit), ("ours", by_us)):
+        log = keras.callbacks.CSVLogger(str(tmp_path / name))
+        kept.append(trained(fit, make, data, callbacks=[log]))
+        rows.append((tmp_path / name).read_text().splitlines()[0])
+    (theirs, expected), (ours, history) = kept
+    assert np.shape(history.history["val_f1"]) == (EPOCHS, 3)
+    compare(theirs, expected, ours, history, 1e-5)
+    assert rows[0] == rows[1]
+
+
 def test_callbacks_steer_a_run_as_they_steer_keras(tmp_path):
     found = []
     for name, fit in (("theirs", keras.Model.fit), ("ours", by_us)):

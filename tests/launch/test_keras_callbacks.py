@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import mean
+from crankshaft.engine import Mean, mean
 from tests.launch.line import RUN, Line, data, place_of
 
 EPOCHS = (*RUN, "--train_steps=8", "--eval_every_steps=4")  # two of four steps
@@ -139,3 +140,20 @@ def test_mode_auto_is_the_direction_of_the_metric_or_an_error_before_the_first_s
     assert f"{type(unknown).__name__}(monitor='val_near'): whether a higher or a lower" in outcome.mistake
     assert "give it mode='max' or mode='min'" in outcome.mistake
     assert "step 1" not in outcome.out
+
+
+class Late(Line):
+    """Its `share` is of nothing at first."""
+
+    def metrics(self, outputs, batch):
+        high = tf.cast(outputs[:, 0] > 0.15, tf.float32)
+        return {"share": Mean(tf.reduce_sum(high), tf.cast(tf.size(high), tf.float32) * tf.reduce_max(high))}
+
+
+def test_a_first_value_that_is_nan_is_not_the_best(inside):
+    values, stopping = [], callbacks.EarlyStopping("val_share", patience=50, mode="max")
+    seen = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: values.append(logs["val_share"]))
+    slow = ("--optimizer=sgd", "--learning_rate=0.01", "--train_steps=40", "--eval_every_steps=4")
+    inside(*RUN, *slow, trainer=Late, data=data, hooks=[stopping, seen]).ok()
+    assert np.isnan(values[0])
+    assert stopping.best == max(value for value in values if not np.isnan(value)) > 0

@@ -140,9 +140,9 @@ def test_better_is_by_more_than_min_delta_and_nan_never_is():
 def test_a_metric_that_has_no_value_now_has_not_improved():
     """Such as the AUC of labels that are all alike."""
     monitor = improvements("eval_auc")
-    for evaluation in ({"auc": 0.6}, {"loss": 1.0}, {"auc": 0.7}):
+    for evaluation in ({"auc": np.nan}, {"auc": 0.6}, {"auc": np.nan}, {"auc": 0.7}):
         monitor(types.SimpleNamespace(evaluation=evaluation, sums=None, step=1))
-    assert monitor.seen == [True, False, True]
+    assert monitor.seen == [False, True, False, True]
 
 
 def test_monitor_without_a_source_is_refused():

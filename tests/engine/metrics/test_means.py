@@ -54,10 +54,10 @@ def test_uneven_batches_weigh_by_their_examples():
     assert sums.values()["loss"][1] == 4
 
 
-def test_a_metric_that_nothing_was_counted_for_is_left_out():
+def test_the_mean_of_nothing_is_nan_and_a_norm_that_no_step_measured_is_left_out():
     sums = Sums()
-    sums.add(loop_sums(loss=[1.0], norm=[]))
-    assert sums.means() == {"loss": 1.0}
+    sums.add(loop_sums(loss=[1.0], share=[], gradient_norm=[]))
+    np.testing.assert_equal(sums.means(), {"loss": 1.0, "share": np.nan})
 
 
 def test_a_long_window_is_summed_exactly():
@@ -230,9 +230,9 @@ def test_labels_that_are_not_0_or_1_are_a_mistake_that_auc_names(keeps_scores):
     assert (ignored.mistake(), ignored.value()) == (None, 1.0)
 
 
-def test_auc_of_one_class_is_left_out_and_perfect_order_is_one():
-    assert "auc" not in auc_sums(([1.0, 2.0], [1, 1])).means()
-    assert "auc" not in auc_sums(([], [])).means()
+def test_auc_of_one_class_is_nan_and_perfect_order_is_one():
+    assert np.isnan(auc_sums(([1.0, 2.0], [1, 1])).means()["auc"])
+    assert np.isnan(auc_sums(([], [])).means()["auc"])
     assert auc_sums(([-50.0, 50.0], [0, 1])).means()["auc"] == 1.0
     assert auc_sums(([-50.0, 50.0, np.nan], [1, 0, 1])).means()["auc"] == 0.0
 
