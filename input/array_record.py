@@ -16,14 +16,19 @@ import numpy as np
 
 from ..engine.data.source import BadRecordError
 from .data import Data, InputError, check_at_least
+from .files import listing
 from .files.storage import Files, is_remote
 from .records import shards
 from .records.examples import ExampleSource
 from .records.features import Features
-from .records.shards import find_splits, open_splits
+from .records.shards import BESIDE, find_splits, open_splits
 
-_PATTERNS = ("*.array_record", "*.array_record*", "*.arrayrecord*", "*.ar")
-_EXPECTED = "shards of ArrayRecords (*.array_record, *.array_record-00000-of-00016)"
+_KIND = listing.Kind(
+    "shards of ArrayRecords (*.array_record, *.array_record-00000-of-00016)",
+    (r".*\.array_?record.*|.*\.ar",),
+    "expected records, found none; leave it out, or write it again",
+    beside=BESIDE,
+)
 _CHUNK_BYTES = 1 << 20
 _SAMPLES = 64
 _RANDOM_ACCESS = "readahead_buffer_size:0,max_parallelism:0"  # as its documentation advises
@@ -56,7 +61,7 @@ def load(
     del seed
     check_at_least("num_classes", num_classes, 0)
     shards.library()
-    train, evaluation = find_splits(data_dir, eval_data_dir, _PATTERNS, _EXPECTED)
+    train, evaluation = find_splits(data_dir, eval_data_dir, _KIND)
     return open_splits(train, evaluation, ArrayRecords, (features, label, weight), num_classes)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from .data import Data, InputError, check_at_least, check_share, eval_count
 from .drawn.draws import generator, mix
 from .drawn.planted import clicks, effects, power_law_ids
-from .files.text_files import find_files
+from .files import listing
 from .tables.delimited import BadRecords, read_records, shown
 
 _INTEGERS, _CATEGORIES = 13, 26
@@ -20,8 +20,11 @@ _COLUMNS = 1 + _INTEGERS + _CATEGORIES
 _DIGITS = 8  # hexadecimal, of a category
 _CATEGORY = re.compile(b"[0-9a-fA-F]{0,%d}" % _DIGITS)
 
-_FILES = (r"train\.(txt|tsv)|day_[0-9]+(\.(txt|tsv))?", r".*\.(txt|tsv)")
-_EXPECTED_FILES = "train.txt, day_0, day_1 ..., or any .txt or .tsv file, plain or .gz"
+_KIND = listing.Kind(
+    "train.txt, day_0, day_1 ..., or any .txt or .tsv file, plain or .gz",
+    (r"train\.(txt|tsv)|day_[0-9]+(\.(txt|tsv))?", r".*\.(txt|tsv)"),
+    "expected lines of data, found 0 bytes",
+)
 
 _GENERATED = 100_000
 # How many values each category has in the Kaggle challenge's training file.
@@ -93,7 +96,7 @@ def _read(data_dir: str, examples: int, max_bad_records: int) -> tuple[np.ndarra
     """Reads the first `examples` (0: all): integers int64, categories uint32, their missing mask, labels float32."""
     bad_records = BadRecords(max_bad_records)
     pieces, count = [], 0
-    for path in find_files(data_dir, _FILES, _EXPECTED_FILES):
+    for path in listing.find(data_dir, _KIND).paths:
         for piece in read_records(path, _parse, _why_bad, bad_records):
             pieces.append(piece)
             count += len(piece[-1])

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..engine.data.source import SourceError
 from .data import Data, InputError
-from .files import storage
+from .files import listing
 from .files.prepared import Prepared, Writer, prepared, progress
 from .files.storage import Files
 from .tables import folders
@@ -28,8 +28,12 @@ from .tables.folders import TableFiles
 from .tables.parquet_table import ParquetTable, first_line, library
 from .tables.values import Column
 
-_PATTERNS = ("*.csv", "*.tsv")
-_EXPECTED = "CSV files (*.csv, else *.tsv)"
+_KIND = listing.Kind(
+    "CSV files (*.csv, else *.tsv)",
+    (r".*\.csv", r".*\.tsv"),
+    "expected rows, found 0 bytes; give files that have some",
+    folders.SUBFOLDERS,
+)
 _FEWEST_GROUP_ROWS, _MOST_GROUP_ROWS = 1024, 8192  # each group costs time and memory for each of its columns
 _GROUP_VALUES = 1 << 19
 _BLOCK_BYTES = 4 << 20  # that are parsed at once
@@ -94,11 +98,11 @@ def load(
     delimiter = "\t" if delimiter == "tab" else delimiter
     if len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
         raise InputError(f"delimiter={delimiter} is not a delimiter; give one character of ASCII, or tab")
-    found = folders.find(data_dir, _PATTERNS, _EXPECTED)
+    found = folders.find(data_dir, _KIND)
     train = CsvTable(found, delimiter, texts, prepared_dir)
     evaluation = None
     if eval_data_dir:
-        others = folders.find(eval_data_dir, _PATTERNS, _EXPECTED, "eval_data_dir", like=found)
+        others = folders.find(eval_data_dir, _KIND, "eval_data_dir", like=found)
         evaluation = CsvTable(others, delimiter, texts, prepared_dir, like=train)
     return splits_of(train, evaluation, choice)
 
@@ -138,7 +142,7 @@ class CsvTable(ParquetTable):
 
         made_by = {"rule": _RULE, "delimiter": delimiter, "kinds": kinds, "texts": [*texts], "keys": found.keys}
         made = prepared(files, "csv", made_by, write, prepared_dir)
-        super().__init__(TableFiles(Files([made.path]), {}, []), (), [_metadata(made)], os.path.dirname(made.path))
+        super().__init__(TableFiles(Files([made.path]), {}), (), [_metadata(made)], os.path.dirname(made.path))
         self.kinds: dict[str, str] = made.about["kinds"]
         self._records: list[int] = made.about["records"]
         self.where = files.paths[0]
@@ -148,9 +152,7 @@ class CsvTable(ParquetTable):
         self.identity = f"{sum(self._records)} records of {made.about['files']}"
         if found.keys:
             self.identity += f" {found.keys}"
-        storage.log_empty(
-            [*found.empty, *(path for path, count in zip(files.paths, self._records, strict=True) if not count)]
-        )
+        listing.log_empty([path for path, count in zip(files.paths, self._records, strict=True) if not count])
 
     def describe_row(self, group: int, row: int) -> str:
         row += int(self.group_rows[:group].sum())

@@ -15,9 +15,14 @@ import numpy as np
 
 from ..engine.data.source import BadRecordError, Source, Spec
 from .data import Data, InputError, check_at_least
-from .files import labelled_files, storage
+from .files import labelled_files, listing, storage
 
-_SUFFIXES = (".jpg", ".jpeg", ".png")
+_KIND = listing.Kind(
+    ".jpg, .jpeg, .jpe, .jfif, .png",
+    (r".*\.(jpe?g|jpe|jfif|png)|[^.]+",),
+    subfolders=".*",
+    beside=r"thumbs\.db|desktop\.ini",
+)
 _JPEG, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 _PNG, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xae\x42\x60\x82"
 # Where libjpeg finds the next marker, markers with an image's size after them, and markers that stand alone.
@@ -76,8 +81,8 @@ def load(
     """
     _check_share("min_area", min_area)
     form = ImageForm(size, channels, crop, pixels, max_pixels)
-    train = labelled_files.find(data_dir, _SUFFIXES, "data_dir")
-    evaluation = eval_data_dir and labelled_files.find(eval_data_dir, _SUFFIXES, "eval_data_dir", train)
+    train = labelled_files.find(data_dir, _KIND, _is_image, "data_dir")
+    evaluation = eval_data_dir and labelled_files.find(eval_data_dir, _KIND, _is_image, "eval_data_dir", train)
     names = train.names and hashlib.sha256("\0".join(train.names).encode()).digest()
     return Data(
         train=Images(train, form, min_area if augment else 0.0, flip=augment and flip),
@@ -86,6 +91,10 @@ def load(
         ids=int.from_bytes(names[:4], "big") if names else None,
         classes=tuple(train.names) if train.names else None,
     )
+
+
+def _is_image(head: bytes) -> bool:
+    return head.startswith((_JPEG, _PNG))
 
 
 @dataclasses.dataclass(frozen=True)

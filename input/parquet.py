@@ -6,12 +6,17 @@ Host code, NumPy and `pyarrow` only.
 from __future__ import annotations
 
 from .data import Data
+from .files import listing
 from .tables import folders
 from .tables.columns import Choice, splits_of
 from .tables.parquet_table import ParquetTable
 
-_PATTERNS = ("*.parquet",)
-_EXPECTED = "Parquet files (*.parquet)"
+_KIND = listing.Kind(
+    "Parquet files (*.parquet)",
+    (r".*\.parquet",),
+    "expected rows, found 0 bytes; give files that have some",
+    folders.SUBFOLDERS,
+)
 
 
 def load(
@@ -59,10 +64,10 @@ def load(
       InputError: the library is not installed, there are no such files, or their columns are not those.
     """
     choice = Choice(label, features, numbers, texts, array, missing, text, validation_split)
-    found = folders.find(data_dir, _PATTERNS, _EXPECTED)
+    found = folders.find(data_dir, _KIND)
     train = ParquetTable(found, texts, prepared_dir=prepared_dir or None)
     evaluation = None
     if eval_data_dir:
-        others = folders.find(eval_data_dir, _PATTERNS, _EXPECTED, "eval_data_dir", like=found)
+        others = folders.find(eval_data_dir, _KIND, "eval_data_dir", like=found)
         evaluation = ParquetTable(others, texts, like=train)
     return splits_of(train, evaluation, choice)

@@ -14,11 +14,15 @@ import numpy as np
 
 from .data import Data, InputError, check_at_least, check_share, eval_count
 from .drawn.draws import generator
-from .files.text_files import find_files, read_lines
+from .files import listing
+from .files.text_files import read_lines
 from .tables.delimited import BadRecords, decode, read_records, shown
 
-_FILES = (r".*\.(tsv|csv|data|inter)",)
-_EXPECTED_FILES = "a .tsv, .csv, .data or .inter file, plain or .gz"
+_KIND = listing.Kind(
+    "a .tsv, .csv, .data or .inter file, plain or .gz",
+    (r".*\.(tsv|csv|data|inter)",),
+    "expected lines of data, found 0 bytes",
+)
 _SEPARATORS = {"\t": "tabs", "::": "'::'", ",": "commas"}
 _COLUMNS = ("user", "item", "rating", "timestamp")
 _THINGS = ("item", "movie", "book", "product", "song", "track", "artist", "game", "business")
@@ -58,7 +62,7 @@ def load(
         to split by, or an argument out of range.
     """
     if not data_dir:
-        raise InputError(f"input=ratings needs --data_dir: a file, or a folder with {_EXPECTED_FILES}")
+        raise InputError(f"input=ratings needs --data_dir: a file, or a folder with {_KIND.expected}")
     if split not in ("time", "random"):
         raise InputError(f"split={split} is unknown; use time or random")
     check_share("eval_share", eval_share)
@@ -92,7 +96,7 @@ def _read(data_dir: str, with_times: bool, max_bad_records: int) -> tuple:
     bad_records = BadRecords(max_bad_records)
     numbers_of_users, numbers_of_items = _numbers(), _numbers()
     pieces = []
-    for path in find_files(data_dir, _FILES, _EXPECTED_FILES):
+    for path in listing.find(data_dir, _KIND).paths:
         layout = _Layout.of(path, with_times)
         for columns in read_records(path, layout.parse, layout.why_bad, bad_records, layout.header_lines):
             user_ids, item_ids, ratings, times = columns

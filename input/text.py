@@ -14,13 +14,14 @@ import numpy as np
 
 from ..engine.data.source import BadRecordError, Source, Spec
 from .data import Data, InputError, check_at_least
-from .files import storage, tokens
+from .files import listing, storage, tokens
 from .files.prepared import BUNDLED, Prepared, Writer, prepared, progress
 from .files.storage import Files
 
 _BUNDLED = {split: os.path.join(BUNDLED, f"constitution.{split}.txt") for split in ("train", "eval")}
-_PATTERNS = ("*.txt", "*.md")
-_EXPECTED = "plain text (*.txt, else *.md)"
+_KIND = listing.Kind(
+    "plain text (*.txt, else *.md)", (r".*\.txt", r".*\.md"), "expected text, found 0 bytes; give text"
+)
 _BORDERS = {"paragraph": re.compile(rb"\r?\n(?:[ \t]*\r?\n)+"), "line": re.compile(rb"\r?\n")}
 _EMPTY_LINES = re.compile(rb"(?:[ \t]*\r?\n)*")
 _PIECE_BYTES = 1 << 20  # of text that is cut into tokens at once
@@ -142,12 +143,7 @@ class Windows(Source):
 
 
 def _files(data_dir: str | None, flag: str) -> Files:
-    files = Files(storage.find(data_dir, _PATTERNS, _EXPECTED, flag))
-    if empty := [path for path, size in zip(files.paths, files.sizes, strict=True) if not size]:
-        if len(empty) == len(files.paths):
-            raise InputError(f"{empty[0]} is empty: expected text, found 0 bytes; give text")
-        storage.log_empty(empty)
-        files = Files([path for path, size in zip(files.paths, files.sizes, strict=True) if size])
+    files = listing.find(data_dir, _KIND, flag)
     for number, path in enumerate(files.paths):
         if files.pread(number, 0, min(len(_GZIP), files.sizes[number])) == _GZIP:
             raise InputError(f"{path} is gzip: expected plain text; unpack it")

@@ -15,14 +15,19 @@ import numpy as np
 
 from ..engine.data.source import BadRecordError, SourceError
 from .data import Data, check_at_least
+from .files import listing
 from .records import checksums, compressed, record_index
 from .records.examples import ExampleSource
 from .records.features import Features
 from .records.record_index import FOOTER_BYTES, HEADER_BYTES, Index
-from .records.shards import find_splits, open_splits
+from .records.shards import BESIDE, find_splits, open_splits
 
-PATTERNS = ("*.tfrecord", "*.tfrecord*", "*.tfrec", "*.tfrec*", "*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9]*")
-_EXPECTED = "shards of TFRecords (*.tfrecord, *.tfrecord-00000-of-00016)"
+_KIND = listing.Kind(
+    "shards of TFRecords (*.tfrecord, *.tfrecord-00000-of-00016)",
+    (r".*\.tfrec.*", r".*-[0-9]{5}-of-[0-9]+"),
+    "expected records, found none; leave it out, or write it again",
+    beside=BESIDE,
+)
 _PIECE = 512  # records that are read before they are checked: their memory stays in the processor's cache
 _SAMPLES = 64  # records by which features are read off
 
@@ -53,7 +58,7 @@ def load(
     """
     del seed
     check_at_least("num_classes", num_classes, 0)
-    train, evaluation = find_splits(data_dir, eval_data_dir, PATTERNS, _EXPECTED)
+    train, evaluation = find_splits(data_dir, eval_data_dir, _KIND)
     if compressed.are_gzip([*train, *(evaluation or [])]):
         return compressed.open_splits(train, evaluation, (features, label, weight), num_classes, _SAMPLES)
     return open_splits(train, evaluation, TFRecords, (features, label, weight), num_classes)

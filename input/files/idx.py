@@ -4,16 +4,18 @@ The format is described at the end of http://yann.lecun.com/exdb/mnist/: two zer
 code, the number of axes, each axis's length as a big-endian uint32, then the values in C order.
 """
 
+import collections
 import gzip
 import math
 import os
+import re
 import zlib
 from io import BufferedReader
 
 import numpy as np
 
 from ..data import InputError
-from .text_files import listing
+from . import listing
 
 _TYPE_NAMES = {
     0x08: "uint8",
@@ -28,20 +30,26 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _PIECE_BYTES = 1 << 24
 
 
-def find_idx(data_dir: str, name: str) -> str:
-    """Returns the path of `name`, or of `name.gz` where the folder holds that instead.
+def find_idx(data_dir: str, names: tuple[str, ...]) -> list[str]:
+    """Returns the path of each name, or of `name.gz` where the folder holds that instead.
 
     Raises:
-      InputError: the folder or both files are missing; the message lists what the folder holds.
+      InputError: the folder or a file is missing; the message lists what the folder holds.
     """
-    if not os.path.isdir(data_dir):
-        what = "a file" if os.path.exists(data_dir) else "nothing"
-        raise InputError(f"data_dir={data_dir}: expected a folder with {name}[.gz], found {what}")
-    for candidate in (name, name + ".gz"):
-        path = os.path.join(data_dir, candidate)
-        if os.path.exists(path):
-            return path
-    raise InputError(f"{os.path.join(data_dir, name)}[.gz] is missing: found {listing(data_dir)}")
+    if not listing.is_folder(data_dir):
+        what = "a file" if listing.exists(data_dir) else "nothing"
+        raise InputError(f"data_dir={data_dir}: expected a folder with {names[0]}[.gz], found {what}")
+    kind = listing.Kind(f"{names[0]}[.gz]", ("|".join(map(re.escape, names)),))
+    left_out: dict[str, list[str]] = collections.defaultdict(list)
+    found = listing.in_folder(data_dir, kind, "data_dir", left_out)
+    listing.log_left_out(f"--data_dir={data_dir}", left_out)
+    paths = {entry.name.lower().removesuffix(".gz"): entry.path for entry in found}
+    for name in names:
+        path = os.path.join(data_dir, name)
+        if name not in paths and not os.path.exists(path):
+            raise InputError(f"{path}[.gz] is missing: found {listing.what_is_there(data_dir)}")
+        paths.setdefault(name, path)  # a folder, which can't be read
+    return [paths[name] for name in names]
 
 
 def read_idx(path: str, shape: tuple[int | None, ...]) -> np.ndarray:

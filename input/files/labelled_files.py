@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from ..data import InputError
-from . import storage
+from . import listing, storage
 
 _LISTS = (".txt", ".csv", ".tsv", ".lst")
-_NOT_READ = (".gif", ".bmp", ".webp", ".tif", ".tiff", ".heic", ".avif", ".jp2", ".jxl")  # and would be missed
+_NOT_READ = (".webp", ".tif", ".tiff", ".heic", ".avif", ".jp2", ".jxl")  # and would be missed
 _NUMBER = re.compile(r"\d{1,9}")  # what int32 holds
 _HEADERS = ({"path", "label"}, {"file", "label"}, {"filename", "label"}, {"image", "label"})
 
@@ -33,38 +35,43 @@ class Labelled(NamedTuple):
     num_classes: int
 
 
-def find(data_dir: str | None, suffixes: tuple[str, ...], flag: str, training: Labelled | None = None) -> Labelled:
+def find(
+    data_dir: str | None,
+    kind: listing.Kind,
+    is_one: Callable[[bytes], bool],
+    flag: str,
+    training: Labelled | None = None,
+) -> Labelled:
     """Finds the files that a flag names, and numbers their classes.
 
     Classes that have names are numbered in the names' order. Where files come by lists alone and each label is a whole
     number, that is the class.
 
     Args:
-      data_dir: a folder of folders, one for each class; a list, a file with a path and a label on each line, with a
-        comma or white space between, paths as seen from the list; a glob of files in such folders; or several of these
-        with commas between.
-      suffixes: of the files, in lower case: (".jpg", ".png").
+      data_dir: a folder of folders, one for each class, whose own folders are read too; a list, a file with a path and
+        a label on each line, with a comma or white space between, paths as seen from the list; a glob of files in
+        folders of classes; or several of these with commas between.
+      kind: which files are read.
+      is_one: returns whether a file without a suffix is one of them, by its first 16 bytes.
       flag: its name, for messages.
       training: whose classes these are; None numbers them by what is found.
 
     Raises:
       InputError: nothing is there, a line has no label, or a class is not one of those of training.
     """
-    expected = f"a folder of classes with {', '.join(suffixes)} files, or a list ({', '.join(_LISTS)}) of path,label"
     if not data_dir:
-        raise InputError(f"--{flag} is not given; name {expected}")
+        raise InputError(f"--{flag} is not given; name {_expected(kind)}")
     pairs: list[tuple[str, str]] = []
     by_lists = True
-    for part in data_dir.split(","):
-        part = os.path.expanduser(part.strip())
+    for part in listing.parts(data_dir):
         if part.lower().endswith(_LISTS):
             pairs += _listed(part)
             continue
         by_lists = False
-        if storage.is_folder(part):
-            pairs += _in_class_folders(part, suffixes, expected, flag)
+        if listing.is_folder(part):
+            pairs += _in_class_folders(part, kind, is_one, flag)
         else:
-            paths = storage.find(part, (), expected, flag)
+            paths = listing.find(part, kind, flag).paths
             pairs += [(path, os.path.basename(os.path.dirname(path))) for path in paths]
     if not by_lists:
         # In a fixed random order, so that the last so many examples are of all classes.
@@ -102,28 +109,45 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _in_class_folders(folder: str, suffixes: tuple[str, ...], expected: str, flag: str) -> list[tuple[str, str]]:
-    """Returns (path, class) of each file, classes and files in the order of their names."""
-    classes = [name for name in storage.folders_in(folder) if not name.startswith(".")]
+def _expected(kind: listing.Kind) -> str:
+    return f"a folder of classes with {kind.expected} files, or a list ({', '.join(_LISTS)}) of path,label"
+
+
+def _in_class_folders(
+    folder: str, kind: listing.Kind, is_one: Callable[[bytes], bool], flag: str
+) -> list[tuple[str, str]]:
+    """Returns (path, class) of each file, classes and files in the order of their names; logs what is left out."""
+    left_out: dict[str, list[str]] = collections.defaultdict(list)
+    beside, classes = listing.files_and_folders(folder)
+    classes = [name for name in classes if not name.startswith(".")]
     if not classes:
-        raise InputError(f"--{flag}={folder}: expected {expected}, found {storage.what_is_there(folder)}")
+        raise InputError(f"--{flag}={folder}: expected {_expected(kind)}, found {listing.what_is_there(folder)}")
+    left_out["beside the folders of classes"] += [name for name in beside if not name.startswith(".")]
     pairs = []
     for name in classes:
-        inside = os.path.join(folder, name)
-        inside_it = [each for each in storage.names_in(inside) if not each.startswith(".")]
-        if other := next((each for each in inside_it if each.lower().endswith(_NOT_READ)), None):
+        inside = listing.join(folder, name)
+        entries = listing.in_folder(inside, kind, flag, left_out)
+        if other := next((each for each in left_out[listing.OTHER] if each.lower().endswith(_NOT_READ)), None):
             raise InputError(
-                f"{os.path.join(inside, other)} is of a kind that is not read; convert it to {' or '.join(suffixes)}, "
+                f"{os.path.join(inside, other)} is of a kind that is not read; convert it to one of {kind.expected}, "
                 "or move it elsewhere"
             )
-        names = [each for each in inside_it if each.lower().endswith(suffixes)]
-        if not names:
+        paths = {entry.resolved: entry.path for entry in sorted(entries, key=lambda entry: entry.path, reverse=True)}
+        unnamed = [path for path in paths.values() if "." not in os.path.basename(path)]
+        files = storage.Files(unnamed)
+        others = {path for n, path in enumerate(unnamed) if not is_one(files.pread(n, 0, min(files.sizes[n], 16)))}
+        left_out[listing.OTHER] += map(os.path.basename, others)
+        own = [path for path in reversed(paths.values()) if path not in others]
+        if name.lower() in listing.SPLITS and not any(os.path.dirname(path) == inside for path in own):
+            own = []  # a folder above those of classes
+        if not own:
             raise InputError(
-                f"--{flag}={folder}: the class folder {name} has no {', '.join(suffixes)} file, but "
-                f"{storage.what_is_there(inside)}; each folder in it is a class: remove it, or name the folder above "
+                f"--{flag}={folder}: the class folder {name} has no {kind.expected} file, but "
+                f"{listing.what_is_there(inside)}; each folder in it is a class: remove it, or name the folder above "
                 "the classes"
             )
-        pairs += [(os.path.join(inside, each), name) for each in names]
+        pairs += [(path, name) for path in own]
+    listing.log_left_out(f"--{flag}={folder}", left_out)
     return pairs
 
 

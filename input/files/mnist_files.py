@@ -31,8 +31,7 @@ def read_or_download(data_dir: str | None, keras_name: str) -> Data:
         train, evaluation = _download(keras_name)
     else:
         # All four are found before any is read, so that a missing one is reported at once.
-        names = TRAIN_NAMES + EVAL_NAMES
-        paths = [find_idx(data_dir, name) for name in names]
+        paths = find_idx(data_dir, TRAIN_NAMES + EVAL_NAMES)
         train, evaluation = _read_pair(*paths[:2]), _read_pair(*paths[2:])
     return Data(_to_examples(*train), _to_examples(*evaluation), NUM_CLASSES)
 

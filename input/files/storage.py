@@ -1,4 +1,4 @@
-"""Finds the files of a source and reads pieces of them, by system calls or through `tf.io.gfile`.
+"""Reads pieces of the files of a source, by system calls or through `tf.io.gfile`.
 
 Host code. TensorFlow is imported only where a path is of another file system (`gs://`, `ram://`).
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import glob
 import io
-import logging
 import os
 import re
 import secrets
@@ -17,7 +15,7 @@ import stat
 import threading
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from ...engine.data.source import SourceError
@@ -36,82 +34,6 @@ _REMOTE_CHECK_EVERY_SECONDS = 60.0
 def is_remote(path: str) -> bool:
     """Returns whether a path is for `tf.io.gfile`."""
     return re.match(r"[a-z][a-z0-9]*://", path) is not None
-
-
-def find(data_dir: str | None, patterns: tuple[str, ...], expected: str, flag: str = "data_dir") -> list[str]:
-    """Returns the files that a flag names, each once, in the order given; those of a folder or a glob sorted by name.
-
-    Numbers in names count as numbers: day-2 stands before day-10.
-
-    Args:
-      data_dir: a folder, a file, a glob, or several with commas between.
-      patterns: globs for the names of a folder's files, e.g. ("*.tfrecord",); the first that any file matches is used.
-      expected: what is looked for, for messages: "shards of TFRecords (*.tfrecord)".
-      flag: the flag's name, for messages.
-
-    Raises:
-      InputError: nothing is given, or nothing is there.
-    """
-    if not data_dir:
-        raise InputError(f"--{flag} is not given; name a folder with {expected}, a glob, or files with commas between")
-    paths: dict[str, None] = {}
-    for part in data_dir.split(","):
-        part = os.path.expanduser(part.strip())
-        files = _in_folder(part, patterns) if is_folder(part) else _matching(part)
-        if not files:
-            raise InputError(f"--{flag}={part}: expected {expected}, found {what_is_there(part)}")
-        paths |= dict.fromkeys(files)
-    return [*paths]
-
-
-def is_folder(path: str) -> bool:
-    """Returns whether there is a folder at a path."""
-    return _gfile().isdir(path) if is_remote(path) else os.path.isdir(path)
-
-
-def _in_folder(folder: str, patterns: tuple[str, ...]) -> list[str]:
-    for pattern in patterns:
-        if files := _matching(
-            f"{folder.rstrip('/')}/{pattern}" if is_remote(folder) else os.path.join(folder, pattern)
-        ):
-            return files
-    return []
-
-
-def _matching(pattern: str) -> list[str]:
-    if is_remote(pattern):
-        return sorted((path for path in _gfile().glob(pattern) if not _gfile().isdir(path)), key=_natural)
-    if os.path.exists(pattern):  # also one whose name has a bracket
-        return [pattern]
-    return sorted((path for path in glob.glob(pattern) if not os.path.isdir(path)), key=_natural)
-
-
-def names_in(folder: str) -> list[str]:
-    """Returns the names in a folder, sorted."""
-    names = _gfile().listdir(folder) if is_remote(folder) else os.listdir(folder)
-    return sorted(name.rstrip("/") for name in names)
-
-
-def folders_in(folder: str) -> list[str]:
-    """Returns the names of the folders in a folder, sorted."""
-    if is_remote(folder):
-        return [name for name in names_in(folder) if _gfile().isdir(f"{folder.rstrip('/')}/{name}")]
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir())
-
-
-def what_is_there(path: str) -> str:
-    """Returns what a message says of a path where something else was expected."""
-    if not is_folder(path):
-        return "nothing"
-    names = names_in(path)
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "an empty folder"
-
-
-def log_empty(paths: list[str]) -> None:
-    """Logs that files were left out because they are empty."""
-    if paths:
-        logging.warning("left out as empty: %s%s", paths[0], f" and {len(paths) - 1:,} more" if paths[1:] else "")
 
 
 @contextlib.contextmanager
@@ -138,10 +60,6 @@ def replacing(path: str) -> Iterator[BinaryIO]:
         raise OSError(str(error).splitlines()[0]) from None
 
 
-def _natural(path: str) -> list:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
-
-
 class State(NamedTuple):
     """What tells whether a file is still the one that it was.
 
@@ -162,6 +80,7 @@ class Files:
 
     Args:
       paths: of the files.
+      states: what each of them is; None looks.
 
     Attributes:
       paths: the same.
@@ -171,13 +90,17 @@ class Files:
       InputError: one is not there, is not a regular file (a FIFO would let a read wait for ever), or can't be read.
     """
 
-    def __init__(self, paths: list[str]):
+    def __init__(self, paths: list[str], states: list[State] | None = None):
         self.paths = [*paths]
-        states = [state_of(path) for path in paths]
+        states = [state_of(path) for path in paths] if states is None else states
         self.sizes = [state.nbytes for state in states]
         self._written_ns = array("q", [state.written_ns for state in states])
         # Of lists, and not of this object: then a file is closed as the last thread that reads it is done.
         self._file = functools.lru_cache(_OPEN_FILES)(functools.partial(_opened, self.paths, self.sizes))
+
+    def only(self, numbers: Sequence[int]) -> Files:
+        """Returns some of the files, as they were when this was made."""
+        return Files([self.paths[n] for n in numbers], [State(self.sizes[n], self._written_ns[n]) for n in numbers])
 
     def pread(self, number: int, offset: int, length: int) -> bytes:
         """Returns `length` bytes of a file from `offset` on.
@@ -289,7 +212,7 @@ def state_of(path: str) -> State:
     """Returns what a file is now. Raises `InputError` where there is no regular file that can be read."""
     if is_remote(path):
         try:
-            remote = _gfile().stat(path)
+            remote = gfile().stat(path)
         except Exception as error:  # of TensorFlow, which is imported only here
             raise InputError(f"{path} can't be read ({_why(error)}); see that it is there") from None
         if remote.is_directory:
@@ -341,7 +264,7 @@ class _Remote:
 
     def __init__(self, path: str, size: int):
         self._size = size
-        self._block = functools.lru_cache(_REMOTE_BLOCKS)(functools.partial(_block, _gfile().GFile(path, "rb")))
+        self._block = functools.lru_cache(_REMOTE_BLOCKS)(functools.partial(_block, gfile().GFile(path, "rb")))
         self._lock = threading.Lock()  # a file has one position
 
     def pread(self, offset: int, length: int) -> bytes:
@@ -369,7 +292,8 @@ def _why(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def _gfile() -> Any:
+def gfile() -> Any:
+    """Returns TensorFlow's module for files elsewhere, which is imported only for them."""
     import tensorflow as tf
 
     return tf.io.gfile

@@ -264,8 +264,3 @@ class _Scan:
             f"{self._path} is truncated: record {record} (byte {at:,}) has {nbytes:,} bytes left of it at the end of "
             "the file; restore the file"
         )
-
-
-def is_shard(path: str) -> bool:
-    """Returns whether a path may be a shard, and is not an index or other file that stands beside them."""
-    return not path.endswith((SUFFIX, ".tmp", ".json", ".md", ".txt"))

@@ -9,48 +9,38 @@ from typing import Any
 
 from .. import known
 from ..data import Data, InputError
-from ..files import storage
-from . import features, record_index
+from ..files import listing, storage
+from . import features
 from .features import Features
 
+BESIDE = r".*\.(json|md|txt)"  # that a glob may match
 _EVALUATION = ("eval", "validation", "val", "test")  # folders beside "train"
 
 
-def find_splits(
-    data_dir: str | None, eval_data_dir: str, patterns: tuple[str, ...], expected: str
-) -> tuple[list[str], list[str] | None]:
+def find_splits(data_dir: str | None, eval_data_dir: str, kind: listing.Kind) -> tuple[list[str], list[str] | None]:
     """Returns the files to train on and those to evaluate on, None if none: of a folder with train and eval, of both.
 
     Args:
-      data_dir: see `storage.find`.
+      data_dir: see `listing.find`.
       eval_data_dir: likewise.
-      patterns: likewise.
-      expected: likewise.
+      kind: likewise.
 
     Raises:
       InputError: there are none.
     """
-    if data_dir and storage.is_folder(os.path.join(data_dir, "train")):
+    if data_dir and listing.is_folder(listing.join(data_dir, "train")):
         if not eval_data_dir:
-            folders = (os.path.join(data_dir, name) for name in _EVALUATION)
-            eval_data_dir = next((folder for folder in folders if storage.is_folder(folder)), "")
-        data_dir = os.path.join(data_dir, "train")
-    train = _shards(data_dir, patterns, expected, "data_dir")
-    return train, _shards(eval_data_dir, patterns, expected, "eval_data_dir") if eval_data_dir else None
+            folders = (listing.join(data_dir, name) for name in _EVALUATION)
+            eval_data_dir = next((folder for folder in folders if listing.is_folder(folder)), "")
+        data_dir = listing.join(data_dir, "train")
+    train = _shards(data_dir, kind, "data_dir")
+    return train, _shards(eval_data_dir, kind, "eval_data_dir") if eval_data_dir else None
 
 
-def _shards(where: str | None, patterns: tuple[str, ...], expected: str, flag: str) -> list[str]:
-    for number, pattern in enumerate(patterns):
-        try:
-            paths = storage.find(where, (pattern,), expected, flag)
-        except InputError:
-            if number + 1 == len(patterns):
-                raise
-            continue
-        if shards := [path for path in paths if record_index.is_shard(path)]:
-            _check_noted(shards, storage.is_folder(where or ""))
-            return shards
-    raise InputError(f"--{flag}={where}: expected {expected}, found their indices alone")
+def _shards(where: str | None, kind: listing.Kind, flag: str) -> list[str]:
+    paths = listing.find(where, kind, flag).paths
+    _check_noted(paths, listing.is_folder(where or ""))
+    return paths
 
 
 def open_splits(

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...engine.data.source import SourceError
 from ..data import InputError
-from ..files import storage
+from ..files import listing, storage
 from . import values as values_of
 from .csv_types import Converter, Finder, Unfit
 from .folders import TableFiles
@@ -96,9 +96,7 @@ class ParquetTable:
         self.group_rows = np.array([rows[n][i] for n, i in self._groups], np.int64)
         if not self._groups:
             raise InputError(f"{self.paths[0]} has no rows; give files that have some")
-        storage.log_empty(
-            [*found.empty, *(path for path, sizes in zip(self.paths, rows, strict=True) if not sum(sizes))]
-        )
+        listing.log_empty([path for path, sizes in zip(self.paths, rows, strict=True) if not sum(sizes)])
         self._whole = [n for n, sizes in enumerate(rows) if sum(sizes)]
         self.where = self.paths[self._whole[0]]
         self.problems: dict[str, str] = {}

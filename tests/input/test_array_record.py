@@ -94,7 +94,7 @@ def test_record_that_holds_something_else_is_named(tmp_path):
     assert caught.value.example == 2
 
 
-@pytest.mark.parametrize("size", [0, 10, 5000])
+@pytest.mark.parametrize("size", [10, 5000])
 def test_truncated_file_is_refused(shards, size):
     path = shards / "a.array_record-00002-of-00003"
     os.truncate(path, size)

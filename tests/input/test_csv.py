@@ -177,7 +177,10 @@ def test_files_without_records_are_left_out(tmp_path, caplog):
     for _ in range(2):  # also where the table is prepared already
         caplog.clear()
         assert all_of(csv.load(folder, 0).train)[0]["id"].tolist() == [*range(5)]
-        assert caplog.messages[:1] == [f"left out as empty: {folder}/0.csv and 2 more"]
+        assert caplog.messages[:2] == [
+            f"1 left out as empty: {folder}/0.csv",
+            f"2 left out as empty: {folder}/2.csv, {folder}/3.csv",
+        ]
 
 
 def test_columns_may_stand_in_another_order(tmp_path):

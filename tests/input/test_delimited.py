@@ -6,7 +6,8 @@ import logging
 import pytest
 
 from crankshaft.input.data import InputError
-from crankshaft.input.files.text_files import find_files, read_lines
+from crankshaft.input.files import listing
+from crankshaft.input.files.text_files import read_lines
 from crankshaft.input.tables.delimited import BadRecords, read_records
 
 
@@ -124,7 +125,7 @@ def test_a_file_that_is_gone_is_refused_in_one_line(tmp_path):
 
 
 def names(folder, *patterns):
-    return [path.rpartition("/")[2] for path in find_files(str(folder), patterns, "something")]
+    return [path.rpartition("/")[2] for path in listing.find(str(folder), listing.Kind("something", patterns)).paths]
 
 
 def test_a_folders_files_come_by_their_numbers_the_plain_one_of_two_and_no_hidden_ones(write, tmp_path):
@@ -139,8 +140,8 @@ def test_a_folders_files_come_by_their_numbers_the_plain_one_of_two_and_no_hidde
 def test_a_folder_without_such_files_is_refused_with_what_it_holds(write, tmp_path):
     with pytest.raises(InputError, match="expected something, found an empty folder"):
         names(tmp_path, "x")
-    write(b"", "notes.md")
+    write(b"1", "notes.md")
     with pytest.raises(InputError, match=r"expected something, found notes\.md"):
         names(tmp_path, "x")
-    with pytest.raises(InputError, match="is missing: expected a file, or a folder with something"):
+    with pytest.raises(InputError, match="absent: expected something, found nothing"):
         names(tmp_path / "absent", "x")

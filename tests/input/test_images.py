@@ -213,7 +213,7 @@ def test_another_numbering_of_classes_is_told_apart(folder):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda here: None, "expected a folder of classes with .jpg, .jpeg, .png files, or a list"),
+        (lambda here: None, "expected a folder of classes with .jpg, .jpeg, .* files, or a list"),
         (lambda here: write(here / "1.jpg", b""), "expected a folder of classes .* found 1.jpg"),
         (lambda here: write(here / "train" / "a" / "1.jpg", b""), "the class folder train has no .* file, but a; each"),
         (lambda here: write(here / "a" / "1.webp", b""), r"a/1\.webp is of a kind that is not read; convert it"),

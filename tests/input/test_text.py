@@ -169,7 +169,7 @@ def test_a_file_that_shrinks_is_one_line(tmp_path):
 def test_an_empty_file_among_others_is_left_out_with_a_line(tmp_path, caplog):
     source = text.load(written(tmp_path, b"abc", b"", b"d", b""), 0, context=4).train
     assert documents_of(row_of(source)) == [b"abc", b"d"]
-    assert caplog.messages == [f"left out as empty: {tmp_path}/1.txt and 1 more"]
+    assert caplog.messages == [f"2 left out as empty: {tmp_path}/1.txt, {tmp_path}/3.txt"]
 
 
 @pytest.mark.parametrize(

@@ -255,10 +255,14 @@ def test_labels_that_are_too_large_for_their_dtype_are_named(tmp_path):
         read_all(opened(tmp_path, features=("image:uint8:4x5", "label:uint8")))
 
 
-def test_empty_shard_is_refused(shards):
-    folder, _, _ = shards
+def test_empty_shard_is_left_out_and_nothing_else_is_refused(shards, caplog):
+    folder, pixels, _ = shards
     (folder / "some.tfrecord-00001-of-00003").write_bytes(b"")
-    with pytest.raises(InputError, match="00001-of-00003 is empty: expected records"):
+    assert len(opened(folder)) == len(pixels) - 1
+    assert f"1 left out as empty: {folder}/some.tfrecord-00001-of-00003" in caplog.messages
+    for path in folder.glob("some*-of-00003"):
+        path.write_bytes(b"")
+    with pytest.raises(InputError, match="00000-of-00003 is empty, as all 3 files are: expected records"):
         opened(folder)
 
 

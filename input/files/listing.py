@@ -1,0 +1,349 @@
+"""Lists the files that a flag names: the one place by which every input finds its files. Host code.
+
+A folder is read completely, each file once. What is not read is logged; what can't be complete is an error.
+"""
+
+from __future__ import annotations
+
+import collections
+import glob
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ..data import InputError
+from .storage import Files, gfile, is_remote
+
+_PACKED = re.compile(r"(.*)\.(bz2|xz|zst|zstd|lz4|z|zip|7z|rar|tar|tgz)")  # and not read: gzip alone is
+_TEMPORARY = re.compile(
+    r".*(~|\.(bak|backup|orig|old|sw[nop]|part|partial|crdownload)|\.(tmp|temp)(\.[0-9a-f]+)?|\.incomplete(\..*)?)|#.*#|~\$.*"
+)
+_OURS = re.compile(r".*\.index|.*\.lock|features\.json|prepare\.jsonl")  # beside shards, never data
+_OF_A_SET = re.compile(r"(.*?)-([0-9]{4,})-of-([0-9]{4,})(?![0-9]).*", re.DOTALL)
+_SPLITS = {"data_dir": ("train", "training"), "eval_data_dir": ("validation", "valid", "val", "eval", "dev", "test")}
+SPLITS = (*_SPLITS["data_dir"], *_SPLITS["eval_data_dir"])  # as files and folders are named
+_SPLIT = re.compile(rf"(?:.*[-_.])?({'|'.join(SPLITS)})(\.\w+)?")
+OTHER = "other names"  # a reason
+_SHOWN = 5  # names in a message
+
+
+class Kind(NamedTuple):
+    """Which files of a folder are an input's data.
+
+    Attributes:
+      expected: in words, for messages: "shards of TFRecords (*.tfrecord)".
+      names: regular expressions for whole names in lower case, without the `.gz` that any may have; the first that any
+        file matches is used, and files that match a later one are then left out.
+      empty: what was expected of a file of 0 bytes, for messages; such files are then left out; "" reads them.
+      subfolders: a regular expression for names of folders within the folder that are read too; "" for none.
+      beside: a regular expression for names that a glob may match and that are not data.
+    """
+
+    expected: str
+    names: tuple[str, ...]
+    empty: str = ""
+    subfolders: str = ""
+    beside: str = ""
+
+
+class Entry(NamedTuple):
+    """A file that was found."""
+
+    path: str
+    resolved: str  # the same for each path of one file
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+
+def find(data_dir: str | None, kind: Kind, flag: str = "data_dir") -> Files:
+    """Returns the files that a flag names, each once, in the order given; those of a folder or a glob sorted by name.
+
+    Numbers in names count as numbers: day-2 stands before day-10. Hidden, backup, temporary and empty files are left
+    out, and a packed file beside the same one unpacked; a line logs what was left out. Files named NAME-00000-of-00004
+    have to be all there. Where they name splits (train, test), a folder's files to train on are those of train, and
+    those to evaluate on those of validation, else of test.
+
+    Args:
+      data_dir: a folder, a file, a glob, or several with commas between; one that exists is never read as a glob.
+      kind: which files of a folder are read.
+      flag: the flag's name, for messages, and for the split.
+
+    Raises:
+      InputError: nothing is given, nothing is there, or what is there is not complete, or all of it is empty.
+    """
+    if not data_dir:
+        raise InputError(f"--{flag} is not given; name a folder with {kind.expected}, a glob, or files, commas between")
+    found: dict[str, str] = {}
+    for part in parts(data_dir):
+        left_out: dict[str, list[str]] = collections.defaultdict(list)
+        listed = in_folder if is_folder(part) else _matching
+        entries = listed(part, kind, flag, left_out)
+        if not entries:
+            raise InputError(f"--{flag}={part}: expected {kind.expected}, found {what_is_there(part)}")
+        for entry in entries:
+            if entry.resolved in found:
+                left_out[f"the same file as {os.path.basename(found[entry.resolved])}"].append(entry.path)
+            else:
+                found[entry.resolved] = entry.path
+        log_left_out(f"--{flag}={part}", left_out)
+    files = Files([*found.values()])
+    if not kind.empty:
+        return files
+    return files.only(not_empty(files.paths, [not size for size in files.sizes], kind.empty))
+
+
+def parts(data_dir: str) -> list[str]:
+    """Returns the paths and globs that a flag names, with commas between where no path has the commas itself."""
+    whole = os.path.expanduser(data_dir)
+    if "," not in data_dir or exists(whole):
+        return [whole]
+    return [os.path.expanduser(part.strip()) for part in data_dir.split(",")]
+
+
+def not_empty(paths: Sequence[str], empty: Sequence[bool], line: str) -> list[int]:
+    """Returns the numbers of the files that are not empty, and logs those that are: they are left out.
+
+    Args:
+      paths: of the files.
+      empty: of each, whether it is.
+      line: what was expected and found, and what to do, for messages.
+
+    Raises:
+      InputError: all of them are.
+    """
+    if all(empty):
+        raise InputError(f"{paths[0]} is empty{f', as all {len(paths):,} files are' if paths[1:] else ''}: {line}")
+    log_empty([path for path, is_empty in zip(paths, empty, strict=True) if is_empty])
+    return [number for number, is_empty in enumerate(empty) if not is_empty]
+
+
+def log_empty(paths: list[str]) -> None:
+    """Logs that files were left out because they are empty."""
+    if paths:
+        logging.warning("%d left out as empty: %s", len(paths), _few(paths))
+
+
+def log_left_out(where: str, left_out: dict[str, list[str]]) -> None:
+    """Logs which files are not read, by the reason, in one line."""
+    left_out = {why: names for why, names in left_out.items() if names}
+    if left_out:
+        reasons = "; ".join(f"{_few(sorted(names, key=natural))} ({why})" for why, names in left_out.items())
+        logging.warning("%s: %d not read: %s", where, sum(map(len, left_out.values())), reasons)
+
+
+def is_hidden_or_temporary(name: str) -> bool:
+    """Returns whether a name is one that editors, copying tools and systems give to files that are not data."""
+    return name.startswith(".") or _TEMPORARY.fullmatch(name.lower()) is not None
+
+
+def exists(path: str) -> bool:
+    """Returns whether there is anything at a path."""
+    return gfile().exists(path) if is_remote(path) else os.path.lexists(path)
+
+
+def is_folder(path: str) -> bool:
+    """Returns whether there is a folder at a path."""
+    return gfile().isdir(path) if is_remote(path) else os.path.isdir(path)
+
+
+def join(folder: str, name: str) -> str:
+    """Returns the path of a name in a folder."""
+    return f"{folder.rstrip('/')}/{name}" if is_remote(folder) else os.path.join(folder, name)
+
+
+def files_and_folders(folder: str) -> tuple[dict[str, str], list[str]]:
+    """Returns the files in a folder, names with what is the same for each path of one file, and its folders' names.
+
+    Raises:
+      InputError: the folder can't be read.
+    """
+    if is_remote(folder):
+        names = sorted(gfile().listdir(folder))
+        folders = [name.rstrip("/") for name in names if name.endswith("/") or gfile().isdir(join(folder, name))]
+        return {name: join(folder, name) for name in names if name.rstrip("/") not in folders}, folders
+    try:
+        real = os.path.realpath(folder)
+        with os.scandir(folder or os.curdir) as entries:
+            files, folders = {}, []
+            for entry in entries:
+                if entry.is_dir():
+                    folders.append(entry.name)
+                else:
+                    is_link = entry.is_symlink()
+                    files[entry.name] = os.path.realpath(entry.path) if is_link else os.path.join(real, entry.name)
+    except OSError as error:
+        raise InputError(f"{folder} can't be read ({error.strerror}); see to its permissions") from None
+    return dict(sorted(files.items())), sorted(folders)
+
+
+def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterator[Entry]:
+    """Yields the files of a folder and of those of its folders, at any depth, whose names match.
+
+    Args:
+      folder: the path.
+      subfolders: a regular expression for the names.
+      left_out: is given the names of the other folders.
+    """
+    reading = [(folder, frozenset({os.path.realpath(folder)}))]
+    for path, above in reading:  # which grows
+        files, folders = files_and_folders(path)
+        yield from (Entry(join(path, name), resolved) for name, resolved in files.items())
+        for name in folders:
+            inside = join(path, name)
+            real = inside if is_remote(inside) else os.path.realpath(inside)
+            if not name.startswith(".") and re.fullmatch(subfolders, name) and real not in above:
+                reading.append((inside, above | {real}))
+            elif not name.startswith("."):
+                left_out["folders"].append(f"{name}/")
+
+
+def in_folder(folder: str, kind: Kind, flag: str, left_out: dict[str, list[str]]) -> list[Entry]:
+    """Returns the files of a folder that are data, sorted by path; see `find`.
+
+    Args:
+      folder: the path.
+      kind: see `find`.
+      flag: likewise.
+      left_out: is given the names of others, by the reason.
+
+    Raises:
+      InputError: what is there is not complete, or can't be read.
+    """
+    by_rank: dict[int, list[Entry]] = collections.defaultdict(list)
+    for entry in walk(folder, kind.subfolders, left_out):
+        name = entry.name.lower()
+        rank = _rank(name, kind)
+        if _OURS.fullmatch(name) or (rank is None and name.startswith((".", "_"))):
+            continue
+        if is_hidden_or_temporary(name):
+            left_out["hidden, backup or temporary"].append(entry.name)
+        elif rank is None:
+            if (packed := _PACKED.fullmatch(name)) and _rank(packed[1], kind) is not None:
+                raise InputError(f"{entry.path} is packed as {packed[2]}, which is not read; unpack it, or use gzip")
+            left_out[OTHER].append(entry.name)
+        else:
+            by_rank[rank].append(entry)
+    if not by_rank:
+        return []
+    best = min(by_rank)
+    for rank in sorted(by_rank.keys() - {best}):
+        left_out["read only where there are no others"] += [entry.name for entry in by_rank[rank]]
+    entries = _unpacked(by_rank[best], left_out)
+    entries = _of_one_split(sorted(entries, key=lambda entry: natural(entry.path)), folder, flag, left_out)
+    _check_sets(entries, flag, is_folder=True)
+    return entries
+
+
+def _rank(name: str, kind: Kind) -> int | None:
+    """Returns the number of the first of a kind's expressions that matches a name in lower case; None if none does."""
+    name = name.removesuffix(".gz")
+    return next((number for number, each in enumerate(kind.names) if re.fullmatch(each, name, re.DOTALL)), None)
+
+
+def _matching(pattern: str, kind: Kind, flag: str, left_out: dict[str, list[str]]) -> list[Entry]:
+    if exists(pattern):  # also one whose name has a bracket
+        return [Entry(pattern, pattern if is_remote(pattern) else os.path.realpath(pattern))]
+    paths = gfile().glob(pattern) if is_remote(pattern) else glob.glob(pattern)
+    entries = []
+    for path in sorted(paths, key=natural):
+        name = os.path.basename(path).lower()
+        if is_folder(path):
+            left_out["folders"].append(f"{os.path.basename(path)}/")
+        elif is_hidden_or_temporary(name):
+            left_out["hidden, backup or temporary"].append(os.path.basename(path))
+        elif not (_OURS.fullmatch(name) or re.fullmatch(kind.beside, name)):
+            entries.append(Entry(path, path if is_remote(path) else os.path.realpath(path)))
+    entries = _unpacked(entries, left_out)
+    _check_sets(entries, flag, is_folder=False)
+    return entries
+
+
+def _unpacked(entries: list[Entry], left_out: dict[str, list[str]]) -> list[Entry]:
+    """Returns the files, without those that stand there unpacked as well."""
+    paths = {entry.path for entry in entries}
+    twice = {entry.path for entry in entries if entry.path[-3:].lower() == ".gz" and entry.path[:-3] in paths}
+    if twice:
+        left_out["there unpacked as well"] += map(os.path.basename, twice)
+    return [entry for entry in entries if entry.path not in twice]
+
+
+def _sets(entries: list[Entry]) -> dict[str, dict[int, dict[int, list[str]]]]:
+    """Returns the files that are numbered as parts of a set: by what stands before, by how many, by their numbers."""
+    sets: dict[str, dict[int, dict[int, list[str]]]] = {}
+    for entry in entries:
+        if match := _OF_A_SET.fullmatch(entry.name):
+            of = sets.setdefault(join(os.path.dirname(entry.path), match[1]), {}).setdefault(int(match[3]), {})
+            of.setdefault(int(match[2]), []).append(entry.path)
+    return sets
+
+
+def _of_one_split(entries: list[Entry], folder: str, flag: str, left_out: dict[str, list[str]]) -> list[Entry]:
+    """Returns the files of the split that a flag is for, where their names say that there are several."""
+    splits = {
+        prefix: match[1] for prefix in _sets(entries) if (match := _SPLIT.fullmatch(os.path.basename(prefix).lower()))
+    }
+    if len({*splits.values()}) < 2:
+        return entries
+    wanted = next((name for name in _SPLITS.get(flag, ()) if name in splits.values()), None)
+    if wanted is None:
+        prefix = sorted(splits)[0]
+        raise InputError(
+            f"--{flag}={folder} has files of several splits ({', '.join(sorted({*splits.values()}))}); name those "
+            f"of one by a glob: --{flag}={glob.escape(prefix)}*"
+        )
+    prefixes = tuple(f"{prefix}-" for prefix, split in splits.items() if split == wanted)
+    others = [entry.name for entry in entries if not entry.path.startswith(prefixes)]
+    left_out[f"not of the split {wanted}; name another one's by a glob"] += others
+    return [entry for entry in entries if entry.path.startswith(prefixes)]
+
+
+def _check_sets(entries: list[Entry], flag: str, is_folder: bool) -> None:
+    """Checks that sets of files, NAME-00000-of-00004 and so on, are complete, and that there is one of each name.
+
+    Raises:
+      InputError: a folder's set is not complete, or there are two.
+    """
+    for prefix, by_count in _sets(entries).items():
+        if len(by_count) > 1:
+            counts = " and ".join(f"{sum(map(len, of.values()))} of {count}" for count, of in sorted(by_count.items()))
+            example = f"{glob.escape(prefix)}-*-of-{max(by_count):05d}*"
+            raise InputError(
+                f"{prefix} is there in sets of other numbers of files ({counts}), one of which may be an older one: "
+                f"remove that, or name one by a glob: --{flag}={example}"
+            )
+        count, of = next(iter(by_count.items()))
+        if twice := next((paths for paths in of.values() if len(paths) > 1), None):
+            raise InputError(f"{twice[0]} and {twice[1]} are one part of a set of {count}; remove one of them")
+        first = 1 if 0 not in of and count in of else 0  # numbered from 1
+        missing = [number for number in range(first, first + count) if number not in of] if len(of) < count else []
+        if missing:
+            names = f"{prefix}-{missing[0]:05d}-of-{count:05d}" + (
+                f" and {len(missing) - 1} more" if missing[1:] else ""
+            )
+            if is_folder:
+                raise InputError(
+                    f"{names} is missing, of a set of {count} files; restore it, or name those to be read by a glob, "
+                    f"--{flag}={glob.escape(prefix)}-*"
+                )
+            logging.warning("%d of the %d files of %s are read, without %s", len(of), count, prefix, names)
+
+
+def what_is_there(path: str) -> str:
+    """Returns what a message says of a path where something else was expected."""
+    if not is_folder(path):
+        return "nothing"
+    files, folders = files_and_folders(path)
+    return _few(sorted([*files, *folders])) or "an empty folder"
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else "")
+
+
+def natural(path: str) -> list:
+    """Returns a sort key by which numbers in names count as numbers."""
+    return [*((int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"([0-9]+)", path)), (0, path)]
