@@ -230,13 +230,12 @@ def _write(
     problems = {}
     for name, column in columns.items():
         if column.odd:
-            index, field = column.odd
+            index, field, expects = column.odd
             number = bisect.bisect_right(ends, index)
             record = index - ends[number] + records[number] + 1
             problems[name] = (
-                f"{paths[number]}, record {record}: column {name!r} is of numbers, and {field[:_SHOWN]!r} is not "
-                "written as one is (1234.5, without decimal comma, thousands separators, % or currency); mend it, "
-                f"leave it empty, or read the column as text by --input_arg=texts={name}"
+                f"{paths[number]}, record {record}: column {name!r}: expected {expects}, as most are, found "
+                f"{field[:_SHOWN]!r}; mend it, leave it empty, or read the column as text by --input_arg=texts={name}"
             )
     why = {name: column.why for name, column in columns.items() if column.why}
     writer.about.update(kinds=kinds, why=why, problems=problems, records=records, files=reading.digest)

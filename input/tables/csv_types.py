@@ -22,8 +22,9 @@ _THOUSANDS = r"[0-9]{1,3}([,'\x{2019} \x{a0}\x{202f}][0-9]{3})+([.,][0-9]+)?|[0-
 _CURRENCY = r"[$\x{20ac}\x{a3}\x{a5}]"
 # A number as people write it: with a decimal comma, thousands separators, a percent sign or a currency.
 _FORMATTED = rf"^\s*{_CURRENCY}?\s*[+-]?{_CURRENCY}?\s*({_COMMA}|{_THOUSANDS}|[0-9]*\.?[0-9]+)\s*(%|{_CURRENCY})?\s*$"
-_SHARE = 9  # a column in which for each other value as many are numbers is one of numbers
-_SETTLED = 10_000  # values after which a column that does not look so is text
+_DATE = r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.]+(Z|[+-][0-9:]+)?)?\s*$"
+_SHARE = 9  # a column in which for each other value as many are of a form is one of that form
+_SETTLED = 10_000  # values after which a column of no form is text
 # What a column may turn out to be, after values of a kind.
 _NEXT = {
     None: ("int", _BEYOND, "float", "date", "time", "zoned"),
@@ -36,6 +37,33 @@ _NEXT = {
 }
 _WORDS = {"int": "an integer", "float": "a number", "date": "a date (2024-02-29)"}
 _WORDS |= {"time": "a date and time (2024-02-29 12:30:00)", "zoned": "a time with its zone (2024-02-29T12:30:00Z)"}
+
+
+class Form(NamedTuple):
+    """A form that the values of a column may have.
+
+    Attributes:
+      kinds: of columns of it.
+      pattern: of its fields.
+      alike: of fields that people write so, and that are not read as it.
+      expects: what a field has to be, for people.
+    """
+
+    kinds: tuple[str, ...]
+    pattern: str
+    alike: str
+    expects: str
+
+
+_FORMS = {
+    "numbers": Form(
+        ("int", _BEYOND, "float"),
+        _NUMBER,
+        _FORMATTED,
+        "a number (1234.5, without decimal comma, thousands separators, % or currency)",
+    ),
+    "dates": Form(("date", "time", "zoned"), _DATE, "", "a date (2024-02-29 or 2024-02-29 12:30:00)"),
+}
 
 
 class Unfit(ValueError):
@@ -106,12 +134,12 @@ class Found(NamedTuple):
     Attributes:
       kind: as `Converter` takes it.
       why: why it is text although its fields look like something else.
-      odd: where most fields are numbers, (index, text) of the first that is not written as one; else None.
+      odd: where most fields are of another form, (index, text) of the first that is not, and what it has to be.
     """
 
     kind: str
     why: str
-    odd: tuple[int, str] | None
+    odd: tuple[int, str, str] | None
 
 
 class Finder:
@@ -128,10 +156,9 @@ class Finder:
         self._kind = kind
         self._why = "as texts= says" if kind else ""
         self._is_settled = kind is not None
-        self._seen = self._numbers = self._others = (
-            0  # fields; of those with a value: numbers, formatted too, and others
-        )
-        self._odd: tuple[int, str] | None = None
+        self._seen = self._present = 0  # fields, and those with a value
+        self._counts = dict.fromkeys(_FORMS, 0)
+        self._odd: dict[str, tuple[int, str]] = {}  # the first field that is not of a form
         self._marker = ""
 
     def add(self, fields) -> None:
@@ -148,17 +175,22 @@ class Finder:
         if not len(present):
             return
         kind = next((kind for kind in _NEXT.get(self._kind, ()) if self._are_all(kind, present)), "text")
-        is_number = kind in ("int", _BEYOND, "float")
-        if (is_number or kind == "text") and pc.any(pc.match_substring_regex(present, _LEADING_ZERO)).as_py():
+        if (
+            kind in ("text", *_FORMS["numbers"].kinds)
+            and pc.any(pc.match_substring_regex(present, _LEADING_ZERO)).as_py()
+        ):
             kind, self._why, self._is_settled = "text", "leading zeros", True
-        elif kind == "text":
-            self._count(fields, is_gone, first)
-        elif is_number:
-            self._numbers += len(present)
-        else:
-            self._others += len(present)
-            self._odd = self._odd or (first, present[0].as_py())
         self._kind = kind
+        self._present += len(present)
+        for name, form in _FORMS.items():
+            if kind == "text":
+                self._count(name, fields, is_gone, first)
+            elif kind in form.kinds:
+                self._counts[name] += len(present)
+            else:
+                at = pc.index(is_gone, self._pa.scalar(False)).as_py()
+                self._odd.setdefault(name, (first + at, fields[at].as_py()))
+        self._is_settled |= self._present > _SETTLED and kind == "text" and not self._form()
 
     def end(self) -> Found:
         """Returns what the column is."""
@@ -166,22 +198,29 @@ class Finder:
             return Found("text", "integers beyond int64", None)
         if self._kind not in (None, "text"):
             return Found(self._kind, "", None)
-        is_of_numbers = not self._is_settled and self._numbers and self._numbers >= _SHARE * self._others
+        form = "" if self._is_settled else self._form()
         marker = f"{self._marker.strip()!r} is a word like others" if self._marker and self._kind else ""
-        return Found("text", self._why or marker, self._odd if is_of_numbers else None)
+        if form and form not in self._odd:
+            return Found("text", f"not {form} of one kind", None)
+        return Found("text", self._why or marker, (*self._odd[form], _FORMS[form].expects) if form else None)
 
-    def _count(self, fields, is_gone, first: int) -> None:
-        """Counts the numbers among fields that are not all numbers."""
+    def _form(self) -> str:
+        """Returns what most fields look like; "" if that is text."""
+        most = (name for name, count in self._counts.items() if count and count >= _SHARE * (self._present - count))
+        return next(most, "")
+
+    def _count(self, name: str, fields, is_gone, first: int) -> None:
+        """Counts fields that look like a form, and notes the first that is not written so."""
         import pyarrow.compute as pc
 
-        is_plain = pc.or_(is_gone, pc.match_substring_regex(fields, _NUMBER))
-        is_number = pc.or_(is_plain, pc.match_substring_regex(fields, _FORMATTED))
-        gone, numbers = (pc.sum(each).as_py() for each in (is_gone, is_number))
-        self._numbers += numbers - gone
-        self._others += len(fields) - numbers
-        if self._odd is None and (at := pc.index(is_plain, self._pa.scalar(False)).as_py()) >= 0:
-            self._odd = first + at, fields[at].as_py()
-        self._is_settled = self._numbers < _SHARE * self._others and self._numbers + self._others > _SETTLED
+        form = _FORMS[name]
+        is_plain = pc.or_(is_gone, pc.match_substring_regex(fields, form.pattern))
+        self._counts[name] += pc.sum(is_plain).as_py() - pc.sum(is_gone).as_py()
+        if form.alike:
+            is_odd = pc.and_not(pc.match_substring_regex(fields, form.alike), is_plain)
+            self._counts[name] += pc.sum(is_odd).as_py()
+        if name not in self._odd and (at := pc.index(is_plain, self._pa.scalar(False)).as_py()) >= 0:
+            self._odd[name] = first + at, fields[at].as_py()
 
     def _are_all(self, kind: str, fields) -> bool:
         return self._are(kind, fields[:_FIRST]) and (len(fields) <= _FIRST or self._are(kind, fields))

@@ -137,14 +137,25 @@ def test_a_number_that_is_written_otherwise_is_one_line_with_its_row(tmp_path, f
     folder = written(tmp_path, header + others, header + others + f"NA;1\n{field};1\n" + others + f"{field}0;1\n")
     with pytest.raises(InputError) as caught:
         csv.load(folder, 0, delimiter=";")
-    assert f"1.csv, record 22: column 'x' is of numbers, and {field!r} is not" in str(caught.value)
+    assert re.search(f"1.csv, record 22: column 'x': expected a number .* {re.escape(repr(field))}", str(caught.value))
     assert "--input_arg=texts=x" in str(caught.value)
     assert f"{field}0".encode() in csv.load(folder, 0, delimiter=";", texts=("x",)).words["x"]
     assert csv.load(folder, 0, delimiter=";", features=("label",), label="none").vocabulary == {"label": 2}
     if field != "?":
         alone = written(tmp_path / "alone", header + f"{field};1\n" * 3)
-        with pytest.raises(InputError, match=r"0.csv, record 1: column 'x' is of numbers"):
+        with pytest.raises(InputError, match=r"0.csv, record 1: column 'x': expected a number"):
             csv.load(alone, 0, delimiter=";")
+
+
+@pytest.mark.parametrize("field", ["soon", "29.02.2024", "0"])
+def test_what_is_no_date_among_dates_is_one_line(tmp_path, field):
+    days = "".join(f"2024-02-{n + 10} 12:00,1\n" for n in range(9))
+    folder = written(tmp_path, "x,label\n" + days + f"NA,1\n{field},1\n")
+    with pytest.raises(InputError, match=rf"0.csv, record 11: column 'x': expected a date .*, found '{field}'"):
+        csv.load(folder, 0)
+    assert len(csv.load(folder, 0, texts=("x",)).words["x"]) == 11
+    zones = written(tmp_path / "zones", "x,label\n" + days + "2024-02-29 12:00Z,1\n")
+    assert "text (not dates of one kind)" in csv.load(zones, 0).columns
 
 
 @pytest.mark.parametrize("field", ["10.0.0.{}", "2.{}.1", "A{}", "12:0{}", "0{}.03.2024", "98101-123{}"])
