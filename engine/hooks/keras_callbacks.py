@@ -65,6 +65,7 @@ class KerasCallbacks(Windowed):
       verbose: what `self.params` has of it.
 
     Attributes:
+      given: the callbacks.
       history: Keras's `History` of the run, on each process.
 
     Raises:
@@ -90,6 +91,7 @@ class KerasCallbacks(Windowed):
                     f"Keras callback {type(callback).__name__} is for Keras's own loop; use {instead} in its place"
                 )
         self.history = tf.keras.callbacks.History()
+        self.given = list(callbacks)
         self._callbacks = [*callbacks, self.history]
         self._at_batches = [type(each).__name__ for each in callbacks if _acts_at_batches(each)]
         self.epoch_steps, self._first_epoch = epoch_steps, first_epoch

@@ -1,21 +1,17 @@
-"""Checks periodically that replicas hold the same values, and names one that does not, before it spoils a run.
-
-Host code around replica code.
-"""
+"""Checks that replicas hold the same values, and names one that does not, before it spoils a run. Host code."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 
+import numpy as np
 import tensorflow as tf
 
-from ..internals.variables import path_of, read_local
+from ..internals.variables import path_of
 from ..mesh.cuts import cut_of
 from ..reduction import per_replica
 from . import Periodic, Status
-
-_BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes
 
 
 class OutOfSyncError(Exception):
@@ -23,55 +19,70 @@ class OutOfSyncError(Exception):
 
 
 class SyncCheck(Periodic):
-    """Compares a checksum of every variable over all replicas, and raises `OutOfSyncError` where one differs.
+    """Compares a hash of every variable across replicas, and raises `OutOfSyncError` if one differs.
 
-    A variable that is cut over a mesh is compared between the replicas that hold the same part. Variables that are
-    meant to differ are left out: those of `engine.reduction.per_replica`, and a process's place in its data. The
-    checksum is the sum of the values' bits as integers, modulo 2**64: it finds a single value that has changed in any
-    bit, not values that were swapped.
+    It does so before each checkpoint is written and where the run ends, so that nothing is made of replicas that
+    differ, and every so many steps besides. A variable that is sharded over a mesh is compared between the replicas
+    that hold the same part. Variables that are meant to differ are left out: those that synchronize when they are read,
+    such as the optimizer state of local SGD, and a process's position in its data.
 
     Args:
       every_steps: the period; 0 is never.
       replica_names: what the message calls each replica; None numbers them.
+      user_periods: other periods, at whose ends several processes compare too if code of the user's runs in any.
+      runs_users: whether code of the user's runs in this process: it may set variables here alone.
     """
 
     name = "sync_check"
+    ends_last = True  # Keras callbacks may set weights as they end
 
-    def __init__(self, every_steps: int, replica_names: Sequence[str] | None = None):
+    def __init__(
+        self,
+        every_steps: int,
+        replica_names: Sequence[str] | None = None,
+        user_periods: Collection[int] = (),
+        runs_users: bool = False,
+    ):
         super().__init__(every_steps)
         self._replica_names = replica_names
+        self._user_periods, self._runs_users = user_periods, runs_users
         self._variables: list[tf.Variable] = []
-        self._sums: Callable | None = None
 
     def begin(self, status: Status) -> None:
-        distribution = status.strategy.distribution
-        hosts = {id(variable) for variable in status.state.input.variables}
-        compared = (variable for variable in status.state.variables() if id(variable) not in hosts)
-        self._variables = [variable for variable in compared if not per_replica.differs(variable)]
-
-        def checksums():
-            sums = tf.stack([_checksum(variable) for variable in self._variables])
-            return status.strategy.mesh.everyone.all_gather(sums)
-
-        def on_all():
-            return distribution.experimental_local_results(distribution.run(checksums))[0]
-
-        self._sums = tf.function(on_all, autograph=False)
+        if status.strategy.num_hosts > 1 and any(status.strategy.exchange(int(self._runs_users))):
+            self.more = self._user_periods
+        positions = {id(variable) for variable in status.state.input.variables}
+        self._variables = [
+            variable
+            for variable in status.state.variables()
+            if variable.synchronization != tf.VariableSynchronization.ON_READ
+            and variable.dtype != tf.string  # what hooks keep of this process (`TrainState.of_hooks`)
+            and id(variable) not in positions
+        ]
 
     def act(self, status: Status) -> None:
-        sums = self._sums().numpy()
-        for variable, column in zip(self._variables, sums.T.tolist(), strict=True):
-            for alike in _holders(variable, len(column)):
-                self._check(status.step, variable, {replica: column[replica] for replica in alike})
+        own = hashes(self._variables, status.strategy.num_replicas // status.strategy.num_hosts)
+        rows = [np.frombuffer(each, np.int64) for each in status.strategy.exchange_bytes(own.tobytes())]
+        by_replica = np.concatenate([row.reshape(own.shape) for row in rows], axis=1)
+        for variable, row in zip(self._variables, by_replica.tolist(), strict=True):
+            for alike in _holders(variable, len(row)):
+                self._check(status.step, variable, {replica: row[replica] for replica in alike})
 
-    def _check(self, step: int, variable: tf.Variable, sums: dict[int, int]) -> None:
-        """Raises `OutOfSyncError` where checksums, by replica, differ."""
-        ((most, _),) = Counter(sums.values()).most_common(1)  # of two alike the first
-        if odd := [self._called(replica) for replica, value in sums.items() if value != most]:
+    def settle(self, status: Status) -> None:
+        self.act(status)
+
+    def end(self, status: Status) -> None:
+        self.act(status)
+
+    def _check(self, step: int, variable: tf.Variable, found: dict[int, int]) -> None:
+        """Raises `OutOfSyncError` if hashes, by replica, differ."""
+        ((most, _),) = Counter(found.values()).most_common(1)  # of two alike the first
+        if odd := [self._called(replica) for replica, value in found.items() if value != most]:
             raise OutOfSyncError(
-                f"step {step}: {', '.join(odd)} of {len(sums)} replicas holds other values of "
-                f"{path_of(variable)} {variable.shape.as_list()} than the rest; look for code that "
-                "changes it on one replica only, or for a faulty device, and start again from the last checkpoint"
+                f"step {step}: {', '.join(odd)} of {len(found)} replicas holds other values of "
+                f"{path_of(variable)} {variable.shape.as_list()} than the rest; look for a callback, hook or program "
+                "that sets it to other values on one process, for a step that changes it without "
+                "reduction.sum(averages=), or for a faulty device, and start again from the last checkpoint"
             )
 
     def _called(self, replica: int) -> str:
@@ -82,16 +93,19 @@ class SyncCheck(Periodic):
         )
 
 
+def hashes(variables: Sequence[tf.Variable], replicas: int = 1) -> np.ndarray:
+    """Returns a 64-bit hash of each variable on each replica of this process, int64 [variables, replicas]."""
+    found = np.empty([len(variables), replicas], np.int64)
+    with tf.device("CPU:0"):
+        for row, variable in zip(found, variables, strict=True):  # a plain variable is all replicas'
+            values = [tf.reshape(each.read_value(), [1, -1]) for each in per_replica.components(variable)]
+            row[:] = [tf.raw_ops.Fingerprint(data=x, method="farmhash64").numpy().view(np.int64).item() for x in values]
+    return found
+
+
 def _holders(variable: tf.Variable, replicas: int) -> list[list[int]]:
     """Returns the replicas that hold the same of a variable, a list for each part of it."""
     cut, replicas_of = cut_of(variable), defaultdict(list)
     for replica in range(replicas):
         replicas_of[cut.box(replica) if cut else None].append(replica)
     return list(replicas_of.values())
-
-
-def _checksum(variable: tf.Variable) -> tf.Tensor:
-    """Returns the checksum of this replica's copy, scalar int64. Replica code."""
-    value = read_local(variable)
-    bits = tf.cast(value, tf.uint8) if value.dtype == tf.bool else tf.bitcast(value, _BITS[value.dtype.size])
-    return tf.reduce_sum(tf.cast(bits, tf.int64))

@@ -27,7 +27,7 @@ class Syncs:
         self._begun = False
 
     def before_call(self) -> None:
-        """Begins the first period of this process, from weights that were made, restored or loaded by now."""
+        """Begins a period that others than the last sync may have given weights: the first, or one after hooks acted."""
         if not self._begun:
             self._begin()
             self._begun = True
@@ -38,3 +38,4 @@ class Syncs:
         if due and not at_end:
             self.sync()
         self.in_step = due or at_end
+        self._begun = not due

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from absl import logging
+
 from ...engine.machine.files import read_json
 from ..host.files import write_json
 
@@ -21,3 +23,15 @@ def step_of(path: str) -> int:
         return int(read_json(path)["step"])
     except (OSError, OverflowError, ValueError, KeyError, TypeError):
         return 0
+
+
+def warn_of_full_tables(tables: Mapping[str, int]) -> None:
+    """Warns of each table that had no row left for an id that was to be admitted."""
+    for name in sorted({name.rpartition("/")[0] for name in tables}):
+        rows, turned_away = (tables[f"{name}/{figure}"] for figure in ("rows_given", "turned_away"))
+        if turned_away:
+            logging.warning(
+                "table %s: %s rows are given, and %s times an id found none free and shared row 0; "
+                "give the table more rows, or raise admit_after",
+                *(name, f"{rows:,}", f"{turned_away:,}"),
+            )

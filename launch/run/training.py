@@ -125,14 +125,18 @@ class Training:
         users = _checked(user_hooks)
         writing, looking = Writing(), Writing("looking")  # of which the first waits for the device, if that hangs too
         self.record = recording.record(session, writing, looking, began) if session.strategy.is_chief else None
-        self.history = History(self.record, row_periods(session, users))
+        periods = row_periods(session, users)
+        self.history = History(self.record, periods)
         self.extra = Extra()
         self._stop_request = StopRequest()
         self.signals = Signals(self._stop_request.request, session.config.owns_process, is_kept=True)
         self._metrics = TrainMetrics(eval_period(session))
         self._call = CallSums()
         holding = [Holding(check_held)] if check_held else []
-        own = [self._call, self.extra, self.history, *holding, *users]
+        runs_users = any(not isinstance(user, KerasCallbacks) or user.given for user in users)
+        every, names = session.config.check_sync_every_steps, session.strategy.replica_names
+        sync = [SyncCheck(every, names, periods, runs_users)] if session.strategy.num_replicas > 1 else []
+        own = [self._call, self.extra, self.history, *holding, *users, *sync]
         self._hooks = compose_hooks(session, own, self._metrics, self._stop_request, self.record, writing)
         self._hooks += asking.asked(session, self._hooks, self.record, self._stop_request, looking)
         self._manifest: Manifest | None = None
@@ -269,7 +273,7 @@ class Training:
             result["bad_records"] = counted_bad_records(session)
         if tables := {name: int(value) for name, value in Holdings(session.trainer).table_figures().items()}:
             result["tables"] = tables
-            _warn_of_full_tables(tables)
+            results.warn_of_full_tables(tables)
         exit_code = EXIT_CODES.get(status.agreed_stop.reason, 0) if status.agreed_stop else 0
         if session.evaluates and not exit_code:
             measured = _evaluation_of(session.state.step, self._hooks)
@@ -362,18 +366,6 @@ def _restore_best(session: Session, best: Monitor) -> None:
         saving.restore(session.best, session.state, manifest=reading.newest(session, session.best))
 
 
-def _warn_of_full_tables(tables: Mapping[str, int]) -> None:
-    """Warns of each table that had no row left for an id that was to be admitted."""
-    for name in sorted({name.rpartition("/")[0] for name in tables}):
-        rows, turned_away = (tables[f"{name}/{figure}"] for figure in ("rows_given", "turned_away"))
-        if turned_away:
-            logging.warning(
-                "table %s: %s rows are given, and %s times an id found none free and shared row 0; "
-                "give the table more rows, or raise admit_after",
-                *(name, f"{rows:,}", f"{turned_away:,}"),
-            )
-
-
 def compose_hooks(
     session: Session,
     user_hooks: Sequence[Hook],
@@ -419,11 +411,9 @@ def compose_hooks(
 
 
 def _guards(session: Session) -> list[Hook]:
-    """Makes the hooks that watch replicas and workers, where there are several, and what they wait for."""
-    strategy, names = session.strategy, session.strategy.replica_names
+    """Makes the hooks that watch workers, where there are several, and what they wait for."""
+    strategy = session.strategy
     guards: list[Hook] = []
-    if strategy.num_replicas > 1 and session.config.check_sync_every_steps:
-        guards.append(SyncCheck(session.config.check_sync_every_steps, names))
     if len(strategy.worker_names) > 1 and strategy.is_chief:
         guards.append(Stragglers(strategy.worker_names))
     guards.append(InputBound(session.faster_input))

@@ -249,3 +249,32 @@ def test_a_hook_that_is_due_in_the_past_is_named(inside):
 
     outcome = inside(*RUN, trainer=Line, data=data, hooks=[Backwards()])
     assert "hook backwards says at step 2 that it is next due at step 2" in outcome.mistake
+
+
+class Taught(Line):
+    """A model whose teacher follows it in each step, on each replica by itself."""
+
+    def build(self):
+        super().build()
+        self.teacher = self.build_model()
+        self.teacher.build([None, 1])
+        self.teacher.set_weights(self.model.get_weights())
+        self.teacher.trainable = False
+
+    def train_step(self, batch):
+        metrics = super().train_step(batch)
+        for teacher, student in zip(self.teacher.variables, self.model.variables, strict=True):
+            teacher.assign(0.9 * teacher + 0.1 * student)
+        return metrics
+
+
+@pytest.mark.parametrize("saves", [True, False], ids=["saves", "ends"])
+def test_a_variable_that_drifts_apart_on_replicas_is_named_before_it_is_saved(inside, tmp_path, saves):
+    """With a sum in each step students are equal, and so are teachers; with local SGD teachers follow their own."""
+    two = (*RUN, "--strategy=mirrored", "--num_virtual_devices=2", "--train_steps=8")
+    where = (f"--run_dir={tmp_path}/apart", "--checkpoint_every_steps=4") if saves else ()
+    outcome = inside(*two, "--sync_every_steps=2", *where, trainer=Taught, data=data)
+    assert f"step {4 if saves else 8}: replica 1" in outcome.error
+    assert "kernel" in outcome.error and "reduction.sum(averages=)" in outcome.error
+    assert not [*tmp_path.glob("apart/checkpoints/*.index")]
+    inside(*two, f"--run_dir={tmp_path}/sum", trainer=Taught, data=data).ok()

@@ -292,3 +292,15 @@ def test_the_runs_last_sync_period_may_be_a_shorter_one(run):
     assert sorted(weights.seen) == [16, 32, 35]
     for first, second in weights.seen.values():
         np.testing.assert_array_equal(first, second)
+
+
+def test_weights_that_are_set_between_two_periods_are_what_the_next_begins_with(run):
+    """With a rate of 0 nothing moves them; an outer rate of 0.5 would go half way back to those of the last period."""
+    made = run(LocalSgd(2, outer(0.5, 0.0)), trainer=Mlp((4,)), optimizer="sgd", learning_rate=0.0)
+    made.train(4)
+    weight = made.trainer.model.trainable_variables[0]
+    weight.assign(3 * weight)
+    given = weight.numpy()
+    made.train(8)
+    for copy in made.copies(weight):
+        np.testing.assert_array_equal(copy, given)
