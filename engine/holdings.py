@@ -88,6 +88,13 @@ class Holdings:
         """The layers' float variables that a forward pass leaves as they are: all but moving statistics."""
         return keras.steady_variables(list(self.layers.values()))
 
+    def step_form(self) -> tuple:
+        """Returns what a training step that is traced now depends on: what is frozen, and the optimizers' settings.
+
+        To be called before a step is traced or run, see `Freezing.enter`.
+        """
+        return self.freezing.enter(), *(tuple(each.settings.items()) for each in self.optimizers.values())
+
     def table_figures(self) -> dict[str, tf.Tensor]:
         """Returns, of tables with `admit_after`, NAME/rows_given and NAME/turned_away (ids without a free row)."""
         return {

@@ -107,7 +107,7 @@ class TrainState:
 
     @contextlib.contextmanager
     def kept(self):
-        """Restores every variable, and the step, as they were, after the body."""
+        """Restores what `copied` copies, as it was, after the body."""
         put_back = self.copied()
         try:
             yield
@@ -115,12 +115,13 @@ class TrainState:
             put_back()
 
     def copied(self) -> Callable[[], None]:
-        """Copies every variable; returns a function that restores the copies, and the step.
+        """Copies every variable; returns a function that restores the copies, the optimizers' settings and the step.
 
         The copy is held by the host of the device that has the variable: a GPU need not have room for two.
         """
         components = [component for variable in self.variables() for component in per_replica.components(variable)]
         step, before = self.step, []
+        settings = [(each, each.settings) for each in Holdings(self.trainer).optimizers.values()]
         for component in components:
             with tf.device(host_of(component.device)):  # a parameter server's host keeps its variables' copies
                 before.append(tf.identity(component))
@@ -128,6 +129,8 @@ class TrainState:
         def put_back() -> None:
             for component, value in zip(components, before, strict=True):
                 component.assign(value)
+            for optimizer, values in settings:
+                optimizer.restore_settings(values)
             self.step = step
 
         return put_back
@@ -182,6 +185,7 @@ class TrainState:
         """Returns the plain JSON part of the state."""
         optimizers = Holdings(self.trainer).optimizers.items()
         found = {
+            "settings": {path: changed for path, each in optimizers if (changed := each.changed_settings)},
             "slots_since": {path: each.slots_since for path, each in optimizers if each.slots_since},
             "updates_missed": {path: missed for path, each in optimizers if (missed := each.updates_missed)},
         }
@@ -191,6 +195,8 @@ class TrainState:
         """Restores the plain JSON part, and the step from its variable."""
         self.step = int(self.step_variable.numpy())
         self.jit = values.get("jit")
+        for path, optimizer in Holdings(self.trainer).optimizers.items():
+            optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})
         self.freezing.restored()
 
     @property

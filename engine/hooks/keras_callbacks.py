@@ -1,13 +1,15 @@
 """Keras callbacks, as they are, as one hook: called where `fit` would call them, on a model as they know it. Host code.
 
-What they set, the learning rate, weights, `stop_training`, holds on all processes.
+As under `MultiWorkerMirroredStrategy`, each process calls its own with the same logs, but for those that write.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import tensorflow as tf
 from absl import logging
 
 from ..holdings import Holdings
+from ..internals.keras import computing_alone
 from ..mesh.cuts import cut_of
 from ..metrics.means import kinds_of
 from ..metrics.monitored import Monitored
@@ -22,7 +25,10 @@ from ..state import TrainState
 from .base import Status, Window, Windowed
 
 _OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights")
-_SETS_WEIGHTS = ("set_weights", "load_weights")
+_COMPUTES = ("evaluate", "predict", "predict_on_batch", "test_on_batch")
+_TRAINS = ("fit", "train_on_batch")
+# Those that write or send: of several processes the chief's alone are called.
+_ON_CHIEF = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")
 _AT_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 # Keras's own that have methods for batches and, as they were made, do nothing in them that a run does not do.
 _IDLE_AT_BATCHES = {
@@ -36,9 +42,10 @@ _KEPT = {
     "History": ("epoch", "history"),
     "ModelCheckpoint": ("best",),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
+    "TensorBoard": ("_global_train_batch", "_global_test_batch"),
 }
 _STOP = "stop_training of a Keras callback"
-_WITHOUT_STATE = ("CSVLogger", "LambdaCallback", "LearningRateScheduler", "RemoteMonitor", "TensorBoard")
+_WITHOUT_STATE = ("CSVLogger", "LambdaCallback", "LearningRateScheduler", "RemoteMonitor")
 # Those that need Keras's own loop, and what does the same here.
 _INSTEAD = {
     "BackupAndRestore": "`run_dir`, from which a run resumes to the same bits,",
@@ -49,13 +56,21 @@ _INSTEAD = {
 
 
 class KerasCallbacks(Windowed):
-    """Calls Keras callbacks where `fit` would; of several workers, on the chief.
+    """Calls Keras callbacks where `fit` would.
+
+    Each of several processes calls its own, with the same logs, so that what they set is set on all, and their
+    attributes are there afterwards. Those of Keras that write files or send, and one of your own with
+    `on_chief_only = True`, are called on the chief alone; the others take their state from it at the end.
+
+    A resumed run repeats `on_train_begin`, and `on_epoch_begin` where that has been called, so that a callback has what
+    it makes there; what these calls set in the run is put back, since the checkpoint has it.
 
     Logs are Keras's: the epoch's means so far, `val_NAME` of an evaluation at its end, and as `loss` what is minimized,
     with what layers add. Batch methods are called at each batch where a callback overrides them, which makes each step
-    a call of its own; `on_test_batch_*` are not called. A callback that sets `self.model.stop_training` ends the run,
-    and `self.model.optimizer.learning_rate` may be read and set. Other attributes of `self.model` are the trainer's
-    Keras model's.
+    a call of its own; `on_test_batch_*` are not called. A callback that sets `self.model.stop_training` ends the run;
+    `self.model.optimizer` is the Keras optimizer, or has the settings of the engine's, which may be read and set.
+    Other attributes of `self.model` are the trainer's Keras model's; its `predict` and `evaluate` compute in this
+    process alone.
 
     Args:
       callbacks: `tf.keras.callbacks.Callback`s.
@@ -100,6 +115,7 @@ class KerasCallbacks(Windowed):
         self._logs: dict[str, Any] = {}
         self._several: list[str] = []  # metrics that may have several values
         self._best: dict[Any, tf.Variable] = {}  # the weights that a callback is to restore, in bytes
+        self._begun: list[int | None] = [None, None]  # the epoch, and the step of the batch, that callbacks have begun
 
     def attach(self, state: TrainState) -> None:
         holding = [each for each in self._callbacks if "EarlyStopping" in _kinds(each) and each.restore_best_weights]
@@ -133,11 +149,12 @@ class KerasCallbacks(Windowed):
     def begin(self, status: Status) -> None:
         self._steps = self.epoch_steps or status.steps_per_epoch
         self._model = _Model(status.state.trainer)
-        if not status.strategy.is_chief:
-            self._callbacks = [self.history]
+        self._called = [each for each in self._callbacks if status.strategy.is_chief or not _is_on_chief(each)]
+        each = status.strategy.exchange_text(json.dumps(self._at_batches))  # all processes stop at the same steps
+        self._at_batches = [*dict.fromkeys(name for names in each for name in json.loads(names))]
         endless = status.until_step is None
         epochs = None if endless else self._first_epoch - (-status.until_step // self._steps)
-        for callback in self._callbacks:
+        for callback in self._called:
             callback.set_params({"epochs": epochs, "steps": self._steps, "verbose": self._verbose})
             callback.set_model(self._model)
         if self._at_batches:
@@ -147,14 +164,25 @@ class KerasCallbacks(Windowed):
                 "millisecond; on_epoch_end costs nothing",
                 *(1, ", ".join(self._at_batches)),
             )
-        self._tell("on_train_begin", {})
         if status.step:
-            self._take_up()
+            with status.state.kept() if self.given else contextlib.nullcontext():
+                self._begin_again(status)
+        else:
+            self._tell("on_train_begin", {})
         if self._model.stop_training:
             status.stop = status.stop or _STOP
         elif not status.last:
             self._begin_epoch(status)
-        self._share(status)
+
+    def _begin_again(self, status: Status) -> None:
+        """Calls what a resumed run's callbacks have begun, and gives them the state that they had afterwards."""
+        self._tell("on_train_begin", {})
+        epoch, batch = self._begun
+        if epoch == self._epoch(status):
+            self._tell("on_epoch_begin", epoch, {})
+        if batch == status.step and self._at_batches:
+            self._tell("on_train_batch_begin", batch % self._steps, {})
+        self._take_up()
 
     def rewind(self, status: Status) -> None:
         """Tells callbacks nothing: Keras's loop never goes back."""
@@ -184,24 +212,24 @@ class KerasCallbacks(Windowed):
             status.stop = status.stop or _STOP
         elif not (status.last or status.stop):
             self._begin_epoch(status) if ends else self._begin_batch(status)
-        if ends or self._at_batches:
-            self._share(status)
 
     def end(self, status: Status) -> None:
         self._tell("on_train_end", self._logs)
-        self._share(status)
-        if status.strategy.num_hosts > 1:  # the chief's history has what callbacks add to logs
-            chief = json.loads(status.strategy.exchange_text(json.dumps(_state_of(self.history)))[0])
-            vars(self.history).update(chief["state"])
+        if status.strategy.num_hosts > 1:  # the chief's history has what its callbacks add to logs
+            states = json.loads(status.strategy.exchange_text(json.dumps([*map(_state_of, self._callbacks)]))[0])
+            for callback, state in () if status.strategy.is_chief else _matched(self._callbacks, states):
+                if state is not None and (callback is self.history or callback not in self._called):
+                    _set_state(callback, state)
 
     def host_state(self) -> dict:
         for callback, variable in self._best.items():
             variable.assign(_packed(callback.best_weights or ()))
-        return {**super().host_state(), "callbacks": [*map(_state_of, self._callbacks)]}
+        return {**super().host_state(), "callbacks": [*map(_state_of, self._callbacks)], "begun": [*self._begun]}
 
     def restore_host_state(self, values: dict) -> None:
         super().restore_host_state(values)
         self._states = values.get("callbacks")
+        self._begun = [*values.get("begun", (None, None))]
 
     def _epoch(self, status: Status) -> int:
         return self._first_epoch + status.step // self._steps
@@ -220,37 +248,34 @@ class KerasCallbacks(Windowed):
         return logs | ({"loss": means["loss_with_penalties"]} if "loss_with_penalties" in means else {})
 
     def _begin_epoch(self, status: Status) -> None:
-        self._tell("on_epoch_begin", self._epoch(status), {})
+        if self._begun[0] != (epoch := self._epoch(status)):
+            self._begun[0] = epoch
+            self._tell("on_epoch_begin", epoch, {})
         self._begin_batch(status)
 
     def _begin_batch(self, status: Status) -> None:
-        if self._at_batches:
+        if self._at_batches and self._begun[1] != status.step:
+            self._begun[1] = status.step
             self._tell("on_train_batch_begin", status.step % self._steps, {})
 
     def _tell(self, what: str, *arguments) -> None:
         """Calls a method of all, which may add to the logs for those after them, as Keras's own do."""
         *numbers, logs = arguments
         logs = dict(logs)
-        for callback in self._callbacks:
+        for callback in self._called:
             getattr(callback, what)(*numbers, logs)
 
     def _take_up(self) -> None:
         """Gives callbacks the state that a checkpoint has of them, and names those that begin again."""
         again: list[str] = []
-        for callback in self._callbacks:
-            kind, rest = type(callback).__name__, self._states or []
-            saved = next((each for each in rest if each["kind"] == kind), {"state": None})
-            self._states = [each for each in rest if each is not saved]
-            is_own = hasattr(callback, "set_state")
+        for callback, state in _matched(self._callbacks, self._states or []):
             weights = self._best[callback].numpy() if callback in self._best else None
-            lacks_weights = weights == b"" and not is_own and (saved["state"] or {}).get("best") is not None
-            if saved["state"] is None or lacks_weights:
+            has_best = not hasattr(callback, "set_state") and (state or {}).get("best") is not None
+            if state is None or (weights == b"" and has_best):
                 stays = any(name in _WITHOUT_STATE for name in _kinds(callback)) and getattr(callback, "append", True)
-                again += [] if stays or callback is self.history else [kind]
-            elif is_own:
-                callback.set_state(saved["state"])
+                again += [] if stays or callback is self.history else [type(callback).__name__]
             else:
-                vars(callback).update(saved["state"])
+                _set_state(callback, state)
             if weights:
                 callback.best_weights = self._model.unpacked(weights)
             if "EarlyStopping" in _kinds(callback) and callback.stopped_epoch and callback.wait >= callback.patience:
@@ -261,24 +286,6 @@ class KerasCallbacks(Windowed):
                 "and set_state(state), and a CSVLogger goes on by append=True",
                 ", ".join(again),
             )
-
-    def _share(self, status: Status) -> None:
-        """Gives all processes what the chief's callbacks have set. All call it at the same steps."""
-        strategy, model = status.strategy, self._model
-        rate, has_weights = model.optimizer.was_set, model.weights_set
-        model.optimizer.was_set, model.weights_set = None, False
-        if strategy.num_hosts == 1:
-            return
-        text = json.dumps([rate, has_weights]).ljust(64)  # of one length, which is traced once
-        rate, has_weights = json.loads(strategy.exchange_text(text)[0])
-        if rate is not None and not strategy.is_chief:
-            model.optimizer.learning_rate = rate
-            model.optimizer.was_set = None
-        if has_weights:
-            own = model.get_weights() if strategy.is_chief else []
-            theirs = strategy.exchange_bytes(_packed(own))[0]
-            if not strategy.is_chief:
-                model.take(theirs)
 
 
 def _packed(weights: Iterable[np.ndarray]) -> bytes:
@@ -314,33 +321,50 @@ def _state_of(callback: tf.keras.callbacks.Callback) -> dict[str, Any]:
     return {"kind": kind, "state": json.loads(json.dumps(state, default=lambda x: np.asarray(x).tolist()))}
 
 
+def _set_state(callback: tf.keras.callbacks.Callback, state: dict[str, Any]) -> None:
+    """Restores what `_state_of` has found."""
+    callback.set_state(state) if hasattr(callback, "set_state") else vars(callback).update(state)
+
+
+def _matched(callbacks: Iterable[tf.keras.callbacks.Callback], states: Iterable[dict]) -> Iterator[tuple]:
+    """Yields each callback with its state, the next of its class; None if none is left."""
+    rest = list(states)
+    for callback in callbacks:
+        saved = next((each for each in rest if each["kind"] == type(callback).__name__), {"state": None})
+        rest = [each for each in rest if each is not saved]
+        yield callback, saved["state"]
+
+
+def _is_on_chief(callback: tf.keras.callbacks.Callback) -> bool:
+    return getattr(callback, "on_chief_only", any(name in _ON_CHIEF for name in _kinds(callback)))
+
+
 class _Model:
     """A trainer's model as callbacks see it: Keras's, with the run's optimizer.
 
     Attributes:
       stop_training: set by a callback that wants the run to end.
-      weights_set: whether a callback has set weights since that was last asked.
     """
 
     def __init__(self, trainer):
         self.stop_training = False
-        self.weights_set = False
-        self.optimizer = _Optimizer(next(iter(Holdings(trainer).optimizers.values()), None))
         self._model = getattr(trainer, "model", None) or Holdings(trainer).models[0]
+        self._alone = computing_alone(self._model)
+        optimizer = next(iter(Holdings(trainer).optimizers.values()), None)
+        self.optimizer = getattr(optimizer, "as_keras", None) or _Optimizer(optimizer)
 
     def __getattr__(self, name: str):
-        if name in _OF_WHOLE_WEIGHTS and any(map(cut_of, self._model.variables)):
+        if name in (*_OF_WHOLE_WEIGHTS, *_COMPUTES) and any(map(cut_of, self._model.variables)):
             raise ValueError(
                 f"a Keras callback asks for the model's {name}, and each replica has a part of the model; let the run "
                 "save checkpoints, and export one of them"
             )
-        if name in _SETS_WEIGHTS:
-            self.weights_set = True
-        return getattr(self._model, name)
+        if name in _TRAINS:
+            raise ValueError(f"a Keras callback calls {name} of the model that the run trains; train a copy of it")
+        return functools.partial(self._alone, name) if name in _COMPUTES else getattr(self._model, name)
 
-    def take(self, values: bytes) -> None:
-        """Sets the weights to those of another process, `_packed`."""
-        self._model.set_weights(self.unpacked(values))
+    def __call__(self, *arguments, **keywords):
+        return self._model(*arguments, **keywords)
 
     def unpacked(self, values: bytes) -> list[np.ndarray]:
         """Returns the weights of which these are the bytes."""
@@ -353,32 +377,26 @@ class _Model:
 
 
 class _Optimizer:
-    """The run's optimizer as callbacks see it.
-
-    Attributes:
-      was_set: the learning rate that a callback has set, since that was last asked.
-    """
+    """One of the engine's optimizers as callbacks see it: its rate and settings, which they may set."""
 
     def __init__(self, optimizer):
-        self.was_set: float | None = None
-        self._optimizer = optimizer
+        vars(self)["_optimizer"] = optimizer
 
-    @property
-    def name(self) -> str:
-        return self._optimizer.name
+    def __getattr__(self, name: str):
+        return getattr(self._optimizer, name)
 
-    @property
-    def iterations(self):
-        return self._optimizer.iterations
+    def __setattr__(self, name: str, value) -> None:
+        if name == "learning_rate":
+            self._optimizer.set_learning_rate(float(value))
+        elif name in self._optimizer.settings:
+            setattr(self._optimizer, name, value)
+        else:
+            known = ", ".join(["learning_rate", *self._optimizer.settings])
+            raise AttributeError(f"a Keras callback sets {name} of optimizer {self.name}, which has {known}")
 
     @property
     def learning_rate(self) -> tf.Tensor:
         return self._optimizer.current_learning_rate()
 
-    @learning_rate.setter
-    def learning_rate(self, value) -> None:
-        self.was_set = float(value)
-        self._optimizer.set_learning_rate(self.was_set)
-
     def get_config(self) -> dict:
-        return {"name": self.name, "learning_rate": float(self.learning_rate)}
+        return {"name": self.name, "learning_rate": float(self.learning_rate), **self._optimizer.settings}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import AutocastScope
 
-from .variables import assign_local, read_local, tf_variable
+from .variables import assign_local, own_copy, read_local, tf_variable
 
 # A layer's attributes that are lists: all its layers and variables, in the order in which they were added.
 KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
@@ -180,6 +180,36 @@ def is_of_this_strategy(optimizer: tf.keras.optimizers.Optimizer) -> bool:
     return optimizer._distribution_strategy is tf.distribute.get_strategy()
 
 
+def computing_alone(model: tf.keras.Model) -> Callable[..., Any]:
+    """Returns a function that calls a method of a model, such as `predict`, so that it computes in this process alone.
+
+    Keras's own divides the work among the replicas of the model's strategy, and waits for those of other processes.
+    Within, each variable is this process's first copy, and there is no strategy.
+    """
+    own: dict[str, Any] = {"_distribute_strategy": None, "predict_function": None, "test_function": None}
+
+    def call(method: str, *arguments, **keywords):
+        variables = {id(each): each for each in [*model.variables, *model.metrics_variables]}.values()
+        shared = [(model, {name: vars(model)[name] for name in own})]
+        shared += [(each, {"_value": each._value}) for each in variables]
+        vars(model).update(own)
+        for each in variables:
+            each._value = own_copy(each._value)
+        try:
+            return getattr(model, method)(*arguments, **keywords)
+        finally:
+            own.update((name, vars(model)[name]) for name in own)  # compiled once
+            for each, values in shared:
+                vars(each).update(values)
+
+    return call
+
+
+def own_rate(optimizer: tf.keras.optimizers.Optimizer) -> Any:
+    """Returns what an optimizer takes its learning rate from: a variable, a schedule or another callable."""
+    return optimizer._learning_rate
+
+
 def decays(optimizer: tf.keras.optimizers.Optimizer, variable: Any) -> bool:
     """Returns whether an optimizer's weight decay applies to a variable (`exclude_from_weight_decay`)."""
     return optimizer._use_weight_decay(variable)
@@ -187,7 +217,7 @@ def decays(optimizer: tf.keras.optimizers.Optimizer, variable: Any) -> bool:
 
 def learning_rate(optimizer: tf.keras.optimizers.Optimizer, before: int) -> Any:
     """Returns an optimizer's own rate; a schedule's, after so many updates before those that it has counted."""
-    schedule = optimizer._learning_rate
+    schedule = own_rate(optimizer)
     if before and isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
         return schedule(optimizer.iterations + before)
     return optimizer.learning_rate

@@ -6,8 +6,11 @@ the host in a strategy's scope, applied in replica code.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,8 @@ from ..reduction import wire
 from ..step.context import step_context
 from ..step.gradients import Gradients, sum_duplicate_rows
 from .schedules import Constant
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 class Optimizer(tf.Module):
@@ -68,6 +73,7 @@ class Optimizer(tf.Module):
         self.iterations = None
         self.learning_rate_scale = None
         self._targets = None
+        self.built_settings: Mapping[str, Any] = types.MappingProxyType({})
 
     def build(self, variables, multipliers=None):
         """Makes `iterations`, `learning_rate_scale` and the slots. Once, eager, in strategy scope.
@@ -93,6 +99,22 @@ class Optimizer(tf.Module):
         for target in targets:
             target.decays = self._decays(target)
         self._targets = targets
+        self.built_settings = types.MappingProxyType(self.settings)  # a dictionary would be a part of checkpoints
+
+    @property
+    def settings(self):
+        """The plain values by which it updates, such as `momentum`, by name; a step is traced again if one changes."""
+        return settings_of(self)
+
+    @property
+    def changed_settings(self):
+        """Those that were set since it was built, which a checkpoint keeps."""
+        return {name: value for name, value in self.settings.items() if value != self.built_settings[name]}
+
+    def restore_settings(self, values):
+        """Sets some of `settings`. Host code."""
+        for name in values.keys() & self.built_settings.keys():
+            setattr(self, name, values[name])
 
     @property
     def updated_variables(self):
@@ -362,6 +384,18 @@ class FusedOptimizer(Optimizer):
                 self.sparse(target.handle, slots, value, gradient.indices, scalars)
             else:
                 self.dense(target.handle, slots, value, scalars)
+
+
+def settings_of(optimizer: Any) -> dict[str, Any]:
+    """Returns the plain values among an optimizer's attributes that bear the names of its constructor's arguments."""
+    values = vars(optimizer)
+    return {name: values[name] for name in _arguments(optimizer.__class__) if isinstance(values.get(name, ()), _PLAIN)}
+
+
+@functools.cache
+def _arguments(kind: Any) -> list[str]:
+    """Returns the names of a class's arguments, and of those that its bases collect."""
+    return sorted({name for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters})
 
 
 def _shape(gradient, target):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ..internals import keras
 from ..step.gradients import sum_duplicate_rows
-from .base import Optimizer
+from .base import Optimizer, settings_of
 
 _KINDS = "use one of engine.optimizers or tf.keras.optimizers, or a function that makes one of Keras's"
 _THE_ENGINES_OWN = {
@@ -37,6 +37,7 @@ class KerasOptimizer(Optimizer):
     """
 
     def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, as_compiled=False, **arguments):
+        self.keras_optimizer = None
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
         self._refused = _THE_ENGINES_OWN.keys() - (_OF_COMPILE if as_compiled else ())
         made = isinstance(optimizer, tf.keras.optimizers.Optimizer)
@@ -44,7 +45,6 @@ class KerasOptimizer(Optimizer):
             raise TypeError(f"{optimizer!r} is not an optimizer; {_KINDS}")
         # Behind a function, so that a checkpoint finds the object in one place only.
         self._make = (lambda: optimizer) if made else optimizer
-        self.keras_optimizer = None
 
     def _rate(self, iterations, scale):
         if self._learning_rate is not None:
@@ -52,17 +52,39 @@ class KerasOptimizer(Optimizer):
         rate = keras.learning_rate(self.keras_optimizer, self.slots_since)
         return tf.cast(tf.convert_to_tensor(rate), tf.float32) * scale
 
-    def set_learning_rate(self, value):
-        if self._learning_rate is not None:
-            super().set_learning_rate(value)
-            return
-        try:
-            self.keras_optimizer.learning_rate = value / self.learning_rate_scale.numpy()
-        except TypeError as error:  # Keras's, of a schedule
-            raise ValueError(
-                f"the learning rate of {self.keras_optimizer.name} is given by a schedule, so it can't be set; give it "
-                "a number"
-            ) from error
+    @property
+    def as_keras(self):
+        """The Keras optimizer, if the learning rate is its own; None if it is the engine's."""
+        return self.keras_optimizer if self._learning_rate is None else None
+
+    @property
+    def weight_decay(self):
+        own = self._weight_decay
+        return own if own is not None or self.keras_optimizer is None else self.keras_optimizer.weight_decay or 0.0
+
+    @weight_decay.setter
+    def weight_decay(self, value):
+        self._weight_decay = value
+
+    @property
+    def settings(self):
+        """Those of the Keras optimizer.
+
+        Raises:
+          ValueError: one has changed that the engine has taken as the optimizer was built.
+        """
+        optimizer, built = self.keras_optimizer, self.built_settings
+        found = {**settings_of(optimizer), "weight_decay": self.weight_decay}
+        changed = [name for name in _THE_ENGINES_OWN if built and found[name] != built[name]]
+        if changed or (built and id(keras.own_rate(optimizer)) != self._rate_built):
+            name = (changed or ["learning_rate, by a schedule,"])[0]
+            raise ValueError(f"{name} of Keras optimizer {optimizer.name} can't be set in a run; set it before")
+        return found
+
+    def restore_settings(self, values):
+        for name in values.keys() & self.built_settings.keys():
+            of_engine = name == "weight_decay" and self._weight_decay is not None
+            setattr(self if of_engine else self.keras_optimizer, name, values[name])
 
     def _build_slots(self, targets):
         optimizer = self._make()
@@ -88,9 +110,7 @@ class KerasOptimizer(Optimizer):
             )
         keras.update_here(optimizer)
         optimizer.build([target.given for target in targets])
-        if self.weight_decay is None:
-            self.weight_decay = optimizer.weight_decay or 0.0
-        self.keras_optimizer = optimizer
+        self.keras_optimizer, self._rate_built = optimizer, id(keras.own_rate(optimizer))
 
     def _decays(self, target):
         return super()._decays(target) and keras.decays(self.keras_optimizer, target.given)

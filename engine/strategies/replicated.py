@@ -297,8 +297,8 @@ class Replicated(Measured):
         )
 
     def _form_of(self, feed) -> Callable[[], Hashable]:
-        """Returns what says what a step of a feed depends on besides its arguments: in training, what is frozen."""
-        return self._holdings.freezing.enter if feed is self.train_feed else tuple
+        """Returns what says what a step of a feed depends on besides its arguments; see `Holdings.step_form`."""
+        return self._holdings.step_form if feed is self.train_feed else tuple
 
 
 def largest_divisor(examples: int, limit: int, replicas: int) -> int:

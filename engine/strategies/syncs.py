@@ -27,7 +27,7 @@ class Syncs:
         self._begun = False
 
     def before_call(self) -> None:
-        """Begins a period that others than the last sync may have given weights: the first, or one after hooks acted."""
+        """Begins the first period, or one before which hooks have acted, with the weights as they are."""
         if not self._begun:
             self._begin()
             self._begun = True

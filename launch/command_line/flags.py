@@ -470,7 +470,7 @@ class Flags:
     check_sync_every_steps: int = _shown(
         _integer,
         0,
-        "Compare all replicas' variables, and name one that differs; 0 is never.",
+        "Also compare all replicas' variables every so many steps, and name one that differs; 0 is only before saving.",
         **_COUNT,
         use=_REPLICAS,
         is_period=True,

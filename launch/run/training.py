@@ -7,7 +7,7 @@ import json
 import math
 import numbers
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf

@@ -1,9 +1,10 @@
-"""`crankshaft.fit` in several processes: as one process trains, its callbacks on the chief, and after a kill."""
+"""`crankshaft.fit` in several processes: as one process trains, with callbacks on each, and after a kill."""
 
 from __future__ import annotations
 
 import json
 
+import keras
 import numpy as np
 import pytest
 
@@ -43,7 +44,7 @@ def printed(text: str) -> list:
 
 @pytest.mark.slow
 def test_processes_train_it_too(crank, tmp_path):
-    """Two workers to 1e-5, their callbacks on the chief; around two servers each step is counted once."""
+    """Two workers to 1e-5, with callbacks on each; around two servers each step is counted once."""
     (tmp_path / "fit.py").write_text(SCRIPT)
     alone = json.loads(crank(script=tmp_path / "fit.py").ok().out.splitlines()[-1])
     workers = printed(crank("--workers=2", "--", tmp_path / "fit.py", command="local").ok().out)
@@ -59,6 +60,90 @@ def test_processes_train_it_too(crank, tmp_path):
     assert history["val_loss"][-1] < history["val_loss"][0]
 
 
+CALLED = """
+import json, pathlib, sys
+import crankshaft
+import keras
+import numpy as np
+from fit import model, x, y
+
+folder = pathlib.Path(sys.argv[-1])
+
+
+class Looks(keras.callbacks.Callback):
+    on_chief_only = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        (kernel, bias), size = self.model.get_weights(), 20
+        found = self.model.predict(x[:size], verbose=0, batch_size=8)
+        np.testing.assert_allclose(found, x[:size] @ kernel + bias, atol=1e-5)
+        loss = float(np.ravel(self.model.evaluate(x, y, verbose=0))[0])
+        np.testing.assert_allclose(loss, np.mean((x @ kernel + bias - y) ** 2), rtol=1e-4)
+        with open(folder / "looked", "a") as file:
+            file.write(f"{epoch} ")
+
+
+class Shrinks(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        for layer in self.model.layers:
+            layer.set_weights([0.5 * weight for weight in layer.get_weights()])
+
+
+class Shakes(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        random = np.random.default_rng()  # another in each process
+        (kernel, bias) = self.model.trainable_variables
+        kernel.assign_add(1e-6 * random.normal(size=kernel.shape))
+
+
+if __name__ == "__main__":
+    strategy = dict(batch_size=16, epochs=2, verbose=0, jit="off", shuffle=False, strategy="multi_worker")
+    if folder.name == "shakes":
+        crankshaft.fit(model, x, y, callbacks=[Shakes()], **strategy)
+    stopping, log = keras.callbacks.EarlyStopping("loss"), keras.callbacks.CSVLogger(str(folder / "log.csv"))
+    saving = keras.callbacks.ModelCheckpoint(str(folder / "m.keras"), monitor="loss", save_best_only=True)
+    run = crankshaft.fit(model, x, y, callbacks=[Looks(), Shrinks(), stopping, saving, log], **strategy)
+    weights = [weight.numpy().ravel().tolist() for weight in run.model.weights]
+    print(json.dumps([stopping.best_epoch, saving.best, {"loss": run.history.history["loss"]}, weights]))
+"""
+
+
+def test_each_worker_calls_callbacks_and_has_what_they_leave(crank, tmp_path):
+    """What they compute, set and keep is as in Keras, and written once."""
+    (tmp_path / "fit.py").write_text(SCRIPT)
+    (tmp_path / "called.py").write_text(CALLED)
+    out = crank("--workers=2", "--max_restarts=0", "--", tmp_path / "called.py", tmp_path, command="local").ok().out
+    one, other = printed(out)
+    assert one == other
+    best_epoch, best, history, weights = one
+    assert (best_epoch, best) == (1, history["loss"][1])
+    assert (tmp_path / "looked").read_text() == "0 1 "
+    assert (tmp_path / "log.csv").read_text().count("\n") == 3
+
+    scope: dict = {"__name__": "fit"}
+    exec(SCRIPT, scope)
+    model = scope["model"]()
+
+    class Shrinks(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.set_weights([0.5 * weight for weight in self.model.get_weights()])
+
+    model.fit(scope["x"], scope["y"], batch_size=16, epochs=2, shuffle=False, verbose=0, callbacks=[Shrinks()])
+    for mine, theirs in zip(weights, model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs.ravel(), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_weights_that_a_callback_sets_to_other_values_on_each_worker_are_named(crank, tmp_path):
+    (tmp_path / "fit.py").write_text(SCRIPT)
+    (tmp_path / "called.py").write_text(CALLED)
+    local = ("--workers=2", "--max_restarts=0", "--", tmp_path / "called.py", tmp_path / "shakes")
+    outcome = crank(*local, command="local")
+    assert outcome.code == 1
+    assert "step 5: replica 1 (worker 1) of 2 replicas holds other values of" in outcome.err
+    assert "/kernel [8, 1] than the rest; look for a callback" in outcome.err
+
+
 ENDED = """
 import json, os, pathlib, signal, sys
 import crankshaft
@@ -68,12 +153,15 @@ from tests.runs import newest
 from tests.waiting import wait_until
 
 *strategy, folder, ends = sys.argv[1:]
+is_chief = not json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index")
 log, run_dir = pathlib.Path(folder, "epochs"), pathlib.Path(folder, "run")
 
 
 class Own(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         logs["made"] = -abs(epoch - 1)  # is best in the second epoch
+        if not is_chief:
+            return
         with log.open("a") as file:
             file.write(f"{epoch} ")
         if epoch == 3 and ends == "ends" and log.read_text().split().count("3") == 1:

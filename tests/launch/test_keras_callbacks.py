@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import crankshaft
 from crankshaft.engine import Mean, mean
 from tests.launch.line import RUN, Line, data, place_of
 
@@ -157,3 +160,126 @@ def test_a_first_value_that_is_nan_is_not_the_best(inside):
     inside(*RUN, *slow, trainer=Late, data=data, hooks=[stopping, seen]).ok()
     assert np.isnan(values[0])
     assert stopping.best == max(value for value in values if not np.isnan(value)) > 0
+
+
+# -- what they set, and what a resumed run repeats of it --------------------------------------------------------------
+
+POINTS = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+
+
+def fitted(how, optimizer, made, epochs=4, eager=False, **more):
+    """(the run or Keras's history, the weights) of five steps an epoch, as `how` fits them: Keras's or Crankshaft's."""
+    tf.keras.utils.set_random_seed(1)
+    model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", run_eagerly=eager)
+    fit = model.fit if how == "keras" else functools.partial(crankshaft.fit, model, jit="off")
+    labels = POINTS.sum(1, keepdims=True)
+    done = fit(POINTS, labels, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=made, **more)
+    return done, [weight.ravel().tolist() for weight in model.get_weights()]
+
+
+class Setting(callbacks.Callback):
+    """Sets attributes of the optimizer at the beginning of the second epoch."""
+
+    def __init__(self, **values):
+        super().__init__()
+        self._values = values
+
+    def on_epoch_begin(self, epoch, logs=None):
+        for name, value in self._values.items() if epoch == 1 else ():
+            setattr(self.model.optimizer, name, value)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "values"),
+    [("SGD", {"momentum": 0.5}), ("AdamW", {"weight_decay": 0.3, "beta_1": 0.5})],
+    ids=["momentum", "decay"],
+)
+def test_what_a_callback_sets_in_the_optimizer_takes_effect_and_is_kept(tmp_path, optimizer, values):
+    """Keras's compiled step takes in what was set before it was traced; its eager one always does."""
+
+    def made():
+        return getattr(tf.keras.optimizers, optimizer)(0.05, **dict.fromkeys(values, 0.9))
+
+    _, keras = fitted("keras", made(), [Setting(**values)], eager=True)
+    where = {"run_dir": tmp_path / "run"}
+    fitted("ours", made(), [Setting(**values)], epochs=2, **where)
+    _, ours = fitted("ours", made(), [Setting(**values)], **where)
+    for mine, theirs in zip(ours, keras, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+    _, without = fitted("keras", made(), [])
+    assert not np.allclose(without[0], ours[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["clipnorm", "learning_rate"])
+def test_what_a_callback_can_not_set_in_an_optimizer_is_an_error(name):
+    value = 1.0 if name == "clipnorm" else tf.keras.optimizers.schedules.CosineDecay(0.1, 10)
+    with pytest.raises(crankshaft.UsageError, match=f"{name}.* of Keras optimizer sgd.* can't be set in a run"):
+        fitted("ours", tf.keras.optimizers.SGD(0.1), [Setting(**{name: value})])
+
+
+def test_an_optimizer_of_the_engine_takes_what_it_has(inside):
+    names = (*EPOCHS, "--optimizer=momentum")
+    inside(*names, trainer=Line, data=data, hooks=[Setting(momentum=0.5)]).ok()
+    outcome = inside(*names, trainer=Line, data=data, hooks=[Setting(beta_1=0.5)])
+    assert "sets beta_1 of optimizer momentum, which has learning_rate, momentum, nesterov" in outcome.error
+
+
+class Halving(callbacks.Callback):
+    """Halves the rate and the weights as an epoch begins, and stops the run, or fails, after a step."""
+
+    begun = 0
+
+    def __init__(self, ends=None, fails=False):
+        super().__init__()
+        self._ends, self._fails = ends, fails
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.begun += 1
+        self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
+        self.model.set_weights([0.5 * weight for weight in self.model.get_weights()])
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["rate"] = float(self.model.optimizer.learning_rate)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) == self._ends:
+            if self._fails:
+                raise RuntimeError("as if killed")
+            self.model.stop_training = True
+
+    def get_state(self):
+        return {"begun": self.begun}
+
+    def set_state(self, state):
+        self.begun = state["begun"]
+
+
+def batch_steps(folder) -> list[int]:
+    """The steps of TensorBoard's losses of batches, in order of time."""
+    found = []
+    for path in sorted(folder.glob("train/*"), key=lambda each: each.stat().st_mtime):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            found += [event.step for value in event.summary.value if value.tag == "batch_loss"]
+    return found
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["within an epoch", "between epochs"])
+def test_a_resumed_run_neither_skips_nor_repeats_a_callback(tmp_path, fails):
+    """One stops within the third epoch; one fails there, and goes on from the end of the second."""
+    alone = Halving()
+    _, weights = fitted("ours", tf.keras.optimizers.SGD(0.4, 0.5), [alone])
+    where = {"run_dir": tmp_path / "run", "checkpoint_every_steps": 10}
+    board = {"log_dir": str(tmp_path / "board"), "update_freq": 1}
+    with pytest.raises(crankshaft.UsageError, match="as if killed") if fails else contextlib.nullcontext():
+        fitted("ours", tf.keras.optimizers.SGD(0.4, 0.5), [Halving(13, fails), callbacks.TensorBoard(**board)], **where)
+    goes_on = Halving()
+    run, resumed = fitted("ours", tf.keras.optimizers.SGD(0.4, 0.5), [goes_on, callbacks.TensorBoard(**board)], **where)
+    assert resumed == weights
+    assert goes_on.begun == alone.begun == 4
+    np.testing.assert_allclose(run.history.history["rate"], [0.2, 0.1, 0.05, 0.025])
+    assert batch_steps(tmp_path / "board") == [
+        *range(1, 13),
+        *((11, 12) if fails else (13,)),
+        *range(13 if fails else 14, 21),
+    ]

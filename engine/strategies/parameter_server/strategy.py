@@ -333,7 +333,7 @@ class ParameterServer(Measured):
             self._state.check_held(metrics["loss"].total.graph)
             return metrics
 
-        counters, form = self._leases.counters, held.freezing.enter
+        counters, form = self._leases.counters, held.step_form
         return UpdateLoop(self.distribution, train_step, self.train_feed, pull, counters, form=form)
 
     def loop(self, step, jit: bool = False) -> LeaseLoop:
