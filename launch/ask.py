@@ -46,7 +46,7 @@ _define_flags()
 
 def main(argv: list[str]) -> None:
     """Asks what the command line says, prints the answer, and exits the process."""
-    process.open_closed_streams()
+    process.prepare_streams()
     try:
         words = own_flags.read(argv, FLAGS, help.doc_of(__name__), _USAGE, takes_words=True)
         if len(words) != 2:

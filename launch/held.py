@@ -16,6 +16,7 @@ from typing import Any
 from absl import logging
 
 from ..engine.machine import allocator
+from . import terminal
 from .benchmark.result import check_work_of_baseline
 from .cluster import cluster, meeting, servers
 from .command_line import checks, own_files
@@ -115,7 +116,7 @@ class Held:
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Enters the state in which the run finds its process."""
-        with self._isolation:
+        with self._isolation, terminal.escaping():
             if self.config.check_numerics:
                 from ..engine.hooks import numerics
 
@@ -170,16 +171,18 @@ class Held:
         if mode == "benchmark":
             from .benchmark import mode as benchmark_mode
 
-            outcome = benchmark_mode.benchmark(session, os.environ)
+            result, code, report = benchmark_mode.benchmark(session, os.environ)
+            self.set_result(result, code, [])
+            if report:
+                print(report, flush=True)
         else:
             from .run import generation, modes
 
             work = {"eval": modes.evaluate, "export": modes.export, "predict": modes.predict}
-            outcome = work.get(mode, generation.generate)(session)
-        self.set_result(*outcome)
+            self.set_result(*work.get(mode, generation.generate)(session))
 
-    def set_result(self, result: dict[str, Any], code: int) -> None:
-        """Sets what the run has come to, and writes it."""
+    def set_result(self, result: dict[str, Any], code: int, lines: Sequence[str]) -> None:
+        """Sets what the run has come to, writes it, and then prints lines of it."""
         if self.config.mode != "generate":
             result.setdefault("wall_seconds", time.monotonic() - self._began)
         self.result, self.code = (result := finite(result)), code
@@ -187,6 +190,8 @@ class Held:
             write_of_run(self.config.run_dir, "result.json", result)
         if self.config.is_chief:
             results.write(result, self.config.values)
+        for line in lines:
+            self.session.say(line)
 
     def _start(self, stack: contextlib.ExitStack):
         """Starts TensorFlow, meets the other processes if any, and returns the strategy. `stack` ends with it."""

@@ -91,7 +91,7 @@ class _Command:
 
 def main(argv: list[str] | None = None) -> None:
     """Runs what the command line asks for, and exits the process."""
-    process.open_closed_streams()
+    process.prepare_streams()
     argv = sys.argv if argv is None else argv
     try:
         code = _run(argv, os.environ)

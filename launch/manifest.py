@@ -63,7 +63,7 @@ _define_flags()
 
 def main(argv: list[str]) -> None:
     """Prints what the command line asks for, and exits the process."""
-    process.open_closed_streams()
+    process.prepare_streams()
     try:
         text = _text(argv)
     except Exception as error:  # the border of the program

@@ -48,7 +48,7 @@ _define_flags()
 
 def main(argv: list[str]) -> None:
     """Writes what the command line asks for, and exits the process."""
-    process.open_closed_streams()
+    process.prepare_streams()
     try:
         own_flags.read(argv, FLAGS, help.doc_of(__name__), "crankshaft prepare --input=... --output_dir=... [flags]")
         if not FLAGS.output_dir:

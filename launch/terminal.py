@@ -1,13 +1,48 @@
-"""Text in a terminal: no line ends within a word. Host code."""
+"""Text in a terminal: no line ends within a word, and what its encoding lacks is escaped. Host code."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import textwrap
-from typing import TextIO
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 from absl import logging
+
+_BORDERS = str.maketrans("━─│┃…" + "┏┳┓┡╇┩├┼┤└┴┘", "--||." + 12 * "+")
+
+
+def escape_unprintable() -> list[tuple[Any, str]]:
+    """Has the standard streams escape characters that their encoding lacks, as U+732B, in place of an error.
+
+    Returns the streams, each with what it did before.
+    """
+    streams = [(stream, stream.errors) for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")]
+    for stream, _ in streams:
+        stream.reconfigure(errors="backslashreplace")
+    return streams
+
+
+@contextlib.contextmanager
+def escaping() -> Iterator[None]:
+    """Has the standard streams escape characters that their encoding lacks, within."""
+    streams = escape_unprintable()
+    try:
+        yield
+    finally:
+        for stream, errors in streams:
+            stream.reconfigure(errors=errors)
+
+
+def drawable(text: str, file: TextIO) -> str:
+    """Returns a table's text, its borders in ASCII if the file's encoding lacks them."""
+    try:
+        "━┃…".encode(getattr(file, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return text.translate(_BORDERS)
+    return text
 
 
 def columns() -> int:

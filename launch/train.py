@@ -57,7 +57,7 @@ def main(
     Example:
       >>> main(PlaneTrainer, data=data)  # doctest: +SKIP
     """
-    process.open_closed_streams()
+    process.prepare_streams()
     terminal.fit_log()
     with contextlib.redirect_stdout(process.SturdyStream(sys.stdout)) as output:
         code = _exit_code(sys.argv if argv is None else argv, trainer_class, data, hooks, may_change)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -40,13 +39,28 @@ def averaged_weights(trainer):
 class Evaluated(dict[str, float]):
     """The means of an evaluation by name, and what is no number.
 
+    Args:
+      means: by name; an `Evaluated` is copied.
+      confusion: the confusion matrices by the metric's name; None takes those of `means`, if any.
+
     Attributes:
       confusion: the confusion matrices, int64 [classes, classes], labels by predictions; by the metric's name.
     """
 
-    def __init__(self, means: Mapping[str, float], confusion: Mapping[str, Any]):
+    def __init__(self, means: Mapping[str, float], confusion: Mapping[str, Any] | None = None):
         super().__init__(means)
-        self.confusion = {name: np.asarray(each, np.int64) for name, each in confusion.items()}
+        found = getattr(means, "confusion", {}) if confusion is None else confusion
+        self.confusion = {name: np.asarray(each, np.int64) for name, each in found.items()}
+
+    def host_state(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of it: plain JSON."""
+        confusion = {name: each.tolist() for name, each in self.confusion.items()}
+        return {"result": dict(self), **({"confusion": confusion} if confusion else {})}
+
+    @classmethod
+    def of_host_state(cls, values: Mapping[str, Any]) -> Evaluated | None:
+        """Returns what `host_state` was called of; None of a checkpoint without it."""
+        return None if values.get("result") is None else cls(values["result"], values.get("confusion", {}))
 
 
 def evaluate(strategy, state: TrainState) -> Evaluated:
@@ -96,15 +110,13 @@ class Evaluation(Periodic):
         if status.step != self.step:
             self.result = evaluate(status.strategy, status.state)
             self.step = status.step
-        status.evaluation = copy.copy(self.result)
+        status.evaluation = Evaluated(self.result)
 
     def host_state(self) -> dict:
-        confusion = {name: each.tolist() for name, each in self.result.confusion.items()} if self.result else {}
-        return {"step": self.step, "result": self.result, **({"confusion": confusion} if confusion else {})}
+        return {"step": self.step, **(self.result.host_state() if self.result else {})}
 
     def restore_host_state(self, values: dict) -> None:
-        self.step, means = values.get("step"), values.get("result")
-        self.result = None if means is None else Evaluated(means, values.get("confusion", {}))
+        self.step, self.result = values.get("step"), Evaluated.of_host_state(values)
 
     def data_changed(self, splits: set[str]) -> None:
         if "eval" in splits:

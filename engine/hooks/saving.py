@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from ..checkpoints import CheckpointError, Checkpoints, Manifest
 from ..state import RULES, TrainState
 from .base import Hook, Periodic, Status
+from .evaluation import Evaluated
 from .monitors import Monitor
 
 
@@ -118,7 +119,37 @@ class Checkpointing(Periodic):
             self.checkpoints.wait()
 
 
-class BestCheckpoint(Monitor):
+class Best(Monitor):
+    """Keeps the state of the best evaluation. Override `keep`.
+
+    Attributes:
+      evaluation: all metrics of the best evaluation; None before there is one.
+    """
+
+    evaluation: Evaluated | None = None
+
+    def observe(self, status: Status, value: float, improved: bool) -> None:
+        if improved:
+            self.evaluation = Evaluated(status.evaluation or {})
+            self.keep(status)
+
+    def keep(self, status: Status) -> None:
+        """Keeps the state, which is the best so far."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        super().forget()
+        self.evaluation = None
+
+    def recall(self, values: dict) -> None:
+        super().recall(values)
+        self.evaluation = None if self.best is None else Evaluated.of_host_state(values.get("evaluation", {}))
+
+    def host_state(self) -> dict:
+        return {**super().host_state(), "evaluation": self.evaluation.host_state() if self.evaluation else {}}
+
+
+class BestCheckpoint(Best):
     """Saves a checkpoint, in a separate directory (`run_dir/best`), whenever the metric is better than ever.
 
     The best value is kept with the best checkpoint itself: a run that is killed and resumed from before it, or that is
@@ -149,14 +180,13 @@ class BestCheckpoint(Monitor):
         kept = manifest.host_state.get("hooks", {}) if manifest else {}
         values = [v for v in kept.values() if v.get("monitor") == self.monitor and v.get("is_best")]
         values = [v for v in values if isinstance(v.get("best"), (int, float))]
-        self.best = self.best_step = None
+        self.best = self.best_step = self.evaluation = None
         if values:
             self.recall({**values[0], "best_step": manifest.step})
 
-    def observe(self, status: Status, value: float, improved: bool) -> None:
-        if improved:
-            hooks = self.hooks if self in self.hooks else [*self.hooks, self]
-            save(self.checkpoints, status, hooks)
+    def keep(self, status: Status) -> None:
+        hooks = self.hooks if self in self.hooks else [*self.hooks, self]
+        save(self.checkpoints, status, hooks)
 
     def end(self, status: Status) -> None:
         self.checkpoints.wait()
@@ -165,7 +195,7 @@ class BestCheckpoint(Monitor):
         return {**super().host_state(), "is_best": True}
 
 
-class BestWeights(Monitor):
+class BestWeights(Best):
     """Copies the whole state whenever the metric is better than ever: for runs that write no checkpoint.
 
     `put_back` restores the state as it was then; None before there is a best value.
@@ -178,7 +208,6 @@ class BestWeights(Monitor):
         super().__init__(monitor, **arguments)
         self.put_back: Callable[[], None] | None = None
 
-    def observe(self, status: Status, value: float, improved: bool) -> None:
-        if improved:
-            self.put_back = None  # so that there is one copy at a time
-            self.put_back = status.state.copied()
+    def keep(self, status: Status) -> None:
+        self.put_back = None  # so that there is one copy at a time
+        self.put_back = status.state.copied()

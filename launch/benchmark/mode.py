@@ -25,8 +25,8 @@ _SUMS_SECONDS = 0.5  # of sums over replicas where they are timed beside the who
 _TOP_OPS = 10
 
 
-def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int]:
-    """Times the training loop or a part of it, from new weights; returns the result and the exit code.
+def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int, str]:
+    """Times the training loop or a part of it, from new weights; returns (result, exit code, report to print).
 
     Nothing of the run_dir is read or changed, except that --profile adds a trace.
     """
@@ -40,13 +40,13 @@ def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str,
     measured = _measure(session, variables)
     content = {**result.heading(config.global_batch_size), **modes.result_of(session), **work, **measured}
     if not config.is_chief:
-        return content, 0
+        return content, 0, ""
     if config.baseline:
         theirs = result.read_baseline(config.baseline)
         content["baseline"] = {"path": config.baseline, **intervals.compare([content], [theirs])}
         content["warnings"] += result.warnings(content, theirs)
-    print(report.text(content), flush=True)
-    return content, result.exit_code(content["baseline"], config.fail_below) if config.baseline else 0
+    code = result.exit_code(content["baseline"], config.fail_below) if config.baseline else 0
+    return content, code, report.text(content)
 
 
 def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:

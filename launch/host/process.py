@@ -55,10 +55,11 @@ _NOISE = re.compile(
 )
 
 
-def open_closed_streams() -> None:
-    """Opens /dev/null as each standard stream that is closed. To be called before anything else.
+def prepare_streams() -> None:
+    """Prepares a program's standard streams, before anything else: none is closed, and any character can be printed.
 
-    Otherwise a file of the run would get the stream's number, and receive what is printed.
+    /dev/null is opened as each that is closed. Otherwise a file of the run would get the stream's number, and receive
+    what is printed.
     """
     for number in range(3):
         try:
@@ -69,6 +70,7 @@ def open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # as Python has it where the stream was closed at its start
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+    terminal.escape_unprintable()
 
 
 def age_seconds() -> float:

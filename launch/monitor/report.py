@@ -32,7 +32,7 @@ _FOR_EVER = float("inf")
 
 def main(argv: list[str]) -> None:
     """Prints or writes what the command line asks for, and exits the process."""
-    process.open_closed_streams()
+    process.prepare_streams()
     try:
         paths = own_flags.read(
             argv,

@@ -47,7 +47,7 @@ _READ_SECONDS = 0.4  # of an answer at most: what a long record holds so far is 
 
 def main(argv: list[str]) -> None:
     """Serves what the command line asks for until Ctrl-C, and exits the process."""
-    process.open_closed_streams()
+    process.prepare_streams()
     try:
         paths = own_flags.read(
             argv, FLAGS, help.doc_of(__name__), "crankshaft monitor [flags] RUN_DIR|RESULT.json ...", takes_words=True

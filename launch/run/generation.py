@@ -40,7 +40,7 @@ def create(config: Config, strategy: Strategy) -> Session:
     return session
 
 
-def generate(session: Session) -> tuple[dict[str, Any], int]:
+def generate(session: Session) -> modes.Outcome:
     """Prints the prompt and what follows it by the chosen checkpoint, as it comes; all else goes to standard error."""
     config, strategy = session.config, session.strategy
     for manifest in reading.restored(session):
@@ -66,7 +66,7 @@ def generate(session: Session) -> tuple[dict[str, Any], int]:
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         print(f"{counted(len(made), 'token')}{speed}{ended}", file=sys.stderr)
     generated = {"tokens": len(made), "tokens_per_sec": rate, "seed": config.seed, "text": text}
-    return {**modes.result_of(session), "checkpoint": taken, "generated": generated}, 0
+    return {**modes.result_of(session), "checkpoint": taken, "generated": generated}, 0, []
 
 
 def follow(session: Session, row: Sequence[int], **how: Any) -> Iterator[int]:
@@ -124,7 +124,6 @@ class _Writer:
 
     def __init__(self, session: Session):
         self._decoder = session.known.tokens.decoder()
-        self._encoding = sys.stdout.encoding or "utf-8"
         self._text: list[str] = []
 
     def token(self, token: int) -> None:
@@ -138,7 +137,7 @@ class _Writer:
 
     def _print(self, text: str) -> None:
         self._text.append(text)
-        print(text.encode(self._encoding, "replace").decode(self._encoding), end="", flush=True)
+        print(text, end="", flush=True)
 
 
 def _model(session: Session) -> Generates:

@@ -14,9 +14,10 @@ from . import fingerprints, prediction_files, predictions, reading, weights
 from .session import Session
 
 _SHOWN_CLASSES = 20
+Outcome = tuple[dict[str, Any], int, list[str]]  # result, exit code, and what is printed once the result is written
 
 
-def evaluate(session: Session) -> tuple[dict[str, Any], int]:
+def evaluate(session: Session) -> Outcome:
     """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
     results: dict[int, evaluation.Evaluated] = {}
     for manifest in reading.restored(session):
@@ -25,13 +26,14 @@ def evaluate(session: Session) -> tuple[dict[str, Any], int]:
         results[manifest.step] = evaluation.evaluate(session.strategy, session.state)
         session.say(f"evaluation at step {manifest.step}: {as_line(results[manifest.step])}")
     found = results[session.state.step]
-    result = result_of(session, eval=found, **by_class(session, found))
+    reports, tables = by_class(session, found)
+    result = result_of(session, eval=found, **reports)
     if len(results) > 1:
         result["evals"] = {str(step): metrics for step, metrics in results.items()}
-    return result, 0
+    return result, 0, tables
 
 
-def export(session: Session) -> tuple[dict[str, Any], int]:
+def export(session: Session) -> Outcome:
     """Writes the model of the latest (or chosen) checkpoint as a SavedModel or Keras file."""
     for manifest in reading.restored(session):
         taken = f"{'best' if session.config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
@@ -40,11 +42,11 @@ def export(session: Session) -> tuple[dict[str, Any], int]:
     session.known = weights.about(config.run_dir).known  # the model's, whatever the data has come to be
     path = exports.save(session, config.output_path, config.export_model)
     kind = "Keras model" if path.endswith(".keras") else "SavedModel"
-    session.say(f"{kind} of step {session.state.step}, {taken}: {path}")
-    return {**result_of(session), "export": path, "checkpoint": taken}, 0
+    line = f"{kind} of step {session.state.step}, {taken}: {path}"
+    return {**result_of(session), "export": path, "checkpoint": taken}, 0, [line]
 
 
-def predict(session: Session) -> tuple[dict[str, Any], int]:
+def predict(session: Session) -> Outcome:
     """Writes the predictions of the latest (or chosen) checkpoint for the examples of a split."""
     config = session.config
     for manifest in reading.restored(session):
@@ -59,17 +61,15 @@ def predict(session: Session) -> tuple[dict[str, Any], int]:
     count = len(next(iter(columns.values())))
     if session.strategy.is_chief:
         prediction_files.write(config.output, columns, session.names.classes)
-    session.say(f"predictions of {count:,} examples by the model of step {session.state.step}: {config.output}")
-    return {**result_of(session), "output": config.output, "examples": count}, 0
+    line = f"predictions of {count:,} examples by the model of step {session.state.step}: {config.output}"
+    return {**result_of(session), "output": config.output, "examples": count}, 0, [line]
 
 
-def by_class(session: Session, found: evaluation.Evaluated) -> dict[str, Any]:
-    """Returns what a result has of an evaluation's confusion matrices, and shows those of few classes as tables."""
+def by_class(session: Session, found: evaluation.Evaluated) -> tuple[dict[str, Any], list[str]]:
+    """Returns what a result has of an evaluation's confusion matrices, and those of few classes as tables."""
     reports = {name: report(matrix) for name, matrix in found.confusion.items()}
-    for each in reports.values():
-        if len(each["support"]) <= _SHOWN_CLASSES:
-            session.say(_table(each, session.names.classes))
-    return {"by_class": reports} if reports else {}
+    few = [each for each in reports.values() if len(each["support"]) <= _SHOWN_CLASSES]
+    return {"by_class": reports} if reports else {}, [_table(each, session.names.classes) for each in few]
 
 
 def _table(report: Mapping[str, Any], classes: Sequence[str] | None) -> str:

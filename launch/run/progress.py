@@ -228,7 +228,7 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
     if file.isatty():
         width = most = min(terminal.columns(), _SUMMARY_COLUMNS)
     for model in models:
-        print(_summary(model, width, most), file=file, flush=True)
+        print(terminal.drawable(_summary(model, width, most), file), file=file, flush=True)
         held = sum(math.prod(variable.shape) for variable in model.variables)
         if (whole := sum(map(cuts.size, model.variables))) != held:
             print(f"Of {whole:,} parameters in all each replica has these {held:,}.", file=file, flush=True)

@@ -21,7 +21,7 @@ from ...engine.hooks.input_bound import InputBound
 from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
 from ...engine.hooks.record import Record
-from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
+from ...engine.hooks.saving import Best, BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.stragglers import Stragglers
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.hooks.tensorboard import TensorBoard
@@ -259,8 +259,11 @@ class Training:
         saving.restore(checkpoints, session.state, self._hooks, manifest)
         self.loop.rewind()
 
-    def outcome(self, evaluates: bool = True) -> tuple[dict[str, Any], int]:
-        """Returns (result, exit code) of a run whose loop has ended.
+    def outcome(self, evaluates: bool = True) -> tuple[dict[str, Any], int, list[str]]:
+        """Returns (result, exit code, lines for people) of a run whose loop has ended.
+
+        Restores the best weights, if the run is to end with them; the result's `eval` is of the weights that it ends
+        with.
 
         Args:
           evaluates: whether the result has an evaluation that the run itself has not made.
@@ -275,40 +278,50 @@ class Training:
             result["tables"] = tables
             results.warn_of_full_tables(tables)
         exit_code = EXIT_CODES.get(status.agreed_stop.reason, 0) if status.agreed_stop else 0
+        measured, lines = None, []
         if session.evaluates and not exit_code:
             measured = _evaluation_of(session.state.step, self._hooks)
-            if measured or evaluates:
-                with self._spending("evaluation"):
-                    result["eval"] = measured = measured or evaluation.evaluate(session.strategy, session.state)
-                session.say(f"evaluation at step {session.state.step}: {as_line(measured)}")
-                result |= by_class(session, measured)
-        self._say_end(result, exit_code)
-        return result, exit_code
+            if measured is None and evaluates:
+                measured = self._evaluation()
+            if measured is not None:
+                lines.append(f"evaluation at step {session.state.step}: {as_line(measured)}")
+        best, taken = _best_of(self._hooks), session.config.restore_best and not exit_code
+        if best and taken:
+            _restore_best(session, best)
+            measured = best.evaluation or self._evaluation()
+        if measured is not None:
+            reports, shown = by_class(session, measured)
+            result |= {"eval": measured, **reports}
+            lines += shown
+        return result, exit_code, lines + self._end(result, exit_code, best, taken)
 
-    def _say_end(self, result: dict[str, Any], exit_code: int) -> None:
-        """Says how the run ended, and adds it to the result; restores the best weights where they are asked for."""
-        session, config, status = self.session, self.session.config, self.loop.status
+    def _evaluation(self) -> evaluation.Evaluated:
+        with self._spending("evaluation"):
+            return evaluation.evaluate(self.session.strategy, self.session.state)
+
+    def _end(self, result: dict[str, Any], exit_code: int, best: Best | None, taken: bool) -> list[str]:
+        """Adds to the result how the run ended, and returns lines of it; `taken`: the model has the best weights."""
+        config, status, lines = self.session.config, self.loop.status, []
         if "loss_with_penalties" in {**result["train"], **result.get("eval", {})}:
-            session.say("loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it")
+            lines.append("loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it")
         if status.stop:
             result["stop"] = status.stop
-            session.say(f"stopped at step {session.state.step}: {status.stop}")
-        if size := session.state.input.num_bytes:
-            session.say(f"the place in the training data takes {size / 1e6:,.3g} MB of a checkpoint")
-        if best := _best_of(self._hooks):
+            lines.append(f"stopped at step {result['step']}: {status.stop}")
+        if size := self.session.state.input.num_bytes:
+            lines.append(f"the place in the training data takes {size / 1e6:,.3g} MB of a checkpoint")
+        if best:
             result["best"] = {"metric": best.monitor, "value": best.best, "step": best.best_step}
-            taken = config.restore_best and not exit_code
-            if taken:
-                _restore_best(session, best)
+            result["best"] |= {"eval": best.evaluation} if best.evaluation else {}
             whose = ", whose weights the model ends with" if taken else ""
-            session.say(f"best {best.monitor} {best.best:.6g} at step {best.best_step}{whose}")
+            lines.append(f"best {best.monitor} {best.best:.6g} at step {best.best_step}{whose}")
         if exit_code:
             run_dir = config.given_run_dir
-            session.say(f"the same command resumes from {run_dir}" if run_dir else "nothing is kept without --run_dir")
+            lines.append(f"the same command resumes from {run_dir}" if run_dir else "nothing is kept without --run_dir")
         if self.record:
             result["goodput"] = goodput = self.record.goodput()
             if config.run_dir:
-                session.say(recording.goodput_line(goodput))
+                lines.append(recording.goodput_line(goodput))
+        return lines
 
     def finish(self, error: BaseException | None, code: int) -> None:
         """Records how the run ended: with an exit code, or by an error."""
@@ -352,13 +365,13 @@ def counted_bad_records(session: Session) -> dict[str, int]:
     return {name: len(session.strategy.bad_records(source)) for name, source in session.bad_records.items()}
 
 
-def _best_of(hooks: Sequence[Hook]) -> Monitor | None:
+def _best_of(hooks: Sequence[Hook]) -> Best | None:
     """Returns the hook that keeps the best state, once there is a best state."""
-    kept = (hook for hook in hooks if isinstance(hook, (BestCheckpoint, BestWeights)))
+    kept = (hook for hook in hooks if isinstance(hook, Best))
     return next((hook for hook in kept if hook.best_step is not None), None)
 
 
-def _restore_best(session: Session, best: Monitor) -> None:
+def _restore_best(session: Session, best: Best) -> None:
     """Restores the state, step included, of the best evaluation; the run's checkpoints stay."""
     if isinstance(best, BestWeights):
         best.put_back()

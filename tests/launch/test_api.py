@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import pathlib
@@ -369,3 +370,37 @@ def test_a_scripts_own_flags_belong_to_its_run(crank, tmp_path):
     outcome = crank("--train_steps=4", "--beta=7", *asked, script=script)
     assert "is a run of another configuration (script_flags beta: 3.0 -> 7.0)" in outcome.mistake
     crank("--train_steps=4", "--beta=3", "--note=b", *asked, script=script).ok()
+
+
+def named_classes():
+    x, y = np.random.default_rng(0).normal(size=(40, 3)).astype("float32"), np.arange(40, dtype="int32") % 2
+    return crankshaft.Data((x, y), (x, y), 2, classes=("k\xe4se", "\u732b"))
+
+
+@pytest.mark.parametrize("progress", ["plain", "bar"])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_console_without_a_class_names_characters_shows_them_escaped(tmp_path, monkeypatch, encoding, progress):
+    console = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr(sys, "stdout", console)
+    done = run(model="logistic", data=named_classes, train_steps=2, run_dir=tmp_path, jit="off", progress=progress)
+    console.flush()
+    shown = console.buffer.getvalue().decode(encoding)
+    assert "0 k\xe4se" in shown or "0 k\\xe4se" in shown
+    assert "1 \\u732b" in shown
+    assert "\\u25" not in shown  # no table of escapes
+    assert console.errors == "strict"  # the program's own
+    assert json.loads((tmp_path / "result.json").read_text())["classes"] == ["k\xe4se", "\u732b"]
+    assert done.result["step"] == 2
+
+
+def test_the_result_is_written_before_it_is_printed(tmp_path, monkeypatch):
+    class Breaks(io.StringIO):
+        def write(self, text):
+            if text.startswith("evaluation at step"):
+                raise RuntimeError("the console is gone")
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", Breaks())
+    with pytest.raises(UsageError, match="the console is gone"):
+        run(Plane, data=data, train_steps=2, run_dir=tmp_path, jit="off", progress="plain")
+    assert json.loads((tmp_path / "result.json").read_text())["eval"]["loss"] > 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import crankshaft
 from crankshaft.engine import Mean, auc, mean
 from tests import runs
 from tests.engine.hooks.tensorboard.boards import scalars
@@ -44,8 +45,10 @@ def test_the_best_weights_are_given_back_and_named(inside, tmp_path, kept, place
     best = found["best"]
     assert best["metric"] == "eval_loss"
     assert 0 < best["step"] < 12
-    assert best["value"] < 0.9 * found["eval"]["loss"]
-    assert loss_of(Kept.last) == pytest.approx(best["value"], rel=1e-5)  # sums of 32 float32 values in another order
+    # Of the weights that the run ends with, and of the best evaluation: sums of 32 float32 values in another order.
+    assert found["eval"] == best["eval"] == {"loss": best["value"]}
+    assert loss_of(Kept.last) == pytest.approx(best["value"], rel=1e-5)
+    assert best["value"] < 0.9 * float(re.findall(r"step 12/12  evaluation  loss (\S+)", outcome.out)[0])
     assert (
         f"best eval_loss {best['value']:.6g} at step {best['step']}, whose weights the model ends with" in outcome.out
     )
@@ -61,6 +64,7 @@ def test_without_being_asked_a_run_ends_with_its_last_weights_and_names_the_best
     outcome = inside(*SWINGS, run_dir, trainer=Kept, data=data).ok()
     found = runs.result(tmp_path)
     assert loss_of(Kept.last) == pytest.approx(found["eval"]["loss"], rel=1e-5)
+    assert found["best"]["eval"] == {"loss": found["best"]["value"]} != found["eval"]
     assert re.search(rf"^best eval_loss \S+ at step {found['best']['step']}$", outcome.out, re.MULTILINE)
     outcome = inside("--mode=export", run_dir, f"--result_json={tmp_path}/export.json", trainer=Kept, data=data).ok()
     assert "SavedModel of step 12, checkpoints/ckpt-12: " in outcome.out
@@ -180,3 +184,24 @@ def test_patience_counts_evaluations_without_a_value(inside, tmp_path):
     watching = ("--monitor=eval_auc", "--early_stopping=patience=3", f"--run_dir={tmp_path}", "--train_steps=9")
     outcome = inside(*RISING, *watching, "--progress=plain", trainer=Sparse, data=data).ok()
     assert "stopped at step 3: eval_auc has not improved for 3 evaluations (never a number)" in outcome.out
+
+
+def test_the_results_evaluation_is_of_the_weights_that_are_returned_after_a_restart_too(tmp_path):
+    """With all metrics of the best evaluation, and its report by class."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)).astype("float32"), rng.integers(0, 3, 60).astype("int32")
+    swings = {"model": "logistic", "optimizer": "sgd", "learning_rate": 6.0, "eval_every_steps": 1, "jit": "off"}
+    how = {"data": ((x, y), (x, y), 3), "restore_best": True, "monitor": "eval_accuracy", "progress": "off", **swings}
+    best = None
+    for steps in (8, 10):  # the second ends with what the first one kept
+        done = crankshaft.run(run_dir=tmp_path, train_steps=steps, global_batch_size=60, **how)
+        assert best in (None, done.result["best"])
+        best = done.result["best"]
+        assert done.result["eval"] == pytest.approx(done.evaluate()) == best["eval"]
+        assert best["eval"]["accuracy"] == best["value"]
+        assert (
+            done.result["by_class"]["confusion"]["matrix"]
+            == np.histogram2d(y, done.predict(x).argmax(-1), 3)[0].tolist()
+        )
+        rows = {row["step"]: row for row in done.history}
+        assert rows[best["step"]]["eval_loss"] == best["eval"]["loss"] != rows[steps]["eval_loss"]

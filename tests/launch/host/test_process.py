@@ -82,7 +82,7 @@ def test_an_engine_that_cannot_be_imported_is_explained(monkeypatch):
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path, closed):
     code = (
-        "import os, sys; from crankshaft.launch.host import process; process.open_closed_streams()\n"
+        "import os, sys; from crankshaft.launch.host import process; process.prepare_streams()\n"
         "file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
         "print('printed', flush=True), print('printed', file=sys.stderr, flush=True), os.system('echo printed')\n"
         "os.write(file, b'%d' % (file > 2))"
@@ -309,3 +309,16 @@ def test_a_signal_within_a_compiled_call_is_answered_and_a_second_ends_the_proce
                 assert stuck.wait(PATIENCE) == 143
         finally:
             stuck.kill()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "ascii:strict", "latin-1", "utf-8"])
+def test_what_a_console_has_no_characters_for_is_escaped(encoding):
+    program = (
+        "import sys; from crankshaft.launch.host import process; process.prepare_streams()\n"
+        "print('k\\xe4se \\u732b \\udcff'); print('k\\xe4se \\u732b', file=sys.stderr)"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+    name = encoding.partition(":")[0]
+    assert done.stdout == "k\xe4se \u732b \udcff\n".encode(name, "backslashreplace")
+    assert done.stderr == "k\xe4se \u732b\n".encode(name, "backslashreplace")
