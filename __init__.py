@@ -9,7 +9,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # a type checker takes it for true; typing takes as long to import as all that stands before it
 if TYPE_CHECKING:
-    from .engine.build import make_optimizer
+    from .engine.build import learning_rate, make_optimizer
     from .engine.data.source import Source, Spec
     from .engine.keras_trainer import KerasTrainer
     from .engine.metrics.keras_metrics import KerasMetric
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .engine.step.batches import weighed
     from .engine.step.context import step_context
     from .engine.step.gathering import gather
-    from .engine.step.gradients import Update
+    from .engine.step.gradients import Update, minimize
     from .engine.trainer import Trainer
     from .input.data import Data
     from .launch.api import Run, load_model, open_run, run
@@ -41,10 +41,12 @@ _HOMES = {
     "confusion_matrix": "crankshaft.engine",
     "fit": "crankshaft.launch.fit",
     "gather": "crankshaft.engine",
+    "learning_rate": "crankshaft.engine",
     "load_model": "crankshaft.launch.api",
     "main": "crankshaft.launch.train",
     "make_optimizer": "crankshaft.engine",
     "mean": "crankshaft.engine",
+    "minimize": "crankshaft.engine",
     "open_run": "crankshaft.launch.api",
     "root_mean_square": "crankshaft.engine",
     "run": "crankshaft.launch.api",
@@ -70,10 +72,12 @@ __all__ = [
     "confusion_matrix",
     "fit",
     "gather",
+    "learning_rate",
     "load_model",
     "main",
     "make_optimizer",
     "mean",
+    "minimize",
     "open_run",
     "root_mean_square",
     "run",

@@ -20,8 +20,9 @@ _INTRODUCTION = """# Flags
 
 Look a flag up. This page is made from the flags by `python docs/make_flags.py`; `crankshaft train --help` says the same
 in a terminal, and `--helpshort` lists those that most runs use. Each flag has a range or a rule, checked before
-TensorFlow starts; arguments of models, inputs, optimizers and schedules are once these are imported. A flag that the
-run would ignore is refused.
+TensorFlow starts; arguments of models, inputs, optimizers and schedules are once these are imported. A flag that would
+have no effect is an error. That is known before TensorFlow starts, or, where a step or an optimizer of your own would
+ignore it, before the first step; the error names [the line to write](model.md#a-flag-that-has-no-effect).
 
 Flags that belong together may stand in a file: `--flagfile=run.flags`, a flag a line as on the command line, or
 `--config=run.yaml` (by `pip install 'crankshaft[yaml]'`; JSON without it), where a run's own `config.json` may be given

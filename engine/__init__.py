@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .build import build_embeddings, build_layers, make_optimizer
+    from .build import build_embeddings, build_layers, learning_rate, make_optimizer
     from .layers.embeddings import Embedding
     from .metrics.keras_metrics import KerasMetric
     from .metrics.means import Mean, auc, confusion_matrix, mean, root_mean_square
     from .step.batches import weighed
     from .step.context import step_context
     from .step.gathering import gather
-    from .step.gradients import Update
+    from .step.gradients import Update, minimize
     from .step.options import StepOptions
     from .trainer import Trainer
 
@@ -49,8 +49,10 @@ _HOMES = {
     "build_layers": "crankshaft.engine.build",
     "confusion_matrix": "crankshaft.engine.metrics.means",
     "gather": "crankshaft.engine.step.gathering",
+    "learning_rate": "crankshaft.engine.build",
     "make_optimizer": "crankshaft.engine.build",
     "mean": "crankshaft.engine.metrics.means",
+    "minimize": "crankshaft.engine.step.gradients",
     "root_mean_square": "crankshaft.engine.metrics.means",
     "step_context": "crankshaft.engine.step.context",
     "weighed": "crankshaft.engine.step.batches",
@@ -69,8 +71,10 @@ __all__ = [
     "build_layers",
     "confusion_matrix",
     "gather",
+    "learning_rate",
     "make_optimizer",
     "mean",
+    "minimize",
     "root_mean_square",
     "step_context",
     "weighed",

@@ -12,9 +12,10 @@ import tensorflow as tf
 from . import optimizers
 from .freezing import Freezing
 from .holdings import Holdings
-from .internals.variables import held, path_of
+from .internals.variables import path_of
 from .optimizers.averaging import WeightAverage
 from .optimizers.loss_scale import DynamicLossScale
+from .optimizers.schedules import Constant
 from .reduction import Reduction
 from .step import batches
 from .step.options import Given, StepOptions
@@ -43,6 +44,8 @@ def prepare(
     trainer.holdings = holdings = Holdings(trainer)
     holdings.freezing = Freezing(options.freeze, holdings.optimizers.values())
     _build_keras_optimizers(holdings)
+    for optimizer in (*holdings.optimizers.values(), *holdings.keras_optimizers):
+        holdings.options_of[id(optimizer)] = optimizers.options_of(optimizer, trainer.given.options)
     updated = [v for each in holdings.optimizers.values() for v in each.updated_variables]
     reduction.build(updated, holdings.moving_statistics)
 
@@ -52,9 +55,9 @@ def _build_keras_optimizers(holdings: Holdings) -> None:
 
     Which variables a step will update by them is not known, so each has slots for all, if it was not built for some.
     """
-    unbuilt = [each for each in held(holdings.trainer, tf.keras.optimizers.Optimizer).values() if not each.built]
-    for optimizer in unbuilt:
-        optimizer.build([*holdings.all_weights, *holdings.own_variables])
+    for optimizer in holdings.keras_optimizers:
+        if not optimizer.built:
+            optimizer.build([*holdings.all_weights, *holdings.own_variables])
 
 
 @contextlib.contextmanager
@@ -151,6 +154,22 @@ def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.O
         optimizer.weight_average = WeightAverage(decay)
         optimizer.weight_average.build([variable for variable in variables if id(variable) not in shards])
     return optimizer
+
+
+def learning_rate(trainer) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
+    """Returns the run's learning rate, for an optimizer that a trainer makes itself: a number, or a schedule.
+
+    With it `learning_rate`, `learning_rate_schedule` and `warmup_steps` are applied, which else would be an error.
+
+    Args:
+      trainer: whose `build` or `build_optimizer` asks.
+
+    Example:
+      >>> def build_optimizer(self):  # of a Trainer
+      ...     return tf.keras.optimizers.Nadam(learning_rate(self), beta_2=0.99)
+    """
+    rate = optimizers.rate_of_options(trainer.given.options)
+    return rate.learning_rate if isinstance(rate, Constant) else rate
 
 
 def _multiplier(trainer, variable) -> float:

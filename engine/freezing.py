@@ -42,7 +42,7 @@ class Freezing:
         until: dict[int, float] = {}
         for pattern, end in rules:
             found = [key for key, path in weights.items() if re.search(pattern, path)]
-            if not found:
+            if weights and not found:  # without any, the step shows that nothing is frozen
                 raise ValueError(
                     f"`freeze`={pattern} is found in the path of none of the {len(weights)} weights, such as "
                     f"{next(iter(weights.values()), '-')}; give a part of one, or a regular expression"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 
 import tensorflow as tf
@@ -22,11 +23,13 @@ class Holdings:
 
     Attributes:
       freezing: the weights that the run does not update, and until when; none until the trainer is prepared.
+      options_of: by the `id` of each optimizer, Keras's own too, the run's options whose values it has; likewise.
     """
 
     def __init__(self, trainer):
         self.trainer = trainer
         self.freezing = Freezing((), ())
+        self.options_of: dict[int, set[str]] = {}
 
     @cached_property
     def layers(self) -> dict[str, tf.keras.layers.Layer]:
@@ -49,6 +52,16 @@ class Holdings:
     def optimizers(self) -> dict[str, Optimizer]:
         """The engine's optimizers, by path."""
         return held(self.trainer, Optimizer)
+
+    @property
+    def keras_optimizers(self) -> list[tf.keras.optimizers.Optimizer]:
+        """Keras's optimizers among the attributes themselves, which a step applies as they are."""
+        return [*held(self.trainer, tf.keras.optimizers.Optimizer).values()]
+
+    def options_of_optimizers(self, applied: Collection[int]) -> set[str]:
+        """Returns the options whose values some optimizer has: one of the `id`s, or Keras's that a step applies."""
+        known = [*applied, *map(id, self.keras_optimizers)]
+        return set().union(*(self.options_of.get(each, ()) for each in known))
 
     @property
     def loss_scale(self) -> DynamicLossScale | None:

@@ -5,6 +5,7 @@ The methods up to `build` are host code, run once in the strategy's scope; the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -13,13 +14,11 @@ from . import optimizers
 from .build import build_embeddings, build_layers, make_optimizer
 from .holdings import Holdings
 from .internals import keras
-from .internals.variables import tf_variable
-from .metrics.means import Mean, as_loss, checked, folded
-from .optimizers import schedules
+from .metrics.means import Mean, as_loss, checked
 from .reduction import Reduction
 from .step import batches, example_counts
 from .step.context import step_context
-from .step.gradients import Gradients, Update, check_reached
+from .step.gradients import Gradients, Update, differentiate
 from .step.options import Given
 
 _HALVES = (tf.bfloat16, tf.float16)
@@ -49,13 +48,7 @@ class Trainer(tf.Module):
 
     def build_optimizer(self) -> optimizers.Optimizer:
         """Returns an engine optimizer, or a Keras one (which goes through the adapter). Default: by `given.options`."""
-        o = self.given.options
-        name, arguments = o.learning_rate_schedule, o.learning_rate_schedule_arg
-        rate = schedules.build(name, o.learning_rate, o.total_steps, warmup_steps=o.warmup_steps, **arguments)
-        decay = {} if o.weight_decay is None else {"weight_decay": o.weight_decay}
-        return optimizers.build(
-            o.optimizer, rate, weight_decay_exclude=o.weight_decay_exclude, **decay, **o.optimizer_arg
-        )
+        return optimizers.of_options(self.given.options)
 
     def learning_rate_multiplier(self, variable) -> float:
         """Returns the factor of a variable's learning rate and of its weight decay. Host code.
@@ -136,37 +129,16 @@ class Trainer(tf.Module):
         once: here times this replica's count, which the division by the global count undoes. The metric `loss` is that
         of `loss` alone; where layers add something, `loss_with_penalties` has it too, as Keras's loss does.
         """
-        o = self.given.options
-        loops = not step_context().mesh.is_cut  # layers that are cut sum over replicas
-        gradients, metrics = batches.accumulate(self._gradients_of, batch, o.accumulate_steps, o.batch_parts, loops)
-        return Gradients(gradients), metrics
+        (gradients,), metrics = differentiate(self, batch, self._to_minimize, [self.trainable_variables])
+        return gradients, metrics
 
     # -- the engine's own ---------------------------------------------------------------------------------------------
 
-    def _gradients_of(self, batch) -> tuple[Gradients, dict[str, Any]]:
-        context, variables = step_context(), self.trainable_variables
-        # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
-        # gradients by it afterwards is not.
-        alone = self.reduction.alone()
-        updates = self._held.freezing.updates
-        trained = [variable for variable in variables if updates(variable)]
-        watches_all = len(trained) == len(variables)
-        with (
-            tf.GradientTape(watch_accessed_variables=watches_all) as tape,
-            keras.computing_with(context.values, trained, tape) as sources,
-        ):
-            if not watches_all:  # so that nothing is recorded of layers before which all are frozen
-                tape.watch(list(map(tf_variable, sources)))
-            outputs = self._outputs_of(batches.features(batch), training=True)
-            loss = self._loss_of(outputs, batch, training=True)
-            whole = self._with_penalties(loss, variables)
-            total = context.scaled((whole or loss).total)
-            total = tf.math.divide_no_nan(total, tf.cast(loss.count, total.dtype)) if alone else total
-        found = iter(tape.gradient(total, sources))
-        values = [next(found) if updates(variable) else None for variable in variables]
-        check_reached(values, type(self).__name__)
-        gradients = Gradients(values, divided_by=loss.count if alone else None)
-        return gradients, folded(self._with_metrics(loss, whole, outputs, batch))
+    def _to_minimize(self, batch) -> tuple[list[Mean], Callable[[], dict[str, Any]]]:
+        outputs = self._outputs_of(batches.features(batch), training=True)
+        loss = self._loss_of(outputs, batch, training=True)
+        whole = self._with_penalties(loss, self.trainable_variables)
+        return [whole or loss], lambda: self._with_metrics(loss, whole, outputs, batch)
 
     def _metrics_of(self, batch) -> dict[str, Any]:
         with keras.computing_with(step_context().values):

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import crankshaft
-from crankshaft import make_optimizer, mean, step_context
+from crankshaft import make_optimizer, mean, minimize, step_context
 
 WIDTH, HEIGHT = 48, 24  # of a picture, in characters
 
@@ -33,15 +33,7 @@ class Gan(crankshaft.Trainer):
         return {"loss": mean(entropy(tf.ones_like(of_fake), of_fake)), "critic_loss": mean(wrong)}
 
     def train_step(self, batch):
-        ours, theirs = self.generator.trainable_variables, self.critic.trainable_variables
-        with tf.GradientTape(persistent=True) as tape:
-            metrics = self.losses(batch)
-        gradients = tape.gradient(metrics["loss"].total, ours) + tape.gradient(metrics["critic_loss"].total, theirs)
-        gradients, count = self.reduction.sum(gradients, metrics["loss"].count)
-        gradients = gradients.over(count)
-        self.optimizer.apply(gradients[: len(ours)], ours)
-        self.critic_optimizer.apply(gradients[len(ours) :], theirs)
-        return metrics
+        return minimize(self, batch, self.losses, {"loss": self.optimizer, "critic_loss": self.critic_optimizer})
 
     def eval_step(self, batch):
         return self.losses(batch)

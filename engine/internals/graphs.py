@@ -62,6 +62,11 @@ def kinds(graph: tf.Graph) -> Counter[str]:
     return Counter(op.type for op in operations(graph))
 
 
+def has(graph: tf.Graph, dtype: str) -> bool:
+    """Returns whether an op of a graph, or of those that it calls, has an output of a dtype."""
+    return any(output.dtype.name == dtype for op in operations(graph) for output in op.outputs)
+
+
 def sums_in_16_bits(graph: tf.Graph) -> list[str]:
     """Returns the names of the ops that accumulate 16-bit values in 16 bits, which loses small ones."""
     halves = (tf.bfloat16, tf.float16)

@@ -223,6 +223,12 @@ def learning_rate(optimizer: tf.keras.optimizers.Optimizer, before: int) -> Any:
     return optimizer.learning_rate
 
 
+def rate_of(optimizer: tf.keras.optimizers.Optimizer) -> Any:
+    """Returns an optimizer's schedule, or what else it was given in its place, or a number."""
+    rate = optimizer._learning_rate
+    return rate if callable(rate) else float(optimizer.learning_rate.numpy())
+
+
 def update_here(optimizer: tf.keras.optimizers.Optimizer) -> None:
     """Makes an optimizer update only this replica's variables, by `update`: Keras's own step would reduce first."""
     if not isinstance(optimizer, _LocalUpdates):

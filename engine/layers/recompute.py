@@ -31,7 +31,7 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
     context = step_context()
     if not context.is_training:
         return layer(*inputs, **arguments)
-    layer.is_recomputed = True  # which `engine.step.runner.StepRunner` asks for
+    context.applied.mark("recompute")
     flat = tf.nest.flatten(inputs)
     trained = keras.values(layer.trainable_variables)
     fixed = keras.values(layer.non_trainable_variables)

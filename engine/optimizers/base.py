@@ -47,6 +47,7 @@ class Optimizer(tf.Module):
       weight_decay_exclude: regular expression; variables whose path it is found in do not decay,
         e.g. "bias|gamma|beta".
       name: a valid identifier; the class's name by default.
+      of_options: whether it is made of a run's options, and of nothing else (`engine.optimizers.chosen`).
 
     Variables, made by `build` and held by a checkpoint: iterations, int64 scalar, updates applied so far;
     learning_rate_scale, float32 scalar, 1.0 until a hook lowers it, which multiplies every rate.
@@ -63,11 +64,12 @@ class Optimizer(tf.Module):
     # The count of updates at which the slots were made again, in a run that has come to train other variables.
     slots_since = 0
 
-    def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None):
+    def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None, of_options=False):
         super().__init__(name=name or type(self).__name__.lower())
         if weight_decay is not None and weight_decay < 0:
             raise ValueError(f"weight_decay={weight_decay} is negative; use 0 for none")
         self._learning_rate = learning_rate
+        self.of_options = of_options
         self.weight_decay = weight_decay
         self.weight_decay_exclude = weight_decay_exclude
         self.iterations = None
@@ -120,6 +122,11 @@ class Optimizer(tf.Module):
     def updated_variables(self):
         """The tf.Variables given to `build` that are not frozen, in order."""
         return [target.variable for target in self._targets]
+
+    @property
+    def trained(self):
+        """What was given to `build`, Keras's variables or TensorFlow's, without the frozen ones, in order."""
+        return [target.given for target in self._targets]
 
     @property
     def of_variables(self):
@@ -210,19 +217,20 @@ class Optimizer(tf.Module):
 
         Args:
           gradients: for each variable a tensor of its shape, or of its piece's where replicas share its update out,
-            tf.IndexedSlices of its rows, or None (that variable is left alone), summed over replicas already; a list or
-            `Gradients`.
+            tf.IndexedSlices of its rows, or None (that variable is left alone, as are frozen ones), summed over
+            replicas already; a list or `Gradients`.
           variables: among those `build` was given, in any order.
         """
         if self._targets is None:
             raise RuntimeError(f"optimizer {self.name} is not built; call build(variables) in the strategy's scope")
+        step_context().applied.mark_update(self)
         gradients, factor = Gradients(gradients), 1.0
         if self.takes_factors_as_rate:
             gradients, factor = gradients.without_factors()
         pairs = [
             (gradient, self._targets[variable])
             for gradient, variable in zip(gradients, variables, strict=True)
-            if gradient is not None and self._targets[variable].multiplier
+            if gradient is not None and self._targets[variable].multiplier and self._targets[variable].frozen_at is None
         ]
         updated = [target for _, target in pairs]
         pairs = [_OpenPiece.of(*pair) if pair[1].piece else pair for pair in pairs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -63,6 +63,11 @@ class Reduction(tf.Module):
         self._found = threading.local()  # each replica is traced in a thread of its own
         self._averages: Callable[[], Sequence[tf.Variable]] = tuple
 
+    @property
+    def changed(self) -> dict[str, Any]:
+        """What a step has to apply, by name: the run's options that this is made of, if not their defaults."""
+        return {} if self.reduce_dtype == tf.float32 else {"reduce_dtype": self.reduce_dtype.name}
+
     def slot_scope(self):
         """Returns the context in which an optimizer's variables are made, within the strategy's scope. Host code."""
         return contextlib.nullcontext()
@@ -112,6 +117,7 @@ class Reduction(tf.Module):
           all where the mesh shards the optimizer, are made dense. Of a variable whose update is shared out
           (`engine.mesh.pieces`) it is the piece that this replica updates.
         """
+        step_context().applied.mark("reduce_dtype")
         return self._summed(gradients, count, averages, variables, shares_out=True)
 
     def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):

@@ -49,6 +49,10 @@ class LocalSgd(Reduction):
         self.sync_every_steps = sync_every_steps
         self.outer = outer
 
+    @property
+    def changed(self) -> dict[str, Any]:
+        return {**super().changed, "sync_every_steps": self.sync_every_steps}
+
     def slot_scope(self):
         return tf.variable_creator_scope(per_replica.create)
 
@@ -67,6 +71,7 @@ class LocalSgd(Reduction):
         variables: Sequence = (),
     ) -> tuple[Gradients, tf.Tensor]:
         """Returns what this replica has: (gradients, count); zeros where it has no examples."""
+        step_context().applied.mark(*self.changed)
         own, present = Gradients(gradients), step_context().present
         self._watch_norm(gradients, count)
         tf.raw_ops.AssignAddVariableOp(resource=self._period.examples.handle, value=self._counted(count))

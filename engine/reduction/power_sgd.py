@@ -6,7 +6,7 @@ Replica code, but for `build`. Vogels, Karimireddy, Jaggi 2019, https://arxiv.or
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -55,6 +55,10 @@ class PowerSgd(Reduction):
         self.q: dict[str, tf.Variable] = {}
         self._key_of: Callable = {}.get
 
+    @property
+    def changed(self) -> dict[str, Any]:
+        return {**super().changed, "powersgd_rank": self.rank}
+
     def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
         super().build(variables, averages)
         memory, q, keys = {}, {}, {}
@@ -77,6 +81,8 @@ class PowerSgd(Reduction):
         averages: Sequence[tf.Variable] | None = None,
         variables: Sequence = (),
     ) -> tuple[Gradients, tf.Tensor]:
+        if variables:  # even if those whose gradients it compresses are frozen as yet
+            step_context().applied.mark(*self.changed)
         keys = self._keys_of(gradients, variables)
         if not keys:
             return super().sum(gradients, count, averages)

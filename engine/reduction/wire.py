@@ -11,6 +11,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ..mesh import collectives
+from ..step.context import step_context
 
 PACK_BYTES = 1 << 29  # a message may be twice as large: half of what gRPC and protocol buffers take
 
@@ -51,6 +52,7 @@ def send(
     Returns:
       (exact, rounded), float32, on the server.
     """
+    step_context().applied.mark("reduce_dtype")
     layout = Layout([tf.TensorShape([])] * len(exact), shapes, reduce_dtype, pack_bytes)
     packs = layout.pack(exact, rounded)
     with tf.device(server):
@@ -158,6 +160,7 @@ def fetch(rows: tf.Tensor, server: str, reduce_dtype: tf.DType) -> tf.Tensor:
     """Brings a server's float32 values here in `reduce_dtype`; their gradient is not rounded."""
     if reduce_dtype == tf.float32:
         return rows
+    step_context().applied.mark("reduce_dtype")
 
     def travel(rows):
         with tf.device(server):

@@ -17,6 +17,7 @@ import tensorflow as tf
 from .. import randomness
 from ..internals.variables import assign_local
 from ..mesh.mesh import Mesh
+from .applied import Applied
 
 _entered: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("step", default=None)
 
@@ -63,6 +64,7 @@ class StepContext:
       share: which of this replica's micro-batches, and of their parts, is computed: an int or scalar int32.
       drawn: how many random numbers of each kind were drawn so far.
       layer_states: the generators' states in this share, for layers that compute with given values of variables.
+      applied: where the code that applies an option of the run marks it.
     """
 
     step: tf.Tensor | None = None
@@ -77,6 +79,7 @@ class StepContext:
     share: int | tf.Tensor = 0
     drawn: Counter = dataclasses.field(default_factory=Counter)
     layer_states: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()
+    applied: Applied = dataclasses.field(default_factory=Applied)
 
     def __enter__(self) -> StepContext:
         self._token = _entered.set(self)
@@ -171,6 +174,7 @@ class StepContext:
     def scaled(self, total: tf.Tensor) -> tf.Tensor:
         """Multiplies a loss by the loss scale, for a backward pass in float16; `Gradients.unscaled` undoes it."""
         scale = self.readings.loss_scale
+        self.applied.mark("scaling")
         return total if scale is None else total * tf.cast(scale, total.dtype)
 
     def _seed(self, replica: tf.Tensor, *use) -> tf.Tensor:

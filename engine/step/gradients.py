@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from ..internals import keras
 from ..internals.variables import path_of, tf_variable, whole_of
 from ..mesh.cuts import Cut
-from ..metrics.means import Mean
+from ..metrics.means import Mean, as_loss, folded
+from . import batches
 from .batches import only_if
 from .context import step_context
+from .options import CLIPS
 
 _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
 
@@ -61,6 +64,7 @@ class Gradients(Sequence):
     def unscaled(self) -> Gradients:
         """Divides by the step's loss scale, if it has one; overflows stay inf or nan."""
         scale = step_context().readings.loss_scale
+        step_context().applied.mark("unscaling")
         return self if scale is None else self.times(1.0 / scale)
 
     def without_factors(self) -> tuple[Gradients, tf.Tensor]:
@@ -189,6 +193,7 @@ class Update:
         else:  # it is one more pass over all gradients
             self.norm, self._has_norm = tf.cond(observed, gradients.norm, lambda: 0.0), tf.cast(observed, tf.float32)
         self.finite = tf.math.is_finite(self.norm) if options.may_skip else None
+        step_context().applied.mark(*CLIPS)
         if options.clip_norm:
             gradients = gradients.times(options.clip_norm / tf.maximum(self.norm, options.clip_norm))
         elif options.clip_value:
@@ -203,6 +208,7 @@ class Update:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
         if others := [path_of(each) for each in variables if id(tf_variable(each)) not in self._places]:
             raise ValueError(f"Update has no gradient of {others[0]}; give it all that the update is made of")
+        step_context().applied.mark("skipping")
         values = [self.gradients.values[self._places[id(tf_variable(each))]] for each in variables]
         gradients = self.gradients.with_values(values)
         if self.finite is None:
@@ -217,6 +223,7 @@ class Update:
           The metrics with `gradient_norm`, which counts at the steps that computed it, and, where steps may be skipped,
           their share, `skipped`. A skipped step counts in no other metric, and leaves moving statistics as they were.
         """
+        step_context().applied.mark("ending")
         metrics = {**metrics, "gradient_norm": Mean(self.norm, self._has_norm)}
         if self.finite is None:
             return metrics
@@ -224,6 +231,114 @@ class Update:
             self._loss_scale.update(self.finite)
         skipped = Mean(1.0 - tf.cast(self.finite, tf.float32), tf.constant(1.0))
         return {**only_if(self.finite, metrics), "skipped": skipped}
+
+
+def minimize(
+    trainer, batch, losses: Callable[[Any], dict[str, Mean]], optimizers: Mapping[str, Any]
+) -> dict[str, Mean]:
+    """Makes one update of a step: each optimizer minimizes one of the losses, over its variables. Replica code.
+
+    All that the run's options ask of an update is applied: micro-batches, float16's loss scale, the sum over replicas,
+    frozen variables, clipping (by the norm of all gradients together), and leaving out a step that is not finite. What
+    layers add to a loss (regularizers, `add_loss`) is minimized where `losses` adds it.
+
+    Args:
+      trainer: whose `train_step` this is.
+      batch: this replica's part of a batch, in the form of the data; its first axis is examples.
+      losses: computes metrics of a batch, or of a micro-batch of it: (total, count) pairs by name, as
+        `crankshaft.mean` makes of one value an example.
+      optimizers: by the name of the loss that each minimizes, of `make_optimizer`. No two have a variable in common.
+
+    Returns:
+      The metrics, and those of `Update.end`.
+
+    Raises:
+      ValueError: a loss is missing, or depends on none of its optimizer's variables.
+
+    Example:
+      >>> def train_step(self, batch):  # of a Trainer with two models
+      ...     return minimize(self, batch, self.losses, {"loss": self.optimizer, "critic_loss": self.critic_optimizer})
+    """
+    whose = f"{type(trainer).__name__}.train_step"
+
+    def compute(part):
+        pairs = losses(part)
+        if missing := [name for name in optimizers if name not in pairs]:
+            raise ValueError(
+                f"{whose} minimizes {missing[0]!r}, and its losses are {', '.join(pairs)}; use one of them"
+            )
+        return [as_loss(pairs[name], f"{whose}: {name!r}") for name in optimizers], lambda: pairs
+
+    variables = [each.trained for each in optimizers.values()]
+    gradients, metrics = differentiate(trainer, batch, compute, variables)
+    means, averages = [], None  # moving statistics are averaged with the first sum
+    for name, own, its in zip(optimizers, gradients, variables, strict=True):
+        summed, count = trainer.reduction.sum(own, metrics[name].count, averages, its)
+        means.append(summed.over(count).unscaled())
+        averages = ()
+    whole = means[0]
+    if len(means) > 1:
+        cuts = [cut for each in means for cut in each.cuts]
+        whole = Gradients([value for each in means for value in each], cuts=cuts)
+    update = Update(trainer, whole, [each for its in variables for each in its])
+    for optimizer, its in zip(optimizers.values(), variables, strict=True):
+        update.apply(optimizer, its)
+    return update.end(metrics)
+
+
+def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence]) -> tuple[list[Gradients], dict]:
+    """Computes gradients of *sums* of this replica's (scaled) losses, and the batch's metrics. Replica code.
+
+    Computes them in the micro-batches and parts that the options of the trainer ask for.
+
+    Args:
+      trainer: whose step this is.
+      batch: in the form of the data.
+      losses: of a part of the batch returns (pairs, a function that returns the metrics): of each pair one gradient.
+      variables: for each pair those that its gradients are of.
+
+    Returns:
+      (for each pair its gradients, metrics). Those of frozen variables are None.
+    """
+    options, is_cut = trainer.given.options, step_context().mesh.is_cut
+    is_whole = options.accumulate_steps == options.batch_parts == 1
+
+    def compute(part):
+        gradients, metrics = _gradients_of(trainer, part, losses, variables)
+        return gradients if is_whole else list(map(list, gradients)), metrics
+
+    step_context().applied.mark("accumulate_steps")
+    loops = not is_cut  # layers that are cut sum over replicas
+    gradients, metrics = batches.accumulate(compute, batch, options.accumulate_steps, options.batch_parts, loops)
+    return list(map(Gradients, gradients)), metrics
+
+
+def _gradients_of(trainer, batch, losses: Callable, variables: Sequence[Sequence]) -> tuple[list[Gradients], dict]:
+    context, updates = step_context(), trainer.holdings.freezing.updates
+    # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
+    # gradients by it afterwards is not.
+    alone = trainer.reduction.alone()
+    trained = [[variable for variable in its if updates(variable)] for its in variables]
+    watches_all = sum(map(len, trained)) == sum(map(len, variables))
+    with (
+        tf.GradientTape(persistent=len(variables) > 1, watch_accessed_variables=watches_all) as tape,
+        keras.computing_with(context.values, [v for its in trained for v in its], tape) as sources,
+    ):
+        if not watches_all:  # so that nothing is recorded of layers before which all are frozen
+            tape.watch(list(map(tf_variable, sources)))
+        pairs, metrics = losses(batch)
+        totals = [context.scaled(pair.total) for pair in pairs]
+        if alone:
+            pairs_of = zip(totals, pairs, strict=True)
+            totals = [tf.math.divide_no_nan(total, tf.cast(pair.count, total.dtype)) for total, pair in pairs_of]
+    gradients, sources = [], iter(sources)
+    for total, pair, its in zip(totals, pairs, variables, strict=True):
+        own = [next(sources) for variable in its if updates(variable)]
+        found = iter(tape.gradient(total, own))
+        values = [next(found) if updates(variable) else None for variable in its]
+        check_reached(values, type(trainer).__name__)
+        gradients.append(Gradients(values, divided_by=pair.count if alone else None))
+    return gradients, folded(metrics())
 
 
 class UniqueSlices(tf.IndexedSlices):

@@ -18,6 +18,12 @@ from typing import Any
 PRECISIONS = ("float32", "bfloat16", "float16")
 ON_NONFINITE = ("raise", "skip")
 CLIPS = ("clip_norm", "clip_variable_norm", "clip_value")  # one of them
+OF_RATE = ("learning_rate", "learning_rate_schedule", "learning_rate_schedule_arg", "warmup_steps")
+OF_RULE = ("optimizer", "optimizer_arg", "weight_decay", "weight_decay_exclude")
+# What a run's weight decay leaves out unless that is said: gains of normalisations, and biases.
+WEIGHT_DECAY_EXCLUDE = "bias|gamma|beta|(gain|scale)$"
+# Not for a step's own code to apply: the engine does, or chose it.
+_ENGINES_OWN = ("seed", "total_steps", "batch_parts", "debug", "check_numerics")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +50,7 @@ class StepOptions:
       ema_decay: decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.
       accumulate_steps: micro-batches that one update is made of.
       batch_parts: parts of a replica's (micro-)batch that are computed side by side, a thread each.
+      reduce_lr: whether a hook may lower the learning rates, which the step's optimizers have to follow.
       recompute: blocks that a model calls by `engine.layers.recomputed` are computed again in the backward pass.
       on_nonfinite: "raise" stops the run after a step that was not finite, "skip" leaves its update out.
       debug: check shapes and labels in the step.
@@ -73,12 +80,21 @@ class StepOptions:
     clip_value: float = 0.0
     freeze: tuple[tuple[str, int | None], ...] = ()
     ema_decay: float = 0.0
+    reduce_lr: bool = False
     accumulate_steps: int = 1
     batch_parts: int = 1
     recompute: bool = False
     on_nonfinite: str = "raise"
     debug: bool = False
     check_numerics: bool = False
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """What a step has to apply, by name: the options that differ from their defaults."""
+        defaults = {**vars(StepOptions()), **{name: getattr(self, name) for name in _ENGINES_OWN}}
+        if self.weight_decay_exclude == WEIGHT_DECAY_EXCLUDE:
+            defaults["weight_decay_exclude"] = WEIGHT_DECAY_EXCLUDE
+        return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     @property
     def may_skip(self) -> bool:

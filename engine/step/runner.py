@@ -13,6 +13,7 @@ from ..internals import graphs, keras
 from ..internals.variables import assign_local
 from ..mesh.mesh import Mesh
 from ..metrics.means import folded
+from .applied import Applied
 from .batches import check_weighed, only_if, with_stand_in
 from .context import Readings, StepContext
 
@@ -34,6 +35,7 @@ class StepRunner:
         self._trainer = trainer
         self._holdings = trainer.holdings
         self._mesh = mesh or Mesh()
+        self._applied = Applied()
 
     def train_step(self, batch, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None) -> dict:
         """Runs `Trainer.train_step` on this replica's part of a batch, which may have no example.
@@ -52,8 +54,11 @@ class StepRunner:
             put_back = self._statistics_put_back(present)
             metrics = folded(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
             put_back(metrics)
-            self._check_recomputed()
-            if present is not None and (python := graphs.PYTHON & graphs.kinds(metrics["loss"].total.graph).keys()):
+            graph = metrics["loss"].total.graph
+            if (precision := self._trainer.given.options.precision) != "float32" and graphs.has(graph, precision):
+                self._applied.mark("precision")
+            self._applied.check(self._trainer, self._mesh.shard_optimizer)
+            if present is not None and (python := graphs.PYTHON & graphs.kinds(graph).keys()):
                 logging.log_first_n(logging.WARNING, _STAND_IN, 1, ", ".join(sorted(python)))
             return only_if(self._counted(present), metrics)
 
@@ -96,15 +101,6 @@ class StepRunner:
 
         return put_back
 
-    def _check_recomputed(self) -> None:
-        if not self._trainer.given.options.recompute:
-            return
-        if not any(hasattr(layer, "is_recomputed") for layer in keras.all_layers_in(self._holdings.layers.values())):
-            raise ValueError(
-                f"`recompute`: {type(self._trainer).__name__} calls no layer by crankshaft.engine.layers.recomputed, "
-                "so nothing would be computed again; call its blocks by that, or leave it out"
-            )
-
     def _counted(self, present: tf.Tensor | None) -> tf.Tensor | None:
         """Returns whether this replica's metrics count: where replicas see the same examples, the first one's do."""
         return tf.constant(False) if self._mesh.is_cut and self._mesh.model.rank else present
@@ -140,4 +136,5 @@ class StepRunner:
         seed = self._trainer.given.options.seed
         generators = self._holdings.seed_generators
         readings = readings or Readings()
-        return StepContext(step, replica, present, observed, batch_number, seed, self._mesh, readings, generators)
+        where = replica, present, observed, batch_number, seed, self._mesh
+        return StepContext(step, *where, readings, generators, applied=self._applied)

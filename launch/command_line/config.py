@@ -15,13 +15,13 @@ from typing import Any
 from absl import flags
 
 from ...engine.machine.files import read_json
+from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ..cluster import places, tf_config
 from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder
 from . import own_files, paths, registry
 from .flags import ABOUT, ARGUMENTS, GROUPS, Flags, check_uses, named
-from .registry import WEIGHT_DECAY_EXCLUDE
 from .rules import frozen
 from .values import plain, shown
 

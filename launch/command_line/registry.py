@@ -16,7 +16,7 @@ from typing import Any
 from ... import input as inputs
 from ... import models
 from ...engine.step import options
-from ...engine.step.options import Interval
+from ...engine.step.options import WEIGHT_DECAY_EXCLUDE, Interval
 from ..errors import UsageError, nearest
 from . import own_files
 from .values import number
@@ -28,12 +28,10 @@ NAMES = {kind: package.NAMES for kind, package in _PACKAGES.items()}
 # Arguments of an optimizer that have a flag of their own, by which the engine does the same itself.
 _OF_FLAGS = set(
     "learning_rate weight_decay weight_decay_exclude global_clipnorm use_ema ema_momentum ema_overwrite_frequency "
-    "loss_scale_factor gradient_accumulation_steps name".split()
+    "loss_scale_factor gradient_accumulation_steps name of_options".split()
 )
 # Arguments of every optimizer, by Keras's names, that the engine does itself: its own names for them.
 CLIPS = {"clipnorm": "clip_variable_norm", "clipvalue": "clip_value"}
-# What an optimizer's weight decay leaves out unless that is said: gains of normalisations, and biases.
-WEIGHT_DECAY_EXCLUDE = "bias|gamma|beta|(gain|scale)$"
 
 
 @dataclasses.dataclass(frozen=True)

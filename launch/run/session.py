@@ -30,6 +30,7 @@ from ...engine.reduction.local_sgd import LocalSgd
 from ...engine.reduction.power_sgd import PowerSgd
 from ...engine.state import TrainState
 from ...engine.step import batches
+from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ...engine.strategies import FeedOptions, devices, jit_choice
 from ...engine.strategies.base import Measured, Strategy
 from ...engine.strategies.multi_worker import WorkerTask
@@ -235,7 +236,8 @@ def build_state(
             f"{config.model_entry.name}{arguments} does not fit into memory ({reason(error)}); make the model smaller, "
             "or share it out over devices by --mesh"
         ) from error
-    if config.powersgd_rank and not state.trainer.reduction.memory:
+    has_optimizers = bool(state.trainer.holdings.optimizers)  # else its step shows that nothing is compressed
+    if config.powersgd_rank and has_optimizers and not state.trainer.reduction.memory:
         raise UsageError(
             f"--powersgd_rank={config.powersgd_rank}: no gradient of {config.model_entry.name} is smaller as two "
             "matrices of this rank; use a lower one (1, 2 and 4 are common), or leave it out"
@@ -377,7 +379,7 @@ def step_options(
 ) -> StepOptions:
     """Makes the settings of a run's step; `freeze` is in steps."""
     optimizer_arg = config.given_arguments("optimizer_arg")
-    exclude = optimizer_arg.pop("weight_decay_exclude", registry.WEIGHT_DECAY_EXCLUDE)
+    exclude = optimizer_arg.pop("weight_decay_exclude", WEIGHT_DECAY_EXCLUDE)
     clips = {ours: optimizer_arg.pop(name, 0.0) for name, ours in registry.CLIPS.items()}
     # Modes that do not train accept any number of steps, but a schedule needs a step after its warm-up.
     least_steps = config.warmup_steps + 1
@@ -398,6 +400,7 @@ def step_options(
         clip_norm=config.clip_norm,
         **clips,
         ema_decay=config.ema_decay,
+        reduce_lr=bool(config.reduce_lr),
         accumulate_steps=config.accumulate_steps,
         batch_parts=batch_parts,
         recompute=config.recompute,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, Update, make_optimizer, mean, step_context
+from crankshaft.engine import Trainer, make_optimizer, mean, minimize
 
 
 class Gan(Trainer):
@@ -25,23 +25,14 @@ class Gan(Trainer):
         real = self.discriminator(features["real"])[:, 0]
         cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits
         wrong = cross_entropy(tf.ones_like(real), real) + cross_entropy(tf.zeros_like(fake), fake)
-        return mean(cross_entropy(tf.ones_like(fake), fake)), mean(wrong)
+        return {"loss": mean(cross_entropy(tf.ones_like(fake), fake)), "discriminator_loss": mean(wrong)}
 
     def train_step(self, batch):
-        ours, theirs = self.generator.trainable_variables, self.discriminator.trainable_variables
-        with tf.GradientTape(persistent=True) as tape:
-            generator, discriminator = self.losses(batch)
-            totals = [step_context().scaled(loss.total) for loss in (generator, discriminator)]
-        gradients = tape.gradient(totals[0], ours) + tape.gradient(totals[1], theirs)
-        gradients, count = self.reduction.sum(gradients, generator.count)
-        update = Update(self, gradients.over(count).unscaled(), ours + theirs)
-        update.apply(self.generator_optimizer, ours)
-        update.apply(self.discriminator_optimizer, theirs)
-        return update.end({"loss": generator, "discriminator_loss": discriminator})
+        by = {"loss": self.generator_optimizer, "discriminator_loss": self.discriminator_optimizer}
+        return minimize(self, batch, self.losses, by)
 
     def eval_step(self, batch):
-        generator, discriminator = self.losses(batch)
-        return {"loss": generator, "discriminator_loss": discriminator}
+        return self.losses(batch)
 
 
 def points(examples=52):
@@ -52,7 +43,7 @@ def points(examples=52):
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param({}, marks=pytest.mark.slow), {"ema_decay": 0.9, "on_nonfinite": "skip"}],
+    [pytest.param({}, marks=pytest.mark.slow), {"ema_decay": 0.9, "on_nonfinite": "skip", "accumulate_steps": 2}],
     ids=["plain", "average"],
 )
 def test_a_gan_learns_the_same_on_one_device_and_two_replicas(bench, options):
@@ -80,3 +71,30 @@ def test_a_checkpoint_holds_both_models_of_a_gan(bench, tmp_path):
         each.train(9)
     for a, b in zip(made.arrays(), other.arrays(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+class TwoCounts(Trainer):
+    """Two numbers, each minimized by its own loss, of all examples and of some."""
+
+    def build(self):
+        self.numbers = [tf.Variable([0.0]), tf.Variable([0.0])]
+        self.all, self.some = (make_optimizer(self, [number]) for number in self.numbers)
+
+    def train_step(self, batch):
+        return minimize(self, batch, self.losses, {"loss": self.all, "some": self.some})
+
+    def losses(self, batch):
+        all_, some = (number * batch[0] for number in self.numbers)
+        return {"loss": mean(all_), "some": mean(some, weights=batch[1] > 0)}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_each_loss_is_divided_by_its_own_count_and_clipped_with_the_others(bench, replicas):
+    """The gradients are 4 (of 1 to 7) and 6 (of 5, 6 and 7): their norm is that of both."""
+    data = np.arange(1, 8, dtype=np.float32), np.int32([0, 0, 0, 0, 1, 1, 1])
+    made = bench(TwoCounts(), data, 8, replicas, optimizer="sgd", learning_rate=1.0, clip_norm=1.0)
+    norm = made.curve(1, "gradient_norm")
+    expected = np.hypot(4, 6)
+    np.testing.assert_allclose(norm, expected, rtol=1e-6)
+    found = [made.copies(number)[-1] for number in made.trainer.numbers]
+    np.testing.assert_allclose(found, -np.array([[4], [6]]) / expected, rtol=1e-6)

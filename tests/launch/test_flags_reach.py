@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 from typing import NamedTuple
@@ -9,6 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
+
+import crankshaft
+from crankshaft import Trainer, learning_rate, mean
+from crankshaft.launch.command_line.flags import ABOUT
 
 MLP = ("--model=mlp", "--model_arg=hidden_units=8", "--input=digits", "--jit=off", "--progress=plain")
 STEP = "step/.ATTRIBUTES/VARIABLE_VALUE"
@@ -183,3 +188,119 @@ def test_streamed_data_gives_the_same_run_as_resident_data(run):
     resident, streamed = (run(f"--resident_data_mb={mb}", "--train_steps=30") for mb in (1024, 0))
     assert difference(resident.tensors, streamed.tensors) == 0
     assert resident.result["eval"] == streamed.result["eval"]
+
+
+# What a step, or the optimizers that a trainer makes, have to apply: by flag what is given, in runs of one device and
+# of two replicas, in which flags go together.
+BY_A_STEP = [
+    {
+        "accumulate_steps": 2,
+        "clip_norm": 1.0,
+        "ema_decay": 0.5,
+        "freeze": ["bias"],
+        "learning_rate": 0.5,
+        "learning_rate_schedule": "cosine",
+        "learning_rate_schedule_arg": {"alpha": 0.5},
+        "on_nonfinite": "skip",
+        "optimizer": "adamw",
+        "optimizer_arg": {"beta_1": 0.5, "weight_decay_exclude": "kernel"},
+        "precision": "float16",
+        "reduce_lr": {"patience": 1},
+        "warmup_steps": 1,
+        "weight_decay": 0.1,
+    },
+    {"optimizer_arg": {"clipvalue": 0.5}},
+    {"optimizer_arg": {"clipnorm": 0.5}},
+    {"precision": "bfloat16"},
+    {"recompute": True},
+    {"strategy": "mirrored", "num_virtual_devices": 2, "reduce_dtype": "bfloat16", "shard_optimizer": True},
+    {"strategy": "mirrored", "num_virtual_devices": 2, "powersgd_rank": 1},
+    {"strategy": "mirrored", "num_virtual_devices": 2, "sync_every_steps": 2},
+]
+# The engine or the launcher applies these itself, or refuses them, whatever a step does.
+BY_OTHERS = set(
+    """mode run_dir config seed train_steps train_epochs allow_changed_config result_json model model_arg
+    init_from input input_arg data_dir eval_data_dir global_batch_size validation_split eval_batch_size
+    resident_data_mb shuffle_window max_bad_records shuffle_buffer auto_shard_policy strategy
+    num_virtual_devices mesh tpu_address gpus steps_per_loop jit communication cluster_hosts task_index bind
+    num_ps evaluator cluster_timeout_seconds step_timeout_seconds outer_arg max_staleness_steps
+    variable_placement eval_every_steps checkpoint_every_steps summary_every_steps histogram_every_steps
+    keep_checkpoints monitor early_stopping restore_best progress debug metrics_port check_sync_every_steps
+    check_numerics eval_checkpoint output export_model predict_split prompt tokens sampling benchmark_steps
+    benchmark_seconds benchmark_rounds benchmark_part profile baseline fail_below""".split()
+)
+WHERE = {"strategy", "num_virtual_devices"}
+POINTS = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+QUIET = {"data": ((POINTS, POINTS),), "train_steps": 4, "global_batch_size": 8, "jit": "off", "progress": "off"}
+
+
+class Ignoring(Trainer):
+    """Its step updates nothing."""
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(8, dtype="float32")])
+
+    def loss(self, outputs, batch):
+        return mean(tf.reduce_sum(tf.square(outputs - batch[1]), 1))
+
+    def train_step(self, batch):
+        return {"loss": self.loss(self.model(batch[0]), batch)}
+
+
+def test_each_flag_is_applied_by_the_step_or_by_others():
+    by_a_step = {name for flags in BY_A_STEP for name in flags} - WHERE
+    assert by_a_step | BY_OTHERS == set(ABOUT)
+    assert not by_a_step & BY_OTHERS
+
+
+@pytest.mark.parametrize("flags", BY_A_STEP, ids=lambda flags: " ".join(flags.keys() - WHERE))
+def test_a_flag_that_a_step_ignores_is_refused_before_the_first_step(flags):
+    steps = []
+
+    class Counting(Ignoring):
+        def train_step(self, batch):
+            tf.py_function(lambda: steps.append(1), [], [])
+            return super().train_step(batch)
+
+    with pytest.raises(
+        crankshaft.UsageError, match=r"no effect: Counting.*; (write|make|call) .*, or leave"
+    ) as refused:
+        crankshaft.run(Counting, **QUIET, monitor="train_loss", **flags)
+    assert not steps
+    for name, value in flags.items():
+        if name not in WHERE:
+            shown = [f"={key}={each}" for key, each in value.items()] if isinstance(value, dict) else [""]
+            assert all(f"--{name}{each}" in str(refused.value) for each in shown if name != "reduce_lr")
+
+
+class OwnOptimizer(Ignoring):
+    """The default step, with an optimizer that heeds one flag, by a value that was read."""
+
+    def build_optimizer(self):
+        return tf.keras.optimizers.Nadam(0.1, beta_1=self.given.options.optimizer_arg.get("beta_1", 0.9))
+
+    train_step = Trainer.train_step
+
+
+class OfTheRunsRate(OwnOptimizer):
+    def build_optimizer(self):
+        return tf.keras.optimizers.Nadam(learning_rate(self), weight_decay=0.25)
+
+
+RATE = {"learning_rate": 0.2, "learning_rate_schedule": "cosine", "warmup_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "flags", "ignored"),
+    [
+        (OwnOptimizer, {"optimizer_arg": {"beta_1": 0.5}, "optimizer": "nadam", "learning_rate": 0.1}, None),
+        (OwnOptimizer, {"optimizer_arg": {"beta_2": 0.5}, "optimizer": "nadam"}, "--optimizer_arg=beta_2=0.5 has no"),
+        (OwnOptimizer, RATE, " and ".join(f"--{name}={value}" for name, value in RATE.items())),
+        (OwnOptimizer, {"learning_rate": 0.1, "warmup_steps": 2}, "--warmup_steps=2 has no effect"),
+        (OwnOptimizer, {"weight_decay": 0.5}, "--weight_decay=0.5 has no effect"),
+        (OfTheRunsRate, {**RATE, "weight_decay": 0.25, "ema_decay": 0.5, "clip_norm": 1.0}, None),
+    ],
+)
+def test_an_own_optimizer_heeds_a_flag_or_the_flag_is_refused(trainer, flags, ignored):
+    with pytest.raises(crankshaft.UsageError, match=ignored) if ignored else contextlib.nullcontext():
+        crankshaft.run(trainer, **QUIET, **flags)

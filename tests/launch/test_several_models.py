@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import Trainer, UsageError, load_model, make_optimizer, mean, open_run
+from crankshaft import Trainer, UsageError, load_model, make_optimizer, mean, minimize, open_run
 from crankshaft import run as run_
 
 
@@ -58,7 +58,7 @@ class Gan(Trainer):
         self.optimizer = make_optimizer(self, self.generator.trainable_variables)
 
     def train_step(self, batch):
-        return self.eval_step(batch)
+        return minimize(self, batch, self.eval_step, {"loss": self.optimizer})
 
     def eval_step(self, batch):
         return {"loss": mean(self.critic(self.generator(tf.concat([batch, batch[:, :1]], 1)))[:, 0])}

@@ -16,6 +16,7 @@ from absl.testing import flagsaver
 
 from crankshaft import input as inputs
 from crankshaft import models
+from crankshaft.engine.step.options import WEIGHT_DECAY_EXCLUDE
 from crankshaft.launch import train
 from crankshaft.launch.command_line import checks, config, registry, values
 from crankshaft.launch.command_line import flags as our_flags
@@ -47,7 +48,7 @@ def checked(*words, script: type | None = None) -> Config:
 
 def test_gains_of_normalisations_and_biases_do_not_decay_unless_that_is_said():
     """Of layer and batch normalisation, of RMS normalisation here and in Keras."""
-    exclude = registry.WEIGHT_DECAY_EXCLUDE
+    exclude = WEIGHT_DECAY_EXCLUDE
     paths = ("norm/gamma", "norm/beta", "block_0/attention_norm/gain", "rms_normalization/scale", "dense/bias")
     assert all(re.search(exclude, path) for path in paths)
     assert not any(re.search(exclude, path) for path in ("dense/kernel", "rescaled/kernel", "embedding"))
