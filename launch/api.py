@@ -153,6 +153,7 @@ class Run:
         self._session = held.session
         self._own_flags = own_flags or {}
         self._predictors: dict[str | None, Any] = {}
+        self._copy: Any = None  # of the models, if it is not those of the run that are handed out
         self._is_whole = True  # whether the state is one that may be saved
 
     def __repr__(self) -> str:
@@ -287,10 +288,18 @@ class Run:
     def model(self) -> tf.keras.Model:
         """The trained Keras model, with the last weights; with their moving average, if there is one.
 
-        After training on one device it is the model that is trained; on replicas or servers, a copy on this process's
-        device.
+        After training on one device it is the model that is trained; on replicas or servers, and with an average, one
+        copy on this process's device, which has the run's weights after each call. Weights that you set are the run's.
         """
-        return self._weights.trained(self._session)
+        weights, session = self._weights, self._session
+        if weights.trains_what_it_hands_out(session):
+            return weights.trained(session)
+        if self._copy is None:
+            self._copy = weights.HandedOut(session)
+        else:
+            self._copy.give_back()
+            self._copy.refresh()
+        return getattr(self._copy.trainer, weights.MODEL, None) or weights.named(self._copy.trainer, weights.MODEL)
 
     def best_model(self) -> tf.keras.Model:
         """Returns a Keras model with the weights of the best evaluation by --monitor.
@@ -427,8 +436,12 @@ class Run:
             stack.enter_context(held.closing_after_errors() if held.is_open else held.opened_again())
             stack.enter_context(held.at_work())
             split = checked(data) if checked else None if data is None else self._checked(data)
+            if self._copy is not None:
+                self._copy.give_back()
             held.agree(f"{method}({given})", split)
             yield split
+            if self._copy is not None:
+                self._copy.refresh()
 
     def _checked(self, data):
         from .run import lent

@@ -149,12 +149,16 @@ class Held:
     def agree(self, call: str, split) -> None:
         """Raises `UsageError`, in all processes that train together, where one of them makes another call.
 
+        And `OutOfSyncError`, where the program has set a variable to other values in one of them.
+
         `split` is data that is given to the call, if any.
         """
         from .run import agreement, lent
 
         if self.session.strategy.num_hosts > 1:
             agreement.check_call(call if split is None else f"{call} on {lent.described(split)}", self.session.strategy)
+            if self.training:
+                self.training.check_sync()
 
     def do_all(self) -> None:
         """Runs the mode, and writes the result."""

@@ -135,8 +135,8 @@ class Training:
         holding = [Holding(check_held)] if check_held else []
         runs_users = any(not isinstance(user, KerasCallbacks) or user.given for user in users)
         every, names = session.config.check_sync_every_steps, session.strategy.replica_names
-        sync = [SyncCheck(every, names, periods, runs_users)] if session.strategy.num_replicas > 1 else []
-        own = [self._call, self.extra, self.history, *holding, *users, *sync]
+        self._sync = [SyncCheck(every, names, periods, runs_users)] if session.strategy.num_replicas > 1 else []
+        own = [self._call, self.extra, self.history, *holding, *users, *self._sync]
         self._hooks = compose_hooks(session, own, self._metrics, self._stop_request, self.record, writing)
         self._hooks += asking.asked(session, self._hooks, self.record, self._stop_request, looking)
         self._manifest: Manifest | None = None
@@ -185,6 +185,11 @@ class Training:
             callbacks.resolve(kinds)
         for monitored in dict.fromkeys(hook.monitored for hook in monitors if hook.monitored.direction):
             self.session.say(f"monitored: {monitored.described()}")
+
+    def check_sync(self) -> None:
+        """Raises `OutOfSyncError` where replicas differ."""
+        for hook in self._sync:
+            hook.act(self.loop.status)
 
     def end_of(self, steps: int | None, epochs: float | None) -> int:
         """Returns the step up to which so many steps, or epochs, go: none past the run's end.

@@ -18,6 +18,7 @@ from ...engine.checkpoints import CheckpointError, Checkpoints, Manifest, load_w
 from ...engine.data.source import Spec
 from ...engine.holdings import Holdings
 from ...engine.hooks import numerics
+from ...engine.hooks.sync_check import hashes
 from ...engine.internals import variables
 from ...engine.machine.files import read_json
 from ...engine.mesh import cuts
@@ -173,13 +174,57 @@ def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
 
 def trained(session: Session, name: str = MODEL) -> tf.keras.Model:
     """Returns a model of a session by its name, with the weights that evaluations use."""
-    if session.strategy.num_replicas == 1 and session.strategy.updates_here and not session.config.ema_decay:
-        return getattr(session.trainer, name, None) or named(session.trainer, name)
-    trainer = _copied(session)
-    for optimizer in Holdings(trainer).optimizers.values():
-        if optimizer.weight_average is not None:
-            optimizer.weight_average.hand_over()
+    trainer = session.trainer if trains_what_it_hands_out(session) else HandedOut(session).trainer
     return getattr(trainer, name, None) or named(trainer, name)
+
+
+def trains_what_it_hands_out(session: Session) -> bool:
+    """Returns whether a session's own models are whole, in this process, and those that evaluations use."""
+    strategy = session.strategy
+    return strategy.num_replicas == 1 and strategy.updates_here and not session.config.ema_decay
+
+
+class HandedOut:
+    """A copy of a session's trainer on this process's device, with the weights that evaluations use.
+
+    A program may set weights of its models: `give_back` gives the run those that were set.
+
+    Attributes:
+      trainer: the copy.
+    """
+
+    def __init__(self, session: Session):
+        self.trainer = _copied(session)
+        self._run_weights = _weights(session.trainer)
+        averages: list[Any] = [each.weight_average for each in Holdings(session.trainer).optimizers.values()]
+        shadows = {
+            id(variable): shadow
+            for average in filter(None, averages)
+            for variable, shadow in zip(average.of_variables, average.shadows, strict=True)
+        }
+        theirs = [variables.tf_variable(each) for each in _layers(session.trainer)]
+        self._targets = [[each, shadows[id(each)]] if id(each) in shadows else [each] for each in theirs]
+        self._own = [variables.tf_variable(each) for each in _layers(self.trainer)]
+        self._settle()
+
+    def refresh(self) -> None:
+        """Gives the copy the run's weights of now."""
+        for mine, theirs in zip(_weights(self.trainer), self._run_weights, strict=True):
+            mine.assign(cuts.whole(theirs))
+        self._settle()
+
+    def give_back(self) -> None:
+        """Gives the run the weights that were set in the copy, and as their averages."""
+        for place in np.flatnonzero(hashes(self._own) != self._known):
+            value = self._own[place].read_value()
+            for target in self._targets[place]:
+                cuts.fill(target, lambda box: value[box.slices]) if cuts.cut_of(target) else target.assign(value)  # noqa: B023
+
+    def _settle(self) -> None:
+        for optimizer in Holdings(self.trainer).optimizers.values():
+            if optimizer.weight_average is not None:
+                optimizer.weight_average.hand_over()
+        self._known = hashes(self._own)
 
 
 def alone(session: Session) -> Trainer:
@@ -209,12 +254,16 @@ def _copied(session: Session) -> Trainer:
     return trainer
 
 
+def _layers(trainer: Trainer) -> list:
+    """Lists the layers' variables."""
+    return [variable for _, layer in sorted(Holdings(trainer).layers.items()) for variable in layer.variables]
+
+
 def _weights(trainer: Trainer) -> list:
     """Lists the layers' variables, and their averages."""
-    held = Holdings(trainer)
-    all_variables = [variable for _, layer in sorted(held.layers.items()) for variable in layer.variables]
-    averages: list[Any] = [optimizer.weight_average for _, optimizer in sorted(held.optimizers.items())]
-    return all_variables + [shadow for average in averages if average is not None for shadow in average.shadows]
+    optimizers = sorted(Holdings(trainer).optimizers.items())
+    averages: list[Any] = [optimizer.weight_average for _, optimizer in optimizers]
+    return _layers(trainer) + [shadow for average in averages if average is not None for shadow in average.shadows]
 
 
 def _copy(session: Session) -> Trainer:

@@ -17,6 +17,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft import Trainer, UsageError, mean, open_run, run
 from crankshaft.engine.hooks import every_steps
+from tests import logical_cpus
 
 
 class Noisy(Trainer):
@@ -367,3 +368,40 @@ def test_two_runs_are_open_at_once_and_each_is_as_if_alone():
             other.train(steps=3)
     assert_same(one, alone)
     assert_same(other, alone)
+
+
+class Straight(Trainer):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0])
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"strategy": "mirrored", "num_virtual_devices": 2, "ema_decay": 0.9},
+        pytest.param({"strategy": "mirrored", "num_virtual_devices": 4}, marks=pytest.mark.slow),
+        pytest.param({"ema_decay": 0.9}, marks=pytest.mark.slow),
+        pytest.param({}, marks=pytest.mark.slow),
+    ],
+    ids=["replicas with an average", "replicas", "average", "one device"],
+)
+def test_weights_that_are_set_in_the_model_are_the_runs(tmp_path, where):
+    """On any strategy, as on one device: in evaluations, in steps, in checkpoints; the model follows the run."""
+    logical_cpus.make_four()
+    with open_run(Straight, run_dir=tmp_path, **{**ASKED, "learning_rate": 1e-4}, **where) as held:
+        held.train(steps=3)
+        model = held.model
+        model.set_weights([np.float32([[1.0], [-2.0], [0.5]]), np.float32([3.0])])
+        assert held.model is model
+        assert held.evaluate()["loss"] == pytest.approx(0.0, abs=1e-10)
+        model.layers[-1].bias.assign([5.0])
+        held.save()
+        loaded = crankshaft.load_model(tmp_path).get_weights()
+        np.testing.assert_allclose(np.concatenate([each.ravel() for each in loaded]), [1.0, -2.0, 0.5, 5.0])
+        assert held.train(steps=1)["loss"] == pytest.approx(4.0, rel=1e-5)
+        bias = float(model.layers[-1].bias.numpy()[0])
+        assert 0.0 < abs(bias - 5.0) < 1e-3
+        np.testing.assert_allclose(held.predict(np.zeros([4, 3], "float32"))[:, 0], bias, rtol=1e-6)
