@@ -120,7 +120,15 @@ class KerasOptimizer(Optimizer):
         gradients = [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g, _ in pairs]
         variables = [_on_this_replica(target.variable) for _, target in pairs]
         rates = [(target.rate(learning_rate), target.missed) for _, target in pairs]
-        keras.update(self.keras_optimizer, gradients, variables, rates)
+        try:
+            keras.update(self.keras_optimizer, gradients, variables, rates)
+        except (AttributeError, IndexError, KeyError) as error:  # of slots that were not made
+            if not (changed := self.changed_settings):
+                raise
+            raise ValueError(
+                f"{', '.join(changed)} of Keras optimizer {self.keras_optimizer.name}, as it is set in the run, needs "
+                "optimizer state that was not made; make the optimizer with a value other than 0 of it"
+            ) from error
 
 
 def _on_this_replica(variable):

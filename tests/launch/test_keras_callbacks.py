@@ -211,10 +211,16 @@ def test_what_a_callback_sets_in_the_optimizer_takes_effect_and_is_kept(tmp_path
     assert not np.allclose(without[0], ours[0], rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["clipnorm", "learning_rate"])
-def test_what_a_callback_can_not_set_in_an_optimizer_is_an_error(name):
-    value = 1.0 if name == "clipnorm" else tf.keras.optimizers.schedules.CosineDecay(0.1, 10)
-    with pytest.raises(crankshaft.UsageError, match=f"{name}.* of Keras optimizer sgd.* can't be set in a run"):
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("clipnorm", 1.0, "can't be set in a run"),
+        ("learning_rate", tf.keras.optimizers.schedules.CosineDecay(0.1, 10), "can't be set in a run"),
+        ("momentum", 0.9, "needs optimizer state that was not made"),
+    ],
+)
+def test_what_a_callback_can_not_set_in_an_optimizer_is_an_error(name, value, why):
+    with pytest.raises(crankshaft.UsageError, match=f"{name}.* of Keras optimizer sgd.* {why}"):
         fitted("ours", tf.keras.optimizers.SGD(0.1), [Setting(**{name: value})])
 
 
