@@ -148,10 +148,11 @@ def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.O
         optimizer = optimizers.KerasOptimizer(optimizer)
     with trainer.reduction.slot_scope():
         optimizer.build(variables, [_multiplier(trainer, variable) for variable in variables])
-    if decay := trainer.given.options.ema_decay:
+    options = trainer.given.options
+    if options.ema_decay:
         # Not of tables, all of whose rows each step would read and write.
         shards = {id(shard) for shard in Holdings(trainer).shards}
-        optimizer.weight_average = WeightAverage(decay)
+        optimizer.weight_average = WeightAverage(options.ema_decay, options.ema_warmup)
         optimizer.weight_average.build([variable for variable in variables if id(variable) not in shards])
     return optimizer
 

@@ -330,4 +330,3 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
         theirs = inner
     for to, variable in zip(theirs.variables, mine.variables, strict=True):
         to.assign(variable)
-    theirs.finalize_variable_values(model.trainable_variables)  # the weights' averages, where it keeps them

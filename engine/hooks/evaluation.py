@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from absl import logging
 
 from ..holdings import Holdings
+from ..internals.variables import own_copy, tf_variable
 from ..metrics.means import Confusion, or_nan, values_by_name
 from ..state import TrainState
 from . import numerics
-from .base import Periodic, Status
+from .base import Hook, Periodic, Status
+from .sync_check import hashes
 
 _CURE = (
     "look in the evaluation data for inf, nan and numbers far larger than training's, lower the learning rate or set "
@@ -23,17 +25,55 @@ _CURE = (
 
 
 @contextlib.contextmanager
-def averaged_weights(trainer):
+def averaged_weights(trainer, final: bool = False):
     """Puts the moving average into every variable that has one, and restores the variables, to the bit, afterwards.
 
     Host code, outside of replicas: an assignment reaches the copies on all of them. Without `ema_decay` it does
     nothing.
+
+    Args:
+      trainer: of the run.
+      final: whether to take the averages of a Keras optimizer with `use_ema` too, which no evaluation uses before
+        training ends.
     """
     with contextlib.ExitStack() as stack:
         for optimizer in Holdings(trainer).optimizers.values():
-            if optimizer.weight_average is not None:
-                stack.enter_context(optimizer.weight_average.swapped_in())
+            average = optimizer.weight_average or (optimizer.final_average() if final else None)
+            if average is not None:
+                stack.enter_context(average.swapped_in())
         yield
+
+
+class FinalWeights(Hook):
+    """Ends a run with the averages of Keras's `use_ema` in the weights, after its last checkpoint, as `fit` does.
+
+    Callbacks come after it, which may set other weights as they end; it tells whether anything did.
+
+    Args:
+      may_change: whether callbacks come after it.
+    """
+
+    name = "final_weights"
+    ends_last = True
+
+    def __init__(self, may_change: bool):
+        self._may_change = may_change
+        self._hashes: Callable[[], np.ndarray] | None = None
+
+    def end(self, status: Status) -> None:
+        held = Holdings(status.state.trainer)
+        averages = [average for each in held.optimizers.values() if (average := each.final_average()) is not None]
+        if self._may_change or averages:
+            weights = [own_copy(tf_variable(each)) for each in (*held.all_weights, *held.moving_statistics)]
+            self._hashes = lambda: hashes(weights)
+            self._before = self._hashes()
+        for average in averages:
+            average.hand_over()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the weights are others than after the last step."""
+        return self._hashes is not None and bool((self._hashes() != self._before).any())
 
 
 class Evaluated(dict[str, float]):

@@ -23,6 +23,7 @@ from ..metrics.means import kinds_of
 from ..metrics.monitored import Monitored
 from ..state import TrainState
 from .base import Status, Window, Windowed
+from .evaluation import averaged_weights
 
 _OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights")
 _COMPUTES = ("evaluate", "predict", "predict_on_batch", "test_on_batch")
@@ -344,10 +345,12 @@ class _Model:
 
     Attributes:
       stop_training: set by a callback that wants the run to end.
+      averaged_weights: makes a context in which the weights are their moving averages.
     """
 
     def __init__(self, trainer):
         self.stop_training = False
+        self.averaged_weights = functools.partial(averaged_weights, trainer, final=True)
         self._model = getattr(trainer, "model", None) or Holdings(trainer).models[0]
         self._alone = computing_alone(self._model)
         optimizer = next(iter(Holdings(trainer).optimizers.values()), None)

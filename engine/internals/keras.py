@@ -246,6 +246,12 @@ def update(optimizer: tf.keras.optimizers.Optimizer, gradients: list, variables:
     tf.raw_ops.AssignAddVariableOp(resource=optimizer._iterations.value.handle, value=tf.ones([], tf.int64))
 
 
+def averages(optimizer: tf.keras.optimizers.Optimizer) -> list[tuple[tf.Variable, tf.Variable]]:
+    """Returns the variables that an optimizer with `use_ema` updates, each with its average."""
+    shadows = [tf_variable(shadow) for shadow in optimizer._model_variables_moving_average]
+    return list(zip(map(tf_variable, optimizer._trainable_variables), shadows, strict=True))
+
+
 def _average(optimizer: tf.keras.optimizers.Optimizer) -> None:
     """Moves the averages of the weights, and puts them into the weights where that is due, as Keras does. Replica code.
 
@@ -255,11 +261,10 @@ def _average(optimizer: tf.keras.optimizers.Optimizer) -> None:
     momentum = tf.where(done > 0, optimizer.ema_momentum, 0.0)
     every = optimizer.ema_overwrite_frequency
     is_due = every and (done + 1) % every == 0
-    averages = optimizer._model_variables_moving_average
-    for variable, shadow in zip(map(tf_variable, optimizer._trainable_variables), averages, strict=True):
+    for variable, shadow in averages(optimizer):
         value, share = read_local(variable), tf.cast(momentum, variable.dtype)
-        average = share * read_local(shadow.value) + (1 - share) * value
-        assign_local(shadow.value, average)
+        average = share * read_local(shadow) + (1 - share) * value
+        assign_local(shadow, average)
         if every:
             assign_local(variable, tf.where(is_due, average, value))
 

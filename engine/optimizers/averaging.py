@@ -12,58 +12,16 @@ from ..mesh import cuts
 from ..reduction import per_replica
 
 
-class WeightAverage(tf.Module):
-    """Shadows of trainable variables: shadow += (1 - decay) x (variable - shadow) after each update.
+class Shadows:
+    """Variables, each with a shadow that is its average.
 
-    Polyak and Juditsky 1992; the decay is warmed up as min(decay, (1 + t) / (10 + t)) over t updates, the rule of
-    `tf.train.ExponentialMovingAverage`, so that a short run is not an average of its initial values.
+    Args:
+      pairs: of variables and shadows.
     """
 
-    def __init__(self, decay: float):
-        super().__init__(name="weight_average")
-        self.decay = decay
-
-    def build(self, variables: Sequence) -> None:
-        """Makes a shadow for each variable, equal to it. Host code, in the strategy's scope."""
-        strategy, shadows = tf.distribute.get_strategy(), []
-        for i, variable in enumerate(map(tf_variable, variables)):
-            with strategy.extended.colocate_vars_with(variable):
-                shadows.append(tf.Variable(variable, trainable=False, name=f"average_{i}"))
-            cuts.mark(shadows[-1], cuts.cut_of(variable))
-        self.shadows = shadows
-        # Behind functions: a list or dictionary would put the model's variables into the checkpoint a second time.
-        pairs = list(zip(map(tf_variable, variables), shadows, strict=True))
+    def __init__(self, pairs: Sequence[tuple[tf.Variable, tf.Variable]]):
+        # Behind a function: a list or dictionary would put the model's variables into the checkpoint a second time.
         self._pairs = lambda: pairs
-        self._shadow_of = {id(variable): shadow for variable, shadow in pairs}.get
-        self.reset()  # of a variable that is cut each replica has been given the first one's part
-
-    @property
-    def of_variables(self) -> list[tf.Variable]:
-        """The variables that have a shadow, in order."""
-        return [variable for variable, _ in self._pairs()]
-
-    def reset(self) -> None:
-        """Restarts the average from the variables' present values. Host code, after weights were loaded."""
-        for variable, shadow in self._components():
-            shadow.assign(tf.identity(variable))
-
-    def update(self, variables: Sequence, updates: tf.Tensor) -> None:
-        """Updates the shadows once, after the variables' update. Replica code.
-
-        Args:
-          variables: in any order; those that `build` was not given have no average.
-          updates: scalar int64, the number of updates so far.
-        """
-        t = tf.cast(updates, tf.float32)
-        # 1 - min(decay, (1 + t) / (10 + t)), but in float32 1 - 0.9999 would be off by 2e-4 of itself.
-        rate = tf.maximum(1.0 - self.decay, 9.0 / (10.0 + t))
-        for variable in variables:
-            shadow = self._shadow_of(id(tf_variable(variable)))
-            if shadow is None:
-                continue
-            with on_server(shadow):
-                difference = tf.convert_to_tensor(tf_variable(variable)) - shadow
-                tf.raw_ops.AssignAddVariableOp(resource=shadow.handle, value=rate * difference)
 
     @contextlib.contextmanager
     def swapped_in(self):
@@ -89,3 +47,60 @@ class WeightAverage(tf.Module):
         """Yields what each replica of this process holds of each variable and its shadow."""
         for pair in self._pairs():
             yield from zip(*map(per_replica.components, pair), strict=True)
+
+
+class WeightAverage(tf.Module, Shadows):
+    """Shadows of trainable variables: shadow += (1 - decay) x (variable - shadow) after each update.
+
+    Polyak and Juditsky 1992; the decay is warmed up as min(decay, (1 + t) / (10 + t)) over t updates, the rule of
+    `tf.train.ExponentialMovingAverage`, so that a short run is not an average of its initial values.
+
+    Args:
+      decay: 0 or more, below 1.
+      warmup: whether it is warmed up.
+    """
+
+    def __init__(self, decay: float, warmup: bool = True):
+        tf.Module.__init__(self, name="weight_average")
+        self.decay, self.warmup = decay, warmup
+
+    def build(self, variables: Sequence) -> None:
+        """Makes a shadow for each variable, equal to it. Host code, in the strategy's scope."""
+        strategy, shadows = tf.distribute.get_strategy(), []
+        for i, variable in enumerate(map(tf_variable, variables)):
+            with strategy.extended.colocate_vars_with(variable):
+                shadows.append(tf.Variable(variable, trainable=False, name=f"average_{i}"))
+            cuts.mark(shadows[-1], cuts.cut_of(variable))
+        self.shadows = shadows
+        pairs = list(zip(map(tf_variable, variables), shadows, strict=True))
+        Shadows.__init__(self, pairs)
+        self._shadow_of = {id(variable): shadow for variable, shadow in pairs}.get
+        self.reset()  # of a variable that is cut each replica has been given the first one's part
+
+    @property
+    def of_variables(self) -> list[tf.Variable]:
+        """The variables that have a shadow, in order."""
+        return [variable for variable, _ in self._pairs()]
+
+    def reset(self) -> None:
+        """Restarts the average from the variables' present values. Host code, after weights were loaded."""
+        for variable, shadow in self._components():
+            shadow.assign(tf.identity(variable))
+
+    def update(self, variables: Sequence, updates: tf.Tensor) -> None:
+        """Updates the shadows once, after the variables' update. Replica code.
+
+        Args:
+          variables: in any order; those that `build` was not given have no average.
+          updates: scalar int64, the number of updates so far.
+        """
+        # 1 - min(decay, (1 + t) / (10 + t)), but in float32 1 - 0.9999 would be off by 2e-4 of itself.
+        least = 9.0 / (10.0 + tf.cast(updates, tf.float32)) if self.warmup else 0.0
+        rate = tf.maximum(1.0 - self.decay, least)
+        for variable in variables:
+            shadow = self._shadow_of(id(tf_variable(variable)))
+            if shadow is None:
+                continue
+            with on_server(shadow):
+                difference = tf.convert_to_tensor(tf_variable(variable)) - shadow
+                tf.raw_ops.AssignAddVariableOp(resource=shadow.handle, value=rate * difference)

@@ -24,6 +24,7 @@ from ..mesh.mesh import current_mesh
 from ..reduction import wire
 from ..step.context import step_context
 from ..step.gradients import Gradients, sum_duplicate_rows
+from .averaging import Shadows
 from .schedules import Constant
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -173,6 +174,10 @@ class Optimizer(tf.Module):
     def current_learning_rate(self):
         """Returns the rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
         return self._rate(tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale))
+
+    def final_average(self) -> Shadows | None:
+        """Returns averages that take effect when training ends, as those of `use_ema` in Keras's `fit`, if any."""
+        return None
 
     def set_learning_rate(self, value):
         """Sets the rate of the updates to come. Host code.

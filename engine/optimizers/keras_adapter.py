@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ..internals import keras
 from ..step.gradients import sum_duplicate_rows
+from .averaging import Shadows
 from .base import Optimizer, settings_of
 
 _KINDS = "use one of engine.optimizers or tf.keras.optimizers, or a function that makes one of Keras's"
@@ -51,6 +52,11 @@ class KerasOptimizer(Optimizer):
             return super()._rate(iterations, scale)
         rate = keras.learning_rate(self.keras_optimizer, self.slots_since)
         return tf.cast(tf.convert_to_tensor(rate), tf.float32) * scale
+
+    def final_average(self):
+        if not self.keras_optimizer.use_ema or not self.keras_optimizer.iterations.numpy():
+            return None
+        return Shadows(keras.averages(self.keras_optimizer))
 
     @property
     def as_keras(self):

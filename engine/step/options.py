@@ -48,6 +48,7 @@ class StepOptions:
       freeze: (regular expression, step) pairs: variables whose path it finds are not updated before that step, None is
         never; see `engine.freezing`.
       ema_decay: decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.
+      ema_warmup: whether the decay after n updates is min(ema_decay, (1 + n) / (10 + n)), which a short run needs.
       accumulate_steps: micro-batches that one update is made of.
       batch_parts: parts of a replica's (micro-)batch that are computed side by side, a thread each.
       reduce_lr: whether a hook may lower the learning rates, which the step's optimizers have to follow.
@@ -80,6 +81,7 @@ class StepOptions:
     clip_value: float = 0.0
     freeze: tuple[tuple[str, int | None], ...] = ()
     ema_decay: float = 0.0
+    ema_warmup: bool = True
     reduce_lr: bool = False
     accumulate_steps: int = 1
     batch_parts: int = 1
@@ -120,6 +122,8 @@ class StepOptions:
             raise ValueError(f"batch_parts={self.batch_parts} is not a count; use 1 or more")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay={self.ema_decay} is not a decay; use 0 (off) up to, not including, 1")
+        if not self.ema_warmup and not self.ema_decay:
+            raise ValueError("ema_warmup=False is of `ema_decay`, which is off; set that too, or leave ema_warmup out")
 
 
 @dataclasses.dataclass(frozen=True)

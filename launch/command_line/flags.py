@@ -386,7 +386,8 @@ class Flags:
     ema_decay: float = _update(
         _number,
         0.0,
-        "Decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.",
+        "Decay of the weights' moving average used in evaluation, after n updates at most (1+n)/(10+n) unless "
+        "--optimizer_arg=ema_warmup=false; 0 is off. Embedding tables stay out of it.",
         lower=0,
         below=1,
         decides=True,

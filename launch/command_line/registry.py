@@ -134,7 +134,8 @@ def optimizers() -> Mapping[str, Entry]:
     entries = {}
     for name, rule in engine.named().items():
         own = [each for each in options.parameters(rule).values() if each.name not in _OF_FLAGS | CLIPS.keys()]
-        defaults = {**_arguments(own)[0], **dict.fromkeys(CLIPS, 0.0), "weight_decay_exclude": WEIGHT_DECAY_EXCLUDE}
+        of_any = {**dict.fromkeys(CLIPS, 0.0), "weight_decay_exclude": WEIGHT_DECAY_EXCLUDE, "ema_warmup": True}
+        defaults = {**_arguments(own)[0], **of_any}
         entries[name] = Entry(name, _first_line(rule), defaults, intervals=options.OPTIMIZER_ARGUMENTS)
     return entries
 

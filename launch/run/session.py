@@ -380,6 +380,7 @@ def step_options(
     """Makes the settings of a run's step; `freeze` is in steps."""
     optimizer_arg = config.given_arguments("optimizer_arg")
     exclude = optimizer_arg.pop("weight_decay_exclude", WEIGHT_DECAY_EXCLUDE)
+    ema_warmup = optimizer_arg.pop("ema_warmup", True)
     clips = {ours: optimizer_arg.pop(name, 0.0) for name, ours in registry.CLIPS.items()}
     # Modes that do not train accept any number of steps, but a schedule needs a step after its warm-up.
     least_steps = config.warmup_steps + 1
@@ -400,6 +401,7 @@ def step_options(
         clip_norm=config.clip_norm,
         **clips,
         ema_decay=config.ema_decay,
+        ema_warmup=ema_warmup,
         reduce_lr=bool(config.reduce_lr),
         accumulate_steps=config.accumulate_steps,
         batch_parts=batch_parts,

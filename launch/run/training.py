@@ -136,7 +136,8 @@ class Training:
         runs_users = any(not isinstance(user, KerasCallbacks) or user.given for user in users)
         every, names = session.config.check_sync_every_steps, session.strategy.replica_names
         self._sync = [SyncCheck(every, names, periods, runs_users)] if session.strategy.num_replicas > 1 else []
-        own = [self._call, self.extra, self.history, *holding, *users, *self._sync]
+        self._final = evaluation.FinalWeights(any(getattr(user, "given", ()) for user in users))
+        own = [self._call, self._final, self.extra, self.history, *holding, *users, *self._sync]
         self._hooks = compose_hooks(session, own, self._metrics, self._stop_request, self.record, writing)
         self._hooks += asking.asked(session, self._hooks, self.record, self._stop_request, looking)
         self._manifest: Manifest | None = None
@@ -285,8 +286,9 @@ class Training:
         exit_code = EXIT_CODES.get(status.agreed_stop.reason, 0) if status.agreed_stop else 0
         measured, lines = None, []
         if session.evaluates and not exit_code:
-            measured = _evaluation_of(session.state.step, self._hooks)
-            if measured is None and evaluates:
+            changed = self._final.changed  # since the last evaluation
+            measured = None if changed else _evaluation_of(session.state.step, self._hooks)
+            if measured is None and (evaluates or changed):
                 measured = self._evaluation()
             if measured is not None:
                 lines.append(f"evaluation at step {session.state.step}: {as_line(measured)}")

@@ -242,6 +242,57 @@ def steering():
     ]
 
 
+@pytest.mark.parametrize("where", [{}, {"strategy": "mirrored", "num_virtual_devices": 2}], ids=["one", "mirrored"])
+def test_with_use_ema_a_run_ends_with_the_averages_as_keras_does(where):
+    def make():
+        keras.utils.set_random_seed(1)
+        return mlp(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=None))
+
+    theirs, expected = trained(keras.Model.fit, make, mlp_data())
+    how = {
+        "batch_size": BATCH,
+        "epochs": EPOCHS,
+        "shuffle": False,
+        "verbose": 0,
+        "validation_data": (drawn(8), classes(3)),
+    }
+    run = crankshaft.fit(make, **mlp_data(), **how, jit="off", **where)
+    for one, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run.predict(drawn(8)), theirs.predict(drawn(8), verbose=0), rtol=1e-5, atol=1e-5)
+    history = run.history.history  # of the weights that were trained, as in Keras
+    np.testing.assert_allclose(history["val_loss"], expected.history["val_loss"], rtol=1e-5)
+    assert run.result["eval"] == pytest.approx(run.evaluate())
+    found = theirs.evaluate(drawn(8), classes(3), verbose=0, return_dict=True)
+    assert run.result["eval"]["accuracy"] == pytest.approx(found["accuracy"])
+    assert run.result["eval"]["loss"] != pytest.approx(history["val_loss"][-1], rel=1e-3)
+
+
+def test_with_use_ema_the_best_weights_of_a_callback_stay():
+    found, seen = [], []
+    for fit in (keras.Model.fit, by_us):
+        averages = keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=None)
+        best = keras.callbacks.EarlyStopping("loss", mode="max", patience=2, restore_best_weights=True)
+        found.append(trained(fit, lambda made=averages: mlp(made), mlp_data(), callbacks=[best]))
+    (theirs, expected), (ours, history) = found
+    compare(theirs, expected, ours, history, 1e-5)
+    assert len(history.epoch) < EPOCHS
+
+    def look(epoch, logs, callback):
+        before = callback.model.get_weights()[0]
+        with callback.model.averaged_weights():
+            seen.append((before, callback.model.get_weights()[0].copy()))
+        np.testing.assert_array_equal(callback.model.get_weights()[0], before)
+
+    averages = keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=None)
+    looking = keras.callbacks.LambdaCallback()
+    looking.on_epoch_end = lambda epoch, logs: look(epoch, logs, looking)
+    ours, _ = trained(by_us, lambda: mlp(averages), mlp_data(), callbacks=[looking])
+    assert len(seen) == EPOCHS
+    np.testing.assert_array_equal(seen[-1][1], ours.get_weights()[0])  # with which the run ends
+    assert np.abs(seen[-1][0] - seen[-1][1]).max() > 1e-3
+
+
 def test_a_metric_by_class_is_a_vector_in_the_history_and_the_logs(tmp_path):
     def make():
         return mlp(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score(average=None, name="f1")])

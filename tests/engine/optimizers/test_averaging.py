@@ -106,3 +106,20 @@ def test_weights_come_back_after_an_error():
         fail()
     assert variable.numpy().tolist() == [3.0, 4.0]
     assert average.shadows[0].numpy().tolist() == [1.0, 2.0]
+
+
+def test_the_warm_up_of_the_decay_may_be_left_out(bench):
+    shadows = []
+    for warmup in (True, False):
+        made = bench(Mlp((5,)), data(), 16, num_classes=3, ema_decay=0.75, ema_warmup=warmup, learning_rate=0.1)
+        variable, average = made.trainer.model.weights[0], made.trainer.optimizer.weight_average
+        expected = variable.numpy().astype(np.float64)
+        for n in range(1, 6):
+            made.train(n)
+            decay = min(0.75, (1 + n) / (10 + n)) if warmup else 0.75
+            expected = decay * expected + (1 - decay) * variable.numpy()
+        shadows.append(average.shadows[0].numpy())
+        np.testing.assert_allclose(shadows[-1], expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(shadows[0] - shadows[1]).max() > 1e-3
+    with pytest.raises(ValueError, match="ema_warmup=False is of `ema_decay`, which is off"):
+        bench(Mlp((5,)), data(), 16, num_classes=3, ema_warmup=False)
