@@ -60,8 +60,7 @@ class Monitored:
         """
         if (kind := self.find(kinds)) is None and kinds:
             raise self.not_measured(kinds)
-        is_loss = self.metric == "loss" or self.metric.endswith(_MINIMIZED)
-        direction = self.direction or getattr(kind, "direction", None) or ("min" if is_loss else None)
+        direction = self.direction or getattr(kind, "direction", None) or self.by_name.direction
         if direction is None:
             raise ValueError(
                 f"`monitor`={self}: whether a higher or a lower {self.metric} is better is not known; use "
@@ -69,11 +68,17 @@ class Monitored:
             )
         return dataclasses.replace(self, direction=direction)
 
+    @property
+    def by_name(self) -> Monitored:
+        """The metric with the direction that the spelling or its name says, if they do."""
+        is_loss = self.metric == "loss" or self.metric.endswith(_MINIMIZED)
+        return dataclasses.replace(self, direction=self.direction or ("min" if is_loss else None))
+
     def not_measured(self, names: Collection[str]) -> ValueError:
         """Makes the error of a metric that is none of these, which are measured."""
         known = ", ".join(f"{self.source}_{name}" for name in sorted(names))
         return ValueError(f"`monitor`={self} is not measured in this run; use one of {known}")
 
     def described(self) -> str:
-        """Returns a few words for people, once the direction is known."""
-        return f"{self.name}, {_WORDS[self.direction or 'min']} is better"
+        """Returns a few words for people."""
+        return f"{self.name}, {_WORDS[self.direction]} is better" if self.direction else self.name

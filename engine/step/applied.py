@@ -17,7 +17,12 @@ _PARTS = {
 }
 _OF_UPDATE = ("clip_norm", "clip_variable_norm", "clip_value", "accumulate_steps", "on_nonfinite", "precision")
 _OF_SUM = ("reduce_dtype", "powersgd_rank", "sync_every_steps")
-_ARGUMENTS = {"clip_variable_norm": "clipnorm", "clip_value": "clipvalue", "weight_decay_exclude": None}  # of a flag
+_ARGUMENTS = {
+    "clip_variable_norm": "clipnorm",
+    "clip_value": "clipvalue",
+    "weight_decay_exclude": None,
+    "ema_warmup": None,
+}
 
 _MINIMIZE = 'return crankshaft.minimize(self, batch, self.losses, {"loss": self.optimizer})'
 _MAKE = "self.optimizer = crankshaft.make_optimizer(self, variables)"
@@ -46,7 +51,7 @@ class Applied:
         self.optimizers.add(id(optimizer))
         self.mark("freeze", "reduce_lr", "shard_optimizer")
         if optimizer.weight_average is not None:
-            self.mark("ema_decay")
+            self.mark("ema_decay", "ema_warmup")
 
     def check(self, trainer, has_sharded_optimizer: bool = False) -> None:
         """Raises ValueError, one line, for the options that are set and that nothing has applied.

@@ -172,19 +172,22 @@ class Training:
         if self._is_ready or (steps is not None and session.state.step >= steps):
             return
         self._is_ready = True
-        if session.evaluates:
-            self._find_monitored(session.strategy.trace_evaluation())  # a mistake in it shows now, not after an epoch
+        # A mistake in the evaluation shows now, not after an epoch.
+        self._find_monitored(session.strategy.trace_evaluation() if session.evaluates else ())
         session.say(choose_jit(session))
 
     def _find_monitored(self, measured: Sequence[str]) -> None:
-        """Finds the metrics that hooks monitor among the rows of an evaluation, and says which they are."""
+        """Finds the metrics that hooks monitor among the rows of an evaluation, and says which they are.
+
+        Without an evaluation those of training are found once a step is traced.
+        """
         kinds, monitors = kinds_of(measured), [hook for hook in self._hooks if isinstance(hook, Monitor)]
         for hook in monitors:
             if hook.monitored.source == "eval" or hook.monitored.find(kinds):
                 hook.resolve(kinds)
         for callbacks in (hook for hook in self._hooks if isinstance(hook, KerasCallbacks)):
             callbacks.resolve(kinds)
-        for monitored in dict.fromkeys(hook.monitored for hook in monitors if hook.monitored.direction):
+        for monitored in dict.fromkeys(hook.monitored.by_name for hook in monitors):
             self.session.say(f"monitored: {monitored.described()}")
 
     def check_sync(self) -> None:

@@ -121,6 +121,14 @@ def test_the_best_is_by_the_direction_that_is_given_or_declared(inside, tmp_path
     assert (best["metric"], best["step"]) == (name, step)
 
 
+def test_a_metric_of_training_alone_is_named_at_the_start_with_its_direction(inside):
+    flags = ("--mode=train", "--train_steps=2", "--early_stopping=patience=9", "--jit=off", "--progress=plain")
+    outcome = inside(*flags, "--monitor=max:train_score", trainer=Ranked, data=data).ok()
+    assert outcome.out.index("monitored: train_score, higher is better") < outcome.out.index("step 2/2")
+    outcome = inside(*flags, "--monitor=train_score", trainer=Ranked, data=data)
+    assert "use max:train_score or min:train_score" in outcome.mistake
+
+
 @pytest.mark.parametrize(
     "watching", [("--early_stopping=patience=2",), ("--reduce_lr=patience=2",), ("--restore_best",)]
 )
