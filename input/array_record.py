@@ -18,6 +18,7 @@ from ..engine.data.source import BadRecordError
 from .data import Data, InputError, check_at_least
 from .files import listing
 from .files.storage import Files, is_remote
+from .known import as_bytes
 from .records import shards
 from .records.examples import ExampleSource
 from .records.features import Features
@@ -112,7 +113,7 @@ class ArrayRecords(ExampleSource):
     def identity(self) -> str:
         digest = hashlib.sha256()
         for path, size, shard in zip(self._files.paths, self._files.sizes, self._shards, strict=True):
-            digest.update(f"{os.path.basename(path)} {size} {shard.records}\n".encode())
+            digest.update(as_bytes(f"{os.path.basename(path)} {size} {shard.records}\n"))
         return f"{len(self._shards)} shards {digest.hexdigest()}"
 
     def _of_shard(self, shard: int, numbers: np.ndarray) -> list[bytes]:

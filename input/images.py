@@ -1,4 +1,4 @@
-"""JPEG and PNG files: in --data_dir a folder for each class, or a list of path,label.
+"""JPEG, PNG, GIF, BMP and PPM files: in --data_dir a folder for each class, or a list of path,label.
 
 They are read, decoded and augmented while the run goes on, and never kept. Host code; decoding is TensorFlow's.
 """
@@ -15,20 +15,15 @@ import numpy as np
 
 from ..engine.data.source import BadRecordError, Source, Spec
 from .data import Data, InputError, check_at_least
-from .files import labelled_files, listing, storage
+from .files import image_headers, labelled_files, listing, storage
+from .known import as_bytes
 
 _KIND = listing.Kind(
-    ".jpg, .jpeg, .jpe, .jfif, .png",
-    (r".*\.(jpe?g|jpe|jfif|png)|[^.]+",),
+    ".jpg, .jpeg, .jpe, .jfif, .png, .gif, .bmp, .ppm, .pgm",
+    (r".*\.(jpe?g|jpe|jfif|png|gif|bmp|ppm|pgm)|[^.]+",),
     subfolders=".*",
-    beside=r"thumbs\.db|desktop\.ini",
 )
-_JPEG, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
-_PNG, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xae\x42\x60\x82"
-# Where libjpeg finds the next marker, markers with an image's size after them, and markers that stand alone.
-_MARKER = re.compile(rb"\xff+([^\0\xff])")
-_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_ALONE = {0x01, *range(0xD0, 0xDA)}
+_ENDS = (b"\xff\xd9", b"IEND\xae\x42\x60\x82")  # of JPEG and PNG
 # TensorFlow's default is a fast integer transform, which differs from libjpeg's default by up to 255 a pixel.
 _TRANSFORM = "INTEGER_ACCURATE"
 _ASPECTS = (3 / 4, 4 / 3)  # of a random crop, width to height
@@ -48,6 +43,7 @@ def load(
     flip: bool = True,
     crop: float = 0.875,
     pixels: str = "float32",
+    orientation: bool = True,
     max_pixels: int = 50_000_000,
 ) -> Data:
     """Finds the images; reads none yet.
@@ -71,6 +67,7 @@ def load(
       crop: share of the shorter side that is the centre.
       pixels: float32 in [0, 1], as the project's models take them, or uint8 from 0 to 255, a quarter of the memory, for
         a model that scales them itself.
+      orientation: whether images are turned as the orientation in their EXIF data says, as every viewer shows them.
       max_pixels: an image file of more is refused before it is decoded; a few hundred kilobytes may hold gigabytes.
 
     Returns:
@@ -80,10 +77,12 @@ def load(
       InputError: nothing is there, or an argument is out of range.
     """
     _check_share("min_area", min_area)
-    form = ImageForm(size, channels, crop, pixels, max_pixels)
-    train = labelled_files.find(data_dir, _KIND, _is_image, "data_dir")
-    evaluation = eval_data_dir and labelled_files.find(eval_data_dir, _KIND, _is_image, "eval_data_dir", train)
-    names = train.names and hashlib.sha256("\0".join(train.names).encode()).digest()
+    form = ImageForm(size, channels, crop, pixels, orientation, max_pixels)
+    train = labelled_files.find(data_dir, _KIND, image_headers.is_image, "data_dir")
+    evaluation = eval_data_dir and labelled_files.find(
+        eval_data_dir, _KIND, image_headers.is_image, "eval_data_dir", train
+    )
+    names = train.names and hashlib.sha256(as_bytes("\0".join(train.names))).digest()
     return Data(
         train=Images(train, form, min_area if augment else 0.0, flip=augment and flip),
         evaluation=Images(evaluation, form) if evaluation else None,
@@ -91,10 +90,6 @@ def load(
         ids=int.from_bytes(names[:4], "big") if names else None,
         classes=tuple(train.names) if train.names else None,
     )
-
-
-def _is_image(head: bytes) -> bool:
-    return head.startswith((_JPEG, _PNG))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +100,7 @@ class ImageForm:
     channels: int
     crop: float
     pixels: str
+    orientation: bool = dataclasses.field(repr=False)
     max_pixels: int = dataclasses.field(repr=False)  # it changes no example
 
     def __post_init__(self):
@@ -155,31 +151,33 @@ class Images(Source):
         return contents, self._found.labels[indices]
 
     def _whole_file(self, example: int) -> bytes:
+        """Returns a file's bytes after one byte with its orientation, for `_image`."""
         content = self._files.read(example)
-        if not content.startswith((_JPEG, _PNG)):
-            what = f"begins with {content[:8]!r}" if content else "is empty"
-            raise self._bad(example, f"{what}, as no JPEG or PNG does")
-        if (pixels := _num_pixels(content)) > (most := self._form.max_pixels):
-            what = f"has {pixels:,} pixels, and `max_pixels` allows {most:,}; raise that, if it is one to train on"
+        if why := image_headers.why_not_read(content):
+            raise self._bad(example, why)
+        content = image_headers.decodable(content)
+        header = image_headers.read(content)
+        if header.pixels > (most := self._form.max_pixels):
+            what = f"has {header.pixels:,} pixels, and `max_pixels` allows {most:,}; raise that, if it is to be read"
             raise self._bad(example, what)
-        if not content.endswith((_JPEG_END, _PNG_END)) and not self._decodes[example]:
+        if not content.endswith(_ENDS) and not self._decodes[example]:
             self._decode_all_of(example, content)  # cut off, most likely, and a part of it may decode
-        return content
+        return bytes([header.orientation if self._form.orientation else 1]) + content
 
     def verify(self, indices: np.ndarray, stored: Any) -> None:
         for example, content in zip(indices.tolist(), stored[0], strict=True):
             if not self._decodes[example]:
-                self._decode_all_of(example, content)
+                self._decode_all_of(example, content[1:])
 
     def _decode_all_of(self, example: int, content: bytes) -> None:
         import tensorflow as tf
 
         try:
             with tf.device("CPU:0"):
-                if content.startswith(_JPEG):
+                if content.startswith(image_headers.JPEG):
                     tf.io.decode_jpeg(content, dct_method=_TRANSFORM)
                 else:
-                    tf.io.decode_png(content)
+                    tf.io.decode_image(content, expand_animations=False)
         except tf.errors.InvalidArgumentError as error:
             why = re.sub(r"\{\{.*?\}\} *", "", next(iter(error.message.splitlines()), ""))  # without the kernel's place
             raise self._bad(example, f"does not decode ({why.rstrip('.')})") from None
@@ -205,23 +203,41 @@ class Images(Source):
 
         return tf.cond(tf.size(contents) > 0, images, none), labels
 
-    def _image(self, content, seed):
-        """Makes an example of a file's bytes; [size, size, channels]."""
+    def _image(self, stored, seed):
+        """Makes an example of what `_whole_file` returns; [size, size, channels]."""
         import tensorflow as tf
 
         channels, size = self._form.channels, self._form.size
+        orientation = tf.cast(tf.io.decode_raw(tf.strings.substr(stored, 0, 1), tf.uint8)[0], tf.int32)
+        content = tf.strings.substr(stored, 1, tf.int32.max)
 
         def of_jpeg():  # only what is in the window is decoded
-            window = self._window(tf.image.extract_jpeg_shape(content), seed)
-            return tf.image.decode_and_crop_jpeg(content, window, channels=channels, dct_method=_TRANSFORM)
+            shape = tf.image.extract_jpeg_shape(content)
+            window = self._window(shape, orientation, seed)
 
-        def of_png():
-            image = tf.io.decode_png(content, channels=channels)
-            window = self._window(tf.shape(image), seed)
+            def decoded(channels):
+                return tf.image.decode_and_crop_jpeg(content, window, channels=channels, dct_method=_TRANSFORM)
+
+            if channels == 3:
+                return decoded(3)
+            # libjpeg makes no grey of CMYK.
+            return tf.cond(shape[2] == 4, lambda: tf.image.rgb_to_grayscale(decoded(3)), lambda: decoded(1))
+
+        def of_others():
+            image = tf.cond(_begins_with(content, image_headers.PNG), of_png, of_gif_or_bmp)
+            window = self._window(tf.shape(image), orientation, seed)
             return tf.slice(image, [*tf.unstack(window[:2]), 0], [*tf.unstack(window[2:]), channels])
 
-        is_jpeg = tf.equal(tf.strings.substr(content, 0, len(_JPEG)), _JPEG)
-        image = tf.image.resize(tf.cond(is_jpeg, of_jpeg, of_png), [size, size])
+        def of_png():
+            return tf.io.decode_png(content, channels=channels)
+
+        def of_gif_or_bmp():
+            image = tf.io.decode_image(content, expand_animations=False)[..., :3]
+            return image if channels == 3 else tf.image.rgb_to_grayscale(tf.ensure_shape(image, [None, None, 3]))
+
+        image = tf.cond(_begins_with(content, image_headers.JPEG), of_jpeg, of_others)
+        image = tf.cond(orientation > 1, lambda: _upright(image, orientation), lambda: image)
+        image = tf.image.resize(image, [size, size])
         if self._flip:
             # Another stream than the window's, which would else decide the flip as well.
             flips = tf.random.stateless_uniform([], tf.bitwise.invert(seed)) < 0.5
@@ -230,14 +246,28 @@ class Images(Source):
             return tf.saturate_cast(tf.round(image), tf.uint8)
         return image / 255.0
 
-    def _window(self, shape, seed):
-        """Returns the part of an image of some shape that is taken: int32 (top, left, height, width)."""
+    def _window(self, shape, orientation, seed):
+        """Returns the part of an image of some shape that is taken: int32 (top, left, height, width).
+
+        It is chosen in the upright image, and returned as it lies in the stored one.
+        """
+        import tensorflow as tf
+
+        is_turned, from_below, from_right = _turns(orientation)
+        shape = tf.concat([tf.where(is_turned, shape[1::-1], shape[:2]), shape[2:]], 0)
+        first, extent = self._upright_window(shape, seed)
+        mirrored = tf.stack([from_below, from_right])
+        first = tf.where(mirrored, shape[:2] - first - extent, first)
+        return tf.concat([tf.where(is_turned, part[::-1], part) for part in (first, extent)], 0)
+
+    def _upright_window(self, shape, seed):
+        """Returns the first corner and the extent of the part that is taken, both int32 (rows, columns)."""
         import tensorflow as tf
 
         if not self._min_area:
             sides = shape[:2]
             side = tf.maximum(tf.cast(self._form.crop * tf.cast(tf.reduce_min(sides), tf.float32), tf.int32), 1)
-            return tf.concat([(sides - side) // 2, [side, side]], 0)
+            return (sides - side) // 2, tf.stack([side, side])
         first, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
             shape,
             tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
@@ -247,7 +277,7 @@ class Images(Source):
             area_range=(self._min_area, 1.0),
             max_attempts=10,  # then the whole image
         )
-        return tf.concat([first[:2], extent[:2]], 0)
+        return first[:2], extent[:2]
 
     def ids(self, indices: np.ndarray) -> list[str]:
         return [self._found.paths[example] for example in indices.tolist()]
@@ -260,20 +290,33 @@ class Images(Source):
 
     def identity(self) -> str:
         digest = hashlib.sha256(repr((_TRANSFORM, self._form, self._min_area, self._flip)).encode())
+        digest.update(b"upright" if self._form.orientation else b"")
         for path, nbytes, label in zip(self._found.paths, self._files.sizes, self._found.labels.tolist(), strict=True):
-            digest.update(f"{os.path.basename(path)} {nbytes} {label}\n".encode())
+            digest.update(as_bytes(f"{os.path.basename(path)} {nbytes} {label}\n"))
         return digest.hexdigest()
 
 
-def _num_pixels(content: bytes) -> int:
-    """Returns how many pixels a JPEG or PNG file has by its header; 0 if that does not say."""
-    if content.startswith(_PNG):
-        return int.from_bytes(content[16:20], "big") * int.from_bytes(content[20:24], "big")
-    at = 2
-    while marker := _MARKER.search(content, at):
-        at, code = marker.end(), marker[1][0]
-        if code in _FRAMES:
-            return int.from_bytes(content[at + 3 : at + 5], "big") * int.from_bytes(content[at + 5 : at + 7], "big")
-        if code not in _ALONE:
-            at += int.from_bytes(content[at : at + 2], "big")
-    return 0
+def _begins_with(content, magic: bytes):
+    import tensorflow as tf
+
+    return tf.equal(tf.strings.substr(content, 0, len(magic)), magic)
+
+
+def _turns(orientation):
+    """Returns of an orientation whether rows are columns, and whether either then begins at the other end."""
+    import tensorflow as tf
+
+    def is_one_of(*orientations: int):
+        return tf.reduce_any(orientation == tf.constant(orientations))
+
+    return is_one_of(5, 6, 7, 8), is_one_of(3, 4, 7, 8), is_one_of(2, 3, 6, 7)
+
+
+def _upright(image, orientation):
+    """Turns an image, [rows, columns, channels], upright."""
+    import tensorflow as tf
+
+    is_turned, from_below, from_right = _turns(orientation)
+    image = tf.cond(is_turned, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
+    image = tf.cond(from_below, lambda: tf.reverse(image, [0]), lambda: image)
+    return tf.cond(from_right, lambda: tf.reverse(image, [1]), lambda: image)

@@ -16,6 +16,7 @@ import numpy as np
 from ..engine.data.source import BadRecordError, SourceError
 from .data import Data, check_at_least
 from .files import listing
+from .known import as_bytes
 from .records import checksums, compressed, record_index
 from .records.examples import ExampleSource
 from .records.features import Features
@@ -102,7 +103,7 @@ class TFRecords(ExampleSource):
         digest = hashlib.sha256()
         files = self._index.files
         for path, size, shard in zip(files.paths, files.sizes, self._index.shards, strict=True):
-            digest.update(f"{os.path.basename(path)} {size} {shard.records} {shard.ends}\n".encode())
+            digest.update(as_bytes(f"{os.path.basename(path)} {size} {shard.records} {shard.ends}\n"))
         return f"{len(files.paths)} shards {digest.hexdigest()}"
 
     def _piece(self, shards: np.ndarray, numbers: np.ndarray, indices: np.ndarray) -> list[bytes]:

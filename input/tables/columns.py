@@ -147,7 +147,7 @@ def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choi
         num_classes,
         {name: vocabulary[name] for name in choice.features if name in vocabulary} or None,
         zlib.crc32(b"\0".join(numbering)) if numbering else None,
-        classes=None if classes is None else tuple(text.decode(errors="replace") for text in classes),
+        classes=None if classes is None else tuple(map(as_text, classes)),
         words=learnt.words or None,
         treatments=treatments or None,
         columns=_treatments(train, choice, features, num_classes, learnt.differ),

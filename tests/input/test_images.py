@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import pytest
 import tensorflow as tf
-from PIL import Image
+from PIL import Image, ImageOps
 
 from crankshaft.engine.data import reading
 from crankshaft.engine.data.order import Order
@@ -201,6 +201,119 @@ def test_classes_of_evaluation_are_those_of_training(folder, tmp_path):
         InputError, match=r"--eval_data_dir: .*d/1\.jpg is of class d, which the training data has not \(a, b, c\)"
     ):
         loaded(folder, eval_data_dir=str(tmp_path / "eval"))
+
+
+def rotated(shades: np.ndarray, orientation: int, form: str, path: pathlib.Path, **how) -> np.ndarray:
+    """Writes a picture as a camera does that was held otherwise; returns it as viewers show it."""
+    exif = Image.Exif()
+    exif[0x010F] = "a maker"  # an entry before
+    exif[0x0112] = orientation
+    write(path, b"")
+    Image.fromarray(shades).save(path, form, exif=exif, **how)
+    return np.asarray(ImageOps.exif_transpose(Image.open(path)))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_turned_upright_as_exif_says(tmp_path, channels):
+    """The part that is taken is that of the upright image, drawn or not."""
+    shades = picture(2, height=41, width=64)
+    for orientation in range(1, 9):
+        for form, how in (("JPEG", {"subsampling": 0}), ("PNG", {})):
+            name = f"a/{orientation}.{form[:3].lower()}"
+            right = rotated(shades, orientation, form, tmp_path / "exif" / name, **how)
+            write(tmp_path / "plain" / name, tf.io.encode_png(right).numpy())
+    for given in ({"augment": True, "min_area": 0.3}, {"augment": False, "crop": 0.7}):
+        given = {"channels": channels, "pixels": "uint8", **given}
+        found, wanted = (examples(loaded(tmp_path / each, **given).train)[0] for each in ("exif", "plain"))
+        np.testing.assert_allclose(found.astype(int), wanted.astype(int), atol=0 if channels == 3 else 2)
+
+
+def test_the_orientation_may_be_left_as_it_is_stored(tmp_path):
+    right = rotated(picture(2, height=40, width=40, channels=3), 6, "PNG", tmp_path / "a" / "1.png")
+    stored = np.asarray(Image.open(tmp_path / "a" / "1.png"))
+    given = {"size": 40, "augment": False, "crop": 1.0, "pixels": "uint8"}
+    turned, as_stored = loaded(tmp_path, **given).train, loaded(tmp_path, orientation=False, **given).train
+    np.testing.assert_array_equal(examples(turned)[0][0], right)
+    np.testing.assert_array_equal(examples(as_stored)[0][0], stored)
+    assert turned.identity() != as_stored.identity()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_each_format_gives_the_pixels_of_pillow(tmp_path, channels):
+    shades = picture(1, height=7, width=10)  # rows of bytes that BMP pads
+    forms = {
+        "1.jpe": "JPEG",
+        "2.JFIF": "JPEG",
+        "3.bmp": "BMP",
+        "4.gif": "GIF",
+        "5.ppm": "PPM",
+        "6.pgm": "PPM",
+        "7": "JPEG",
+    }
+    for name, form in forms.items():
+        write(tmp_path / "a" / name, b"")
+        Image.fromarray(shades).convert("L" if name == "6.pgm" else "RGB").save(tmp_path / "a" / name, form)
+    source = loaded(tmp_path, size=7, augment=False, crop=1.0, pixels="uint8", channels=channels).train
+    found, _ = examples(source)
+    assert len(found) == len(forms)
+    for path, pixels in zip(source.files(), found, strict=True):
+        right = Image.open(path).convert("L" if channels == 1 else "RGB")
+        wanted = np.asarray(right).reshape(7, 10, channels)[:, 1:8]
+        np.testing.assert_allclose(pixels.astype(int), wanted.astype(int), atol=2 if channels == 1 else 0)
+    source.verify(np.arange(7), source.read(np.arange(7)))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (lambda: saved("BMP", "P"), "is a BMP of 8 bits a pixel; 24 and 32 are read"),
+        (lambda: saved("PPM")[:-1], "is cut off: 11 of 12 bytes of pixels are there"),
+        (lambda: b"P6 2 2 65535 " + bytes(24), "is a PPM or PGM of other than 255 shades"),
+    ],
+)
+def test_what_no_decoder_takes_is_a_bad_record(tmp_path, content, said):
+    write(tmp_path / "a" / "1", content())
+    with pytest.raises(BadRecordError, match=said):
+        examples(loaded(tmp_path).train)
+
+
+def saved(form: str, mode: str = "RGB") -> bytes:
+    content = io.BytesIO()
+    Image.new(mode, (2, 2)).save(content, form)
+    return content.getvalue()
+
+
+def test_grey_of_a_cmyk_jpeg_is_that_of_its_colours(tmp_path):
+    write(tmp_path / "a" / "1.jpg", b"")
+    Image.fromarray(picture(1, channels=3)).convert("CMYK").save(tmp_path / "a" / "1.jpg", quality=95)
+    colours, grey = (examples(loaded(tmp_path, channels=channels, augment=False).train)[0] for channels in (3, 1))
+    np.testing.assert_allclose(grey, tf.image.rgb_to_grayscale(colours), atol=1 / 255)
+
+
+def test_images_in_folders_of_a_class_are_of_the_class_and_others_are_logged(tmp_path, caplog):
+    for name in ("a/1.jpg", "a/in/1.jpg", "a/in/deep/2", "b/1.jpe", ".c/1.jpg", "a/.in/1.jpg", "a/._1.jpg", "1.jpg"):
+        write(tmp_path / name, jpeg(1))
+    write(tmp_path / "a" / "Thumbs.db", b"x")
+    write(tmp_path / "b" / "LICENSE", b"text")
+    (tmp_path / "b" / "same.jpg").symlink_to("1.jpe")
+    (tmp_path / "b" / "of-a.jpg").symlink_to("../a/1.jpg")
+    data = loaded(tmp_path, augment=False)
+    assert data.classes == ("a", "b")
+    found = sorted(os.path.relpath(path, tmp_path) for path in data.train.files())
+    assert found == ["a/1.jpg", "a/in/1.jpg", "a/in/deep/2", "b/1.jpe", "b/of-a.jpg"]
+    assert caplog.messages == [
+        f"--data_dir={tmp_path}: 4 not read: 1.jpg (beside the folders of classes); ._1.jpg (hidden, backup or "
+        "temporary); LICENSE, Thumbs.db (other names)"
+    ]
+
+
+def test_names_that_are_not_utf8_are_classes_of_their_own(tmp_path):
+    for name in (b"k\xe4se", b"k\xf6se"):
+        os.makedirs(os.fsencode(tmp_path) + b"/" + name)
+        write(pathlib.Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)) / "1.jpg", jpeg(1))
+    data = loaded(tmp_path)
+    assert data.num_classes == len({*data.classes}) == 2
+    assert data.train.identity() == loaded(tmp_path).train.identity()
 
 
 def test_another_numbering_of_classes_is_told_apart(folder):

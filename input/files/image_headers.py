@@ -1,0 +1,126 @@
+"""Reads the headers of image files: their format, size in pixels and EXIF orientation. Host code, NumPy only.
+
+Formats: https://www.w3.org/Graphics/JPEG/itu-t81.pdf, https://www.w3.org/TR/png-3, https://netpbm.sourceforge.net/doc.
+EXIF: CIPA DC-008, tag 0x0112 of the first directory of a TIFF structure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+JPEG, PNG, GIF, BMP = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM"
+_PNM = re.compile(rb"P([56])(?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,5})\s")
+# Where libjpeg finds the next marker, markers with an image's size after them, and markers that stand alone.
+_MARKER = re.compile(rb"\xff+([^\0\xff])")
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_ALONE = {0x01, *range(0xD0, 0xDA)}
+_APP1, _EXIF = 0xE1, b"Exif\0\0"
+_ORIENTATION = 0x0112
+_SHORT = 3  # a TIFF type: two bytes
+_BMP_HEADER = 54
+
+
+class Header(NamedTuple):
+    """What an image file's header says.
+
+    Attributes:
+      pixels: how many there are; 0 if it does not say.
+      orientation: 1 to 8, as EXIF numbers them: 1 is upright, and what is not there or not one of them counts as such.
+    """
+
+    pixels: int
+    orientation: int = 1
+
+
+def is_image(head: bytes) -> bool:
+    """Returns whether a file is an image of a format that is read, by its first bytes."""
+    return head.startswith((JPEG, PNG, GIF, BMP)) or re.match(rb"P[56]\s", head) is not None
+
+
+def read(content: bytes) -> Header:
+    """Reads the header of a JPEG, PNG, GIF or BMP file."""
+    if content.startswith(PNG):
+        pixels = int.from_bytes(content[16:20], "big") * int.from_bytes(content[20:24], "big")
+        return Header(pixels, _orientation(_png_exif(content)))
+    if content.startswith(GIF):
+        return Header(int.from_bytes(content[6:8], "little") * int.from_bytes(content[8:10], "little"))
+    if content.startswith(BMP):
+        width, height = (int.from_bytes(content[at : at + 4], "little", signed=True) for at in (18, 22))
+        return Header(abs(width * height))
+    return _jpeg(content)
+
+
+def _jpeg(content: bytes) -> Header:
+    at, exif = 2, b""
+    while marker := _MARKER.search(content, at):
+        at, code = marker.end(), marker[1][0]
+        if code in _FRAMES:
+            pixels = int.from_bytes(content[at + 3 : at + 5], "big") * int.from_bytes(content[at + 5 : at + 7], "big")
+            return Header(pixels, _orientation(exif))
+        if code not in _ALONE:
+            size = int.from_bytes(content[at : at + 2], "big")
+            if code == _APP1 and not exif and content.startswith(_EXIF, at + 2):
+                exif = content[at + 2 + len(_EXIF) : at + size]
+            at += size
+    return Header(0, _orientation(exif))
+
+
+def _png_exif(content: bytes) -> bytes:
+    at = len(PNG)
+    while at + 8 <= len(content):
+        size = int.from_bytes(content[at : at + 4], "big")
+        if content.startswith(b"eXIf", at + 4):
+            return content[at + 8 : at + 8 + size]
+        at += 12 + size
+    return b""
+
+
+def _orientation(tiff: bytes) -> int:
+    if tiff[:2] not in (b"II", b"MM"):
+        return 1
+
+    def number(at: int, nbytes: int) -> int:
+        return int.from_bytes(tiff[at : at + nbytes], "little" if tiff[:2] == b"II" else "big")
+
+    directory = number(4, 4)
+    for entry in range(directory + 2, directory + 2 + 12 * number(directory, 2), 12):
+        if number(entry, 2) == _ORIENTATION and number(entry + 2, 2) == _SHORT:
+            return found if 1 <= (found := number(entry + 8, 2)) <= 8 else 1
+    return 1
+
+
+def why_not_read(content: bytes) -> str | None:
+    """Returns why a file is of a form that no decoder here takes; None if it may be read."""
+    if not is_image(content[:16]):
+        return f"begins with {content[:8]!r}, as no JPEG, PNG, GIF, BMP or PPM does" if content else "is empty"
+    if content.startswith(BMP):
+        bits, packing = int.from_bytes(content[28:30], "little"), int.from_bytes(content[30:34], "little")
+        if bits not in (24, 32) or packing not in (0, 3):
+            return f"is a BMP of {bits} bits a pixel{', compressed' * (packing not in (0, 3))}; 24 and 32 are read"
+    if re.match(rb"P[56]\s", content):
+        match = _PNM.match(content)
+        if match is None or match[4] != b"255":
+            return "is a PPM or PGM of other than 255 shades, or with a damaged header"
+        wanted = int(match[2]) * int(match[3]) * (3 if match[1] == b"6" else 1)
+        if len(content) - match.end() < wanted:
+            return f"is cut off: {len(content) - match.end():,} of {wanted:,} bytes of pixels are there"
+    return None
+
+
+def decodable(content: bytes) -> bytes:
+    """Returns an image file as TensorFlow has a decoder for it: PPM and PGM, which it has none for, become BMP."""
+    match = _PNM.match(content)
+    if match is None:
+        return content
+    channels, width, height = 3 if match[1] == b"6" else 1, int(match[2]), int(match[3])
+    pixels = np.frombuffer(content, np.uint8, width * height * channels, match.end()).reshape(height, width, channels)
+    rows = np.broadcast_to(pixels[::-1, :, ::-1], (height, width, 3)).reshape(
+        height, 3 * width
+    )  # from below, blue first
+    rows = np.pad(rows, ((0, 0), (0, -3 * width % 4)))
+    fields = [(_BMP_HEADER + rows.size, 4), (0, 4), (_BMP_HEADER, 4), (40, 4), (width, 4), (height, 4), (1, 2), (24, 2)]
+    header = BMP + b"".join(value.to_bytes(size, "little") for value, size in fields)
+    return header.ljust(_BMP_HEADER, b"\0") + rows.tobytes()
