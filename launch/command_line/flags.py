@@ -44,6 +44,7 @@ ESSENTIAL = (  # what --helpshort has
 ).split()
 _LOCAL_SGD = ("sync_every_steps",)
 _OF_A_FOLDER = ("run_dir",)
+_WRITES: dict[str, Any] = {**_COUNT, "use": _OF_A_FOLDER, "is_period": True}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -405,23 +406,15 @@ class Flags:
         _integer, None, "Evaluate; each epoch if not given. The end is evaluated in any case.", **_COUNT, is_period=True
     )
     checkpoint_every_steps: int = _when(
-        _integer,
-        1000,
-        "Write a checkpoint. The end is written in any case.",
-        **_COUNT,
-        use=_OF_A_FOLDER,
-        is_period=True,
+        _integer, 1000, "Write a checkpoint. The end is written in any case.", **_WRITES
     )
     summary_every_steps: int = _when(
         _integer,
         500,
         "Write scalars to TensorBoard, at each epoch's end too; 0 is only at the run's.",
-        **_COUNT,
-        is_period=True,
+        **_WRITES,
     )
-    histogram_every_steps: int = _when(
-        _integer, 0, "Write histograms of weights and gradients.", **_COUNT, use=_OF_A_FOLDER, is_period=True
-    )
+    histogram_every_steps: int = _when(_integer, 0, "Write histograms of weights and gradients.", **_WRITES)
     keep_checkpoints: int = _when(
         _integer, 5, "Newest checkpoints that stay; 0 keeps all.", **_COUNT, use=_OF_A_FOLDER, may_differ=True
     )

@@ -98,3 +98,21 @@ def test_each_loss_is_divided_by_its_own_count_and_clipped_with_the_others(bench
     np.testing.assert_allclose(norm, expected, rtol=1e-6)
     found = [made.copies(number)[-1] for number in made.trainer.numbers]
     np.testing.assert_allclose(found, -np.array([[4], [6]]) / expected, rtol=1e-6)
+
+
+class Compiled(TwoCounts):
+    """Its update is a `tf.function`, which is traced once, and the step as often as the loop has it."""
+
+    def build(self):
+        super().build()
+        self.update = tf.function(super().train_step, autograph=False)
+
+    def train_step(self, batch):
+        return self.update(batch)
+
+
+def test_what_a_function_that_a_step_calls_applies_counts_in_each_trace(bench):
+    data = np.arange(1, 17, dtype=np.float32), np.ones(16, np.int32)
+    made = bench(Compiled(), data, 2, optimizer="sgd", learning_rate=0.5, clip_norm=1.0, block_steps=8)
+    made.train(5)
+    assert made.state.step == 5

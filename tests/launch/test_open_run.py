@@ -180,7 +180,7 @@ def test_each_example_that_is_handed_in_is_trained_on_once_an_epoch_and_alike_af
 
         eval_step = train_step
 
-    asked = {**ASKED, "data": ((POINTS[:1], HEIGHTS[:1]),), "run_dir": tmp_path / "run"}
+    asked = {**ASKED, "data": ((POINTS[:1], HEIGHTS[:1]),), "run_dir": tmp_path / "run", "learning_rate": None}
     numbers = np.arange(100, dtype=np.float32)[:, np.newaxis]
     given = (np.zeros((100, 3), np.float32), numbers)
     with open_run(Sum, **asked) as held:
