@@ -69,14 +69,19 @@ def find(
             continue
         by_lists = False
         if listing.is_folder(part):
-            pairs += _in_class_folders(part, kind, is_one, flag)
+            pairs += [(path, _name(folder)) for path, folder in _in_class_folders(part, kind, is_one, flag)]
         else:
             paths = listing.find(part, kind, flag).paths
-            pairs += [(path, os.path.basename(os.path.dirname(path))) for path in paths]
+            pairs += [(path, _name(os.path.basename(os.path.dirname(path)))) for path in paths]
     if not by_lists:
         # In a fixed random order, so that the last so many examples are of all classes.
         pairs = [pairs[at] for at in np.random.default_rng(0).permutation(len(pairs))]
     return _numbered(pairs, by_lists, flag, training)
+
+
+def _name(folder: str) -> str:
+    """Returns a class's name by its folder's: UTF-8 if it is that, whatever the locale that the process runs in."""
+    return os.fsencode(folder).decode(errors="surrogateescape")
 
 
 def _numbered(pairs: list[tuple[str, str]], by_lists: bool, flag: str, training: Labelled | None) -> Labelled:

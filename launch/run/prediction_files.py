@@ -68,7 +68,7 @@ def write(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | 
             pyarrow, parquet = library("parquet")
             parquet.write_table(pyarrow.table(table), temporary)
         elif path.endswith(".csv"):
-            with open(temporary, "w", encoding="utf-8", newline="") as file:
+            with open(temporary, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(table)
                 for first in range(0, len(next(iter(table.values()))), _ROWS):

@@ -5,6 +5,8 @@ import os
 import pathlib
 import re
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -83,6 +85,16 @@ def test_classes_are_folders_in_the_order_of_their_names(folder):
     assert labels.tolist() == ["abc".index(os.path.basename(os.path.dirname(p))) for p in found.train.files()]
     assert sorted(labels) == [0] * 4 + [1] * 4 + [2] * 4
     assert sorted(labels[-6:]) != [2] * 6, "the end of a folder's images is of all classes"
+
+
+def test_a_class_has_its_name_in_a_locale_that_is_not_utf_8_too(tmp_path):
+    for name in ("k\xe4se", "\u732b"):
+        write(tmp_path / name / "a.png", png(0))
+    program = f"from crankshaft.input import images; print(ascii(images.load({os.fspath(tmp_path)!r}).classes))"
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env={**os.environ, **locale}, capture_output=True, text=True, check=True)
+    assert done.stdout == "('k\\xe4se', '\\u732b')\n"
 
 
 @pytest.mark.parametrize("encode", [jpeg, png])
