@@ -90,7 +90,7 @@ def test_classes_are_folders_in_the_order_of_their_names(folder):
 def test_a_class_has_its_name_in_a_locale_that_is_not_utf_8_too(tmp_path):
     for name in ("k\xe4se", "\u732b"):
         write(tmp_path / name / "a.png", png(0))
-    program = f"from crankshaft.input import images; print(ascii(images.load({os.fspath(tmp_path)!r}).classes))"
+    program = f"from crankshaft.input import images; print(ascii(images.load({os.fspath(tmp_path)!r}, 0).classes))"
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env={**os.environ, **locale}, capture_output=True, text=True, check=True)
