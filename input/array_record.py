@@ -6,6 +6,7 @@ A single record costs ten times as much as one of a range, so chunks of about 1 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -31,7 +32,7 @@ _KIND = listing.Kind(
     beside=BESIDE,
 )
 _CHUNK_BYTES = 1 << 20
-_SAMPLES = 64
+_OPEN_SHARDS = 128  # at once: a process may have 1,024 descriptors by default
 _RANDOM_ACCESS = "readahead_buffer_size:0,max_parallelism:0"  # as its documentation advises
 
 
@@ -77,14 +78,17 @@ class ArrayRecords(ExampleSource):
     def __init__(self, paths: list[str], features_by: Callable[[Callable[[], list[bytes]]], Features]):
         if remote := next(filter(is_remote, paths), None):
             raise InputError(f"{remote} is not on a mounted file system, and array_record reads no other; copy it")
-        self._files = Files(paths)
-        self._shards = [_Shard(path) for path in paths]
-        records = np.array([shard.records for shard in self._shards])
-        self._ends = np.cumsum(records)
-        self._starts = self._ends - records
-        samples = self._samples()
+        files = Files(paths)
+        counts = [_Shard(path).records for path in paths]  # each is closed before the next one is opened
+        full = listing.not_empty(paths, [not count for count in counts], _KIND.empty)
+        self._files = files.only(full)
+        self._records = np.array([counts[number] for number in full])
+        self._ends = np.cumsum(self._records)
+        self._starts = self._ends - self._records
+        self._shard = functools.lru_cache(_OPEN_SHARDS)(functools.partial(_opened, self._files.paths))
+        samples = self.samples()
         super().__init__(features_by(lambda: samples))
-        group = self._shards[0].group
+        group = self._shard(0).group
         groups = _CHUNK_BYTES * len(samples) / (group * max(1, sum(map(len, samples))))
         self.chunk_examples = max(2, group * max(1, round(groups)))
 
@@ -112,17 +116,17 @@ class ArrayRecords(ExampleSource):
 
     def identity(self) -> str:
         digest = hashlib.sha256()
-        for path, size, shard in zip(self._files.paths, self._files.sizes, self._shards, strict=True):
-            digest.update(as_bytes(f"{os.path.basename(path)} {size} {shard.records}\n"))
-        return f"{len(self._shards)} shards {digest.hexdigest()}"
+        for path, size, records in zip(self._files.paths, self._files.sizes, self._records.tolist(), strict=True):
+            digest.update(as_bytes(f"{os.path.basename(path)} {size} {records}\n"))
+        return f"{len(self._records)} shards {digest.hexdigest()}"
 
     def _of_shard(self, shard: int, numbers: np.ndarray) -> list[bytes]:
         try:
-            return self._shards[shard].read(numbers)
+            return self._shard(shard).read(numbers)
         except RuntimeError as error:  # what it raises for whatever is wrong
             for number in numbers:
                 try:
-                    self._shards[shard].read(number[np.newaxis])
+                    self._shard(shard).read(number[np.newaxis])
                 except RuntimeError as its_own:
                     self._files.check(shard)
                     index = int(self._starts[shard] + number)
@@ -133,8 +137,17 @@ class ArrayRecords(ExampleSource):
                     ) from None
             raise error
 
-    def _samples(self) -> list[bytes]:
-        return self.records(np.unique(np.linspace(0, len(self) - 1, _SAMPLES).astype(np.int64)))
+
+def _opened(paths: list[str], number: int) -> _Shard:
+    return _Shard(paths[number])
+
+
+def _check_opens(path: str) -> None:
+    """Raises `InputError` if a file can't be opened, which the library does not tell from a damaged one."""
+    try:
+        open(path, "rb").close()
+    except OSError as error:
+        raise InputError(f"{path} can't be read ({error.strerror})") from None
 
 
 class _Shard:
@@ -146,9 +159,8 @@ class _Shard:
         except RuntimeError as error:
             raise InputError(f"{path} can't be read ({_first_line(error)}); restore the file") from None
         if not is_whole:
+            _check_opens(path)
             raise InputError(f"{path} is not a whole ArrayRecord file; restore it, or write it again")
-        if not self.records:
-            raise InputError(f"{path} is empty: expected records, found none; leave it out, or write it again")
         match = re.search(r"group_size:(\d+)", options)
         self.group = int(match[1]) if match else 1
         self._lock = threading.Lock()  # a reader has one position

@@ -30,7 +30,6 @@ _KIND = listing.Kind(
     beside=BESIDE,
 )
 _PIECE = 512  # records that are read before they are checked: their memory stays in the processor's cache
-_SAMPLES = 64  # records by which features are read off
 
 
 def load(
@@ -61,7 +60,7 @@ def load(
     check_at_least("num_classes", num_classes, 0)
     train, evaluation = find_splits(data_dir, eval_data_dir, _KIND)
     if compressed.are_gzip([*train, *(evaluation or [])]):
-        return compressed.open_splits(train, evaluation, (features, label, weight), num_classes, _SAMPLES)
+        return compressed.open_splits(train, evaluation, (features, label, weight), num_classes)
     return open_splits(train, evaluation, TFRecords, (features, label, weight), num_classes)
 
 
@@ -75,7 +74,7 @@ class TFRecords(ExampleSource):
 
     def __init__(self, paths: list[str], features_by: Callable[[Callable[[], list[bytes]]], Features]):
         self._index: Index = record_index.open_index(paths)
-        super().__init__(features_by(self._samples))
+        super().__init__(features_by(self.samples))
 
     def __len__(self) -> int:
         return len(self._index)
@@ -153,9 +152,6 @@ class TFRecords(ExampleSource):
         return BadRecordError(
             index, f"{self.where(index)}: {what}; restore the file, or leave such records out by --max_bad_records"
         )
-
-    def _samples(self) -> list[bytes]:
-        return self.records(np.unique(np.linspace(0, len(self) - 1, _SAMPLES).astype(np.int64)))
 
 
 _HEAD = np.dtype([("length", "<u8"), ("check", "<u4")])

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ..data import Data, InputError
-from ..files import storage
+from ..files import listing, storage
 from . import checksums
 from . import features as described
-from .examples import in_graph
+from .examples import SAMPLES, in_graph
 from .record_index import FOOTER_BYTES, HEADER_BYTES
 from .shards import splits_of
 
@@ -35,7 +37,7 @@ def are_gzip(paths: list[str]) -> bool:
 
 
 def open_splits(
-    train: list[str], evaluation: list[str] | None, names: tuple[tuple, str, str], num_classes: int, samples: int
+    train: list[str], evaluation: list[str] | None, names: tuple[tuple, str, str], num_classes: int
 ) -> Data:
     """Opens gzip shards of both splits as streams.
 
@@ -44,36 +46,48 @@ def open_splits(
       evaluation: paths, or None.
       names: features, label and weight, see `tfrecord.load`.
       num_classes: as it was given.
-      samples: records by which features are read off, where nothing says what they are.
     """
     from ...engine.data import streamed
 
+    train, evaluation = _with_records(train), evaluation and _with_records(evaluation)
     given, label, weight = names
-    parsed = described.find(train, tuple(map(str, given)), label, weight, lambda: _samples(train, samples))
+    parsed = described.find(train, tuple(map(str, given)), label, weight, lambda: _samples(train, SAMPLES))
     parse = in_graph(parsed)
     streams = [paths and streamed.records(paths, parse, compression=_COMPRESSION) for paths in (train, evaluation)]
     return splits_of(streams, parsed, num_classes)
 
 
+def _with_records(paths: list[str]) -> list[str]:
+    """Returns the paths of the shards that have a record, and logs those that have none."""
+    empty = [not _unpacked(path, lambda file: file.read(1)) for path in paths]
+    return [paths[number] for number in listing.not_empty(paths, empty, "it has no record; give shards that have some")]
+
+
 def _samples(paths: list[str], count: int) -> list[bytes]:
     """Returns the first records of several files, evenly spaced, the first and the last of them among these."""
     numbers = sorted({*np.linspace(0, len(paths) - 1, _SAMPLED_FILES).astype(int).tolist()})
-    records = [record for number in numbers for record in _first_records(paths[number], -(-count // len(numbers)))]
-    if not records:
-        raise InputError(f"{paths[0]} has no record; leave it out, or say what records hold in features.json")
-    return records
+    return [record for number in numbers for record in _first_records(paths[number], -(-count // len(numbers)))]
 
 
 def _first_records(path: str, count: int) -> list[bytes]:
     """Reads without TensorFlow, whose devices are not divided yet, nor its workers met, when data is loaded."""
-    records: list[bytes] = []
+
+    def read(file: gzip.GzipFile) -> list[bytes]:
+        records: list[bytes] = []
+        while len(records) < count and (head := file.read(HEADER_BYTES)):
+            records.append(_record(file, head))
+        return records
+
+    return _unpacked(path, read)
+
+
+def _unpacked(path: str, read: Callable[[gzip.GzipFile], Any]) -> Any:
+    """Returns what `read` makes of a file's unpacked bytes. Raises `InputError` if they are not whole."""
     try:
         with gzip.open(storage.Files([path]).stream(0)) as file:
-            while len(records) < count and (head := file.read(HEADER_BYTES)):
-                records.append(_record(file, head))
+            return read(file)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path} is not a whole gzip file of TFRecords ({error}); restore it") from error
-    return records
 
 
 def _record(file: gzip.GzipFile, head: bytes) -> bytes:

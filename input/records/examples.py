@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 from ...engine.data.source import BadRecordError, Source
 from . import example_wire
 from .features import Feature, Features, nested
+
+SAMPLES = 64  # records by which features are read off
 
 
 class WrongRecordError(ValueError):
@@ -40,6 +43,24 @@ class ExampleSource(Source):
     @abc.abstractmethod
     def records(self, indices: np.ndarray) -> list[bytes]:
         """Returns records as they stand in the files; see `Source.read`."""
+
+    def samples(self) -> list[bytes]:
+        """Returns some records, spread over all, to tell what they hold: damaged ones are passed over.
+
+        Raises:
+          BadRecordError: all of them are damaged.
+        """
+        indices = np.unique(np.linspace(0, len(self) - 1, SAMPLES).astype(np.int64))
+        try:
+            return self.records(indices)
+        except BadRecordError as first:
+            whole: list[bytes] = []
+            for index in indices:
+                with contextlib.suppress(BadRecordError):
+                    whole += self.records(index[np.newaxis])
+            if not whole:
+                raise first
+            return whole
 
     @abc.abstractmethod
     def where(self, index: int) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import struct
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..data import InputError
+from ..files.listing import exists
 from ..files.storage import Files, replacing, size_of
 from . import checksums
 
@@ -159,7 +159,8 @@ def _read(files: Files, number: int) -> ShardIndex | None:
                 return ShardIndex(records, length, ends)
             logging.warning("%s is the index of another file than the one beside it: made again", path)
             return None
-    logging.warning("%s is not a whole index: made again", path)
+    if not _is_anothers(path):
+        logging.warning("%s is not a whole index: made again", path)
     return None
 
 
@@ -184,8 +185,11 @@ def _make(files: Files, number: int, say: Callable[[str], None]) -> tuple[ShardI
     path = files.paths[number]
     lengths, ends = _Scan(files, number, say).lengths(), _ends_of(files, number)
     known = ShardIndex(len(lengths), _same(lengths), ends, None if _same(lengths) >= 0 else _offsets(lengths))
-    if os.path.exists(path + SUFFIX) and _read(files, number):
+    if exists(path + SUFFIX) and _read(files, number):
         return known, True  # another process was faster, and others may read its index by now
+    if _is_anothers(path + SUFFIX):
+        say(f"{path}{SUFFIX} is another tool's: it stays, and the index is kept in memory and made again at each start")
+        return known, False
     try:
         write(path, files.sizes[number], ends, lengths)
     except OSError as error:
@@ -193,6 +197,17 @@ def _make(files: Files, number: int, say: Callable[[str], None]) -> tuple[ShardI
         say(f"{path}{SUFFIX} can't be written ({why}): the index is kept in memory and made again at each start")
         return known, False
     return known, True
+
+
+def _is_anothers(path: str) -> bool:
+    """Returns whether there is a file that is no index of this form, whole or not: it is not to be replaced."""
+    if not exists(path):
+        return False
+    try:
+        size = size_of(path)
+    except InputError:  # not a regular file
+        return False
+    return Files([path]).pread(0, 0, min(size, len(_MAGIC))) != _MAGIC
 
 
 def _offsets(lengths: np.ndarray) -> np.ndarray:

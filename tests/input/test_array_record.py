@@ -1,13 +1,15 @@
 """ArrayRecord shards: every record is read by chunks as it was written, and every fault is one line."""
 
+import concurrent.futures
 import json
 import os
+import resource
 import sys
 
 import numpy as np
 import pytest
 
-from crankshaft.engine.data.source import BadRecordError, SourceError, Spec
+from crankshaft.engine.data.source import BadRecordError, SourceError, Spec, WithoutBadRecords
 from crankshaft.input import array_record
 from crankshaft.input.data import InputError
 from crankshaft.input.records import example_wire
@@ -102,10 +104,60 @@ def test_truncated_file_is_refused(shards, size):
         opened(shards)
 
 
-def test_file_without_records_is_refused(shards):
+def test_files_without_records_are_left_out(shards, caplog):
+    whole = len(opened(shards))
+    here = len(opened(shards / "a.array_record-00001-of-00003"))
     write(shards / "a.array_record-00001-of-00003", [])
-    with pytest.raises(InputError, match=r"00001-of-00003 is (empty|not a whole)"):
+    source = opened(shards)
+    assert len(source) == whole - here
+    assert len(source.read(np.arange(len(source)))[1]) == whole - here
+    assert f"1 left out as empty: {shards}/a.array_record-00001-of-00003" in caplog.messages
+    for path in shards.glob("*of-00003"):
+        write(path, [])
+    with pytest.raises(InputError, match="00000-of-00003 is empty, as all 3 files are: expected records"):
         opened(shards)
+
+
+def test_more_shards_than_a_process_may_open_are_read(shards, monkeypatch):
+    """Every open shard is three descriptors or so; here two may be open, in any order and by several threads."""
+    wanted = opened(shards)
+    everything = wanted.read(np.arange(len(wanted)))[1]
+    monkeypatch.setattr(array_record, "_OPEN_SHARDS", 1)
+    before = len(os.listdir("/proc/self/fd"))
+    source = opened(shards)
+    turns = np.random.default_rng(0).permutation(len(source))
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        found = [*pool.map(lambda at: source.read(at)[1], np.array_split(turns, 12))]
+    np.testing.assert_array_equal(np.concatenate(found), everything[turns])
+    assert len(os.listdir("/proc/self/fd")) - before <= 4
+
+
+def test_a_limit_on_open_files_is_named_and_no_file_is_called_damaged(shards):
+    opened(shards)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.open(os.devnull, os.O_RDONLY))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
+        with pytest.raises(InputError, match=r"array_record-0000\d-of-00003 can't be read \(Too many open files\)"):
+            opened(shards)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_a_damaged_first_record_may_be_left_out(tmp_path, described):
+    path = tmp_path / "a.array_record"
+    write(path, [record(number) for number in range(1, 50)], "group_size:1,uncompressed")
+    if described:
+        (tmp_path / "features.json").write_text(json.dumps(DESCRIBED))
+    whole, data = read_all(tmp_path), bytearray(path.read_bytes())
+    data[data.index(record(1)) + 5] ^= 1
+    path.write_bytes(data)
+    said: list[str] = []
+    found = WithoutBadRecords(opened(tmp_path), 1, said.append).read(np.arange(49))
+    np.testing.assert_array_equal(found[0][1:], whole[0][1:])
+    assert len(said) == 1
+    assert "a.array_record: record 0 can't be read" in said[0]
 
 
 def test_raw_records_are_the_bytes_of_one_feature(tmp_path):

@@ -63,5 +63,17 @@ def test_a_damaged_first_shard_is_one_line(tmp_path, damage):
     pack(tmp_path)
     path = tmp_path / "a.tfrecord.gz"
     path.write_bytes(path.read_bytes()[:-30] if damage == "cut" else path.read_bytes())
-    with pytest.raises(InputError, match="is not a whole gzip file" if damage == "cut" else "has no record"):
+    with pytest.raises(InputError, match="is not a whole gzip file" if damage == "cut" else "it has no record"):
         tfrecord.load(str(tmp_path), 0)
+
+
+@pytest.mark.parametrize("empty", ["a", "c"])
+def test_shards_without_records_are_left_out(tmp_path, caplog, empty):
+    for name in "abc":
+        write(tmp_path / f"{name}.tfrecord", [] if name == empty else records_of(*images(3)))
+    pack(tmp_path)
+    (tmp_path / "d.tfrecord.gz").write_bytes(b"")
+    assert len([*tfrecord.load(str(tmp_path), 0).train.files()]) == 2
+    assert [line for line in caplog.messages if "empty" in line] == [
+        f"1 left out as empty: {tmp_path}/{name}.tfrecord.gz" for name in ("d", empty)
+    ]
