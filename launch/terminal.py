@@ -11,17 +11,23 @@ from typing import Any, TextIO
 
 from absl import logging
 
+_ESCAPE = "backslashreplace"
 _BORDERS = str.maketrans("━─│┃…" + "┏┳┓┡╇┩├┼┤└┴┘", "--||." + 12 * "+")
 
 
 def escape_unprintable() -> list[tuple[Any, str]]:
     """Has the standard streams escape characters that their encoding lacks, as U+732B, in place of an error.
 
-    Returns the streams, each with what it did before.
+    Returns the streams that did otherwise, each with what it did before: one that does so is left alone, as it can't be
+    told again while its file is redirected into a pipe.
     """
-    streams = [(stream, stream.errors) for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")]
+    streams = [
+        (stream, stream.errors)
+        for stream in (sys.stdout, sys.stderr)
+        if hasattr(stream, "reconfigure") and stream.errors != _ESCAPE
+    ]
     for stream, _ in streams:
-        stream.reconfigure(errors="backslashreplace")
+        stream.reconfigure(errors=_ESCAPE)
     return streams
 
 
