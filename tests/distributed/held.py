@@ -1,5 +1,6 @@
-"""A program that holds its run, in each of its tasks: held.py RUN_DIR [other], which ends in calls that differ; held.py
-RUN_DIR look, which evaluates a run of a classifier that was trained before, and predicts by it.
+"""A program that holds its run, in each of its tasks: held.py RUN_DIR [other], which ends in calls that differ, or, by
+`apart`, in weights that differ; held.py RUN_DIR look, which evaluates a run of a classifier that was trained before,
+predicts by it, and sets its weights to 0.
 """
 
 import argparse
@@ -27,7 +28,10 @@ def look(strategy: str, run_dir: str) -> None:
     asked = {"model": "logistic", "input": "digits", "eval_batch_size": 100, "jit": "off", "progress": "off"}
     with crankshaft.open_run(run_dir=run_dir, strategy=strategy, **asked) as run:
         found = {"step": run.step, "matrix": run.evaluate().confusion["confusion"].tolist()}
-        print("found", json.dumps({**found, "predicted": run.predict(split="eval").tolist()}), flush=True)
+        found["predicted"] = run.predict(split="eval").tolist()
+        run.model.set_weights([np.zeros_like(weight) for weight in run.model.get_weights()])
+        found["of_zeros"] = run.evaluate()["loss"]
+        print("found", json.dumps(found), flush=True)
 
 
 def main(strategy: str, run_dir: str, *other: str) -> None:
@@ -44,8 +48,12 @@ def main(strategy: str, run_dir: str, *other: str) -> None:
         run.restore("latest")
         found["restored"] = [run.step, run.extra, run.evaluate()["loss"]]
         print("found", json.dumps(found), flush=True)
+        worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if other else 0
+        if other == ("apart",):
+            run.model.layers[-1].bias.assign([1.0 + worker])
+            run.evaluate()
         if other:
-            run.train(steps=1 + json.loads(os.environ["TF_CONFIG"])["task"]["index"])
+            run.train(steps=1 + worker)
     print("closed at", run.step)
 
 

@@ -44,6 +44,14 @@ def test_workers_hold_a_run_as_one_process_does_and_a_call_that_differs_is_named
 
 
 @pytest.mark.slow
+def test_weights_that_a_program_sets_to_other_values_on_a_worker_are_named_in_the_next_call(tmp_path):
+    code, output, _ = held(tmp_path / "apart", "apart", local=("--workers=2",))
+    assert code != 0
+    assert re.search(r"step 11: replica 1 \(worker 1\) of 2 replicas holds other values of \S+/bias \[1\]", output)
+    assert "train(steps=1)" not in output
+
+
+@pytest.mark.slow
 def test_clusters_report_each_class_and_predict_as_one_process_does(tmp_path):
     crankshaft.run(model="logistic", input="digits", run_dir=tmp_path / "alone", train_steps=5, jit="off")
     clusters = {"alone": (), "workers": ("--workers=2",), "servers": ("--workers=2", "--ps=2")}
@@ -59,4 +67,5 @@ def test_clusters_report_each_class_and_predict_as_one_process_does(tmp_path):
     assert np.sum(alone["matrix"]) == len(alone["predicted"])
     for each in [*found["workers"], *found["servers"]]:
         assert each["matrix"] == alone["matrix"]
+        assert each["of_zeros"] == pytest.approx(np.log(10), rel=1e-5)
         np.testing.assert_allclose(each["predicted"], alone["predicted"], rtol=1e-5, atol=1e-6)
