@@ -92,6 +92,18 @@ class Feed(abc.ABC):
         """
         return call()
 
+    def is_shared(self, step: int, parts: int) -> bool:
+        """Returns whether each replica computes all of a step's batch, which has fewer examples than there are parts.
+
+        All steps of a call are alike in this. Host code.
+        """
+        return self.order.size_of(step) < parts
+
+    @property
+    def why_no_exchange(self) -> str:
+        """Why no step of the data may sum or gather over replicas but by the engine's means; "" where each may."""
+        return ""
+
     def look(self, step: int) -> Run:
         """Returns the operands of one step for this process, and leaves training where it stands. Host code."""
         return self.take(step, 1)

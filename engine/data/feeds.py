@@ -20,7 +20,7 @@ from ..mesh.mesh import Mesh
 from ..randomness import epoch_seed
 from .arrays import ArraySource, as_kept, is_on_gpus, on_each_device
 from .feed import Feed, Run
-from .order import Order, replica_part
+from .order import Order, even_part, replica_part
 from .reading import Reader, unmasked
 from .source import Source, Spec
 from .streamed import Share, Watch, naming_files, untuned, unwatched
@@ -345,6 +345,18 @@ class StreamedFeed(Feed):
         # Replicas gather as many rows at each step of a call, as TensorFlow's collectives require.
         return int(min(limit, self.order.steps_alike(step)))
 
+    def is_shared(self, step: int, parts: int) -> bool:
+        return not self.share.by_file and super().is_shared(step, parts)  # no process has the others' files
+
+    @property
+    def why_no_exchange(self) -> str:
+        if not self.share.by_file or self.order.gives_each(self._parts):
+            return ""
+        return (
+            f"the step sums or gathers over replicas, and workers read files of their own ({self.share.described()}), "
+            "so that at an epoch's end one has no examples and would bring made-up ones; use `auto_shard_policy`=data"
+        )
+
     def take(self, step: int, limit: int) -> Run:
         if step != self._next_step:
             self._iterator = self._opened(step)
@@ -368,9 +380,9 @@ class StreamedFeed(Feed):
     def batch(self, batch):
         if self._parts == 1 or self._distributes:
             return batch
-        part = self._mesh.data.rank - self._first_part
+        part, part_of = self._mesh.data.rank - self._first_part, even_part if self.share.by_file else replica_part
         with tf.device("CPU:0"):  # where the batch is: a GPU is sent its rows alone
-            start, stop = replica_part(tf.shape(tf.nest.flatten(batch)[0])[0], part, self._parts)
+            start, stop = part_of(tf.shape(tf.nest.flatten(batch)[0])[0], part, self._parts)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
     def close(self) -> None:

@@ -72,6 +72,10 @@ class Order:
         """Batches in an epoch, a smaller last one included."""
         return self.whole_steps + (1 if self.remainder else 0)
 
+    def gives_each(self, parts: int) -> bool:
+        """Returns whether a worker that reads data of its own always has one for each of its `parts` replicas."""
+        return True
+
     def steps_alike(self, step: int) -> float:
         """Returns for how many steps, from `step` on, each worker has as many examples as at `step`; inf if always."""
         fewer = [later for later in self._steps_with_fewer if 0 < later < self.steps_per_epoch]
@@ -84,6 +88,10 @@ class Order:
     def _steps_with_fewer(self) -> set[int]:
         """The steps of an epoch at which a worker has fewer examples than at the one before."""
         return {self.whole_steps}
+
+    def size_of(self, step: int) -> int:
+        """Returns the number of examples in the global batch of a step."""
+        return self.examples_before(step + 1) - self.examples_before(step)
 
     def examples_before(self, step):
         """Returns the number of examples in the first `step` steps: an int of an int, int64 of an int64 in a graph."""
@@ -303,6 +311,10 @@ class SharedOrder(Order):
     def steps_per_epoch(self) -> int:
         return math.ceil(max(self.shares) / self.share_size)
 
+    def gives_each(self, parts: int) -> bool:
+        last = (self.steps_per_epoch - 1) * self.share_size
+        return min(self.shares) >= last + parts
+
     @property
     def _steps_with_fewer(self) -> set[int]:
         lasting = [share / self.share_size for share in self.shares]
@@ -342,5 +354,17 @@ def order_of(
 
 
 def replica_part(batch_size: int, replica: int, num_replicas: int) -> tuple[int, int]:
-    """Returns [start, stop) of a replica's part of a batch: contiguous, in order, sizes differ by at most one."""
-    return batch_size * replica // num_replicas, batch_size * (replica + 1) // num_replicas
+    """Returns [start, stop) of a replica's part of a batch: contiguous, in order, sizes differ by at most one.
+
+    Of a batch of fewer examples than replicas each has all (`Feed.is_shared`): none computes made-up examples.
+    """
+    start, stop = even_part(batch_size, replica, num_replicas)
+    if isinstance(batch_size, int):
+        return (0, batch_size) if batch_size < num_replicas else (start, stop)
+    is_shared = batch_size < num_replicas
+    return tf.where(is_shared, tf.zeros_like(start), start), tf.where(is_shared, batch_size, stop)
+
+
+def even_part(batch_size, part, parts):
+    """Returns [start, stop) of one of `parts` parts of a batch, some of which are empty if it has fewer examples."""
+    return batch_size * part // parts, batch_size * (part + 1) // parts

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.util
 import itertools
 import linecache
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -137,6 +138,65 @@ def gather(replica: tf.distribute.ReplicaContext, value: tf.Tensor) -> tf.Tensor
     """
     launcher = replica.strategy.extended._cross_device_ops._launchers[replica._replica_id]
     return launcher._all_gather(value, options=None)
+
+
+def as_only_replica() -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
+    """Makes this replica the only one of its strategy for code that is traced within: its sums and gathers are its own.
+
+    Variables stay this replica's copies. The engine's own collectives are those of all replicas (`as_one_of_all`).
+    """
+
+    def own(value):
+        return tf.nest.map_structure(tf.identity, value, expand_composites=True)
+
+    return _as_other(
+        is_only=True,
+        num_replicas_in_sync=property(lambda self: 1),
+        replica_id_in_sync_group=property(lambda self: tf.constant(0)),
+        all_reduce=lambda self, reduce_op, value, options=None: own(value),
+        all_gather=lambda self, value, axis, options=None: own(value),
+    )
+
+
+def without_exchange(why: str) -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
+    """Has sums and gathers over replicas, but the engine's own, raise ValueError in what is traced within."""
+
+    def refuse(self, *_, **__):
+        raise ValueError(why)
+
+    return _as_other(is_only=False, all_reduce=refuse, all_gather=refuse)
+
+
+def as_one_of_all() -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
+    """Undoes the two above within them; yields this replica's context."""
+    return _as_other()
+
+
+def is_only_replica() -> bool:
+    """Returns whether code that is traced here is within `as_only_replica`."""
+    return getattr(type(tf.distribute.get_replica_context()), "is_only", False)
+
+
+@contextlib.contextmanager
+def _as_other(**members: Any) -> Iterator[tf.distribute.ReplicaContext]:
+    """Gives this replica's context another class within: a subclass of its own with other members."""
+    replica = tf.distribute.get_replica_context()
+    before = type(replica)
+    own = getattr(before, "of_all", before)
+    replica.__class__ = type(own.__name__, (own,), {"of_all": own, **members}) if members else own
+    try:
+        yield replica
+    finally:
+        replica.__class__ = before
+
+
+def replica_id() -> int | tf.Tensor:
+    """Returns this replica's id in its strategy: an int if known when the step is traced; 0 outside of replicas."""
+    if tf.distribute.get_replica_context() is None:
+        return 0
+    with as_one_of_all() as replica:
+        known = tf.get_static_value(replica.replica_id_in_sync_group)
+        return replica.replica_id_in_sync_group if known is None else int(known)
 
 
 def ordering_token(device: str) -> tf.Variable:

@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from .tensorflow import replica_id
+
 
 def path_of(variable) -> str:
     """Returns what people call a variable: a Keras variable's path, a tf.Variable's name."""
@@ -33,9 +35,7 @@ def own_copy(variable: tf.Variable) -> tf.Variable:
     if not isinstance(variable, tf.distribute.DistributedValues):
         return variable
     copies = variable.distribute_strategy.experimental_local_results(variable)
-    context = tf.distribute.get_replica_context()
-    replica = context and tf.get_static_value(context.replica_id_in_sync_group)
-    return copies[int(replica or 0) % len(copies)]
+    return copies[int(tf.get_static_value(replica_id()) or 0) % len(copies)]
 
 
 def server_of(variable: tf.Variable) -> str | None:

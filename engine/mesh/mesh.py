@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from ..internals.tensorflow import Collectives, ordering_token
+from ..internals.tensorflow import Collectives, as_one_of_all, ordering_token, replica_id
 from . import collectives
 
 DATA, MODEL = "data", "model"
@@ -51,17 +51,21 @@ class Axis:
     @property
     def rank(self) -> int | tf.Tensor:
         """This replica's number among them: an int where it is known when the step is traced, else scalar int32."""
-        return _replica()
+        return replica_id()
 
     def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum over the axis, the same bits on each of its replicas. Replica code."""
-        return value if self.size == 1 else collectives.all_reduce(tf.distribute.get_replica_context(), value)
+        if self.size == 1:
+            return value
+        with as_one_of_all() as replica:
+            return collectives.all_reduce(replica, value)
 
     def all_gather(self, value: tf.Tensor) -> tf.Tensor:
         """Gathers the replicas' values, of one static shape, in their order: [size, ...]. Replica code."""
         if self.size == 1:
             return value[tf.newaxis]
-        return collectives.all_gather(tf.distribute.get_replica_context(), value)
+        with as_one_of_all() as replica:
+            return collectives.all_gather(replica, value)
 
     def reduce_scatter(self, value: tf.Tensor) -> tf.Tensor:
         """Returns this replica's piece of the sum: [n, ...] of a value [size * n, ...]. Replica code."""
@@ -111,7 +115,7 @@ class _Group(Axis):
 
     @property
     def rank(self) -> int:
-        return self._rank_of(_replica()) if self._in_replica() else 0
+        return self._rank_of(replica_id()) if self._in_replica() else 0
 
     def all_reduce(self, value):
         if self.size == 1 or not self._travels():  # Keras builds layers outside of replicas, for their shapes
@@ -158,7 +162,7 @@ class _Group(Axis):
         return False
 
     def _own(self) -> Collectives:
-        return self._collectives_of[_replica()]
+        return self._collectives_of[replica_id()]
 
 
 class Mesh:
@@ -260,15 +264,6 @@ class Mesh:
         if not self.is_cut:
             return value
         return tf.custom_gradient(lambda x: (self.model.all_reduce(x), tf.identity))(value)
-
-
-def _replica() -> int | tf.Tensor:
-    """Returns this replica's id in the strategy: an int if known when the step is traced; 0 outside of replicas."""
-    context = tf.distribute.get_replica_context()
-    if context is None:
-        return 0
-    known = tf.get_static_value(context.replica_id_in_sync_group)
-    return context.replica_id_in_sync_group if known is None else int(known)
 
 
 def local_replicas(distribution: tf.distribute.Strategy) -> range:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ..internals.tensorflow import as_one_of_all, is_only_replica
 from ..mesh import collectives
 from ..mesh.cuts import cut_of
 from ..mesh.mesh import Axis, Mesh
@@ -191,7 +192,7 @@ class Reduction(tf.Module):
         Args:
           values: float32.
         """
-        if self.alone() or step_context().mesh.data.size == 1:
+        if self.alone() or step_context().mesh.data.size == 1 or is_only_replica():
             return values
         step = step_context()
         present = step.present
@@ -295,8 +296,7 @@ class Reduction(tf.Module):
         return tf.reshape(tf.concat(sums, 0), item.value.shape)
 
     def _gather_slices(self, gradient, count):
-        context = tf.distribute.get_replica_context()
-        if not isinstance(gradient, tf.IndexedSlices) or context.num_replicas_in_sync == 1:
+        if not isinstance(gradient, tf.IndexedSlices) or step_context().mesh.everyone.size == 1:
             return gradient
         values, indices, present = gradient.values, gradient.indices, step_context().present
         if present is not None:
@@ -306,7 +306,8 @@ class Reduction(tf.Module):
         values = of_examples(tf.cast(values, tf.float32), count)
         if self.reduce_dtype != tf.float32:  # rounded as it would travel; the kernels carry float32 rows
             values = tf.cast(tf.cast(values, self.reduce_dtype), tf.float32)
-        values, indices = context.all_gather([values, indices], axis=0)
+        with as_one_of_all() as replica:
+            values, indices = replica.all_gather([values, indices], axis=0)
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 

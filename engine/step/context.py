@@ -53,7 +53,10 @@ class StepContext:
 
     Attributes:
       step: scalar int64, steps of training done before this one.
-      replica: scalar int32, by which this replica draws: its id in the whole strategy; on a mesh its data coordinate.
+      replica: scalar int32, by which this replica draws: its id in the whole strategy; on a mesh its data coordinate;
+        0 where replicas compute the same examples.
+      shard: scalar int32, by which layers draw that are cut over a mesh: this replica's id, as if it stood for all that
+        have the same part and the same examples.
       present: scalar bool, whether this replica has examples; None if it always has.
       observed: scalar bool, whether this step's costly figures (the gradients' norm) will be looked at; None is never.
       batch_number: scalar int64, from 0 in each evaluation; None in training.
@@ -69,6 +72,7 @@ class StepContext:
 
     step: tf.Tensor | None = None
     replica: tf.Tensor | None = None
+    shard: tf.Tensor | None = None
     present: tf.Tensor | None = None
     observed: tf.Tensor | None = None
     batch_number: tf.Tensor | None = None
@@ -132,7 +136,7 @@ class StepContext:
         # Where replicas have the same examples, most layers draw the same.
         within_shard = [getattr(each, "within_shard", False) for each in self.generators]
         alike = states(self.replica)
-        own = states(_this_replica()) if any(within_shard) else alike
+        own = states(self.shard) if any(within_shard) else alike
         chosen = [own[i] if is_own else alike[i] for i, is_own in enumerate(within_shard)]
         self.layer_states = [(each.state, state) for each, state in zip(self.generators, chosen, strict=True)]
         for variable, state in self.layer_states if assigns else ():
@@ -186,8 +190,3 @@ class StepContext:
     def _number(self, kind: str) -> int:
         self.drawn[kind] += 1
         return self.drawn[kind] - 1
-
-
-def _this_replica() -> tf.Tensor:
-    """Returns this replica's id in the whole strategy, scalar int32."""
-    return tf.convert_to_tensor(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from ..internals.tensorflow import as_one_of_all, is_only_replica
 from ..mesh import collectives
 from .context import step_context
 
@@ -41,10 +42,10 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         raise ValueError("`accumulate_steps`: gather needs a batch as a whole; use 1")
     if step.mesh.is_cut:
         raise ValueError("`mesh`: gather is of models that each replica has whole; leave it out")
-    if reduction.alone() or step.mesh.data.size == 1:
+    if reduction.alone() or step.mesh.data.size == 1 or is_only_replica():
         return values, tf.constant(0)
     reduction.meet_midway()
-    context, present = tf.distribute.get_replica_context(), step.present
+    present = step.present
     rows = tf.shape(values)[0] if present is None else tf.where(present, tf.shape(values)[0], 0)
     counts = step.mesh.data.all_gather(rows)
     first = tf.reduce_sum(tf.where(tf.range(counts.shape[0]) < step.mesh.data.rank, counts, 0))
@@ -53,11 +54,13 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     def gathered(values):
         def gradient(upstream):
             upstream = upstream if present is None else tf.where(present, upstream, tf.zeros_like(upstream))
-            own = collectives.all_reduce(context, upstream)[first : first + rows]
+            with as_one_of_all() as replica:
+                own = collectives.all_reduce(replica, upstream)[first : first + rows]
             padding = [[0, tf.shape(values)[0] - rows], *[[0, 0]] * (values.shape.rank - 1)]
             return tf.pad(own, padding)
 
-        return context.all_gather(values[:rows], axis=0), gradient
+        with as_one_of_all() as replica:
+            return replica.all_gather(values[:rows], axis=0), gradient
 
     # A replica without examples computes one that counts in nothing; it has a number that there is.
     return gathered(values), first if present is None else tf.where(present, first, 0)

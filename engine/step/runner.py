@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from ..internals import graphs, keras
+from ..internals.tensorflow import is_only_replica, replica_id
 from ..internals.variables import assign_local
 from ..mesh.mesh import Mesh
 from ..metrics.means import folded
@@ -103,7 +104,9 @@ class StepRunner:
 
     def _counted(self, present: tf.Tensor | None) -> tf.Tensor | None:
         """Returns whether this replica's metrics count: where replicas see the same examples, the first one's do."""
-        return tf.constant(False) if self._mesh.is_cut and self._mesh.model.rank else present
+        if self._mesh.is_cut and self._mesh.model.rank:
+            return tf.constant(False)
+        return tf.equal(self._mesh.data.rank, 0) if is_only_replica() else present
 
     @contextlib.contextmanager
     def training(
@@ -132,9 +135,14 @@ class StepRunner:
 
     def _context(self, step, present, observed, batch_number=None, readings=None) -> StepContext:
         """Makes a step's context. Replicas with the same examples draw the same: by their data coordinate."""
-        replica = tf.convert_to_tensor(self._mesh.data.rank, tf.int32)
-        seed = self._trainer.given.options.seed
-        generators = self._holdings.seed_generators
-        readings = readings or Readings()
-        where = replica, present, observed, batch_number, seed, self._mesh
-        return StepContext(step, *where, readings, generators, applied=self._applied)
+        alike = is_only_replica()
+        replica = tf.convert_to_tensor(0 if alike else self._mesh.data.rank, tf.int32)
+        shard = tf.convert_to_tensor(self._mesh.model.rank if alike else replica_id(), tf.int32)
+        return StepContext(
+            *(step, replica, shard, present, observed, batch_number),
+            run_seed=self._trainer.given.options.seed,
+            mesh=self._mesh,
+            readings=readings or Readings(),
+            generators=self._holdings.seed_generators,
+            applied=self._applied,
+        )

@@ -215,13 +215,16 @@ class Strategy(Processes, abc.ABC):
         """Traces a step of the evaluation, if it can be had before, and returns the names of its rows of metrics."""
         return ()
 
-    def on_parts(self, compute: Callable[[Any], Any], batch, batch_number: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def on_parts(
+        self, compute: Callable[[Any], Any], batch, batch_number: tf.Tensor, is_shared: bool = False
+    ) -> tuple[tf.Tensor, Any]:
         """Runs replica code on a batch that each process has whole, each replica on its part. TensorFlow code.
 
         Args:
           compute: makes outputs of a batch of any size.
           batch: nest of tensors whose first axis is examples.
           batch_number: scalar int64, by which the code draws random numbers.
+          is_shared: whether the batch has fewer examples than there are replicas: each then computes all of it.
 
         Returns:
           Which of the examples this process has computed, int32 [n], and their outputs, in that order.

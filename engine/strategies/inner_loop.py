@@ -15,6 +15,7 @@ from absl import logging
 from ..data.arrays import is_on_gpus
 from ..health.watchdog import Arrivals
 from ..internals import graphs
+from ..internals.tensorflow import as_only_replica, without_exchange
 from ..metrics.means import LoopSums, keep_scores, row_names, stack
 from .syncs import Syncs
 
@@ -79,6 +80,7 @@ class InnerLoop:
       counter: scalar int64 variable, which each call leaves at the global step that it has come to.
       arrivals: counts the steps whose data is there; None makes one where the feed may wait in the loop.
       form: returns what a step that is traced now depends on besides its arguments; each value of it has a program.
+      parts: of a batch, one for each replica, or for each group of them that computes the same examples.
 
     Attributes:
       programs: the compiled loops, by what they depend on besides their arguments, and the form of their operands.
@@ -98,10 +100,12 @@ class InnerLoop:
         arrivals: Arrivals | None = None,
         keeps_scores: bool = False,
         form: Callable[[], Hashable] = tuple,
+        parts: int = 1,
     ):
         self._form = form
         self._keeps_scores = keeps_scores
         self._syncs = syncs
+        self._parts, self._shares = parts, False  # of a batch; whether each replica computes all of it
         self._unrolls = unrolls
         self._counter = counter
         self._arrivals = Arrivals() if arrivals is None and feed.reads_in_loop else arrivals
@@ -131,12 +135,12 @@ class InnerLoop:
         input_seconds = time.perf_counter() - before
         arguments = _arguments(operands, step, start, stop, due, extra)
         if self._arrivals is None:
-            result = self._result(self._program(arguments)(*arguments), stop - start, input_seconds)
+            result = self._result(self._program(step, arguments)(*arguments), stop - start, input_seconds)
             return result._replace(compiles=len(self.programs) > programs)
         waited_before = self._arrivals.seconds()
         self._arrivals.add(input_seconds)
         # No lambda: its frame would keep the operands as long as an error is kept, though it is cleared.
-        call = functools.partial(self._program(arguments), *arguments)
+        call = functools.partial(self._program(step, arguments), *arguments)
         sums = self._feed.awaited(call, self._arrivals.count)
         result = self._result(sums, stop - start, self._arrivals.seconds() - waited_before)
         return result._replace(compiles=len(self.programs) > programs)
@@ -144,7 +148,7 @@ class InnerLoop:
     def trace(self, step: int, limit: int, *extra) -> None:
         """Compiles what a call with these arguments runs, without running it. The next call has to have the same."""
         operands, start, stop = self._take(step, limit)
-        self._program(_arguments(operands, step, start, stop, None, extra))
+        self._program(step, _arguments(operands, step, start, stop, None, extra))
         self._taken = (step, limit), (operands, start, stop)
 
     @property
@@ -164,9 +168,10 @@ class InnerLoop:
         taken, self._taken = self._taken, None
         return taken[1] if taken and taken[0] == (step, limit) else self._feed.take(step, limit)
 
-    def _program(self, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
+    def _program(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of this form: finding it is most of a `tf.function` call's time."""
-        if (form := (self._form(), self._feed.form(arguments[0]))) not in self.programs:
+        self._shares = self._feed.is_shared(step, self._parts)
+        if (form := (self._form(), self._feed.form(arguments[0]), self._shares)) not in self.programs:
             operands = self._feed.traced(arguments[0])
             compiled = tf.function(self._loop, jit_compile=self._jit or None, autograph=False)
             self.programs[form] = compiled.get_concrete_function(operands, *arguments[1:])
@@ -179,6 +184,7 @@ class InnerLoop:
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` on all of this host's replicas, as in the loop: for inspection, not to be run."""
         operands, start, _ = self._feed.take(step, 1)
+        self._shares = self._feed.is_shared(step, self._parts)
         offset, step = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
         return self._traced(operands, offset, step)[0]
 
@@ -337,9 +343,18 @@ class InnerLoop:
         self._arrivals.mark(batch, before)
         return batch
 
+    def _exchange(self) -> contextlib.AbstractContextManager:
+        """Returns the context of a replica's step: what it exchanges with the others, but by the engine's means."""
+        if self._shares:
+            return as_only_replica()
+        why = self._feed.why_no_exchange
+        return without_exchange(why) if why else contextlib.nullcontext()
+
     def _replicated_step(self, batch, step, observed, *more):
         def run(*batch):
-            metrics = self._step(self._feed.batch(*batch), step, observed, *more)
+            batch = self._feed.batch(*batch)
+            with self._exchange():
+                metrics = self._step(batch, step, observed, *more)
             self._names = [*row_names(metrics, self._keeps_scores)]
             return stack(metrics, self._sums_dtype, self._keeps_scores)
 

@@ -199,6 +199,7 @@ class MultiWorker(Replicated):
             counter=counter,
             keeps_scores=feed is self.eval_feed,
             form=self._form_of(feed),
+            parts=self._parts,
             worker=self.host,
             num_workers=self.num_hosts,
             arrivals=self._arrivals,

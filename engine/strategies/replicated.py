@@ -16,6 +16,7 @@ from ..data.order import Order, order_of, replica_part
 from ..data.reading import example_bytes, in_memory
 from ..data.source import Source
 from ..data.streamed import divide, unwatched
+from ..internals.tensorflow import as_only_replica
 from ..mesh.mesh import Mesh
 from ..metrics.means import Sums
 from ..state import TrainState
@@ -131,8 +132,7 @@ class Replicated(Measured):
         self._pace = Pace(self.steps_per_loop, reduction.sync_every_steps or 1)
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
         if train_feed and self.num_replicas > 1 and self._holdings.loss_scale:  # one alone takes the mean
-            replicas = self.mesh.part(0, self.num_replicas)[1]
-            examples = train_feed.order.batch_size / replicas / state.trainer.given.options.accumulate_steps
+            examples = train_feed.order.batch_size / self._parts / state.trainer.given.options.accumulate_steps
             self._holdings.loss_scale.expect_sums(examples)
 
         def eval_step(batch, step, observed):
@@ -244,15 +244,21 @@ class Replicated(Measured):
         self._eval_loop.trace(0, self._eval_steps)
         return self._eval_loop.names
 
-    def on_parts(self, compute, batch, batch_number):
+    @property
+    def _parts(self) -> int:
+        """How many parts a batch has, each computed by one replica, or by several that hold parts of the model."""
+        return self.mesh.part(0, self.num_replicas)[1]
+
+    def on_parts(self, compute, batch, batch_number, is_shared=False):
         if self._static_shapes:
-            return super().on_parts(compute, batch, batch_number)
+            return super().on_parts(compute, batch, batch_number, is_shared)
 
         def on_replica(whole):
-            size, parts = tf.shape(tf.nest.flatten(whole)[0])[0], self.mesh.part(0, self.num_replicas)[1]
-            start, stop = replica_part(size, self.mesh.data.rank, parts)
+            size = tf.shape(tf.nest.flatten(whole)[0])[0]
+            start, stop = replica_part(size, self.mesh.data.rank, self._parts)
             part = tf.nest.map_structure(lambda x: x[start:stop], whole)
-            outputs = self._runner.outputs(compute, part, self._state.step_variable, batch_number)
+            with as_only_replica() if is_shared else contextlib.nullcontext():
+                outputs = self._runner.outputs(compute, part, self._state.step_variable, batch_number)
             return tf.range(start, stop), outputs
 
         def joined(value):
@@ -294,6 +300,7 @@ class Replicated(Measured):
             counter=counter,
             keeps_scores=feed is self.eval_feed and not self._static_shapes,
             form=self._form_of(feed),
+            parts=self._parts,
         )
 
     def _form_of(self, feed) -> Callable[[], Hashable]:

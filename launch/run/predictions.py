@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -59,13 +60,16 @@ class Predictor:
             made = run(features, training=False)
             return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, made)
 
-        @tf.function(input_signature=[taken, tf.TensorSpec([], tf.int64)], autograph=False)
-        def compute(features, number):
-            if self.is_cut:
-                return Strategy.on_parts(session.strategy, outputs, features, number)
-            return session.strategy.on_parts(outputs, features, number)
+        @functools.cache
+        def computing(is_shared: bool) -> Callable:
+            def compute(features, number):
+                if self.is_cut:
+                    return Strategy.on_parts(session.strategy, outputs, features, number)
+                return session.strategy.on_parts(outputs, features, number, is_shared)
 
-        self._compute = compute
+            return tf.function(compute, input_signature=[taken, tf.TensorSpec([], tf.int64)], autograph=False)
+
+        self._computing = computing
 
     def checked(self, data: Any, split: str | None = None) -> Split:
         """Returns what `Run.predict` is given as a `Source` or a `Stream`. Raises `UsageError`."""
@@ -83,8 +87,10 @@ class Predictor:
         with averaged_weights(self._trainer) if averages else contextlib.nullcontext():
             for number, features in enumerate(features_of(session, split, session.config.eval_batch_size)):
                 tensors = tf.nest.map_structure(tf.convert_to_tensor, features)
-                rows, outputs = self._compute(tensors, tf.constant(number, tf.int64))
-                done.add(len(tf.nest.flatten(features)[0]), rows.numpy(), [x.numpy() for x in tf.nest.flatten(outputs)])
+                examples = len(tf.nest.flatten(features)[0])
+                compute = self._computing(examples < session.strategy.num_replicas)
+                rows, outputs = compute(tensors, tf.constant(number, tf.int64))
+                done.add(examples, rows.numpy(), [x.numpy() for x in tf.nest.flatten(outputs)])
         return tf.nest.pack_sequence_as(outputs, done.all())
 
 

@@ -52,17 +52,23 @@ SOURCES = ["source 1", "source 2", "source 7", "source by chunks"]
 FEEDS = ["resident", "streamed", "dataset auto", "dataset data", "files auto", "files data", "files file", *SOURCES]
 
 
+def joined(found, kind) -> list[list[int]]:
+    """The global batches: the workers' parts one after the other; all of one of fewer examples than workers."""
+    parts = zip(*(each["feeds"][kind] for each in found), strict=True)
+    return [
+        batch[0]
+        if batch[0] and len(batch[0]) < len(batch) and all(part == batch[0] for part in batch)
+        else [example for part in batch for example in part]
+        for batch in map(list, parts)
+    ]
+
+
 @pytest.mark.parametrize("kind", FEEDS)
 def test_each_example_of_an_epoch_is_seen_once_over_all_workers(found, kind):
-    of_workers = [each["feeds"][kind] for each in found]
-    steps = len(of_workers[0]) // worker.EPOCHS
+    batches = joined(found, kind)
+    steps = len(batches) // worker.EPOCHS
     for epoch in range(worker.EPOCHS):
-        counts = collections.Counter(
-            example
-            for batches in of_workers
-            for batch in batches[epoch * steps : (epoch + 1) * steps]
-            for example in batch
-        )
+        counts = collections.Counter(itertools.chain(*batches[epoch * steps : (epoch + 1) * steps]))
         assert counts == dict.fromkeys(range(1, worker.EXAMPLES + 1), 1)
 
 
@@ -71,8 +77,7 @@ def test_a_step_s_batch_does_not_depend_on_how_many_workers_there_are(found, fol
     """The workers' parts, one after the other, are the batch that one device would have been given."""
     source, options = worker.sources(folder)[kind]
     one = worker.seen(Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"), options), source)
-    parts = zip(*(each["feeds"][kind] for each in found), strict=True)
-    assert [[example for part in batch for example in part] for batch in parts] == one
+    assert joined(found, kind) == one
 
 
 @pytest.mark.parametrize("kind", ["files file", "files auto"])
@@ -116,12 +121,20 @@ def test_workers_learn_what_one_device_learns(found, model):
 
 
 def test_workers_learn_rows_from_a_dataset_whose_epochs_end_smaller(found):
-    """A hundred steps of 22 an epoch, cut into calls as they come. Of three workers one has none of an epoch's last two
-    examples, and moves no row for that. Adam passes the sums' rounding, 1e-7, on to weights near 0 as a part of its
+    """A hundred steps of 22 an epoch, cut into calls as they come. Three workers each compute an epoch's last two
+    examples. Adam passes the sums' rounding, 1e-7, on to weights near 0 as a part of its
     step of 1e-3."""
     one = worker.words(Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0")), 100)
     for each in found:
         np.testing.assert_allclose(each["words"], one, rtol=1e-4, atol=1e-5)
+
+
+def test_workers_that_sum_and_gather_within_the_step_learn_what_one_device_learns_from_a_last_batch_of_one(found):
+    """Statistics of 12 examples and of 1, in 50 steps of 22 an epoch."""
+    strategy = Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"))
+    one = worker.words(strategy, 50, worker.Centred, 253)
+    for each in found:
+        np.testing.assert_allclose(each["centred"], one, rtol=1e-4, atol=1e-5)
 
 
 def test_all_workers_take_as_many_steps_a_call_and_stop_at_the_same_one(found):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ...internals.tensorflow import as_one_of_all
 from ...internals.variables import mark_shard, own_copy
 from ...reduction.wire import fetch
 from ...step.context import step_context
@@ -255,7 +256,9 @@ class Embedding(tf.Module):
             # All replicas give the same rows to the same ids, so that their tables stay equal. An id that replicas
             # are given together, for each to compute a part of the model, is seen once.
             seen = step_context().mesh.once(seen)
-            self._sharded(*context.all_gather([keys, seen], axis=0))
+            with as_one_of_all() as replica:
+                keys_of_all, seen_of_all = replica.all_gather([keys, seen], axis=0)
+            self._sharded(keys_of_all, seen_of_all)
         return self._sharded(keys)
 
     def _sharded(self, keys: tf.Tensor, seen: tf.Tensor | None = None) -> tf.Tensor:

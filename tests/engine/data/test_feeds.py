@@ -88,8 +88,13 @@ def seen(bench):
 
 
 def joined(steps):
-    """[steps] the global batches: replicas' parts one after the other."""
-    return [[i for part in parts for i in part] for parts in steps]
+    """[steps] the global batches: replicas' parts one after the other; all of a batch too small to be divided."""
+    return [parts[0] if _is_shared(parts) else [i for part in parts for i in part] for parts in steps]
+
+
+def _is_shared(parts):
+    """Whether each replica has all of a batch, which has fewer examples than there are replicas."""
+    return len(parts[0]) < len(parts) and all(part == parts[0] for part in parts)
 
 
 def assert_each_once(bench, examples, batch_size, epochs=2):

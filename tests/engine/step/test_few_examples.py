@@ -1,0 +1,129 @@
+"""A batch with fewer examples than replicas: they compute what one device does, whatever a step sums or gathers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine import Trainer, mean, step_context
+from crankshaft.engine.data.feeds import Devices, StreamedFeed
+from crankshaft.engine.data.streamed import OfDataset, Share
+from crankshaft.engine.layers.keras_layers import BatchNormalization
+from crankshaft.engine.strategies.replicated import FeedOptions
+
+RNG = np.random.default_rng(0)
+DATA = RNG.normal(3, 2, (18, 5)).astype(np.float32), RNG.normal(size=(18, 4)).astype(np.float32)
+BATCH = 8  # 8, 8 and 2 examples
+
+
+class Exchanging(Trainer):
+    """Sums and gathers over replicas in its layers and in its loss, as Keras, this package and users do."""
+
+    def build_model(self):
+        layers = tf.keras.layers
+        return tf.keras.Sequential(
+            [
+                layers.Input([5]),
+                layers.Dense(4, kernel_initializer=tf.keras.initializers.GlorotUniform(1)),
+                layers.BatchNormalization(synchronized=True, momentum=0.5),
+                layers.Reshape([1, 1, 4]),
+                BatchNormalization(self.reduction.sum_statistics, momentum=0.5),
+                layers.Reshape([4]),
+            ]
+        )
+
+    def loss(self, outputs, batch):
+        context = tf.distribute.get_replica_context()
+        total, count = context.all_reduce("SUM", [tf.reduce_sum(outputs, 0), tf.cast(tf.shape(outputs)[0], tf.float32)])
+        everyones = context.all_gather(outputs, axis=0)
+        between = tf.reduce_sum(tf.square(outputs[:, tf.newaxis] - everyones), -1)
+        losses = tf.reduce_sum(tf.square(outputs - batch[1] + total / count), -1) + tf.reduce_mean(between, 1)
+        return mean(losses)
+
+    def metrics(self, outputs, batch):
+        return {"first": mean(batch[1][:, 0])}
+
+
+def made(bench, replicas, data=DATA, trainer=None, **options):
+    options = {"optimizer": "sgd", "learning_rate": 0.02, "shuffle": False, "eval_source": data, **options}
+    return bench(trainer or Exchanging(), data, BATCH, replicas, **options)
+
+
+def compare(found, expected):
+    """The metrics of examples: the means, and how many."""
+    for name in ("loss", "first"):
+        total, count = expected[name]
+        np.testing.assert_allclose(found[name][0] / found[name][1], total / count, rtol=2e-5, err_msg=name)
+        assert found[name][1] == count
+
+
+FEEDS = {
+    "held": (DATA, {}),
+    "read": (DATA, {"feed": FeedOptions(resident_bytes=0)}),
+    "stream": (tf.data.Dataset.from_tensor_slices(DATA), {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "feed", "options"),
+    [
+        (3, "held", {}),
+        (4, "read", {}),
+        (3, "stream", {}),
+        pytest.param(4, "held", {"shard_optimizer": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_replicas_train_and_evaluate_as_one_device(bench, replicas, feed, options):
+    data, how = FEEDS[feed]
+    one, many = made(bench, 1, **options), made(bench, replicas, data, **how, **options)
+    for _ in range(4):  # epochs' ends among others
+        compare(many.train(many.state.step + 2), one.train(one.state.step + 2))
+    for a, b in zip(one.trainer.model.variables, many.trainer.model.variables, strict=True):
+        for copy in many.copies(b):
+            np.testing.assert_allclose(copy, a.numpy(), rtol=1e-5, atol=1e-5)
+    found, expected = (each.strategy.evaluate().values() for each in (many, one))
+    compare(found, expected)
+    assert found["loss"][1] == 18
+
+
+class Drawing(Trainer):
+    """Draws by a seed and by dropout, in micro-batches."""
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dropout(0.5), tf.keras.layers.Dense(4, kernel_initializer="ones")])
+
+    def loss(self, outputs, batch):
+        noise = tf.random.stateless_normal(tf.shape(outputs), step_context().seed())
+        return mean(tf.reduce_sum(tf.square(outputs - batch[1] + noise), -1))
+
+
+def test_they_draw_what_one_device_draws(bench):
+    few = tuple(array[:3] for array in DATA)
+    curves = [made(bench, n, few, Drawing(), accumulate_steps=2).curve(5) for n in (1, 4)]
+    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-5)
+
+
+def test_predictions_exchange_as_on_one_device(bench):
+    def centred(features):
+        context = tf.distribute.get_replica_context()
+        total, count = context.all_reduce(
+            "SUM", [tf.reduce_sum(features, 0), tf.cast(tf.shape(features)[0], tf.float32)]
+        )
+        return features - total / count + tf.cast(context.replica_id_in_sync_group, tf.float32)
+
+    few = tf.constant(DATA[0][:2])
+    rows, outputs = made(bench, 4).strategy.on_parts(centred, few, tf.constant(0, tf.int64), is_shared=True)
+    alone = (few - tf.reduce_sum(few, 0) / 2).numpy()
+    np.testing.assert_allclose(outputs, alone[rows.numpy()], rtol=1e-5)
+    assert set(rows.numpy()) == {0, 1}
+
+
+@pytest.mark.parametrize(("counts", "refused"), [((9, 9), False), ((11, 7), True), ((8, 10), True)])
+def test_where_a_worker_without_examples_has_no_others_it_may_not_exchange(bench, counts, refused):
+    """Of files that workers read for themselves, eight of two replicas a step: 1 example is not enough for two."""
+    run = made(bench, 2)
+    share = Share(OfDataset(tf.data.Dataset.from_tensor_slices(DATA)), counts)
+    feed = StreamedFeed(Devices(run.strategy.distribution), share, share.order(BATCH, None, drop_remainder=False))
+    assert bool(feed.why_no_exchange) == refused
