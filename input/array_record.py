@@ -18,7 +18,7 @@ import numpy as np
 from ..engine.data.source import BadRecordError
 from .data import Data, InputError, check_at_least
 from .files import listing
-from .files.storage import Files, is_remote
+from .files.storage import Files, is_remote, retried
 from .known import as_bytes
 from .records import shards
 from .records.examples import ExampleSource
@@ -122,7 +122,8 @@ class ArrayRecords(ExampleSource):
 
     def _of_shard(self, shard: int, numbers: np.ndarray) -> list[bytes]:
         try:
-            return self._shard(shard).read(numbers)
+            path = self._files.paths[shard]
+            return retried(path, lambda: self._shard(shard).read(numbers), self._shard.cache_clear)
         except RuntimeError as error:  # what it raises for whatever is wrong
             for number in numbers:
                 try:
@@ -153,7 +154,7 @@ def _check_opens(path: str) -> None:
 class _Shard:
     def __init__(self, path: str):
         try:
-            self._reader = shards.library().ArrayRecordReader(path, _RANDOM_ACCESS)
+            self._reader = retried(path, lambda: shards.library().ArrayRecordReader(path, _RANDOM_ACCESS))
             is_whole, self.records = self._reader.ok(), self._reader.num_records()
             options = self._reader.writer_options_string() or ""
         except RuntimeError as error:

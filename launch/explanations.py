@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-from ..engine.data.source import SourceError, StuckReadError
+from ..engine.data.source import SourceError, UnavailableError
 from ..engine.internals.errors import reason
 from ..input.data import InputError
 from .cluster.meeting import ClusterError
@@ -88,7 +88,7 @@ _LIMITS = {
 
 
 def _explained(error: Exception, traceback_by: str) -> tuple[int, str]:
-    if isinstance(error, StuckReadError):
+    if isinstance(error, UnavailableError):
         return EXIT_FAILED, with_flags(str(error))
     if isinstance(error, (UsageError, InputError, SourceError)):
         return EXIT_USAGE, with_flags(str(error))

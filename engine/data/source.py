@@ -6,6 +6,8 @@ import abc
 import contextlib
 import copy
 import dataclasses
+import errno
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -55,12 +57,34 @@ class BadRecordError(SourceError):
         self.example = example
 
 
-class StuckReadError(SourceError):
-    """A read has taken too long. It may succeed the next time."""
+class UnavailableError(SourceError):
+    """Data can't be read now, as the system or the network failed. It may be read the next time."""
+
+
+class StuckReadError(UnavailableError):
+    """A read has taken too long."""
 
 
 class StuckStreamError(StuckReadError):
     """A stream has given nothing for too long; who waits for it, in TensorFlow, does so for ever."""
+
+
+# What a disk or a network says that has failed, and may work again.
+_PASSING = {
+    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.ECONNRESET, errno.ECONNABORTED),
+    *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOLINK, errno.ESHUTDOWN),
+}
+
+_PASSING_OF_TENSORFLOW = ("UnavailableError", "DeadlineExceededError", "AbortedError")  # of files elsewhere
+
+
+def may_pass(error: BaseException) -> bool:
+    """Returns whether an error of the system's, or of a library whose message has it, may be gone the next time."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _PASSING
+    if type(error).__name__ in _PASSING_OF_TENSORFLOW:
+        return True
+    return any(os.strerror(number) in str(error) for number in _PASSING)
 
 
 class Split(abc.ABC):

@@ -20,7 +20,7 @@ from ..internals.errors import reason
 from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
 from .order import Order, SharedOrder
-from .source import SourceError, Spec, Split
+from .source import SourceError, Spec, Split, UnavailableError, may_pass
 from .waiting import Patience
 
 _PARSED_AT_ONCE = 256  # records: of `tf.io.parse_example` 64 alone cost twenty times as much as among thousands
@@ -137,7 +137,8 @@ class OfFiles(Stream):
                     read += 1
             except tf.errors.OpError as error:
                 why = reason(error).replace(path, "").strip("; ")
-                return SourceError(f"{path}, after {read:,} examples: {why}; restore the file, and resume the run")
+                kind = UnavailableError if may_pass(error) else SourceError
+                return kind(f"{path}, after {read:,} examples: {why}; restore the file, and resume the run")
         return None
 
     def of_files(self, workers: int, worker: int) -> Stream | None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..data import InputError
 from . import listing
+from .storage import retried
 
 _TYPE_NAMES = {
     0x08: "uint8",
@@ -67,16 +68,20 @@ def read_idx(path: str, shape: tuple[int | None, ...]) -> np.ndarray:
       InputError: one line with the path, what was expected and what was found.
     """
     try:
-        with open(path, "rb") as file:
-            is_gzip = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-            file.seek(0)
-            return _read_checked(path, gzip.open(file) if is_gzip else file, shape)
+        return retried(path, lambda: _read(path, shape))
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing: expected an IDX file, found none") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path} is not a whole gzip file: expected one that unpacks, found: {error}") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _read(path: str, shape: tuple[int | None, ...]) -> np.ndarray:
+    with open(path, "rb") as file:
+        is_gzip = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        file.seek(0)
+        return _read_checked(path, gzip.open(file) if is_gzip else file, shape)
 
 
 def _read_checked(path: str, file: gzip.GzipFile | BufferedReader, shape: tuple[int | None, ...]) -> np.ndarray:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..data import InputError
-from .storage import Files, gfile, is_remote
+from .storage import Files, gfile, is_remote, retried
 
 _PACKED = re.compile(r"(.*)\.(bz2|xz|zst|zstd|lz4|z|zip|7z|rar|tar|tgz)")  # and not read: gzip alone is
 _TEMPORARY = re.compile(
@@ -166,17 +166,21 @@ def files_and_folders(folder: str) -> tuple[dict[str, str], list[str]]:
         folders = [name.rstrip("/") for name in names if name.endswith("/") or gfile().isdir(join(folder, name))]
         return {name: join(folder, name) for name in names if name.rstrip("/") not in folders}, folders
     try:
-        real = os.path.realpath(folder)
-        with os.scandir(folder or os.curdir) as entries:
-            files, folders = {}, []
-            for entry in entries:
-                if entry.is_dir():
-                    folders.append(entry.name)
-                else:
-                    is_link = entry.is_symlink()
-                    files[entry.name] = os.path.realpath(entry.path) if is_link else os.path.join(real, entry.name)
+        return retried(folder, lambda: _scanned(folder))
     except OSError as error:
         raise InputError(f"{folder} can't be read ({error.strerror}); see to its permissions") from None
+
+
+def _scanned(folder: str) -> tuple[dict[str, str], list[str]]:
+    real = os.path.realpath(folder)
+    files, folders = {}, []
+    with os.scandir(folder or os.curdir) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                folders.append(entry.name)
+            else:
+                is_link = entry.is_symlink()
+                files[entry.name] = os.path.realpath(entry.path) if is_link else os.path.join(real, entry.name)
     return dict(sorted(files.items())), sorted(folders)
 
 

@@ -6,8 +6,10 @@ Host code. TensorFlow is imported only where a path is of another file system (`
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
+import logging
 import os
 import re
 import secrets
@@ -15,13 +17,14 @@ import stat
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from ...engine.data.source import SourceError
+from ...engine.data.source import SourceError, UnavailableError, may_pass
 from ...engine.machine import files
 from ..data import InputError
 
+_TRY_AGAIN_SECONDS = (0.1, 1.0, 5.0)  # waits after a read that failed, as a network is back after seconds
 _OPEN_FILES = 256  # at once: a process may have 1,024 by default
 _REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as some 64 KiB do
 _STREAM_BYTES = 1 << 20
@@ -58,6 +61,37 @@ def replacing(path: str) -> Iterator[BinaryIO]:
         tf.io.gfile.rename(temporary, path, overwrite=True)
     except tf.errors.OpError as error:
         raise OSError(str(error).splitlines()[0]) from None
+
+
+def retried(path: str, read: Callable[[], Any], before: Callable[[], None] | None = None) -> Any:
+    """Returns what a function reads of a file; it is called again where a disk or a network fails for a moment.
+
+    Args:
+      path: of the file, for messages.
+      read: reads it.
+      before: is called before each further try.
+
+    Raises:
+      UnavailableError: each try has failed so.
+    """
+    for seconds in (*_TRY_AGAIN_SECONDS, None):
+        try:
+            return read()
+        except Exception as error:
+            if isinstance(error, SourceError) or not may_pass(error):
+                raise
+            why = getattr(error, "strerror", None) or _why(error)
+            if seconds is None:
+                tries = len(_TRY_AGAIN_SECONDS) + 1
+                raise UnavailableError(
+                    f"{path} can't be read ({why}), nor could it be {tries} times; see to the disk or the network, and "
+                    "resume the run"
+                ) from None
+            logging.warning("%s can't be read (%s); trying again in %g s", path, why, seconds)
+            time.sleep(seconds)
+            if before:
+                before()
+    raise AssertionError  # the loop returns or raises
 
 
 class State(NamedTuple):
@@ -112,13 +146,17 @@ class Files:
 
     def pread_each(self, number: int, offsets: list[int], lengths: list[int]) -> list[bytes]:
         """Returns so many bytes from each of some offsets on; raises as `pread` does."""
-        try:
+
+        def read() -> list[bytes]:
             file = self._file(number)
             if time.monotonic() >= file.check_at:
                 self.check(number)
                 every = _REMOTE_CHECK_EVERY_SECONDS if isinstance(file, _Remote) else _CHECK_EVERY_SECONDS
                 file.check_at = time.monotonic() + every
-            pieces = file.pread_each(offsets, lengths)
+            return file.pread_each(offsets, lengths)
+
+        try:
+            pieces = retried(self.paths[number], read, self._file.cache_clear)  # a stale handle is opened again
         except OSError as error:
             self.check(number)  # which has more to say of one that is gone
             raise self._unreadable(number, error) from None
@@ -148,7 +186,7 @@ class Files:
         path, nbytes = self.paths[number], self.sizes[number]
         self.check(number)
         try:
-            data = _opened(self.paths, self.sizes, number).pread(0, nbytes)
+            data = retried(path, lambda: _opened(self.paths, self.sizes, number).pread(0, nbytes))
         except OSError as error:
             raise self._unreadable(number, error) from None
         if len(data) < nbytes:
@@ -212,14 +250,14 @@ def state_of(path: str) -> State:
     """Returns what a file is now. Raises `InputError` where there is no regular file that can be read."""
     if is_remote(path):
         try:
-            remote = gfile().stat(path)
+            remote = retried(path, lambda: gfile().stat(path))
         except Exception as error:  # of TensorFlow, which is imported only here
             raise InputError(f"{path} can't be read ({_why(error)}); see that it is there") from None
         if remote.is_directory:
             raise InputError(f"{path} is a folder; give files")
         return State(int(remote.length), int(remote.mtime_nsec))
     try:
-        status = os.stat(path)
+        status = retried(path, lambda: os.stat(path))
     except OSError as error:
         raise InputError(f"{path} can't be read ({error.strerror}); see that it is there") from None
     if not stat.S_ISREG(status.st_mode):
@@ -284,7 +322,7 @@ def _block(file: Any, number: int) -> bytes:
         file.seek(number * _REMOTE_BLOCK_BYTES)
         return file.read(_REMOTE_BLOCK_BYTES)
     except Exception as error:  # of TensorFlow
-        raise OSError(_why(error)) from None
+        raise OSError(errno.EIO if may_pass(error) else None, _why(error)) from None
 
 
 def _why(error: Exception) -> str:

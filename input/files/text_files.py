@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterator
 
 from ..data import InputError
+from .storage import Files
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -42,7 +43,7 @@ def _split(text: bytes) -> list[bytes]:
 
 def _chunks(path: str) -> Iterator[bytes]:
     try:
-        with open(path, "rb") as raw:
+        with Files([path]).stream(0) as raw:
             zipped = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
             raw.seek(0)
             with gzip.GzipFile(fileobj=raw) if zipped else raw as file:
@@ -54,5 +55,3 @@ def _chunks(path: str) -> Iterator[bytes]:
                     chunk = file.read(_CHUNK_BYTES)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path} is not a whole gzip file: expected one that unpacks, found: {error}") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error

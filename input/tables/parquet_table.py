@@ -130,7 +130,9 @@ class ParquetTable:
         reader = reader or self._opened(number, SourceError, self._metadata[number])
         own = {name: None for name in names if self._schemas[number].get_field_index(name) >= 0}
         # One thread: whoever reads groups ahead does so by several.
-        table = reader.read_row_group(row_group, columns=[*own], use_threads=False)
+        table = storage.retried(
+            self.source.paths[number], lambda: reader.read_row_group(row_group, columns=[*own], use_threads=False)
+        )
         with self._lock:
             self._idle = [*self._idle[1 - _IDLE_READERS :], (number, reader)]
         arrays: dict[str, Any] = {}
@@ -352,11 +354,14 @@ class ParquetTable:
         path = self.source.paths[number]
         self.source.check(number)
         try:
-            return self._parquet.ParquetFile(
-                self.source.stream(number) if storage.is_remote(path) else path,
-                metadata=metadata,
-                page_checksum_verification=True,
-                pre_buffer=storage.is_remote(path),  # of local files it costs a fifth of the time
+            return storage.retried(
+                path,
+                lambda: self._parquet.ParquetFile(
+                    self.source.stream(number) if storage.is_remote(path) else path,
+                    metadata=metadata,
+                    page_checksum_verification=True,
+                    pre_buffer=storage.is_remote(path),  # of local files it costs a fifth of the time
+                ),
             )
         except (self._pa.ArrowException, OSError) as error:
             raise error_class(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from ...engine.data.source import Source, SourceError
+from ...engine.data.source import Source, SourceError, UnavailableError
 from ...input.data import Data
 from .. import explanations
 from ..command_line.config import Config
@@ -40,7 +40,8 @@ def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
         both = splits.of(config, loaded.train, loaded.evaluation)[:2]
         return [split for split in both if split is not None and split.by_index and split.as_arrays() is None]
     except Exception as error:  # the border of what a worker does by itself
-        raise SourceError(explanations.explain(error)[1]) from None
+        kind = UnavailableError if isinstance(error, UnavailableError) else SourceError
+        raise kind(explanations.explain(error)[1]) from None
 
 
 def call(data: Callable | Sequence | Data) -> Data:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from ...engine.data.source import SourceError
+from ...engine.data.source import SourceError, UnavailableError
 from ...input.data import InputError
 from ...input.records.shard_writing import Shard, ShardRequest
 from ..errors import UsageError
@@ -84,5 +84,7 @@ def _write(shard: Shard) -> dict[str, int]:
                 counter.value += examples
 
         return shard_job.write(request, _here[2], shard, count)
+    except UnavailableError as error:
+        raise OSError(str(error)) from None
     except (SourceError, InputError) as error:
         raise UsageError(str(error)) from None  # which is made of its line alone, and so can be sent

@@ -120,7 +120,7 @@ def test_files_that_are_not_whole_text_are_refused(write, content, message):
 
 
 def test_a_file_that_is_gone_is_refused_in_one_line(tmp_path):
-    with pytest.raises(InputError, match=r"absent\.txt cannot be read: No such file"):
+    with pytest.raises(InputError, match=r"absent\.txt can't be read \(No such file"):
         next(read_lines(str(tmp_path / "absent.txt")))
 
 

@@ -1,14 +1,18 @@
 """Files that change, vanish or turn out to be something else while they are read: each one line, and no hang."""
 
+import ctypes
+import mmap
 import os
 import re
+import threading
 import time
 
 import pytest
 
-from crankshaft.engine.data.source import SourceError
+from crankshaft.engine.data.source import SourceError, UnavailableError
 from crankshaft.input.data import InputError
 from crankshaft.input.files import storage
+from crankshaft.launch import errors, explanations
 
 CONTENT = bytes(range(256)) * 4
 
@@ -124,6 +128,47 @@ def test_files_beyond_those_kept_open_are_read_and_watched_too(tmp_path, monkeyp
     become_folder(paths[0])
     with pytest.raises(SourceError, match=r"0 is not a regular file"):
         files.pread(0, 0, 1)
+
+
+class Page:
+    """A page of this process's memory, which the system can't read, as a disk that fails, until it is mapped."""
+
+    def __init__(self):
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = ctypes.c_void_p
+        self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        self._libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        self.at = self.map(None)
+        self.unmap()
+
+    def map(self, at=None) -> int:
+        fixed = 0x10 if at else 0  # Linux's MAP_FIXED
+        return self._libc.mmap(at, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | fixed, -1, 0)
+
+    def unmap(self) -> None:
+        self._libc.munmap(self.at, mmap.PAGESIZE)
+
+
+def test_a_read_that_fails_for_a_moment_is_tried_again_with_a_line(monkeypatch, caplog):
+    page = Page()
+    monkeypatch.setattr(storage, "_TRY_AGAIN_SECONDS", (0.01,) * 1000)
+    files = storage.Files(["/proc/self/mem"])
+    later = threading.Timer(0.05, page.map, [page.at])
+    later.start()
+    assert files.pread(0, page.at, 16) == bytes(16)
+    assert "/proc/self/mem can't be read (Input/output error); trying again in 0.01 s" in caplog.messages
+    later.join()
+    page.unmap()
+
+
+def test_a_read_that_goes_on_failing_is_not_the_users_mistake(monkeypatch):
+    monkeypatch.setattr(storage, "_TRY_AGAIN_SECONDS", (0.0, 0.0))
+    page = Page()
+    with pytest.raises(
+        UnavailableError, match=r"mem can't be read \(Input/output error\), nor could it be 3 times"
+    ) as end:
+        storage.Files(["/proc/self/mem"]).pread(0, page.at, 16)
+    assert explanations.explain(end.value)[0] == errors.EXIT_FAILED  # on which supervisors start it again
 
 
 class TestElsewhere:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from ...data.order import ChunkedOrder, Order
 from ...data.reading import Reader, as_stored, packed, stored_dtypes
-from ...data.source import Source, SourceError, StuckReadError, WithoutBadRecords
+from ...data.source import Source, SourceError, UnavailableError, WithoutBadRecords
 from ...health.watchdog import FIRST_CALL_FACTOR, LostPeerError
 from ...internals.errors import reason
 from ...internals.tensorflow import answer_to, called_by_name
@@ -30,7 +30,7 @@ _READ, _DESCRIBE, _VERIFY, _BAD, _DISMISS = (
     f"crankshaft/{name}" for name in ("read", "describe", "verify", "bad", "dismiss")
 )
 _SAID = re.compile(
-    r"\[(Source|StuckRead)Error\] (.*?) \[end\]", re.DOTALL
+    r"\[(Source|Unavailable)Error\] (.*?) \[end\]", re.DOTALL
 )  # TensorFlow puts names and a traceback around it
 _PAUSE_SECONDS = 0.5
 _ANSWER_SECONDS = 60.0  # for what is not of the essence
@@ -78,7 +78,7 @@ class Sources:
             try:
                 return function(*arguments)
             except SourceError as error:
-                kind = "StuckRead" if isinstance(error, StuckReadError) else "Source"
+                kind = "Unavailable" if isinstance(error, UnavailableError) else "Source"
                 line = " ".join(str(error).split())
                 raise SourceError(f"[{kind}Error] {self._task}: {line} [end]") from None
 
@@ -158,7 +158,7 @@ def difference(wanted: dict, own: Sequence[dict]) -> str:
 def failure(error: Any) -> SourceError | None:
     """Returns what a task's source has raised, if an error says so; the message begins with the task."""
     said = _SAID.search(str(error)) if isinstance(error, tf.errors.OpError) else None
-    return {"Source": SourceError, "StuckRead": StuckReadError}[said[1]](said[2]) if said else None
+    return {"Source": SourceError, "Unavailable": UnavailableError}[said[1]](said[2]) if said else None
 
 
 def read(source: Source, index: int, order: Order, timeout_seconds: float, indices: tf.Tensor, step: tf.Tensor):
