@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
+from ...internals.tensorflow import as_only_replica
 from ...internals.variables import assign_local, path_of, read_local, tf_variable
 from ...layers.embeddings import Embedding
 from ...step import batches
@@ -44,7 +45,9 @@ class Probe:
         operands, offset, _ = self._feed.look(step)
         with _without_admission(self._holdings.tables.values()):
             numbers = tf.constant(offset, tf.int64), tf.constant(step, tf.int64)
-            gradients = self._gradients(operands, *numbers, self._holdings.freezing.enter())
+            parts = self._strategy.mesh.part(0, self._strategy.num_replicas)[1]
+            is_shared = self._feed.is_shared(step, parts)
+            gradients = self._gradients(operands, *numbers, self._holdings.freezing.enter(), is_shared)
         paths = [path_of(v) for v in self._trainer.trainable_variables]
         return {path: gradients[path] for path in paths if path in gradients}
 
@@ -72,9 +75,13 @@ class Probe:
         features = self._distribution.run(lambda *b: batches.features(self._feed.batch(*b)), args=batch)
         return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], features)
 
-    def _replicated_gradients(self, operands, offset, step, form):
-        batch = self._feed.next_operands(operands, offset)
-        histograms = self._distribution.run(lambda *b: self._replica_gradients(self._feed.batch(*b), step), args=batch)
+    def _replicated_gradients(self, operands, offset, step, form, is_shared: bool):
+        def on_replica(*operands):
+            batch = self._feed.batch(*operands)
+            with as_only_replica() if is_shared else contextlib.nullcontext():
+                return self._replica_gradients(batch, step)
+
+        histograms = self._distribution.run(on_replica, args=self._feed.next_operands(operands, offset))
         return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], histograms)
 
     def _replica_gradients(self, batch, step):
