@@ -118,7 +118,7 @@ class ArrayRecords(ExampleSource):
         digest = hashlib.sha256()
         for path, size, records in zip(self._files.paths, self._files.sizes, self._records.tolist(), strict=True):
             digest.update(as_bytes(f"{os.path.basename(path)} {size} {records}\n"))
-        return f"{len(self._records)} shards {digest.hexdigest()}"
+        return f"{len(self._records)} shards {digest.hexdigest()} {self._files.sample}"
 
     def _of_shard(self, shard: int, numbers: np.ndarray) -> list[bytes]:
         try:

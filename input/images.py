@@ -293,7 +293,7 @@ class Images(Source):
         digest.update(b"upright" if self._form.orientation else b"")
         for path, nbytes, label in zip(self._found.paths, self._files.sizes, self._found.labels.tolist(), strict=True):
             digest.update(as_bytes(f"{os.path.basename(path)} {nbytes} {label}\n"))
-        return digest.hexdigest()
+        return f"{digest.hexdigest()} {self._files.sample}"
 
 
 def _begins_with(content, magic: bytes):

@@ -103,7 +103,7 @@ class TFRecords(ExampleSource):
         files = self._index.files
         for path, size, shard in zip(files.paths, files.sizes, self._index.shards, strict=True):
             digest.update(as_bytes(f"{os.path.basename(path)} {size} {shard.records} {shard.ends}\n"))
-        return f"{len(files.paths)} shards {digest.hexdigest()}"
+        return f"{len(files.paths)} shards {digest.hexdigest()} {files.sample}"
 
     def _piece(self, shards: np.ndarray, numbers: np.ndarray, indices: np.ndarray) -> list[bytes]:
         """Returns the data of records, those of one shard beside each other."""

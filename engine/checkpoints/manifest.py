@@ -58,9 +58,12 @@ class Manifest:
         return os.path.basename(self.prefix)
 
     def other_data(self, about: dict) -> set[str]:
-        """Returns the splits whose data differs, comparing `about["data"]`; a split that one lacks counts as equal."""
+        """Returns the splits whose data differs, comparing `about["data"]`; a split that one lacks counts as equal.
+
+        When files were written (`written`) does not count: a copy of them is the same data.
+        """
         before, now = self.about.get("data", {}), about.get("data", {})
-        return {split for split in before.keys() & now.keys() if before[split] != now[split]}
+        return {name for name in before.keys() & now.keys() if _contents(before[name]) != _contents(now[name])}
 
     def problem(self, content: bool = True, hashed: Callable[[str], str] | None = None) -> str | None:
         """Returns how the files differ from the manifest; None when they match. Without `content`, compares sizes.
@@ -298,3 +301,7 @@ def sha256(path: str) -> str:
         while piece := file.read(_READ_BYTES):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def _contents(data: Any) -> Any:
+    return {name: value for name, value in data.items() if name != "written"} if isinstance(data, dict) else data

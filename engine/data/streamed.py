@@ -89,6 +89,7 @@ class OfFiles(Stream):
       read: path, a scalar string, -> `tf.data.Dataset` of the file's examples.
       length: examples in all files, where that is known.
       files_at_once: read side by side, an example of each in turn.
+      contents: text that differs if what the files hold does.
     """
 
     def __init__(
@@ -98,10 +99,11 @@ class OfFiles(Stream):
         *,
         length: int | None = None,
         files_at_once: int = 8,
+        contents: str = "",
     ):
         self.length = tf.data.UNKNOWN_CARDINALITY if length is None else length
         self._paths, self._read = list(paths), read
-        self._files_at_once = files_at_once
+        self._files_at_once, self._contents = files_at_once, contents
 
     @functools.cached_property
     def element_spec(self) -> Any:  # type: ignore[override]
@@ -124,7 +126,8 @@ class OfFiles(Stream):
         return files.interleave(self._read, cycle_length=at_once, num_parallel_calls=at_once, deterministic=True)
 
     def identity(self) -> str:
-        return json.dumps([(os.path.basename(path), tf.io.gfile.stat(path).length) for path in self._paths])
+        names = [(os.path.basename(path), tf.io.gfile.stat(path).length) for path in self._paths]
+        return json.dumps(names) + self._contents
 
     def files(self) -> Sequence[str]:
         return self._paths
@@ -159,6 +162,7 @@ def records(
     compression: str = "GZIP",
     length: int | None = None,
     files_at_once: int = 8,
+    contents: str = "",
 ) -> OfFiles:
     """Returns a stream of the records of TFRecord files that have no index, as compressed ones.
 
@@ -171,13 +175,14 @@ def records(
       compression: of all files: "GZIP", "ZLIB" or "".
       length: records in all files; None has them counted once.
       files_at_once: see `OfFiles`.
+      contents: likewise.
     """
 
     def read(path: tf.Tensor) -> tf.data.Dataset:
         serialized = tf.data.TFRecordDataset(path, compression_type=compression)
         return serialized.batch(_PARSED_AT_ONCE).map(parse).unbatch()
 
-    return OfFiles(paths, read, length=length, files_at_once=files_at_once)
+    return OfFiles(paths, read, length=length, files_at_once=files_at_once, contents=contents)
 
 
 def unwatched(what: str, total: int | None) -> contextlib.AbstractContextManager[Callable[[int], None]]:

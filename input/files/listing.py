@@ -325,9 +325,9 @@ def _check_sets(entries: list[Entry], flag: str, is_folder: bool) -> None:
         first = 1 if 0 not in of and count in of else 0  # numbered from 1
         missing = [number for number in range(first, first + count) if number not in of] if len(of) < count else []
         if missing:
-            names = f"{prefix}-{missing[0]:05d}-of-{count:05d}" + (
-                f" and {len(missing) - 1} more" if missing[1:] else ""
-            )
+            there = next(iter(of.values()))[0]
+            names = prefix + re.sub(r"-[0-9]+", f"-{missing[0]:05d}", there[len(prefix) :], count=1)
+            names += f" and {len(missing) - 1} more" if missing[1:] else ""
             if is_folder:
                 raise InputError(
                     f"{names} is missing, of a set of {count} files; restore it, or name those to be read by a glob, "

@@ -53,7 +53,10 @@ def open_splits(
     given, label, weight = names
     parsed = described.find(train, tuple(map(str, given)), label, weight, lambda: _samples(train, SAMPLES))
     parse = in_graph(parsed)
-    streams = [paths and streamed.records(paths, parse, compression=_COMPRESSION) for paths in (train, evaluation)]
+    streams = [
+        paths and streamed.records(paths, parse, compression=_COMPRESSION, contents=f" {storage.Files(paths).sample}")
+        for paths in (train, evaluation)
+    ]
     return splits_of(streams, parsed, num_classes)
 
 

@@ -9,7 +9,6 @@ import functools
 import logging
 import math
 import threading
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +22,6 @@ from .csv_types import Converter, Finder, Unfit
 from .folders import TableFiles
 from .values import EXACT_FLOAT32, EXACT_FLOAT64, Column, Texts
 
-_FOOTER_BYTES = 1 << 16  # of a file's end, which tells one from another
 _LARGE_GROUP_BYTES = 16 << 20
 _IDLE_READERS = 16  # files that stay open between reads
 _MOST_INT64 = 2**63 - 1
@@ -66,7 +64,6 @@ class ParquetTable:
       problems: why a column can't be read, by name.
       lacking: by column that some files have and others don't: which, for people.
       group_rows: rows of each group, [groups] int64.
-      identity: text that differs where the contents do.
 
     Raises:
       InputError: one is not such a file, or none has rows.
@@ -97,6 +94,7 @@ class ParquetTable:
         if not self._groups:
             raise InputError(f"{self.paths[0]} has no rows; give files that have some")
         listing.log_empty([path for path, sizes in zip(self.paths, rows, strict=True) if not sum(sizes)])
+        self._found = found
         self._whole = [n for n, sizes in enumerate(rows) if sum(sizes)]
         self.where = self.paths[self._whole[0]]
         self.problems: dict[str, str] = {}
@@ -105,8 +103,6 @@ class ParquetTable:
         self.columns: dict[str, Column | None] = self._columns()
         self._keys: dict[str, Any] = self._read_keys(found.keys, like)
         self._read_uint64()
-        self.identity = f"{sum(self.group_rows)} rows of {[self._footer(number) for number in range(len(self.paths))]}"
-        self.identity += f" {found.keys}" if self._keys else ""
         self._warn_of_large_groups()
 
     def read(self, group: int, names: Sequence[str]) -> Group:
@@ -210,6 +206,12 @@ class ParquetTable:
                 f"{self.lacking[name]}; give files of the same columns, or name the features to be read by "
                 "--input_arg=features=..."
             )
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """Text that differs where the contents do."""
+        keys = f" {self._found.keys}" if self._keys else ""
+        return f"{sum(self.group_rows)} rows of {self.source.sizes} {self.source.sample}{keys}"
 
     def describe_row(self, group: int, row: int) -> str:
         """Returns the file and the row in it of a group's row, for messages."""
@@ -367,11 +369,6 @@ class ParquetTable:
             raise error_class(
                 f"{path} is not a whole Parquet file ({first_line(error)}); restore or remove it"
             ) from None
-
-    def _footer(self, number: int) -> tuple[int, int]:
-        size = self.source.sizes[number]
-        length = min(size, _FOOTER_BYTES)
-        return size, zlib.crc32(self.source.pread(number, size - length, length))
 
     def _column(self, field) -> Column | None:
         """Returns what a column is read as; None where it can't be."""

@@ -5,8 +5,10 @@ They are kept in each manifest's `about`, under "data", by split; a checkpoint w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,9 @@ import tensorflow as tf
 from absl import logging
 
 from ...engine.checkpoints import Manifest
-from ...engine.data.source import Spec, Split
+from ...engine.data.source import SourceError, Spec, Split
+from ...input.data import InputError
+from ...input.files import storage
 from ..command_line.config import Config
 from ..command_line.values import differences
 from ..errors import UsageError
@@ -22,14 +26,16 @@ from ..errors import UsageError
 # What is read of an array: it takes milliseconds, whatever its size.
 _MOST_ROWS = 1024
 _MOST_BYTES = 1 << 24
+_MOST_FILES = 1024
+_NAMES = {"train": "training", "eval": "evaluation"}
 _OTHER_IDS = "ids are numbered otherwise"
 
 
 def of(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
-    """Returns {"examples", "digest"} of a split, and "ids" if its ids are numbered by the data.
+    """Returns {"examples", "digest"} of a split, "ids" if the data numbers its ids, and "written" if it reads files.
 
     The digest is of the shapes and types, and of arrays' contents in evenly spaced rows, among them the first and the
-    last; of other data, which is not read, of its identity.
+    last; of other data, of its identity. `written` is of when the files were last written to.
 
     Args:
       split: the examples.
@@ -41,7 +47,18 @@ def of(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
     content = [split.identity().encode()] if arrays is None else map(_content, tf.nest.flatten(arrays))
     for part in content:
         digest = zlib.crc32(part, digest)
-    return {"examples": examples, "digest": digest, **({} if ids is None else {"ids": of_ids(ids)})}
+    about = {"examples": examples, "digest": digest, **({} if ids is None else {"ids": of_ids(ids)})}
+    return {**about, "written": _written(files)} if (files := split.files()) else about
+
+
+def _written(paths: Sequence[str]) -> int:
+    """Returns a digest of when files were last written to, of some of many; those elsewhere are not asked."""
+    some = [path for path in paths[:: -(-len(paths) // _MOST_FILES)] if not storage.is_remote(path)]
+    times = []
+    for path in some:
+        with contextlib.suppress(InputError, SourceError):
+            times.append(storage.state_of(path).written_ns)
+    return zlib.crc32(repr(times).encode())
 
 
 def of_ids(ids: Any) -> int:
@@ -95,6 +112,16 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> 
             )
         if config.is_chief:
             logging.warning("%s; if that is not meant, use another --run_dir", _what_changed(manifest, about, "train"))
+    for split in ("train", "eval"):
+        before, now = (data.get("data", {}).get(split) for data in (manifest.about, about))
+        times = {each.get("written") for each in (before, now) if isinstance(each, dict)} - {None}
+        if split not in changed and len(times) > 1 and config.is_chief:
+            logging.warning(
+                "files of the %s data were written to since %s was, and all that was compared is as before; if it "
+                "is other data, use another --run_dir",
+                _NAMES[split],
+                manifest.name,
+            )
     if "eval" in changed and config.is_chief:
         logging.warning(
             "%s: it is evaluated again, and no score of before counts", _what_changed(manifest, about, "eval")
@@ -155,6 +182,5 @@ def _differences(manifest: Manifest, about: dict[str, Any], split: str) -> list[
 
 
 def _what_changed(manifest: Manifest, about: dict[str, Any], split: str) -> str:
-    name = {"train": "training", "eval": "evaluation"}[split]
     changes = _differences(manifest, about, split) or ["as many examples, of other contents"]
-    return f"the {name} data is not that of {manifest.name} ({'; '.join(changes)})"
+    return f"the {_NAMES[split]} data is not that of {manifest.name} ({'; '.join(changes)})"

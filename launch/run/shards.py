@@ -46,7 +46,7 @@ def prepare(request: ShardRequest, processes: int, say: Callable[[str], None]) -
     planned = _planned(request, loaded)
     plan = _plan(request, loaded)
     os.makedirs(request.output_dir, exist_ok=True)
-    with _journal(request.output_dir, plan) as (done, note):
+    with _journal(request.output_dir, plan, say) as (done, note):
         kept = _still_whole(request.output_dir, [shard for shard in planned if shard.file in done], done)
         left = [shard for shard in planned if shard.file not in kept]
         if done:
@@ -87,8 +87,12 @@ def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _journal(folder: str, plan: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Callable[[str, Any], None]]]:
+def _journal(
+    folder: str, plan: dict[str, Any], say: Callable[[str], None]
+) -> Iterator[tuple[dict[str, Any], Callable[[str, Any], None]]]:
     """Yields the shards that were done before, by file, and what notes one more; holds the folder.
+
+    What a call has left that was ended is of no use if the examples are other ones now: it begins again.
 
     Raises:
       UsageError: another process writes there, or something else was written there.
@@ -104,6 +108,13 @@ def _journal(folder: str, plan: dict[str, Any]) -> Iterator[tuple[dict[str, Any]
                 raise UsageError(f"--output_dir={folder} is written by another process; wait for it")
         file.seek(0)
         lines = [entry for line in file if line.endswith("\n") and (entry := _parsed(line)) is not None]
+        if lines and manifest is None and _is_of_other_examples(lines[0], plan):
+            say("the data has changed since the last call, which was ended: all shards are written again")
+            for line in lines[1:]:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(os.path.join(folder, line["file"]))
+            lines = []
+            file.truncate(0)
         was = lines[0] if lines else (manifest or {}).get("prepared_from")
         if (lines or manifest is not None) and was != plan:
             if not lines:
@@ -127,6 +138,11 @@ def _journal(folder: str, plan: dict[str, Any]) -> Iterator[tuple[dict[str, Any]
         else:
             file.write("\n")  # what was being written as the last call was killed ends here
         yield done, lambda name, entry: add({"file": name, **entry})
+
+
+def _is_of_other_examples(was: Any, plan: Mapping[str, Any]) -> bool:
+    """Returns whether two calls differ in their data, and in nothing else."""
+    return isinstance(was, dict) and was != plan and {**was, "examples": None} == {**plan, "examples": None}
 
 
 def _parsed(line: str) -> Any:

@@ -86,7 +86,7 @@ def test_a_set_of_files_has_to_be_complete(tmp_path, said, first):
     assert found(tmp_path) == [*names, "other.row"]
     (tmp_path / names[1]).unlink()
     with pytest.raises(
-        InputError, match=rf"a-{first + 1:05d}-of-00003 is missing, of a set of 3 files; restore it, or"
+        InputError, match=rf"a-{first + 1:05d}-of-00003\.row is missing, of a set of 3 files; restore it, or"
     ):
         found(tmp_path)
     assert found(tmp_path / "a-*") == [names[0], names[2]]  # as the message says

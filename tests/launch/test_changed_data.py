@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import numpy as np
@@ -12,6 +13,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.checkpoints.manifest import sealed
+from crankshaft.input.records import example_wire
 from tests import runs
 from tests.input.test_mnist_files import EVAL_IMAGES, EVAL_LABELS, TRAIN_LABELS, idx_bytes, write_data_set
 
@@ -67,6 +69,40 @@ def test_as_many_examples_of_other_contents_are_warned_of_in_one_line(inside, da
     path.write_bytes(idx_bytes((labels + 1) % 10))
     (warned,) = warnings(inside(*run, "--train_steps=8").ok())
     assert "the training data is not that of ckpt-6 (as many examples, of other contents); if that is not" in warned
+
+
+def relabelled(folder, flips: bool, packs: bool = False) -> tuple[str, ...]:
+    """Writes 400 records, of which the middle ones may have other labels, into a file of the same size each time."""
+    folder.mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(f"{folder}/a.tfrecord", "GZIP" if packs else None) as writer:
+        for number in range(400):
+            label = (number + (flips and 150 <= number < 250)) % 2
+            features = {"x": ("float", np.full(4, number, "<f4").tobytes()), "label": ("int64", bytes([label]))}
+            writer.write(example_wire.write(features))
+    args = ("--model=logistic", "--input=tfrecord", f"--data_dir={folder}", "--input_arg=num_classes=2")
+    return (*args, *QUIET)
+
+
+@pytest.mark.parametrize("packs", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_records_of_other_labels_in_a_file_of_the_same_size_are_warned_of(inside, tmp_path, packs):
+    run = (*relabelled(tmp_path / "data", False, packs), f"--run_dir={tmp_path}/run")
+    inside(*run, "--train_steps=4").ok()
+    size = (tmp_path / "data" / "a.tfrecord").stat().st_size
+    relabelled(tmp_path / "data", True, packs)
+    assert packs or (tmp_path / "data" / "a.tfrecord").stat().st_size == size
+    (warned,) = warnings(inside(*run, "--train_steps=8").ok())
+    assert "the training data is not that of ckpt-4 (as many examples, of other contents)" in warned
+
+
+def test_files_that_were_written_to_are_named_where_as_much_as_was_compared_is_the_same(inside, tmp_path):
+    run = (*relabelled(tmp_path / "data", False), f"--run_dir={tmp_path}/run")
+    inside(*run, "--train_steps=4").ok()
+    said = "files of the training data were written to since ckpt-4 was"
+    assert said not in inside(*run, "--train_steps=4").ok().err
+    os.utime(tmp_path / "data" / "a.tfrecord", (1, 1))
+    outcome = inside(*run, "--train_steps=6").ok()
+    assert not warnings(outcome)
+    assert said in outcome.err
 
 
 def test_the_same_files_elsewhere_are_the_same_data(inside, data, tmp_path):

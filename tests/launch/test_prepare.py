@@ -7,10 +7,12 @@ import textwrap
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from crankshaft.input import array_record, tfrecord
 from crankshaft.input.data import InputError
 from crankshaft.input.files import tokens
+from crankshaft.input.records import example_wire
 from crankshaft.launch import prepare
 from tests.runs import assert_equal_bits
 
@@ -144,6 +146,38 @@ def test_call_that_failed_is_taken_up_again(prepared, own_input, tmp_path):
     assert not [*out.rglob("*.tmp")]
 
 
+@pytest.mark.parametrize("change", ["contents", "time alone", "number"])
+def test_call_that_was_ended_begins_again_where_its_source_has_changed(prepared, tmp_path, change):
+    """So that no shard has old labels beside those of new ones."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+
+    def write(labels):
+        with tf.io.TFRecordWriter(str(source / "a.tfrecord")) as writer:
+            for label in labels:
+                writer.write(
+                    example_wire.write(
+                        {"x": ("float", np.zeros(2, "<f4").tobytes()), "label": ("int64", bytes([label]))}
+                    )
+                )
+
+    write([0] * 12)
+    call = ("--input=tfrecord", f"--data_dir={source}", f"--output_dir={out}", "--shards=4")
+    in_the_way = out / "train" / "train-00002-of-00004.tfrecord"
+    (in_the_way / "folder").mkdir(parents=True)
+    (out / "prepare.jsonl").write_text("")
+    assert prepared(*call)[0] == 1
+    (in_the_way / "folder").rmdir()
+    in_the_way.rmdir()
+    labels = [1] * (3 if change == "number" else 12)
+    write(labels) if change != "time alone" else os.utime(source / "a.tfrecord", (1, 1))
+    code, said, _ = prepared(*call)
+    assert code == 0
+    assert "the data has changed since the last call, which was ended: all shards are written again" in said
+    found = tfrecord.load(str(out), 0).train
+    assert found.read(np.arange(len(found)))[1].tolist() == ([0] * 12 if change == "time alone" else labels)
+
+
 def test_folder_with_something_else_is_refused(prepared, own_input, tmp_path):
     out = tmp_path / "out"
     call = (f"--input={own_input}", f"--output_dir={out}")
@@ -171,7 +205,7 @@ def test_shard_that_is_missing_or_cut_at_a_record_is_found(prepared, own_input, 
     with pytest.raises(InputError, match=f"{path} has .* bytes, and features.json says"):
         tfrecord.load(str(out), 0)
     path.unlink()
-    with pytest.raises(InputError, match=f"{path} is missing, one of the 2 shards of train"):
+    with pytest.raises(InputError, match=f"{path} is missing, of a set of 2 files; restore it"):
         tfrecord.load(str(out), 0)
     only = out / "train" / "train-00000-of-00002.tfrecord"
     assert len(tfrecord.load(str(only), 0).train) == 5  # who names one means it
