@@ -16,7 +16,7 @@ import numpy as np
 from ..engine.data.source import BadRecordError, Source, Spec
 from .data import Data, InputError, check_at_least
 from .files import image_headers, labelled_files, listing, storage
-from .known import as_bytes
+from .known import as_bytes, ids_of
 
 _KIND = listing.Kind(
     ".jpg, .jpeg, .jpe, .jfif, .png, .gif, .bmp, .ppm, .pgm",
@@ -82,12 +82,11 @@ def load(
     evaluation = eval_data_dir and labelled_files.find(
         eval_data_dir, _KIND, image_headers.is_image, "eval_data_dir", train
     )
-    names = train.names and hashlib.sha256(as_bytes("\0".join(train.names))).digest()
     return Data(
         train=Images(train, form, min_area if augment else 0.0, flip=augment and flip),
         evaluation=Images(evaluation, form) if evaluation else None,
         num_classes=train.num_classes,
-        ids=int.from_bytes(names[:4], "big") if names else None,
+        ids=ids_of(train.names) if train.names else None,
         classes=tuple(train.names) if train.names else None,
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .data import Data
@@ -42,6 +43,11 @@ def of_json(content: Mapping[str, Any], path: str) -> Data:
     if "treatments" in known:
         known["treatments"] = {name: Treatment(**each).checked() for name, each in {**known["treatments"]}.items()}
     return Data(None, **known)
+
+
+def ids_of(classes: Iterable[str]) -> int:
+    """Returns a digest that tells one numbering of classes from another."""
+    return int.from_bytes(hashlib.sha256(as_bytes("\0".join(classes))).digest()[:4], "big")
 
 
 def as_text(word: bytes) -> str:

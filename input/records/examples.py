@@ -63,6 +63,10 @@ class ExampleSource(Source):
             return whole
 
     @abc.abstractmethod
+    def shards_of(self, indices: np.ndarray) -> np.ndarray:
+        """Returns which of `files` each record is in, [n]."""
+
+    @abc.abstractmethod
     def where(self, index: int) -> str:
         """Returns where a record stands, for messages: file and number."""
 

@@ -22,7 +22,7 @@ import numpy as np
 from ...engine.data.source import Spec
 from ..data import InputError
 from ..files.storage import is_remote
-from . import example_wire
+from . import example_wire, tfds
 
 NAME = "features.json"
 _CURE = "see docs/data.md for what it holds"
@@ -175,6 +175,8 @@ def read_json(paths: list[str]) -> tuple[str, dict | None]:
             content = json.loads(text)
         except ValueError as error:
             raise InputError(f"{path} is not JSON ({error}); mend it") from None
+        if tfds.is_of_tfds(content):
+            return path, content
         if not isinstance(content, dict) or not isinstance(content.get("features"), dict) or not content["features"]:
             raise InputError(f"{path} has no mapping `features`; {_CURE}")
         return path, content
@@ -182,6 +184,8 @@ def read_json(paths: list[str]) -> tuple[str, dict | None]:
 
 
 def _of_json(path: str, content: dict, label: str, weight: str) -> Features:
+    if tfds.is_of_tfds(content):
+        content = tfds.as_ours(path, content)
     by_name = {}
     for name, about in content["features"].items():
         if not isinstance(about, dict):
