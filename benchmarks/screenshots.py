@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from PIL import Image
 
 from benchmarks.browser import chromium, monitor
+from crankshaft.engine.checkpoints.run_dir import NAMES
 from crankshaft.engine.machine import events
 
 STEPS = 3000
@@ -56,7 +57,7 @@ class Training:
 
     def count(self, kind: str, from_step: int = 0) -> int:
         """Returns how many events of a kind there are at that step or later."""
-        path = self.run_dir / events.NAME
+        path = self.run_dir / NAMES.events
         found = events.read(str(path)) if path.exists() else ()
         return sum(event["event"] == kind and event["step"] >= from_step for event, _ in found)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from absl import flags
 
+from ..engine.checkpoints import RunDir
 from ..engine.machine import events, requests
 from . import errors, explanations
 from .command_line import help, own_flags, rules
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> None:
         if kind not in requests.KINDS:
             raise UsageError(f"{kind!r} can't be asked for; {nearest(kind, requests.KINDS, f'use {_USAGE}')}")
         _check_runs(run_dir)
-        answer = requests.ask(run_dir, kind, FLAGS.task, FLAGS.wait_seconds)
+        answer = requests.ask(RunDir(run_dir).requests, kind, FLAGS.task, FLAGS.wait_seconds)
         if answer is None:
             raise RunError(
                 f"{run_dir}: no answer in {FLAGS.wait_seconds:g} s; a call or a compilation may take longer "
@@ -72,9 +73,11 @@ def main(argv: list[str]) -> None:
 
 def _check_runs(run_dir: str) -> None:
     """Raises `UsageError` where there is no run or no such task, `RunError` where it has ended."""
-    path = os.path.join(run_dir, events.NAME)
+    path = RunDir(run_dir).events
     if not os.path.isfile(path):
-        raise UsageError(f"{run_dir} holds no run ({events.NAME} is not there); give the --run_dir of one that trains")
+        raise UsageError(
+            f"{run_dir} holds no run ({os.path.basename(path)} is missing); give the --run_dir of one that trains"
+        )
     last: dict[str, Mapping[str, Any]] = {}
     for event, _ in events.read(path):
         if event["event"] == "start":

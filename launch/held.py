@@ -15,6 +15,7 @@ from typing import Any
 
 from absl import logging
 
+from ..engine.checkpoints import RunDir
 from ..engine.machine import allocator
 from . import terminal
 from .benchmark.result import check_work_of_baseline
@@ -191,7 +192,7 @@ class Held:
             result.setdefault("wall_seconds", time.monotonic() - self._began)
         self.result, self.code = (result := finite(result)), code
         if self.config.writes_run:
-            write_of_run(self.config.run_dir, "result.json", result)
+            write_of_run(RunDir(self.config.run_dir).result, result)
         if self.config.is_chief:
             results.write(result, self.config.values)
         for line in lines:

@@ -20,8 +20,9 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
+from ..engine.checkpoints import RunDir
 from ..engine.internals.errors import counted
-from ..engine.machine import cpus, events
+from ..engine.machine import cpus
 from . import errors, explanations
 from .cluster import listeners, own_network, restarts, shares
 from .cluster.cluster import SECRET
@@ -136,8 +137,8 @@ def _supervisor(command: _Command, environment: Mapping[str, str]) -> Supervisor
         command.arguments,
         rule(FLAGS.max_restarts, _WINDOW_SECONDS, FLAGS.grace_seconds, compares=command.compares),
         environment={**environment, **_for_all_tasks(environment)},
-        log_dir=os.path.join(here, "logs") if here else None,
-        events=os.path.join(here, events.NAME) if here else None,
+        log_dir=RunDir(here).logs if here else None,
+        events=RunDir(here).events if here else None,
         coloured=(_is_coloured(1, environment), _is_coloured(2, environment)),
         grace_seconds=FLAGS.grace_seconds,
     )

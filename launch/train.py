@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
+from ..engine.checkpoints import RunDir
 from ..engine.data.source import StuckStreamError
 from . import errors, explanations, held, terminal
 from .benchmark.result import check_baseline
@@ -147,7 +148,7 @@ def _read_words(argv: list[str], own: list[str]) -> None:
 def _say_where(config: configs.Config) -> None:
     if config.writes_run and config.progress != "off":
         run_dir = config.given_run_dir
-        board = os.path.join(run_dir, "tensorboard")
+        board = RunDir(run_dir).tensorboard
         print(f"The run's files: {run_dir}\nTensorBoard:     {sys.executable} -m tensorboard.main --logdir {board}")
 
 

@@ -149,6 +149,30 @@ def privacy_faults(root: Path) -> list[str]:
     return faults
 
 
+def layout_faults(root: Path) -> list[str]:
+    """One line for each place outside `RunDir` that names a file of a run, or joins a path to one of its folders."""
+    home = Path("engine/checkpoints/run_dir.py")
+    tree = ast.parse((ROOT / home).read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "_Inside"]
+    names = {call.args[0].value for call in calls}
+    assert {"config.json", "checkpoints", ".lock"} <= names
+    faults = []
+    for path in source_files(root):
+        if path.parts[0] not in {"engine", "launch"} or path == home:
+            continue
+        nodes = [*ast.walk(ast.parse((root / path).read_text(encoding="utf-8")))]
+        joined = [part for node in nodes if isinstance(node, ast.Call) and is_join(node) for part in node.args]
+        files = [node for node in nodes if isinstance(node, ast.Constant) and "." in str(node.value)]
+        for node in [*joined, *files]:
+            if isinstance(node, ast.Constant) and node.value in names:
+                faults.append(f"{path}:{node.lineno} has {node.value!r}; take the path from RunDir")
+    return faults
+
+
+def is_join(call: ast.Call) -> bool:
+    return ast.unparse(call.func).rpartition(".")[2] in {"join", "joinpath", "Path"}
+
+
 def plant(root: Path, path: str, source: str) -> Path:
     """Writes `source` to `path` in a tree of its own, and gives the tree's root."""
     (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -173,6 +197,17 @@ def test_no_arrow_between_files_runs_in_a_circle():
 def test_no_arrow_between_rooms_runs_back_up():
     faults = circles(between_rooms(arrows(ROOT)))
     assert not faults, "\n".join(faults)
+
+
+def test_one_file_knows_the_layout_of_a_run(tmp_path):
+    faults = layout_faults(ROOT)
+    assert not faults, "\n".join(faults)
+    plant(tmp_path, "launch/a.py", "import os\npath = os.path.join(run_dir, 'best')\n")
+    plant(tmp_path, "launch/b.py", "mark = 'best'\nname = 'result.json'\n")
+    assert layout_faults(tmp_path) == [
+        "launch/a.py:2 has 'best'; take the path from RunDir",
+        "launch/b.py:2 has 'result.json'; take the path from RunDir",
+    ]
 
 
 @pytest.mark.parametrize(

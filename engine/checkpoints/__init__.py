@@ -1,9 +1,33 @@
-"""Checkpoints of everything that a run needs to go on."""
+"""Checkpoints of everything that a run needs to go on.
 
-from .graph import Part
-from .manifest import CheckpointError, Manifest
-from .shares import Writer
-from .store import Checkpoints
-from .weights import load_weights
+Names are imported on first use: manifests and `RunDir` are read before TensorFlow is imported.
+"""
 
-__all__ = ["CheckpointError", "Checkpoints", "Manifest", "Part", "Writer", "load_weights"]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .graph import Part
+    from .manifest import CheckpointError, Manifest
+    from .run_dir import RunDir
+    from .shares import Writer
+    from .store import Checkpoints
+    from .weights import load_weights
+
+_HOMES = {
+    "CheckpointError": "manifest",
+    "Checkpoints": "store",
+    "Manifest": "manifest",
+    "Part": "graph",
+    "RunDir": "run_dir",
+    "Writer": "shares",
+    "load_weights": "weights",
+}
+
+__all__ = ["CheckpointError", "Checkpoints", "Manifest", "Part", "RunDir", "Writer", "load_weights"]
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -19,7 +19,7 @@ from ..machine import files
 FORMAT = 2  # 1 had no digest of the manifest itself
 SUFFIX = ".manifest.json"
 STATE_FILE = "checkpoint"  # TensorFlow's list of a directory's checkpoints
-_WRITING = ".writing"  # after SUFFIX: the list of what is being put into its place
+WRITING = ".writing"  # after SUFFIX: the list of what is being put into its place
 _READ_BYTES = 1 << 21
 _FILE = re.compile(r"(?P<stem>ckpt-\d+)\.(index|data-\d{5}-of-\d{5})")
 _FILE_OF_ANY = re.compile(r"(?P<stem>.+)\.(index|data-\d{5}-of-\d{5})")  # by TensorFlow, whatever its name is
@@ -56,6 +56,11 @@ class Manifest:
     @property
     def name(self) -> str:
         return os.path.basename(self.prefix)
+
+    @property
+    def path(self) -> str:
+        """The path of the record itself."""
+        return self.prefix + SUFFIX
 
     def other_data(self, about: dict) -> set[str]:
         """Returns the splits whose data differs, comparing `about["data"]`; a split that one lacks counts as equal.
@@ -105,14 +110,14 @@ def publish(manifest: Manifest, folder: str) -> None:
     directory = os.path.dirname(manifest.prefix)
     for name in manifest.files:
         files.sync(os.path.join(folder, name))
-        if os.path.lexists(os.path.join(directory, name)) and not os.path.exists(manifest.prefix + SUFFIX):
+        if os.path.lexists(os.path.join(directory, name)) and not os.path.exists(manifest.path):
             raise CheckpointError(f"{name} is there, and this run is not known to have written it")
     record = {"format": FORMAT} | dataclasses.asdict(manifest)
     del record["prefix"]  # a directory may be moved
     text = json.dumps(sealed(record), indent=1, sort_keys=True)
     path = os.path.join(folder, manifest.name + SUFFIX)  # half of it goes with the folder
     files.write_text(path, text)
-    os.replace(path, manifest.prefix + SUFFIX + _WRITING)
+    os.replace(path, manifest.path + WRITING)
     files.sync(directory)
     for name in manifest.files:
         os.replace(os.path.join(folder, name), os.path.join(directory, name))
@@ -121,13 +126,13 @@ def publish(manifest: Manifest, folder: str) -> None:
 
 def _seal(manifest: Manifest) -> None:
     """Makes the list of a checkpoint whose files are in their place its manifest."""
-    directory, path = os.path.dirname(manifest.prefix), manifest.prefix + SUFFIX
+    directory, path = os.path.dirname(manifest.prefix), manifest.path
     if os.path.exists(path):  # of the same step, written before, maybe in more files
         with contextlib.suppress(CheckpointError):
             for name in read(path).files.keys() - manifest.files.keys():
                 remove(os.path.join(directory, name))
     files.sync(directory)
-    os.replace(path + _WRITING, path)
+    os.replace(path + WRITING, path)
     files.sync(directory)
 
 
@@ -135,7 +140,7 @@ def settle(directory: str) -> list[str]:
     """Seals what a killed process has put whole into its place; removes the rest of what it lists, and names it."""
     removed = []
     for name in listdir(directory):
-        if not name.endswith(_WRITING) or not _MANIFEST.fullmatch(name.removesuffix(_WRITING)):
+        if not name.endswith(WRITING) or not _MANIFEST.fullmatch(name.removesuffix(WRITING)):
             continue
         try:
             manifest = read(os.path.join(directory, name))
@@ -187,7 +192,7 @@ def read(path: str) -> Manifest:
             raise CheckpointError(f"{name}: expected content of sha256 {_shown(recorded)}, found {digest[:16]}...")
         del record["format"]
         _check_fields(name, record)
-        manifest = Manifest(prefix=path.removesuffix(_WRITING).removesuffix(SUFFIX), **record)
+        manifest = Manifest(prefix=path.removesuffix(WRITING).removesuffix(SUFFIX), **record)
         _check_files(name, manifest)
         return manifest
     except OSError as error:

@@ -128,7 +128,7 @@ class Checkpoints:
         removed += [name for name in names if _FOLDER.fullmatch(name) and _discard(os.path.join(self.directory, name))]
         self._check_known()
         listed = self._catalogue.read_all()[0]
-        swept = [each.name + manifests.SUFFIX for each in listed if each.gone()]
+        swept = [os.path.basename(each.path) for each in listed if each.gone()]
         if len(swept) < len(listed):  # else they are all that is left of a run, and say so
             removed += [name for name in swept if manifests.remove(os.path.join(self.directory, name))]
         for name in removed:
@@ -347,7 +347,7 @@ class Checkpoints:
         for manifest in swept:
             for name in manifest.files:
                 manifests.remove(os.path.join(self.directory, name))
-            manifests.remove(manifest.prefix + manifests.SUFFIX)
+            manifests.remove(manifest.path)
         return bool(swept)
 
     def _known(self) -> list[Manifest]:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from . import graph
 from . import manifest as manifests
 from .manifest import CheckpointError
+from .run_dir import RunDir
 from .store import Checkpoints
 
 
@@ -40,7 +41,7 @@ def _find_prefix(path: str) -> str:
             raise CheckpointError(f"{problem}, in {os.path.dirname(path)}; use another checkpoint")
         return path
     problems = []
-    for directory in (os.path.join(path, "checkpoints"), path):
+    for directory in (RunDir(path).checkpoints, path):
         reader = Checkpoints(directory, tf.train.Checkpoint(), keep=None, about={})
         if (manifest := reader.latest()) is not None:
             return manifest.prefix

@@ -1,4 +1,4 @@
-"""The record of a run, `run_dir/events.jsonl`: one JSON object a line, as docs/events.md has it. Host code."""
+"""The record of a run, `events.jsonl`: one JSON object a line, as docs/events.md has it. Host code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from absl import logging
 
 from .files import make_file, open_regular, replacing
 
-NAME = "events.jsonl"
 VERSION = 1
 # What stays where a run goes on from an earlier step: it is about the run's processes, not about its steps.
 _OF_PROCESSES = {"start", "config", "cluster", "restart", "fault", "end"}

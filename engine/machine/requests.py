@@ -1,6 +1,6 @@
 """What a running job is asked to do, by files in its run_dir: no port is open for it. Host code.
 
-Who asks puts a request into the folder `ask`; each task looks there, and the one that it is for puts its answer beside
+Who asks puts a request into a folder there; each task looks there, and the one that it is for puts its answer beside
 it. Files are data: what is not a small regular file of known words is left alone. Who asks removes both.
 """
 
@@ -21,7 +21,6 @@ from typing import NamedTuple
 from .files import open_regular, write_text
 
 KINDS = ("profile", "stacks", "checkpoint", "status", "stop")
-FOLDER = "ask"
 _REQUEST = re.compile(r"([0-9a-f]{16})\.request")
 _MOST_BYTES = {"request": 1 << 12, "answer": 1 << 24}
 _POLL_SECONDS = 0.1
@@ -39,12 +38,12 @@ class Requests:
     """The requests to one task.
 
     Args:
-      run_dir: of the run; None: nobody can ask.
+      folder: where requests are put, see `RunDir.requests`; None: nobody can ask.
       is_mine: whether a request of a kind, to a task, is for this one.
     """
 
-    def __init__(self, run_dir: str | None, is_mine: Callable[[str, str | None], bool]):
-        self._folder = os.path.join(run_dir, FOLDER) if run_dir else None
+    def __init__(self, folder: str | None, is_mine: Callable[[str, str | None], bool]):
+        self._folder = folder
         self._is_mine = is_mine
         self._seen: set[str] = set()
 
@@ -90,9 +89,9 @@ def stacks() -> str:
     )
 
 
-def ask(run_dir: str, kind: str, task: str | None, seconds: float) -> str | None:
+def ask(folder: str, kind: str, task: str | None, seconds: float) -> str | None:
     """Asks a task of a run, and returns its answer; None where there is none within so many seconds. Raises OSError."""
-    folder, number = os.path.join(run_dir, FOLDER), secrets.token_hex(8)
+    number = secrets.token_hex(8)
     os.makedirs(folder, exist_ok=True)
     try:
         end = time.monotonic() + seconds

@@ -5,12 +5,12 @@ Every process of a strategy calls the same functions in the same order.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from ...engine.checkpoints import RunDir
 from ...engine.strategies.base import Measured
 from ..cluster import children
 from ..command_line.config import Config
@@ -190,7 +190,7 @@ class Breakdown:
     def profile(self) -> dict[str, Any] | None:
         """Traces ten steps of what is bound now; returns the trace and the ten ops that took longest."""
         run_dir = self._session.config.run_dir
-        folder = os.path.join(run_dir, "tensorboard") if run_dir else tempfile.mkdtemp(prefix="crankshaft-profile-")
+        folder = RunDir(run_dir).tensorboard if run_dir else tempfile.mkdtemp(prefix="crankshaft-profile-")
         self._session.say(f"profiling {trace.STEPS} steps")
         try:
             profile = trace.profile(self._strategy, self._state, folder)

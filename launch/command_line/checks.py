@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.metrics.monitored import Monitored
 from ..cluster import meeting, places
 from ..errors import UsageError
@@ -19,7 +20,6 @@ from .flags import ARGUMENTS
 from .values import differences
 
 PREDICTION_FILES = (".csv", ".parquet", ".npz")  # by their endings
-_WRITTEN = ("model.json", "events.jsonl", "result.json")  # by a run that trains, beside config.json
 
 
 def check(config: Config) -> None:
@@ -305,29 +305,29 @@ def check_without_evaluation(config: Config) -> None:
 def _check_checkpoints(config: Config) -> None:
     """Checks that there is something to evaluate or export; reading it shows whether it is whole."""
     which = config.eval_checkpoint
-    folder = "best" if which == "best" else "checkpoints"
-    steps = checkpoint_steps(config.run_dir, folder)
+    steps = checkpoint_steps(config.run_dir, which)
     if not steps:
-        raise UsageError(f"--run_dir={config.run_dir} has no checkpoint in {folder}/; train first")
+        raise UsageError(f"--run_dir={config.run_dir} has no checkpoint in {NAMES.folder(which)}/; train first")
     if which not in ("latest", "best", "all", *map(str, steps)):
         raise UsageError(f"--eval_checkpoint={which} is none of latest, best, all, {', '.join(map(str, steps))}")
 
 
-def checkpoint_steps(run_dir: str, folder: str) -> list[int]:
-    """Returns the steps of the checkpoints that have a manifest, ascending. Raises `UsageError`."""
-    folder = os.path.join(run_dir, folder)
+def checkpoint_steps(run_dir: str, which: str = "latest") -> list[int]:
+    """Returns what `RunDir.steps` does. Raises `UsageError`."""
+    run = RunDir(run_dir)
     try:
-        names = os.listdir(folder) if os.path.isdir(folder) else []
+        return run.steps(which)
     except OSError as error:
-        raise UsageError(f"{folder} can't be read ({error.strerror}); make it readable to this user") from None
-    return sorted(int(m[1]) for name in names if (m := re.fullmatch(r"ckpt-(\d+)\.manifest\.json", name)))
+        raise UsageError(
+            f"{run.folder(which)} can't be read ({error.strerror}); make it readable to this user"
+        ) from None
 
 
 def _check_init_from(config: Config) -> None:
     source = config.init_from
     if not source or check_init_from(source):
         return
-    if config.run_dir and checkpoint_steps(config.run_dir, "checkpoints"):
+    if config.run_dir and checkpoint_steps(config.run_dir):
         return  # by now the run has its own weights
     raise UsageError(
         f"--init_from={source} does not exist; give a run's folder, a checkpoint, .../ckpt-1000, or Keras's .keras or "
@@ -349,9 +349,10 @@ def check_init_from(source: str) -> bool:
 
 
 def _check_run_dir(config: Config) -> None:
+    run = RunDir(config.run_dir)
     if config.trains:
         paths.check_writable("run_dir", config.run_dir)
-        for folder in (os.path.join(config.run_dir, name) for name in ("checkpoints", "best")):
+        for folder in (run.checkpoints, run.best):
             if os.path.islink(folder):  # another run may write there, and its lock is not ours
                 raise UsageError(
                     f"--run_dir: {folder} is a link to {os.readlink(folder)}, and a run writes and removes checkpoints "
@@ -360,7 +361,7 @@ def _check_run_dir(config: Config) -> None:
             if os.path.lexists(folder):
                 paths.check_writable("run_dir", folder)
     configs.read(config.run_dir)
-    for path in (os.path.join(config.run_dir, name) for name in _WRITTEN if config.trains):
+    for path in (run.model, run.events, run.result) if config.trains else ():
         if os.path.exists(path) and not os.path.isfile(path):
             raise UsageError(
                 f"--run_dir: {path} is not a regular file, and the run is to write one there; move it elsewhere, or "

@@ -14,6 +14,7 @@ from typing import Any
 
 from absl import flags
 
+from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.machine.files import read_json
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ..cluster import places, tf_config
@@ -25,7 +26,6 @@ from .flags import ABOUT, ARGUMENTS, GROUPS, Flags, check_uses, named
 from .rules import frozen
 from .values import plain, shown
 
-FILE_NAME = "config.json"
 KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from takes beside checkpoints
 
 DECIDING = named(lambda flag: flag.decides)
@@ -184,7 +184,7 @@ class Config(Flags):
     @property
     def output_path(self) -> str:
         """What --mode=export or predict writes: a file, or the folder in which an export has a folder for each step."""
-        return self.output or os.path.join(self.run_dir, "export")
+        return self.output or RunDir(self.run_dir).export
 
     def given_arguments(self, flag: str) -> dict[str, Any]:
         """Returns what a flag of NAME=VALUE gives, of the types of what it is for. Raises `UsageError`."""
@@ -195,7 +195,7 @@ class Config(Flags):
             return registry.parse_arguments(flag, pairs, entry)
         values = json.loads(re.sub(r'"(-?Infinity|NaN)"', r"\1", json.dumps(pairs)))  # a run's, by their names
         if wrong := registry.wrong_argument(values, entry):
-            path = os.path.join(self.run_dir or "", FILE_NAME)
+            path = RunDir(self.run_dir or "").config
             raise UsageError(f"{path}: {flag} of its flags {wrong}; {_CURE}")
         return values
 
@@ -372,7 +372,7 @@ def _tasks(values: dict[str, Any], environment: Mapping[str, str]) -> Tasks | No
 def _refuse_without_model(run_dir: str, mode: str) -> None:
     """Raises `UsageError` for a folder whose run names no model: it holds none, or one of a script."""
     if not (run := read(run_dir)):
-        raise UsageError(f"--run_dir={run_dir} holds no run (no {FILE_NAME}); give the folder of a run")
+        raise UsageError(f"--run_dir={run_dir} holds no run (no {NAMES.config}); give the folder of a run")
     trainer = run["deciding"].get("model")
     raise UsageError(
         f"--run_dir={run_dir} is a run of {trainer}, which its script brings; start that script with --mode={mode}"
@@ -425,7 +425,7 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
     length = {"train_steps", "train_epochs"}  # either one says it
     if by_caller & length:
         by_caller |= length
-    path = os.path.join(values["run_dir"], FILE_NAME)
+    path = RunDir(values["run_dir"]).config
     values.update(_taken(path, run, values.keys() - by_caller))
     if not isinstance(of_script := run["deciding"].get("script_flags", {}), dict):
         raise UsageError(f"{path} has script_flags={shown(of_script)}, which is not an object; {_CURE}")
@@ -438,7 +438,7 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
 
 def of_data(run_dir: str) -> Config:
     """Returns a configuration of what a run's own says of its data; all else is the default. Raises `UsageError`."""
-    path, run = os.path.join(run_dir, FILE_NAME), read(run_dir)
+    path, run = RunDir(run_dir).config, read(run_dir)
     return Config(**_taken(path, run or {"flags": {}}, ["seed", *GROUPS["Input"]]))
 
 
@@ -453,7 +453,7 @@ def _taken(path: str, run: Mapping[str, Any], names: Collection[str]) -> dict[st
 
 def read(run_dir: str) -> dict[str, Any] | None:
     """Returns the configuration that a run_dir was made with, or None if it has none. Raises `UsageError`."""
-    path = os.path.join(run_dir, FILE_NAME)
+    path = RunDir(run_dir).config
     if not os.path.lexists(path):
         return None
     try:

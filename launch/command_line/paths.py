@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
+from ...engine.checkpoints import RunDir
 from ...engine.machine import files
 from ..errors import UsageError
 
@@ -96,7 +97,7 @@ def _check_name(flag: str, path: str) -> None:
 
 def _is_of_the_run(path: str, run_dir: str) -> bool:
     """Returns whether the run writes something else to this path."""
-    own = (os.path.realpath(os.path.join(run_dir, name)) for name in ("config.json", ".lock"))
+    own = map(os.path.realpath, (RunDir(run_dir).config, RunDir(run_dir).lock))
     return os.path.realpath(path) in own
 
 

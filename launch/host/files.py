@@ -27,9 +27,9 @@ def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
     write_text(path, _as_json(values))
 
 
-def write_of_run(run_dir: str, name: str, values: Mapping[str, Any]) -> None:
+def write_of_run(path: str, values: Mapping[str, Any]) -> None:
     """Writes a run's own file as JSON, replacing whatever is there."""
-    files.write_text(os.path.join(run_dir, name), _as_json(values))
+    files.write_text(path, _as_json(values))
 
 
 def _as_json(values: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from typing import NoReturn
 from absl import logging
 from filelock import SoftFileLock, Timeout, lock_descriptor
 
+from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.machine import allocator, cpus
 from ...engine.machine.files import open_regular
 from .. import terminal
@@ -30,8 +31,7 @@ from . import imports
 # The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 _VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
-LOCK = ".lock"  # in a run_dir, from before its process meets others on
-_OWNER = ".lock.owner"  # in its place where the file system has no `flock`, as Lustre and FUSE may have none
+_OWNER = NAMES.lock_owner
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 _TAKE_OVER_SECONDS = 3.0  # in which the file of an owner that has ended is taken over; half written, it takes 2
 # A second signal so soon after the first is the same request: `timeout` signals a process and its group; systemd and
@@ -391,7 +391,7 @@ class LockedRunDir:
     def __init__(self, run_dir: str):
         self._run_dir = run_dir
         self._file: int | None = None
-        self._owner = SoftFileLock(os.path.join(run_dir, _OWNER), _TAKE_OVER_SECONDS, thread_local=False)
+        self._owner = SoftFileLock(RunDir(run_dir).lock_owner, _TAKE_OVER_SECONDS, thread_local=False)
 
     def take(self) -> None:
         """Takes the lock. Raises `UsageError` where it can't be had."""
@@ -440,7 +440,7 @@ class LockedRunDir:
                     f"--run_dir={self._run_dir} was removed or replaced while its run went on, and what is done now "
                     "would not be kept; leave it in its place, and start again"
                 )
-            if self._file is None or _identity(os.path.join(self._run_dir, LOCK)) != _identity(self._file):
+            if self._file is None or _identity(RunDir(self._run_dir).lock) != _identity(self._file):
                 self.release()
                 self.take()
 
@@ -455,7 +455,7 @@ def _identity(path: str | int) -> tuple[int, int] | None:
 
 
 def _open_lock(run_dir: str) -> int:
-    path = os.path.join(run_dir, LOCK)
+    path = RunDir(run_dir).lock
     try:
         try:
             return open_regular(path, os.O_RDWR | os.O_CREAT)
@@ -485,7 +485,7 @@ def _take(lock: int, run_dir: str) -> bool:
     return True
 
 
-def _no_lock(run_dir: str, error: OSError, name: str = LOCK) -> UsageError:
+def _no_lock(run_dir: str, error: OSError, name: str = NAMES.lock) -> UsageError:
     return UsageError(
         f"--run_dir={run_dir}: its file {name} can't be locked ({error.strerror}); remove it, or use another --run_dir"
     )

@@ -20,16 +20,15 @@ from typing import Any
 
 from absl import logging
 
+from ...engine.checkpoints.manifest import SUFFIX, WRITING
+from ...engine.checkpoints.run_dir import NAMES
 from ..errors import RunError, UsageError
 from . import process
 
 _PUSH_SECONDS = 1.0
-_MANIFEST = ".manifest.json"
-_WRITING = ".writing"  # as in `engine.checkpoints.manifest`
-_CHECKPOINTS = ("checkpoints", "best")
 # What is of this machine alone: locks, files that are not whole yet. Event files are never read again by a run.
 _NOT_PUSHED = re.compile(r"\.lock.*|.*\.tmp|.*\.writing|ckpt-\d+_temp\w*")
-_NOT_PULLED = ("tensorboard", "logs", "export")
+_NOT_PULLED = (NAMES.tensorboard, NAMES.logs, NAMES.export)
 _CURE = "see that it is there and that this machine may write to it, or use another --run_dir"
 
 
@@ -110,17 +109,21 @@ class RemoteFolder:
     def push(self) -> None:
         """Copies each file that has changed since it was copied last, and removes checkpoints that are gone here."""
         states = {path: state for path in self._paths() if (state := self._state(path))}
-        sealed = {path.removesuffix(_MANIFEST) for path in states if path.endswith(_MANIFEST)}
+        sealed = {path.removesuffix(SUFFIX) for path in states if path.endswith(SUFFIX)}
         changed = [path for path in states if _is_whole(path, sealed) and self._pushed.get(path) != states[path]]
-        lists = [path for path in changed if path.endswith(_MANIFEST) and self._copy(path, path + _WRITING)]
+        lists = [path for path in changed if path.endswith(SUFFIX) and self._copy(path, path + WRITING)]
         for path in changed:
-            if not path.endswith(_MANIFEST):
+            if not path.endswith(SUFFIX):
                 self._copy(path, path)
         for path in lists:
-            _gfile().rename(f"{self.url}/{path}{_WRITING}", f"{self.url}/{path}", overwrite=True)
+            _gfile().rename(f"{self.url}/{path}{WRITING}", f"{self.url}/{path}", overwrite=True)
         self._pushed.update((path, states[path]) for path in changed)
-        gone = [path for path in self._pushed if path not in states and path.split(os.sep)[0] in _CHECKPOINTS]
-        for path in sorted(gone, key=lambda path: path.endswith(_MANIFEST)):  # a file without one is nobody's
+        gone = [
+            path
+            for path in self._pushed
+            if path not in states and path.split(os.sep)[0] in (NAMES.checkpoints, NAMES.best)
+        ]
+        for path in sorted(gone, key=lambda path: path.endswith(SUFFIX)):  # a file without one is nobody's
             if _gfile().exists(f"{self.url}/{path}"):
                 _gfile().remove(f"{self.url}/{path}")
             del self._pushed[path]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ...engine.checkpoints import RunDir
 from ...engine.machine.files import open_regular
 from ..benchmark import report
 from ..errors import UsageError
@@ -40,9 +41,9 @@ class Run:
             raise UsageError(f"{path} is not there; give a run's folder on this machine, or a file of --result_json")
         is_folder = os.path.isdir(path)
         self.name = os.path.basename(os.path.abspath(path))
-        self._result = os.path.join(path, "result.json") if is_folder else path
-        self._logs = os.path.join(path, "logs") if is_folder else ""
-        self._record = Record(os.path.join(path, "events.jsonl"), clock) if is_folder else None
+        self._result = RunDir(path).result if is_folder else path
+        self._logs = RunDir(path).logs if is_folder else ""
+        self._record = Record(RunDir(path).events, clock) if is_folder else None
         if not is_folder:
             report.read(path)
 

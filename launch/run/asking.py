@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ...engine.checkpoints import manifest
+from ...engine.checkpoints import RunDir, manifest
 from ...engine.hooks import Hook, Status, StopRequest, saving
 from ...engine.hooks.asked import Asked
 from ...engine.hooks.record import Record
@@ -35,8 +35,9 @@ def asked(
     def describe() -> str:
         return _described(record) if record else f"{own}: step {session.state.step:,}"
 
-    folder = os.path.join(config.run_dir, "tensorboard")
-    return [Asked(Requests(config.run_dir, is_mine), looking, save, stop.request, describe, folder, others)]
+    run = RunDir(config.run_dir)
+    requests = Requests(run.requests, is_mine)
+    return [Asked(requests, looking, save, stop.request, describe, run.tensorboard, others)]
 
 
 def _described(record: Record) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 
 import tensorflow as tf
 
-from ...engine.checkpoints import CheckpointError, Manifest
+from ...engine.checkpoints import CheckpointError, Manifest, RunDir
 from ...engine.hooks import Status, StopRequest, evaluation, saving
 from ...engine.hooks.saving import BestCheckpoint
 from ...engine.hooks.tensorboard import event_values
@@ -17,7 +16,7 @@ from ...engine.metrics.monitored import Monitored
 from ..cluster.meeting import Presence, answers
 from ..command_line import checks
 from ..errors import UsageError
-from ..host.process import EXIT_CODES, LOCK, Signals
+from ..host.process import EXIT_CODES, Signals
 from . import agreement, reading
 from .modes import as_line
 from .session import Session
@@ -33,7 +32,7 @@ def watch(session: Session) -> int:
     """
     config, end = session.config, session.train_steps
     request = StopRequest()
-    files = EventFiles(os.path.join(config.run_dir, "tensorboard", "eval"))
+    files = EventFiles(RunDir(config.run_dir).evaluator)
     session.best.clean()
     best = None
     if Monitored.parse(config.monitor).source == "eval":
@@ -63,7 +62,7 @@ def watch(session: Session) -> int:
 
 
 def _check_run_dir(run_dir: str) -> None:
-    if not agreement.appears(os.path.join(run_dir, LOCK)):
+    if not agreement.appears(RunDir(run_dir).lock):
         raise UsageError(
             f"--run_dir={run_dir} is another folder here than at the coordinator, which writes the checkpoints that an "
             "evaluator reads; give a folder of a file system that all hosts share"
@@ -72,7 +71,7 @@ def _check_run_dir(run_dir: str) -> None:
 
 def restored(session: Session, newer_than: int) -> Iterator[Manifest]:
     """Restores each checkpoint newer than a step, the oldest first; those that are removed meanwhile are left out."""
-    steps = checks.checkpoint_steps(session.config.run_dir, "checkpoints")
+    steps = checks.checkpoint_steps(session.config.run_dir)
     if not steps or steps[-1] <= newer_than:
         return
     for manifest in session.checkpoints.all(lambda each: each.step > newer_than):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...engine.checkpoints import Manifest
+from ...engine.checkpoints.run_dir import NAMES
 from ...engine.generation import Generates
 from ...engine.generation import generate as tokens_after
 from ...engine.hooks import numerics
@@ -90,7 +91,7 @@ def row_of(session: Session, prompt: str) -> list[int]:
     """Returns the tokens of a prompt, after the separator that stands before each document. Raises `UsageError`."""
     if session.known.tokens is None:
         raise UsageError(
-            f"this run's {weights.FILE_NAME} does not say what text is cut into: its data was not text, or it "
+            f"this run's {NAMES.model} does not say what text is cut into: its data was not text, or it "
             "is older; train on --input=text"
         )
     text = os.fsencode(prompt)  # as it was given, though it be no UTF-8
@@ -157,8 +158,7 @@ def _readable(known: Data, run_dir: str) -> Data:
         _ = known.tokens and known.tokens.ids  # which reads it
     except InputError as error:
         raise UsageError(
-            f"{run_dir}/{weights.FILE_NAME}: {error}; restore it from a copy, or train the run on, which writes "
-            "it again"
+            f"{run_dir}/{NAMES.model}: {error}; restore it from a copy, or train the run on, which writes it again"
         ) from None
     return known
 
@@ -168,7 +168,7 @@ def _check_tokens(session: Session, manifest: Manifest) -> None:
     trained_on = manifest.about.get("data", {}).get("train", {}).get("ids")
     if session.known.tokens and trained_on not in (None, fingerprints.of_ids(session.known.tokens.ids)):
         raise UsageError(
-            f"{manifest.name} was trained on other tokens than {weights.FILE_NAME} in "
+            f"{manifest.name} was trained on other tokens than {NAMES.model} in "
             f"--run_dir={session.config.run_dir} is of; restore that file from a copy, or train the run on, which "
             "writes it again"
         )

@@ -76,7 +76,7 @@ def restored(session: Session) -> Iterator[Manifest]:
 
 def check_same_run(session: Session, manifest: Manifest) -> None:
     """Raises `UsageError` where a checkpoint is of a run of another configuration, as its manifest has it."""
-    where = f"{manifest.prefix}.manifest.json"
+    where = manifest.path
     checks.check_same_run(session.config, where, configs.of_run(where, manifest.about))
 
 

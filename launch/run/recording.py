@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping
 from typing import Any
 
-from ...engine.checkpoints import Manifest
+from ...engine.checkpoints import Manifest, RunDir
 from ...engine.hooks.record import Record
 from ...engine.hooks.writing import Writing
 from ...engine.machine import events
@@ -32,7 +31,7 @@ def record(session: Session, writing: Writing, looking: Writing, began: float) -
             "servers": servers,
         },
     }
-    log = events.EventLog(os.path.join(config.run_dir, events.NAME) if config.writes_run else None)
+    log = events.EventLog(RunDir(config.run_dir).events if config.writes_run else None)
     made = Record(log, writing, looking, around, began)
     for checkpoints, best in ((session.checkpoints, False), (session.best, True)):
         if checkpoints is not None:

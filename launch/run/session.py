@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import sys
 import threading
 import uuid
@@ -17,7 +16,7 @@ from absl import logging
 
 from ...engine import StepOptions, Trainer, optimizers
 from ...engine.build import prepare
-from ...engine.checkpoints import Checkpoints, Writer, manifest
+from ...engine.checkpoints import Checkpoints, RunDir, Writer
 from ...engine.data.lent_feed import LentFeed
 from ...engine.data.source import Spec, WithoutBadRecords
 from ...engine.health import watchdog
@@ -319,9 +318,8 @@ def batch_parts(config: Config) -> int:
 
 def _num_servers(config: Config, strategy) -> int:
     """Returns how many servers tables are divided for: as many as the run began with, as its checkpoints' shards."""
-    folder = os.path.join(config.run_dir, "checkpoints") if config.run_dir else None
-    newest = manifest.read_all(folder)[0][:1] if folder else []
-    return (newest and shards_in(newest[0].variables)) or strategy.num_servers
+    newest = RunDir(config.run_dir).newest() if config.run_dir else None
+    return (newest and shards_in(newest.variables)) or strategy.num_servers
 
 
 def choose_jit(session: Session) -> str:
@@ -425,9 +423,8 @@ def _known_input(config: Config, strategy: Strategy) -> Callable[[str], dict[str
 
     All workers take the chief's, so that they count, or not, together.
     """
-    folder = os.path.join(config.run_dir, "checkpoints") if config.run_dir else None
-    newest = manifest.read_all(folder)[0][:1] if folder else []
-    known = newest[0].about.get("input") if newest else None
+    newest = RunDir(config.run_dir).newest() if config.run_dir else None
+    known = newest.about.get("input") if newest else None
     known = json.loads(strategy.exchange_text(json.dumps(known if isinstance(known, dict) else {}))[0])
     return lambda split: {"known": known[split]} if isinstance(known.get(split), dict) else {}
 
@@ -444,8 +441,9 @@ def checkpoints_of(
         about["input"] = inputs
     life = strategy.exchange_text(uuid.uuid4().hex)[0]
     writer = Writer(strategy.host, life, _step_timeout_seconds(config))
-    folder = os.path.join(config.run_dir, "checkpoints")
-    checkpoints = Checkpoints(folder, state.checkpoint, keep=config.keep_checkpoints, about=about, writer=writer)
-    folder, writes = os.path.join(config.run_dir, "best"), config.writes_best
-    best = Checkpoints(folder, state.checkpoint, keep=1, about=about, writes=writes, writer=writer)
+    run = RunDir(config.run_dir)
+    checkpoints = Checkpoints(
+        run.checkpoints, state.checkpoint, keep=config.keep_checkpoints, about=about, writer=writer
+    )
+    best = Checkpoints(run.best, state.checkpoint, keep=1, about=about, writes=config.writes_best, writer=writer)
     return checkpoints, best

@@ -6,14 +6,13 @@ import contextlib
 import json
 import math
 import numbers
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from ...engine.checkpoints import Manifest
+from ...engine.checkpoints import Manifest, RunDir
 from ...engine.holdings import Holdings
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
 from ...engine.hooks.base import Window
@@ -155,7 +154,7 @@ class Training:
         session, config = self.session, self.session.config
         self._manifest = restore(session, self._hooks)
         if config.writes_run:  # not before: a run that cannot be resumed stays what it is
-            write_of_run(config.run_dir, configs.FILE_NAME, config.about())
+            write_of_run(RunDir(config.run_dir).config, config.about())
             weights.write(session, config.run_dir)
         if session.speaks:
             held = Holdings(session.trainer)
@@ -418,7 +417,7 @@ def compose_hooks(
     if config.run_dir:
         hooks.append(
             TensorBoard(
-                os.path.join(config.run_dir, "tensorboard") if config.is_chief else None,
+                RunDir(config.run_dir).tensorboard if config.is_chief else None,
                 every_steps=config.summary_every_steps,
                 histogram_every_steps=config.histogram_every_steps,
                 more=row_periods(session, user_hooks) if config.summary_every_steps else (),
@@ -502,7 +501,7 @@ def _check_beginning(session: Session) -> None:
         return
     # The second regular save waits for the first, and at the same step the best checkpoint is saved before it.
     every = best.about.get("flags", {}).get("checkpoint_every_steps") or best.step
-    if best.step > 2 * every or results.step_of(os.path.join(run_dir, "result.json")):
+    if best.step > 2 * every or results.step_of(RunDir(run_dir).result):
         raise UsageError(
             f"--run_dir={run_dir} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't be gone on "
             f"with; restore them from a copy, or use another --run_dir, with --init_from={session.best.directory} to "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from absl import logging
 from ...engine import StepOptions, Trainer
 from ...engine.build import prepare
 from ...engine.checkpoints import CheckpointError, Checkpoints, Manifest, load_weights
+from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.data.source import Spec
 from ...engine.holdings import Holdings
 from ...engine.hooks import numerics
@@ -40,7 +40,6 @@ from . import splits
 from .keras_weights import load_keras_weights
 from .session import Session
 
-FILE_NAME = "model.json"
 MODEL = "model"  # the attribute of the one that `Trainer.forward` computes, unless the trainer says otherwise
 
 
@@ -51,7 +50,7 @@ def write(session: Session, run_dir: str) -> None:
     features = _described(batches.features(session.example))
     content = {"keras": model, **({"models": models} if models else {}), "features": features}
     content["logits_of"] = logits_of(session.trainer)
-    write_of_run(run_dir, FILE_NAME, {**content, **known.as_json(session.known)})
+    write_of_run(RunDir(run_dir).model, {**content, **known.as_json(session.known)})
 
 
 def logits_of(trainer: Trainer) -> str | None:
@@ -92,7 +91,7 @@ def load(run_dir: str, which: str, trainer_class: type[Trainer] | None, name: st
     if trainer_class is None and name != MODEL and (architecture is None or _averages(manifest)):
         why = "an average of its weights" if architecture else f"{', '.join(saved.architectures) or 'no model'} alone"
         raise UsageError(
-            f"load_model(name={name!r}): {run_dir}/{FILE_NAME} has {why}; give load_model its trainer_class, which "
+            f"load_model(name={name!r}): {run_dir}/{NAMES.model} has {why}; give load_model its trainer_class, which "
             "says what the model is"
         )
     with isolation.Isolation():
@@ -116,15 +115,17 @@ class About(NamedTuple):
 def about(run_dir: str) -> About:
     """Reads what a run has written of its model. Raises `UsageError`."""
     try:
-        content = read_json(os.path.join(run_dir, FILE_NAME))
+        content = read_json(RunDir(run_dir).model)
         models = {**content.get("models", {}), MODEL: content["keras"]}
         if wrong := [each for each in models.values() if not isinstance(each, (dict, type(None)))]:
             raise ValueError(f"keras is {wrong[0]!r:.60}, which is not an object")
         models = {name: each for name, each in models.items() if each is not None}
-        features, data = _zeros(content["features"]), known.of_json(content, FILE_NAME)
+        features, data = _zeros(content["features"]), known.of_json(content, NAMES.model)
         return About(models, features, data, content.get("logits_of"))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{run_dir}/{FILE_NAME} does not say what the model is ({error}); train the run on") from None
+        raise UsageError(
+            f"{run_dir}/{NAMES.model} does not say what the model is ({error}); train the run on"
+        ) from None
 
 
 def start(session: Session) -> None:
@@ -315,7 +316,7 @@ def _of_architecture(architecture: dict[str, Any], manifest: Manifest, name: str
 
 
 def _trainer_of(trainer_class: type[Trainer] | None, manifest: Manifest, saved: About) -> Trainer:
-    where = f"{manifest.prefix}.manifest.json"
+    where = manifest.path
     flags, deciding = (configs.of_run(where, manifest.about)[part] for part in ("flags", "deciding"))
     if trainer_class is None:
         own_files.refuse_of_file(where, {"model": flags.get("model")}, cure="load_model its trainer_class")
@@ -336,8 +337,8 @@ def _trainer_of(trainer_class: type[Trainer] | None, manifest: Manifest, saved: 
 def _find(run_dir: str, which: str) -> Manifest:
     """Finds the newest whole checkpoint, the best, or that of a step. Raises `UsageError`."""
     if (run := configs.read(run_dir)) is None:
-        raise UsageError(f"{run_dir} holds no run (no {configs.FILE_NAME}); give the folder of a run")
-    folder = os.path.join(run_dir, "best" if which == "best" else "checkpoints")
+        raise UsageError(f"{run_dir} holds no run (no {NAMES.config}); give the folder of a run")
+    folder = RunDir(run_dir).folder(which)
     checkpoints = Checkpoints(folder, tf.train.Checkpoint(), keep=None, about={}, writes=False)
     if which in ("latest", "best"):
         manifest = checkpoints.latest()
@@ -350,7 +351,7 @@ def _find(run_dir: str, which: str) -> Manifest:
         raise UsageError(f"{run_dir} has no whole checkpoint {which}; {cure}")
     if problem := manifest.problem():
         raise CheckpointError(problem)
-    where = f"{manifest.prefix}.manifest.json"
+    where = manifest.path
     if changed := differences(configs.of_run(where, manifest.about)["deciding"], run["deciding"]):
         logging.warning("%s is of another configuration than the run (%s)", where, "; ".join(changed))
     return manifest

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from crankshaft.engine.machine.events import EventLog
-from crankshaft.engine.machine.requests import FOLDER, Requests, ask
+from crankshaft.engine.machine.requests import Requests, ask
 from tests.launch.conftest import MLP
 from tests.runs import newest
 
@@ -67,7 +67,7 @@ def test_a_running_job_answers_and_stops_clean(crank, tmp_path):
     step = json.loads((run_dir / "result.json").read_text())["step"]
     assert said.startswith(f"the run has ended at step {step:,}, and is saved")
     assert newest(run_dir) == step
-    assert not (run_dir / FOLDER).exists()
+    assert not (run_dir / "ask").exists()
     ended = asked("status")
     assert (ended.code, ended.error) == (1, f"{run_dir}: the run has ended at step {step:,}: crankshaft ask stop")
 
@@ -120,7 +120,7 @@ def test_who_asks_where_nobody_answers_gets_one_line(crank, tmp_path):
         return crank(tmp_path / name, "status", "--wait_seconds=0.3", command="ask", tensorflow=False)
 
     (tmp_path / "none").mkdir()
-    assert asked("none").mistake.startswith(f"{tmp_path}/none holds no run (events.jsonl is not there)")
+    assert asked("none").mistake.startswith(f"{tmp_path}/none holds no run (events.jsonl is missing)")
     nobody = 1 << 22
     recorded(tmp_path / "killed", {"event": "start", "pid": nobody, "host": os.uname().nodename})
     assert asked("killed").error == f"{tmp_path}/killed: process {nobody} has ended without a word; start the run again"
@@ -130,9 +130,9 @@ def test_who_asks_where_nobody_answers_gets_one_line(crank, tmp_path):
 
 
 def test_only_small_regular_files_of_known_words_are_requests(tmp_path):
-    requests = Requests(str(tmp_path), lambda kind, task: task is None)
+    requests = Requests(str(tmp_path / "ask"), lambda kind, task: task is None)
     assert requests.take() == []
-    folder, later = tmp_path / FOLDER, time.time() + 100
+    folder, later = tmp_path / "ask", time.time() + 100
     folder.mkdir()
 
     def put(number: int, content: str) -> None:
@@ -154,8 +154,8 @@ def test_only_small_regular_files_of_known_words_are_requests(tmp_path):
 def test_an_asker_that_is_ended_takes_its_request_back(crank, tmp_path):
     recorded(tmp_path / "run", {"event": "start", "pid": 1, "host": "elsewhere"})
     program = crank.start(tmp_path / "run", "stop", command="ask", tensorflow=False)
-    program.until(lambda: (tmp_path / "run" / FOLDER).exists() and any((tmp_path / "run" / FOLDER).iterdir()))
+    program.until(lambda: (tmp_path / "run" / "ask").exists() and any((tmp_path / "run" / "ask").iterdir()))
     program.send(signal.SIGINT)
     assert program.wait().error == "interrupted; the request is taken back"
-    assert not (tmp_path / "run" / FOLDER).exists()
-    assert ask(str(tmp_path / "run"), "status", None, 0.01) is None
+    assert not (tmp_path / "run" / "ask").exists()
+    assert ask(str(tmp_path / "run" / "ask"), "status", None, 0.01) is None

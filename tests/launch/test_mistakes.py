@@ -354,7 +354,7 @@ def test_a_folder_of_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
     (tmp_path / "checkpoints").mkdir()
     monkeypatch.setattr(os, "listdir", refused)
     with pytest.raises(UsageError, match=rf"{tmp_path}/checkpoints can't be read \(Permission denied\); make it"):
-        checks.checkpoint_steps(str(tmp_path), "checkpoints")
+        checks.checkpoint_steps(str(tmp_path))
 
 
 def test_a_run_dir_of_another_configuration_names_the_differences(inside, tmp_path):

@@ -28,7 +28,7 @@ def run_dir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "ckpt-4.manifest.json").touch()
-    write_of_run(tmp_path / "run", config.FILE_NAME, asked(*RUN).about())
+    write_of_run(str(tmp_path / "run" / "config.json"), asked(*RUN).about())
     return tmp_path / "run"
 
 
@@ -62,7 +62,7 @@ def problem(*flags) -> str | None:
 
 
 def test_each_changed_value_of_a_configuration_is_one_line_or_harmless(run_dir):
-    path = run_dir / config.FILE_NAME
+    path = run_dir / "config.json"
     before = json.loads(path.read_text())
     refused = set()
     for place in places(before):
@@ -97,20 +97,20 @@ def test_each_changed_value_of_a_configuration_is_one_line_or_harmless(run_dir):
     ],
 )
 def test_what_is_no_configuration_is_told_without_advice_that_loses_the_run(run_dir, content, found):
-    (run_dir / config.FILE_NAME).write_bytes(content)
+    (run_dir / "config.json").write_bytes(content)
     for call in (("--mode=eval", f"--run_dir={run_dir}"), (*RUN, f"--run_dir={run_dir}")):
         line = problem(*call)
-        assert line.startswith(f"{run_dir}/{config.FILE_NAME} {found}")
+        assert line.startswith(f"{run_dir}/{'config.json'} {found}")
         assert line.endswith("or use another --run_dir; the checkpoints are as they were")
         assert "remove" not in line
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
 def test_what_is_no_regular_file_is_not_waited_for(run_dir, make):
-    (run_dir / config.FILE_NAME).unlink()
-    make(run_dir / config.FILE_NAME)
+    (run_dir / "config.json").unlink()
+    make(run_dir / "config.json")
     make(run_dir / "result.json")
-    assert f"{run_dir}/{config.FILE_NAME} can't be read (it is not a regular file)" in problem(
+    assert f"{run_dir}/{'config.json'} can't be read (it is not a regular file)" in problem(
         *RUN, f"--run_dir={run_dir}"
     )
     assert results.step_of(run_dir / "result.json") == 0
@@ -218,7 +218,7 @@ def test_a_run_writes_its_files_in_the_place_of_links(inside, tmp_path):
 def test_a_models_arguments_of_another_type_are_named(inside, tmp_path):
     run = (*RUN, f"--run_dir={tmp_path}", "--jit=off", "--progress=plain")
     inside(*run).ok()
-    path = tmp_path / config.FILE_NAME
+    path = tmp_path / "config.json"
     before = json.loads(path.read_text())
     for value in ("x", ["x"], 1.5, [[4]]):
         path.write_text(json.dumps(changed(before, ("flags", "model_arg", "hidden_units"), value)))

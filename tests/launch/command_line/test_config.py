@@ -56,7 +56,7 @@ def test_gains_of_normalisations_and_biases_do_not_decay_unless_that_is_said():
 
 @pytest.fixture
 def run_dir(tmp_path):
-    write_json(tmp_path / config.FILE_NAME, asked(*OF_THE_RUN, f"--data_dir={tmp_path}").about())
+    write_json(tmp_path / "config.json", asked(*OF_THE_RUN, f"--data_dir={tmp_path}").about())
     return tmp_path
 
 
@@ -100,7 +100,7 @@ def test_what_decides_a_datasets_order_is_the_runs(run_dir, flag, other):
 
 @pytest.mark.parametrize(("was", "now"), [("file", "file"), (None, "auto")])
 def test_a_run_whose_flag_did_not_decide_yet_goes_on_with_what_it_had(run_dir, was, now):
-    path = run_dir / config.FILE_NAME
+    path = run_dir / "config.json"
     before = json.loads(path.read_text())
     del before["deciding"]["auto_shard_policy"], before["flags"]["auto_shard_policy"]
     if was:
@@ -113,7 +113,7 @@ def test_a_run_whose_flag_did_not_decide_yet_goes_on_with_what_it_had(run_dir, w
 
 @pytest.mark.parametrize(("was", "goes_on"), [(0.0, True), (0.5, False)])
 def test_a_run_with_a_flag_that_is_gone_goes_on_where_the_flag_was_off(run_dir, was, goes_on):
-    path = run_dir / config.FILE_NAME
+    path = run_dir / "config.json"
     before = json.loads(path.read_text())
     before["flags"]["clip_value"] = before["deciding"]["clip_value"] = was
     path.write_text(json.dumps(before))
@@ -131,7 +131,7 @@ def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
             pass
 
     trained = asked("--input=digits", "--model_arg=units=5", script=Line)
-    write_json(tmp_path / config.FILE_NAME, trained.about())
+    write_json(tmp_path / "config.json", trained.about())
     for given in ((), ("--model=Line",)):
         assert asked("--mode=eval", f"--run_dir={tmp_path}", *given, script=Line).given_arguments("model_arg") == {
             "units": 5
@@ -142,7 +142,7 @@ def test_a_scripts_run_is_told_to_be_started_by_its_script(tmp_path):
     class Line:
         pass
 
-    write_json(tmp_path / config.FILE_NAME, asked("--input=digits", script=Line).about())
+    write_json(tmp_path / "config.json", asked("--input=digits", script=Line).about())
     with pytest.raises(UsageError, match=r"is a run of Line, which its script brings; start that script with"):
         asked("--mode=eval", f"--run_dir={tmp_path}")
 
@@ -154,7 +154,7 @@ def test_an_argument_that_is_not_finite_is_the_runs(tmp_path):
 
     given = ("--input=digits", "--model_arg=most=inf", "--model_arg=least=-inf,2")
     trained = asked(*given, script=Line)
-    write_json(tmp_path / config.FILE_NAME, trained.about())
+    write_json(tmp_path / "config.json", trained.about())
     assert values.differences(config.read(tmp_path)["deciding"], asked(*given, script=Line).deciding()) == []
     found = asked("--mode=eval", f"--run_dir={tmp_path}", script=Line)
     assert found.given_arguments("model_arg") == {"most": math.inf, "least": [-math.inf, 2]}

@@ -1,0 +1,54 @@
+"""The layout of a run on disk: the one file that knows the names of a run's files. Host code, no TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from . import manifest as manifests
+from .manifest import Manifest
+
+
+class _Inside:
+    """The path of a file or folder in a run's folder."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, run_dir: RunDir, _: type) -> str:
+        return os.path.join(run_dir.path, self._name)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDir:
+    """A run's folder, and the paths of what a run has there; nothing of it needs to exist."""
+
+    path: str
+    config = _Inside("config.json")  # the configuration that the run was begun with
+    model = _Inside("model.json")  # the model's architecture, and what is known of the data
+    events = _Inside("events.jsonl")  # the record
+    result = _Inside("result.json")  # of the last process that trained the run to its end
+    checkpoints = _Inside("checkpoints")
+    best = _Inside("best")  # the checkpoint of the best evaluation
+    tensorboard = _Inside("tensorboard")
+    evaluator = _Inside("tensorboard/eval")  # the event files of an evaluator beside the run
+    export = _Inside("export")  # a SavedModel per step
+    logs = _Inside("logs")  # output of the tasks of `crankshaft local`
+    requests = _Inside("ask")  # of `crankshaft ask`
+    lock = _Inside(".lock")  # from before its process meets others on
+    lock_owner = _Inside(".lock.owner")  # in its place where the file system has no `flock`, as Lustre may have none
+
+    def folder(self, which: str | int) -> str:
+        """Returns the folder of a checkpoint: of "best", or of "latest", "all" or a step."""
+        return self.best if which == "best" else self.checkpoints
+
+    def steps(self, which: str | int = "latest") -> list[int]:
+        """Returns the steps of the checkpoints that have a manifest, ascending. Raises OSError."""
+        return sorted(manifests.steps(self.folder(which)))
+
+    def newest(self) -> Manifest | None:
+        """Returns the manifest of the newest checkpoint, whose files are not verified; None if there is none."""
+        return next(iter(manifests.read_all(self.checkpoints)[0]), None)
+
+
+NAMES = RunDir("")  # its paths are the names within a run's folder
