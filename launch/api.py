@@ -182,7 +182,8 @@ class Run:
           steps: updates.
           epochs: passes over the data; a part of one is rounded up to whole steps.
           data: what to train on in place of the run's own data: of its form, and of any length, which costs no
-            compilation. Arrays and sources are shuffled, streams read in their order. Batches are of
+            compilation. Arrays and sources are shuffled (not with `shuffle_buffer=0`), streams read in their order:
+            with `steps`, the same dataset goes on where the last call left it, and is read no further. Batches are of
             `global_batch_size` examples, or of all there are. These steps count as the run's, and its own data goes on
             with the batch of the step that they lead to.
 

@@ -91,11 +91,12 @@ class Held:
                 stack.enter_context(strategy.watch())
             get = functools.partial(datas.load, config) if config.input else functools.partial(datas.call, data)
             with self.at_work():
-                session = self._create(loaded or get, strategy)
+                session = self._create(loaded or get, strategy, any(hook.needs_epochs for hook in hooks))
                 if config.is_evaluator:
                     self.code = _evaluator().watch(session)
                     return
                 self.session = session
+                stack.callback(session.lent_streams.clear)
                 if config.trains:
                     self.training = stack.enter_context(contextlib.closing(self._training(hooks, lock)))
             self.is_open = True
@@ -219,10 +220,11 @@ class Held:
         stack.enter_context(closing_feeds(strategy))
         return strategy
 
-    def _create(self, data, strategy):
+    def _create(self, data, strategy, needs_epochs: bool):
         """Builds everything up to the first step. The devices are split by now, so the user's data may use TensorFlow.
 
         `data` is the run's, or a function that returns it, which a run that only generates does not call.
+        `needs_epochs` says whether a hook acts at the ends of epochs.
         """
         if self.config.mode == "generate":
             from .run import generation
@@ -230,7 +232,7 @@ class Held:
             return generation.create(self.config, strategy)
         from .run import session as sessions
 
-        return sessions.create(self.config, data() if callable(data) else data, strategy)
+        return sessions.create(self.config, data() if callable(data) else data, strategy, needs_epochs)
 
     def _training(self, hooks: Sequence, lock: process.LockedRunDir | None):
         from .run import training

@@ -51,6 +51,7 @@ class Feed(abc.ABC):
       reads_in_loop: whether it is `next_operands` that may have to wait for input, rather than `take`.
       num_positions: how many positions in the data a checkpoint keeps, one for each process that has its own, as
         `position` returns it; 0 where the step says all.
+      is_endless: whether epochs of the data are not known, and `order`'s are made up.
       pipeline: identifies what kept positions fit.
       kept: returns the positions that were kept at a step, of all processes, or none; set from outside.
       read_by_workers: the source that workers around parameter servers read by themselves, if they do.
@@ -61,6 +62,7 @@ class Feed(abc.ABC):
     random_access: bool = False
     reads_in_loop: bool = False
     num_positions: int = 0
+    is_endless: bool = False
     pipeline: str = ""
     kept: Callable[[int], Sequence[bytes]] = staticmethod(lambda step: ())  # type: ignore[assignment]
     read_by_workers: Source | None = None

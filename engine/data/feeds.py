@@ -308,6 +308,7 @@ class StreamedFeed(Feed):
     ):
         self.order, self.share = order, share
         self.num_positions = len(share.counts)
+        self.is_endless = share.stream.length == tf.data.INFINITE_CARDINALITY
         self._strategy, self._mesh = devices.strategy, devices.mesh
         self._patience = Patience(share.stream.files(), timeout_seconds)
         self._shuffle_buffer, self._watch, self._distributes = shuffle_buffer, watch, distributes
@@ -359,6 +360,7 @@ class StreamedFeed(Feed):
 
     def take(self, step: int, limit: int) -> Run:
         if step != self._next_step:
+            self._iterator = None  # it may have a cache open that the next one is to write
             self._iterator = self._opened(step)
         limit = self.reach(step, limit)
         self._next_step = step + limit
@@ -394,9 +396,10 @@ class StreamedFeed(Feed):
             return None
         if self._never_kept:
             return b""
+        why = "".join(f"the dataset writes {path} as it is read" for path in self.share.stream.files_written[:1])
         try:
-            state = iterator_state(self._iterator)
-            why = f"it has {len(state):,} bytes" if len(state) > _MOST_STATE_BYTES else ""
+            state = b"" if why else iterator_state(self._iterator)
+            why = f"it has {len(state):,} bytes" if len(state) > _MOST_STATE_BYTES else why
         except (tf.errors.OpError, MemoryError) as error:
             why = reason(error).rstrip(" .")
         if why:
@@ -411,7 +414,7 @@ class StreamedFeed(Feed):
 
     def _opened(self, step: int):
         """Returns an iterator that gives the batch of `step` next."""
-        epoch, in_epoch = divmod(step, self.order.steps_per_epoch)
+        epoch, in_epoch = (0, step) if self.is_endless else divmod(step, self.order.steps_per_epoch)
         kept = self.kept(step)
         if kept and (state := kept[self.share.process]):
             try:
@@ -438,7 +441,8 @@ class StreamedFeed(Feed):
 
     def _batches(self, first_epoch: int):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
-        epochs = tf.data.Dataset.counter(first_epoch).flat_map(self._epoch)
+        first = tf.constant(first_epoch, tf.int64)
+        epochs = self._epoch(first) if self.is_endless else tf.data.Dataset.counter(first).flat_map(self._epoch)
         options = tf.data.Options()
         if not self.share.by_file and self._strategy.num_replicas_in_sync > 1:  # who reads the same has to find it
             options.deterministic = True
@@ -465,8 +469,9 @@ class StreamedFeed(Feed):
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
         seed = self.order.seed
         dataset = self.share.stream.examples(seed, epoch)
-        # What a file lost or gained since it was counted would go unnoticed, and shift all epochs after.
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.share.counts[self.share.process]))
+        if not self.is_endless:
+            # What a file lost or gained since it was counted would go unnoticed, and shift all epochs after.
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.share.counts[self.share.process]))
         return dataset if seed is None else shuffled(dataset, self._shuffle_buffer, epoch_seed(seed, epoch))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,19 +15,27 @@ from ..mesh.mesh import Mesh
 from .feed import Feed, Run
 from .order import Order, replica_part
 from .reading import example_bytes
-from .streamed import count, untuned
+from .source import SourceError
+from .streamed import Stream, count, untuned
 
 _BLOCK_BYTES = 8 << 20  # of the batches of a call, at most
 
 
 @dataclasses.dataclass(frozen=True)
 class LentOrder(Order):
-    """An order whose first step is another than 0."""
+    """An order whose first step is another than 0.
+
+    Attributes:
+      first_step: the step that has the first batch.
+      read: examples of each step so far, of a stream, whose passes may be of any length; None for a source.
+    """
 
     first_step: int = 0
+    read: list[int] | None = None
 
     def examples_before(self, step: int) -> int:
-        return super().examples_before(step - self.first_step)
+        step -= self.first_step
+        return super().examples_before(step) if self.read is None else sum(self.read[:step])
 
 
 class LentFeed(Feed):
@@ -34,6 +43,8 @@ class LentFeed(Feed):
 
     One feed serves all data of a form: `hold` says which is read next. Shuffled data is shuffled for each epoch by
     (seed, first step, epoch), so that two calls on the same data differ, and the same call is the same after a resume.
+    A stream that is held for some steps goes on where it was left, as long as its `Stream` lives; it is not read ahead
+    of these steps.
 
     Args:
       num_replicas: that take rows of each batch.
@@ -48,9 +59,9 @@ class LentFeed(Feed):
         self._num_replicas = num_replicas
         self.split: Any = None
         self._places = (-1, np.zeros(0, np.int64))
-        self._batches: Iterator | None = None
+        self._iterators: weakref.WeakKeyDictionary[Stream, Iterator] = weakref.WeakKeyDictionary()
 
-    def hold(self, split, batch_size: int, seed: int | None, first_step: int) -> None:
+    def hold(self, split, batch_size: int, seed: int | None, first_step: int, steps: int | None = None) -> None:
         """Sets the data of the next steps.
 
         Args:
@@ -58,12 +69,21 @@ class LentFeed(Feed):
           batch_size: examples a step, fewer where an epoch ends.
           seed: shuffles each epoch; None keeps the examples' own order.
           first_step: the next step.
+          steps: how many there are, if that is known: then a stream's examples are not counted. None for whole epochs,
+            for which a stream is read from its beginning.
         """
-        if not split.by_index and split.length == tf.data.INFINITE_CARDINALITY:
-            raise ValueError("the dataset never ends, so it has no epoch; cut it with dataset.take(examples)")
-        examples = len(split) if split.by_index else count(split)
-        self.order: LentOrder = LentOrder(examples, batch_size, 1, seed, first_step=first_step)
-        self.split, self._batches, self._places = split, None, (-1, self._places[1])
+        read: list[int] | None = None if split.by_index else []
+        if split.by_index:
+            examples = len(split)
+        elif steps is not None:
+            examples = steps * batch_size
+        elif split.length == tf.data.INFINITE_CARDINALITY:
+            raise ValueError("the dataset never ends, so it has no epoch; give steps, or dataset.take(examples)")
+        else:
+            examples = count(split)
+            self._iterators.pop(split, None)
+        self.order: LentOrder = LentOrder(examples, batch_size, 1, seed, first_step=first_step, read=read)
+        self.split, self._places = split, (-1, self._places[1])
         self._most_steps = max(1, _BLOCK_BYTES // max(1, batch_size * example_bytes(split)))
 
     def reach(self, step: int, limit: int) -> int:
@@ -77,6 +97,7 @@ class LentFeed(Feed):
         if not self.split.by_index:
             examples = self._next()
             each = tf.nest.flatten(examples)[0].shape[0]
+            self.order.read.append(each)  # type: ignore[union-attr]
         else:
             epoch, in_epoch = divmod(step - self.order.first_step, self.order.steps_per_epoch)
             first = in_epoch * self.order.batch_size
@@ -108,7 +129,7 @@ class LentFeed(Feed):
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
     def close(self) -> None:
-        self._batches = self.split = None
+        self.split = None
 
     def _epoch(self, epoch: int) -> np.ndarray:
         """Returns the examples of an epoch by index, in their order."""
@@ -129,11 +150,14 @@ class LentFeed(Feed):
 
     def _next(self) -> Any:
         """Returns the next batch of a stream, whose epochs follow one another."""
-        if self._batches is None:
-            examples = self.split.examples(None, tf.constant(0, tf.int64))
-            self._batches = iter(untuned(examples.batch(self.order.batch_size).prefetch(2)))
-        batch = next(self._batches, None)
-        if batch is None:
-            self._batches = None
-            return self._next()
-        return batch
+        for _ in range(2):
+            if (iterator := self._iterators.get(self.split)) is None:
+                batches = self.split.examples(None, tf.constant(0, tf.int64)).batch(self.order.batch_size)
+                iterator = self._iterators[self.split] = iter(untuned(batches))
+            if (batch := next(iterator, None)) is not None:
+                return batch
+            del self._iterators[self.split]
+        raise SourceError(
+            f"the dataset has ended after {len(self.order.read or ())} steps of this call, and gives nothing when it "
+            "is read again, as a generator that can be read only once; pass fewer steps, or one that starts again"
+        )

@@ -11,11 +11,14 @@ import dataclasses
 import functools
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
+from absl import logging
 
+from ..internals import pipelines
 from ..internals.errors import reason
 from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
@@ -26,6 +29,12 @@ from .waiting import Patience
 _PARSED_AT_ONCE = 256  # records: of `tf.io.parse_example` 64 alone cost twenty times as much as among thousands
 _ROUNDS = 8  # see `engine.data.order`
 _COUNTED_AT_ONCE = 1024  # examples
+_COUNT_SHOWN_SECONDS = 10
+_MOST_PASSES = 1 << 17  # over a stream of unknown length; one that gives nothing any more would be read for ever
+_ENDED = (
+    "the dataset has ended, and gives nothing when it is read again, as a generator that can be read only once; give "
+    "one that starts again each time, or a smaller `train_steps`"
+)
 _READING = "IteratorGetNext"  # the operation, which an error names
 
 # (what is being done, how much there is to do or None) -> a context that yields a function of how much is done so far.
@@ -37,10 +46,14 @@ class Stream(Split):
 
     Attributes:
       length: examples in an epoch; `tf.data.UNKNOWN_CARDINALITY` where only reading tells.
+      ends: whether an epoch is known to end.
+      files_written: paths of the caches that reading it writes. A checkpoint can't hold where these stand.
     """
 
     by_index: Literal[False] = False
     length: int
+    ends: bool = True
+    files_written: Sequence[str] = ()
 
     @abc.abstractmethod
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -56,11 +69,18 @@ class Stream(Split):
 
 
 class OfDataset(Stream):
-    """A user's `tf.data.Dataset` of single examples, each epoch in its own order."""
+    """A user's `tf.data.Dataset` of single examples, each epoch in its own order.
 
-    def __init__(self, dataset: tf.data.Dataset):
+    Args:
+      dataset: of an example each.
+      ends: whether it is known to end, though its length may not be known; None asks the dataset.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, ends: bool | None = None):
         self.element_spec = _specs(dataset)
         self.length = int(dataset.cardinality())
+        self.ends = self.length >= 0 if ends is None else ends
+        self.files_written = pipelines.files_written(dataset)
         self._dataset = dataset
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -150,6 +170,41 @@ class OfFiles(Stream):
         return OfFiles(self._paths[worker::workers], self._read, files_at_once=self._files_at_once)
 
 
+class Endless(Stream):
+    """The passes over a stream, one after the other without an end, for a run that needs no epochs: nothing is counted.
+
+    Args:
+      stream: of unknown length, or without an end itself.
+      epoch_examples: what is shown as an epoch.
+    """
+
+    length = tf.data.INFINITE_CARDINALITY
+    ends = False
+
+    def __init__(self, stream: Stream, epoch_examples: int):
+        self.element_spec, self.files_written = stream.element_spec, stream.files_written
+        self.epoch_examples = epoch_examples
+        self._stream = stream
+
+    def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
+        if self._stream.length == tf.data.INFINITE_CARDINALITY:
+            return self._stream.examples(seed, epoch)
+        most = min(self.epoch_examples, _MOST_PASSES)
+        return tf.data.Dataset.range(most).flat_map(lambda number: self._stream.examples(seed, number))
+
+    def of_files(self, workers: int, worker: int) -> Stream | None:
+        return None
+
+    def identity(self) -> str:
+        return self._stream.identity()
+
+    def files(self) -> Sequence[str]:
+        return self._stream.files()
+
+    def fault(self) -> SourceError | None:
+        return self._stream.fault()
+
+
 def _specs(dataset: tf.data.Dataset) -> Any:
     """Returns the nest of `Spec` of a dataset's elements, dense tensors of a known shape."""
     return tf.nest.map_structure(lambda x: Spec(x.shape, x.dtype.as_numpy_dtype), dataset.element_spec)
@@ -213,7 +268,8 @@ class Share:
         """Returns the order of all processes' examples."""
         if self.by_file:
             return SharedOrder(sum(self.counts), batch_size, 1, seed, shares=self.counts)
-        return Order(sum(self.counts), batch_size, 1, seed, drop_remainder)
+        examples = self.stream.epoch_examples if isinstance(self.stream, Endless) else sum(self.counts)
+        return Order(examples, batch_size, 1, seed, drop_remainder)
 
     def described(self) -> str:
         """Returns how the stream is divided, for people."""
@@ -250,10 +306,16 @@ def divide(
     Raises:
       ValueError: the stream never ends, or there are too few files for FILE.
       StuckStreamError: it hangs.
+      SourceError: counting a dataset takes longer than the timeout, so that it may never end.
     """
     known, workers = known or {}, processes.num_hosts
+    if isinstance(stream, Endless):
+        return Share(stream, (Endless.length,))
     if stream.length == tf.data.INFINITE_CARDINALITY:
-        raise ValueError("the dataset never ends, so it has no epoch; cut it with dataset.take(examples in an epoch)")
+        raise ValueError(
+            "the dataset never ends, so it has no epoch; cut it with dataset.take(examples in an epoch), or give "
+            "`train_steps`, and `eval_every_steps` if there is evaluation data"
+        )
     if workers > 1 and (policy == "FILE" or (policy == "AUTO" and known.get("by") != "example")):
         own = stream.of_files(workers, processes.host)
         if all(processes.exchange(int(own is not None))):
@@ -276,11 +338,21 @@ def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0
         return stream.length
     ones = stream.examples(None, tf.constant(0, tf.int64)).map(lambda *_: tf.constant(1, tf.int64))
     batches = iter(untuned(ones.batch(_COUNTED_AT_ONCE).prefetch(2)))
-    patience, counted = Patience(stream.files(), timeout_seconds), 0
+    patience, counted, began = Patience(stream.files(), timeout_seconds), 0, time.monotonic()
     with watch("counting examples", None) as done, naming_files(stream):
         while (batch := patience.call(functools.partial(next, batches, None))) is not None:
             counted += batch.shape[0]
             done(counted)
+            if (seconds := time.monotonic() - began) > _COUNT_SHOWN_SECONDS:
+                logging.log_every_n_seconds(
+                    logging.WARNING, "counting the dataset's examples: %d so far", _COUNT_SHOWN_SECONDS, counted
+                )
+            if 0 < timeout_seconds < seconds and not stream.files():  # files end
+                raise SourceError(
+                    f"the dataset's examples are being counted for {seconds:.3g} s, {counted:,} so far, and it may "
+                    "never end; give `train_steps`, and `eval_every_steps` if there is evaluation data, say how many "
+                    "there are by tf.data.experimental.assert_cardinality, or raise `step_timeout_seconds`"
+                )
     return counted
 
 
@@ -290,6 +362,8 @@ def naming_files(stream: Stream) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
+        if isinstance(error, tf.errors.OutOfRangeError) and isinstance(stream, Endless):
+            raise SourceError(_ENDED) from None
         if _READING in str(error) and (fault := stream.fault()):
             raise fault from None
         raise

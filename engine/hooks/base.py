@@ -86,6 +86,7 @@ class Hook:
       name: names the hook's state in a checkpoint; unique among a run's hooks.
       spent_on: what its time is counted as, of what a run's time goes to (`goodput.KINDS`).
       ends_last: whether its `end` is called after the last save, since it changes what is saved.
+      needs_epochs: whether it acts at the ends of epochs, so that data of unknown length has to be counted.
 
     Example:
       >>> class Slowest(Hook):
@@ -100,6 +101,7 @@ class Hook:
     name = "hook"
     spent_on = "other"
     ends_last = False
+    needs_epochs = False
 
     def attach(self, state: TrainState) -> None:
         """Has the state keep more (`TrainState.of_hooks`). Called once, before it is restored."""
@@ -363,6 +365,8 @@ class _Every(Windowed):
 
 
 class _EveryEpoch(_Every):
+    needs_epochs = True
+
     def next_due(self, step: int, status: Status) -> int | None:
         return (step // status.steps_per_epoch + 1) * status.steps_per_epoch
 

@@ -111,6 +111,7 @@ class KerasCallbacks(Windowed):
         self._callbacks = [*callbacks, self.history]
         self._at_batches = [type(each).__name__ for each in callbacks if _acts_at_batches(each)]
         self.epoch_steps, self._first_epoch = epoch_steps, first_epoch
+        self.needs_epochs = epoch_steps is None
         self._stride, self._verbose = batch_stride, verbose
         self._states: list[dict[str, Any]] | None = None  # of a checkpoint
         self._logs: dict[str, Any] = {}

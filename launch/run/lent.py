@@ -15,14 +15,25 @@ from ..errors import UsageError
 from . import fingerprints, splits
 from .session import Session
 
+_STREAMS = 4  # whose positions are kept: each may hold a shuffle's buffer
 
-def checked(session: Session, split) -> Split:
-    """Returns data as a `Source` or a `Stream`. Raises `UsageError` where its form is not the run's."""
-    split = splits.checked("given", split, [])
+
+def checked(session: Session, data) -> Split:
+    """Returns data as a `Source` or a `Stream`, the same one for the same dataset.
+
+    Raises:
+      UsageError: its form is not the run's.
+    """
+    for known, split in session.lent_streams:
+        if known is data:
+            return split
+    split = splits.checked("given", data, [])
     example = ArraySource(session.example)
     wanted, found = (batches.without_weights(each.element_spec) for each in (example, split))
     if wanted != found:
         check_like("data", wanted, found)
+    if not split.by_index:
+        session.lent_streams[:] = [*session.lent_streams[1 - _STREAMS :], (data, split)]
     return split
 
 
@@ -33,20 +44,22 @@ def described(split: Any) -> str:
 
 
 @contextlib.contextmanager
-def lending(session: Session, split: Split, trains: bool) -> Iterator[None]:
+def lending(session: Session, split: Split, trains: bool, steps: int | None = None) -> Iterator[None]:
     """Makes the strategy train on data, or else evaluate it, within.
 
     Args:
       session: of the run.
       split: `checked`.
       trains: whether steps train on it.
+      steps: how many; None for whole epochs.
     """
     strategy, config = session.strategy, session.config
     if trains not in session.lent_feeds:
         session.lent_feeds[trains] = strategy.lent_feed()
     feed = session.lent_feeds[trains]
     if trains:
-        feed.hold(split, config.global_batch_size, config.seed, session.state.step)
+        seed = config.seed if config.shuffle_buffer else None
+        feed.hold(split, config.global_batch_size, seed, session.state.step, steps)
     else:
         feed.hold(split, config.eval_batch_size, None, 0)
     try:

@@ -18,7 +18,8 @@ from ...engine import StepOptions, Trainer, optimizers
 from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, RunDir, Writer
 from ...engine.data.lent_feed import LentFeed
-from ...engine.data.source import Spec, WithoutBadRecords
+from ...engine.data.source import Spec, Split, WithoutBadRecords
+from ...engine.data.streamed import Endless
 from ...engine.health import watchdog
 from ...engine.holdings import Holdings
 from ...engine.internals.errors import reason
@@ -74,6 +75,7 @@ class Session:
       files: paths of those that the training data is read from, as steps go, where a source names them.
       splits: the examples, by "train" and "eval".
       lent_feeds: of what the program hands in, by whether it is trained on.
+      lent_streams: the datasets that it handed in last, each with what was made of it.
     """
 
     config: Config
@@ -90,6 +92,7 @@ class Session:
     files: Sequence[str] = ()
     splits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     lent_feeds: dict[bool, LentFeed] = dataclasses.field(default_factory=dict)
+    lent_streams: list[tuple[Any, Split]] = dataclasses.field(default_factory=list)
 
     @functools.cached_property
     def names(self) -> Names:
@@ -165,8 +168,15 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
     return strategy
 
 
-def create(config: Config, data: Data, strategy: Strategy) -> Session:
-    """Builds strategy-bound data, trainer, state and checkpoints, and restores nothing."""
+def create(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = True) -> Session:
+    """Builds strategy-bound data, trainer, state and checkpoints, and restores nothing.
+
+    Args:
+      config: of the run.
+      data: as it was loaded.
+      strategy: made by `make_strategy`.
+      needs_epochs: whether anything but the configuration and evaluations is due at the ends of epochs.
+    """
     train, evaluation, said = datasplits.of(config, data.train, data.evaluation)
     _check_data(config, train, evaluation, data.num_classes)
     example = datasplits.example(train)
@@ -178,12 +188,15 @@ def create(config: Config, data: Data, strategy: Strategy) -> Session:
     if config.run_dir and config.trains and not config.remote:
         agreement.check_run_dir(config.run_dir, strategy)
     known_input = _known_input(config, strategy)
+    if not (needs_epochs or _needs_epochs(config, evaluation is not None, known_input("train"))):
+        train = _without_epochs(train, config, strategy)
     seed = config.seed if config.shuffle_buffer else None
     train_feed = strategy.feed(train, config.global_batch_size, seed, **known_input("train"))
     eval_feed = None
     if evaluation is not None:
         eval_feed = strategy.feed(evaluation, config.eval_batch_size, None, **known_input("eval"))
-    contents = {"train": fingerprints.of(train, train_feed.order.num_examples, known.ids)}
+    examples = tf.data.INFINITE_CARDINALITY if train_feed.is_endless else train_feed.order.num_examples
+    contents = {"train": fingerprints.of(train, examples, known.ids)}
     if eval_feed:
         contents["eval"] = fingerprints.of(evaluation, eval_feed.order.num_examples)
     agreement.check_data(contents, strategy)
@@ -209,6 +222,23 @@ def create(config: Config, data: Data, strategy: Strategy) -> Session:
     for line in [*said, *([known.columns] if known.columns else [])]:
         session.say(line)
     return session
+
+
+def _needs_epochs(config: Config, evaluates: bool, known: Mapping[str, Any]) -> bool:
+    """Returns whether the length of an epoch decides anything; a run that has counted its data goes on by that."""
+    counted_before = any(count >= 0 for count in known.get("known", {}).get("counts", ()))
+    evaluates_by_epoch = evaluates and config.trains and config.eval_every_steps is None
+    freezes_by_epoch = any(rules.frozen(each)[1] is not None for each in config.freeze)
+    return counted_before or not config.train_steps or evaluates_by_epoch or freezes_by_epoch
+
+
+def _without_epochs(train: Split, config: Config, strategy: Strategy) -> Split:
+    """Returns training data that is not counted, where it may not end."""
+    if train.by_index or train.ends:
+        return train
+    if train.length == tf.data.UNKNOWN_CARDINALITY and strategy.num_hosts > 1:
+        return train
+    return Endless(train, config.train_steps * config.global_batch_size)
 
 
 def build_state(

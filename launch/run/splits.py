@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 from typing import Any
 
@@ -17,6 +18,7 @@ from ...engine.data.reading import example_bytes
 from ...engine.data.source import Source, SourceError, Spec, Split, WithoutBadRecords
 from ...engine.data.streamed import OfDataset, Stream
 from ...engine.data.waiting import of_files
+from ...engine.internals import pipelines
 from ...engine.step.batches import fields
 from ..command_line.config import Config
 from ..errors import UsageError
@@ -141,7 +143,7 @@ def checked(name: str, split, said: list[str]) -> Source | Stream:
         said.append(f"the {name} data is a {type(split).__name__}: each epoch reads it from its beginning")
         split = frames.of_loader(split)
     if isinstance(split, tf.data.Dataset):
-        return OfDataset(_checked_dataset(name, split, said))
+        return OfDataset(_checked_dataset(name, split, said), ends=bool(split.cardinality() >= 0))
     if isinstance(split, tf.keras.utils.PyDataset):
         split = OfBatches(split)
     if isinstance(split, Stream):
@@ -304,13 +306,13 @@ def _checked_dataset(name: str, dataset: tf.data.Dataset, said: list[str]) -> tf
     if dataset.cardinality() == 0:
         raise UsageError(f"the {name} data is an empty dataset; give at least one example")
     _check_elements(name, dataset.element_spec)
-    parts = tf.nest.flatten(dataset.element_spec)
-    if all(part.shape.rank and part.shape[0] is None for part in parts):  # .batch() makes them so
+    if _comes_in_batches(name, dataset):
         dataset = dataset.unbatch()
         said.append(
             f"the {name} dataset comes in batches: taken apart into examples, of which the run makes batches of its own"
         )
     _check_shapes(name, dataset.element_spec)
+    _check_caches(name, dataset)
     weights = fields(dataset.element_spec).weights
     if weights is None:
         return dataset
@@ -323,6 +325,34 @@ def _checked_dataset(name: str, dataset: tf.data.Dataset, said: list[str]) -> tf
         return features, labels, weights
 
     return dataset.map(checked)
+
+
+def _comes_in_batches(name: str, dataset: tf.data.Dataset) -> bool:
+    parts = tf.nest.flatten(dataset.element_spec)
+    sizes = {part.shape[0] if part.shape.rank else 0 for part in parts}
+    if len(sizes) > 1 or sizes == {0}:
+        return False
+    if sizes == {None}:  # as .batch() makes them
+        return True
+    is_batch = pipelines.comes_in_batches(dataset)
+    if is_batch is None and len(parts) > 1:
+        (size,) = sizes
+        raise UsageError(
+            f"the {name} dataset's elements have {size} rows in each part, which are {size} examples or one: its "
+            "operations don't tell. If each element is a batch, end the dataset with unbatch(); if it is one example, "
+            "with batch(1)"
+        )
+    return bool(is_batch)
+
+
+def _check_caches(name: str, dataset: tf.data.Dataset) -> None:
+    """Raises `UsageError` where a killed process has left a cache half written: TensorFlow leaves it so."""
+    for path in pipelines.files_written(dataset):
+        for lock in tf.io.gfile.glob(f"{glob.escape(path)}*.lockfile"):
+            raise UsageError(
+                f"the {name} dataset's cache {path} is being written, or was when its process was killed: {lock} is "
+                "there; if no other process reads this dataset, delete that file"
+            )
 
 
 def _checked_source(name: str, source: Source) -> Source:

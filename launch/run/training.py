@@ -230,7 +230,7 @@ class Training:
             with self.signals:
                 self.make_ready()
                 return self.train_to(until)
-        with lent.lending(self.session, split, trains=True):
+        with lent.lending(self.session, split, trains=True, steps=steps):
             until = self.end_of(steps, epochs)
             with self.signals:
                 return self.train_to(until)
@@ -535,10 +535,12 @@ def _evaluation_of(step: int, hooks: Sequence[Hook]) -> evaluation.Evaluated | N
 def _first_line(session: Session, manifest: Manifest | None) -> str:
     config, order, where = session.config, session.strategy.train_order, session.strategy.describe()
     length = "no end" if session.train_steps is None else counted(session.train_steps, "step")
+    epoch = f"{counted(order.num_examples, 'example')}, {counted(order.steps_per_epoch, 'step')} an epoch of"
+    if session.strategy.train_feed.is_endless:
+        epoch = "examples that are not counted, batches of"
     text = (
-        f"{config.model_entry.name}: {counted(order.num_examples, 'example')}, "
-        f"{counted(order.steps_per_epoch, 'step')} an epoch of {order.batch_size}, "
-        f"{length}; {where['name']}, {counted(where['replicas'], 'replica')}"
+        f"{config.model_entry.name}: {epoch} {order.batch_size}, {length}; "
+        f"{where['name']}, {counted(where['replicas'], 'replica')}"
     )
     if manifest is None:
         return text

@@ -339,3 +339,14 @@ def test_a_dataset_of_batches_is_one_of_examples(results):
     assert "comes in batches" not in quiet
     _, out = results(lambda: (dataset(FEATURES).batch(5), None), *flags, trainer=Mirror)
     assert "32 examples" in out
+    _, out = results(lambda: (dataset(FEATURES, LABELS).batch(8, drop_remainder=True), None))
+    assert "comes in batches: taken apart" in out
+    assert "32 examples" in out
+
+
+def test_elements_that_may_be_batches_or_examples_are_refused(inside):
+    rows = dataset(*(np.ones([12, 4], np.float32) for _ in range(2)))
+    made = rows.flat_map(lambda *parts: dataset(*(tf.tile(part[None], [4, 1]) for part in parts)).batch(4, True))
+    outcome = inside(*RUN, trainer=Line, data=lambda: (made.map(lambda x, y: (x[:, 0], y[:, 0])), None))
+    assert "elements have 4 rows in each part, which are 4 examples or one" in outcome.mistake
+    assert "end the dataset with unbatch(); if it is one example, with batch(1)" in outcome.mistake

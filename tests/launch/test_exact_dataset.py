@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import signal
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft import Trainer, mean
 from crankshaft.input import digits
 from crankshaft.models.mlp import Model
 from tests.launch import reading
@@ -20,6 +22,14 @@ RUN = ("--model_arg=hidden_units=16", "--model_arg=dropout=0.3", "--global_batch
 RUN += ("--progress=plain", "--jit=off")
 TWO = ("--strategy=mirrored", "--num_virtual_devices=2")
 COUNTED = f"counting examples: {reading.EXAMPLES}\n"
+
+
+class Line(Trainer):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
 @pytest.fixture
@@ -128,3 +138,60 @@ def test_a_run_on_a_stream_is_evaluated_without_counting(ran, tmp_path):
     outcome = ran("--mode=eval", f"--run_dir={tmp_path}/run").ok()
     assert "evaluation at step 5" in outcome.out
     assert "counting examples" not in outcome.out
+
+
+def endless():
+    """Examples without an end, and how many of them were made."""
+    made = []
+
+    def examples():
+        for number in itertools.count():
+            made.append(number)
+            yield np.float32([number % 7, number % 11, 1.0]), np.float32(number % 5)
+
+    spec = tf.TensorSpec([3]), tf.TensorSpec([])
+    return tf.data.Dataset.from_generator(examples, output_signature=spec), made
+
+
+@pytest.mark.parametrize("form", ["generator", "repeat"])
+def test_data_without_an_end_is_not_counted_where_no_epoch_matters(inside, tmp_path, form):
+    """A run that is resumed has the bits of one that was not, though it was to end elsewhere at first."""
+
+    def ran(name, steps):
+        data, made = endless()
+        if form == "repeat":
+            data = tf.data.Dataset.from_tensor_slices((np.eye(3, dtype="float32"), np.float32([0, 1, 2]))).repeat()
+        flags = (*RUN[2:], f"--train_steps={steps}", "--eval_every_steps=4", f"--run_dir={tmp_path / name}")
+        outcome = inside(*flags, trainer=Line, data=lambda: (data, (np.eye(3), np.ones(3)))).ok()
+        return outcome.out, made
+
+    out, made = ran("run", 5)
+    assert "examples that are not counted, batches of 32, 5 steps" in out
+    assert len(made) < 1000
+    ran("run", 12)
+    ran("straight", 12)
+    assert_equal_bits(tmp_path / "run", tmp_path / "straight")
+
+
+def test_what_may_not_end_is_counted_for_as_long_as_may_be(inside):
+    flags = (*RUN[2:], "--train_epochs=2", "--step_timeout_seconds=2")
+    outcome = inside(*flags, trainer=Line, data=lambda: (endless()[0], None))
+    assert "may never end; give --train_steps, and --eval_every_steps if there is evaluation data" in outcome.mistake
+
+
+def test_a_pipeline_that_writes_a_cache_is_read_again_after_a_stop_and_a_kill(inside, tmp_path):
+    """Its position can't be kept: a checkpoint does not hold the file. A kill leaves it half written."""
+    points = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+
+    def ran(name, steps):
+        data = tf.data.Dataset.from_tensor_slices((points, points[:, 0])).map(lambda x, y: (2 * x, y))
+        cached = data.cache(f"{tmp_path}/{name}.cache")
+        flags = ("--global_batch_size=8", *RUN[3:], f"--train_steps={steps}", f"--run_dir={tmp_path / name}")
+        return inside(*flags, trainer=Line, data=lambda: (cached, None))
+
+    assert "the dataset writes" in ran("run", 3).ok().err
+    ran("run", 20).ok()
+    ran("straight", 20).ok()
+    assert_equal_bits(tmp_path / "run", tmp_path / "straight", "train")
+    (tmp_path / "other.cache_0.lockfile").write_text("Created at: 1")
+    assert f"{tmp_path}/other.cache_0.lockfile is there; if no other process reads this" in ran("other", 3).mistake

@@ -145,8 +145,9 @@ class Points(crankshaft.Source):
 )
 def test_data_that_is_handed_in_is_trained_on_and_compiled_for_once(replicas):
     with open_run(Traced, **ASKED, **replicas) as held:
-        held.train(data=(POINTS[:1], HEIGHTS[:1]), steps=1)
-        held.evaluate((POINTS[:1], HEIGHTS[:1]))
+        for examples in (1, 2):  # a batch of fewer examples than replicas has a program of its own
+            held.train(data=(POINTS[:examples], HEIGHTS[:examples]), steps=1)
+            held.evaluate((POINTS[:examples], HEIGHTS[:examples]))
         held.evaluate()
         traces = len(TRACES)
         for examples in (200, 40, 33, 32, 5):
@@ -196,6 +197,56 @@ def test_each_example_that_is_handed_in_is_trained_on_once_an_epoch_and_alike_af
     assert found[0] == 3 * numbers.sum()
     assert found[1] - first[1] != 2 * first[1]  # in another order
     assert means["loss"] == numbers.mean()
+
+
+class Line(Trainer):
+    """Tells the mean of the numbers that it is trained on."""
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+    def metrics(self, outputs, batch):
+        return {"mean": mean(batch[1])}
+
+
+def test_data_that_is_handed_in_is_read_in_its_order_and_a_dataset_goes_on_where_it_was_left():
+    """A dataset is read no further than it is trained on: the program may have it make examples as it goes."""
+    numbers = np.arange(8, dtype="float32")
+    arrays, made = (numbers[:, None], numbers), []
+
+    def simulated():
+        for number in range(6):
+            made.append(number)
+            yield [number], number
+
+    asked = {**ASKED, "data": (arrays, None), "global_batch_size": 2, "mode": "train", "shuffle_buffer": 0}
+    with open_run(Line, **asked) as held:
+
+        def means(data, steps, calls):
+            return [held.train(data=data, steps=steps)["mean"] for _ in range(calls)]
+
+        assert means(arrays, 1, 2) == [0.5, 0.5]
+        one = tf.data.Dataset.from_tensor_slices(arrays)
+        other = tf.data.Dataset.from_tensor_slices((-numbers[:, None], -numbers)).repeat()
+        assert [*means(one, 1, 1), *means(other, 2, 1), *means(one, 1, 3), *means(other, 1, 1)] == [
+            *(0.5, -1.5),
+            *(2.5, 4.5, 6.5, -4.5),
+        ]
+        assert means(one, 1, 1) == [0.5]
+        assert held.train(data=one, epochs=1)["mean"] == 3.5
+        spec = tf.TensorSpec([1]), tf.TensorSpec([])
+        queue = simulated()
+        once = tf.data.Dataset.from_generator(lambda: queue, output_signature=spec)
+        assert means(once, 2, 1) == [1.5]
+        assert made == [0, 1, 2, 3]
+        with pytest.raises(
+            UsageError, match="ended after 1 steps of this call, and gives nothing when it is read again"
+        ):
+            means(once, 3, 1)
+    assert made == [*range(6)]
 
 
 MISTAKES = {

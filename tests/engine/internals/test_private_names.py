@@ -14,7 +14,7 @@ import tensorflow as tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROOM = ROOT / "engine" / "internals"
-OF_PRIVATE = [ROOM / name for name in ("tensorflow.py", "keras.py", "keras_compile.py")]
+OF_PRIVATE = [ROOM / name for name in ("tensorflow.py", "keras.py", "keras_compile.py", "pipelines.py")]
 _OPTIMIZER, _LAYER = "keras.optimizers.Optimizer", "keras.layers.Layer"
 _CONTEXT = "tensorflow.python.eager.context.Context"
 _REDUCE = "tensorflow.python.distribute"
@@ -85,6 +85,24 @@ OWNERS = {
     "GLOBAL_STATE_TRACKER": "keras.src.backend.common.global_state",
     "UninitializedVariable": "tensorflow.python.ops.resource_variable_ops",
     "backend": "keras.src.backend.config",  # of engine/__init__.py, which looks before Keras is imported
+    "_BatchDataset": "tensorflow.python.data.ops.batch_op",
+    "_ParallelBatchDataset": "tensorflow.python.data.ops.batch_op",
+    "_PaddedBatchDataset": "tensorflow.python.data.ops.padded_batch_op",
+    "_RebatchDataset": "tensorflow.python.data.ops.rebatch_op",
+    "_MapAndBatchDataset": "tensorflow.python.data.experimental.ops.batching",
+    "_MapDataset": "tensorflow.python.data.ops.map_op",
+    "_ParallelMapDataset": "tensorflow.python.data.ops.map_op",
+    "_ScanDataset": "tensorflow.python.data.ops.scan_op",
+    "_SnapshotDataset": "tensorflow.python.data.ops.snapshot_op",
+    "_UnbatchDataset": "tensorflow.python.data.ops.unbatch_op",
+    "_TensorDataset": "tensorflow.python.data.ops.from_tensors_op",
+    "_VariantDataset": "tensorflow.python.data.ops.dataset_ops",
+    "_RestructuredDataset": "tensorflow.python.data.ops.dataset_ops",
+    "_direction": "keras.metrics.Accuracy",
+    "_inputs": "tensorflow.data.Dataset",
+    "_functions": "tensorflow.data.Dataset",
+    "_filename": "tensorflow.python.data.ops.cache_op.CacheDataset",
+    "_path": "tensorflow.python.data.ops.snapshot_op._SnapshotDataset",
     "_watched_variables": "tensorflow.python.framework.func_graph.FuncGraph",
 }
 

@@ -1,0 +1,89 @@
+"""What a `tf.data.Dataset` is made of, as far as its objects show: private names of TensorFlow's. Host code.
+
+`tests/engine/internals/test_private_names.py` names those that a new TensorFlow lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops import batching
+from tensorflow.python.data.ops import (
+    batch_op,
+    cache_op,
+    dataset_ops,
+    from_tensors_op,
+    map_op,
+    padded_batch_op,
+    rebatch_op,
+    scan_op,
+    snapshot_op,
+    unbatch_op,
+)
+
+from . import graphs
+
+_BATCHES = (
+    batching._MapAndBatchDataset,
+    batch_op._BatchDataset,
+    batch_op._ParallelBatchDataset,
+    padded_batch_op._PaddedBatchDataset,
+    rebatch_op._RebatchDataset,
+)
+_MAPS = (map_op._MapDataset, map_op._ParallelMapDataset, scan_op._ScanDataset)
+_UNCHANGED = (dataset_ops.UnaryUnchangedStructureDataset, dataset_ops._RestructuredDataset)
+# Operations of a function that is mapped to datasets, which make its elements batches, or may.
+_MAY_BATCH = ("Batch", "GeneratorDataset", "TensorDataset")
+
+
+def comes_in_batches(dataset: tf.data.Dataset) -> bool | None:
+    """Returns whether each element is a batch, by the operations that made it; None if they don't tell."""
+    return _batches(dataset, _first_axis(dataset))
+
+
+def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
+    """Returns whether elements are batches. `size` is the first axis that all parts of an element share, if any."""
+    inputs = dataset._inputs()
+    if isinstance(dataset, _BATCHES):
+        return True
+    if isinstance(dataset, unbatch_op._UnbatchDataset):
+        return False
+    if isinstance(dataset, _MAPS):
+        batched = _batches(inputs[0], _first_axis(inputs[0]))
+        return batched if not batched or size == _first_axis(inputs[0]) else None  # else it made other rows of them
+    if isinstance(dataset, (from_tensors_op._TensorDataset, dataset_ops._VariantDataset)):
+        return None
+    functions = [function.function.graph for function in dataset._functions()]
+    if inputs and functions and not isinstance(dataset, _UNCHANGED):  # each element becomes a dataset
+        kinds = set().union(*map(graphs.kinds, functions))
+        return None if any(part in kind for kind in kinds for part in _MAY_BATCH) else False
+    found = {_batches(each, size) for each in inputs} or {False}
+    return found.pop() if len(found) == 1 else None
+
+
+def _first_axis(dataset: tf.data.Dataset) -> int | None:
+    """Returns the size of the first axis of an element's parts, where all have the same."""
+    sizes = {part.shape[0] if part.shape.rank else None for part in tf.nest.flatten(dataset.element_spec)}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def files_written(dataset: tf.data.Dataset) -> list[str]:
+    """Returns the paths that a pipeline writes to as it is read: its caches, and its snapshots."""
+    paths = []
+    for each in _all(dataset):
+        if isinstance(each, cache_op.CacheDataset):
+            paths.append(_text(each._filename))
+        elif isinstance(each, snapshot_op._SnapshotDataset):
+            paths.append(_text(each._path))
+    return [path for path in paths if path]
+
+
+def _all(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    yield dataset
+    for each in dataset._inputs():
+        yield from _all(each)
+
+
+def _text(path: tf.Tensor | str) -> str:
+    return path if isinstance(path, str) else tf.get_static_value(path).decode()

@@ -1,0 +1,57 @@
+"""What a dataset's operations tell: whether its elements are batches, and what it writes as it is read."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.internals import pipelines
+
+X, Y = np.ones([40, 3], np.float32), np.ones([40], np.float32)
+SLICES = tf.data.Dataset.from_tensor_slices
+
+
+def batches(size=8):
+    return SLICES((X, Y)).batch(size, drop_remainder=True)
+
+
+def windows():
+    return SLICES(np.arange(500)).batch(11, drop_remainder=True).map(lambda row: (row[:-1], row[1:]))
+
+
+def generated():
+    spec = tf.TensorSpec([8, 3]), tf.TensorSpec([8])
+    return tf.data.Dataset.from_generator(lambda: iter([(X[:8], Y[:8])]), output_signature=spec)
+
+
+MADE = {
+    "batches": (batches, True),
+    "mapped": (lambda: batches().map(lambda x, y: (2 * x, y)).prefetch(2), True),
+    "scanned": (lambda: batches().scan(0, lambda count, batch: (count, batch)), True),
+    "repeated": (lambda: batches().shuffle(3).repeat(2).take(3).filter(lambda x, y: True), True),
+    "parallel": (lambda: SLICES((X, Y)).batch(8, drop_remainder=True, num_parallel_calls=2), True),
+    "padded": (lambda: SLICES((X, Y)).padded_batch(8, drop_remainder=True), True),
+    "batched again": (lambda: batches().rebatch(4, drop_remainder=True), True),
+    "side by side": (lambda: tf.data.Dataset.zip(batches(), batches()), True),
+    "windows in batches": (lambda: windows().batch(4, drop_remainder=True), True),
+    "examples": (lambda: SLICES((X, Y)), False),
+    "taken apart": (lambda: batches().unbatch(), False),
+    "of files": (lambda: SLICES([0, 1]).interleave(lambda _: SLICES((X, Y))), False),
+    "windows": (windows, None),
+    "generated": (generated, None),
+    "batches of files": (lambda: SLICES([0, 1]).flat_map(lambda _: batches()), None),
+    "one element": (lambda: tf.data.Dataset.from_tensors((X, Y)).repeat(3), None),
+    "mixed": (lambda: batches().concatenate(batches().unbatch().map(lambda x, y: (X[:8] * x, Y[:8] * y))), None),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_elements_are_batches_where_the_last_operation_that_tells_makes_them(name):
+    make, expected = MADE[name]
+    assert pipelines.comes_in_batches(make()) is expected
+
+
+def test_caches_and_snapshots_are_found_below_other_operations(tmp_path):
+    cached = SLICES(X).cache(f"{tmp_path}/cache").map(lambda x: x)
+    both = tf.data.Dataset.zip(cached, SLICES(Y).snapshot(f"{tmp_path}/snapshot")).batch(2)
+    assert pipelines.files_written(both) == [f"{tmp_path}/cache", f"{tmp_path}/snapshot"]
+    assert pipelines.files_written(SLICES(X).cache()) == []
