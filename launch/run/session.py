@@ -18,8 +18,8 @@ from ...engine import StepOptions, Trainer, optimizers
 from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, RunDir, Writer
 from ...engine.data.lent_feed import LentFeed
-from ...engine.data.source import Spec, Split, WithoutBadRecords
-from ...engine.data.streamed import Endless
+from ...engine.data.source import Source, Spec, Split, WithoutBadRecords
+from ...engine.data.streamed import Endless, Stream
 from ...engine.health import watchdog
 from ...engine.holdings import Holdings
 from ...engine.internals.errors import reason
@@ -232,7 +232,7 @@ def _needs_epochs(config: Config, evaluates: bool, known: Mapping[str, Any]) -> 
     return counted_before or not config.train_steps or evaluates_by_epoch or freezes_by_epoch
 
 
-def _without_epochs(train: Split, config: Config, strategy: Strategy) -> Split:
+def _without_epochs(train: Source | Stream, config: Config, strategy: Strategy) -> Source | Stream:
     """Returns training data that is not counted, where it may not end."""
     if train.by_index or train.ends:
         return train
