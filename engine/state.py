@@ -94,8 +94,8 @@ class TrainState:
         Raises:
           ValueError: it reads a trainable variable that is not among the trainer's.
         """
-        held = {id(each) for variable in self.variables() for each in per_replica.components(variable)}
-        others = [each for each in variables_read(graph) if each.trainable and id(each) not in held]
+        held = {id(each.handle) for variable in self.variables() for each in per_replica.components(variable)}
+        others = [each for each in variables_read(graph) if each.trainable and id(each.handle) not in held]
         if others:
             first = min(others, key=path_of)
             raise ValueError(
