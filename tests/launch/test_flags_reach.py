@@ -253,7 +253,7 @@ def test_each_flag_is_applied_by_the_step_or_by_others():
     assert not by_a_step & BY_OTHERS
 
 
-@pytest.mark.parametrize("flags", BY_A_STEP, ids=lambda flags: " ".join(flags.keys() - WHERE))
+@pytest.mark.parametrize("flags", BY_A_STEP, ids=lambda flags: " ".join(sorted(flags.keys() - WHERE)))
 def test_a_flag_that_a_step_ignores_is_refused_before_the_first_step(flags):
     steps = []
 
