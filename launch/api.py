@@ -291,27 +291,29 @@ class Run:
 
         After training on one device it is the model that is trained; on replicas or servers, and with an average, one
         copy on this process's device, which has the run's weights after each call. Weights that you set are the run's.
+
+        It computes `Trainer.forward`; `models` has the Keras models alone.
         """
         weights, session = self._weights, self._session
         if weights.trains_what_it_hands_out(session):
-            return weights.trained(session)
+            return self._predicting(weights.trained(session))
         if self._copy is None:
             self._copy = weights.HandedOut(session)
         else:
             self._copy.give_back()
             self._copy.refresh()
-        return getattr(self._copy.trainer, weights.MODEL, None) or weights.named(self._copy.trainer, weights.MODEL)
+        return self._predicting(self._copy.trainer)
 
     def best_model(self) -> tf.keras.Model:
-        """Returns a Keras model with the weights of the best evaluation by --monitor.
+        """Returns a Keras model, as `model`, with the weights of the best evaluation by --monitor.
 
         Raises:
           UsageError: none was kept.
         """
-        manifest = self._session.best.latest() if self._session.best else None
-        if manifest is None:
+        trainer = self._weights.best(self._session)
+        if trainer is None:
             raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
-        return self._weights.restored(self._session, manifest.prefix)
+        return self._predicting(trainer)
 
     @property
     def names(self) -> Names:
@@ -401,6 +403,11 @@ class Run:
         with self._calling("evaluate", while_open=False, data=data) as split:
             return predictions.evaluate(self._session, split)
 
+    def _predicting(self, trainer: Trainer) -> tf.keras.Model:
+        from .run import saved_run
+
+        return saved_run.of_session(self._session, trainer)
+
     @property
     def _weights(self):
         from .run import weights
@@ -466,9 +473,13 @@ class Run:
 
 
 def load_model(
-    run_dir: str | os.PathLike, which: str | int = "latest", trainer_class: type | None = None, name: str = "model"
+    run_dir: str | os.PathLike, which: str | int = "latest", trainer_class: type | None = None, name: str | None = None
 ):
     """Loads the Keras model of a run, with a checkpoint's weights: their moving average, if the run has one.
+
+    It computes what `Trainer.forward` computes, with the tables as they were trained. If the run's Trainer has a
+    `forward` of its own, that takes `trainer_class`, and the model is one for predictions, not for training or a
+    `.keras` file. While a run goes on and removes its older checkpoints, the model is of the newest that can be read.
 
     Its attribute `names` says what its numbers stand for, as `Run.names`, and its `predict` takes, besides what Keras's
     does, what `Run.predict` takes: text that was looked up for training, a `Source`, a dataset in batches or not, the
@@ -477,9 +488,11 @@ def load_model(
     Args:
       run_dir: of a run that trained.
       which: "latest", "best", or the step of a checkpoint that was kept.
-      trainer_class: the run's own Trainer; needed for a model that Keras can't make from its configuration (one that
-        is subclassed, or has layers that are not registered with `keras.saving.register_keras_serializable`).
-      name: of the model, where the trainer holds several: that of the attribute, such as "generator".
+      trainer_class: the run's own Trainer; needed if it has a `forward` of its own, or tables, and for a model that
+        Keras can't make from its configuration (one that is subclassed, or has layers that are not registered with
+        `keras.saving.register_keras_serializable`).
+      name: of one of the trainer's Keras models, without `Trainer.forward`: that of the attribute, such as "generator"
+        or "model".
 
     Raises:
       UsageError: the folder holds no such checkpoint, or the model can't be made.
@@ -487,11 +500,11 @@ def load_model(
     Example:
       >>> load_model("runs/digits", "best").predict(split="eval").argmax(-1)  # doctest: +SKIP
     """
-    from .run import loaded
+    from .run import saved_run
 
     with explanations.as_lines():
         own_files.check_trainer(trainer_class)
         if not isinstance(path := os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir, str):
             raise UsageError(f"load_model({run_dir!r:.60}): give the path of a run's folder")
         remote = remotes.of(path)
-        return loaded.load(remote.folder if remote else path, str(which), trainer_class, name)
+        return saved_run.SavedRun(remote.folder if remote else path).model(str(which), trainer_class, name)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .run_dir import RunDir
     from .shares import Writer
     from .store import Checkpoints
-    from .weights import load_weights
+    from .weights import load_weights, read_newest
 
 _HOMES = {
     "CheckpointError": "manifest",
@@ -22,9 +22,10 @@ _HOMES = {
     "RunDir": "run_dir",
     "Writer": "shares",
     "load_weights": "weights",
+    "read_newest": "weights",
 }
 
-__all__ = ["CheckpointError", "Checkpoints", "Manifest", "Part", "RunDir", "Writer", "load_weights"]
+__all__ = ["CheckpointError", "Checkpoints", "Manifest", "Part", "RunDir", "Writer", "load_weights", "read_newest"]
 
 
 def __getattr__(name: str):

@@ -254,17 +254,22 @@ def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[li
 
     `read` returns a manifest by its path, where some are known already.
     """
-    manifests, problems = [], {}
+    manifests, problems, removed = [], {}, []
     names = listdir(directory)
     for name in names:
         if _MANIFEST.fullmatch(name):
             try:
                 manifests.append(read(os.path.join(directory, name)))
             except CheckpointError as error:
-                problems[step_of(name)] = str(error)
+                if os.path.lexists(os.path.join(directory, name)):
+                    problems[step_of(name)] = str(error)
+                else:  # its run has removed it meanwhile, which writes the next one before
+                    removed.append(name)
+    if removed and not manifests:
+        return read_all(directory, read)
     for name in names:
         match = _FILE.fullmatch(name)
-        if match and match["stem"] + SUFFIX not in names:
+        if match and match["stem"] + SUFFIX not in names and os.path.lexists(os.path.join(directory, name)):
             problems[step_of(name)] = f"{match['stem']}: expected {match['stem'] + SUFFIX}, found none"
     return sorted(manifests, key=lambda manifest: -manifest.serial), problems
 

@@ -25,6 +25,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import tensorflow as tf
 from absl import logging
@@ -39,6 +40,7 @@ from .manifest import CheckpointError, Manifest
 from .shares import Writer
 from .slices import Entry
 
+T = TypeVar("T")
 # Writing and hashing keep a core busy; a training step that shares its core waits for its slower half.
 _NICENESS = 15
 # Kept besides the one being written: were the newest found to be broken, there is one more.
@@ -183,12 +185,33 @@ class Checkpoints:
         if error is not None:
             raise error
 
-    def latest(self) -> Manifest | None:
-        """Returns the newest checkpoint whose files match its manifest, or None.
+    def latest(self, where: Callable[[Manifest], bool] = lambda manifest: True) -> Manifest | None:
+        """Returns the newest checkpoint for which `where` holds and whose files match its manifest, or None.
 
         Warns of each newer one that is skipped, with the file, what was expected and what was found; of each once.
+        Looks again as long as another process writes and removes checkpoints meanwhile.
         """
-        return next(self._valid(), None)
+        before = None
+        while (manifest := next(self._valid(where), None)) is None:
+            now = [(each.step, each.serial) for each in self._catalogue.read_all()[0]]
+            if now == before:
+                break
+            before = now
+        return manifest
+
+    def read(self, use: Callable[[Manifest], T], where: Callable[[Manifest], bool] = lambda manifest: True) -> T | None:
+        """Calls `use` with the checkpoint that `latest` returns, and returns its result; None without a checkpoint.
+
+        A run that writes checkpoints also removes them. If it removed this one before `use` had read it, `use` is
+        called again with the newer one; what it has read until then does not count.
+        """
+        while (manifest := self.latest(where)) is not None:
+            try:
+                return use(manifest)
+            except (tf.errors.OpError, CheckpointError):
+                if self._catalogue.problem(manifest) is None:
+                    raise
+        return None
 
     def all(self, where: Callable[[Manifest], bool] = lambda manifest: True) -> list[Manifest]:
         """Returns all checkpoints for which `where` holds and whose files match their manifests, the oldest first."""
@@ -227,15 +250,12 @@ class Checkpoints:
                 raise CheckpointError(f"{problem}, in {self.directory}; restore another checkpoint")
             self._restore_verified(manifest, parts, begins_again)
             return manifest
-        while (manifest := self.latest()) is not None:
-            try:
-                self._restore_verified(manifest, parts, begins_again)
-                return manifest
-            except (tf.errors.OpError, CheckpointError):
-                # A writer elsewhere may have removed it since; then there is a newer one.
-                if manifest.problem(content=False) is None:
-                    raise
-        return None
+
+        def restore(newest: Manifest) -> Manifest:
+            self._restore_verified(newest, parts, begins_again)
+            return newest
+
+        return self.read(restore)
 
     def _restore_verified(self, manifest: Manifest, parts, begins_again: bool) -> None:
         why_not = (

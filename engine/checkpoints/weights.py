@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -11,6 +13,8 @@ from . import manifest as manifests
 from .manifest import CheckpointError
 from .run_dir import RunDir
 from .store import Checkpoints
+
+T = TypeVar("T")
 
 
 def load_weights(path, target, name: str = "trainer.model") -> list[str]:
@@ -29,27 +33,43 @@ def load_weights(path, target, name: str = "trainer.model") -> list[str]:
       CheckpointError: before any variable is changed, for a path without a valid checkpoint, for variables that are
         missing, extra or of another shape or type, and when nothing matches.
     """
-    prefix = _find_prefix(os.path.abspath(path))
     at = tuple(part for part in name.split(".") if part)
-    why_not = f"the weights in {prefix} do not fit this model; use the same `model` and `model_arg` as that run"
-    return graph.restore(prefix, target, why_not, at)[0]
+
+    def load(prefix: str) -> list[str]:
+        why_not = f"the weights in {prefix} do not fit this model; use the same `model` and `model_arg` as that run"
+        return graph.restore(prefix, target, why_not, at)[0]
+
+    return read_newest(path, load)
 
 
-def _find_prefix(path: str) -> str:
+def read_newest(path, use: Callable[[str], T]) -> T:
+    """Calls `use` with the prefix of the checkpoint at a path, and returns its result.
+
+    If a run that is still writing removed the checkpoint before it was read, `use` is called again with a newer one:
+    all that is to be of one step is read in one call.
+
+    Args:
+      path: as `load_weights` takes it.
+      use: reads the checkpoint.
+
+    Raises:
+      CheckpointError: the path has no valid checkpoint.
+    """
+    path = os.path.abspath(path)
     if any(os.path.isfile(path + ending) for ending in (".index", manifests.SUFFIX)):
         if problem := _sealed_problem(path):
             raise CheckpointError(f"{problem}, in {os.path.dirname(path)}; use another checkpoint")
-        return path
+        return use(path)
     problems = []
     for directory in (RunDir(path).checkpoints, path):
         reader = Checkpoints(directory, tf.train.Checkpoint(), keep=None, about={})
-        if (manifest := reader.latest()) is not None:
-            return manifest.prefix
+        if found := reader.read(lambda manifest: [use(manifest.prefix)]):
+            return found[0]
         if problem := reader.problem():
             problems.append(f"no checkpoint in {directory} can be read ({problem}); mend it, or use another checkpoint")
     plain = tf.train.latest_checkpoint(path) if os.path.isfile(os.path.join(path, "checkpoint")) else None
     if plain is not None and _sealed_problem(plain) is None:
-        return plain
+        return use(plain)
     if problems:
         raise CheckpointError(problems[0])
     raise CheckpointError(

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from ...engine import Trainer
 from ...engine.data.source import Spec
@@ -61,13 +60,12 @@ def save(session: Session, path: str, name: str | None = None) -> str:
 def _save_keras(session: Session, path: str, name: str | None) -> None:
     """Writes `Trainer.model`, or that of a name, alone, with the weights that evaluation uses."""
     if not name and type(session.trainer).forward is not Trainer.forward:
-        logging.warning(
-            "%s.forward computes more than self.model, which is all that a .keras file holds; "
-            "a folder as --output, for a SavedModel, has all of it",
-            type(session.trainer).__name__,
+        raise UsageError(
+            f"--output={path}: a .keras file can't hold {type(session.trainer).__name__}.forward; give --output a "
+            f"folder, for a SavedModel, or --export_model={weights.MODEL} for the Keras model alone"
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    model = weights.trained(session, name or weights.MODEL)
+    model = weights.named(weights.trained(session), name or weights.MODEL)
     with files.replacing(path, files.make_file) as temporary, tempfile.TemporaryDirectory() as folder:
         model_path = os.path.join(folder, "model.keras")  # Keras goes by the ending
         try:

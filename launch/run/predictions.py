@@ -246,8 +246,8 @@ def _features_taken(trainer: Trainer, example) -> Any:
 
     They are the data's, or those of the model's own inputs where it takes no others, as of a GAN's noise.
     """
-    of_data, own = _any_size(batches.features(example)), keras.inputs_of(trainer.model)
-    if own is None or type(trainer).forward is not Trainer.forward:
+    of_data = _any_size(batches.features(example))
+    if type(trainer).forward is not Trainer.forward or (own := keras.inputs_of(trainer.model)) is None:
         return of_data
     shapes, own_shapes = ([each.shape for each in tf.nest.flatten(x)] for x in (of_data, own))
     if len(shapes) == len(own_shapes) and all(map(tf.TensorShape.is_compatible_with, shapes, own_shapes)):

@@ -84,15 +84,19 @@ def _unless_swept(session: Session, checkpoints: Checkpoints, manifest: Manifest
     check_same_run(session, manifest)
     if session.config.mode == "eval":
         fingerprints.check_evaluated(session.config, manifest, checkpoints.about)
+    found = failure = None
     try:
         again = session.config.allow_changed_config
-        return saving.restore(checkpoints, session.state, manifest=manifest, begins_again=again)
-    except (CheckpointError, tf.errors.OpError):
-        # Workers that evaluate together must either all restore it or none.
-        if manifest.problem(content=False) is None or session.strategy.num_hosts > 1:
-            raise
+        found = saving.restore(checkpoints, session.state, manifest=manifest, begins_again=again)
+    except (CheckpointError, tf.errors.OpError) as error:
+        failure = error
+    # Workers that evaluate together all restore it, or none.
+    if any(session.strategy.exchange(int(failure is not None and manifest.problem(content=False) is not None))):
         logging.warning("%s was removed before it could be read", manifest.name)
         return None
+    if failure is not None:
+        raise failure
+    return found
 
 
 def _listed(session: Session, which: str) -> list[Manifest]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import CheckpointError, load_weights
+from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, graph, load_weights, read_newest
 from crankshaft.engine.checkpoints import manifest as manifests
 from tests.engine.checkpoints.checkpoint_cases import (
     bits,
@@ -287,3 +287,55 @@ def test_weights_of_another_model_are_refused_before_any_is_changed(tmp_path):
 def test_what_json_can_not_hold_is_told_at_the_call(tmp_path):
     with pytest.raises(CheckpointError, match=r"host_state=.*can't be kept"):
         make(tmp_path, make_state()).save(1, {"hook": object()})
+
+
+@pytest.mark.parametrize("moment", ["after listing", "before hashing", "before the values"])
+def test_a_reader_takes_the_newer_checkpoint_if_the_writer_removed_its_own(tmp_path, monkeypatch, moment):
+    state, other = make_state(), make_state()
+    writer = Checkpoints(tmp_path, state, keep=1, about={})
+    reader = Checkpoints(tmp_path, other, keep=None, about={}, writes=False)
+    fill(state, 1)
+    writer.save(5, {}, wait=True)
+    left, listdir = [9, 14], manifests.listdir  # the reader comes too late twice
+
+    def write(at: str) -> None:
+        if at == moment and left and (step := left.pop(0)):
+            fill(state, step)
+            with monkeypatch.context() as patch:
+                patch.setattr(manifests, "listdir", listdir)
+                writer.save(step, {}, wait=True)
+
+    def listed(directory):
+        names = listdir(directory)
+        write("after listing")
+        return names
+
+    def use(manifest):
+        write("before the values")
+        graph.restore(manifest.prefix, other, "")
+        return manifest.step
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifests, "listdir", listed)
+        assert reader.read(use, lambda manifest: write("before hashing") is None) == 14
+    assert [v.numpy().tobytes() for v in variables_of(other)] == [v.numpy().tobytes() for v in variables_of(state)]
+    assert reader.read(use, lambda manifest: manifest.step == 5) is None  # removed, and nothing is written
+
+
+def test_weights_of_a_run_that_goes_on_are_all_of_one_step(tmp_path):
+    state, model = make_state(), make_state().trainer.model
+    writer = Checkpoints(tmp_path, state, keep=1, about={})
+    fill(state, 1)
+    writer.save(1, {}, wait=True)
+
+    def use(prefix: str) -> str:
+        load_weights(prefix, model, "trainer.model")  # as the first of several parts
+        if prefix.endswith("ckpt-1"):
+            fill(state, 2)
+            writer.save(2, {}, wait=True)
+        load_weights(prefix, model, "trainer.model")
+        return prefix
+
+    assert read_newest(tmp_path, use).endswith("ckpt-2")
+    for theirs, mine in zip(state.trainer.model.variables, model.variables, strict=True):
+        np.testing.assert_array_equal(theirs, mine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import sys
 
 import numpy as np
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Data, UsageError, load_model, open_run, run
+from crankshaft.engine import Embedding
 from crankshaft.models.mlp import Model
 from tests.launch.conftest import MLP
 
@@ -173,3 +175,82 @@ def test_mistakes_of_files_are_one_line(pets_run, inside, tmp_path, monkeypatch)
     mistake = inside(*asked, f"--output={tmp_path}/a.parquet").mistake
     assert "is written by pyarrow; pip install 'crankshaft[parquet]', or write" in mistake
     assert [path.name for path in tmp_path.iterdir()] == ["there.csv"]
+
+
+class Celsius(crankshaft.Trainer):
+    """Predicts from degrees, in thousandths, and from a table's rows: more than its Keras model computes."""
+
+    def build_model(self):
+        self.places = Embedding("places", rows=64, width=3, admit_after=2)
+        return tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(2)])
+
+    def forward(self, features, training):
+        degrees = features["degrees"][:, None] / 30.0
+        rows = self.places(features["place"], training=training)
+        return 1000.0 * self.model(tf.concat([rows, degrees], 1), training=training)
+
+    def loss(self, outputs, batch):
+        return crankshaft.mean(tf.reduce_sum(tf.square(outputs / 1000.0 - batch[1][:, None]), 1))
+
+
+PLACES = drawn.choice(drawn.integers(-(2**61), 2**61, 9), 48)
+DEGREES = drawn.uniform(-20, 40, 48).astype(np.float32)
+ROWS = {"place": PLACES, "degrees": DEGREES}
+SEEN_AND_NOT = {"place": np.r_[PLACES[:5], [3, -4]], "degrees": DEGREES[:7]}
+
+
+def temperatures():
+    split = ROWS, (PLACES % 5).astype(np.float32)
+    return Data(split, split)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"strategy": "mirrored", "num_virtual_devices": 2, "ema_decay": 0.5}], ids=["one", "averages of two"]
+)
+def test_every_model_of_a_run_predicts_by_its_forward(tmp_path, more):
+    asked = {"data": temperatures, "run_dir": tmp_path / "run", "global_batch_size": 16, **QUIET}
+    # The best weights are the last: the loss falls at each evaluation.
+    done = run(Celsius, train_steps=9, learning_rate=0.02, eval_every_steps=3, **asked, **more)
+    expected = done.predict(SEEN_AND_NOT)
+    assert len(np.unique(expected[5:] - expected[6], axis=0)) == 2  # degrees count, for unknown places too
+    for model in (done.model, done.best_model(), load_model(tmp_path / "run", trainer_class=Celsius)):
+        for outputs in (model.predict(SEEN_AND_NOT, verbose=0), model(SEEN_AND_NOT)):
+            np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-3)
+        rows = tf.data.Dataset.from_tensor_slices(ROWS)
+        np.testing.assert_allclose(model.predict(rows), done.predict(ROWS), rtol=1e-5, atol=1e-3)
+        assert model.count_params() == 10
+        model.compile(loss=lambda y, outputs: tf.reduce_mean(tf.square(outputs - y)))
+        with pytest.raises(UsageError, match=r"^save: a \.keras file can't hold Celsius\.forward; export a SavedModel"):
+            model.save(tmp_path / "model.keras")
+        with pytest.raises(UsageError, match=r"^fit: this model computes Celsius\.forward; train it by crankshaft.run"):
+            model.fit(ROWS, PLACES)
+    line = r"whose forward computes .*; give load_model\(\.\.\., trainer_class=Celsius\), or name="
+    with pytest.raises(UsageError, match=line):
+        load_model(tmp_path / "run")
+    alone = load_model(tmp_path / "run", name="model", trainer_class=Celsius if more else None)
+    assert alone(np.zeros([3, 4], np.float32)).shape == (3, 2)
+    with pytest.raises(UsageError, match=r"a \.keras file can't hold Celsius\.forward; give --output a folder"):
+        run(Celsius, mode="export", output=tmp_path / "a.keras", **asked)
+
+
+def test_a_loaded_model_is_of_the_newer_checkpoint_if_its_own_was_removed_meanwhile(tmp_path):
+    asked = {"data": temperatures, "run_dir": tmp_path / "run", "keep_checkpoints": 1, **QUIET}
+    folder, older, newer = tmp_path / "run" / "checkpoints", tmp_path / "older", tmp_path / "newer"
+    run(Celsius, train_steps=2, **asked)
+    shutil.copytree(folder, older)
+    expected = run(Celsius, train_steps=5, may_change=["train_steps"], **asked).predict(SEEN_AND_NOT)
+    folder.rename(newer)
+    older.rename(folder)
+
+    class Written(Celsius):
+        """As it is built, the run goes on and removes the checkpoint that was chosen."""
+
+        def build_model(self):
+            if newer.exists():
+                shutil.rmtree(folder)
+                newer.rename(folder)
+            return super().build_model()
+
+    np.testing.assert_array_equal(
+        load_model(tmp_path / "run", trainer_class=Written).predict(SEEN_AND_NOT, verbose=0), expected
+    )

@@ -1,0 +1,342 @@
+"""A run on disk, and Keras models of its checkpoints or of a trainer, which predict as the run does. Host code."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from ...engine import StepOptions, Trainer
+from ...engine.build import prepare
+from ...engine.checkpoints import Checkpoints, Manifest, load_weights
+from ...engine.checkpoints.run_dir import NAMES, RunDir
+from ...engine.data import frames
+from ...engine.data.source import Source, Spec, Split
+from ...engine.data.streamed import Stream
+from ...engine.holdings import Holdings
+from ...engine.internals import keras
+from ...engine.layers.embeddings import shards_in
+from ...engine.machine.files import read_json
+from ...engine.optimizers.averaging import WeightAverage
+from ...engine.reduction import Reduction
+from ...input import known
+from ...input.data import Data
+from .. import explanations
+from ..command_line import config as configs
+from ..command_line import own_files, registry
+from ..command_line.config import Config
+from ..command_line.values import differences
+from ..errors import UsageError
+from ..host import isolation
+from . import prediction_files, predictions, splits, weights
+from .names import Names
+from .predictions import OfRun
+from .session import Session
+
+_BATCH_SIZE = 32  # Keras's
+T = TypeVar("T")
+
+
+class SavedRun:
+    """A run on disk (`predictions.OfRun`), read where it is first needed.
+
+    Args:
+      run_dir: of the run.
+
+    Raises:
+      UsageError: the folder has no run, or does not say what the model is.
+    """
+
+    def __init__(self, run_dir: str):
+        if (run := configs.read(run_dir)) is None:
+            raise UsageError(f"{run_dir} holds no run (no {NAMES.config}); give the folder of a run")
+        self.run_dir, self._deciding = run_dir, run["deciding"]
+
+    @functools.cached_property
+    def about(self) -> About:
+        """What the run has written of its model. Raises `UsageError`."""
+        return about(self.run_dir)
+
+    @property
+    def known(self) -> Data:
+        """What its data says of itself."""
+        return self.about.known
+
+    @functools.cached_property
+    def names(self) -> Names:
+        """What its model's numbers stand for."""
+        return Names(self.known)
+
+    @functools.cached_property
+    def config(self) -> Config:
+        """The run's configuration, of its data alone. Raises `UsageError`."""
+        return configs.of_data(self.run_dir)
+
+    @functools.cached_property
+    def splits(self) -> Mapping[str, Source | Stream]:
+        """The run's data, by "train" and "eval". Raises `UsageError`."""
+        if self.config.input is None:
+            raise UsageError(
+                f"the data of {self.run_dir} was given by its program; give predict the examples, or an input's name"
+            )
+        return predictions.of_input(self, self.config.input)
+
+    def model(self, which: str, trainer_class: type[Trainer] | None, name: str | None) -> tf.keras.Model:
+        """Makes a Keras model of a checkpoint; see `crankshaft.load_model`."""
+        with isolation.Isolation():
+            build = _Once(functools.partial(self._built, trainer_class, name))
+            trainer, model = self._read(which, lambda manifest: build(manifest).restored(manifest))
+        if trainer is not None:
+            return of_trainer(trainer, self, name)
+        return with_predict(model, self, self.about.features, self.about.logits_of if name is None else None)
+
+    def _built(self, trainer_class: type[Trainer] | None, name: str | None, manifest: Manifest) -> _Built:
+        """Makes a model, or the trainer that has it, of what a checkpoint says; with the weights that they begin with.
+
+        Raises:
+          UsageError: it takes the trainer's class to make it.
+        """
+        saved, where = self.about, manifest.path
+        flags, deciding = (configs.of_run(where, manifest.about)[part] for part in ("flags", "deciding"))
+        architecture = saved.architectures.get(name or weights.MODEL)
+        ema_decay = flags.get("ema_decay") or 0.0
+        if trainer_class is None and name not in (None, weights.MODEL) and (architecture is None or ema_decay):
+            others = ", ".join(saved.architectures) or "no model"
+            why = "an average of its weights" if architecture else f"{others} alone"
+            raise UsageError(
+                f"load_model(name={name!r}): {self.run_dir}/{NAMES.model} has {why}; give load_model its "
+                "trainer_class, which says what the model is"
+            )
+        if trainer_class is None and architecture is not None and (name or saved.model_is_forward):
+            return _Built(None, _of_architecture(architecture), name or weights.MODEL, ema_decay)
+        if trainer_class is None:
+            own_files.refuse_of_file(where, {"model": flags.get("model")}, cure="load_model its trainer_class")
+            if not flags.get("model"):
+                kind = deciding["model"]
+                more = "" if saved.model_is_forward else ", whose forward computes the predictions"
+                alone = f', or name="{weights.MODEL}" for its Keras model alone' if architecture and more else ""
+                raise UsageError(
+                    f"this run's model is {kind}'s{more}; give load_model(..., trainer_class={kind}){alone}"
+                )
+            entry = registry.find("model", str(flags["model"]))
+            if wrong := registry.wrong_argument(deciding["model_arg"], entry):
+                raise UsageError(f"{where}: model_arg {wrong}; restore it from a copy")
+            trainer_class = entry.make
+        trainer = trainer_class(**deciding["model_arg"])
+        options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=ema_decay)
+        data = (saved.features, None), saved.known.num_classes, saved.known.vocabulary
+        prepare(trainer, options, Reduction(), *data, shards_in(manifest.variables) or 1)
+        return _Built(trainer, None, name, ema_decay)
+
+    def _read(self, which: str, use: Callable[[Manifest], T]) -> T:
+        """Returns what `use` makes of the newest whole checkpoint, the best, or that of a step. Raises `UsageError`."""
+        folder = RunDir(self.run_dir).folder(which)
+        checkpoints = Checkpoints(folder, tf.train.Checkpoint(), keep=None, about={}, writes=False)
+        is_meant = (lambda each: True) if which in ("latest", "best") else (lambda each: str(each.step) == which)
+
+        def read(manifest: Manifest) -> list[T]:
+            made = use(manifest)
+            where = manifest.path
+            if changed := differences(configs.of_run(where, manifest.about)["deciding"], self._deciding):
+                logging.warning("%s is of another configuration than the run (%s)", where, "; ".join(changed))
+            return [made]
+
+        if found := checkpoints.read(read, is_meant):
+            return found[0]
+        steps, problem = ", ".join(str(each.step) for each in checkpoints.all()), checkpoints.problem()
+        without = f"{problem}; mend it" if problem else "train first"
+        cure = f"use latest, best, or a step of {steps}" if steps else without
+        raise UsageError(f"{self.run_dir} has no whole checkpoint {which}; {cure}")
+
+
+class _Once:
+    """Builds a model once for checkpoints of one form: building takes longer than a run may keep a checkpoint."""
+
+    def __init__(self, build: Callable[[Manifest], _Built]):
+        self._build = build
+        self._of: tuple | None = None
+
+    def __call__(self, manifest: Manifest) -> _Built:
+        of = manifest.about.get("flags"), manifest.about.get("deciding"), manifest.variables
+        if of != self._of:
+            self._built, self._of = self._build(manifest), of
+        return self._built
+
+
+class _Built(NamedTuple):
+    """A trainer, or without its class one of its models by its name, that takes the weights of a checkpoint."""
+
+    trainer: Trainer | None
+    model: tf.keras.Model | None
+    name: str | None
+    ema_decay: float
+
+    def restored(self, manifest: Manifest) -> tuple[Trainer | None, tf.keras.Model | None]:
+        """Takes a checkpoint's weights, or their averages."""
+        if self.trainer is not None:
+            weights.take(self.trainer, manifest.prefix)
+            return self.trainer, None
+        load_weights(manifest.prefix, self.model, f"trainer.{self.name}")
+        if self.ema_decay:
+            average = WeightAverage(0.0)
+            average.build(self.model.trainable_variables)
+            load_weights(manifest.prefix, average, "trainer.optimizer.weight_average")
+            average.hand_over()
+        return None, self.model
+
+
+class About(NamedTuple):
+    """What `weights.write` has written of a run's model.
+
+    Attributes:
+      architectures: Keras's configurations of models, by name.
+      features: of one example, zeros.
+      known: what the data says of itself.
+      logits_of: see `weights.logits_of`.
+      model_is_forward: see `weights.model_is_forward`.
+    """
+
+    architectures: dict[str, dict[str, Any]]
+    features: Any
+    known: Data
+    logits_of: str | None
+    model_is_forward: bool
+
+
+def about(run_dir: str) -> About:
+    """Reads what a run has written of its model. Raises `UsageError`."""
+    try:
+        content = read_json(RunDir(run_dir).model)
+        models = {**content.get("models", {}), weights.MODEL: content["keras"]}
+        if wrong := [each for each in models.values() if not isinstance(each, (dict, type(None)))]:
+            raise ValueError(f"keras is {wrong[0]!r:.60}, which is not an object")
+        models = {name: each for name, each in models.items() if each is not None}
+        features, data = _zeros(content["features"]), known.of_json(content, NAMES.model)
+        return About(models, features, data, content.get("logits_of"), bool(content["model_is_forward"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{run_dir}/{NAMES.model} does not say what the model is ({error}); train the run on"
+        ) from None
+
+
+class _OfSession(NamedTuple):
+    """What predictions need of a session (`predictions.OfRun`), without its state, which may be large."""
+
+    config: Config
+    known: Data
+    names: Names
+    splits: Mapping[str, Source | Stream]
+
+
+class ForwardModel(tf.keras.Model):
+    """A Keras model that computes a trainer's `forward`: where that is more than calling `Trainer.model`.
+
+    It has the trainer's layers as its own, and looks up ids in the trainer's tables. It is not for training, and no
+    `.keras` file can hold it.
+
+    Args:
+      trainer: built, with the weights to predict with.
+    """
+
+    def __init__(self, trainer: Trainer):
+        super().__init__(name=type(trainer).__name__.lower(), dtype="float32", autocast=False)
+        self.parts = [*Holdings(trainer).layers.values()]
+        self.trainer = trainer
+        self._forward = tf.autograph.experimental.do_not_convert(trainer.forward)
+        self.built = True  # its layers are
+
+    def call(self, features, training=False):
+        outputs = self._forward(features, training=bool(training))
+        return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, outputs)
+
+    def fit(self, *_, **__):
+        raise UsageError(f"fit: this model computes {self._whose}.forward; train it by crankshaft.run")
+
+    def save(self, *_, **__):
+        raise UsageError(
+            f'save: a .keras file can\'t hold {self._whose}.forward; export a SavedModel by run(..., mode="export"), '
+            f'or save the Keras model alone, load_model(..., name="{weights.MODEL}")'
+        )
+
+    @property
+    def _whose(self) -> str:
+        return type(self.trainer).__name__
+
+
+def of_trainer(trainer: Trainer, run: OfRun, name: str | None = None) -> tf.keras.Model:
+    """Returns a Keras model that predicts as a trainer does, on all that `Run.predict` takes.
+
+    Args:
+      trainer: built, with the weights to predict with.
+      run: that the trainer is of.
+      name: of a model among its attributes, alone; None is `Trainer.forward`.
+
+    Raises:
+      UsageError: the trainer has no such model.
+    """
+    if name is None and type(trainer).forward is not Trainer.forward:
+        model: tf.keras.Model = ForwardModel(trainer)
+    else:
+        model = weights.named(trainer, name or weights.MODEL)
+    taken = predictions.computed(trainer, trainer.given.example, name)[1]
+    return with_predict(model, run, taken, None if name else weights.logits_of(trainer))
+
+
+def of_session(session: Session, trainer: Trainer) -> tf.keras.Model:
+    """Returns what `of_trainer` does of a session's trainer, or of a copy of it."""
+    return of_trainer(trainer, _OfSession(session.config, session.known, session.names, session.splits))
+
+
+def with_predict(model: tf.keras.Model, run: OfRun, features: Any, logits_of: str | None) -> tf.keras.Model:
+    """Gives a model `names`, and a `predict` that takes what `Run.predict` takes, and all that Keras's own takes.
+
+    Args:
+      model: that predicts.
+      run: that it is of.
+      features: nest of arrays or specs [examples, ...] that it takes, if it does not say so itself.
+      logits_of: see `weights.logits_of`.
+    """
+    own = keras.inputs_of(model)
+    features = features if own is None else own
+    of_keras = functools.partial(type(model).predict, model)
+
+    def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
+        with explanations.as_lines():
+            if columns or split or x is None or isinstance(x, (str, Split, tf.data.Dataset)) or frames.is_loader(x):
+                examples = predictions.examples(run, features, x, split)
+                read = predictions.features_of(run, examples, batch_size or _BATCH_SIZE)
+                parts = [model.predict_on_batch(batch) for batch in read]
+                outputs = tf.nest.map_structure(lambda *each: np.concatenate(each), *parts)
+                return prediction_files.columns(run, examples, outputs, logits_of) if columns else outputs
+            if isinstance(features, dict):  # else a data frame is one array, as Keras has it
+                x = frames.as_arrays(x, may_lack=bool(run.known.treatments))
+            x = run.names.ids(x)
+        return of_keras(x, batch_size, *arguments, **keywords)
+
+    model.names, model.predict = run.names, predict
+    return model
+
+
+def _of_architecture(architecture: dict[str, Any]) -> tf.keras.Model:
+    from ...engine import layers  # noqa: F401 - so that Keras knows them by name
+
+    try:
+        return tf.keras.models.model_from_json(json.dumps(architecture))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"Keras can't make this run's model from its configuration ({' '.join(str(error).split())[:200]}); "
+            "register its layers with keras.saving.register_keras_serializable, or give load_model(..., trainer_class=)"
+        ) from None
+
+
+def _zeros(described: dict[str, Any]) -> Any:
+    if "dict" in described:
+        return {name: _zeros(value) for name, value in described["dict"].items()}
+    if "tuple" in described:
+        return tuple(_zeros(value) for value in described["tuple"])
+    return splits.zeros(Spec(tuple(described["shape"]), described["dtype"]))
