@@ -20,7 +20,9 @@ _PACKED = re.compile(r"(.*)\.(bz2|xz|zst|zstd|lz4|z|zip|7z|rar|tar|tgz)")  # and
 _TEMPORARY = re.compile(
     r".*(~|\.(bak|backup|orig|old|sw[nop]|part|partial|crdownload)|\.(tmp|temp)(\.[0-9a-f]+)?|\.incomplete(\..*)?)|#.*#|~\$.*"
 )
-_OURS = re.compile(r".*\.index|.*\.lock|features\.json|prepare\.jsonl")  # beside shards, never data
+_OURS = re.compile(
+    r".*\.(index|lock|crc|md5|sha1|sha256|sha512)|features\.json|prepare\.jsonl"
+)  # beside shards, never data
 _OF_A_SET = re.compile(r"(.*?)-([0-9]{4,})-of-([0-9]{4,})(?![0-9]).*", re.DOTALL)
 _SPLITS = {"data_dir": ("train", "training"), "eval_data_dir": ("validation", "valid", "val", "eval", "dev", "test")}
 SPLITS = (*_SPLITS["data_dir"], *_SPLITS["eval_data_dir"])  # as files and folders are named

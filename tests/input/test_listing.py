@@ -61,7 +61,7 @@ def test_what_is_packed_so_that_it_is_not_read_is_an_error(tmp_path):
 
 def test_what_is_left_out_is_logged_with_number_names_and_reason(tmp_path, said):
     write(tmp_path, "a.row", "b.row", "b.row.gz", ".c.row", "d.row~", "e.line", "f.md", "in/g.row", "features.json")
-    write(tmp_path, "_SUCCESS", ".DS_Store", "a.row.index", "h.row.tmp.1234", "i.row.part", content=b"")
+    write(tmp_path, "_SUCCESS", ".DS_Store", "a.row.index", "a.row.crc", "h.row.tmp.1234", "i.row.part", content=b"")
     assert found(tmp_path) == ["a.row", "b.row"]
     assert said.messages == [
         f"--data_dir={tmp_path}: 8 not read: .c.row, d.row~, h.row.tmp.1234, i.row.part (hidden, backup or temporary); "
