@@ -4,11 +4,12 @@ A file that is unchanged, by inode, size and time of change, is not read again: 
 would otherwise parse them all at each save, and a reader that looks for new ones would hash all known ones.
 """
 
+import contextlib
 import dataclasses
 import os
 
 from . import manifest as manifests
-from .manifest import Manifest
+from .manifest import CheckpointError, Manifest
 
 _REPEATED = ("about", "variables", "versions")
 
@@ -28,6 +29,12 @@ class Catalogue:
         self._manifests.forget_the_gone()
         self._hashes.forget_the_gone()
         return contents
+
+    def serial_now(self, manifest: Manifest) -> int | None:
+        """Returns the serial of the checkpoint that is now in this one's place, another one's if it was replaced."""
+        with contextlib.suppress(CheckpointError):
+            return self._read(manifest.path).serial
+        return None
 
     def problem(self, manifest: Manifest) -> str | None:
         """Returns how a checkpoint's files differ from its manifest, contents too; None when they match."""

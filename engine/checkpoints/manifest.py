@@ -267,9 +267,10 @@ def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[li
                     removed.append(name)
     if removed and not manifests:
         return read_all(directory, read)
+    lists = {name.removesuffix(WRITING) for name in names}  # what is being put into its place is not broken
     for name in names:
         match = _FILE.fullmatch(name)
-        if match and match["stem"] + SUFFIX not in names and os.path.lexists(os.path.join(directory, name)):
+        if match and match["stem"] + SUFFIX not in lists and os.path.lexists(os.path.join(directory, name)):
             problems[step_of(name)] = f"{match['stem']}: expected {match['stem'] + SUFFIX}, found none"
     return sorted(manifests, key=lambda manifest: -manifest.serial), problems
 
@@ -284,6 +285,11 @@ def describe_files(prefix: str) -> dict:
             path = os.path.join(directory, name)
             described[name] = {"bytes": os.path.getsize(path), "sha256": sha256(path)}
     return described
+
+
+def is_being_written(directory: str) -> bool:
+    """Returns whether a checkpoint's files are being put into their place, or were when its process was killed."""
+    return any(name.endswith(SUFFIX + WRITING) for name in listdir(directory))
 
 
 def steps(directory: str) -> set[int]:

@@ -48,6 +48,9 @@ _LEFT_WHILE_WRITING = 2
 _FOLDER = re.compile(r"ckpt-\d+_temp_\w+_\d+")  # of one save
 _MARK = ".crankshaft"  # in it, made before all else: it is ours
 _LISTED = 4
+# Of a reader beside a run: how often it begins again, and how long it waits for files that are being moved.
+_MOST_READS = 100
+_MOVING_SECONDS, _LOOK_SECONDS = 5.0, 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,27 +194,44 @@ class Checkpoints:
         Warns of each newer one that is skipped, with the file, what was expected and what was found; of each once.
         Looks again as long as another process writes and removes checkpoints meanwhile.
         """
-        before = None
-        while (manifest := next(self._valid(where), None)) is None:
-            now = [(each.step, each.serial) for each in self._catalogue.read_all()[0]]
-            if now == before:
-                break
-            before = now
-        return manifest
+        end = time.monotonic() + _MOVING_SECONDS
+        while True:
+            before = is_moving, _ = self._listed()
+            if manifest := next(self._valid(where), None):
+                return manifest
+            if is_moving and time.monotonic() < end:
+                time.sleep(_LOOK_SECONDS)
+            elif self._listed() == before:
+                return None
+
+    def _listed(self) -> tuple[bool, list[int]]:
+        """Returns whether a checkpoint's files are being put into their place, and the serials of all checkpoints."""
+        return manifests.is_being_written(self.directory), [each.serial for each in self._catalogue.read_all()[0]]
 
     def read(self, use: Callable[[Manifest], T], where: Callable[[Manifest], bool] = lambda manifest: True) -> T | None:
         """Calls `use` with the checkpoint that `latest` returns, and returns its result; None without a checkpoint.
 
-        A run that writes checkpoints also removes them. If it removed this one before `use` had read it, `use` is
-        called again with the newer one; what it has read until then does not count.
+        A run that writes checkpoints also removes and replaces them. If this happens to this one before `use` has read
+        it, `use` is called again with the newer one; what it has read until then does not count.
+
+        Raises:
+          CheckpointError: a run replaces checkpoints faster than `use` reads them; and what `use` raises otherwise.
         """
-        while (manifest := self.latest(where)) is not None:
+        for _ in range(_MOST_READS):
+            if (manifest := self.latest(where)) is None:
+                return None
             try:
-                return use(manifest)
+                made = use(manifest)
             except (tf.errors.OpError, CheckpointError):
                 if self._catalogue.problem(manifest) is None:
                     raise
-        return None
+                continue
+            if self._catalogue.serial_now(manifest) in (None, manifest.serial):
+                return made
+        raise CheckpointError(
+            f"the run that writes to {self.directory} has replaced {_MOST_READS} checkpoints, each before it was read; "
+            "let it keep more of them (`keep_checkpoints`), or write them less often"
+        )
 
     def all(self, where: Callable[[Manifest], bool] = lambda manifest: True) -> list[Manifest]:
         """Returns all checkpoints for which `where` holds and whose files match their manifests, the oldest first."""
@@ -277,7 +297,7 @@ class Checkpoints:
             if problem is None:
                 self._warn_newer(unreadable, manifest.step)
                 yield manifest
-            elif not manifest.gone():
+            elif not manifest.gone() and self._catalogue.serial_now(manifest) == manifest.serial:
                 self._warn(problem)
         self._warn_newer(unreadable, -1)
 

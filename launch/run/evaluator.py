@@ -79,7 +79,7 @@ def restored(session: Session, newer_than: int) -> Iterator[Manifest]:
         try:
             saving.restore(session.checkpoints, session.state, manifest=manifest)
         except (CheckpointError, tf.errors.OpError):
-            if manifest.problem(content=False) is None:
+            if manifest.problem() is None:
                 raise
             continue
         yield manifest

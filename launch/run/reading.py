@@ -91,7 +91,7 @@ def _unless_swept(session: Session, checkpoints: Checkpoints, manifest: Manifest
     except (CheckpointError, tf.errors.OpError) as error:
         failure = error
     # Workers that evaluate together all restore it, or none.
-    if any(session.strategy.exchange(int(failure is not None and manifest.problem(content=False) is not None))):
+    if any(session.strategy.exchange(int(failure is not None and manifest.problem() is not None))):
         logging.warning("%s was removed before it could be read", manifest.name)
         return None
     if failure is not None:
