@@ -36,10 +36,11 @@ class Blocks:
       order: which examples make which step.
       open_at: returns an iterator over blocks from a number on.
       brought: moves a block to where replicas read it, once for all calls that do; None leaves it as it is.
+      by_epoch: whether an iterator is opened for each epoch, and ends with it.
     """
 
-    def __init__(self, order: Order, open_at: Callable, brought: Callable | None = None):
-        self._order = order
+    def __init__(self, order: Order, open_at: Callable, brought: Callable | None = None, by_epoch: bool = False):
+        self._order, self._by_epoch = order, by_epoch
         self._open_at = open_at
         self._brought = brought or (lambda block: block)
         self._iterator = None
@@ -62,7 +63,9 @@ class Blocks:
     def take(self, step: int, limit: int):
         number, offset, length = self._order.block_of(step)
         if number != self._number:
-            if self._iterator is None or number != self._number + 1:
+            begins_epoch = self._by_epoch and number % self._order.blocks_per_epoch == 0
+            if self._iterator is None or number != self._number + 1 or begins_epoch:
+                self.close()
                 self._iterator, self.taken = self._open_at(number), 0
             self._block = self._brought(next(self._iterator))
             self._number = number
@@ -71,6 +74,8 @@ class Blocks:
         return self._block, offset, offset + self.reach(step, limit)
 
     def close(self) -> None:
+        if self._iterator is None:
+            return
         held = [self._iterator]
         self._iterator = self._number = self._block = None
         # Freeing a distributed dataset's iterator waits for its thread (see `untuned`). Training, or the result, must
@@ -206,7 +211,9 @@ class ReadFeed(Feed):
         self._read_timeout_seconds = read_timeout_seconds
         self._reader: Reader | None = None
         alone = self._strategy.num_replicas_in_sync == 1  # a distributed iterator brings blocks to devices by itself
-        self._blocks = Blocks(order, self._iterator, devices.bring if devices.on_gpus and alone else None)
+        brought = devices.bring if devices.on_gpus and alone else None
+        self._blocks = Blocks(order, self._iterator, brought, source.by_epoch)
+        self._next_step: int | None = None
         self._shares_before = 0  # read when the iterator was opened
         self._shares_a_block = 1  # of this process
 
@@ -234,6 +241,7 @@ class ReadFeed(Feed):
             self._reader = Reader(self._source, self.order, self._read_timeout_seconds)
         with unmasked(self._reader):
             block, start, stop = self._blocks.take(step, limit)
+        self._next_step = step + stop - start
         return Run((block,), start, stop)
 
     def most_steps(self, operands) -> float:
@@ -246,8 +254,13 @@ class ReadFeed(Feed):
 
     def close(self) -> None:
         self._blocks.close()
+        if self._next_step is not None and self._next_step % self.order.steps_per_epoch == 0:
+            self._source.end_epoch()
+        self._next_step = None
 
     def _iterator(self, first_block: int):
+        if self._source.by_epoch:
+            self._source.begin_epoch(first_block // self.order.blocks_per_epoch)
         self._shares_before = self._reader.shares_read or 0
         if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
             return iter(self._share(first_block, range(1)))
@@ -272,7 +285,9 @@ class ReadFeed(Feed):
             start, stop = replica_part(tf.shape(indices, tf.int64)[1], part, parts)
             return self._reader.read(indices[:, start:stop], block)
 
-        numbers = tf.data.Dataset.range(tf.int64.max)
+        blocks = self.order.blocks_per_epoch
+        left = (blocks - first_block % blocks) * len(replicas) if self._source.by_epoch else tf.int64.max
+        numbers = tf.data.Dataset.range(left)
         return untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
 
 

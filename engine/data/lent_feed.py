@@ -58,6 +58,7 @@ class LentFeed(Feed):
         self._mesh = mesh
         self._num_replicas = num_replicas
         self.split: Any = None
+        self._next_step = 0
         self._places = (-1, np.zeros(0, np.int64))
         self._iterators: weakref.WeakKeyDictionary[Stream, Iterator] = weakref.WeakKeyDictionary()
 
@@ -83,7 +84,7 @@ class LentFeed(Feed):
             examples = count(split)
             self._iterators.pop(split, None)
         self.order: LentOrder = LentOrder(examples, batch_size, 1, seed, first_step=first_step, read=read)
-        self.split, self._places = split, (-1, self._places[1])
+        self.split, self._places, self._next_step = split, (-1, self._places[1]), first_step
         self._most_steps = max(1, _BLOCK_BYTES // max(1, batch_size * example_bytes(split)))
 
     def reach(self, step: int, limit: int) -> int:
@@ -103,6 +104,7 @@ class LentFeed(Feed):
             first = in_epoch * self.order.batch_size
             rows = self._epoch(epoch)[first : first + steps * self.order.batch_size]
             examples, each = self._read(rows, epoch), len(rows) // steps
+            self._next_step = step + steps
         return Run((examples, tf.constant(each, tf.int64)), 0, steps)
 
     def form(self, operands) -> tuple:
@@ -129,11 +131,15 @@ class LentFeed(Feed):
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
     def close(self) -> None:
+        is_source = self.split is not None and self.split.by_index
+        if is_source and (self._next_step - self.order.first_step) % self.order.steps_per_epoch == 0:
+            self.split.end_epoch()
         self.split = None
 
     def _epoch(self, epoch: int) -> np.ndarray:
         """Returns the examples of an epoch by index, in their order."""
         if self._places[0] != epoch:
+            self.split.begin_epoch(epoch)
             examples, seed = self.order.num_examples, self.order.seed
             places = np.arange(examples)
             if seed is not None:

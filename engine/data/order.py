@@ -179,9 +179,9 @@ class Order:
         """Chunks in memory with which each is read once; 0 where examples are read one by one."""
         return 0
 
-    def chunks_ahead(self, block: tf.Tensor) -> tf.Tensor:
-        """Returns the chunks that are worth reading ahead as a block begins, [chunks] int64."""
-        return tf.zeros([0], tf.int64)
+    def chunks_ahead(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns (epoch, [chunks] int64 of it that are worth reading ahead as a block begins)."""
+        return tf.zeros([], tf.int64), tf.zeros([0], tf.int64)
 
     def _first_place(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns (epoch, place in it) of a block's first example."""
@@ -231,7 +231,7 @@ class ChunkedOrder(Order):
     def _windows(self) -> int:
         return math.ceil(self.num_examples / self._window_examples)
 
-    def chunks_ahead(self, block: tf.Tensor) -> tf.Tensor:
+    def chunks_ahead(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         # Those of the window after the one in which the block begins.
         epoch, place = self._first_place(block)
         window = place // self._window_examples + 1
@@ -240,7 +240,7 @@ class ChunkedOrder(Order):
         places = tf.range(first, tf.minimum(first + self._window_examples, self.num_examples), self.chunk_examples)
         last = tf.minimum(first + self._window_examples, self.num_examples) - 1  # where a smaller chunk is among them
         chunks = self._chunked(tf.concat([places, last[tf.newaxis]], 0), epoch) // self.chunk_examples
-        return tf.unique(chunks).y
+        return epoch, tf.unique(chunks).y
 
     def _shuffled(self, places: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
         if self.seed is None or self.num_examples == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from typing import Any
 
@@ -17,6 +18,10 @@ from .source import Source, SourceError, Spec
 class OfBatches(Source):
     """The examples of a `PyDataset`, whose batches are of one size, but for a smaller last one.
 
+    What its `__getitem__` returns may differ each time, as by a random augmentation: it is read again in each epoch,
+    and kept for none. Its `on_epoch_begin` and `on_epoch_end`, if it has any, are called around each epoch; a run that
+    is resumed first calls both for each epoch before.
+
     Args:
       batches: the dataset; one of several `workers` is read by several threads at once.
 
@@ -24,8 +29,17 @@ class OfBatches(Source):
       SourceError: it has no batch, or no end, or gives no batch of arrays.
     """
 
+    draws = varies = True
+
     def __init__(self, batches: tf.keras.utils.PyDataset):
         self._batches, self._name = batches, type(batches).__name__
+        own = tf.keras.utils.PyDataset
+        self.by_epoch = any(
+            getattr(type(batches), name) is not getattr(own, name) for name in ("on_epoch_begin", "on_epoch_end")
+        )
+        self.read_threads = max(self.read_threads, batches.workers)
+        self._epoch: int | None = None  # that has begun, and not ended
+        self._ended = 0  # epochs
         self._lock = contextlib.nullcontext() if batches.workers > 1 else threading.Lock()
         number = batches.num_batches
         if not number:
@@ -33,15 +47,40 @@ class OfBatches(Source):
             raise SourceError(f"{self._name} {mistake}; return from its __len__ how many batches an epoch has")
         self._read_first: dict[int, Any] = {}  # so that a batch that was read for its form is not read again
         first, last = self._batch(0, is_first=True), self._batch(number - 1)
-        self._read_first = {0: first, number - 1: last}
+        if not self.by_epoch:
+            self._read_first = {0: first, number - 1: last}
         self.chunk_examples = self._size(first)
         self._examples = (number - 1) * self.chunk_examples + self._size(last)
         self.element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), first)
-        if type(batches).on_epoch_end is not tf.keras.utils.PyDataset.on_epoch_end:
-            logging.warning("%s.on_epoch_end is not called: the run has an order of its own in each epoch", self._name)
 
     def __len__(self) -> int:
         return self._examples
+
+    def begin_epoch(self, epoch: int) -> None:
+        if not self.by_epoch or epoch == self._epoch:
+            return
+        self.end_epoch()
+        if epoch < self._ended:
+            logging.warning(
+                "%s: epoch %d is read once more; what on_epoch_begin and on_epoch_end have changed since stays",
+                *(self._name, epoch),
+            )
+        while self._ended < epoch:
+            self._batches.on_epoch_begin()
+            self._batches.on_epoch_end()
+            self._ended += 1
+        self._batches.on_epoch_begin()
+        self._epoch = epoch
+
+    def end_epoch(self) -> None:
+        if self._epoch is not None:
+            self._batches.on_epoch_end()
+            self._ended, self._epoch = max(self._ended, self._epoch + 1), None
+
+    def for_evaluation(self) -> Source:
+        aside = copy.copy(self)
+        aside.by_epoch, aside._epoch = False, None  # as training has left it
+        return aside
 
     def read(self, indices: np.ndarray) -> Any:
         numbers, places = indices // self.chunk_examples, indices % self.chunk_examples

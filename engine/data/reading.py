@@ -28,7 +28,6 @@ from .waiting import of_files, result_of
 _WHOLE_BYTES = 64 << 20  # at once, where a split is read into memory
 _HAS_FAILED = "a source could not be read; the run ends with the reason"
 _RECENT_READS = 64  # of which one may have failed to decode: more than are under way
-_THREADS = 2  # one waits for the disk while another parses
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
@@ -79,12 +78,15 @@ class Reader:
 
     def _stored(self, indices: tf.Tensor, block: tf.Tensor):
         """Returns what the source has stored of examples, [n] int64 indices, of a block. In a graph."""
-        spec, ahead = self.source.stored_spec, self._order.chunks_ahead(block)
+        spec, wanted = (
+            self.source.stored_spec,
+            (indices, self._order.epochs(block)[0], *self._order.chunks_ahead(block)),
+        )
         # TensorFlow keeps what is called in a graph, and this object has threads and open files.
         read = weakly(self._read, lambda: _no_rows(spec))
         with tf.device("CPU:0"):
             tensors = tf.numpy_function(
-                lambda *arrays: as_stored(read(*arrays), spec), (indices, ahead), stored_dtypes(spec), stateful=False
+                lambda *arrays: as_stored(read(*arrays), spec), wanted, stored_dtypes(spec), stateful=False
             )
         stored = packed(tensors, spec)
         rows = [tf.shape(part)[0] for part in tf.nest.flatten(stored)]
@@ -102,14 +104,25 @@ class Reader:
             return error
         return None
 
-    def fetch(self, indices: np.ndarray, ahead: np.ndarray) -> Any:
-        """Reads examples as the source has them stored, and begins to read the chunks `ahead`. Host code."""
-        self._recent.append(indices)
-        return self._chunks.read(indices, ahead) if self._chunks else self._reads.read(indices)
+    def fetch(self, indices: np.ndarray, epoch: int, epoch_ahead: int, ahead: np.ndarray) -> Any:
+        """Reads examples of an epoch as the source has them stored. Host code.
 
-    def _read(self, indices: np.ndarray, ahead: np.ndarray):
+        Args:
+          indices: [n] int64.
+          epoch: of the first one; of all, where the source `varies`.
+          epoch_ahead: of the chunks ahead.
+          ahead: chunks that are begun to be read, [chunks] int64.
+        """
+        self._recent.append(indices)
+        if self._chunks is None:
+            return self._reads.read(indices)
+        if self.source.by_epoch and epoch_ahead != epoch:
+            ahead = ahead[:0]
+        return self._chunks.read(indices, int(epoch), int(epoch_ahead), ahead)
+
+    def _read(self, *wanted: Any):
         try:
-            stored = self.fetch(indices, ahead)
+            stored = self.fetch(*wanted)
         except Exception as error:
             # TensorFlow would print the traceback of what is raised here. No rows at all are noticed in the graph.
             self.failure = self.failure or error
@@ -122,6 +135,8 @@ class Reader:
 class Chunks:
     """Keeps the chunks of a source that were read last, and reads ahead those that will be wanted next.
 
+    Those of a source that `varies` are kept for one epoch.
+
     Args:
       reads: of the source.
       order: by chunks.
@@ -132,13 +147,15 @@ class Chunks:
         self._chunk = functools.lru_cache(order.chunks_to_keep)(functools.partial(_begin_chunk, reads, self._size))
         self._lock = threading.Lock()  # a chunk is begun once
 
-    def read(self, indices: np.ndarray, ahead: np.ndarray):
+    def read(self, indices: np.ndarray, epoch: int, epoch_ahead: int, ahead: np.ndarray):
         """Returns the examples at `indices`, [n] int64, and starts to read the chunks `ahead`, without waiting."""
+        if not self._reads.source.varies:
+            epoch = epoch_ahead = 0
         numbers, which = np.unique(indices // self._size, return_inverse=True)
         with self._lock:
-            wanted = [self._chunk(int(number)) for number in numbers]
+            wanted = [self._chunk(epoch, int(number)) for number in numbers]
             for number in ahead:
-                self._chunk(int(number))
+                self._chunk(epoch_ahead, int(number))
         chunks = [self._reads.result(future) for future in wanted]
         by_chunk = np.argsort(which, kind="stable")
         ends = np.cumsum(np.bincount(which, minlength=len(numbers)))
@@ -154,7 +171,7 @@ class Chunks:
         return tf.nest.map_structure(gathered, *chunks)
 
 
-def _begin_chunk(reads: Reads, size: int, number: int) -> Future:
+def _begin_chunk(reads: Reads, size: int, epoch: int, number: int) -> Future:
     first = number * size
     return reads.begin(np.arange(first, min(first + size, len(reads.source)), dtype=np.int64))
 
@@ -267,10 +284,10 @@ class Reads:
         self._timeout = timeout_seconds
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
         self._progress = _Progress()
-        for _ in range(_THREADS):  # no executor's, which the process's end would wait for
+        for _ in range(source.read_threads):  # no executor's, which the process's end would wait for
             arguments = (self._calls, self._progress)
             threading.Thread(target=_serve, args=arguments, name="crankshaft-read", daemon=True).start()
-        weakref.finalize(self, _end, self._calls)
+        weakref.finalize(self, _end, self._calls, source.read_threads)
 
     @property
     def bytes(self) -> int:
@@ -337,8 +354,8 @@ def _serve(calls: queue.SimpleQueue, progress: _Progress) -> None:
         del progress.at[thread], call, future, source, indices
 
 
-def _end(calls: queue.SimpleQueue) -> None:
-    for _ in range(_THREADS):
+def _end(calls: queue.SimpleQueue, threads: int) -> None:
+    for _ in range(threads):
         calls.put(None)
 
 

@@ -122,7 +122,10 @@ class Source(Split):
       chunk_examples: how many neighbours are best read at once: 1 where single examples are read well, as from memory
         or a warm disk; more where a file is in pieces that are read whole, or far away. Such a source is shuffled by
         chunks (`engine.data.order.ChunkedOrder`); all are of this size but the last.
-      draws: whether `decode` uses its seeds, so that an example differs from epoch to epoch.
+      draws: whether an example differs from epoch to epoch, as where `decode` uses its seeds.
+      varies: whether `read` itself may return another example for an index in another epoch.
+      by_epoch: whether an epoch may be read only between `begin_epoch` and `end_epoch`, and no other ahead.
+      read_threads: how many threads `read` is called by.
 
     Example:
       >>> class Squares(Source):
@@ -138,6 +141,9 @@ class Source(Split):
     by_index: Literal[True] = True
     chunk_examples: int = 1
     draws: bool = False
+    varies: bool = False
+    by_epoch: bool = False
+    read_threads: int = 2  # one waits for the disk while another parses
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -188,6 +194,12 @@ class Source(Split):
         """
         return self.decode(stored(indices), seeds)
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Called before an epoch is read, or read on after a resume; ends the epoch before, if it has not ended."""
+
+    def end_epoch(self) -> None:
+        """Called once all of an epoch was taken, if no other begins."""
+
     def verify(self, indices: np.ndarray, stored: Any) -> None:
         """Raises `BadRecordError` for an example that `read` has returned and `decode` can't decode.
 
@@ -222,8 +234,12 @@ class WrappedSource(Source):
     def __init__(self, source: Source):
         self.source = source
         self.element_spec = source.element_spec
-        self.chunk_examples = source.chunk_examples
-        self.draws = source.draws
+        self._copy_attributes()
+
+    def _copy_attributes(self) -> None:
+        source = self.source
+        self.chunk_examples, self.read_threads = source.chunk_examples, source.read_threads
+        self.draws, self.varies, self.by_epoch = source.draws, source.varies, source.by_epoch
 
     def __len__(self) -> int:
         return len(self.source)
@@ -238,6 +254,12 @@ class WrappedSource(Source):
     def decode(self, stored: Any, seeds: Any) -> Any:
         return self.source.decode(stored, seeds)
 
+    def begin_epoch(self, epoch: int) -> None:
+        self.source.begin_epoch(epoch)
+
+    def end_epoch(self) -> None:
+        self.source.end_epoch()
+
     def verify(self, indices: np.ndarray, stored: Any) -> None:
         self.source.verify(indices, stored)
 
@@ -247,7 +269,7 @@ class WrappedSource(Source):
     def for_evaluation(self) -> Source:
         wrapped = copy.copy(self)
         wrapped.source = self.source.for_evaluation()
-        wrapped.draws = wrapped.source.draws
+        wrapped._copy_attributes()
         return wrapped
 
     def identity(self) -> str:

@@ -114,7 +114,7 @@ class Replicated(Measured):
 
     def _order_of(self, source: Source, batch_size: int, block_steps: int, seed: int | None) -> Order:
         examples = len(source)
-        if not self._static_shapes and examples % batch_size:
+        if (not self._static_shapes and examples % batch_size) or source.varies:  # its blocks are of one epoch
             block_steps = min(block_steps, max(1, examples // batch_size))  # what an epoch lacks would be padding
         window = self.feed_options.shuffle_window
         return order_of(source, batch_size, block_steps, seed, window, drop_remainder=self._static_shapes)

@@ -392,6 +392,11 @@ def _check_alike(train: Split, evaluation: Split) -> None:
 
 def divided(train, share: float) -> tuple[Source, Source]:
     """Splits into (all but the last examples, the last ones), by Keras's rule."""
+    if train.by_index and train.by_epoch:
+        raise UsageError(
+            f"--validation_split={share} takes the last examples, and the data has on_epoch_begin or on_epoch_end, "
+            "which may put others there; return two datasets, (train, eval), from the data function"
+        )
     if not train.by_index:
         raise UsageError(
             f"--validation_split={share} divides arrays, and the data is a tf.data.Dataset; return (dataset.skip(n), "

@@ -84,12 +84,12 @@ class Sources:
 
         return marked
 
-    def _read(self, wanted: bytes, indices: np.ndarray, ahead: np.ndarray) -> list[np.ndarray]:
+    def _read(self, wanted: bytes, *of_epoch: Any) -> list[np.ndarray]:
         with self._lock:
             if wanted not in self._readers:
                 self._readers[wanted] = self._reader(json.loads(wanted))
             reader = self._readers[wanted]
-        stored = as_stored(reader.fetch(indices, ahead), reader.source.stored_spec)
+        stored = as_stored(reader.fetch(*of_epoch), reader.source.stored_spec)
         with self._lock:
             now = reader.bytes_read
             size, self._bytes_told[wanted] = now - self._bytes_told.get(wanted, 0), now
@@ -178,7 +178,8 @@ def read(source: Source, index: int, order: Order, timeout_seconds: float, indic
     wanted = {"source": describe(source), "index": index, "order": dataclasses.asdict(order)}
     wanted_text = tf.constant(json.dumps({**wanted, "timeout_seconds": timeout_seconds}))
     dtypes = [*stored_dtypes(source.stored_spec), tf.int64]
-    *stored, size = called_by_name(_READ, (wanted_text, indices, order.chunks_ahead(step)), dtypes)
+    of_epoch = (indices, order.epochs(step)[0], *order.chunks_ahead(step))
+    *stored, size = called_by_name(_READ, (wanted_text, *of_epoch), dtypes)
     return packed(stored, source.stored_spec), tf.ensure_shape(size, [])
 
 

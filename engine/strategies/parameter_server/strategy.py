@@ -231,6 +231,12 @@ class ParameterServer(Measured):
         order = order_of(split, global_batch_size, 1, seed, options.shuffle_window)
         if (arrays := split.as_arrays()) is not None:
             return ResidentFeed(Workers(self.coordinator), ArraySource(arrays), order)
+        if split.by_epoch:
+            raise ValueError(
+                f"`strategy`={self.name} has workers read leases that may be of two epochs at once, and the data has "
+                "methods that are to be called between epochs (on_epoch_begin, on_epoch_end); leave them out, or give "
+                "a tf.data.Dataset, which the coordinator reads"
+            )
         index = next((index for index, each in enumerate(self._read_here) if each is split), len(self._read_here))
         self._read_here[index:] = self._read_here[index:] or [split]
         self._sources = self._sources or sources.Sources(lambda: self._read_here, "the coordinator").answer()
