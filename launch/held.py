@@ -91,7 +91,7 @@ class Held:
                 stack.enter_context(strategy.watch())
             get = functools.partial(datas.load, config) if config.input else functools.partial(datas.call, data)
             with self.at_work():
-                session = self._create(loaded or get, strategy, any(hook.needs_epochs for hook in hooks))
+                session = self._create(loaded or get, strategy, _need_epochs(hooks))
                 if config.is_evaluator:
                     self.code = _evaluator().watch(session)
                     return
@@ -259,6 +259,11 @@ class Held:
     def _record_standstill(self, line: str) -> None:
         if self.training is not None:
             self.training.finish(RunError(line), EXIT_FAILED)
+
+
+def _need_epochs(hooks: Any) -> bool:
+    """Returns whether a hook may act at the ends of epochs; what is none is refused later."""
+    return not isinstance(hooks, Sequence) or any(getattr(hook, "needs_epochs", True) for hook in hooks)
 
 
 def _evaluator():

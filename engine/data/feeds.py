@@ -27,6 +27,7 @@ from .streamed import Share, Watch, naming_files, untuned, unwatched
 from .waiting import Patience
 
 _MOST_STATE_BYTES = 1 << 30  # TensorFlow writes none of 2 GiB, and several checkpoints are kept
+_MOST_PASSES = 1 << 16  # without an end: a stream that gives nothing any more would be read for ever
 
 
 class Blocks:
@@ -456,8 +457,11 @@ class StreamedFeed(Feed):
 
     def _batches(self, first_epoch: int):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
-        first = tf.constant(first_epoch, tf.int64)
-        epochs = self._epoch(first) if self.is_endless else tf.data.Dataset.counter(first).flat_map(self._epoch)
+        if self.is_endless:
+            passes = tf.data.Dataset.range(_MOST_PASSES).flat_map(self._shuffled)
+            epochs = passes.batch(self.order.share_size, drop_remainder=self.order.drop_remainder)
+        else:
+            epochs = tf.data.Dataset.counter(first_epoch).flat_map(self._epoch)
         options = tf.data.Options()
         if not self.share.by_file and self._strategy.num_replicas_in_sync > 1:  # who reads the same has to find it
             options.deterministic = True

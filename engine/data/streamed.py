@@ -30,7 +30,6 @@ _PARSED_AT_ONCE = 256  # records: of `tf.io.parse_example` 64 alone cost twenty 
 _ROUNDS = 8  # see `engine.data.order`
 _COUNTED_AT_ONCE = 1024  # examples
 _COUNT_SHOWN_SECONDS = 10
-_MOST_PASSES = 1 << 17  # over a stream of unknown length; one that gives nothing any more would be read for ever
 _ENDED = (
     "the dataset has ended, and gives nothing when it is read again, as a generator that can be read only once; give "
     "one that starts again each time, or a smaller `train_steps`"
@@ -171,7 +170,7 @@ class OfFiles(Stream):
 
 
 class Endless(Stream):
-    """The passes over a stream, one after the other without an end, for a run that needs no epochs: nothing is counted.
+    """A stream for a run that needs no epochs: it is not counted, and batches go on from one pass to the next.
 
     Args:
       stream: of unknown length, or without an end itself.
@@ -187,10 +186,7 @@ class Endless(Stream):
         self._stream = stream
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
-        if self._stream.length == tf.data.INFINITE_CARDINALITY:
-            return self._stream.examples(seed, epoch)
-        most = min(self.epoch_examples, _MOST_PASSES)
-        return tf.data.Dataset.range(most).flat_map(lambda number: self._stream.examples(seed, number))
+        return self._stream.examples(seed, epoch)
 
     def of_files(self, workers: int, worker: int) -> Stream | None:
         return None

@@ -86,7 +86,7 @@ def test_report_is_plain_json_with_the_promised_keys():
     promised = {*promised.split(), "steps", "train", "compile_seconds", "peak_rss_mb", "environment", "rounds", "calls"}
     promised |= {"first_step_seconds", "device_peak_mb", "reduce_fraction", "interval", "warnings", "noise"}
     assert set(json.loads(json.dumps(found, allow_nan=False))) == promised
-    assert found["train"] == {"loss": 0.5}
+    assert found["train"] == {"loss": 0.5, "unseen": None}
 
 
 class Line(Trainer):
