@@ -68,17 +68,12 @@ class Stream(Split):
 
 
 class OfDataset(Stream):
-    """A user's `tf.data.Dataset` of single examples, each epoch in its own order.
+    """A user's `tf.data.Dataset` of single examples, each epoch in its own order."""
 
-    Args:
-      dataset: of an example each.
-      ends: whether it is known to end, though its length may not be known; None asks the dataset.
-    """
-
-    def __init__(self, dataset: tf.data.Dataset, ends: bool | None = None):
+    def __init__(self, dataset: tf.data.Dataset):
         self.element_spec = _specs(dataset)
         self.length = int(dataset.cardinality())
-        self.ends = self.length >= 0 if ends is None else ends
+        self.ends = pipelines.ends(dataset)
         self.files_written = pipelines.files_written(dataset)
         self._dataset = dataset
 

@@ -62,6 +62,15 @@ def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
     return found.pop() if len(found) == 1 else None
 
 
+def ends(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a dataset is known to end, although its length may not be known: of a filter, say."""
+    cardinality = int(dataset.cardinality())
+    if cardinality != tf.data.UNKNOWN_CARDINALITY:
+        return cardinality >= 0
+    adds_nothing = isinstance(dataset, (*_UNCHANGED, *_MAPS, *_BATCHES, unbatch_op._UnbatchDataset))
+    return adds_nothing and all(map(ends, dataset._inputs()))
+
+
 def _first_axis(dataset: tf.data.Dataset) -> int | None:
     """Returns the size of the first axis of an element's parts, where all have the same."""
     sizes = {part.shape[0] if part.shape.rank else None for part in tf.nest.flatten(dataset.element_spec)}

@@ -143,7 +143,7 @@ def checked(name: str, split, said: list[str]) -> Source | Stream:
         said.append(f"the {name} data is a {type(split).__name__}: each epoch reads it from its beginning")
         split = frames.of_loader(split)
     if isinstance(split, tf.data.Dataset):
-        return OfDataset(_checked_dataset(name, split, said), ends=bool(split.cardinality() >= 0))
+        return OfDataset(_checked_dataset(name, split, said))
     if isinstance(split, tf.keras.utils.PyDataset):
         split = OfBatches(split)
     if isinstance(split, Stream):

@@ -55,3 +55,10 @@ def test_caches_and_snapshots_are_found_below_other_operations(tmp_path):
     both = tf.data.Dataset.zip(cached, SLICES(Y).snapshot(f"{tmp_path}/snapshot")).batch(2)
     assert pipelines.files_written(both) == [f"{tmp_path}/cache", f"{tmp_path}/snapshot"]
     assert pipelines.files_written(SLICES(X).cache()) == []
+
+
+def test_a_dataset_ends_where_what_it_is_made_of_does():
+    assert pipelines.ends(batches().unbatch().filter(lambda x, y: True).map(lambda x, y: x).batch(3))
+    assert not pipelines.ends(SLICES(X).repeat())
+    assert not pipelines.ends(generated())
+    assert not pipelines.ends(SLICES([0, 1]).flat_map(lambda _: SLICES(X).repeat()))
