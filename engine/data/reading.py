@@ -27,6 +27,7 @@ from .waiting import of_files, result_of
 
 _WHOLE_BYTES = 64 << 20  # at once, where a split is read into memory
 _HAS_FAILED = "a source could not be read; the run ends with the reason"
+_LAST_READ_SECONDS = 1.0  # that the end of the process waits for a read that is under way
 _RECENT_READS = 64  # of which one may have failed to decode: more than are under way
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 
@@ -284,10 +285,14 @@ class Reads:
         self._timeout = timeout_seconds
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
         self._progress = _Progress()
-        for _ in range(source.read_threads):  # no executor's, which the process's end would wait for
-            arguments = (self._calls, self._progress)
-            threading.Thread(target=_serve, args=arguments, name="crankshaft-read", daemon=True).start()
-        weakref.finalize(self, _end, self._calls, source.read_threads)
+        arguments = (self._calls, self._progress)
+        threads = [  # no executor's, which the process's end would wait for
+            threading.Thread(target=_serve, args=arguments, name="crankshaft-read", daemon=True)
+            for _ in range(source.read_threads)
+        ]
+        for thread in threads:
+            thread.start()
+        weakref.finalize(self, _end, self._calls, threads)
 
     @property
     def bytes(self) -> int:
@@ -354,9 +359,15 @@ def _serve(calls: queue.SimpleQueue, progress: _Progress) -> None:
         del progress.at[thread], call, future, source, indices
 
 
-def _end(calls: queue.SimpleQueue, threads: int) -> None:
-    for _ in range(threads):
+def _end(calls: queue.SimpleQueue, threads: Sequence[threading.Thread]) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            calls.get_nowait()[0].cancel()  # nobody takes it any more
+    for _ in threads:
         calls.put(None)
+    if not threading.main_thread().is_alive():  # the interpreter ends, and would abort a thread within a library's code
+        for thread in threads:
+            thread.join(_LAST_READ_SECONDS)
 
 
 def checked(source: Source, returned: Any, examples: int) -> Any:
