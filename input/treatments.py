@@ -76,7 +76,7 @@ class Treatment(NamedTuple):
         if self.is_of_text and is_text:
             missing = tf.reduce_any(tf.equal(tf.strings.strip(values)[..., tf.newaxis], MISSING_WORDS), -1)
             parts = times(tf.where(missing, "1970-01-01", values), self.kind == "timestamp")
-        elif self.kind == "id" and values.dtype.is_floating:  # as pandas has ids of which one is missing
+        elif self.kind == "id" and values.dtype.is_floating:  # pandas converts ids to floats if one is missing
             missing = tf.math.is_nan(values)
             parts = [tf.cast(tf.where(missing, tf.zeros([], values.dtype), values), tf.int64)]
         elif self.kind == "id":

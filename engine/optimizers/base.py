@@ -126,7 +126,7 @@ class Optimizer(tf.Module):
 
     @property
     def trained(self):
-        """What was given to `build`, Keras's variables or TensorFlow's, without the frozen ones, in order."""
+        """The variables passed to `build`, Keras's or TensorFlow's, in order, without the frozen ones."""
         return [target.given for target in self._targets]
 
     @property

@@ -335,7 +335,7 @@ def _comes_in_batches(name: str, dataset: tf.data.Dataset) -> bool:
     if sizes == {None}:  # as .batch() makes them
         return True
     is_batch = pipelines.comes_in_batches(dataset)
-    if is_batch is None and len(parts) > 1:
+    if is_batch is None:
         (size,) = sizes
         raise UsageError(
             f"the {name} dataset's elements have {size} rows in each part, which are {size} examples or one: its "
