@@ -7,6 +7,9 @@ import pytest
 from benchmarks import pages
 from benchmarks.pages import Pages
 
+# A page that the kernel works on (migration, compaction) stays where it is: posix_fadvise(2) calls dropping an attempt.
+_KEPT = 0.02
+
 
 @pytest.fixture
 def paths(tmp_path):
@@ -16,7 +19,8 @@ def paths(tmp_path):
         found.append(str(tmp_path / f"{number}"))
         (tmp_path / f"{number}").write_bytes(os.urandom(4 << 20))
     pages.drop(found)
-    if pages.share_in_memory(found) != 0:
+    share = pages.share_in_memory(found)
+    if share is None or share > _KEPT:
         pytest.skip("this file system's pages can't be dropped, or not be asked for")
     pages.drop(found)  # what asking has fetched
     return found
@@ -25,21 +29,21 @@ def paths(tmp_path):
 def test_warm_files_are_in_memory_and_cold_ones_are_not(paths):
     warm = Pages(paths, "warm")
     warm.before_round()
-    assert warm.in_memory == 1
+    assert warm.in_memory >= 1 - _KEPT
     assert warm.bytes == 8 << 20
     cold = Pages(paths, "cold")
     cold.before_round()
-    assert cold.in_memory == 0
+    assert cold.in_memory <= _KEPT
     pages.read_through(paths)
     cold.before_round()
-    assert pages.share_in_memory(paths) == 0
+    assert pages.share_in_memory(paths) <= _KEPT
 
 
 def test_files_are_left_as_found_unless_asked(paths):
     pages.read_through(paths[:1])
     found = Pages(paths, "as_found")
     found.before_round()
-    assert found.in_memory == pytest.approx(0.5, abs=0.02)
+    assert found.in_memory == pytest.approx(0.5, abs=_KEPT)
 
 
 def test_empty_files_have_no_share(tmp_path):
