@@ -39,10 +39,7 @@ def help_text(program: str, doc: str, own: list[str], words: Sequence[str]) -> s
         parts += ["", f"{title}:"]
         for name in names:
             flag = flags.FLAGS[name]
-            about = HELP.get(name, flag.help)
-            if flag.default not in (None, "", []):
-                about += f" [{flag.default}]"
-            parts.append(described(f"--{usage(flag)}", about))
+            parts.append(described(f"--{usage(flag)}", HELP.get(name, flag.help) + _default(flag)))
     for kind, names in registry.NAMES.items():
         parts += ["", f"{kind.capitalize()}s (--{kind}=NAME --help shows one's arguments):"]
         named = [word.removeprefix(f"--{kind}=") for word in words if word.startswith(f"--{kind}=")]
@@ -80,9 +77,16 @@ def short_help_text(program: str, doc: str) -> str:
     column = max(map(len, ESSENTIAL)) + 6
     lines = [title, f"usage: {program} [flags]   (--help: all flags)"]
     for name in ESSENTIAL:
-        parts = terminal.wrapped(HELP[name], _columns() - column) if sys.stdout.isatty() else [HELP[name]]
+        flag = flags.FLAGS[name]
+        values = getattr(flag.parser, "enum_values", None)
+        about = HELP[name] + (f" One of {', '.join(values)}." if values else "") + _default(flag)
+        parts = terminal.wrapped(about, _columns() - column) if sys.stdout.isatty() else [about]
         lines.append(f"  --{name}".ljust(column) + f"\n{' ' * column}".join(parts))
     return "\n".join(lines)
+
+
+def _default(flag: flags.Flag) -> str:
+    return "" if flag.default in (None, "", []) else f" [{flag.default}]"
 
 
 def usage(flag: flags.Flag) -> str:
