@@ -217,7 +217,7 @@ class Run:
           extra: sets `extra`, which each checkpoint from now on has with it.
 
         Raises:
-          UsageError: the run is closed or has no run_dir, or `extra` is not JSON.
+          UsageError: the run is closed or has no run_dir, or `extra` is not a dictionary of plain JSON.
         """
         with self._calling("save"):
             if not self._session.checkpoints:

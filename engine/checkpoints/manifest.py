@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -114,7 +115,7 @@ def publish(manifest: Manifest, folder: str) -> None:
             raise CheckpointError(f"{name} is there, and this run is not known to have written it")
     record = {"format": FORMAT} | dataclasses.asdict(manifest)
     del record["prefix"]  # a directory may be moved
-    text = json.dumps(sealed(record), indent=1, sort_keys=True)
+    text = _text(sealed(record))
     path = os.path.join(folder, manifest.name + SUFFIX)  # half of it goes with the folder
     files.write_text(path, text)
     os.replace(path, manifest.path + WRITING)
@@ -209,15 +210,19 @@ def _check_fields(name: str, record: dict) -> None:
         if type(record.get(field)) is not kinds[field]:
             what = _shown(record[field]) if field in record else "none"
             raise CheckpointError(f"{name}: expected {field} to be of type {kinds[field].__name__}, found {what}")
+    _check_objects(name, record)
+    for key, form in record["variables"].items():
+        if not isinstance(form, list) or [type(part) for part in form] != [list, str]:
+            raise CheckpointError(f"{name}: expected shape and dtype of {key}, found {_shown(form)}")
+
+
+def _check_objects(name: str, record: dict) -> None:
     objects = {f"{field}.{part}": record[field].get(part, {}) for field, part in _OBJECTS}
     hooks = objects["host_state.hooks"]
     objects |= {f"host_state.hooks.{each}": hooks[each] for each in (hooks if isinstance(hooks, dict) else ())}
     for part, value in objects.items():
         if not isinstance(value, dict):
             raise CheckpointError(f"{name}: expected {_shown(part)} to be an object, found {_shown(value)}")
-    for key, form in record["variables"].items():
-        if not isinstance(form, list) or [type(part) for part in form] != [list, str]:
-            raise CheckpointError(f"{name}: expected shape and dtype of {key}, found {_shown(form)}")
 
 
 def _check_files(name: str, manifest: Manifest) -> None:
@@ -237,6 +242,32 @@ def _shown(value) -> str:
     """Returns a value that was read from a file, short enough for a line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def as_read(about: dict, host_state: dict) -> dict[str, dict]:
+    """Returns `about` and `host_state`, plain JSON and NumPy scalars, as they will be read back from a manifest.
+
+    Raises:
+      CheckpointError: a manifest with them could not be written, or would not be read.
+    """
+    name, record = "a checkpoint", {"about": about, "host_state": host_state}
+    try:
+        record = json.loads(json.dumps(record, default=_scalar))
+        record = json.loads(_text(record))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name} can't keep {reprlib.repr(host_state)}: {error}") from error
+    _check_objects(name, record)
+    return record
+
+
+def _scalar(value: Any) -> Any:
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _text(record: dict) -> str:
+    return json.dumps(record, indent=1, sort_keys=True)
 
 
 def sealed(record: dict) -> dict:

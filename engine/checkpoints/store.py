@@ -160,14 +160,14 @@ class Checkpoints:
         if step == self._current_step and not force:
             return
         self._saves += 1
-        about, host_state = _jsonable("about", self.about), _jsonable("host_state", host_state)
+        kept = manifests.as_read(self.about, host_state)
         entries, variables = snapshot.take(self.state)  # takes part in gathering what differs by replica
         own = [entry for entry in entries if self._writer.process in entry.writers]
         if not self.writes or not own:
             self._current_step = step
             return
         folder = os.path.join(self.directory, f"ckpt-{step}_temp_{self._writer.life}_{self._saves}")
-        record = {"about": about, "host_state": host_state, "variables": variables}
+        record = {**kept, "variables": variables}
         others = frozenset().union(*(entry.writers for entry in entries)) - {0}
         saving = _Saving(int(step), folder, own, others, record, threading.Event())
         if not any(entry.is_live for entry in own):
@@ -422,20 +422,6 @@ class Checkpoints:
         manifests.publish(manifest, os.path.dirname(prefix))
         _discard(saving.folder)
         return manifest
-
-
-def _jsonable(name: str, value: dict) -> dict:
-    """Returns a copy of `value` as it will be read back from JSON."""
-
-    def scalar(item):
-        if hasattr(item, "item"):
-            return item.item()
-        raise TypeError(f"{type(item).__name__} is not JSON")
-
-    try:
-        return json.loads(json.dumps(value, default=scalar))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{name}={value!r} can't be kept in a manifest: {error}") from error
 
 
 def _discard(folder: str) -> bool:

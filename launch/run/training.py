@@ -6,13 +6,15 @@ import contextlib
 import json
 import math
 import numbers
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from ...engine.checkpoints import Manifest, RunDir
+from ...engine.checkpoints import CheckpointError, Manifest, RunDir
+from ...engine.checkpoints import manifest as manifests
 from ...engine.holdings import Holdings
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
 from ...engine.hooks.base import Window
@@ -59,25 +61,40 @@ class Extra(Hook):
         self.values: dict[str, Any] = {}
 
     def host_state(self) -> dict:
+        self.check()  # the program may have changed them since they were set
         return {"values": self.values} if self.values else {}
 
     def restore_host_state(self, values: dict) -> None:
-        self.values = dict(values["values"])
+        if not isinstance(values["values"], dict):
+            raise TypeError(f"it is of type {type(values['values']).__name__}, not a dictionary")
+        self.values = values["values"]
 
     def check(self) -> None:
-        """Raises `UsageError` unless the values are JSON, and few."""
+        """Raises `UsageError` unless a run that resumes would get the values back, and they are few."""
+        kept = Extra()
         try:
             text = json.dumps(self.values, allow_nan=False)
-        except (TypeError, ValueError) as error:
+            hooks = manifests.as_read({}, {"hooks": {self.name: {"values": self.values}}})["host_state"]["hooks"]
+            kept.restore_host_state(hooks[self.name])
+            if kept.values != _with_lists(self.values):
+                raise ValueError("its keys are not all text")
+        except (CheckpointError, TypeError, ValueError, RecursionError) as error:
             raise UsageError(
-                f"extra={self.values!r:.80} can't be kept with a checkpoint ({error}); give numbers, text, and lists "
-                "and dictionaries of them"
+                f"extra={reprlib.repr(self.values)} can't be kept with a checkpoint ({error}); give a dictionary by "
+                "names, of numbers, text, and lists and dictionaries of them"
             ) from None
         if len(text) > _MOST_EXTRA_BYTES:
             raise UsageError(
                 f"extra takes {len(text):,} bytes, and a checkpoint keeps {_MOST_EXTRA_BYTES:,} at most; write a file "
                 "beside the run, and keep its name"
             )
+
+
+def _with_lists(value: Any) -> Any:
+    """Returns plain JSON with lists in the place of tuples."""
+    if isinstance(value, dict):
+        return {name: _with_lists(each) for name, each in value.items()}
+    return [*map(_with_lists, value)] if isinstance(value, (list, tuple)) else value
 
 
 class Holding(Hook):
@@ -252,7 +269,6 @@ class Training:
     def save(self) -> None:
         """Writes a checkpoint, in place of one of the same step, and waits until it is on the disk."""
         checkpoints = self.session.checkpoints
-        self.extra.check()
         with self._spending("checkpoints"):
             saving.save(checkpoints, self.loop.status, self._hooks, again=True)
             checkpoints.wait()

@@ -1,5 +1,6 @@
 """What is restored is what was there at the call of save, to the bit."""
 
+import functools
 import os
 
 import numpy as np
@@ -284,9 +285,19 @@ def test_weights_of_another_model_are_refused_before_any_is_changed(tmp_path):
         load_weights(checkpoints.directory + "/ckpt-1", other.trainer.model)
 
 
-def test_what_json_can_not_hold_is_told_at_the_call(tmp_path):
-    with pytest.raises(CheckpointError, match=r"host_state=.*can't be kept"):
-        make(tmp_path, make_state()).save(1, {"hook": object()})
+@pytest.mark.parametrize(
+    ("host_state", "problem"),
+    [
+        ({"hook": object()}, "can't keep .*object is not JSON"),
+        ({"hooks": {"log": [3, 5]}}, r"expected 'host_state.hooks.log' to be an object, found \[3, 5\]"),
+        ({"hooks": "all"}, r"expected 'host_state.hooks' to be an object, found 'all'"),
+        ({"hooks": {"log": functools.reduce(lambda inner, _: [inner], range(20_000), [])}}, "recursion"),
+    ],
+)
+def test_what_no_manifest_can_be_read_with_is_an_error_at_the_call(tmp_path, host_state, problem):
+    with pytest.raises(CheckpointError, match=problem):
+        make(tmp_path, make_state()).save(1, host_state)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("moment", ["after listing", "before hashing", "before the values"])
