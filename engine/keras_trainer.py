@@ -40,11 +40,6 @@ _OF_COMPILE = {
     "clip_variable_norm": "optimizer's clipnorm",
     "clip_value": "optimizer's clipvalue",
 }
-# What makes classes of the labels that a loss takes.
-_CLASSES_BY: dict[str, Callable] = {
-    "sparsecategoricalcrossentropy": tf.identity,
-    "categoricalcrossentropy": functools.partial(tf.argmax, axis=-1),
-}
 _COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -178,8 +173,6 @@ class KerasTrainer(Trainer):
         compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
         features, labels = batches.fields(self.given.example)[:2]
         self._losses = self._metrics = None
-        loss = compiled["loss"] if isinstance(compiled["loss"], str) else getattr(compiled["loss"], "__name__", None)
-        self._classes_by = _CLASSES_BY.get((loss or type(compiled["loss"]).__name__).replace("_", "").lower())
         if compiled["loss"] is not None:
             if labels is None:
                 raise ValueError("the model is compiled with a loss, and the data has no labels; give them as y")
@@ -206,18 +199,25 @@ class KerasTrainer(Trainer):
                 return weighable(Mean(by_name[name], _size(batch)), pair, weights is not None)
 
             pairs[name] = pair()
-        labels = batches.fields(batch).labels
-        is_one = tf.is_tensor(labels) and tf.is_tensor(outputs)
-        if self._classes_by and is_one and outputs.shape[-1] <= FEW_CLASSES:
-            pairs["confusion"] = confusion_matrix(self._classes_by(labels), outputs)
+        labels, weights = self._weighed(batches.fields(batch).labels)
+        pairs |= self._confusion(labels, outputs, weights)
         if self._metrics is None:
             return pairs
-        labels, weights = self._weighed(labels)
         labels, predictions, weights = (self._metrics.flat(each) for each in (labels, outputs, weights))
         for name, each in self._metrics.by_name.items():
             own = weights[each.output if len(weights) > 1 else 0] if each.is_weighted else None
             pairs[name] = self._sum(name, each, labels[each.output], predictions[each.output], own)
         return pairs
+
+    def _confusion(self, labels, outputs, weights) -> dict[str, Pair]:
+        """Returns the confusion matrix of what the loss counts, if it is a cross-entropy over few classes."""
+        found = self._losses and self._losses.classified(labels, outputs, weights)
+        if not found or found.predictions.shape[-1] > FEW_CLASSES:
+            return {}
+        pair = confusion_matrix(*found)
+        if weights is None:  # those of whole examples may come after
+            weighable(pair, lambda examples: self._confusion(labels, outputs, examples)["confusion"])
+        return {"confusion": pair}
 
     def _weighed(self, labels) -> tuple[Any, Any]:
         """Returns (labels, weights) of what the data has as labels; weights are None where it has none of outputs."""

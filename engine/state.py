@@ -26,7 +26,8 @@ from .trainer import Trainer
 # means on replicas too; since 5 an AUC's buckets are by the logit; since 6 JPEGs are decoded by the accurate transform;
 # since 7 the gain of an RMS normalisation does not decay, and fields of a table of any ids are told apart by a hash;
 # since 8 each call of `step_context().seed()`, and each micro-batch and part of one, draws numbers of its own, and
-# gradients of biases and looked-up rows are summed in float32 where layers compute in 16 bits.
+# gradients of biases and looked-up rows are summed in float32 where layers compute in 16 bits, and weight decay takes
+# all rows of a layer's embedding, also those that a batch does not use.
 RULES = 8
 
 

@@ -18,6 +18,13 @@ from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
 from keras.src.saving.serialization_lib import SafeModeScope
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
+# What makes classes of the labels that a loss takes, of [..., classes] or of integers; -1 is none of them.
+_CLASSES_BY: dict[Callable, Callable] = {
+    tf.keras.losses.sparse_categorical_crossentropy: lambda labels, axis: tf.cast(labels, tf.int64),
+    tf.keras.losses.categorical_crossentropy: lambda labels, axis: tf.where(
+        tf.reduce_any(labels > 0, axis), tf.argmax(labels, axis), -1
+    ),
+}
 _OF_TWO_CLASSES = (tf.keras.losses.binary_crossentropy, tf.keras.losses.binary_focal_crossentropy)
 _NAME = "{}_loss"  # of an output's loss in logs
 # (a loss of one output before it is divided, as a scalar to minimize; where each is noted by name), of this thread.
@@ -113,6 +120,14 @@ class Whole(NamedTuple):
     is_even: bool = True
 
 
+class Classified(NamedTuple):
+    """What a classifier's loss compares: classes int64 [batch, ...], predictions [batch, ..., classes], which count."""
+
+    labels: tf.Tensor
+    predictions: tf.Tensor
+    mask: tf.Tensor
+
+
 class Losses(CompileLoss):
     """The losses of `compile`, found for each output by Keras, and divided by whoever calls `total`."""
 
@@ -121,6 +136,7 @@ class Losses(CompileLoss):
     def build(self, y_true, y_pred):
         with tf.init_scope():  # Keras makes means of its own, which are not used
             super().build(y_true, y_pred)
+        self._found = [loss for _, loss, _, _ in self._flat_losses]
         self._flat_losses = [
             self.Loss(path, functools.partial(_noted, _NAME.format(name), loss), weight, name)
             for path, loss, weight, name in self._flat_losses
@@ -148,6 +164,26 @@ class Losses(CompileLoss):
             _running.reset(token)
         return total, by_name if len(self._flat_losses) > 1 else {}
 
+    def classified(self, y_true, y_pred, weights) -> Classified | None:
+        """Returns what the one loss compares, if it is a cross-entropy over classes; else None. Arguments as `total`'s.
+
+        Counted are labels that are classes and that count in the loss: not those of its `ignore_class`, under a mask or
+        of weight 0.
+        """
+        loss = self._found[0]
+        classes_of = _CLASSES_BY.get(getattr(loss, "fn", None))
+        if len(self._found) > 1 or classes_of is None or not (tf.is_tensor(y_true) and tf.is_tensor(y_pred)):
+            return None
+        axis = loss._fn_kwargs.get("axis", -1)
+        values, mask = _values(loss, y_true, y_pred)
+        predictions = tf.keras.ops.moveaxis(y_pred, axis, -1)
+        labels = tf.reshape(classes_of(y_true, axis), tf.shape(values))
+        counted = (labels >= 0) & (labels < predictions.shape[-1])
+        for each in (mask, None if weights is None else weights != 0):
+            if each is not None:
+                counted &= squeeze_or_expand_to_same_rank(values, _of_rank(each, values.shape.rank))[1]
+        return Classified(labels, predictions, counted)
+
     def _by_output(self, weights) -> Any:
         """Returns the weights of each output as Keras looks them up. Raises ValueError where they are not of each."""
         form, found = self._y_pred_build_structure, [*weights]
@@ -174,22 +210,14 @@ def _whole(loss, y_true, y_pred, weights) -> Whole:
     """Computes what Keras's `Loss.__call__` does, up to the division."""
     if not isinstance(loss, tf.keras.losses.Loss) or type(loss).__call__ is not tf.keras.losses.Loss.__call__:
         return Whole(tf.convert_to_tensor(loss(y_true, y_pred, weights)), tf.constant(1.0))  # which divides by itself
-    masks = [backend.get_keras_mask(y_pred)]
-    y_pred, y_true = (
-        tf.keras.tree.map_structure(lambda x: backend.convert_to_tensor(x, dtype=loss.dtype), y)
-        for y in (y_pred, y_true)
-    )
-    values = loss.call(y_true, y_pred)
-    masks = [mask for mask in (*masks, backend.get_keras_mask(values)) if mask is not None]
-    mask = functools.reduce(tf.logical_and, masks) if masks else None
-    values = backend.convert_to_tensor(values, dtype=loss.dtype)
+    values, mask = _values(loss, y_true, y_pred)
     weights = None if weights is None else _of_rank(tf.cast(weights, values.dtype), values.shape.rank)
     weights = apply_mask(weights, mask, dtype=values.dtype, reduction="sum")
     if weights is not None:
         values, weights = squeeze_or_expand_to_same_rank(values, weights)
         values *= weights
     if getattr(loss, "fn", None) in _OF_TWO_CLASSES:
-        labels, _ = squeeze_or_expand_to_same_rank(y_true, y_pred)
+        labels, _ = squeeze_or_expand_to_same_rank(tf.cast(y_true, values.dtype), y_pred)
         fits = tf.reduce_all((labels >= 0) & (labels <= 1), axis=getattr(loss, "axis", -1))
         values, fits = squeeze_or_expand_to_same_rank(values, fits)
         # Of another label, if it counts, there is no cross-entropy: Keras has a number for it, which may be below 0.
@@ -209,6 +237,19 @@ def _whole(loss, y_true, y_pred, weights) -> Whole:
         return Whole(tf.reduce_sum(values), size)
     share = tf.reduce_mean(tf.cast(mask, tf.float32))  # of the entries that count
     return Whole(tf.reduce_sum(values), size * share, is_even=False)
+
+
+def _values(loss, y_true, y_pred) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Returns (a loss's values before weights, which of them count or None); as Keras's `Loss.__call__` begins."""
+    masks = [backend.get_keras_mask(y_pred)]
+    y_pred, y_true = (
+        tf.keras.tree.map_structure(lambda x: backend.convert_to_tensor(x, dtype=loss.dtype), y)
+        for y in (y_pred, y_true)
+    )
+    values = loss.call(y_true, y_pred)
+    masks = [mask for mask in (*masks, backend.get_keras_mask(values)) if mask is not None]
+    mask = functools.reduce(tf.logical_and, masks) if masks else None
+    return backend.convert_to_tensor(values, dtype=loss.dtype), mask
 
 
 def beside_mask(weights: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:

@@ -55,6 +55,11 @@ def mark_shard(variable: tf.Variable, owner: Any) -> None:
     variable.shard_of = id(owner)
 
 
+def is_shard(variable) -> bool:
+    """Returns whether a variable is a shard of a table, of which a step updates only the rows that it uses."""
+    return hasattr(variable, "shard_of")
+
+
 def whole_of(variable) -> int:
     """Returns the same number for all shards of a table, and one of its own for any other variable."""
     return getattr(variable, "shard_of", id(variable))

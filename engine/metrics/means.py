@@ -258,7 +258,7 @@ def auc(labels, logits, weights=None) -> Auc:
     )
 
 
-def confusion_matrix(labels, predictions) -> Confusion:
+def confusion_matrix(labels, predictions, mask=None) -> Confusion:
     """Makes the pair for the confusion matrix of a classifier, of which an evaluation's report by class is computed.
 
     Each example counts as one, whatever it weighs. Steps of training leave it out, and so cost nothing more.
@@ -266,6 +266,7 @@ def confusion_matrix(labels, predictions) -> Confusion:
     Args:
       labels: integers [batch, ...], from 0 to below the number of classes.
       predictions: [batch, ..., classes], of which the largest is the class that is predicted.
+      mask: None, or bool of the shape of `labels`: False where a label does not count, such as padding, whatever it is.
 
     Example:
       >>> pair = confusion_matrix([0, 1, 1], [[2.0, 1.0], [0.0, 3.0], [5.0, 4.0]])
@@ -277,9 +278,10 @@ def confusion_matrix(labels, predictions) -> Confusion:
     labels = tf.reshape(tf.cast(labels, tf.int64), [-1])  # int32 is the host's, beside GPUs
     predicted = tf.reshape(tf.argmax(predictions, axis=-1), [-1])
     known = (labels >= 0) & (labels < classes)
-    places = tf.where(known, labels * classes + predicted, -1)  # of which nothing is counted
+    counted = tf.ones_like(known) if mask is None else tf.reshape(tf.cast(mask, tf.bool), [-1])
+    places = tf.where(known & counted, labels * classes + predicted, -1)  # of which nothing is counted
     counts = tf.math.unsorted_segment_sum(tf.ones_like(labels, tf.float32), places, classes * classes)
-    unknown = tf.reduce_sum(tf.cast(~known, tf.float32))
+    unknown = tf.reduce_sum(tf.cast(counted & ~known, tf.float32))
     return Confusion(counts, tf.pad(unknown[tf.newaxis], [[0, classes * classes - 1]]))
 
 

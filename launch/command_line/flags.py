@@ -363,7 +363,7 @@ class Flags:
     weight_decay: float | None = _update(
         _number,
         None,
-        "Decoupled decay, times the rate; the optimizer's own if not given.",
+        "Decoupled decay, times the rate; the optimizer's own if not given. Of a table, only used rows decay.",
         lower=0,
         upper=HUGE,
         decides=True,

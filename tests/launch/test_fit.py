@@ -60,12 +60,12 @@ def lstm():
     model = keras.Sequential(
         [
             keras.Input([6], dtype="int32"),
-            layers.Embedding(12, 4, mask_zero=True),
+            layers.Embedding(30, 4, mask_zero=True),  # rows that no batch has decay too
             layers.LSTM(5, return_sequences=True),
         ]
     )
     model.add(layers.Dense(1))
-    model.compile(keras.optimizers.SGD(0.1, 0.9), "mse", metrics=["mae"], weighted_metrics=["mae"])
+    model.compile(keras.optimizers.SGD(0.1, 0.9, weight_decay=0.1), "mse", metrics=["mae"], weighted_metrics=["mae"])
     return model
 
 

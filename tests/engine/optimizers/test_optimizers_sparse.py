@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import optimizers
+from crankshaft.engine.internals.variables import mark_shard
 
 # Of a table of 6 rows, row 4 is never touched, and row 1 twice in one batch.
 INDICES = [[1, 3, 1], [0, 5, 0], [2, 1, 1], [3, 3, 3]]
@@ -12,7 +13,9 @@ INDICES = [[1, 3, 1], [0, 5, 0], [2, 1, 1], [3, 3, 3]]
 
 def make_table():
     value = np.random.default_rng(1).normal(size=(6, 2))
-    return [tf.Variable(value, dtype=tf.float32, name="table")]
+    table = tf.Variable(value, dtype=tf.float32, name="table")
+    mark_shard(table, table)
+    return [table]
 
 
 def sparse_gradients(step):
@@ -99,6 +102,18 @@ def test_sparse_updates_touch_their_rows_only_and_sum_duplicates(name):
     # NumPy counts in float64: twenty updates' float32 roundings.
     np.testing.assert_allclose(table.numpy(), list(rows.values()), rtol=2e-6, atol=1e-6)
     np.testing.assert_array_equal(table.numpy()[4], start[4])
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lion"])
+def test_all_rows_of_a_weight_of_no_table_decay(name):
+    """As in Keras, of a layer's Embedding: rows that no batch has decay like any other value."""
+    weight = tf.Variable(tf.ones([6, 2]), name="embeddings")
+    optimizer = optimizers.build(name, 0.1, weight_decay=0.3)
+    optimizer.build([weight])
+    for _ in range(3):
+        optimizer.apply([tf.IndexedSlices(tf.ones([2, 2]), [1, 1], [6, 2])], [weight])
+    np.testing.assert_allclose(np.delete(weight, 1, 0), np.full([5, 2], 0.97**3), rtol=1e-6)
+    assert (weight.numpy()[1] < 0.9).all()
 
 
 @pytest.mark.parametrize("jit", [False, True])

@@ -309,9 +309,10 @@ def test_replicas_with_a_copy_each_take_no_shards(bench):
         bench(Pull(2), power_law(), BATCH, 2)
 
 
-def test_clipping_and_decay_take_tables_and_averages_leave_them_out(bench):
+def test_clipping_and_decay_take_tables_and_averages_leave_them_out(bench, caplog):
     options = {"clip_norm": 0.01, "weight_decay": 0.1, "ema_decay": 0.9, "on_nonfinite": "skip"}
     made = bench(Pull(2), power_law(), BATCH, optimizer="adamw", learning_rate=0.1, shuffle=False, **options)
+    assert "decays only the rows of table/shard_0, table/shard_1 that its batch uses" in caplog.text
     first = dense(made.trainer.table)
     made.train(8)
     now = dense(made.trainer.table)
