@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from ..engine.data.source import SourceError, UnavailableError
 from ..engine.internals.errors import reason
 from ..input.data import InputError
-from .cluster.meeting import ClusterError
+from .cluster.meeting import ClusterError, PortTakenError
 from .command_line.flags import GROUPS
-from .errors import EXIT_FAILED, EXIT_USAGE, RunError, UsageError
+from .errors import EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError, UsageError
 
 _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
@@ -92,6 +92,8 @@ def _explained(error: Exception, traceback_by: str) -> tuple[int, str]:
         return EXIT_FAILED, with_flags(str(error))
     if isinstance(error, (UsageError, InputError, SourceError)):
         return EXIT_USAGE, with_flags(str(error))
+    if isinstance(error, PortTakenError):
+        return EXIT_PORT_TAKEN, str(error)
     if isinstance(error, (ClusterError, RunError)):
         return EXIT_FAILED, str(error)
     if "tensorflow" in sys.modules and (explained := _by_engine(error)):

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-_MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each child
+MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each child
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # prctl(2)
 _ATTEMPTS = 500  # of 10 ms: what SIGKILL has not ended by then waits in the kernel, on a lost disk for example
 _LAST_WORDS = 20  # of them, before SIGKILL: what passes a child's output on has yet to write its end
@@ -78,7 +78,7 @@ class Children:
     """The children of this process that are kept. They also end with the thread that starts them."""
 
     def __init__(self):
-        self._environment = {_MARK: uuid.uuid4().hex}
+        self._environment = {MARK: uuid.uuid4().hex}
         self._prctl = ctypes.CDLL(None).prctl  # looked up here: not between fork and exec
         self._others: set[int] = set()  # what this process had started before
         self._kept: list[Child] = []
@@ -199,7 +199,7 @@ def job_of(environment: Mapping[str, str]) -> list[int]:
     Args:
       environment: of this process.
     """
-    mark = environment.get(_MARK)
+    mark = environment.get(MARK)
     if not mark:
         return [os.getpid()]
     return [pid for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()) if _bears(mark, pid)]
@@ -208,7 +208,7 @@ def job_of(environment: Mapping[str, str]) -> list[int]:
 def _bears(mark: str, pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{_MARK}={mark}".encode() in file.read().split(b"\0")
+            return f"{MARK}={mark}".encode() in file.read().split(b"\0")
     except OSError:  # gone meanwhile, or another user's
         return False
 

@@ -40,6 +40,7 @@ class Cluster:
       secret: the job's, which authenticates the workers' datagrams; empty if there is none.
       source: where the tasks were read from, for people: "TF_CONFIG".
       bind: the address of this host at which this task's own sockets listen; empty: where the others know it.
+      is_chosen: whether Crankshaft's supervisor chose the addresses, and can choose others.
     """
 
     addresses: tuple[tuple[str, str], ...]
@@ -47,6 +48,7 @@ class Cluster:
     secret: bytes = dataclasses.field(default=b"", repr=False)
     source: str = "TF_CONFIG"
     bind: str = ""
+    is_chosen: bool = False
 
     @property
     def task(self) -> str:

@@ -36,6 +36,10 @@ class ClusterError(Exception):
     """The cluster did not come together, and may when tried again: which task, what to look at. One line."""
 
 
+class PortTakenError(ClusterError):
+    """Another program has a port that Crankshaft chose, and no user named: it chooses another. One line."""
+
+
 def check_bindable(cluster: Cluster) -> None:
     """Tries to listen at this task's own address; warns if the host that it names is not this one.
 
@@ -43,7 +47,8 @@ def check_bindable(cluster: Cluster) -> None:
     server listens at the port on all interfaces, whatever the host's name; that is what is tried. A port that an
     earlier process has just left (TIME_WAIT) is free.
 
-    Raises `UsageError` where its port is in use, or is one that this user may not have.
+    Raises `UsageError` where its port is in use, or is one that this user may not have; `PortTakenError` where it is in
+    use and Crankshaft chose it.
     """
     if elsewhere := _why_elsewhere(split(cluster.address)[0]):
         logging.warning(
@@ -88,10 +93,13 @@ def _explained(cluster: Cluster):
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             raise UsageError(f"--bind={cluster.bind} is not an address of this host; see `ip address`") from None
-        raise UsageError(
+        in_use = (
             f"{cluster.source}'s {cluster.task}, this process, is at {cluster.address}, and that port is in use "
-            f"({os.strerror(error.errno)}); end the process that has it, or use another port"
-        ) from None
+            f"({os.strerror(error.errno)})"
+        )
+        if cluster.is_chosen:
+            raise PortTakenError(f"{in_use}; all tasks have to start again, with other ports") from None
+        raise UsageError(f"{in_use}; end the process that has it, or use another port") from None
 
 
 def _listen(cluster: Cluster) -> socket.socket:

@@ -16,6 +16,7 @@ from ..errors import (
     EXIT_FAILED,
     EXIT_HUNG_UP,
     EXIT_INTERRUPTED,
+    EXIT_PORT_TAKEN,
     EXIT_SLOWER,
     EXIT_TERMINATED,
     EXIT_USAGE,
@@ -64,6 +65,11 @@ class Ending:
         if self.code == EXIT_FAILED and self.last_lines and _CANNOT_BEGIN.match(self.last_lines[-1]):
             return "its script can't be run as it stands"
         return None
+
+    @property
+    def lost_its_port(self) -> bool:
+        """Whether it ended because another program took the port that was chosen for it."""
+        return self.code == EXIT_PORT_TAKEN
 
     def __str__(self) -> str:
         if self.code < 0:
@@ -141,7 +147,7 @@ class Synchronous:
         if self._was_preempted(ending):
             leave = self._grace_seconds
         else:
-            leave = _MISTAKE_SECONDS if ending.mistake else _LEAVE_SECONDS
+            leave = _MISTAKE_SECONDS if ending.mistake or ending.lost_its_port else _LEAVE_SECONDS
         return Patience(leave, min(_END_SECONDS, self._grace_seconds))
 
     def settle(self, endings: list[Ending]) -> Settlement:
@@ -152,11 +158,18 @@ class Synchronous:
         if final := self._final(cause):
             code, why = final
             return Settlement(code, 0.0, f"{cause}: {why}, so it is not restarted", cause)
+        if cause.lost_its_port:
+            return self._again(f"{cause}, as another program has taken its port", "with other ports", cause)
         if self._was_preempted(cause):
-            count = self._count(self._preemptions)
-            pause = _pause(count - 1)
-            return Settlement(None, pause, f"{cause}, preempted; all tasks start again {_after(pause)}", cause)
+            return self._again(f"{cause}, preempted", "", cause)
         return self._failed(cause)
+
+    def _again(self, why: str, how: str, cause: Ending) -> Settlement:
+        """Starts all tasks again after what is not a failure of the run's."""
+        pause = _pause(self._count(self._preemptions) - 1)
+        return Settlement(
+            None, pause, f"{why}; all tasks start again {' '.join(filter(None, (_after(pause), how)))}", cause
+        )
 
     def _final(self, ending: Ending) -> tuple[int, str] | None:
         """Returns the supervisor's exit code, and why a restart would give the same; None if it might not."""
@@ -211,7 +224,7 @@ class Servers(Synchronous):
     def alone(self, ending: Ending) -> Settlement | None:
         kind = ending.task.split()[0]
         done = kind == "evaluator" and not ending.code
-        if kind not in ("worker", "evaluator") or ending.mistake or done:
+        if kind not in ("worker", "evaluator") or ending.mistake or ending.lost_its_port or done:
             return None
         count = self._count(self._deaths[ending.task])
         if count > self._max_restarts:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...engine.machine import events
-from ..errors import EXIT_USAGE
+from ..errors import EXIT_PORT_TAKEN, EXIT_USAGE
 from ..host.process import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import shares
 from .children import Child, Children
@@ -193,8 +193,8 @@ class Supervisor:
     def _reap(self) -> list[Ending]:
         codes = {task: code for task in self._tasks if (code := task.child.code) is not None}
         # Of those found dead at once, a task that a signal killed can't have followed from another's end; nor can a
-        # mistake in what was asked.
-        dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] != EXIT_USAGE))
+        # mistake in what was asked, or a port that was taken.
+        dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] not in (EXIT_USAGE, EXIT_PORT_TAKEN)))
         self._tasks = [task for task in self._tasks if task not in codes]
         endings = self._take(dead)
         self._children.reap_orphans()

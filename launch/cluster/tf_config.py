@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 
 from ..errors import UsageError
+from .children import MARK
 from .cluster import Cluster, of_tasks
 
 NAME = "TF_CONFIG"
@@ -58,7 +60,7 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
     ]
     before = known[: known.index(kind)]
     number = index + sum(len(jobs.get(job, ())) for job in before)
-    return of_tasks(NAME, addresses, number, environment)
+    return dataclasses.replace(of_tasks(NAME, addresses, number, environment), is_chosen=MARK in environment)
 
 
 def _jobs(content: dict, strategy: str) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from crankshaft.launch.cluster.restarts import Ending, Servers, Synchronous
-from crankshaft.launch.errors import EXIT_SLOWER
+from crankshaft.launch.errors import EXIT_PORT_TAKEN, EXIT_SLOWER
 from tests.launch.local_tasks import lines_of, pids, says, until_dead
 
 
@@ -122,6 +122,30 @@ for _ in range(6000):
     (tmp_path / "stop").touch()
     outcome = program.wait().ok()
     assert "worker 1 ended with exit code 143, preempted; all tasks start again at once" in outcome.err
+
+
+def test_a_port_that_another_program_takes_before_its_task_listens_is_chosen_again(local):
+    """Which is no failure: with `--max_restarts=0` a failure would be the end."""
+    script = """
+import socket
+n, (_, port) = started(), config["cluster"]["worker"][index].split(":")
+print("port", port, flush=True)
+if n == 1:
+    taken = index == 1 and socket.create_server(("127.0.0.1", int(port)))
+    from crankshaft.launch import train
+    train.main(argv=["crankshaft train", "--model=mlp", "--input=digits", *sys.argv[1:]])
+"""
+    outcome = local(script, "--max_restarts=0").wait().ok()
+    again = "as another program has taken its port; all tasks start again at once with other ports"
+    assert f"[local] worker 1 ended with exit code 5, {again}" in outcome.err
+    first, second = (line for line in lines_of(outcome.out, "worker 1") if line.startswith("port"))
+    assert first != second
+
+
+def test_a_worker_around_servers_is_not_restarted_by_itself_at_a_port_that_is_taken():
+    tasks, taken = Servers(0, 600.0, 30.0), Ending("worker 0", EXIT_PORT_TAKEN)
+    assert tasks.alone(taken) is None
+    assert tasks.settle([taken, Ending("chief", -signal.SIGTERM)]).exit_code is None
 
 
 @pytest.mark.parametrize("rule", [Synchronous, Servers])
