@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Data, fit, open_run, run
+from crankshaft.engine.keras_trainer import KerasTrainer
 from crankshaft.engine.metrics.by_class import report
 from crankshaft.models.logistic import Model
 
@@ -83,6 +84,46 @@ def test_a_compiled_classifier_has_a_report_and_other_models_none(form):
     model.compile("sgd", "mse")
     done = fit(model, FEATURES, np.eye(4)[LABELS], validation_split=0.5, verbose=0, jit="off")
     assert "by_class" not in done.result
+
+
+def test_the_matrix_of_a_compiled_model_counts_what_its_loss_counts():
+    """Not padding, nor labels of the ignored class (which is none of the classes), nor examples of weight 0."""
+    words = drawn.integers(1, 9, [21, 5]).astype(np.int32)
+    words[np.arange(5) >= drawn.integers(1, 6, 21)[:, None]] = 0
+    tags = np.where(words > 0, words % 3, 2).astype(np.int32)
+    tags[::4, 0] = 200
+    weights = (np.arange(21) % 5 > 0).astype(np.float32) * 1.5
+    layers = [tf.keras.layers.Embedding(9, 3, mask_zero=True), tf.keras.layers.Dense(3)]
+    model = tf.keras.Sequential([tf.keras.Input([5], dtype="int32"), *layers])
+    model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=200))
+    two = {"strategy": "mirrored", "num_virtual_devices": 2}
+    done = fit(model, words, tags, validation_data=(words, tags, weights), validation_batch_size=8, verbose=0, **two)
+    counted = (words > 0) & (tags != 200) & (weights[:, None] > 0)
+    expected = np.zeros([3, 3], int)
+    np.add.at(expected, (tags[counted], done.predict(words).argmax(-1)[counted]), 1)
+    assert done.result["by_class"]["confusion"]["matrix"] == expected.tolist()
+
+
+def test_the_matrix_of_a_compiled_model_has_its_classes_where_the_loss_has_them():
+    pixels = drawn.normal(size=(12, 3, 4)).astype(np.float32)  # the classes are the second axis
+    labels = np.eye(3, dtype=np.float32)[drawn.integers(0, 3, [12, 4])].transpose(0, 2, 1)
+    labels[2, :, 1] = 0.0  # of no class
+    model = tf.keras.Sequential([tf.keras.Input([3, 4]), tf.keras.layers.Softmax(axis=1)])
+    model.compile("sgd", tf.keras.losses.CategoricalCrossentropy(axis=1))
+    with open_run(KerasTrainer.of(model), data=((pixels, labels), None), progress="off", jit="off") as held:
+        matrix = held.evaluate((pixels, labels)).confusion["confusion"]
+    expected = np.zeros([3, 3], int)
+    counted = labels.sum(1) > 0
+    np.add.at(expected, (labels.argmax(1)[counted], pixels.argmax(1)[counted]), 1)
+    assert matrix.tolist() == expected.tolist()
+
+
+def test_a_mask_leaves_labels_out_of_a_matrix():
+    outputs = np.eye(3, dtype=np.float32)[[[0, 1], [2, 2]]]
+    pair = crankshaft.confusion_matrix([[0, -100], [1, 2]], outputs, mask=[[True, False], [True, True]])
+    assert pair.matrix().tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 1]]
+    assert pair.mistake() is None
+    assert crankshaft.confusion_matrix([[0, -100], [1, 2]], outputs).mistake().startswith("1 labels are not classes")
 
 
 def test_training_adds_up_no_matrix_and_labels_beyond_the_classes_are_named():
