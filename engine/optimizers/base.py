@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from ..internals.tensorflow import temporary_variable
-from ..internals.variables import assign_local, key_of, on_server, path_of, read_local, server_of, tf_variable
+from ..internals.variables import assign_local, is_shard, key_of, on_server, path_of, read_local, server_of, tf_variable
 from ..mesh import cuts, pieces
 from ..mesh.cuts import Cut, cut_of
 from ..mesh.mesh import current_mesh
@@ -42,9 +43,9 @@ class Optimizer(tf.Module):
       learning_rate: a number, or a Keras LearningRateSchedule or other callable from the int64
         count of updates to a scalar.
       weight_decay: decoupled decay (Loshchilov & Hutter, https://arxiv.org/abs/1711.05101) as Keras
-        has it: before the update, variable -= learning_rate * weight_decay * variable. With a
-        sparse gradient only the touched rows decay, once per update, however often a row occurs:
-        an update costs as much as the rows it touches.
+        has it: before the update, variable -= learning_rate * weight_decay * variable, all rows of it, with a
+        sparse gradient too. Of the engine's tables (`engine.layers.embeddings`) only the rows that the gradient
+        has decay, each once per update: an update of a table costs as much as the rows that it uses.
       weight_decay_exclude: regular expression; variables whose path it is found in do not decay,
         e.g. "bias|gamma|beta".
       name: a valid identifier; the class's name by default.
@@ -101,6 +102,13 @@ class Optimizer(tf.Module):
         self._build_slots(targets)
         for target in targets:
             target.decays = self._decays(target)
+        if self.weight_decay and (tables := [t.path for t in targets if t.decays and is_shard(t.variable)]):
+            logging.warning(
+                "weight_decay=%g: an update decays only the rows of %s that its batch uses; all other weights decay in "
+                "each update",
+                self.weight_decay,
+                ", ".join(tables),
+            )
         self._targets = targets
         self.built_settings = types.MappingProxyType(self.settings)  # a dictionary would be a part of checkpoints
 
@@ -269,13 +277,13 @@ class Optimizer(tf.Module):
         return not (exclude and re.search(exclude, target.path))
 
     def _decay(self, pairs, factor):
-        """Decays: variable -= factor * variable, where the variable decays.
+        """Decays: variable -= factor * variable, where the variable decays; of a table's shard, the gradient's rows.
 
-        Sparse gradients come back without duplicates, so that the rows are found once.
+        A shard's gradients come back without duplicates, so that the rows are found once.
         """
         decayed = []
         for gradient, target in pairs:
-            if target.decays and isinstance(gradient, tf.IndexedSlices):
+            if target.decays and isinstance(gradient, tf.IndexedSlices) and is_shard(target.variable):
                 gradient = sum_duplicate_rows(gradient)
                 rows = target.gather(gradient.indices)
                 tf.raw_ops.ResourceScatterSub(
