@@ -22,7 +22,7 @@ from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder
 from . import own_files, paths, registry
-from .flags import ABOUT, ARGUMENTS, GROUPS, Flags, check_uses, named
+from .flags import ABOUT, ARGUMENTS, EITHER, GROUPS, Flags, check_uses, in_place_of, named
 from .rules import frozen
 from .values import plain, shown
 
@@ -286,8 +286,8 @@ def from_flags(
         registry.check_name("input", values["input"])
     values["optimizer"] = values["optimizer"].lower()
     is_endless = may_be_endless and _is_endless(values)
-    _settle_length(values, "train_steps", "train_epochs", 10.0)
-    _settle_length(values, "benchmark_steps", "benchmark_seconds", 3.0)
+    for (steps, other), default in zip(EITHER, (10.0, 3.0), strict=True):
+        _settle_length(values, steps, other, default)
     _settle_periods(values)
     return Config(
         **values,
@@ -422,9 +422,7 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
         now, then = (str(own_files.name_of(each)).lower() for each in (values[name], before.get(name)))
         if name in by_caller and now != then:
             by_caller |= set(of_it)  # the run's belong to another model, input, ...
-    length = {"train_steps", "train_epochs"}  # either one says it
-    if by_caller & length:
-        by_caller |= length
+    by_caller |= in_place_of(by_caller)
     path = RunDir(values["run_dir"]).config
     values.update(_taken(path, run, values.keys() - by_caller))
     if not isinstance(of_script := run["deciding"].get("script_flags", {}), dict):

@@ -7,7 +7,7 @@ are made from the fields of `Flags`. Nothing here starts TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -42,6 +42,7 @@ ESSENTIAL = (  # what --helpshort has
     "train_steps train_epochs global_batch_size optimizer learning_rate learning_rate_schedule precision jit "
     "eval_every_steps checkpoint_every_steps early_stopping restore_best result_json"
 ).split()
+EITHER = (("train_steps", "train_epochs"), ("benchmark_steps", "benchmark_seconds"))  # a length, said in two ways
 _LOCAL_SGD = ("sync_every_steps",)
 _OF_A_FOLDER = ("run_dir",)
 _WRITES: dict[str, Any] = {**_COUNT, "use": _OF_A_FOLDER, "is_period": True}
@@ -548,6 +549,11 @@ GROUPS = {about.group: [name for name, each in ABOUT.items() if each.group == ab
 HELP = {name: about.help for name, about in ABOUT.items()}  # as written: absl adds to the help
 USES = {name: about.use for name, about in ABOUT.items() if about.use}
 ARGUMENTS = [name for name, about in ABOUT.items() if about.define is _arguments]
+
+
+def in_place_of(names: Collection[str]) -> set[str]:
+    """Returns the flags that are replaced by flags of these names, which say the same in another way."""
+    return {name for pair in EITHER if not {*pair}.isdisjoint(names) for name in pair if name not in names}
 
 
 def check_uses(values: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from absl import flags
 
 from ..errors import UsageError
 from . import own_files, paths, rules
-from .flags import ARGUMENTS, GROUPS, HELP, USES
+from .flags import ARGUMENTS, GROUPS, HELP, USES, in_place_of
 
 # Flags in a run's config.json that belong to the call that wrote it, and not to the run.
 _OF_THAT_CALL = "mode run_dir result_json output allow_changed_config config flagfile".split()
@@ -63,18 +63,38 @@ def expanded(arguments: Sequence[str]) -> list[str]:
 
 
 def files(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Returns (path, its flags as words) of each file that `--config=FILE` names. Raises as `expanded` does."""
+    """Returns (path, its flags as words) of each file that `--config=FILE` names. Raises as `expanded` does.
+
+    A later file, and the command line, replaces a length also where it says it in another way.
+    """
     _check_once("", arguments)
-    contents, names = [], {word.lstrip("-").partition("=")[0] for word in arguments if word.startswith("-")}
+    contents, names = [], _names(arguments)
     for path in _values(arguments, "config"):
         contents.append((path, list(words(_read(path, names)))))
         _check_once(f"--config={path}: ", contents[-1][1])
+    for index, (path, its) in reversed([*enumerate(contents)]):
+        contents[index] = path, _without(in_place_of(names), its)
+        names |= _names(its)
     return contents
 
 
+def _names(arguments: Sequence[str]) -> set[str]:
+    """Returns the names of the flags that words give."""
+    return {word.lstrip("-").partition("=")[0] for word in arguments if word.startswith("-")}
+
+
+def _without(names: set[str], arguments: Sequence[str]) -> list[str]:
+    """Returns words less those that give flags of these names."""
+    return [word for word in arguments if names.isdisjoint(_names([word]))]
+
+
 def without_flagfiles(arguments: Sequence[str]) -> list[str]:
-    """Returns words with the lines of the files that `--flagfile=FILE` names in its place, as absl has them."""
+    """Returns words with the lines of the files that `--flagfile=FILE` names in its place, as absl has them.
+
+    A length in such a file is left out where the command line says it in another way.
+    """
     left, read, opened = list(arguments), [], 0
+    replaced = in_place_of(_names(arguments))
     while left:
         word = left.pop(0)
         if word in ("--flagfile", "-flagfile"):
@@ -89,7 +109,7 @@ def without_flagfiles(arguments: Sequence[str]) -> list[str]:
             raise UsageError(f"--flagfile={path} is the {opened}th to be read; files that name one another have no end")
         text = paths.read_text("flagfile", path, "give a file of flags, one a line")
         lines = (line.strip() for line in text.splitlines())
-        left[:0] = [line for line in lines if line and not line.startswith(("#", "//"))]
+        left[:0] = _without(replaced, [line for line in lines if line and not line.startswith(("#", "//"))])
     return read
 
 

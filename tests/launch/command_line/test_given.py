@@ -8,6 +8,7 @@ import os
 import pytest
 from absl.testing import flagsaver
 
+from crankshaft import run
 from crankshaft.launch import train
 from crankshaft.launch.benchmark.result import read_baseline
 from crankshaft.launch.command_line import checks, given, own_files, registry, values
@@ -51,6 +52,29 @@ def test_a_run_is_made_again_from_the_config_that_it_left(inside, tmp_path):
     assert again["deciding"] == first["deciding"]
     results = [json.loads((tmp_path / name / "result.json").read_text())["eval"] for name in ("first", "again")]
     assert results[0] == results[1]
+
+
+def test_the_command_line_wins_over_a_files_length_in_either_unit(inside, tmp_path):
+    """A later file over an earlier one too, a run's own file, and a file of words."""
+    for name, text in (
+        ("long.yaml", f"{YAML}\n".replace("train_steps: 3", "train_epochs: 2")),
+        ("s.yaml", "train_steps: 7"),
+    ):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "words").write_text("--train_epochs=2\n--benchmark_seconds=4\n")
+    long, run_dir = f"--config={tmp_path}/long.yaml", tmp_path / "run"
+    inside(long, "--train_steps=4", f"--run_dir={run_dir}").ok()
+    inside(f"--config={run_dir}/config.json", "--train_epochs=0.25", f"--run_dir={tmp_path}/epochs").ok()
+    done = [json.loads((path / "result.json").read_text())["step"] for path in (run_dir, tmp_path / "epochs")]
+    assert done == [4, 6]  # of 23 steps an epoch
+    assert run(config=tmp_path / "long.yaml", train_steps=5, progress="off").result["step"] == 5
+    assert "--train_epochs=2" not in given.expanded([long, f"--config={tmp_path}/s.yaml"])
+    for words in (["--train_steps=4", "--flagfile=words"], ["--flagfile=words", "-train_steps", "4"]):
+        found = given.expanded([word.replace("=words", f"={tmp_path}/words") for word in words])
+        assert "--train_epochs=2" not in found
+        assert "--benchmark_seconds=4" in found
+    both = inside("--train_steps=4", "--train_epochs=2", long)
+    assert both.mistake == "--train_steps and --train_epochs are both given; use one of them"
 
 
 @pytest.mark.parametrize(
