@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "models": {"crankshaft.engine", "numpy", "tensorflow"},
     "launch": {
         *("absl", "filelock", "h5py", "keras", "numpy", "rich", "tensorboard", "tensorflow"),
-        *("pandas", "prometheus_client", "starlette", "uvicorn", "yaml"),  # where they are there
+        *("pandas", "prometheus_client", "yaml"),  # where they are there
         *("crankshaft.engine", "crankshaft.input", "crankshaft.models"),
     },
 }

@@ -10,13 +10,15 @@ Only this machine reaches the page, unless --bind says otherwise. Nothing is wri
 
 from __future__ import annotations
 
-import importlib.util
 import ipaddress
+import json
 import secrets
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+import urllib.parse
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from absl import flags
 
@@ -24,12 +26,9 @@ from .. import errors, explanations
 from ..command_line import help, own_flags, rules
 from ..errors import UsageError
 from ..host import process
+from ..host.serving import Application, Server
 from . import page
 from .run import Run
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
 
 FLAGS = flags.FlagValues()  # apart from crankshaft train's
 rules.whole("port", 6007, "Where the page is served; 0 takes a free one.", lower=0, upper=65535, flag_values=FLAGS)
@@ -41,7 +40,12 @@ rules.text(
     rule=rules.ip_address,
     flag_values=FLAGS,
 )
-_LOOPBACK = ["127.0.0.1", "localhost", "::1", "[::1]"]
+_HEADERS = [
+    ("Cache-Control", "no-store"),
+    ("Referrer-Policy", "no-referrer"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+]
 _READ_SECONDS = 0.4  # of an answer at most: what a long record holds so far is shown while it is read
 
 
@@ -63,62 +67,45 @@ def main(argv: list[str]) -> None:
 def _serve(paths: list[str]) -> None:
     if not paths:
         raise UsageError("no run is given; name a run's folder: crankshaft monitor RUN_DIR")
-    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(f"{' and '.join(missing)} not installed; pip install 'crankshaft[monitor]'")
-    import uvicorn
-
     address = ipaddress.ip_address(FLAGS.bind)
     token = "" if address.is_loopback else secrets.token_urlsafe(24)
-    app = application([Run(path) for path in paths], token)
-    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     try:
-        listener = socket.create_server((FLAGS.bind, FLAGS.port), family=family)
+        server = Server(FLAGS.bind, FLAGS.port, application([Run(path) for path in paths], token), any_host=bool(token))
     except OSError as error:
         where = f"--bind={FLAGS.bind} --port={FLAGS.port}"
         raise UsageError(f"{where} can't be listened on ({error.strerror}); --port=0 takes a free one") from None
     host = socket.gethostname() if address.is_unspecified else f"[{address}]" if address.version == 6 else address
     query = f"?token={token}" if token else ""
-    print(f"http://{host}:{listener.getsockname()[1]}/{query}   (Ctrl-C ends it)", flush=True)
-    with listener:
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+    print(f"http://{host}:{server.port}/{query}   (Ctrl-C ends it)", flush=True)
+    with server:
+        server.serve_forever()
 
 
-def application(runs: list[Run], token: str = "") -> Starlette:
-    """Returns the server's application: the page at `/`, and what it shows at `/data`.
-
-    Without a token only requests to a name of this machine are answered: another site's name, led to this address in a
-    browser (DNS rebinding), is not one.
-    """
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-    from starlette.routing import Route
-
+def application(runs: list[Run], token: str = "") -> Application:
+    """Returns the server's application: the page at `/`, and what it shows at `/data`."""
     lock = threading.Lock()
-    headers = {
-        "Cache-Control": "no-store",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-        "X-Frame-Options": "DENY",
-    }
 
-    def answer(request: Request) -> Response:
-        asked = request.query_params
-        if not secrets.compare_digest(asked.get("token", "").encode(), token.encode()):
-            return PlainTextResponse("Open the whole link that crankshaft monitor has printed.\n", 403, headers)
-        if request.url.path == "/":
-            return HTMLResponse(page.html(), headers=headers)
-        seen = asked.get("seen", "").split(",")
+    def answer(environ: dict[str, Any], start_response: Callable) -> Iterable[bytes]:
+        def answered(status: str, kind: str, text: str) -> list[bytes]:
+            start_response(status, [("Content-Type", f"{kind}; charset=utf-8"), *_HEADERS])
+            return [text.encode()]
+
+        if environ["REQUEST_METHOD"] != "GET":
+            return answered("405 Method Not Allowed", "text/plain", "Use GET.\n")
+        query = dict(urllib.parse.parse_qsl(environ.get("QUERY_STRING", "")))
+        if not secrets.compare_digest(query.get("token", "").encode(), token.encode()):
+            line = "Open the whole link that crankshaft monitor has printed.\n"
+            return answered("403 Forbidden", "text/plain", line)
+        if environ["PATH_INFO"] == "/":
+            return answered("200 OK", "text/html", page.html())
+        if environ["PATH_INFO"] != "/data":
+            return answered("404 Not Found", "text/plain", "Not Found\n")
+        seen = query.get("seen", "").split(",")
         with lock:  # answers are made in threads
             shown: list[dict[str, Any]] = [
-                run.shown(_READ_SECONDS / len(runs), seen[place] if place < len(seen) else "", asked.get("find", ""))
+                run.shown(_READ_SECONDS / len(runs), seen[place] if place < len(seen) else "", query.get("find", ""))
                 for place, run in enumerate(runs)
             ]
-        return JSONResponse({"runs": shown}, headers=headers)
+        return answered("200 OK", "application/json", json.dumps({"runs": shown}))
 
-    return Starlette(
-        routes=[Route("/", answer), Route("/data", answer)],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=["*"] if token else _LOOPBACK)],
-    )
+    return answer

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import UsageError
+from ..host.serving import Server
+from ..host.serving import serving as served
 
 _LOOPBACK = "127.0.0.1"
 
@@ -34,17 +36,13 @@ def serving(port: int, address: str, training: Callable[[], Any], about: dict[st
     registry.register(_Collector(training, about))
     prometheus_client.ProcessCollector(registry=registry)  # memory, CPU time, open files
     try:
-        server, thread = prometheus_client.start_http_server(port, address or _LOOPBACK, registry)
+        server = Server(address or _LOOPBACK, port, prometheus_client.make_wsgi_app(registry))
     except OSError as error:
         raise UsageError(
             f"--metrics_port={port}: {address or _LOOPBACK}:{port} can't be listened at ({error.strerror}); use another"
         ) from None
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(server):
+        yield server.port
 
 
 class _Collector:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -15,9 +19,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from crankshaft.engine.hooks import Hook
+from crankshaft.launch.host import serving
+from crankshaft.launch.run import metrics
 from tests.launch.conftest import MLP
 from tests.pages import ROOT
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 RUN = (*MLP, "--train_steps=60", "--checkpoint_every_steps=20", "--eval_every_steps=0", "--progress=plain")
 
@@ -96,6 +102,45 @@ def test_a_port_that_is_taken_and_an_address_without_use_are_one_line(inside, cr
     alone, evaluates = crank_each([[*run, "--bind=127.0.0.1"], [*run, "--mode=eval", "--metrics_port=1"]])
     assert "--bind=127.0.0.1 has no use without several tasks or --metrics_port" in alone.mistake
     assert "--metrics_port=1 has no use with --mode=eval" in evaluates.mistake
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_connections_that_send_nothing_take_few_descriptors_and_keep_no_scrape_from_its_figures(monkeypatch):
+    with metrics.serving(0, "", lambda: None, {"model": "a"}) as port, contextlib.ExitStack() as stack:
+        before, link = open_files(), f"http://127.0.0.1:{port}/metrics"
+        for _ in range(90):
+            idle = stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
+            idle.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        with urllib.request.urlopen(link, timeout=PATIENCE) as page:
+            assert "crankshaft_run_info" in page.read().decode()
+        assert open_files() - before - 90 <= 20
+        monkeypatch.setattr(serving, "_SECONDS", 0.0)
+        assert idle.recv(1) == b""  # it was told nothing, and is closed
+
+
+def test_the_last_descriptors_are_the_runs():
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with metrics.serving(0, "", lambda: None, {"model": "a"}) as port, socket.create_server(("127.0.0.1", 0)) as last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 10, most[1]))
+        try:
+            with pytest.raises((ConnectionResetError, http.client.RemoteDisconnected)):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, most)
+
+
+def test_only_a_request_to_this_host_by_its_name_or_an_address_is_answered():
+    here = ["127.0.0.1:9100", "[::1]:9100", "localhost", "10.1.2.3", f"{socket.gethostname()}:1"]
+    with metrics.serving(0, "", lambda: None, {"model": "a"}) as port:
+        for host in [*here, "evil.example:9100", "127.0.0.1.evil.example", "", "[::1].evil.example"]:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+            connection.request("GET", "/metrics", headers={"Host": host})
+            answer = connection.getresponse()
+            is_here = host in here
+            assert (answer.status, b"crankshaft_run_info" in answer.read()) == (200 if is_here else 400, is_here), host
 
 
 @pytest.mark.slow
