@@ -62,6 +62,8 @@ class Trainer(tf.Module):
 
     def forward(self, features, training: bool):
         """Returns the model's outputs for a batch of features. Override it to look up embeddings first."""
+        if not hasattr(self, "model"):
+            raise TypeError(f"{type(self).__name__}.build sets no self.model, which forward calls; set it there")
         return self.model(features, training=training)
 
     def loss(self, outputs, batch) -> Mean:

@@ -59,13 +59,20 @@ def run(
         among them; those not among them keep their values.
 
     Raises:
-      UsageError: a mistake in what was asked (a ValueError); the message is the line that the program would print.
+      UsageError: a mistake in what was asked (a ValueError); the message is the line that the program would print,
+        with keywords in the place of flags.
       RunError: the run failed (a RuntimeError), likewise; its cause is the exception that ended it.
 
     Example:
       >>> run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1).result["eval"]  # doctest: +SKIP
     """
-    with explanations.as_lines(), flagsaver.flagsaver():
+    with explanations.as_lines():
+        return run_within(trainer_class, data=data, hooks=hooks, may_change=may_change, **keywords)
+
+
+def run_within(trainer_class=None, *, data=None, hooks=(), may_change=(), **keywords) -> Run:
+    """Runs a model as `run` does; its caller turns exceptions into lines (`explanations.as_lines`)."""
+    with flagsaver.flagsaver():
         held = perform(_asked(trainer_class, data, may_change, keywords), data, hooks)
     if held.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(held.code - 128)

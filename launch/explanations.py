@@ -9,13 +9,13 @@ import re
 import resource
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from ..engine.data.source import SourceError, UnavailableError
 from ..engine.internals.errors import reason
 from ..input.data import InputError
 from .cluster.meeting import ClusterError, PortTakenError
-from .command_line.flags import GROUPS
+from .command_line.flags import ABOUT, GROUPS
 from .errors import EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError, UsageError
 
 _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -24,19 +24,26 @@ _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen",
 _LABEL = re.compile(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)")  # a kernel's, on CPUs
 _LENGTH = re.compile(r"dataset was expected to contain (\d+) elements? but contained ((?:only|at least) \d+)")
 _PARAMETER = re.compile(r"`([a-z_]+)`")
+_FLAG = re.compile(r"--(?!help|debug)([a-z_0-9]+)")
+_COMMAND = re.compile(r"\b(crankshaft|python3?|make) \S.*--")
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 @contextlib.contextmanager
-def as_lines() -> Iterator[None]:
-    """Turns what the body raises into `UsageError` or `RunError`: the border of what programs call in Python."""
+def as_lines(names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Turns what the body raises into `UsageError` or `RunError`: the border of what programs call in Python.
+
+    Args:
+      names: the caller's arguments by the flags that they set, where they have other names.
+    """
     try:
         yield
-    except (UsageError, RunError):
+    except (UsageError, RunError) as error:
+        error.args = (with_keywords(str(error), names or {}),)
         raise
     except Exception as error:
         code, line = explain(error, has_debug=False)  # its cause has the traceback
-        raise (UsageError if code == EXIT_USAGE else RunError)(line) from error
+        raise (UsageError if code == EXIT_USAGE else RunError)(with_keywords(line, names or {})) from error
 
 
 def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
@@ -120,6 +127,25 @@ def with_flags(line: str) -> str:
     """
     names = {name for names in GROUPS.values() for name in names}
     return _PARAMETER.sub(lambda found: f"--{found[1]}" if found[1] in names else found[0], line)
+
+
+def with_keywords(line: str, names: Mapping[str, str]) -> str:
+    """Returns a message with the keywords of a program in Python in the place of flags; a command to paste stays.
+
+    Args:
+      line: the message, with flags such as `--run_dir` or `--norestore_best`.
+      names: as `as_lines` takes them.
+    """
+    if _COMMAND.search(line):
+        return line
+
+    def keyword(found: re.Match) -> str:
+        name = found[1]
+        if name.startswith("no") and name not in ABOUT and name[2:] in ABOUT:
+            return f"{names.get(name[2:], name[2:])}=False"
+        return names.get(name, name)
+
+    return _FLAG.sub(keyword, line)
 
 
 def is_lost_peer(error: Exception) -> bool:

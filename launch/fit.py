@@ -101,7 +101,7 @@ def fit(
 def _train(arguments: types.SimpleNamespace) -> api.Run:
     """Runs what the arguments of `fit` ask for."""
     is_model = isinstance(arguments.model, tf.keras.layers.Layer)
-    with explanations.as_lines():
+    with explanations.as_lines(_SAID_BY):
         arguments.run_epochs = arguments.epochs - arguments.initial_epoch
         if arguments.validation_data is not None:
             arguments.validation_split = 0.0
@@ -136,19 +136,19 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
         removes = bool(backups) and _backs_up(backups[0], arguments)
         is_named = isinstance(arguments.x, str)
         _check_used(arguments, is_named)
-    own_order = {"shuffle_buffer": 0} if not arguments.shuffle or isinstance(arguments.x, tf.data.Dataset) else {}
-    said = {
-        "input": arguments.x if is_named else None,
-        "global_batch_size": arguments.batch_size,
-        "eval_batch_size": arguments.validation_batch_size or arguments.batch_size,
-        "validation_split": arguments.validation_split if is_named else 0.0,
-        "progress": _PROGRESS[arguments.verbose],
-        **own_order,
-        **length,
-        **arguments.flags,
-    }
-    data = None if is_named else functools.partial(_data, arguments)
-    run = api.run(arguments.trainer_class, data=data, hooks=[*arguments.hooks, hook], **said)
+        own_order = {"shuffle_buffer": 0} if not arguments.shuffle or isinstance(arguments.x, tf.data.Dataset) else {}
+        said = {
+            "input": arguments.x if is_named else None,
+            "global_batch_size": arguments.batch_size,
+            "eval_batch_size": arguments.validation_batch_size or arguments.batch_size,
+            "validation_split": arguments.validation_split if is_named else 0.0,
+            "progress": _PROGRESS[arguments.verbose],
+            **own_order,
+            **length,
+            **arguments.flags,
+        }
+        data = None if is_named else functools.partial(_data, arguments)
+        run = api.run_within(arguments.trainer_class, data=data, hooks=[*arguments.hooks, hook], **said)
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
     if is_model:
         hand_over(run.trainer, run.model, arguments.model)

@@ -304,8 +304,8 @@ def divide(
         return Share(stream, (Endless.length,))
     if stream.length == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            "the dataset never ends, so it has no epoch; cut it with dataset.take(examples in an epoch), or give "
-            "`train_steps`, and `eval_every_steps` if there is evaluation data"
+            "the dataset never ends, so it has no epoch; give `train_steps` and, if there is evaluation data, "
+            "`eval_every_steps`, or end it by dataset.take(n), which counts batches after dataset.batch"
         )
     if workers > 1 and (policy == "FILE" or (policy == "AUTO" and known.get("by") != "example")):
         own = stream.of_files(workers, processes.host)

@@ -225,6 +225,13 @@ class Optimizer(tf.Module):
             return tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale)
         return tf.cast(pulled[0], tf.int64), tf.cast(pulled[1], tf.float32)
 
+    def apply_gradients(self, grads_and_vars):
+        """Raises an error that names what a step calls instead: Keras's method sums over replicas by itself."""
+        raise TypeError(
+            f"optimizer {self.name} has no apply_gradients, by which no option of a run would be applied; return "
+            "crankshaft.minimize(self, batch, losses, {'loss': self.optimizer}) from train_step"
+        )
+
     def apply(self, gradients, variables):
         """Updates `variables`, and their average, and counts one iteration. Replica code.
 

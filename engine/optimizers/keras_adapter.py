@@ -16,7 +16,8 @@ _THE_ENGINES_OWN = {
     "clipvalue": "use the engine's clip_value",
     "global_clipnorm": "use the engine's clip_norm",
     "use_ema": "use the engine's ema_decay",
-    "gradient_accumulation_steps": "use the engine's accumulate_steps",
+    "gradient_accumulation_steps": "use the engine's accumulate_steps, and a batch size so many times as large: it is "
+    "that of a whole update",
     "loss_scale_factor": "use the engine's precision",
 }
 _OF_COMPILE = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema")

@@ -165,7 +165,19 @@ def only_if(present: tf.Tensor | None, metrics: dict) -> dict:
 
 
 def check_weighed(metrics: dict, batch, trainer) -> dict:
-    """Returns the metrics; raises ValueError where a user's own step does not count the examples' weights."""
+    """Returns the metrics of a step.
+
+    Raises:
+      TypeError: they are not pairs, as a user's own step may return them.
+      ValueError: they do not count the examples' weights.
+    """
+    named = metrics if isinstance(metrics, dict) else {"": metrics}
+    for name, pair in named.items():
+        if not hasattr(pair, "total") or named is not metrics:
+            raise TypeError(
+                f"{type(trainer).__name__}: its step returned a {type(pair).__name__}{name and f' as {name!r}'}; "
+                'return pairs by name, which add up over replicas and steps: {"loss": crankshaft.mean(losses)}'
+            )
     forgotten = [n for n, pair in metrics.items() if getattr(pair, "weigh", None) and not pair.has_weights]
     if forgotten and fields(batch).weights is not None:
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -77,7 +78,7 @@ class MultiWorker(Replicated):
         self._wishes = self._given = self._agreed = 0  # this worker's, to be given; given; of any, once all know
         self._before: LoopResult | None = None
         self._steps = self._pace.steps  # of the next call, agreed
-        self._exchange: Callable | None = None
+        self._exchange: Any = None  # a tf.function
         self._arrivals = Arrivals()
         self._watchdog = Watchdog(
             task.worker,
@@ -123,7 +124,8 @@ class MultiWorker(Replicated):
 
             self._exchange = tf.function(lambda values: self.distribution.run(share, args=(values,)), autograph=False)
         mine = tf.constant(values)[tf.newaxis] * tf.one_hot(self.host, self.num_hosts, dtype=tf.int64)[:, tf.newaxis]
-        return self.distribution.experimental_local_results(self._exchange(mine))[0].numpy()
+        exchange = self._exchange.get_concrete_function(mine)  # called itself, it would warn of each new size
+        return self.distribution.experimental_local_results(exchange(mine))[0].numpy()
 
     def silent(self, seconds: float) -> list[str]:
         return [self.host_names[worker] for worker in self._watchdog.silent(seconds)]

@@ -25,6 +25,7 @@ from ..errors import UsageError
 from ..explanations import with_flags
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
+_COUNTS_SHOWN = 8
 _LABELS_LOOKED_AT = 1 << 17
 _BY_INDEX = ("max_bad_records", "shuffle_window")  # flags
 _NEGATIVE = "a weight of the {} data is negative or not finite; give numbers of 0 or more"
@@ -78,6 +79,11 @@ def prepare(train, evaluation, validation_split: float = 0.0) -> tuple[Any, Any,
         return *divided(train, validation_split), said
     if evaluation is not None:
         evaluation = checked("eval", evaluation, said)
+        if isinstance(evaluation, Stream) and evaluation.length == tf.data.INFINITE_CARDINALITY:
+            raise UsageError(
+                "the eval dataset never ends, and an evaluation reads all of it; end it by dataset.take(n), which "
+                "counts batches after dataset.batch"
+            )
         _check_alike(train, evaluation)
     return train, evaluation, said
 
@@ -92,7 +98,7 @@ def faster_input(train: Source | Stream, resident_data_mb: int, shuffle_window: 
     if resident_data_mb < (needed := -(-example_bytes(train) * len(train) >> 20)) and not train.draws:
         ways.append(f"--resident_data_mb={needed} keeps the data in memory, if there is room for {needed:,} MiB")
     if train.as_arrays() is None:
-        if train.chunk_examples == 1 and not shuffle_window:
+        if train.chunk_examples == 1 and not shuffle_window and train.files():
             ways.append("--shuffle_window=64 reads neighbours together, for a slow or distant disk")
         ways.append("`crankshaft prepare` writes files that take less to read")
     return "; ".join([*ways, more])
@@ -165,7 +171,11 @@ def check_arrays(name: str, split) -> None:
         _check_array(name, what, array)
     counts = [len(array) for array in tf.nest.flatten(split)]
     if len(set(counts)) > 1:
-        raise UsageError(f"the {name} data has arrays of {', '.join(map(str, counts))} examples; give as many of each")
+        shown = ", ".join(map(str, counts[:_COUNTS_SHOWN])) + (", ..." if len(counts) > _COUNTS_SHOWN else "")
+        raise UsageError(
+            f"the {name} data has arrays of {shown} examples; give as many of each (make a list of examples an array "
+            "by np.stack, of examples padded to one shape)"
+        )
     if not counts or counts[0] == 0:
         raise UsageError(f"the {name} data has no examples; give at least one")
 
@@ -224,8 +234,8 @@ def as_arrays(nest):
     def array(x):
         if hasattr(x, "shape") and not hasattr(x, "__array__"):
             raise UsageError(
-                f"a {type(x).__name__} is not a dense array; make it one (tf.sparse.to_dense(x), a ragged tensor's "
-                "x.to_tensor(), SciPy's x.toarray()), or give a tf.data.Dataset that does so by map"
+                f"a {type(x).__name__} is not a dense array; make it one: tf.sparse.to_dense(x), SciPy's x.toarray(), "
+                "or a ragged tensor's x.to_tensor(), which pads examples with zeros to the longest"
             )
         x = np.asarray(x) if tf.is_tensor(x) else host_arrays.of(x)
         try:
@@ -246,7 +256,7 @@ def _check_array(name: str, what: str, array) -> None:
     if strange := next((type(x).__name__ for x in objects if not isinstance(x, (str, bytes))), None):
         raise UsageError(
             f"{where} has an array of Python objects ({what}), a {strange} among them; give an array of numbers, such "
-            "as np.stack makes of arrays of one shape, or of text alone"
+            "as np.stack makes of arrays of one shape (pad them to the longest by np.pad), or of text alone"
         )
     try:
         _check_real(name, tf.as_dtype(array.dtype))
@@ -287,8 +297,8 @@ def _check_elements(name: str, elements) -> None:
     for part in tf.nest.flatten(elements):
         if not isinstance(part, tf.TensorSpec):
             raise UsageError(
-                f"the {name} dataset holds a {type(part).__name__}; give dense tensors, by tf.sparse.to_dense or "
-                "x.to_tensor in dataset.map"
+                f"the {name} dataset holds a {type(part).__name__}; give dense tensors: in dataset.map, pad a ragged x "
+                "to one shape for all by x.to_tensor(shape=[most, ...]), and make a sparse x dense: tf.sparse.to_dense"
             )
         _check_real(name, part.dtype)
 
@@ -297,8 +307,8 @@ def _check_shapes(name: str, spec) -> None:
     for what, part in fields(spec).named():
         if not part.shape.is_fully_defined():
             raise UsageError(
-                f"the {name} dataset's examples are of shape {part.shape} ({what}); give single examples of a known "
-                "shape: dataset.unbatch(), or tf.ensure_shape in dataset.map"
+                f"the {name} dataset's examples are of shape {part.shape} ({what}); give single examples of one shape: "
+                "dataset.unbatch(); in dataset.map, tf.ensure_shape where all are of one, else pad them by tf.pad"
             )
 
 

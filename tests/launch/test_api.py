@@ -188,7 +188,7 @@ def test_several_inputs_are_trained_exported_and_loaded(tmp_path):
     path = run(Two, output=tmp_path / "two.keras", **asked).result["export"]
     for model in (tf.keras.models.load_model(path), load_model(tmp_path)):
         np.testing.assert_allclose(model(list(split[0])), outputs, rtol=1e-6, atol=1e-6)
-    with pytest.raises(UsageError, match=r"two\.keras exists; remove it or use another --output$"):
+    with pytest.raises(UsageError, match=r"two\.keras exists; remove it or use another output$"):
         run(Two, output=tmp_path / "two.keras", **asked)
 
 
@@ -210,16 +210,16 @@ def test_history_is_recorded_and_cut_where_a_run_goes_on(tmp_path):
 
 
 MISTAKES = {
-    "unknown": ({"learning_rat": 1}, "--learning_rat is unknown; did you mean learning_rate"),
-    "no number": ({"train_steps": "x"}, "--train_steps=x can't be used: it takes an integer"),
-    "out of range": ({"learning_rate": -1.0}, "--learning_rate=-1.0 can't be used"),
-    "no argument": ({"model_arg": {"depth": 3}}, "--model_arg depth: Plane has no such argument"),
-    "both lengths": ({"train_steps": 1, "train_epochs": 1}, "--train_steps and --train_epochs are both given"),
+    "unknown": ({"learning_rat": 1}, "learning_rat is unknown; did you mean learning_rate"),
+    "no number": ({"train_steps": "x"}, "train_steps=x can't be used: it takes an integer"),
+    "out of range": ({"learning_rate": -1.0}, "learning_rate=-1.0 can't be used"),
+    "no argument": ({"model_arg": {"depth": 3}}, "model_arg depth: Plane has no such argument"),
+    "both lengths": ({"train_steps": 1, "train_epochs": 1}, "train_steps and train_epochs are both given"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_the_programs_line(name):
+def test_a_mistake_is_the_programs_line_with_keywords(name):
     keywords, line = MISTAKES[name]
     with pytest.raises(UsageError) as raised:
         run(Plane, data=data, **keywords)

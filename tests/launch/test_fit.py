@@ -595,7 +595,7 @@ MISTAKES = {
     "class_weight and sample weights are both given": (mlp, {"class_weight": {}, "sample_weight": WEIGHTS}),
     "give one array for each output, or None": (mlp, {"sample_weight": {"a": WEIGHTS}}),
     "a function that makes and compiles the model": (mlp, {"strategy": "multi_worker"}),
-    "use --ema_decay": (mlp, {"callbacks": [keras.callbacks.SwapEMAWeights()]}),
+    "use ema_decay": (mlp, {"callbacks": [keras.callbacks.SwapEMAWeights()]}),
     "epochs, less initial_epoch, is 0": (mlp, {"epochs": 0}),
     "has apply of its own, which is never called": (lambda: mlp(Halves()), {}),
     "batch_size=8, and x comes in batches of 16": (

@@ -71,11 +71,13 @@ def test_an_empty_or_endless_dataset_is_refused(inside):
         (lambda whole: whole.map(lambda x, y: (x, y, y)), "a weight of the train data is negative or not finite"),
         (
             lambda whole: whole.map(lambda x, y: (tf.repeat(x, tf.random.uniform([], 1, 3, tf.int32)), y)),
-            "the train dataset's examples are of shape (None,) (features); give single examples of a known shape",
+            "the train dataset's examples are of shape (None,) (features); give single examples of one shape: "
+            "dataset.unbatch(); in dataset.map, tf.ensure_shape where all are of one, else pad them by tf.pad",
         ),
         (
             lambda whole: whole.map(lambda x, y: (tf.RaggedTensor.from_row_lengths(x, [1]), y)),
-            "the train dataset holds a RaggedTensorSpec; give dense tensors",
+            "the train dataset holds a RaggedTensorSpec; give dense tensors: in dataset.map, pad a ragged x "
+            "to one shape for all by x.to_tensor(shape=[most, ...])",
         ),
     ],
 )

@@ -184,6 +184,41 @@ def test_a_method_that_is_not_there_is_named(inside, method, cure):
     assert cure in outcome.error
 
 
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (lambda self, batch: {"loss": tf.constant(1.0)}, "its step returned a SymbolicTensor as 'loss'; return pairs"),
+        (
+            lambda self, batch: tf.constant(1.0),
+            "its step returned a SymbolicTensor; return pairs by name, which add up",
+        ),
+        (lambda self, batch: self.optimizer.apply_gradients([]), "optimizer adam has no apply_gradients, by which no"),
+    ],
+    ids=["scalar", "no dictionary", "apply_gradients"],
+)
+def test_a_step_as_others_write_it_is_told_what_to_return(inside, step, says):
+    class Own(Line):
+        def train_step(self, batch):
+            super().train_step(batch)
+            return step(self, batch)
+
+    assert says in inside(*RUN, trainer=Own, data=data).mistake
+
+
+def test_a_build_without_a_model_is_named(inside):
+    class Own(Line):
+        def build(self):
+            super().build()
+            self.line = self.model
+            del self.model
+
+        @property
+        def trainable_variables(self):
+            return self.line.trainable_variables if hasattr(self, "line") else super().trainable_variables
+
+    assert "Own.build sets no self.model, which forward calls" in inside(*RUN, trainer=Own, data=data).mistake
+
+
 def test_a_bug_in_a_users_step_names_its_file_and_line(inside):
     class Buggy(Line):
         def loss(self, outputs, batch):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from crankshaft.engine.checkpoints import CheckpointError
 from crankshaft.launch import explanations
 from crankshaft.launch.command_line import flags  # noqa: F401 - defines them
-from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE
+from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from crankshaft.launch.host import files
 
 
@@ -19,6 +19,23 @@ def test_parameters_that_an_engine_error_names_are_told_as_flags():
     error = CheckpointError("ckpt-1 is of another model; use another `run_dir`, or `self.model`, or `no_flag`")
     line = "ckpt-1 is of another model; use another --run_dir, or `self.model`, or `no_flag`"
     assert explanations.explain(error) == (EXIT_USAGE, line)
+
+
+def test_flags_are_keywords_where_a_program_called():
+    line = "--seed=-1 is below 0; leave --norestore_best out, see --help, or --of_the_script"
+    assert explanations.with_keywords(line, {}) == (
+        "seed=-1 is below 0; leave restore_best=False out, see --help, or of_the_script"
+    )
+    assert (
+        explanations.with_keywords("--train_epochs=0 is too few", {"train_epochs": "epochs"}) == "epochs=0 is too few"
+    )
+    command = "look at it by crankshaft train --mode=eval --run_dir=r"
+    assert explanations.with_keywords(command, {}) == command
+    with (
+        pytest.raises(UsageError, match=r"^batch_size=0 of"),
+        explanations.as_lines({"global_batch_size": "batch_size"}),
+    ):
+        raise UsageError("--global_batch_size=0 of")
 
 
 def test_what_a_user_writes_in_backquotes_stays():
