@@ -23,18 +23,23 @@ _RANDOM_BYTES = 8
 _SUFFIX = ".tmp"
 
 
-def open_regular(path: str | os.PathLike, how: int = os.O_RDONLY) -> int:
+def open_regular(path: str | os.PathLike, how: int = os.O_RDONLY, folder: int | None = None) -> int:
     """Opens a regular file, created with O_CREAT if asked for; never waits, as for a pipe's other end.
 
-    A link is followed where the file is only read. Returns the descriptor. Raises OSError, also for what is not a
-    regular file.
+    A link is followed where the file is only read, without O_NOFOLLOW. Returns the descriptor. Raises OSError, also for
+    what is not a regular file.
+
+    Args:
+      path: of the file.
+      how: flags of `os.open`.
+      folder: the descriptor of the folder that a relative path is of.
     """
     if how & (os.O_WRONLY | os.O_RDWR):
         how |= os.O_NOFOLLOW
     try:
-        descriptor = os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
     except OSError as error:
-        if error.errno == errno.ELOOP and os.path.islink(path):
+        if error.errno == errno.ELOOP and how & os.O_NOFOLLOW:
             raise OSError(errno.ELOOP, "it is a link", os.fspath(path)) from None
         if error.errno == errno.ENXIO:  # a pipe that nobody reads, a socket
             raise _irregular(path) from None
@@ -45,20 +50,48 @@ def open_regular(path: str | os.PathLike, how: int = os.O_RDONLY) -> int:
     return descriptor
 
 
+@contextlib.contextmanager
+def folder_below(path: str | os.PathLike, name: str) -> Iterator[int]:
+    """Yields the descriptor of the folder `name` in the folder `path`, unless it is a link. Raises OSError.
+
+    What is opened by its name in this descriptor, with O_NOFOLLOW, is below `path`, whatever is renamed meanwhile.
+    """
+    how = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    outer = os.open(path, how)
+    try:
+        inner = os.open(name, how | os.O_NOFOLLOW, dir_fd=outer)
+    finally:
+        os.close(outer)
+    try:
+        yield inner
+    finally:
+        os.close(inner)
+
+
 def _irregular(path: str | os.PathLike) -> OSError:
     return OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
 
 
-def read_json(path: str | os.PathLike, parse_constant: Callable[[str], Any] | None = None) -> Any:
+def read_json(
+    path: str | os.PathLike,
+    parse_constant: Callable[[str], Any] | None = None,
+    how: int = os.O_RDONLY,
+    most_bytes: int | None = None,
+) -> Any:
     """Reads JSON, in UTF-8, from a regular file. Raises OSError, and ValueError where it is not JSON.
 
     Args:
       path: of the file.
       parse_constant: as `json.load` takes it, of NaN and Infinity.
+      how: as `open_regular` takes it.
+      most_bytes: that are read; more are a ValueError.
     """
-    with open(open_regular(path), encoding="utf-8") as file:
+    with open(open_regular(path, how), "rb") as file:
+        content = file.read(-1 if most_bytes is None else most_bytes + 1)
+        if most_bytes is not None and len(content) > most_bytes:
+            raise ValueError(f"it has more than {most_bytes >> 20} MiB")
         try:
-            return json.load(file, parse_constant=parse_constant)
+            return json.loads(content.decode(), parse_constant=parse_constant)
         except RecursionError:
             raise ValueError("its brackets are nested too deep") from None
 

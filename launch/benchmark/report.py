@@ -211,12 +211,15 @@ def markdown(result: Mapping[str, Any]) -> str:
     return "\n\n".join(blocks)
 
 
-def read(path: str) -> dict[str, Any]:
-    """Reads a benchmark's result. Raises `UsageError` for what is none, in one line."""
+def read(path: str, how: int = os.O_RDONLY) -> dict[str, Any]:
+    """Reads a benchmark's result. Raises `UsageError` for what is none, in one line.
+
+    Args:
+      path: of the file.
+      how: as `open_regular` takes it.
+    """
     try:
-        if os.path.getsize(path) > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
-        result = read_json(path)
+        result = read_json(path, how=how, most_bytes=MOST_BYTES)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read ({error}); give a file of --result_json") from None
     version = result.get("schema") if isinstance(result, dict) else None

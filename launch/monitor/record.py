@@ -85,7 +85,7 @@ class Record:
     def poll(self, seconds: float) -> None:
         """Reads on, for as long at most."""
         try:
-            with open(open_regular(self._path), "rb", buffering=1 << 20) as file:
+            with open(open_regular(self._path, os.O_NOFOLLOW), "rb", buffering=1 << 20) as file:
                 self.problem = ""
                 self._read(file, time.monotonic() + seconds)
         except FileNotFoundError:

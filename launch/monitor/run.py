@@ -6,12 +6,14 @@ import contextlib
 import hashlib
 import os
 import re
+import stat
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ...engine.checkpoints import RunDir
-from ...engine.machine.files import open_regular
+from ...engine.checkpoints.run_dir import NAMES
+from ...engine.machine.files import folder_below, open_regular
 from ..benchmark import report
 from ..errors import UsageError
 from .record import Record
@@ -41,8 +43,8 @@ class Run:
             raise UsageError(f"{path} is not there; give a run's folder on this machine, or a file of --result_json")
         is_folder = os.path.isdir(path)
         self.name = os.path.basename(os.path.abspath(path))
-        self._result = RunDir(path).result if is_folder else path
-        self._logs = RunDir(path).logs if is_folder else ""
+        self._result, self._how = (RunDir(path).result, os.O_NOFOLLOW) if is_folder else (path, os.O_RDONLY)
+        self._folder = path if is_folder else None
         self._record = Record(RunDir(path).events, clock) if is_folder else None
         if not is_folder:
             report.read(path)
@@ -57,49 +59,53 @@ class Run:
         """
         if self._record:
             self._record.poll(seconds)
-        logs = _newest(self._logs)
-        marks = [self._record.revision if self._record else (), find, _mark(self._result), logs]
-        revision = hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
-        shown = {"name": self.name, "revision": revision, "read": 1.0, "age": 0.0, "late": False}
-        if self._record:
-            shown |= {"read": round(self._record.read, 3), **self._record.age()}
-        if revision != seen:
-            record = self._record.view(find, _LANES) if self._record else {}
-            tails = {name: _end(os.path.join(self._logs, name)) for name, *_ in logs}
-            shown["view"] = {**record, "result": _benchmark(self._result), "logs": tails}
+        with contextlib.ExitStack() as stack:
+            folder = None
+            with contextlib.suppress(OSError):
+                folder = stack.enter_context(folder_below(self._folder, NAMES.logs)) if self._folder else None
+            logs = _newest(folder)
+            marks = [self._record.revision if self._record else (), find, _mark(self._result), logs]
+            revision = hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
+            shown = {"name": self.name, "revision": revision, "read": 1.0, "age": 0.0, "late": False}
+            if self._record:
+                shown |= {"read": round(self._record.read, 3), **self._record.age()}
+            if revision != seen:
+                record = self._record.view(find, _LANES) if self._record else {}
+                tails = {name: _end(folder, name) for name, *_ in logs}
+                shown["view"] = {**record, "result": _benchmark(self._result, self._how), "logs": tails}
         return shown
 
 
-def _benchmark(path: str) -> dict[str, Any]:
+def _benchmark(path: str, how: int) -> dict[str, Any]:
     """Returns what the Markdown report has of a benchmark's result; nothing of another result, or of none."""
     with contextlib.suppress(UsageError):
-        result = report.read(path)
+        result = report.read(path, how)
         return {"sections": [each._asdict() for each in report.sections(result)]}
     return {}
 
 
 def _mark(path: str) -> tuple[int, ...]:
     with contextlib.suppress(OSError):
-        status = os.stat(path)
+        status = os.lstat(path)
         return status.st_ino, status.st_size, status.st_mtime_ns
     return ()
 
 
-def _newest(folder: str) -> list[tuple[Any, ...]]:
+def _newest(folder: int | None) -> list[tuple[Any, ...]]:
     """Returns the logs that were written to last: name, size, time."""
-    try:
-        with os.scandir(folder) as entries:
-            files = [(each.name, each.stat()) for each in entries if each.is_file(follow_symlinks=False)]
-    except OSError:
-        return []
+    files = []
+    for name in os.listdir(folder) if folder is not None else ():
+        with contextlib.suppress(FileNotFoundError):  # it was there a moment ago
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            files += [(name, status)] if stat.S_ISREG(status.st_mode) else []
     newest = sorted(files, key=lambda file: -file[1].st_mtime_ns)[:_LOGS]
     return sorted((name, status.st_size, status.st_mtime_ns) for name, status in newest)
 
 
-def _end(path: str) -> str:
+def _end(folder: int | None, name: str) -> str:
     """Returns a log's last lines, without what a terminal would act on."""
     try:
-        with open(open_regular(path), "rb") as file:
+        with open(open_regular(name, os.O_NOFOLLOW, folder), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
             text = file.read(_LOG_BYTES).decode(errors="replace")
     except OSError as error:

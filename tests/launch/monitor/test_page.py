@@ -3,12 +3,14 @@
 import http.client
 import itertools
 import json
+import os
 import urllib.parse
 
 from benchmarks.browser import monitor
 from benchmarks.monitor_page import events, write
 from crankshaft.launch.benchmark.result import VERSION
 from crankshaft.launch.monitor import page as pages
+from crankshaft.launch.monitor.record import Record
 from crankshaft.launch.monitor.run import Run
 from tests.launch.benchmark.test_report import MORE, RESULT
 from tests.waiting import PATIENCE
@@ -104,6 +106,46 @@ def test_results_stand_beside_each_other_with_the_comparison_to_the_baseline(ope
     page.get_by_label("new.json", exact=True).check()
     assert "baseline: verdict\nfaster" in page.inner_text("#summary")
     assert opened.errors == []
+
+
+def test_no_link_leads_out_of_a_run(tmp_path):
+    """As `logs -> /proc/self` would, and a log, a record or a result that is a link."""
+    secret, run_dir = tmp_path / "secret", tmp_path / "run"
+    (secret / "logs").mkdir(parents=True)
+    (secret / "logs" / "key").write_text("SECRET")
+    (secret / "line.jsonl").write_text(json.dumps({"event": "end", "time": 1, "step": 1, "reason": "SECRET"}) + "\n")
+    (secret / "result.json").write_text(json.dumps({"schema": VERSION, **RESULT, "model": "SECRET"}))
+    os.mkdir(run_dir)
+    os.symlink(secret / "line.jsonl", run_dir / "events.jsonl")
+    os.symlink(secret / "result.json", run_dir / "result.json")
+    os.symlink(secret / "logs", run_dir / "logs")
+    shown = json.dumps(Run(str(run_dir)).shown(60))
+    assert "events.jsonl can't be read: it is a link" in shown
+    assert "SECRET" not in shown
+    os.remove(run_dir / "logs")
+    os.mkdir(run_dir / "logs")
+    os.symlink(secret / "logs" / "key", run_dir / "logs" / "a")
+    os.mkfifo(run_dir / "logs" / "b")
+    (run_dir / "logs" / "c").write_text("whole")
+    assert Run(str(run_dir)).shown(60)["view"]["logs"] == {"c": "whole"}
+
+
+def test_a_log_that_becomes_a_link_while_it_is_read_is_not_followed(tmp_path, monkeypatch):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "a").write_text("whole")
+    (tmp_path / "secret").write_text("SECRET")
+    (tmp_path / "of_others").mkdir()
+    (tmp_path / "of_others" / "a").write_text("SECRET")
+
+    def swap(*arguments):  # between the look at the folder and the reading of its files
+        os.rename(tmp_path / "logs", tmp_path / "kept")
+        os.symlink("of_others", tmp_path / "logs")
+        os.remove(tmp_path / "kept" / "a")
+        os.symlink(tmp_path / "secret", tmp_path / "kept" / "a")
+        return {}
+
+    monkeypatch.setattr(Record, "view", swap)
+    assert Run(str(tmp_path)).shown(60)["view"]["logs"] == {"a": "it is a link\n"}
 
 
 def test_only_who_has_the_link_is_answered(tmp_path):
