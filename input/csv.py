@@ -61,6 +61,7 @@ def load(
     eval_data_dir: str = "",
     prepared_dir: str = "",
     validation_split: float = 0.0,
+    array_columns: tuple[str, ...] = (),
 ) -> Data:
     """Reads CSV in UTF-8 whose first record names the columns; fields may be quoted, and have line breaks then.
 
@@ -86,15 +87,15 @@ def load(
       eval_data_dir: the files to evaluate on, as data_dir; their columns' types are those to train on.
       prepared_dir: where the Parquet file is kept, in place of `.crankshaft` beside the files.
       validation_split: the share of the records that is not trained on, of which no words and means are learnt.
+      array_columns: the order of the columns of an array in a run that was trained on it.
 
     Returns:
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.
 
     Raises:
-      InputError: the library is not installed, there are no such files, a record is malformed, or the columns are not
-        those.
+      InputError: the library is not installed, or files or columns are missing, or malformed.
     """
-    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split)
+    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, array_columns)
     delimiter = "\t" if delimiter == "tab" else delimiter
     if len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
         raise InputError(f"delimiter={delimiter} is not a delimiter; give one character of ASCII, or tab")

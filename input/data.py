@@ -32,6 +32,8 @@ class Data:
         is empty or was not seen in training.
       treatments: what is done to the raw values of a table's columns before they are features, by column; what is done
         to an array of columns has the name "". None: raw values are taken as they are.
+      array_columns: the columns of a table that one array of features is made of, in its order; None: features have
+        names of their own, or none.
       columns: how each column of a table is read, in lines for people.
 
     Example:
@@ -50,6 +52,7 @@ class Data:
     words: dict[str, list[bytes]] | None = None
     columns: str | None = None
     treatments: dict[str, Treatment] | None = None
+    array_columns: tuple[str, ...] | None = None
 
 
 def refuse_data_dir(data_dir: str | None, input_name: str) -> None:

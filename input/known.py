@@ -38,6 +38,8 @@ def of_json(content: Mapping[str, Any], path: str) -> Data:
         known["tokens"] = tokens.of_kept(known["tokens"], path)
     if "classes" in known:
         known["classes"] = tuple(map(_text, known["classes"]))
+    if "array_columns" in known:
+        known["array_columns"] = tuple(map(_text, known["array_columns"]))
     if "words" in known:
         known["words"] = {name: [*map(as_bytes, words)] for name, words in {**known["words"]}.items()}
     if "treatments" in known:

@@ -33,6 +33,7 @@ def load(
     eval_data_dir: str = "",
     prepared_dir: str = "",
     validation_split: float = 0.0,
+    array_columns: tuple[str, ...] = (),
 ) -> Data:
     """Reads Parquet files by whole row groups.
 
@@ -56,6 +57,7 @@ def load(
       eval_data_dir: the files to evaluate on, as data_dir.
       prepared_dir: where words and means are kept, in place of `.crankshaft` beside the files.
       validation_split: the share of the rows that is not trained on, of which no words and means are learnt.
+      array_columns: the order of the columns of an array in a run that was trained on it.
 
     Returns:
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.
@@ -63,7 +65,7 @@ def load(
     Raises:
       InputError: the library is not installed, there are no such files, or their columns are not those.
     """
-    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split)
+    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, array_columns)
     found = folders.find(data_dir, _KIND)
     train = ParquetTable(found, texts, prepared_dir=prepared_dir or None)
     evaluation = None

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from ..engine.data import frames
 from ..engine.data.py_dataset import OfBatches
 from ..engine.hooks.keras_callbacks import KerasCallbacks
 from ..engine.keras_trainer import KerasTrainer, hand_over
@@ -125,6 +126,7 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
             batch_stride=arguments.model.steps_per_execution if is_model else 1,
             verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
         )
+        arguments.columns = frames.columns_of(arguments.x)
         arguments.x = fit_data.given(arguments.x)
         size = fit_data.batch_size_of(arguments.x)
         if (arguments.batch_size or size) != size and isinstance(arguments.x, (tf.data.Dataset, OfBatches)):
@@ -191,7 +193,8 @@ def _data(arguments: types.SimpleNamespace) -> Data:
     if form := next(filter(None, map(fit_data.form_of_weights, splits)), None):
         arguments.trainer_class.weighs_outputs = True
         splits = [fit_data.with_weighed_labels(split, form) for split in splits]
-    return Data(*splits)
+    train, evaluation = (*splits, None)[:2]
+    return Data(train, evaluation, array_columns=arguments.columns)
 
 
 def _check(flags: Mapping[str, Any], verbose: Any, counts: Mapping[str, Any]) -> None:

@@ -45,6 +45,12 @@ def as_arrays(nest: Any, may_lack: bool = False) -> Any:
     return nest
 
 
+def columns_of(frame: Any) -> tuple[str, ...] | None:
+    """Returns the names of a data frame's columns; None of anything else."""
+    is_frame = hasattr(frame, "to_numpy") and hasattr(frame, "columns")
+    return tuple(map(str, frame.columns)) if is_frame else None
+
+
 def _is_plain(values: list) -> bool:
     """Returns whether a list, at any depth, holds numbers and text alone; each list is judged by its first value."""
     first = values[0] if values else None

@@ -51,6 +51,7 @@ class Choice(NamedTuple):
       missing: one of `FILLS`, or a number.
       text: one of `TEXT`.
       validation_split: the share of rows at the end that are not trained on.
+      array_columns: columns that come first, in this order: those of the array that a run was trained on.
     """
 
     label: str
@@ -61,6 +62,7 @@ class Choice(NamedTuple):
     missing: str
     text: str
     validation_split: float
+    array_columns: tuple[str, ...]
 
 
 class Feature(NamedTuple):
@@ -123,7 +125,7 @@ def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choi
         evaluation.follow(train)
         for name in (*names, choice.label):
             evaluation.check(name, may_lack=bool(choice.features) and name != choice.label)
-    choice = choice._replace(features=names)
+    choice = choice._replace(features=names, array_columns=())
     tables = [table for table in (train, evaluation) if table]
     integers = [name for name in choice.features if train.columns[name].is_integer]
     ends = train.extremes(integers)
@@ -151,6 +153,7 @@ def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choi
         words=learnt.words or None,
         treatments=treatments or None,
         columns=_treatments(train, choice, features, num_classes, learnt.differ),
+        array_columns=choice.features if choice.array else None,
     )
 
 
@@ -190,7 +193,8 @@ def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
         if table.columns[name].kind == "text" and (choice.array or name in choice.numbers):
             argument = "array=true makes one array" if choice.array else f"numbers={name} makes a column"
             raise InputError(f"{argument} of numbers, and column {name!r} is text; leave it out")
-    return names
+    first = [name for name in choice.array_columns if name in names]
+    return (*first, *(name for name in names if name not in first))
 
 
 def _check_exact(tables: list[ParquetTable], features: list[Feature], choice: Choice) -> None:

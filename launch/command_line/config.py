@@ -166,6 +166,17 @@ class Config(Flags):
         return self.strategy == "parameter_server" and self.cluster.kind == "chief"
 
     @property
+    def array_columns(self) -> tuple[str, ...]:
+        """The columns of the array that the run was trained on, in its order; () if there are none, or not known."""
+        if not self.run_dir or self.mode == "benchmark":
+            return ()
+        try:
+            columns = read_json(RunDir(self.run_dir).model).get("array_columns")
+        except (OSError, ValueError, AttributeError):  # of a run that begins, or that writes it again
+            return ()
+        return tuple(map(str, columns)) if isinstance(columns, list) else ()
+
+    @property
     def writes_run(self) -> bool:
         """Whether this process writes the run's files."""
         return bool(self.run_dir) and self.trains and self.is_chief
@@ -437,7 +448,7 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
 def of_data(run_dir: str) -> Config:
     """Returns a configuration of what a run's own says of its data; all else is the default. Raises `UsageError`."""
     path, run = RunDir(run_dir).config, read(run_dir)
-    return Config(**_taken(path, run or {"flags": {}}, ["seed", *GROUPS["Input"]]))
+    return Config(**_taken(path, run or {"flags": {}}, ["seed", *GROUPS["Input"]]), run_dir=run_dir)
 
 
 def _taken(path: str, run: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from . import own_files
 from .values import number
 
 _BRACKETS = re.compile(r"\s*(?:\[(.*)\]|\((.*)\))\s*", re.DOTALL)  # around a list
-_FROM_FLAGS = ("eval_data_dir", "validation_split")
+_FROM_FLAGS = ("eval_data_dir", "validation_split", "array_columns")
 _PACKAGES = {"model": models, "input": inputs}
 NAMES = {kind: package.NAMES for kind, package in _PACKAGES.items()}
 # Arguments of an optimizer that have a flag of their own, by which the engine does the same itself.
@@ -45,7 +45,7 @@ class Entry:
       required: arguments without a default.
       intervals: the interval in which an argument has to lie, by name, where there is one.
       path: of a file of the user's own; None for what comes with Crankshaft.
-      from_flags: of an input, those of its `load`'s keywords that flags of the same name fill.
+      from_flags: of an input, those of its `load`'s keywords that the configuration fills by their names.
       make: the model's class, or the input's `load`.
     """
 

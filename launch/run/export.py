@@ -18,6 +18,7 @@ from ...engine.holdings import Holdings
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.machine import files
 from ...input import known
+from ...input.data import Data
 from ..errors import UsageError
 from ..host.files import write_json
 from . import predictions, splits, weights
@@ -25,7 +26,7 @@ from .session import Session
 
 _DEFAULT = "serving_default"
 _DATA = "assets.extra/data.json"  # in a SavedModel's place for what TensorFlow does not read
-_NAMED = 20  # classes in the README
+_NAMED = 20  # classes, and columns, in the README
 _WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
 
 
@@ -121,7 +122,7 @@ def _save_serving(session: Session, path: str, name: str | None) -> None:
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
         write_json(os.path.join(temporary, _DATA), known.as_json(session.known))
         with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
-            file.write(_readme(model.name, inputs, list(signature.structured_outputs)) + _more(more, names.classes))
+            file.write(_readme(model.name, inputs, list(signature.structured_outputs)) + _more(more, session.known))
 
 
 def _named(features) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def _readme(model: str, inputs: dict, outputs: list[str]) -> str:
     )
 
 
-def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], classes: tuple[str, ...] | None) -> str:
+def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], data: Data) -> str:
     """Returns what the README says of further signatures, of classes, and of what is known of the data."""
     text = ""
     for name, function in signatures.items():
@@ -168,10 +169,14 @@ def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], classes
         taken = ", ".join(f"{spec.name} {_dims(spec.shape)} {spec.dtype.name}" for spec in specs)
         names = ", ".join(f"`{output}`" for output in function.structured_outputs)
         text += f"\nSignature `{name}`: {taken} in, {names} out.\n"
-    if classes:
-        named = ", ".join(f"{number} {name}" for number, name in enumerate(classes[:_NAMED]))
-        text += f"\nClasses, by number: {named}"
-        text += f" and {len(classes) - _NAMED:,} more.\n" if len(classes) > _NAMED else ".\n"
+    numbered = [f"{number} {name}" for number, name in enumerate(data.classes or ())]
+    for title, each in (
+        ("Columns of `features`, in their order", data.array_columns),
+        ("Classes, by number", numbered),
+    ):
+        if each:
+            rest = f" and {len(each) - _NAMED:,} more" if len(each) > _NAMED else ""
+            text += f"\n{title}: {', '.join(each[:_NAMED])}{rest}.\n"
     return f"{text}\n`{_DATA}` has what is known of the data: names of classes, words by their ids, what cuts text.\n"
 
 

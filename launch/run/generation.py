@@ -22,14 +22,14 @@ from ...input.files import tokens as kinds
 from ..command_line import checks
 from ..command_line.config import Config
 from ..errors import UsageError
-from . import agreement, fingerprints, modes, reading, saved_run
+from . import agreement, fingerprints, model_file, modes, reading
 from .session import Session, build_state, checkpoints_of, step_options
 
 
 def create(config: Config, strategy: Strategy) -> Session:
     """Builds a run's model as `session.create` does, by what the run says of its data, which is not read."""
     agreement.check_asked(config, {}, strategy)
-    about = saved_run.about(config.run_dir)
+    about = model_file.read(config.run_dir)
     example, steps = (about.features, None), config.train_steps or 1
     known_data = (example, about.known.num_classes, about.known.vocabulary)
     state = build_state(config, strategy, step_options(config, steps, strategy.batch_parts), known_data)

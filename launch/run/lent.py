@@ -13,6 +13,7 @@ from ...engine.data.source import Split
 from ...engine.step import batches
 from ..errors import UsageError
 from . import fingerprints, splits
+from .names import check_names
 from .session import Session
 
 _STREAMS = 4  # whose positions are kept: each may hold a shuffle's buffer
@@ -82,6 +83,8 @@ def check_like(name: str, wanted, given_spec) -> None:
         alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, given_spec)))
     except (TypeError, ValueError):  # other structures
         alike = False
+    if not alike and isinstance(wanted, dict) and isinstance(given_spec, dict):
+        check_names("the data", wanted, given_spec)
     if not alike:
         line = f"{name} are {shown(given_spec)} an example; this run's are {shown(wanted)}"
         if isinstance(given_spec, tuple) and not isinstance(wanted, (tuple, dict)):

@@ -10,7 +10,7 @@ import numpy as np
 from ...engine.hooks import evaluation, numerics
 from ...engine.metrics.by_class import report
 from . import export as exports
-from . import fingerprints, prediction_files, predictions, reading, saved_run, weights
+from . import fingerprints, model_file, prediction_files, predictions, reading, weights
 from .session import Session
 
 _SHOWN_CLASSES = 20
@@ -39,7 +39,7 @@ def export(session: Session) -> Outcome:
         taken = f"{'best' if session.config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
     numerics.check_weights(session.trainer, f"step {session.state.step}")
     config = session.config
-    session.known = saved_run.about(config.run_dir).known  # the model's, whatever the data has come to be
+    session.known = model_file.read(config.run_dir).known  # the model's, whatever the data has come to be
     path = exports.save(session, config.output_path, config.export_model)
     kind = "Keras model" if path.endswith(".keras") else "SavedModel"
     line = f"{kind} of step {session.state.step}, {taken}: {path}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import tensorflow as tf
 from ...engine.step import batches
 from ...input.data import Data
 from ...input.treatments import Treatment
+from ..command_line.values import short
 from ..errors import UsageError
 
 
@@ -27,13 +29,17 @@ class Names:
         self.classes = known.classes
         self.words = known.words or {}
         self.tables: dict[str, tf.lookup.StaticHashTable] = {}
+        self._array_columns = known.array_columns
         self._treatments = {name: Treatment("category") for name in self.words} | (known.treatments or {})
 
     def ids(self, features: Any) -> Any:
         """Returns features as the model takes them: words looked up or hashed, dates as numbers, missing values filled.
 
         Those that are so already stay as they are. Raw values that are missing are NaN, the least int64, empty text.
+        Columns by name become an array in the order of training, where the model takes one.
         """
+        if isinstance(features, dict) and self._array_columns:
+            features = self._array(features)
         if not isinstance(features, dict):
             array = self._treatments.get("")
             if array is None or np.shape(features)[1:] != (len(array.fill),):
@@ -58,6 +64,13 @@ class Names:
         text = {name: tf.TensorSpec(specs[name].shape, tf.string) for name in used if used[name].is_of_text}
         return {name: text.get(name, spec) for name, spec in specs.items() if name not in made}
 
+    def _array(self, features: dict[str, Any]) -> np.ndarray:
+        check_names("the data", self._array_columns, features)
+        columns = [np.asarray(features[name]) for name in self._array_columns]
+        if text := [name for name, x in zip(self._array_columns, columns, strict=True) if x.dtype.kind not in "biuf"]:
+            raise UsageError(f"column {text[0]!r} is not of numbers, which this run's array is of; make numbers of it")
+        return np.concatenate([x.reshape(len(x), -1) for x in columns], 1, dtype=np.float32)
+
     def _treated(self, name: str, values: Any) -> dict[str, Any]:
         treatment = self._treatments[name]
         if not tf.is_tensor(values):
@@ -80,6 +93,35 @@ class Names:
                 content = tf.lookup.KeyValueTensorInitializer(words, tf.range(1, len(words) + 1, dtype=tf.int64))
                 self.tables[name] = tf.lookup.StaticHashTable(content, 0)
         return self.tables.get(name)
+
+
+def check_names(what: str, trained: Collection[str], found: Collection[str]) -> None:
+    """Raises `UsageError` unless features, or the columns of an array, have the names of those trained on."""
+    missing, unknown = ([name for name in x if name not in y] for x, y in ((trained, found), (found, trained)))
+    lines = {"missing": missing, "unknown": unknown}
+    if differ := "; ".join(f"{line}: {short(', '.join(names))}" for line, names in lines.items() if names):
+        raise UsageError(
+            f"{what} has other features than this run was trained on ({differ}); name them as they were, "
+            f"{short(', '.join(trained))}"
+        )
+
+
+def check_trained(what: str, trained: tuple[Data, Any], now: tuple[Data, Any]) -> None:
+    """Raises `UsageError` where data can't be read by the names of the features that a run was trained on.
+
+    Args:
+      what: the data, for messages.
+      trained: what the run's data says of itself, and a nest of its features.
+      now: the same of the data.
+    """
+    before, after = (known.array_columns or (isinstance(x, dict) and tuple(sorted(x))) for known, x in (trained, now))
+    if not before or not after or before == after:
+        return
+    check_names(what, before, after)
+    raise UsageError(
+        f"{what} has the columns of its array in another order than this run was trained on, which is "
+        f"{short(', '.join(before))}; write them in that order"
+    )
 
 
 def checked(known: Data, example: Any) -> Data:

@@ -31,7 +31,7 @@ from ..command_line.config import Config
 from ..errors import UsageError
 from . import data as datas
 from . import lent, splits, weights
-from .names import Names
+from .names import Names, check_trained
 from .session import Session
 
 _MOST_UNSHARED_BYTES = 64 << 20  # of outputs, before the processes that compute them exchange theirs
@@ -138,7 +138,10 @@ class _Gathered:
 
 
 class OfRun(Protocol):
-    """What is known of a run that predicts, a part of what a `Session` has: its configuration, data and names."""
+    """What is known of a run that predicts, a part of what a `Session` has: its configuration, data and names.
+
+    `features` are those of one example of its data, a nest of arrays or specs.
+    """
 
     @property
     def config(self) -> Config: ...
@@ -148,6 +151,9 @@ class OfRun(Protocol):
 
     @property
     def names(self) -> Names: ...
+
+    @property
+    def features(self) -> Any: ...
 
     @property
     def splits(self) -> Mapping[str, Source | Stream]: ...
@@ -223,6 +229,7 @@ def of_input(run: OfRun, name: str) -> Mapping[str, Source | Stream]:
             "the columns as arrays, predict({'city': ['Rome']})"
         )
     train, evaluation, _ = splits.of(config, loaded.train, loaded.evaluation)
+    check_trained(f"predict({name!r})", (run.known, run.features), (loaded, batches.features(train.element_spec)))
     return {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
 
 

@@ -16,15 +16,13 @@ from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, Manifest, load_weights
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.data import frames
-from ...engine.data.source import Source, Spec, Split
+from ...engine.data.source import Source, Split
 from ...engine.data.streamed import Stream
 from ...engine.holdings import Holdings
 from ...engine.internals import keras
 from ...engine.layers.embeddings import shards_in
-from ...engine.machine.files import read_json
 from ...engine.optimizers.averaging import WeightAverage
 from ...engine.reduction import Reduction
-from ...input import known
 from ...input.data import Data
 from .. import explanations
 from ..command_line import config as configs
@@ -33,8 +31,8 @@ from ..command_line.config import Config
 from ..command_line.values import differences
 from ..errors import UsageError
 from ..host import isolation
-from . import prediction_files, predictions, splits, weights
-from .names import Names
+from . import model_file, prediction_files, predictions, weights
+from .names import Names, check_names
 from .predictions import OfRun
 from .session import Session
 
@@ -58,14 +56,19 @@ class SavedRun:
         self.run_dir, self._deciding = run_dir, run["deciding"]
 
     @functools.cached_property
-    def about(self) -> About:
+    def about(self) -> model_file.About:
         """What the run has written of its model. Raises `UsageError`."""
-        return about(self.run_dir)
+        return model_file.read(self.run_dir)
 
     @property
     def known(self) -> Data:
         """What its data says of itself."""
         return self.about.known
+
+    @property
+    def features(self) -> Any:
+        """The features of one example of its data, zeros."""
+        return self.about.features
 
     @functools.cached_property
     def names(self) -> Names:
@@ -190,46 +193,13 @@ class _Built(NamedTuple):
         return None, self.model
 
 
-class About(NamedTuple):
-    """What `weights.write` has written of a run's model.
-
-    Attributes:
-      architectures: Keras's configurations of models, by name.
-      features: of one example, zeros.
-      known: what the data says of itself.
-      logits_of: see `weights.logits_of`.
-      model_is_forward: see `weights.model_is_forward`.
-    """
-
-    architectures: dict[str, dict[str, Any]]
-    features: Any
-    known: Data
-    logits_of: str | None
-    model_is_forward: bool
-
-
-def about(run_dir: str) -> About:
-    """Reads what a run has written of its model. Raises `UsageError`."""
-    try:
-        content = read_json(RunDir(run_dir).model)
-        models = {**content.get("models", {}), weights.MODEL: content["keras"]}
-        if wrong := [each for each in models.values() if not isinstance(each, (dict, type(None)))]:
-            raise ValueError(f"keras is {wrong[0]!r:.60}, which is not an object")
-        models = {name: each for name, each in models.items() if each is not None}
-        features, data = _zeros(content["features"]), known.of_json(content, NAMES.model)
-        return About(models, features, data, content.get("logits_of"), bool(content["model_is_forward"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{run_dir}/{NAMES.model} does not say what the model is ({error}); train the run on"
-        ) from None
-
-
 class _OfSession(NamedTuple):
     """What predictions need of a session (`predictions.OfRun`), without its state, which may be large."""
 
     config: Config
     known: Data
     names: Names
+    features: Any
     splits: Mapping[str, Source | Stream]
 
 
@@ -289,7 +259,9 @@ def of_trainer(trainer: Trainer, run: OfRun, name: str | None = None) -> tf.kera
 
 def of_session(session: Session, trainer: Trainer) -> tf.keras.Model:
     """Returns what `of_trainer` does of a session's trainer, or of a copy of it."""
-    return of_trainer(trainer, _OfSession(session.config, session.known, session.names, session.splits))
+    return of_trainer(
+        trainer, _OfSession(session.config, session.known, session.names, session.features, session.splits)
+    )
 
 
 def with_predict(model: tf.keras.Model, run: OfRun, features: Any, logits_of: str | None) -> tf.keras.Model:
@@ -305,17 +277,23 @@ def with_predict(model: tf.keras.Model, run: OfRun, features: Any, logits_of: st
     features = features if own is None else own
     of_keras = functools.partial(type(model).predict, model)
 
+    def checked(x: Any) -> Any:
+        if isinstance(x, dict) and isinstance(features, dict):
+            unused = run.features if isinstance(run.features, dict) else {}  # of the data, that the model does not take
+            check_names("the data", features, [name for name in x if name in features or name not in unused])
+        return x
+
     def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
         with explanations.as_lines():
             if columns or split or x is None or isinstance(x, (str, Split, tf.data.Dataset)) or frames.is_loader(x):
                 examples = predictions.examples(run, features, x, split)
                 read = predictions.features_of(run, examples, batch_size or _BATCH_SIZE)
-                parts = [model.predict_on_batch(batch) for batch in read]
+                parts = [model.predict_on_batch(checked(batch)) for batch in read]
                 outputs = tf.nest.map_structure(lambda *each: np.concatenate(each), *parts)
                 return prediction_files.columns(run, examples, outputs, logits_of) if columns else outputs
-            if isinstance(features, dict):  # else a data frame is one array, as Keras has it
-                x = frames.as_arrays(x, may_lack=bool(run.known.treatments))
-            x = run.names.ids(x)
+            if isinstance(features, dict) or run.known.array_columns:  # else a frame is one array, as Keras has it
+                x = frames.as_arrays(x, may_lack=bool(run.known.treatments) or not isinstance(features, dict))
+            x = checked(run.names.ids(x))
         return of_keras(x, batch_size, *arguments, **keywords)
 
     model.names, model.predict = run.names, predict
@@ -332,11 +310,3 @@ def _of_architecture(architecture: dict[str, Any]) -> tf.keras.Model:
             f"Keras can't make this run's model from its configuration ({' '.join(str(error).split())[:200]}); "
             "register its layers with keras.saving.register_keras_serializable, or give load_model(..., trainer_class=)"
         ) from None
-
-
-def _zeros(described: dict[str, Any]) -> Any:
-    if "dict" in described:
-        return {name: _zeros(value) for name, value in described["dict"].items()}
-    if "tuple" in described:
-        return tuple(_zeros(value) for value in described["tuple"])
-    return splits.zeros(Spec(tuple(described["shape"]), described["dtype"]))

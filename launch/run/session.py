@@ -47,7 +47,7 @@ from ..command_line.values import plain, short
 from ..errors import RunError, UsageError
 from ..explanations import with_flags
 from ..host import threads
-from . import agreement, fingerprints, names, progress
+from . import agreement, fingerprints, model_file, names, progress
 from . import splits as datasplits
 from .names import Names
 
@@ -98,6 +98,11 @@ class Session:
     def names(self) -> Names:
         """What the model's numbers stand for."""
         return Names(self.known)
+
+    @property
+    def features(self) -> Any:
+        """The features of `example`."""
+        return batches.features(self.example)
 
     @property
     def trainer(self) -> Trainer:
@@ -183,6 +188,9 @@ def create(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = 
     if data.num_classes is None and issubclass(config.trainer_class, Tabular):
         data = dataclasses.replace(data, num_classes=_classes_by_values(config, train))
     known = names.checked(dataclasses.replace(data, train=None, evaluation=None), example)
+    if trained := model_file.of_trained(config):
+        now = known, batches.features(example)
+        names.check_trained(_named_data(config), (trained.known, trained.features), now)
     splits = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_asked(config, splits, strategy)
     if config.run_dir and config.trains and not config.remote:
@@ -222,6 +230,10 @@ def create(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = 
     for line in [*said, *([known.columns] if known.columns else [])]:
         session.say(line)
     return session
+
+
+def _named_data(config: Config) -> str:
+    return f"--data_dir={config.data_dir}" if config.data_dir else "the data"
 
 
 def _needs_epochs(config: Config, evaluates: bool, known: Mapping[str, Any]) -> bool:

@@ -28,17 +28,17 @@ from ..command_line.config import KERAS_FILES
 from ..errors import UsageError
 from ..host import isolation
 from ..host.files import write_of_run
+from . import model_file
 from .keras_weights import load_keras_weights
+from .model_file import MODEL
 from .session import Session
-
-MODEL = "model"  # the attribute of the one that `Trainer.forward` computes, unless the trainer says otherwise
 
 
 def write(session: Session, run_dir: str) -> None:
     """Writes what `load` makes the model from: Keras's own configuration of it, and what is known of the data."""
     models = {name: _architecture(model) for name, model in models_of(session.trainer).items()}
     model = models.pop(MODEL, None)
-    features = _described(batches.features(session.example))
+    features = model_file.described(batches.features(session.example))
     content = {"keras": model, **({"models": models} if models else {}), "features": features}
     content |= {"logits_of": logits_of(session.trainer), "model_is_forward": model_is_forward(session.trainer)}
     write_of_run(RunDir(run_dir).model, {**content, **known.as_json(session.known)})
@@ -252,12 +252,3 @@ def take(trainer: Trainer, prefix: str) -> None:
         if optimizer.weight_average is not None:
             load_weights(prefix, optimizer.weight_average, f"trainer.{path}.weight_average")
     hand_over_averages(trainer)
-
-
-def _described(features) -> Any:
-    """Returns the shapes and dtypes of one example's features, plain JSON."""
-    if isinstance(features, dict):
-        return {"dict": {name: _described(value) for name, value in features.items()}}
-    if isinstance(features, (tuple, list)):
-        return {"tuple": [_described(value) for value in features]}
-    return {"shape": list(features.shape[1:]), "dtype": np.dtype(features.dtype).name}

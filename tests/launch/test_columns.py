@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -177,3 +179,67 @@ def test_exports_treat_raw_rows_as_training_did(tmp_path, arguments, features):
     serve = tf.saved_model.load(folder).signatures["serving_default"]
     given = {name: tf.constant(x) for name, x in ({"features": raw} if is_array else raw).items()}
     np.testing.assert_allclose(serve(**given)["outputs"], expected, rtol=1e-6)
+
+
+def write_named(folder, names, order=(0, 1, 2, 3)):
+    """Writes a table of ids and three numbers, the first of which decides the label, by these names in this order."""
+    draws = np.random.default_rng(5)
+    values = [draws.integers(0, 8, 240).astype(str), *draws.normal(size=[3, 240]).round(4).astype(str)]
+    values = [values[place] for place in order]
+    label = np.where(np.char.startswith(values[order.index(1)], "-"), "no", "yes")
+    folder.mkdir(exist_ok=True)
+    rows = zip(*values, label, strict=True)
+    (folder / "a.csv").write_text("\n".join([",".join([*names, "label"]), *map(",".join, rows)]))
+
+
+def named_run(folder, mode, model, **more):
+    how = {"input": "csv", "data_dir": str(folder / "data"), "validation_split": 0.25, "run_dir": folder / "run"}
+    how |= {"learning_rate": 0.05, "jit": "off", "progress": "off", "global_batch_size": 20, **model, **more}
+    return run(mode=mode, **how)
+
+
+NAMES = ("user", "b1", "b2", "b3")
+MODELS = {"dict": {"model": "wide_deep"}, "array": {"model": "logistic", "input_arg": {"array": True}}}
+
+
+@pytest.mark.parametrize("form", MODELS)
+def test_columns_of_other_names_are_refused_by_each_mode(tmp_path, form):
+    pytest.importorskip("pyarrow")
+    write_named(tmp_path / "data", NAMES)
+    named_run(tmp_path, "train_and_eval", MODELS[form], train_steps=4)
+    kept = (tmp_path / "run" / "model.json").read_text()
+    write_named(tmp_path / "data", ("user", "c1", "b2", "b3"))
+    line = (
+        r"data has other features than this run was trained on \(missing: b1; unknown: c1\); name them as they were, "
+    )
+    calls = {"eval": {}, "export": {}, "predict": {"output": tmp_path / "a.npz"}, "train_and_eval": {"train_steps": 5}}
+    for mode, more in calls.items():
+        for allowed in (False, True):
+            with pytest.raises(UsageError, match=line):
+                named_run(tmp_path, mode, MODELS[form], allow_changed_config=allowed, **more)
+    assert (tmp_path / "run" / "model.json").read_text() == kept
+    model = load_model(tmp_path / "run")
+    columns = {"user": np.arange(4) % 2, **{name: np.ones([4], np.float32) for name in ("c1", "b2", "b3")}}
+    for examples in (None, columns, {**columns, "b1": columns["b2"]}):
+        with pytest.raises(UsageError, match=r"than this run was trained on \(.*unknown: c1\)"):
+            model.predict(examples, verbose=0)
+
+
+@pytest.mark.parametrize("form", MODELS)
+def test_columns_in_another_order_are_read_by_name(tmp_path, form):
+    pytest.importorskip("pyarrow")
+    write_named(tmp_path / "data", NAMES)
+    trained = named_run(tmp_path, "train_and_eval", MODELS[form], train_steps=60)
+    expected = trained.predict()
+    assert trained.result["eval"]["accuracy" if form == "array" else "auc"] > 0.8
+    order = (3, 1, 0, 2)
+    write_named(tmp_path / "data", [NAMES[place] for place in order], order)
+    assert named_run(tmp_path, "eval", MODELS[form]).result["eval"] == trained.result["eval"]
+    export = named_run(tmp_path, "export", MODELS[form]).result["export"]
+    assert form == "dict" or "in their order: user, b1, b2, b3." in (pathlib.Path(export) / "README.md").read_text()
+    np.testing.assert_array_equal(load_model(tmp_path / "run").predict(), expected)
+    table = csv_input.load(str(tmp_path / "data"), 0).train
+    columns = {name: x[-60:] for name, x in table.read(np.arange(len(table)))[0].items()}
+    assert [*columns] == [NAMES[place] for place in order]
+    np.testing.assert_array_equal(load_model(tmp_path / "run").predict(columns, verbose=0), expected)
+    assert named_run(tmp_path, "train_and_eval", MODELS[form], train_steps=61).result["step"] == 61

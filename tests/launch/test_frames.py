@@ -142,6 +142,21 @@ def test_a_loader_of_no_batches_is_one_line():
         weights((Loader(6, batches=(3, 4)), None))
 
 
+def test_columns_of_a_frame_that_fit_has_trained_on_keep_their_names(tmp_path):
+    module = pytest.importorskip("pandas")
+    model = tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    frame = module.DataFrame({"b": np.arange(12, dtype=np.float32) / 5, "a": np.ones([12], np.float32)})
+    crankshaft.fit(model, frame, Y[:12], epochs=1, verbose=0, run_dir=str(tmp_path / "run"))
+    loaded, expected = crankshaft.load_model(tmp_path / "run"), model.predict(frame, verbose=0)
+    for names in (["a", "b"], ["b", "a"]):
+        np.testing.assert_allclose(loaded.predict(frame[names], verbose=0), expected, rtol=1e-6)
+    with pytest.raises(UsageError, match=r"missing: b; unknown: c"):
+        loaded.predict(frame.rename(columns={"b": "c"}), verbose=0)
+    with pytest.raises(UsageError, match=r"in another order than this run was trained on, which is b, a"):
+        crankshaft.fit(model, frame[["a", "b"]], Y[:12], epochs=2, verbose=0, run_dir=str(tmp_path / "run"))
+
+
 def test_fit_takes_a_loader():
     module = importlib.import_module("keras")
     model = module.Sequential([module.layers.Dense(1)])

@@ -13,7 +13,7 @@ from crankshaft.launch.command_line import config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
 from crankshaft.launch.host.files import write_of_run
-from crankshaft.launch.run import results, saved_run
+from crankshaft.launch.run import model_file, results
 from tests.launch.command_line.test_config import asked, checked
 
 RUN = ("--model=mlp", "--model_arg=hidden_units=4", "--input=synthetic", "--input_arg=examples=200", "--train_steps=4")
@@ -130,7 +130,7 @@ def test_a_model_that_is_no_configuration_is_told_in_one_line(tmp_path, value):
     described = {"keras": value, "features": {"shape": [1], "dtype": "float32"}, "num_classes": 2, "vocabulary": None}
     (tmp_path / "model.json").write_text(json.dumps(described))
     with pytest.raises(UsageError, match=r"model.json does not say .* \(keras is .*, which is not an object\)"):
-        saved_run.about(str(tmp_path))
+        model_file.read(str(tmp_path))
 
 
 def test_another_runs_checkpoint_is_not_gone_on_with(inside, tmp_path, caplog):

@@ -1,0 +1,85 @@
+"""What a run has written of its model and its features, `RunDir.model`. Host code."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...engine.checkpoints.run_dir import NAMES, RunDir
+from ...engine.data.source import Spec
+from ...engine.machine.files import read_json
+from ...input import known
+from ...input.data import Data
+from ..command_line.config import Config
+from ..errors import UsageError
+from . import splits
+
+MODEL = "model"  # the attribute of the one that `Trainer.forward` computes, unless the trainer says otherwise
+
+
+class About(NamedTuple):
+    """What `weights.write` has written of a run's model.
+
+    Attributes:
+      architectures: Keras's configurations of models, by name.
+      features: of one example, zeros.
+      known: what the data says of itself.
+      logits_of: see `weights.logits_of`.
+      model_is_forward: see `weights.model_is_forward`.
+    """
+
+    architectures: dict[str, dict[str, Any]]
+    features: Any
+    known: Data
+    logits_of: str | None
+    model_is_forward: bool
+
+
+def read(run_dir: str) -> About:
+    """Reads what a run has written of its model. Raises `UsageError`."""
+    try:
+        content = read_json(RunDir(run_dir).model)
+        models = {**content.get("models", {}), MODEL: content["keras"]}
+        if wrong := [each for each in models.values() if not isinstance(each, (dict, type(None)))]:
+            raise ValueError(f"keras is {wrong[0]!r:.60}, which is not an object")
+        models = {name: each for name, each in models.items() if each is not None}
+        features, data = _zeros(content["features"]), known.of_json(content, NAMES.model)
+        return About(models, features, data, content.get("logits_of"), bool(content["model_is_forward"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{run_dir}/{NAMES.model} does not say what the model is ({error}); train the run on"
+        ) from None
+
+
+def of_trained(config: Config) -> About | None:
+    """Returns what a run that has checkpoints has written; None where there is none, or training writes it again.
+
+    Raises:
+      UsageError: the mode reads the run, and its file can't be read.
+    """
+    if not config.run_dir or config.mode == "benchmark" or RunDir(config.run_dir).newest() is None:
+        return None
+    try:
+        return read(config.run_dir)
+    except UsageError:
+        if config.trains:
+            return None
+        raise
+
+
+def _zeros(described: dict[str, Any]) -> Any:
+    if "dict" in described:
+        return {name: _zeros(value) for name, value in described["dict"].items()}
+    if "tuple" in described:
+        return tuple(_zeros(value) for value in described["tuple"])
+    return splits.zeros(Spec(tuple(described["shape"]), described["dtype"]))
+
+
+def described(features) -> Any:
+    """Returns the shapes and dtypes of one example's features, plain JSON."""
+    if isinstance(features, dict):
+        return {"dict": {name: described(value) for name, value in features.items()}}
+    if isinstance(features, (tuple, list)):
+        return {"tuple": [described(value) for value in features]}
+    return {"shape": list(features.shape[1:]), "dtype": np.dtype(features.dtype).name}
