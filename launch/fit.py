@@ -35,6 +35,14 @@ _SAID_BY = {
     "progress": "verbose",
     "input": "x",
 }
+_MODES = ("train_and_eval", "train")
+_COUNTS = {  # the least of each, and whether it may be None
+    "epochs": (1, False),
+    "initial_epoch": (0, False),
+    "validation_freq": (1, False),
+    **dict.fromkeys(("batch_size", "steps_per_epoch", "validation_steps", "validation_batch_size"), (1, True)),
+}
+_CHOICES = {"verbose": ("auto", 0, 1, 2), "shuffle": (True, False, None)}
 _PROGRESS = {0: "off", 1: "auto", 2: "plain", "auto": "auto"}
 _OF_PROCESSES = ("multi_worker", "parameter_server")  # they have to be there before TensorFlow does anything
 
@@ -103,14 +111,10 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
     """Runs what the arguments of `fit` ask for."""
     is_model = isinstance(arguments.model, tf.keras.layers.Layer)
     with explanations.as_lines(_SAID_BY):
+        _check(arguments)
         arguments.run_epochs = arguments.epochs - arguments.initial_epoch
         if arguments.validation_data is not None:
             arguments.validation_split = 0.0
-        _check(
-            arguments.flags,
-            arguments.verbose,
-            {"epochs": arguments.run_epochs, "validation_freq": arguments.validation_freq},
-        )
         if is_model and (strategy := arguments.flags.get("strategy")) in _OF_PROCESSES:
             raise UsageError(
                 f"strategy={strategy} has to be there before a model is made; give fit a function that makes and "
@@ -197,15 +201,36 @@ def _data(arguments: types.SimpleNamespace) -> Data:
     return Data(train, evaluation, array_columns=arguments.columns)
 
 
-def _check(flags: Mapping[str, Any], verbose: Any, counts: Mapping[str, Any]) -> None:
-    for name in _SAID_BY.keys() & flags.keys():
+def _check(arguments: types.SimpleNamespace) -> None:
+    """Raises `UsageError` for an argument of a type or value that `fit` does not take."""
+    for name in _SAID_BY.keys() & arguments.flags.keys():
         raise UsageError(f"fit has no {name}; use {_SAID_BY[name]}")
-    if verbose not in _PROGRESS:
-        raise UsageError(f"verbose={verbose!r} is not known; use 'auto', 0, 1 or 2")
-    for name, value in counts.items():
-        if not isinstance(value, numbers.Integral) or value < 1:
-            less = ", less initial_epoch," if name == "epochs" else ""
-            raise UsageError(f"{name}{less} is {value!r}; give a whole number of 1 or more")
+    if (mode := arguments.flags.get("mode", _MODES[0])) not in _MODES:
+        raise UsageError(f"mode={mode!r}: fit trains; give {' or '.join(map(repr, _MODES))}, or use crankshaft.run")
+    for name, (least, may_be_none) in _COUNTS.items():
+        value = getattr(arguments, name)
+        is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
+        if not is_whole and not (may_be_none and value is None):
+            raise UsageError(f"{name}={value!r} can't be used; give a whole number of {least} or more")
+    if arguments.epochs <= arguments.initial_epoch:
+        raise UsageError(
+            f"epochs={arguments.epochs} is where the run ends, and initial_epoch={arguments.initial_epoch}; give more"
+        )
+    for name, values in _CHOICES.items():
+        if not isinstance(value := getattr(arguments, name), (int, str, type(None))) or value not in values:
+            raise UsageError(f"{name}={value!r} is not known; use {' or '.join(map(repr, values))}")
+    share = arguments.validation_split
+    if not isinstance(share, numbers.Real) or not 0 <= float(share) < 1:
+        raise UsageError(f"validation_split={share!r} can't be used; give a share from 0 to below 1")
+    for each in tf.nest.flatten(arguments.callbacks or []):
+        if not isinstance(each, tf.keras.callbacks.Callback):
+            raise UsageError(
+                f"callbacks={each!r:.60} is not a tf.keras.callbacks.Callback; give objects of such a class"
+            )
+    if isinstance(parts := arguments.validation_data, (tuple, list)) and not 1 <= len(parts) <= 3:
+        raise UsageError(f"validation_data is of {len(parts)} parts; give (x, y), (x, y, weights), or what x may be")
+    if not isinstance(arguments.hooks, Sequence):
+        raise UsageError(f"hooks={arguments.hooks!r:.60} is not a list; give a list of engine.hooks")
 
 
 def _check_used(arguments: types.SimpleNamespace, is_named: bool) -> None:
