@@ -17,7 +17,7 @@ from absl.testing import flagsaver
 
 from . import explanations, train
 from .benchmark.result import check_baseline
-from .command_line import checks, given, own_files
+from .command_line import checks, given, own_files, rules
 from .command_line import config as configs
 from .command_line import flags as our_flags
 from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
@@ -514,4 +514,6 @@ def load_model(
         if not isinstance(path := os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir, str):
             raise UsageError(f"load_model({run_dir!r:.60}): give the path of a run's folder")
         remote = remotes.of(path)
-        return saved_run.SavedRun(remote.folder if remote else path).model(str(which), trainer_class, name)
+        return saved_run.SavedRun(remote.folder if remote else rules.absolute(path)).model(
+            str(which), trainer_class, name
+        )

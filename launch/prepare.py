@@ -12,7 +12,6 @@ was interrupted is taken up again by the same call: shards that are whole are ke
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -78,7 +77,7 @@ def _run() -> int:
         arguments={**arguments, **({"eval_data_dir": FLAGS.eval_data_dir or ""} if entry.reads_eval_data else {})},
         data_dir=FLAGS.data_dir,
         seed=FLAGS.seed,
-        output_dir=os.path.abspath(FLAGS.output_dir),
+        output_dir=FLAGS.output_dir,
         shards=FLAGS.shards,
         format=FLAGS.format,
     )

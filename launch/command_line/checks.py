@@ -113,7 +113,7 @@ def _check_output(path: str, folder: bool = False) -> None:
     """Raises `UsageError` where a file is there already, or can't be made; or, of a folder, none can be made in it."""
     if not folder and os.path.lexists(path):
         raise UsageError(f"--output: {path} exists; remove it or use another --output")
-    paths.check_writable("output", path if folder else os.path.dirname(os.path.abspath(path)))
+    paths.check_writable("output", path if folder else os.path.dirname(path))
 
 
 def check_generation(config: Config) -> None:

@@ -10,7 +10,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from ..errors import UsageError
-from . import paths
+from . import paths, rules
 
 NEEDED = {"model": "class Model", "input": "function load"}  # of such a file
 _CURES = {
@@ -26,7 +26,7 @@ def is_path(name: str | None) -> bool:
 
 def absolute(name: str | None) -> str | None:
     """Returns a path from the root, so that a later call in another folder finds the file too; a name as it is."""
-    return os.path.abspath(os.path.expanduser(name)) if is_path(name) else name
+    return rules.absolute(name) if name is not None and is_path(name) else name
 
 
 def refuse_of_file(where: str, values: Mapping[str, Any], by_caller: Collection[str] = (), cure: str = "") -> None:

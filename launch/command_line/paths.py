@@ -60,11 +60,9 @@ def check(values: Mapping[str, Any]) -> None:
 
 def _check_readable_by_tensorflow(name: str, path: str | None) -> None:
     """Raises `UsageError` unless TensorFlow can read checkpoints at this path."""
-    whole = os.path.abspath(path) if path else ""
-    if special := next((character for character in whole if character in _PATTERN), None):
-        at = "" if whole == path else f", which is {whole},"
+    if special := next((character for character in path or "" if character in _PATTERN), None):
         raise UsageError(
-            f"--{name}={path}{at} has a {special} in it, and TensorFlow, which takes [ ] \\ * ? {{ }} for a pattern, "
+            f"--{name}={path} has a {special} in it, and TensorFlow, which takes [ ] \\ * ? {{ }} for a pattern, "
             "reads no checkpoint there; use a path without"
         )
 
@@ -76,7 +74,7 @@ def check_results(values: Mapping[str, Any]) -> None:
             raise UsageError(f"--result_json={path} is a folder; give the path of a file")
         if values["run_dir"] and _is_of_the_run(path, values["run_dir"]):
             raise UsageError(f"--result_json={path} is a file of the run's own; give another path")
-        check_writable("result_json", os.path.dirname(os.path.abspath(path)))
+        check_writable("result_json", os.path.dirname(path))
         _check_name("result_json", path)
 
 

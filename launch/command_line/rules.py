@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
+import pathlib
 import re
 from collections.abc import Callable, Collection
 from typing import Any
@@ -22,6 +23,7 @@ from .values import number as number_of
 flags.disclaim_key_flags()  # a flag belongs to the module that defines it by this one
 
 INT32 = 2**31 - 1
+_OTHER_SYSTEM = "[a-z0-9]+://"  # begins a path of a file system that is not mounted: gs://
 _EPOCHS = Interval(above=0, upper=1e9)
 Rule = Callable[[str], None]  # raises ValueError, which says why, for text that breaks it
 
@@ -52,22 +54,34 @@ class Number(_Parser):
         return "int" if self.interval.whole else "float"
 
 
+def absolute(path: str) -> str:
+    """Returns a path from the root, with a leading ~ expanded, which a shell leaves as it is after --NAME=.
+
+    A program that changes its folder later thus finds, or writes, the file that was meant. `..` stays: it may follow a
+    link. Raises ValueError where the current folder is gone.
+    """
+    try:
+        return str(pathlib.Path(os.path.expanduser(path)).absolute()) + os.sep * path[1:].endswith(os.sep)
+    except OSError:
+        raise ValueError("it is relative to the current folder, which was removed; give a path from /") from None
+
+
 class Path(_Parser):
-    """Parses a path: expands a leading ~, which a shell leaves as it is after --NAME=."""
+    """Parses a path: see `absolute`."""
 
     wants = "a path"
 
     def parse(self, argument: str) -> str:
-        if re.match(r"[a-z0-9]+://", argument):
+        if re.match(_OTHER_SYSTEM, argument):
             raise ValueError("it is not a path of a mounted file system; mount the bucket or give a local folder")
-        return os.path.expanduser(_text(argument))
+        return absolute(_text(argument))
 
 
 class Folder(Path):
     """Parses the path of a folder of any file system that TensorFlow knows: gs://bucket/run."""
 
     def parse(self, argument: str) -> str:
-        return argument if re.match(r"[a-z][a-z0-9]*://.", argument) else super().parse(argument)
+        return argument if re.match(f"{_OTHER_SYSTEM}.", argument) else super().parse(argument)
 
 
 class Files(_Parser):
@@ -76,7 +90,8 @@ class Files(_Parser):
     wants = "a path"
 
     def parse(self, argument: str) -> str:
-        return ",".join(os.path.expanduser(part) for part in _text(argument).split(","))
+        parts = _text(argument).split(",")
+        return ",".join(absolute(part) if part and not re.match(_OTHER_SYSTEM, part) else part for part in parts)
 
 
 class Text(_Parser):

@@ -20,6 +20,7 @@ from crankshaft.launch.errors import UsageError
 from tests.launch.command_line.test_config import asked, checked
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+HERE = os.getcwd()  # of which a relative path is
 RUN = ("--model=mlp", "--input=digits")
 MIRRORED = ("--strategy=mirrored", "--num_virtual_devices=8")
 
@@ -76,7 +77,10 @@ MISTAKES = {
         [*RUN, "--mode=benchmark", "--benchmark_steps=3", "--benchmark_seconds=2"],
         ["--benchmark_steps and --benchmark_seconds", "use one"],
     ),
-    "a baseline of no benchmark": ([*RUN, "--baseline=x.json"], ["--baseline=x.json", "--mode=benchmark", "leave"]),
+    "a baseline of no benchmark": (
+        [*RUN, "--baseline=x.json"],
+        [f"--baseline={HERE}/x.json", "--mode=benchmark", "leave"],
+    ),
     "a sum of one replica": (
         [*RUN, "--mode=benchmark", "--benchmark_part=reduce"],
         ["--benchmark_part=reduce needs two replicas", "--num_virtual_devices=2"],
@@ -145,7 +149,7 @@ MISTAKES = {
         ["--freeze=hidden:some can't be used: its epochs are not a number above 0", "e.g. backbone:3"],
     ),
     "epochs of nothing": ([*RUN, "--freeze=:2"], ["--freeze=:2 can't be used: it has no regular expression"]),
-    "a folder for a result": ([*RUN, "--result_json=."], ["--result_json=. is a folder", "a file"]),
+    "a folder for a result": ([*RUN, "--result_json=."], [f"--result_json={HERE} is a folder", "a file"]),
     "micro-batches of nothing": ([*RUN, "--accumulate_steps=65"], ["--accumulate_steps=65", "64", "fewer"]),
     "an average that never moves": (
         [*RUN, "--ema_decay=1"],
@@ -166,7 +170,7 @@ MISTAKES = {
     ),
     "a comparison without a benchmark": (
         [*RUN, "--baseline=old.json", "--fail_below=0.95"],
-        ["--baseline=old.json has no use with --mode=train_and_eval", "use --mode=benchmark, or leave"],
+        [f"--baseline={HERE}/old.json has no use with --mode=train_and_eval", "use --mode=benchmark, or leave"],
     ),
     "evaluation of no run": ([*RUN, "--mode=eval"], ["--mode=eval needs --run_dir"]),
     "a bucket for a folder": (
@@ -177,11 +181,20 @@ MISTAKES = {
         ],
     ),
     "a variable that is not set": ([*RUN, "--data_dir="], ["--data_dir is empty", "give a path, or leave it out"]),
-    "a run that could not be read": ([*RUN, "--run_dir=lr[1]"], ["--run_dir=lr[1]", "has a [ in it", "without"]),
+    "a run that could not be read": (
+        [*RUN, "--run_dir=lr[1]"],
+        [f"--run_dir={HERE}/lr[1] has a [", "has a [ in it", "without"],
+    ),
     "export of no run": ([*RUN, "--mode=export"], ["--mode=export needs --run_dir"]),
-    "weights of no run": ([*RUN, "--init_from=nowhere"], ["--init_from=nowhere does not exist", "give"]),
-    "no such data_dir": (["--model=mlp", "--input=mnist", "--data_dir=nowhere"], ["--data_dir=nowhere does not exist"]),
-    "a data_dir that is not read": ([*RUN, "--data_dir=."], ["data_dir=.", "digits", "leave --data_dir out"]),
+    "weights of no run": ([*RUN, "--init_from=nowhere"], [f"--init_from={HERE}/nowhere does not exist", "give"]),
+    "no such data_dir": (
+        ["--model=mlp", "--input=mnist", "--data_dir=nowhere"],
+        [f"--data_dir={HERE}/nowhere does not exist"],
+    ),
+    "a data_dir that is not read": (
+        [*RUN, "--data_dir=."],
+        [f"data_dir={HERE} is not read by", "digits", "leave --data_dir out"],
+    ),
 }
 # Those of what has to be imported, which is TensorFlow.
 OF_WHAT_IS_NAMED = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import textwrap
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import crankshaft
 from crankshaft.engine import Trainer, build_layers, make_optimizer, mean
 
 QUIET = ("--jit=off", "--progress=plain")
@@ -153,6 +155,26 @@ def test_data_may_be_datasets_on_any_number_of_replicas(crank, inside, tmp_path)
     )
     outcome = crank("--model=logistic", *place, "--train_steps=2", script=script).ok()
     assert "mirrored, 2 replicas" in outcome.out
+
+
+def test_a_script_that_changes_its_folder_finds_all_files_where_they_were_typed(inside, tmp_path, monkeypatch):
+    """As hydra does for each job. Also where a run is resumed, and its model is loaded."""
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+
+    def data():
+        os.chdir(elsewhere)
+        return arrays()
+
+    flags = ("--run_dir=runs/a", "--result_json=r.json", "--train_epochs=2", "--checkpoint_every_steps=1", *QUIET)
+    for epochs in (2, 3):
+        monkeypatch.chdir(tmp_path)
+        inside(*flags, f"--train_epochs={epochs}", trainer=Regression, data=data).ok()
+    monkeypatch.chdir(tmp_path)
+    model = crankshaft.load_model("runs/a")
+    inside("--mode=eval", *flags[:2], trainer=Regression, data=data).ok()
+    assert model.predict(FEATURES, verbose=0).shape == (96, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "r.json", "runs"]
+    assert not list(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize(

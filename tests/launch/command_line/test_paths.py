@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -22,6 +23,13 @@ def refusal(name: str, path: str) -> str:
     with flagsaver.flagsaver(), pytest.raises(flags.Error) as error:
         flags.FLAGS(["crankshaft train", f"--{name}={path}"])
     return str(rules.explain(error.value, flags.FLAGS))
+
+
+def parsed(**values: str) -> dict:
+    """All flags' values of a command line that gives these."""
+    with flagsaver.flagsaver():
+        flags.FLAGS(["crankshaft train", *(f"--{name}={value}" for name, value in values.items())])
+        return {name: flags.FLAGS[name].value for name in NONE}
 
 
 @pytest.mark.parametrize("name", LOCAL)
@@ -48,9 +56,9 @@ def test_a_relative_path_is_judged_with_the_working_directory(tmp_path, monkeypa
     folder = tmp_path / "lr[1]"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    with pytest.raises(UsageError, match=re.escape(f"--run_dir=first, which is {folder}/first, has a [ in it")):
-        paths.check({**NONE, "run_dir": "first"})
-    paths.check({**NONE, "data_dir": "first", "result_json": "a.json"})
+    with pytest.raises(UsageError, match=re.escape(f"--run_dir={folder}/first has a [ in it")):
+        paths.check(parsed(run_dir="first"))
+    paths.check(parsed(data_dir="first", result_json="a.json"))
 
 
 def test_each_flag_of_a_path_is_checked():
@@ -62,10 +70,24 @@ def test_each_flag_of_a_path_is_checked():
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_home_is_found_as_by_a_shell(name, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    for given, meant in (("~/x", "/home/me/x"), ("~", "/home/me"), ("./~/x", "./~/x"), ("x~/~", "x~/~")):
-        with flagsaver.flagsaver():
-            flags.FLAGS(["crankshaft train", f"--{name}={given}"])
-            assert flags.FLAGS[name].value == meant
+    here = os.getcwd()
+    for given, meant in (("~/x", "/home/me/x"), ("~", "/home/me"), ("./~/x", f"{here}/~/x"), ("x~/~", f"{here}/x~/~")):
+        assert parsed(**{name: given})[name] == meant
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_relative_path_is_of_the_folder_in_which_it_was_read(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given, meant in ((".", ""), ("a/./b", "/a/b"), ("link/../a", "/link/../a"), ("a/", "/a/")):
+        assert parsed(**{name: given})[name] == f"{tmp_path}{meant}"
+    if name.endswith("data_dir"):
+        assert parsed(**{name: "a/*,gs://b/c,/d"})[name] == f"{tmp_path}/a/*,gs://b/c,/d"
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    why = "it is relative to the current folder, which was removed; give a path from /; see --help"
+    assert refusal(name, "a") == f"--{name}=a can't be used: {why}"
+    assert parsed(**{name: "/a"})[name] == "/a"
 
 
 def test_files_with_commas_are_each_found_in_a_home_or_a_bucket(monkeypatch):
