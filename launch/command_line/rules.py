@@ -61,9 +61,10 @@ def absolute(path: str) -> str:
     link. Raises ValueError where the current folder is gone.
     """
     try:
-        return str(pathlib.Path(os.path.expanduser(path)).absolute()) + os.sep * path[1:].endswith(os.sep)
+        whole = str(pathlib.Path(os.path.expanduser(path)).absolute()) + os.sep * path[1:].endswith(os.sep)
     except OSError:
         raise ValueError("it is relative to the current folder, which was removed; give a path from /") from None
+    return as_text(whole)
 
 
 class Path(_Parser):
@@ -74,7 +75,7 @@ class Path(_Parser):
     def parse(self, argument: str) -> str:
         if re.match(_OTHER_SYSTEM, argument):
             raise ValueError("it is not a path of a mounted file system; mount the bucket or give a local folder")
-        return absolute(_text(argument))
+        return absolute(as_text(argument))
 
 
 class Folder(Path):
@@ -90,7 +91,7 @@ class Files(_Parser):
     wants = "a path"
 
     def parse(self, argument: str) -> str:
-        parts = _text(argument).split(",")
+        parts = as_text(argument).split(",")
         return ",".join(absolute(part) if part and not re.match(_OTHER_SYSTEM, part) else part for part in parts)
 
 
@@ -108,7 +109,7 @@ class Text(_Parser):
 
     def parse(self, argument: str) -> str:
         if not (self._may_be_empty and argument == ""):
-            _text(argument)
+            as_text(argument)
             if self._rule:
                 self._rule(argument)
         return argument
@@ -142,10 +143,18 @@ class OneOf(flags.EnumParser):
         return list(self._known())
 
 
-def _text(argument: str) -> str:
-    """Returns the text; raises ValueError for text that no program's argument can be, but a line of a --flagfile."""
+def as_text(argument: str) -> str:
+    """Returns the text; raises ValueError for text that is empty, or that no file of a run's can hold.
+
+    Python has a byte of the command line that is not UTF-8 as half of a surrogate pair (PEP 383).
+    """
     if not argument or "\0" in argument:
         raise ValueError("it has a null character in it" if argument else "it is empty")
+    try:
+        argument.encode()
+    except UnicodeEncodeError as error:
+        wrong = ascii(argument[error.start : error.end])[1:-1].replace("\\udc", "\\x")
+        raise ValueError(f"it has {wrong} in it, which is not UTF-8; rename it, or use another") from None
     return argument
 
 

@@ -90,6 +90,18 @@ def test_a_relative_path_is_of_the_folder_in_which_it_was_read(name, tmp_path, m
     assert parsed(**{name: "/a"})[name] == "/a"
 
 
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_path_that_is_not_utf_8_is_refused(name, tmp_path, monkeypatch):
+    """No JSON file can name it, nor TensorFlow's Python interface; a relative path may be one by its folder."""
+    why = "can't be used: it has {} in it, which is not UTF-8; rename it, or use another; see --help"
+    path = "/a\udce4\udcffb"
+    assert refusal(name, path) == f"--{name}={path} {why.format('#e4#ff')}".replace("#", "\\x")
+    (folder := tmp_path / os.fsdecode(b"\xfc")).mkdir()
+    monkeypatch.chdir(folder)
+    assert refusal(name, "b") == f"--{name}=b {why.format('#fc')}".replace("#", "\\x")
+    assert parsed(**{name: "/ü"})[name] == "/ü"
+
+
 def test_files_with_commas_are_each_found_in_a_home_or_a_bucket(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     with flagsaver.flagsaver():
