@@ -21,6 +21,7 @@ from typing import Any
 from absl import flags
 
 from ..engine.checkpoints import RunDir
+from ..engine.internals.errors import visible
 from ..engine.machine import events, requests
 from . import errors, explanations
 from .command_line import help, own_flags, rules
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> None:
                 f"{run_dir}: no answer in {FLAGS.wait_seconds:g} s; a call or a compilation may take longer "
                 "(--wait_seconds), or the task is stopped"
             )
-        print(answer)
+        print(visible(answer))  # whoever may write to the run's folder may have answered
         code = 0
     except KeyboardInterrupt:
         code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; the request is taken back")
@@ -82,21 +83,23 @@ def _check_runs(run_dir: str) -> None:
     for event, _ in events.read(path):
         if event["event"] == "start":
             last.clear()
-        last[event["event"]] = event
+        if event["event"] in ("start", "cluster", "end"):
+            last[event["event"]] = event
     if end := last.get("end"):
         raise RunError(f"{run_dir}: the run has ended at step {end['step']:,}: {end.get('reason')}")
     start, cluster = last.get("start", {}), last.get("cluster", {})
-    if start.get("host") == socket.gethostname() and not _is_there(start.get("pid")):
-        raise RunError(f"{run_dir}: process {start['pid']} has ended without a word; start the run again")
-    names = [each.get("name") for job in ("workers", "servers") for each in cluster.get(job) or ()]
+    pid = start.get("pid")
+    if start.get("host") == socket.gethostname() and pid is not None and not _is_there(pid):
+        raise RunError(f"{run_dir}: process {pid} has ended without a word; start the run again")
+    names = [str(each.get("name")) for job in ("workers", "servers") for each in cluster.get(job) or ()]
     if FLAGS.task is not None and FLAGS.task not in (*names, "chief"):
         raise UsageError(f"--task={FLAGS.task} is not a task of this run; use {', '.join(map(repr, names))}")
 
 
-def _is_there(pid: Any) -> bool:
+def _is_there(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, TypeError, OverflowError):
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass

@@ -52,7 +52,7 @@ class Past:
         if kind == "end" or (self.end is None and not kind == self.kind == "restart"):
             self.alive_at = event["time"]
         self.kind = kind
-        spent = event["goodput"]["seconds"] if kind == "end" and event.get("goodput") else event.get("spent")
+        spent = event["goodput"].get("seconds") if kind == "end" and event.get("goodput") else event.get("spent")
         if isinstance(spent, Mapping):
             self.spent, self.spent_at = spent, event["time"]
 
@@ -81,7 +81,7 @@ class Goodput:
         """
         if not past.incarnations:
             return
-        last = {kind: float(past.spent.get(kind, 0.0)) for kind in KINDS}
+        last = {kind: float(past.spent.get(kind) or 0.0) for kind in KINDS}
         unrecorded = max(0.0, past.alive_at - past.spent_at)
         if past.end is not None and past.step <= step:
             last["other"] += unrecorded

@@ -1,14 +1,18 @@
-"""The record of a run, `events.jsonl`: one JSON object a line, as docs/events.md has it. Host code."""
+"""The record of a run, `events.jsonl`: one JSON object a line, as docs/events.md has it. Host code.
+
+Anybody may have written the file: a line that does not match the schema is not an event, and whoever reads skips it.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import sys
 import threading
 import time as clock
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 from absl import logging
 
@@ -19,16 +23,118 @@ VERSION = 1
 _OF_PROCESSES = {"start", "config", "cluster", "restart", "fault", "end"}
 
 
-def read(path: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields each event and its line, leaving out what is not one, as a line that a killed writer left unfinished."""
-    with open(open_regular(path), encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                event = json.loads(line)
-                if isinstance(event["event"], str) and math.isfinite(event["time"]) and int(event["step"]) >= 0:
-                    yield event, line
-            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-                continue
+LONGEST_LINE = 4 << 20  # bytes; of 10,000 workers' figures it has half
+_LONGEST_TEXT = 1 << 14
+_LATEST = 1e11  # Unix seconds; a span is shorter, too
+
+
+def _number(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and abs(value) <= sys.float_info.max)
+
+
+def _whole(value: Any) -> bool:
+    return value is None or (type(value) is int and -(1 << 63) <= value < 1 << 63)
+
+
+def _text(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and len(value) <= _LONGEST_TEXT)
+
+
+def _either(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _mapping(value: Any) -> bool:
+    return value is None or isinstance(value, dict)
+
+
+def _numbers(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and all(map(_number, value.values())))
+
+
+def _spans(value: Any) -> bool:
+    return value is None or (_numbers(value) and all(abs(each or 0) < _LATEST for each in value.values()))
+
+
+def _rows(**columns: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Returns whether a value is a list of objects with a name, whose other values are of these columns, or numbers."""
+
+    def is_row(row: Any) -> bool:
+        return isinstance(row, dict) and _text(row.get("name")) and _is_of({"name": _text, **columns}, row, _number)
+
+    return lambda value: value is None or (isinstance(value, list) and all(map(is_row, value)))
+
+
+def _goodput(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and _is_of({"share": _number, "seconds": _spans}, value))
+
+
+def _is_of(keys: Mapping[str, Callable], values: Mapping[str, Any], others: Callable = lambda value: True) -> bool:
+    return all(keys.get(name, others)(value) for name, value in values.items())
+
+
+_TASKS = _rows(address=_text)
+_RATES = ("steps_per_sec", "examples_per_sec", "input_wait_fraction", "input_wait_ms", "reduce_fraction", "memory_mb")
+# What each kind's keys hold; null is what is missing, or not finite. Other keys may hold anything.
+_SCHEMA: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "start": {
+        **dict.fromkeys(("version", "incarnation", "pid", "until_step"), _whole),
+        **dict.fromkeys(("host", "cause", "mode"), _text),
+        **dict.fromkeys(("seconds", "spent"), _spans),
+        "steps_per_epoch": _number,
+    },
+    "config": {"values": _mapping},
+    "cluster": {"strategy": _text, "replicas": _whole, "workers": _TASKS, "servers": _TASKS},
+    "window": {
+        **dict.fromkeys(("epoch", "seconds", "learning_rate", "loss_scale", *_RATES), _number),
+        **dict.fromkeys(("metrics", "staleness"), _numbers),
+        "spent": _spans,
+        "workers": _rows(),
+        "servers": _rows(rows=_numbers),
+    },
+    "row": {},  # and numbers
+    "evaluation": {"metrics": _numbers, "seconds": _number},
+    "checkpoint": {"path": _text, "seconds": _number, "bytes": _whole, "best": _either},
+    "warning": dict.fromkeys(("text", "task", "state"), _text),
+    "fault": dict.fromkeys(("text", "task", "state"), _text),
+    "restart": {"cause": _text, "task": _text, "exit_code": _whole},
+    "end": {"reason": _text, "exit_code": _whole, "goodput": _goodput},
+}
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """Returns the event of a line; None for what does not match the schema, as a line that a killed writer left."""
+    try:
+        event = json.loads(line.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict):
+        return None
+    kind, time, step = (event.get(name) for name in ("event", "time", "step"))
+    if not isinstance(kind, str) or time is None or not _number(time) or not 0 <= time < _LATEST:
+        return None
+    if step is None or not _whole(step) or step < 0:
+        return None
+    values = {name: value for name, value in event.items() if name != "event"}
+    others = _number if kind == "row" else lambda value: True
+    return event if _is_of(_SCHEMA.get(kind, {}), values, others) else None
+
+
+def read(path: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Yields each event and its line, leaving out what is not one. Raises OSError, also where a link is at the path."""
+    with open(open_regular(path, os.O_NOFOLLOW), "rb") as file:
+        for event, line in _lines(file):
+            if event is not None:
+                yield event, line
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[dict[str, Any] | None, bytes]]:
+    """Yields each line and its event, if it is one. Of a line that is too long it reads only the beginning at once."""
+    is_rest = False
+    while line := file.readline(LONGEST_LINE):
+        if not is_rest:
+            yield parsed(line), line
+        is_rest = not line.endswith(b"\n")
 
 
 class EventLog:
@@ -49,7 +155,10 @@ class EventLog:
         self._guarded(self._append, line)
 
     def cut(self, step: int, see: Callable[[dict[str, Any]], Any]) -> None:
-        """Removes what was recorded of steps past `step`, and what is not an event; hands all events to `see` first."""
+        """Removes what was recorded of steps past `step`; hands all events to `see` first.
+
+        What is not an event is removed too, and counted in a line.
+        """
         self._guarded(self._cut, step, see)
 
     def _guarded(self, write: Callable, *arguments) -> None:
@@ -72,11 +181,22 @@ class EventLog:
     def _cut(self, step: int, see: Callable[[dict[str, Any]], Any]) -> None:
         if not os.path.lexists(self._path):
             return
-        with replacing(self._path, make_file) as temporary, open(temporary, "w", encoding="utf-8") as kept:
-            for event, line in read(self._path):
+        skipped = 0
+        with (
+            open(open_regular(self._path, os.O_NOFOLLOW), "rb") as file,
+            replacing(self._path, make_file) as temporary,
+            open(temporary, "wb") as kept,
+        ):
+            for event, line in _lines(file):
+                if event is None:
+                    skipped += 1
+                    continue
                 see(event)
                 if event["step"] <= step or event["event"] in _OF_PROCESSES:
-                    kept.write(line if line.endswith("\n") else f"{line}\n")
+                    kept.write(line if line.endswith(b"\n") else line + b"\n")
+        if skipped:
+            what = "1 line that is not an event was" if skipped == 1 else f"{skipped:,} lines that are not events were"
+            logging.warning("%s: %s removed; a process that is killed may leave one", self._path, what)
 
 
 def _finite(value: Any) -> Any:

@@ -7,6 +7,7 @@ it. Files are data: what is not a small regular file of known words is left alon
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -24,6 +25,8 @@ KINDS = ("profile", "stacks", "checkpoint", "status", "stop")
 _REQUEST = re.compile(r"([0-9a-f]{16})\.request")
 _MOST_BYTES = {"request": 1 << 12, "answer": 1 << 24}
 _POLL_SECONDS = 0.1
+_MOST_A_TURN = 32
+_LATEST = 1e11  # Unix seconds
 
 
 class Request(NamedTuple):
@@ -45,32 +48,47 @@ class Requests:
     def __init__(self, folder: str | None, is_mine: Callable[[str, str | None], bool]):
         self._folder = folder
         self._is_mine = is_mine
-        self._seen: set[str] = set()
+        self._came: dict[str, int] = {}  # when, of what is in the folder
+        self._taken: set[str] = set()
 
     def take(self) -> list[Request]:
-        """Returns the requests that have come since; those whose asker waits no longer are left out."""
+        """Returns the requests that have come since; those whose asker waits no longer are left out.
+
+        Of many the newest are returned, and the others by later calls: whoever floods the folder delays nobody who asks
+        afterwards, and no call takes long.
+        """
         if self._folder is None:
             return []
         try:
             names = {found[1] for name in os.listdir(self._folder) if (found := _REQUEST.fullmatch(name))}
         except OSError:  # nobody has asked
             return []
-        new, self._seen = names - self._seen, names
-        return [request for number in sorted(new) if (request := self._read(number))]
+        self._taken &= names
+        self._came = {number: self._came.get(number) or self._changed(number) for number in names}
+        waiting = sorted(names - self._taken, key=lambda number: (-self._came[number], number))[:_MOST_A_TURN]
+        self._taken.update(waiting)
+        return [request for number in waiting if (request := self._read(number))]
+
+    def _changed(self, number: str) -> int:
+        with contextlib.suppress(OSError):
+            return os.lstat(_path(self._folder, number, "request")).st_ctime_ns  # which nobody can set
+        return 0
 
     def _read(self, number: str) -> Request | None:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             values = json.loads(_read(self._folder, number, "request"))
-            kind, task = values["kind"], values["task"]
-            is_known = kind in KINDS and (task is None or isinstance(task, str))
-            if is_known and float(values["until"]) > time.time() and self._is_mine(kind, task):
+            if not isinstance(values, dict):
+                return None
+            kind, task, until = (values.get(name) for name in ("kind", "task", "until"))
+            is_known = kind in KINDS and (task is None or isinstance(task, str)) and type(until) in (int, float)
+            if is_known and time.time() < until < _LATEST and self._is_mine(kind, task):
                 return Request(kind, task, number)
         return None
 
     def answer(self, request: Request, text: str) -> None:
         """Answers a request. Raises OSError where that can't be written."""
         if os.path.isdir(self._folder) and not os.path.islink(self._folder):
-            write_text(os.path.join(self._folder, f"{request.number}.answer"), text)
+            write_text(_path(self._folder, request.number, "answer"), text)
 
 
 def answer_stacks(requests: Requests) -> None:
@@ -93,10 +111,12 @@ def ask(folder: str, kind: str, task: str | None, seconds: float) -> str | None:
     """Asks a task of a run, and returns its answer; None where there is none within so many seconds. Raises OSError."""
     number = secrets.token_hex(8)
     os.makedirs(folder, exist_ok=True)
+    if os.path.islink(folder):
+        raise OSError(errno.ELOOP, "it is a link", folder)
     try:
         end = time.monotonic() + seconds
         request = {"kind": kind, "task": task, "until": time.time() + seconds}
-        write_text(os.path.join(folder, f"{number}.request"), json.dumps(request))
+        write_text(_path(folder, number, "request"), json.dumps(request))
         while time.monotonic() < end:
             with contextlib.suppress(FileNotFoundError):
                 return _read(folder, number, "answer")
@@ -105,13 +125,17 @@ def ask(folder: str, kind: str, task: str | None, seconds: float) -> str | None:
     finally:
         for ending in ("request", "answer"):
             with contextlib.suppress(OSError):
-                os.remove(os.path.join(folder, f"{number}.{ending}"))
+                os.remove(_path(folder, number, ending))
         with contextlib.suppress(OSError):  # another's request is in it
             os.rmdir(folder)
 
 
+def _path(folder: str, number: str, ending: str) -> str:
+    return os.path.join(folder, f"{number}.{ending}")
+
+
 def _read(folder: str, number: str, ending: str) -> str:
-    with os.fdopen(open_regular(os.path.join(folder, f"{number}.{ending}")), "rb") as file:
+    with os.fdopen(open_regular(_path(folder, number, ending), os.O_NOFOLLOW), "rb") as file:
         content = file.read(_MOST_BYTES[ending] + 1)
     if len(content) > _MOST_BYTES[ending]:
         raise ValueError(f"{number}.{ending} is too large")

@@ -10,6 +10,7 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ...engine.internals.errors import visible
 from ...engine.machine.files import read_json
 from ..errors import UsageError
 from .result import MOST_BYTES, VERSION
@@ -157,7 +158,7 @@ def sections(result: Mapping[str, Any]) -> Iterator[Section]:
         if rows:
             yield Section(title, columns, figures, rows)
     if lines := result.get("warnings"):
-        yield Section("Warnings", (), (False, False), [("warning", line) for line in lines])
+        yield Section("Warnings", (), (False, False), [("warning", str(line)) for line in lines])
 
 
 def _lists(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -208,7 +209,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         cells = [[cell.strip().replace("|", r"\|") for cell in row] for row in rows]
         lines = [f"| {' | '.join(line)} |" for line in (columns or ("", ""), rules, *cells)]
         blocks.append("\n".join([f"## {title}\n", *lines]))
-    return "\n\n".join(blocks)
+    return visible("\n\n".join(blocks))
 
 
 def read(path: str, how: int = os.O_RDONLY) -> dict[str, Any]:
@@ -227,6 +228,6 @@ def read(path: str, how: int = os.O_RDONLY) -> dict[str, Any]:
         raise UsageError(f"{path} is of schema {version}, and this reads {VERSION}; give a file of --result_json")
     try:
         list(sections(result))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UsageError(f"{path} holds a value of a wrong type ({error}); give a file of --result_json") from None
     return result

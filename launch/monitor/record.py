@@ -1,12 +1,13 @@
 """Reads a run's record, events.jsonl, as it grows, into figures of bounded size. Host code.
 
-Anybody may have written the file: lines that are not of the schema are left out, and lengths and counts are bounded.
+Anybody may have written the file: lines that are not of the schema are left out and counted, and what is kept of the
+others is bounded: each length, each count, and their total.
 """
 
 from __future__ import annotations
 
 import collections
-import json
+import itertools
 import math
 import os
 import re
@@ -14,12 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
+from ...engine.machine.events import LONGEST_LINE, parsed
 from ...engine.machine.files import open_regular
 from .track import Track
 
 VERSION = 1  # of the schema, in `start`
-_LONGEST_LINE = 16 << 20
 _LONGEST_TEXT = 500
+_MOST_OF_EVENT = 100_000  # characters and values that are kept of one
 _HUGE = 1e300
 _MOST_WORKERS = 10_000
 _MOST_NOTES = 200  # of each kind
@@ -32,6 +34,20 @@ _FIGURES = ("step_ms", "own_ms", "input_wait_ms", "reduce_wait_ms", "gradient_no
 _TIME = ("", "time")  # the lanes' column
 _SAID = ("start", "config", "cluster", "window", "end")
 _NOTES = ("start", "restart", "fault", "warning", "checkpoint", "end")
+_NOTED = (
+    "event",
+    "time",
+    "step",
+    "incarnation",
+    "host",
+    "task",
+    "text",
+    "cause",
+    "reason",
+    "exit_code",
+    "best",
+    "bytes",
+)
 _TAIL = 64  # bytes before the place read up to, by which a file that was cut and grew again is known
 _SLOW = 1.5  # times the median of all workers' steps, without waiting for others where that is known
 _SILENT_SECONDS = 3.0
@@ -49,6 +65,7 @@ class Record:
     Attributes:
       read: the share of the file that has been read.
       problem: why the file can't be read; "" if it can.
+      skipped: lines that are not of the schema.
     """
 
     def __init__(self, path: str, clock: Callable[[], float] = time.time):
@@ -60,7 +77,7 @@ class Record:
     def _begin(self, identity: tuple[int, int] | None) -> None:
         self.read = 0.0
         self._identity = identity
-        self._offset = 0
+        self._offset = self.skipped = 0
         self._tail = b""
         self._is_in_long = False  # within a line that is too long to be read
         self._with_workers = 0  # bytes of lines whose workers' figures were read
@@ -103,13 +120,15 @@ class Record:
         file.seek(self._offset)
         self.read = 0.0
         while time.monotonic() < deadline:
-            line = file.readline(_LONGEST_LINE)
+            line = file.readline(LONGEST_LINE)
             is_whole = line.endswith(b"\n")
-            if not is_whole and len(line) < _LONGEST_LINE:  # the end, or a line that is half written
+            if not is_whole and len(line) < LONGEST_LINE:  # the end, or a line that is half written
                 self.read = 1.0
                 break
             if is_whole and not self._is_in_long:
                 self._take(line, size)
+            else:
+                self.skipped += is_whole
             self._is_in_long = not is_whole
             self._offset += len(line)
             self._tail = line[-_TAIL:]
@@ -131,28 +150,30 @@ class Record:
             room = min(1.0, _WORKERS_BYTES / size) * self._offset
             has_workers = self._with_workers <= room or self._offset + 2 * len(line) > size
             self._with_workers += has_workers * len(line)
-            given = (not has_workers and _parsed(_without_workers(line))) or _parsed(line)
+            given = (not has_workers and parsed(_without_workers(line))) or parsed(line)
         else:
-            given = _parsed(line)
-        workers = _dicts(given.pop("workers", None))[:_MOST_WORKERS]
-        event = _bounded(given)
-        kind, task, time = event.get("event"), event.get("task"), _number(event.get("time"))
-        if not isinstance(kind, str) or time is None:
+            given = parsed(line)
+        if given is None:
+            self.skipped += 1
             return
+        workers = (given.pop("workers", None) or [])[:_MOST_WORKERS]
+        event = _bounded(given, [_MOST_OF_EVENT])
+        kind, task, time = given["event"], event.get("task"), given["time"]
         self._time = time
         if kind in _SAID:
             self._said[kind] = event
         if kind in self._notes:
-            self._notes[kind].append({key: each for key, each in event.items() if not isinstance(each, dict | list)})
+            seconds = {"seconds": event["seconds"]} if kind == "checkpoint" and "seconds" in event else {}
+            self._notes[kind].append({key: event[key] for key in _NOTED if key in event} | seconds)
         if kind == "start":
             self._starts += 1
             self._said.pop("end", None)
             self._periods.clear()
             self._window_time = time
         elif kind == "cluster":
-            self._workers = {_bounded(str(each.get("name"))): {"seen": math.inf, "figures": {}} for each in workers}
+            self._workers = {_name(each): {"seen": math.inf, "figures": {}} for each in workers}
             self._faults.clear()
-        elif kind in ("fault", "restart") and isinstance(task, str):
+        elif kind in ("fault", "restart") and task is not None and len(self._faults) < _MOST_WORKERS:
             self._faults[task] = (str(event.get("text") or event.get("cause")), event.get("state"))
         elif kind == "warning" and event.get("state") == "answers":
             self._faults.pop(str(task), None)
@@ -167,7 +188,7 @@ class Record:
     def _take_workers(self, workers: list[dict[str, Any]], time: float) -> None:
         lane: dict[Any, float] = {_TIME: time}
         for each in workers:
-            name = _bounded(str(each.get("name")))
+            name = _name(each)
             if name not in self._workers and len(self._workers) >= _MOST_WORKERS:
                 continue
             figures = {key: number for key in _FIGURES if (number := _number(each.get(key))) is not None}
@@ -203,10 +224,11 @@ class Record:
             each["lane"] = {key: self._lanes.column((each["name"], key)) for key in each["figures"]}
         version = self._said.get("start", {}).get("version", VERSION)
         newer = "" if version == VERSION else f"the record is of schema {version}, and this reads {VERSION}"
-        servers = _dicts(self._said.get("window", {}).get("servers"))
+        servers = self._said.get("window", {}).get("servers") or []
         notes = [note for kind in self._notes.values() for note in kind]
         return {
             "problem": self.problem or newer,
+            "skipped": self.skipped,
             "starts": self._starts,
             "first": self._notes["start"][0]["time"] if self._notes["start"] else None,
             "said": self._said,
@@ -247,14 +269,6 @@ class Record:
 _ORDER = ("stopped", "slow", "runs", "ended")
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return event if isinstance(event, dict) else {}
-
-
 def _without_workers(line: bytes) -> bytes:
     """Cuts the workers' figures out of a window's line. Not JSON where a name in them has a bracket."""
     before, start, rest = line.partition(b'"workers": [')
@@ -266,19 +280,29 @@ def _number(value: Any) -> float | None:
     return value if type(value) in (int, float) and -_HUGE < value < _HUGE else None
 
 
-def _dicts(value: Any) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+def _name(worker: Mapping[str, Any]) -> str:
+    return str(worker.get("name"))[:_LONGEST_TEXT]
 
 
-def _bounded(value: Any, depth: int = 4) -> Any:
-    """Returns plain JSON of bounded counts, lengths and depth; numbers that are not finite are None."""
+def _bounded(value: Any, room: list[int], depth: int = 4) -> Any:
+    """Returns plain JSON of bounded counts, lengths and depth; numbers that are not finite are None.
+
+    Args:
+      value: plain JSON.
+      room: how many characters and values there may be in all, as one number, which is taken down.
+      depth: of mappings and lists in each other; of deeper ones nothing is kept.
+    """
+    room[0] -= 1
     if isinstance(value, str):
-        return value[:_LONGEST_TEXT]
-    if isinstance(value, dict):
-        items = list(value.items())[:_MOST_VALUES] if depth else []
-        return {_bounded(key): _bounded(each, depth - 1) for key, each in items}
-    if isinstance(value, list):
-        return [_bounded(each, depth - 1) for each in value[:_MOST_VALUES]] if depth else []
+        value = value[: min(_LONGEST_TEXT, max(0, room[0]))]
+        room[0] -= len(value)
+        return value
+    if isinstance(value, dict | list):
+        most = min(_MOST_VALUES, max(0, room[0])) if depth else 0
+        if isinstance(value, list):
+            return [_bounded(each, room, depth - 1) for each in value[:most]]
+        items = itertools.islice(value.items(), most)
+        return {_bounded(key, room): _bounded(each, room, depth - 1) for key, each in items}
     return value if isinstance(value, bool) else _number(value)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...engine.checkpoints import RunDir
 from ...engine.checkpoints.run_dir import NAMES
+from ...engine.internals.errors import reason
 from ...engine.machine.files import folder_below, open_regular
 from ..benchmark import report
 from ..errors import UsageError
@@ -57,6 +58,13 @@ class Run:
           seen: the revision that the page has; if nothing has changed since, `view` is left out.
           find: a part of the names of the workers that are shown.
         """
+        try:
+            return self._shown(seconds, seen, find)
+        except Exception as error:  # whatever is in this run's folder, other runs are shown
+            view = {"problem": f"{self.name} can't be shown: {reason(error)}"}
+            return {"name": self.name, "revision": "", "read": 1.0, "age": 0.0, "late": False, "view": view}
+
+    def _shown(self, seconds: float, seen: str, find: str) -> dict[str, Any]:
         if self._record:
             self._record.poll(seconds)
         with contextlib.ExitStack() as stack:

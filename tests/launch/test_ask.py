@@ -140,15 +140,61 @@ def test_only_small_regular_files_of_known_words_are_requests(tmp_path):
 
     good = {"kind": "status", "task": None, "until": later}
     put(1, json.dumps(good))
-    wrongs = [{"kind": "rm -rf"}, {"task": "worker 1"}, {"task": 3}, {"until": 0.0}, {"until": None}]
+    wrongs = [{"kind": "rm -rf"}, {"task": "worker 1"}, {"task": 3}, {"until": 0.0}, {"until": None}, {"until": "9e9"}]
+    wrongs += [{"until": 10**400}, {"kind": ["status"]}]
     for number, wrong in enumerate(wrongs):
         put(2 + number, json.dumps({**good, **wrong}))
     put(10, json.dumps(good) + " " * 5000)
     put(11, "[" * 4000)
     os.mkfifo(folder / f"{12:016x}.request")
     (folder / f"{13:016x}.request").symlink_to("/dev/zero")
+    (tmp_path / "elsewhere").write_text(json.dumps(good))
+    (folder / f"{14:016x}.request").symlink_to(tmp_path / "elsewhere")
+    put(15, json.dumps([good]))
     assert [request.number for request in requests.take()] == [f"{1:016x}"]
     assert requests.take() == []  # each once
+
+
+def test_a_flood_of_requests_delays_no_later_one(tmp_path):
+    requests = Requests(str(tmp_path), lambda kind, task: True)
+    content = json.dumps({"kind": "stacks", "task": None, "until": time.time() + 100})
+    names = [f"{number:016x}" for number in range(200)]
+    for name in names:
+        (tmp_path / f"{name}.request").write_text(content)
+        os.utime(tmp_path / f"{name}.request", (9e9, 9e9))  # as if they came later
+    taken = [request.number for request in requests.take()]
+    assert len(taken) < 50
+    (tmp_path / "ffffffffffffffff.request").write_text(content)
+    taken += [request.number for request in requests.take()]
+    assert "ffffffffffffffff" in taken
+    while more := requests.take():
+        taken += [request.number for request in more]
+    assert sorted(taken) == [*names, "ffffffffffffffff"]  # each once
+
+
+def test_what_anyone_may_have_written_into_a_run_blocks_no_question_and_acts_on_no_terminal(
+    crank, crank_each, tmp_path
+):
+    lines = [
+        {"event": "end", "step": "5"},
+        {"event": "cluster", "step": 0, "workers": ["x"]},
+        {"event": "start", "step": 0, "host": os.uname().nodename},
+        {"event": "end", "step": 10**400, "reason": 3},
+    ]
+    for place, line in enumerate(lines):
+        (tmp_path / str(place)).mkdir()
+        (tmp_path / str(place) / "events.jsonl").write_text(json.dumps({"time": 1, **line}) + "\n")
+    asked = [[str(tmp_path / str(place)), "status", "--wait_seconds=0.2"] for place in range(len(lines))]
+    for place, done in enumerate(crank_each(asked, command="ask")):
+        assert (done.code, done.error.split(";")[0]) == (1, f"{tmp_path}/{place}: no answer in 0.2 s")
+    program, folder = crank.start(tmp_path / "2", "status", command="ask", tensorflow=False), tmp_path / "2" / "ask"
+    program.until(lambda: folder.exists() and [*folder.glob("*.request")])
+    (request,) = folder.glob("*.request")
+    (folder / "new").write_text("\x1b]52;c;ZXZpbA==\x07\x1b[31mstep 9/9\r\x9b2K\n")
+    os.rename(folder / "new", request.with_suffix(".answer"))
+    out = program.wait().ok().out
+    assert "step 9/9" in out
+    assert not set("\x1b\x07\r\x9b") & set(out)
 
 
 def test_an_asker_that_is_ended_takes_its_request_back(crank, tmp_path):

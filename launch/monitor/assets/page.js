@@ -26,7 +26,7 @@ function number(value, digits = 4) {
 }
 const share = (part, whole) => (whole > 0 ? `${((100 * part) / whole).toFixed(1)} %` : "–");
 function span(seconds) {
-  if (!(seconds >= 0)) return "–";
+  if (typeof seconds !== "number" || !(seconds >= 0)) return "–";
   if (seconds < 59.5) return `${number(Number(seconds.toFixed(3)), seconds < 10 ? 2 : 3)} s`;
   const whole = Math.round(seconds), minutes = Math.floor(whole / 60), hours = Math.floor(minutes / 60), days = Math.floor(hours / 24);
   return days ? `${days} d ${hours % 24} h` : hours ? `${hours} h ${minutes % 60} min` : `${minutes} min ${whole % 60} s`;
@@ -241,6 +241,7 @@ function renderSummary(run) {
     said.cluster && `${said.cluster.strategy}, ${number(said.cluster.replicas)} replica${said.cluster.replicas === 1 ? "" : "s"}`,
     view.starts > 1 && `${view.starts} starts, the last after ${said.start?.cause ?? "an end"}`,
     saved && `last checkpoint: step ${number(saved.step)}, ${number(saved.bytes / 2 ** 20, 3)} MiB in ${span(saved.seconds)}`,
+    view.skipped > 0 && `${number(view.skipped)} line${view.skipped === 1 ? "" : "s"} of the record left out, which are not events`,
   ].filter(Boolean).join(" · ");
   $("progress").hidden = !(until > 0);
   if (until > 0) $("progress").value = Math.min(1, (step ?? 0) / until);
@@ -395,19 +396,18 @@ function renderLogs(view) {
   if (isAtEnd) pre.scrollTop = pre.scrollHeight;
 }
 
+// One value that a section can't show leaves the others as they are.
+function attempt(section, ...given) {
+  try { section(...given); } catch (error) { setTimeout(() => { throw error; }); }
+}
+
 function render() {
   renderRuns();
   const focus = { ...runs[chosen.focus], place: chosen.focus };
   if (!focus.view) return;
-  renderSummary(focus);
-  renderCurves(focus);
-  renderSpent(focus.view);
-  renderWorkers(focus.view);
-  renderServers(focus.view);
-  renderBenchmark(focus);
-  renderNotes(focus.view);
-  renderConfiguration();
-  renderLogs(focus.view);
+  for (const section of [renderSummary, renderCurves, renderBenchmark]) attempt(section, focus);
+  for (const section of [renderSpent, renderWorkers, renderServers, renderNotes, renderLogs]) attempt(section, focus.view);
+  attempt(renderConfiguration);
   renderState(focus);
 }
 

@@ -12,6 +12,7 @@ from crankshaft.launch.benchmark.result import VERSION
 from crankshaft.launch.monitor import page as pages
 from crankshaft.launch.monitor.record import Record
 from crankshaft.launch.monitor.run import Run
+from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
 from tests.launch.benchmark.test_report import MORE, RESULT
 from tests.waiting import PATIENCE
 
@@ -86,6 +87,31 @@ def test_a_report_opens_from_a_file_with_runs_over_each_other(opened, tmp_path):
     page.reload()
     assert page.locator("img").count() == 0
     assert opened.errors == []
+
+
+def test_one_bad_value_blanks_no_page(opened, tmp_path, capfd):
+    """Among good lines: those that are not of the schema, nulls, and what only looks like text or a number."""
+    numbers = {"seconds": None, "bytes": None, "best": None}
+    for name in ("bad", "good"):
+        write(tmp_path / name / "events.jsonl", events(0))
+    lines = [{"event": "checkpoint", "time": 1.9e9, "step": 3, **numbers}, {"event": "start", "time": 1.9e9, "step": 3}]
+    lines += [{"event": "window", "time": 1.9e9, "step": 3, "metrics": {"__proto__": 1e307, "\ud800": -1e307}}]
+    add(tmp_path / "bad" / "events.jsonl", *map(json.loads, NOT_OF_THE_SCHEMA), *lines)
+    logs = os.fsencode(tmp_path / "bad" / "logs")
+    os.mkdir(logs)
+    with open(logs + b"/\xff\xfe.log", "w") as file:
+        file.write("a line")
+    with monitor(tmp_path / "bad", tmp_path / "good") as link:
+        page = opened(link)
+        page.wait_for_selector("#lanes canvas")
+        assert f"{len(NOT_OF_THE_SCHEMA)} lines of the record left out" in page.inner_text("#facts")
+        assert page.inner_text("#log-text") == "a line"
+        assert page.inner_text("#notes-table tr:nth-child(2)").startswith("2030-")
+        page.focus("#runs input[type=radio]")
+        page.keyboard.press("ArrowDown")
+        assert page.inner_text("#news") == "good ended: complete"
+    assert [error for error in opened.errors if "ERR_CONNECTION" not in error] == []
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_results_stand_beside_each_other_with_the_comparison_to_the_baseline(opened, tmp_path):

@@ -9,8 +9,10 @@ import pytest
 from benchmarks.monitor_page import events, write
 from crankshaft.launch.monitor.record import Record
 from crankshaft.launch.monitor.track import Track
+from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
 
 BEGIN = 1.7e9
+OF_THE_SCHEMA = b"]" * 50 + b"}}"
 
 
 @pytest.fixture
@@ -163,7 +165,8 @@ def test_a_long_record_has_all_metrics_and_some_of_its_workers_figures(path, mon
         b'{"event": "end", "time": NaN, "goodput": 1}',
         b'{"event": "fault", "time": 1, "task": {}, "text": []}',
         b'{"event": "cluster", "time": 1, "workers": {"name": 1}}',
-        b'{"event": "config", "time": 1, "values": {"a": ' + b"[" * 50 + b"]" * 50 + b"}}",
+        b'{"event": "config", "time": 1, "step": 1, "values": {"a": ' + b"[" * 50 + OF_THE_SCHEMA,
+        *(line.encode() for line in NOT_OF_THE_SCHEMA),
     ],
 )
 def test_a_line_that_is_not_of_the_schema_does_no_harm(path, line):
@@ -173,21 +176,32 @@ def test_a_line_that_is_not_of_the_schema_does_no_harm(path, line):
         file.write(line + b"\n")
     add(path, {"event": "window", "time": BEGIN + 99, "step": 9999})
     record = read(path)
+    assert record.view("", 50)["skipped"] == (not line.endswith(OF_THE_SCHEMA))
     json.dumps([record.view("", 50), record.age()], allow_nan=False)
     assert record.view("", 50)["windows"]["step"][: len(before)] == before
     assert record.view("", 50)["windows"]["step"][-1] == 9999
 
 
 def test_lines_names_and_texts_are_bounded(path, monkeypatch):
-    monkeypatch.setattr("crankshaft.launch.monitor.record._LONGEST_LINE", 4096)
+    monkeypatch.setattr("crankshaft.launch.monitor.record.LONGEST_LINE", 4096)
     monkeypatch.setattr("crankshaft.launch.monitor.record._MOST_WORKERS", 5)
-    write(path, iter({"event": "fault", "time": 1, "text": "x" * length} for length in (3000, 9000)))
+    write(path, iter({"event": "fault", "time": 1, "step": 1, "text": "x" * length} for length in (3000, 9000)))
     for number in range(9):
         workers = [{"name": f"{number} {each}", "lag": 1} for each in range(9)]
-        add(path, {"event": "window", "time": number, "workers": workers})
+        add(path, {"event": "window", "time": number, "step": 1, "workers": workers})
     view = read(path).view("", 50)
     assert [note["text"] for note in view["notes"]] == ["x" * 500]
     assert len(view["workers"]) == 5
+    assert view["skipped"] == 1
+
+
+def test_many_notes_of_many_values_take_little(path):
+    line = {"event": "warning", "time": 1, "step": 1, "text": "x" * 900, "reason": "y" * 900}
+    more = {f"{number:0999}": "z" * 900 for number in range(100)}
+    write(path, iter([{"event": "config", "time": 1, "step": 1, "values": more}, *[line | more] * 300]))
+    view = read(path).view("", 50)
+    assert len(json.dumps(view)) < 200 * 1_200 + 120_000
+    assert view["notes"][-1] == {**line, "text": "x" * 500, "reason": "y" * 500}
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])

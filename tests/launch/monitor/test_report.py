@@ -27,10 +27,12 @@ def reported(capsys):
 
 def test_a_result_is_printed_with_every_section_as_tables(tmp_path, reported):
     path = tmp_path / "result.json"
-    path.write_text(json.dumps({"schema": result.VERSION, "command": "crankshaft train --a", **RESULT, **MORE}))
+    path.write_text(
+        json.dumps({"schema": result.VERSION, "command": "crankshaft train --a\x1b]0;b\x07", **RESULT, **MORE})
+    )
     code, text, _ = reported(path)
     assert code == 0
-    assert "$ crankshaft train --a" in text
+    assert "$ crankshaft train --a\\x1b]0;b\\x07" in text
     assert "| steps/s | 4,000 |" in text
     assert "| mlp/[a] | MatMul | 0.1 | 40.0% |" in text
     assert "| warning | the load before the run was 3.2 [sic] |" in text
@@ -58,6 +60,8 @@ def test_runs_and_results_are_written_as_one_page(tmp_path, reported):
         ("[]", "is of schema None"),
         ('{"schema": "x/9"}', "schema x/9"),
         (json.dumps({"schema": result.VERSION, "steps": "many", "wall_seconds": 1}), "holds a value of a wrong type"),
+        (json.dumps({"schema": result.VERSION, "steps": 1, "wall_seconds": 10**400}), "holds a value of a wrong type"),
+        (json.dumps({"schema": result.VERSION, "interval": []}), "holds a value of a wrong type"),
     ],
 )
 def test_what_is_not_a_result_is_one_line(tmp_path, reported, content, says):
