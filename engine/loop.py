@@ -16,7 +16,7 @@ class Loop:
     """The loop of one run: `begin`, then `train_to` a step as often as is wanted, then `end`.
 
     Hooks cannot tell whether a run is trained in one call or in many: they begin once, see each call of the inner loop,
-    and end once.
+    and end once. If one of them raises, those after it see that call when the caller goes on, or ends the run.
 
     Args:
       strategy: bound to the state and the data.
@@ -40,6 +40,8 @@ class Loop:
         self._strategy, self._state, self._hooks, self._clock = strategy, state, hooks, clock
         per_epoch = strategy.train_order.steps_per_epoch
         self._hook_seconds: dict[str, float] = collections.defaultdict(float)
+        self._uncalled: list[Hook] = []  # that have not seen the newest call
+        self._is_due = False  # whether something is due at the step of the newest call
         where = state.step, until_step, 0, 0, per_epoch, None, 0.0, 0.0, state, strategy
         self.status = Status(*where, hook_seconds=self._hook_seconds)
         for hook in hooks:
@@ -56,6 +58,7 @@ class Loop:
         """Trains up to a step, or until a hook stops the run, calling each hook after each call of the inner loop."""
         strategy, state, order = self._strategy, self._state, self._strategy.train_order
         feed = strategy.train_feed
+        self._call_hooks()
         bytes_before = feed.bytes_read if feed else None
         before = self._clock()
         while state.step < step and not (self.status.stop and strategy.in_step):
@@ -65,7 +68,8 @@ class Loop:
             result = strategy.run_train_steps(due - first)
             after = self._clock()
             bytes_now = feed.bytes_read if feed else None
-            self.status = status = dataclasses.replace(
+            self._uncalled, self._is_due = [*self._hooks], state.step == due
+            self.status = dataclasses.replace(
                 self.status,
                 step=state.step,
                 steps=result.steps,
@@ -80,26 +84,35 @@ class Loop:
                 compiles=result.compiles,
             )
             bytes_before = bytes_now
-            for hook in self._hooks:
-                self._timed(hook, hook)
-            began = time.perf_counter()
-            _agree_to_stop(status, together=state.step == due)
-            self._hook_seconds["waiting"] += time.perf_counter() - began  # for another process, if for anything
-            if status.stop:
-                strategy.wind_up()
+            self._call_hooks()
             before = self._clock()  # the time that hooks take is not counted as the steps'
         return self.status
 
     def rewind(self) -> None:
         """Makes the hooks continue from the state's step, which was restored together with theirs."""
         self.status = dataclasses.replace(self.status, step=self._state.step, steps=0, stop=None, agreed_stop=None)
+        self._uncalled = []
         for hook in self._hooks:
             hook.rewind(self.status)
 
     def end(self) -> None:
-        """Ends the hooks. Not to be called after an exception."""
+        """Ends the hooks."""
+        self._call_hooks()
         for hook in sorted(self._hooks, key=lambda hook: hook.ends_last):
             self._timed(hook, hook.end)
+
+    def _call_hooks(self) -> None:
+        """Calls the hooks that have not seen the newest call; then all processes agree whether to stop."""
+        if not self._uncalled:
+            return
+        while self._uncalled:
+            hook = self._uncalled.pop(0)
+            self._timed(hook, hook)
+        began = time.perf_counter()
+        _agree_to_stop(self.status, together=self._is_due)
+        self._hook_seconds["waiting"] += time.perf_counter() - began  # for another process, if for anything
+        if self.status.stop:
+            self._strategy.wind_up()
 
     def _timed(self, hook: Hook, call: Callable[[Status], None]) -> None:
         began = time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -55,12 +55,15 @@ class TrainState:
       jit: whether the training loop is one XLA program; None before that is decided. XLA rounds otherwise than
         TensorFlow's executor, so a resumed run has to keep the choice; a process that can't follow it leaves it as it
         is (`Strategy.without_jit`).
+      is_whole: whether all variables are those of `step`, so that they may be saved. They are not while a compiled call
+        changes them, nor after one that was interrupted, until a checkpoint is restored.
     """
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
         self.step = 0
         self.jit: bool | None = None
+        self.is_whole = True
 
     def build(self) -> None:
         """Makes the step counter. Host code, in the strategy's scope."""
@@ -76,6 +79,13 @@ class TrainState:
         """Counts steps that no inner loop has counted. Does not wait for the device."""
         self.step += steps
         self.step_variable.assign(self.step)
+
+    @contextlib.contextmanager
+    def moving_to(self, step: int) -> Iterator[None]:
+        """Marks the state as not whole while the body, a compiled call, brings the variables to a step."""
+        was_whole, self.is_whole = self.is_whole, False
+        yield
+        self.step, self.is_whole = step, was_whole
 
     def variables(self) -> list[tf.Variable]:
         """Returns every variable of the checkpoint, each once."""
@@ -121,7 +131,7 @@ class TrainState:
         The copy is held by the host of the device that has the variable: a GPU need not have room for two.
         """
         components = [component for variable in self.variables() for component in per_replica.components(variable)]
-        step, before = self.step, []
+        step, is_whole, before = self.step, self.is_whole, []
         settings = [(each, each.settings) for each in Holdings(self.trainer).optimizers.values()]
         for component in components:
             with tf.device(host_of(component.device)):  # a parameter server's host keeps its variables' copies
@@ -132,7 +142,7 @@ class TrainState:
                 component.assign(value)
             for optimizer, values in settings:
                 optimizer.restore_settings(values)
-            self.step = step
+            self.step, self.is_whole = step, is_whole
 
         return put_back
 
@@ -194,7 +204,7 @@ class TrainState:
 
     def restore_host_state(self, values: dict) -> None:
         """Restores the plain JSON part, and the step from its variable."""
-        self.step = int(self.step_variable.numpy())
+        self.step, self.is_whole = int(self.step_variable.numpy()), True
         self.jit = values.get("jit")
         for path, optimizer in Holdings(self.trainer).optimizers.items():
             optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})

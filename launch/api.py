@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
+from absl import flags, logging
 from absl.testing import flagsaver
 
 from . import explanations, train
@@ -20,7 +20,7 @@ from .benchmark.result import check_baseline
 from .command_line import checks, given, own_files, rules
 from .command_line import config as configs
 from .command_line import flags as our_flags
-from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
+from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, RunError, UsageError
 from .held import Held, perform
 from .host import remote as remotes
 from .run.history import Rows
@@ -161,7 +161,6 @@ class Run:
         self._own_flags = own_flags or {}
         self._predictors: dict[str | None, Any] = {}
         self._copy: Any = None  # of the models, if it is not those of the run that are handed out
-        self._is_whole = True  # whether the state is one that may be saved
 
     def __repr__(self) -> str:
         result = self.result
@@ -176,7 +175,11 @@ class Run:
         self._end(error)
 
     def close(self) -> None:
-        """Ends the run: saves it, writes its result, and frees what it holds. A run that is closed stays so."""
+        """Ends the run: saves it, writes its result, and frees what it holds. A run that is closed stays so.
+
+        Raises:
+          RunError: the run can't be saved: its weights are not finite, or a call was interrupted in the middle.
+        """
         self._end(None)
 
     def train(self, steps: int | None = None, epochs: float | None = None, data=None) -> Means:
@@ -199,18 +202,12 @@ class Run:
 
         Raises:
           UsageError: the run is closed or has stopped, the length is not one, or data is of another form.
-          RunError: training failed; `restore` can take the run back to a checkpoint.
+          RunError: training failed. After an error outside the compiled steps, in a hook or in the data, the run can
+            go on from its step; after one within them, `restore` takes it back to a checkpoint.
         """
         with self._calling("train", steps=steps, epochs=epochs, data=data) as split:
-            training = self._training
-            try:
-                means = training.train(steps, epochs, split)
-            except UsageError:
-                raise
-            except BaseException:
-                self._is_whole = False
-                raise
-            signal_name = training.take_signal()
+            means = self._training.train(steps, epochs, split)
+            signal_name = self._training.take_signal()
         if signal_name:
             if signal_name != "SIGINT":
                 self.close()
@@ -246,7 +243,6 @@ class Run:
             if not self._session.checkpoints:
                 raise UsageError(f"restore({which!r}): the run has no checkpoints; give open_run a run_dir")
             self._training.restore(which)
-            self._is_whole = True
 
     @property
     def step(self) -> int:
@@ -464,19 +460,26 @@ class Run:
         return lent.checked(self._session, data)
 
     def _end(self, error: BaseException | None) -> None:
-        """Closes an open run; one that is whole is saved, by several processes only where none of them failed."""
+        """Saves and closes an open run; several processes save it only where none of them failed.
+
+        After an error of the program's, one that keeps the run from being saved is logged, not raised in its place.
+        """
         held = self._held
         if not held.is_open:
             return
-        saves = self._is_whole and (error is None or self._session.strategy.num_hosts == 1)
-        with explanations.as_lines():
-            if not saves:
-                held.close(*((type(error), error, error.__traceback__) if error else ()))
-                return
-        with self._calling("close"), held:
-            with held.training.signals:
-                held.training.loop.end()
-            held.set_result(*held.training.outcome(evaluates=False))
+        if error is not None and self._session.strategy.num_hosts > 1:
+            with explanations.as_lines():
+                held.close(type(error), error, error.__traceback__)
+            return
+        try:
+            with self._calling("close"), held:
+                with held.training.signals:
+                    held.training.loop.end()
+                held.set_result(*held.training.outcome(evaluates=False))
+        except (UsageError, RunError) as problem:
+            if error is None:
+                raise
+            logging.error("the run is closed, and not saved: %s", problem)
 
 
 def load_model(

@@ -30,12 +30,21 @@ def save(checkpoints: Checkpoints, status: Status, hooks: Sequence[Hook], again:
     A step that was saved last is not saved once more, unless `again`.
 
     Each hook's `settle` is called first, so a hook that finds the state bad raises and nothing is written.
+
+    Raises:
+      CheckpointError: a call was interrupted, so the variables are not those of one step; or it can't be written.
     """
+    state = status.state
+    if not state.is_whole or state.step != status.step:
+        raise CheckpointError(
+            f"step {status.step} could not be written: the call after it was interrupted, so the variables are not "
+            "those of one step; restore a checkpoint, as run.restore('latest') does, and train from there"
+        )
     for hook in hooks:
         hook.settle(status)
-    status.state.input.take(status.step)
-    state = {name: values for name, hook in by_name(hooks).items() if (values := hook.host_state())}
-    checkpoints.save(status.step, {"state": status.state.host_state(), "hooks": state}, force=again)
+    state.input.take(status.step)
+    of_hooks = {name: values for name, hook in by_name(hooks).items() if (values := hook.host_state())}
+    checkpoints.save(status.step, {"state": state.host_state(), "hooks": of_hooks}, force=again)
 
 
 def restore(

@@ -17,6 +17,7 @@ from ..health.watchdog import Arrivals
 from ..internals import graphs
 from ..internals.tensorflow import as_only_replica, without_exchange
 from ..metrics.means import LoopSums, keep_scores, row_names, stack
+from ..state import TrainState
 from .syncs import Syncs
 
 # A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
@@ -77,7 +78,7 @@ class InnerLoop:
       keeps_scores: return each example's score where a metric is of their order (`metrics.means.stack`), not in XLA's.
       syncs: bring replicas that train by themselves in step; None where they are always in step.
       unrolls: make several steps one iteration, if they are small.
-      counter: scalar int64 variable, which each call leaves at the global step that it has come to.
+      state: what the steps change, whose step each call moves on; None of steps that are not a run's.
       arrivals: counts the steps whose data is there; None makes one where the feed may wait in the loop.
       form: returns what a step that is traced now depends on besides its arguments; each value of it has a program.
       parts: of a batch, one for each replica, or for each group of them that computes the same examples.
@@ -96,7 +97,7 @@ class InnerLoop:
         sums_dtype=tf.float64,
         syncs: Syncs | None = None,
         unrolls: bool = False,
-        counter: tf.Variable | None = None,
+        state: TrainState | None = None,
         arrivals: Arrivals | None = None,
         keeps_scores: bool = False,
         form: Callable[[], Hashable] = tuple,
@@ -107,7 +108,7 @@ class InnerLoop:
         self._syncs = syncs
         self._parts, self._shares = parts, False  # of a batch; whether each replica computes all of it
         self._unrolls = unrolls
-        self._counter = counter
+        self._state = state
         self._arrivals = Arrivals() if arrivals is None and feed.reads_in_loop else arrivals
         self._strategy = strategy
         self._step = step
@@ -135,15 +136,22 @@ class InnerLoop:
         input_seconds = time.perf_counter() - before
         arguments = _arguments(operands, step, start, stop, due, extra)
         if self._arrivals is None:
-            result = self._result(self._program(step, arguments)(*arguments), stop - start, input_seconds)
+            program = self._program(step, arguments)
+            with self._moving_to(step + stop - start):
+                sums = program(*arguments)
+            result = self._result(sums, stop - start, input_seconds)
             return result._replace(compiles=len(self.programs) > programs)
         waited_before = self._arrivals.seconds()
         self._arrivals.add(input_seconds)
         # No lambda: its frame would keep the operands as long as an error is kept, though it is cleared.
         call = functools.partial(self._program(step, arguments), *arguments)
-        sums = self._feed.awaited(call, self._arrivals.count)
+        with self._moving_to(step + stop - start):
+            sums = self._feed.awaited(call, self._arrivals.count)
         result = self._result(sums, stop - start, self._arrivals.seconds() - waited_before)
         return result._replace(compiles=len(self.programs) > programs)
+
+    def _moving_to(self, step: int) -> contextlib.AbstractContextManager[None]:
+        return self._state.moving_to(step) if self._state else contextlib.nullcontext()
 
     def trace(self, step: int, limit: int, *extra) -> None:
         """Compiles what a call with these arguments runs, without running it. The next call has to have the same."""
@@ -242,10 +250,10 @@ class InnerLoop:
             _, sums = run_until(stop, start, zeros)
         else:
             sums = self._in_periods(run_until, first_step, start, stop, zeros)
-        if self._counter is not None:  # here it is one operation more, where from the host it takes half a millisecond
+        if self._state is not None:  # here it is one operation more, where from the host it takes half a millisecond
             with self._on_host():
                 last_step = first_step + tf.cast(stop - start, tf.int64)
-            self._counter.assign(last_step)
+            self._state.step_variable.assign(last_step)
         return self._total(sums)
 
     def _while(self, goes_on, body, offset, sums):

@@ -193,12 +193,12 @@ class MultiWorker(Replicated):
         figures = self._state.trainer.reduction.take_figures()
         return {f"{OWN}{name}": Mean(share * value, tf.constant(1.0)) for name, value in figures.items()}
 
-    def _loop(self, feed, step, jit: bool, syncs: Syncs | None = None, counter=None) -> InnerLoop:
+    def _loop(self, feed, step, jit: bool, syncs: Syncs | None = None, state=None) -> InnerLoop:
         return WorkersLoop(
             *(self.distribution, step, feed),
             jit=jit,
             syncs=syncs,
-            counter=counter,
+            state=state,
             keeps_scores=feed is self.eval_feed,
             form=self._form_of(feed),
             parts=self._parts,

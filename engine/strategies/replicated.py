@@ -190,14 +190,14 @@ class Replicated(Measured):
             self._state.check_held(metrics["loss"].total.graph)
             return {**metrics, **self._own_figures()}
 
-        return self._loop(self.train_feed, train_step, jit, self._syncs, self._state.step_variable)
+        return self._loop(self.train_feed, train_step, jit, self._syncs, self._state)
 
     def loop(self, step, jit: bool = False) -> InnerLoop:
         def step_alone(*batch_and_place):
             with StepContext(mesh=self.mesh):
                 return {**step(*batch_and_place), **self._own_figures()}
 
-        return self._loop(self.train_feed, step_alone, jit, None, self._state.step_variable)
+        return self._loop(self.train_feed, step_alone, jit, None, self._state)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
         return RepeatedFeed(self._devices.bring(arrays), batch_size)
@@ -226,7 +226,6 @@ class Replicated(Measured):
         if self._syncs:
             self._syncs.before_call()
         result = self._pace.run(self._train_loop, self._state.step, limit, *extra)
-        self._state.step += result.steps  # as the loop has counted them on the device
         if self._syncs:
             self._syncs.after_call(self._state.step, due=result.steps == limit)
         return result
@@ -285,7 +284,7 @@ class Replicated(Measured):
         self._evaluations += 1
         return sums
 
-    def _loop(self, feed, step, jit: bool, syncs: Syncs | None = None, counter=None) -> InnerLoop:
+    def _loop(self, feed, step, jit: bool, syncs: Syncs | None = None, state=None) -> InnerLoop:
         dtype = tf.float32 if self._static_shapes else tf.float64
         # It gains nothing with more replicas, in XLA's programs, a TPU's among them, where nothing is updated, and
         # where steps may wait in the loop, for a time that could not be told from that of the steps beside it.
@@ -297,7 +296,7 @@ class Replicated(Measured):
             sums_dtype=dtype,
             syncs=syncs,
             unrolls=unrolls,
-            counter=counter,
+            state=state,
             keeps_scores=feed is self.eval_feed and not self._static_shapes,
             form=self._form_of(feed),
             parts=self._parts,

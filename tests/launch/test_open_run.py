@@ -402,7 +402,81 @@ def test_a_call_that_failed_is_not_saved_and_can_be_taken_back(tmp_path):
         held.trainer.model.variables[0].assign(held.trainer.model.variables[0] * np.inf)
         with pytest.raises(crankshaft.RunError, match="loss is nan"):
             held.train(steps=5)
+        with pytest.raises(crankshaft.RunError, match=r"variable \S+ is not finite"):
+            held.close()
     assert sorted(path.name for path in pathlib.Path(held.run_dir, "checkpoints").glob("*.index")) == ["ckpt-5.index"]
+
+
+class Flaky(Points):
+    """A source that fails when it is read for the second time, and for no other."""
+
+    def __init__(self):
+        self.reads = 0
+
+    def read(self, indices):
+        self.reads += 1
+        if self.reads == 2:
+            raise OSError("the disk was away")
+        return super().read(indices)
+
+
+def fails_once(status, metrics, seen=[]):  # noqa: B006
+    seen.append(status.step)
+    if seen == [4, 8]:
+        raise OSError("the disk was away")
+
+
+@pytest.mark.parametrize("where", ["hook", "own data", "given data"])
+def test_a_program_that_catches_an_error_goes_on_and_loses_no_step(where, tmp_path):
+    """The hooks after one that failed see its step too: the checkpoint that was due there is written."""
+    hooks = [every_steps(4, fails_once)] if where == "hook" else []
+    asked = {**ASKED, "run_dir": tmp_path / "run", "checkpoint_every_steps": 8, "seed": 3}
+    asked |= {"data": lambda: (Flaky(),), "mode": "train", "resident_data_mb": 0} if where == "own data" else {}
+    given = {"data": Flaky()} if where == "given data" else {}
+    with open_run(Noisy, hooks=hooks, **asked) as held:
+        with pytest.raises(Exception, match="the disk was away"):
+            while held.step < 12:
+                held.train(steps=3, **given)
+        assert held.step < 12
+        held.train(steps=20 - held.step, **given)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == 20
+    kept = [path.name for path in pathlib.Path(held.run_dir, "checkpoints").glob("*.index")]
+    assert {"ckpt-8.index", "ckpt-16.index", "ckpt-20.index"} <= {*kept}
+    if where == "hook":
+        assert_same(held, run(Noisy, train_steps=20, **{**ASKED, "seed": 3}))
+
+
+def test_a_run_that_was_interrupted_within_its_steps_is_not_saved_and_says_so(tmp_path):
+    failing = []
+
+    def simulated():
+        for number in range(200):
+            if number == 150 and not failing:
+                failing.append(number)
+                raise OSError("the simulator is lost")
+            yield POINTS[number], HEIGHTS[number]
+
+    spec = tf.TensorSpec([3]), tf.TensorSpec([1])
+    stream = tf.data.Dataset.from_generator(simulated, output_signature=spec)
+    stream = stream.apply(tf.data.experimental.assert_cardinality(200))
+    asked = {**ASKED, "data": lambda: (stream,), "run_dir": tmp_path / "run", "mode": "train", "shuffle_buffer": 0}
+    held = open_run(Noisy, **asked)
+    held.train(steps=2)
+    held.save()
+    with pytest.raises(Exception, match="the simulator is lost"):
+        held.train(steps=5)
+    with pytest.raises(crankshaft.RunError, match=r"could not be written: the call after it was interrupted"):
+        held.save()
+    held.restore("latest")
+    held.train(steps=5)
+    held.save()
+    held.close()
+    failing.clear()
+    with pytest.raises(crankshaft.RunError, match=r"restore a checkpoint"):  # noqa: PT012
+        with open_run(Noisy, **asked) as held:
+            assert held.step == 7
+            with pytest.raises(Exception, match="the simulator is lost"):
+                held.train(steps=7)
 
 
 @pytest.mark.slow
