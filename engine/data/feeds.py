@@ -68,7 +68,11 @@ class Blocks:
             if self._iterator is None or number != self._number + 1 or begins_epoch:
                 self.close()
                 self._iterator, self.taken = self._open_at(number), 0
-            self._block = self._brought(next(self._iterator))
+            try:
+                self._block = self._brought(next(self._iterator))
+            except BaseException:
+                self.close()  # it would go on with the block after the one that failed
+                raise
             self._number = number
             self.taken += 1
             self._end = step - offset + length
@@ -376,7 +380,7 @@ class StreamedFeed(Feed):
 
     def take(self, step: int, limit: int) -> Run:
         if step != self._next_step:
-            self._iterator = None  # it may have a cache open that the next one is to write
+            self.close()  # the iterator may have a cache open that the next one is to write
             self._iterator = self._opened(step)
         limit = self.reach(step, limit)
         self._next_step = step + limit

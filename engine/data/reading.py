@@ -157,7 +157,11 @@ class Chunks:
             wanted = [self._chunk(epoch, int(number)) for number in numbers]
             for number in ahead:
                 self._chunk(epoch_ahead, int(number))
-        chunks = [self._reads.result(future) for future in wanted]
+        try:
+            chunks = [self._reads.result(future) for future in wanted]
+        except BaseException:
+            self._chunk.cache_clear()  # of reads that failed, for a caller who tries again
+            raise
         by_chunk = np.argsort(which, kind="stable")
         ends = np.cumsum(np.bincount(which, minlength=len(numbers)))
         rows = [by_chunk[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -231,7 +235,7 @@ def unmasked(reader: Reader) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError:
-        failure = reader.failure or reader.find_undecodable()
+        failure, reader.failure = reader.failure or reader.find_undecodable(), None
         if failure is None:
             raise
         raise failure from None
