@@ -23,6 +23,7 @@ from .cluster import Cluster, split
 
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 2.0  # for a host that does not answer at all
+_SAYS_SECONDS = 5.0  # after which a task that waits says for whom
 _LEFT_SECONDS = (
     10.0  # a task answers without a pause from its coming on, but for the moment in which TensorFlow takes over
 )
@@ -34,6 +35,35 @@ _SAYS = {_READY[3:]: "ready", _STARTING[3:]: "starting"}
 
 class ClusterError(Exception):
     """The cluster did not come together, and may when tried again: which task, what to look at. One line."""
+
+
+class Wait:
+    """A wait of a task for others: after five seconds it says, once, for what.
+
+    Attributes:
+      timeout_seconds: how long it may take, from now on.
+      is_over: whether it has taken so long.
+    """
+
+    def __init__(self, task: str, timeout_seconds: float):
+        self.timeout_seconds = timeout_seconds
+        self._task, self._began, self._has_said = task, time.monotonic(), False
+
+    @property
+    def left_seconds(self) -> float:
+        return self._began + self.timeout_seconds - time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        return self.left_seconds <= 0
+
+    def goes_on(self, awaited: str) -> None:
+        """Takes note that what is awaited is not there yet."""
+        if self._has_said or time.monotonic() - self._began < _SAYS_SECONDS:
+            return
+        self._has_said = True
+        limit = f"--cluster_timeout_seconds={self.timeout_seconds:g}"
+        logging.warning("%s waits for %s, up to %s", self._task, awaited, limit)
 
 
 class PortTakenError(ClusterError):
@@ -161,10 +191,10 @@ class Meeting:
                 f"{self._cluster.source} says that this process, on {socket.gethostname()}, is {self._cluster.task} at "
                 f"{self._cluster.address}, where another task answers; give each task an index of its own"
             )
-        end = time.monotonic() + timeout_seconds
-        peers = self._cluster.peers
+        wait, peers = Wait(self._cluster.task, timeout_seconds), self._cluster.peers
         while True:
-            said = {peer: answers(peer[1], _patience(end)) for peer in peers}
+            patience = min(_CONNECT_SECONDS, max(wait.left_seconds, _POLL_SECONDS))
+            said = {peer: answers(peer[1], patience) for peer in peers}
             here = [peer for peer in peers if said[peer] == "ready" or (said[peer] and not ready)]
             if len(here) == len(peers):
                 return
@@ -173,7 +203,10 @@ class Meeting:
             seen = self._seen
             if left := [peer for peer in peers if now - seen.get(peer, now) > _LEFT_SECONDS]:
                 raise ClusterError(_missing(left, f"came, and has not answered for {_LEFT_SECONDS:g} s"))
-            if now >= end:
+            wait.goes_on(
+                f"{_named([peer for peer in peers if peer not in here])} {'to be ready' if ready else 'to come'}"
+            )
+            if wait.is_over:
                 # Others give up at the same moment: only where all came once is a peer that left to blame.
                 missing = [peer for peer in peers if peer not in seen or (said[peer] and peer not in here)]
                 what = "did not come" if missing else "came, left, and did not come back"
@@ -187,7 +220,11 @@ def _missing(peers: Sequence[tuple[str, str]], what: str) -> str:
     cure = f"start {'it' if len(peers) == 1 else 'them'}, or look at the output there"
     if any(answers(address, _POLL_SECONDS) is None for _, address in peers):
         cure = "it is stopped, or another program has the port"
-    return f"{' and '.join(f'{name} ({address})' for name, address in peers)} {what}; {cure}"
+    return f"{_named(peers)} {what}; {cure}"
+
+
+def _named(peers: Sequence[tuple[str, str]]) -> str:
+    return " and ".join(f"{name} ({address})" for name, address in peers)
 
 
 def answers(address: str, patience: float = _CONNECT_SECONDS) -> str | None:
@@ -212,23 +249,23 @@ class Presence:
     """Observes whether a task has not answered for so many seconds, from the start on.
 
     Time in which this process did not observe it, as it was stopped itself, does not count.
+
+    Attributes:
+      came: whether it has answered once.
     """
 
     def __init__(self, address: str, timeout_seconds: float):
         self._address = address
         self._timeout_seconds = timeout_seconds
+        self.came = False
         self._away_seconds, self._asked = 0.0, time.monotonic()
 
     def is_gone(self) -> bool:
         here, now = answers(self._address), time.monotonic()
+        self.came = self.came or bool(here)
         self._away_seconds = 0.0 if here else self._away_seconds + min(now - self._asked, 2 * _CONNECT_SECONDS)
         self._asked = now
         return self._away_seconds > self._timeout_seconds
-
-
-def _patience(end: float) -> float:
-    """Returns the seconds for one call, up to `end` by the monotonic clock."""
-    return min(_CONNECT_SECONDS, max(end - time.monotonic(), _POLL_SECONDS))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from ..errors import UsageError
 from . import kubernetes, slurm, tf_config
 from .cluster import Cluster, Tasks, counts, of_tasks, split
+from .meeting import Wait
 
 _PLACES = (slurm.tasks, kubernetes.tasks)
 _POLL_SECONDS = 1.0
@@ -102,11 +103,12 @@ def wait_for_addresses(cluster: Cluster, timeout_seconds: float) -> None:
     Raises:
       UsageError: a host has none in time.
     """
-    end = time.monotonic() + timeout_seconds
+    wait = Wait(cluster.task, timeout_seconds)
     for name, address in cluster.addresses:
         host = split(address)[0]
         while why := _why_unknown(host):
-            if time.monotonic() >= end:
+            wait.goes_on(f"{name}'s host, {host}, to have an address ({why})")
+            if wait.is_over:
                 raise UsageError(
                     f"{cluster.source}'s {name} is at {address}, a host that has no address after "
                     f"--cluster_timeout_seconds={timeout_seconds:g} ({why}); correct its name, or start it"

@@ -164,6 +164,12 @@ class Synchronous:
             return self._again(f"{cause}, preempted", "", cause)
         return self._failed(cause)
 
+    def missed(self, ending: Ending, by: str) -> Settlement:
+        """Returns what follows when a task, `by`, waits for the start of the run for one that has ended without it."""
+        why = f"{ending} without joining the run, and {by} waits for it"
+        cure = "let every task call main, run or open_run, whatever its index"
+        return Settlement(EXIT_USAGE, 0.0, f"{why}; {cure}", ending)
+
     def _again(self, why: str, how: str, cause: Ending) -> Settlement:
         """Starts all tasks again after what is not a failure of the run's."""
         pause = _pause(self._count(self._preemptions) - 1)

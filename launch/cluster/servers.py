@@ -68,10 +68,12 @@ def serve(
         # At once: all that it holds is in a checkpoint, and its threads may be busy within TensorFlow.
         signal.signal(number, lambda *_, code=code: os._exit(code))
     (chief,) = cluster.job("chief")
-    coordinator = meeting.Presence(chief, timeout_seconds)
+    coordinator, wait = meeting.Presence(chief, timeout_seconds), meeting.Wait(cluster.task, timeout_seconds)
     requests = Requests(run_dir, lambda kind, task: kind == "stacks" and task == cluster.task)
     while not coordinator.is_gone():
         answer_stacks(requests)
+        if not coordinator.came:
+            wait.goes_on(f"the coordinator ({chief}) to come")
         if answering.dismissed.is_set() and not meeting.answers(chief):
             os._exit(0)  # its run has ended well, and so has its process
         time.sleep(_POLL_SECONDS)

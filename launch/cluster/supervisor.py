@@ -20,12 +20,14 @@ from typing import NamedTuple
 from ...engine.machine import events
 from ..errors import EXIT_PORT_TAKEN, EXIT_USAGE
 from ..host.process import EXIT_CODES, SAME_REQUEST_SECONDS
-from . import shares
+from . import meeting, shares
 from .children import Child, Children
 from .output import Output, TaskOutput
-from .restarts import Ending, Servers, Synchronous
+from .restarts import Ending, Patience, Servers, Settlement, Synchronous
 
 _LAST_WORDS_SECONDS = 1.0  # for a reader of our output, once we are asked to end
+_ASK_SECONDS = 1.0  # from one question whether tasks wait for one that has ended to the next
+_ANSWER_SECONDS = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +107,8 @@ class Supervisor:
         self._alone: list[tuple[float, int]] = []  # (when, index) of tasks to be restarted by themselves
         self._plan: list[tuple[float, signal.Signals]] = []  # when the remaining tasks get which signal
         self._signalled: set[str] = set()  # names of the tasks that got SIGTERM by the plan
+        self._left: tuple[float, Ending] | None = None  # a task that ended well, and when to ask who waits for it
+        self._settled: Settlement | None = None  # before all tasks have ended
         self._stop_signal: signal.Signals | None = None  # the signal that asks the supervisor to end
         self._stopped_at = 0.0
         self._events = events
@@ -135,7 +139,7 @@ class Supervisor:
             endings = self._watch()
             if self._stop_signal:
                 return self._exit_code_when_stopped(endings)
-            settled = self._rule.settle(endings)
+            settled = self._settled or self._rule.settle(endings)
             if settled.exit_code is not None:
                 if settled.cause:
                     self._explain(settled.message, settled.cause)
@@ -150,7 +154,7 @@ class Supervisor:
                 return self._exit_code_when_stopped([])
 
     def _start_all(self) -> None:
-        self._plan, self._signalled, self._alone, self._cluster = [], set(), [], {}
+        self._plan, self._signalled, self._alone, self._cluster, self._left = [], set(), [], {}, None
         ports = shares.free_ports(len(self._specs))
         for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
             self._cluster.setdefault(spec.kind, []).append(f"{shares.LOOPBACK}:{port}")
@@ -174,8 +178,7 @@ class Supervisor:
         self._tasks.append(Task(spec.name, child, output))
         cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""
         gpus = f", GPU {spec.gpus}" if spec.gpus not in (None, "none") else ""
-        address = self._cluster[spec.kind][spec.index]
-        self._output.say(f"{spec.name} is process {child.pid} at {address}{cores}{gpus}")
+        self._output.say(f"{spec.name} is process {child.pid} at {self._address(spec.name)}{cores}{gpus}")
 
     def _watch(self) -> list[Ending]:
         """Waits until all tasks have ended; returns how they did, in the order of their ends."""
@@ -183,10 +186,13 @@ class Supervisor:
         while self._tasks or self._alone:
             self._turn(self._seconds_to_next())
             for ending in self._reap():
+                if not ending.code and ending.task != "evaluator":
+                    self._left = (time.monotonic(), ending)
                 if not self._replace(ending):
                     self._first_ended_at = self._first_ended_at if endings else time.time()
                     endings.append(ending)
                     self._after(ending)
+            self._ask_who_waits()
             self._carry_out_plan()
         return endings
 
@@ -235,14 +241,35 @@ class Supervisor:
         as_signalled = ending.task in self._signalled and ending.was_asked
         self._output.say(f"{f'{ending.task} has ended, as it was told to' if as_signalled else ending}; {others}")
         if patience is not None and not self._plan:
-            leave = time.monotonic() + patience.leave_seconds
-            self._plan = [(leave, signal.SIGTERM), (leave + patience.end_seconds, signal.SIGKILL)]
-            self._alone = []
+            self._end_by(patience)
 
     def _seconds_to_next(self) -> float | None:
         """Returns the seconds until a signal is to be sent, or a task started."""
         times = [self._plan[0][0]] if self._plan else [when for when, _ in self._alone]
+        times += [self._left[0]] if self._left and not self._plan else []
         return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _ask_who_waits(self) -> None:
+        """Ends the job where a task waits for the run to begin, for one that has ended and will not come."""
+        if self._left is None or self._plan or self._left[0] > time.monotonic():
+            return
+        ending = self._left[1]
+        asked = [task for task in self._tasks if self._rule.saves(task.name)]  # the others wait for nobody
+        said = {task.name: meeting.answers(self._address(task.name), _ANSWER_SECONDS) for task in asked}
+        self._left = None if {*said.values()} <= {"ready"} else (time.monotonic() + _ASK_SECONDS, ending)
+        if waiting := next((name for name in said if said[name] == "starting"), None):
+            self._settled = self._rule.missed(ending, waiting)
+            self._end_by(self._rule.patience(Ending(ending.task, EXIT_USAGE)))
+
+    def _address(self, name: str) -> str:
+        spec = next(spec for spec in self._specs if spec.name == name)
+        return self._cluster[spec.kind][spec.index]
+
+    def _end_by(self, patience: Patience) -> None:
+        """Plans the end of all tasks that still run."""
+        leave = time.monotonic() + patience.leave_seconds
+        self._plan = [(leave, signal.SIGTERM), (leave + patience.end_seconds, signal.SIGKILL)]
+        self._alone = []
 
     def _carry_out_plan(self) -> None:
         for due in [each for each in self._alone if each[0] <= time.monotonic()]:

@@ -142,6 +142,23 @@ if n == 1:
     assert first != second
 
 
+@pytest.mark.parametrize("kinds", [(), ("--workers=1", "--ps=1")], ids=["workers", "servers"])
+def test_a_task_that_ends_well_without_joining_the_run_is_not_awaited(local, kinds):
+    """A script with `if index == 0`, which waits for the others until --cluster_timeout_seconds, and again."""
+    script = """
+if config["task"]["type"] == "chief" or (config["task"]["type"] == "worker" and index == WHO):
+    from crankshaft.launch import train
+    train.main(argv=["crankshaft train", "--model=mlp", "--input=digits", *sys.argv[1:]])
+elif config["task"]["type"] == "ps":
+    time.sleep(900)
+"""
+    outcome = local(script.replace("WHO", "9" if kinds else "0"), *kinds).wait()
+    left, waits = ("worker 0", "chief") if kinds else ("worker 1", "worker 0")
+    why = f"{left} ended with exit code 0 without joining the run, and {waits} waits for it; let every task call main"
+    assert outcome.mistake.startswith(why)
+    assert outcome.err.count(f"[local] {waits} is process ") == 1
+
+
 def test_a_worker_around_servers_is_not_restarted_by_itself_at_a_port_that_is_taken():
     tasks, taken = Servers(0, 600.0, 30.0), Ending("worker 0", EXIT_PORT_TAKEN)
     assert tasks.alone(taken) is None

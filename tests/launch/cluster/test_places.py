@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from crankshaft.launch.cluster import places, slurm
+from crankshaft.launch.cluster import meeting, places, slurm
 from crankshaft.launch.cluster.cluster import Tasks
 from crankshaft.launch.errors import UsageError
 from tests.waiting import PATIENCE
@@ -148,6 +148,18 @@ def test_a_host_without_an_address_is_named_once_it_was_waited_for():
     tasks = Tasks("--cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
     with pytest.raises(UsageError, match=r"worker 1 is at no-such-host.invalid:1, a host that has no address after"):
         places.wait_for_addresses(places.arranged(tasks, 0, False, {}), 0.1)
+
+
+def test_a_task_that_waits_for_a_host_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(places, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(meeting, "_SAYS_SECONDS", 0.1)
+    tasks = Tasks("--cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
+    with caplog.at_level("WARNING", logger="absl"), pytest.raises(UsageError):
+        places.wait_for_addresses(places.arranged(tasks, 0, False, {}), 0.4)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "worker 0 waits for worker 1's host, no-such-host.invalid, to have an address"
+    )
 
 
 FLAGS = {

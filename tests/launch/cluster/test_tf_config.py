@@ -246,6 +246,20 @@ def test_workers_that_do_not_come_are_named_by_all_who_did():
         assert said.startswith(line)
 
 
+def test_a_task_that_waits_says_once_for_whom(monkeypatch, caplog):
+    monkeypatch.setattr(meeting, "_SAYS_SECONDS", 0.2)
+    ports = free_ports(3)
+    third = f"worker 2 (localhost:{ports[2]}) to come, up to --cluster_timeout_seconds=0.7"
+    with (
+        caplog.at_level("WARNING", logger="absl"),
+        meeting.Meeting(on_this_host(ports, 1)),
+        meeting.Meeting(on_this_host(ports)) as first,
+        pytest.raises(meeting.ClusterError),
+    ):
+        first.wait(0.7)
+    assert [record.getMessage() for record in caplog.records] == [f"worker 0 waits for {third}"]
+
+
 def test_worker_that_left_before_the_last_came_is_named():
     ports, over = free_ports(3), threading.Event()
 
