@@ -4,10 +4,10 @@
   crankshaft local --workers=2 -- my_script.py --run_dir=runs/first
   crankshaft local --ps=2 -- --model=mlp --input=digits --run_dir=runs/servers
 
-What stands after -- are flags of crankshaft train, or a script that calls `train.main` and its flags. Every worker gets
-TF_CONFIG, its share of the cores, and a GPU of its own where there are enough; its output is shown with its name, and
-kept in run_dir/logs. When one dies, all start again from the last checkpoint. Ctrl-C or SIGTERM: all save and end; a
-second one kills them.
+What stands after -- are flags of crankshaft train, or a script (or -m and a module) that calls `crankshaft.main`, and
+its flags. Every worker gets TF_CONFIG, its share of the cores, and a GPU of its own where there are enough; its output
+is shown with its name, and kept in run_dir/logs. When one dies, all start again from the last checkpoint. Ctrl-C or
+SIGTERM: all save and end; a second one kills them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Command:
     """The command that stands after --.
 
     Attributes:
-      start: what Python runs: ("-m", "crankshaft", "train") or (script,).
+      start: what Python runs: ("-m", "crankshaft", "train"), (script,) or ("-m", module).
       arguments: the flags of each task.
       run_dir: where its run is, or None.
       compares: whether it is a benchmark with --fail_below.
@@ -108,7 +108,12 @@ def main(argv: list[str] | None = None) -> None:
 def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     own_flags.read(
-        *(argv[:cut], FLAGS, help.doc_of(__name__), f"{_PROGRAM} [flags] -- [script.py] [flags of crankshaft train]"),
+        *(
+            argv[:cut],
+            FLAGS,
+            help.doc_of(__name__),
+            f"{_PROGRAM} [flags] -- [script.py | -m module] [flags of crankshaft train]",
+        ),
         of_tasks=[name for names in GROUPS.values() for name in names],
         words="what the tasks run stands after --",
     )
@@ -150,14 +155,10 @@ def _read_command(arguments: list[str]) -> _Command:
         raise UsageError(
             f"what the workers run is missing; write it after --, e.g. {_PROGRAM} -- --model=mlp --input=digits"
         )
-    script = [] if arguments[0].startswith("-") else [arguments[0]]
-    if script and not script[0].endswith(".py"):
-        raise UsageError(
-            f"{script[0]!r} is neither a flag of crankshaft train nor a script; write --NAME=VALUE or a path to a .py"
-        )
-    if script and not os.path.isfile(script[0]):
-        raise UsageError(f"the script {script[0]} does not exist; give its path from {os.getcwd()}")
-    own, start = arguments[len(script) :], tuple(script) or _TRAIN
+    start, own = own_flags.program_of(arguments)
+    if len(start) == 1 and not os.path.isfile(start[0]):
+        raise UsageError(f"the script {start[0]} does not exist; give its path from {os.getcwd()}")
+    start = start or _TRAIN
     meant = _STRATEGIES[bool(FLAGS.ps)]
     try:
         flags.FLAGS.set_gnu_getopt(True)  # a script's own flag may have its value as the next argument

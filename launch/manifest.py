@@ -7,8 +7,9 @@ For example:
   crankshaft manifest jobset --workers=4 --ps=2 --image=registry/me:1 -- --model=wide_deep --run_dir=/runs/second
   crankshaft manifest dockerfile
 
-What stands after -- are flags of crankshaft train, or a script that calls `main` and its flags. Nothing is started, and
-nothing beside what is printed is needed there but the image, or Crankshaft on all nodes, and a folder that all see.
+What stands after -- are flags of crankshaft train, or a script (or -m and a module) that calls `crankshaft.main`, and
+its flags. Nothing is started, and nothing beside what is printed is needed there but the image, or Crankshaft on all
+nodes, and a folder that all see.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .manifests.job import Job
 
 _PROGRAM = "crankshaft manifest"
 _PLACES = ("slurm", "kubernetes", "jobset", "dockerfile")
-_USAGE = f"{_PROGRAM} {'|'.join(_PLACES)} [flags] -- [script.py] [flags of crankshaft train]"
+_USAGE = f"{_PROGRAM} {'|'.join(_PLACES)} [flags] -- [script.py | -m module] [flags of crankshaft train]"
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # of a Service; a pod's name is longer, and has 63 at most
 _TIME = re.compile(r"(\d{1,2}-)?\d{1,3}:\d{2}:\d{2}")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGT]i?)?")
@@ -96,7 +97,8 @@ def _job(place: str, command: Sequence[str]) -> Job:
         raise UsageError("what the tasks run is missing; write it after --, e.g. -- --model=mlp --input=digits")
     if FLAGS.evaluator and not FLAGS.ps:
         raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
-    run_dir = next((word.partition("=")[2] for word in command if re.match("--?run_dir=", word)), "")
+    program, words = own_flags.program_of(command)
+    run_dir = next((word.partition("=")[2] for word in words if re.match("--?run_dir=", word)), "")
     if not run_dir:
         raise UsageError("the command has no --run_dir=FOLDER, where a restart finds the checkpoints; add one after --")
     if place != "slurm":
@@ -106,5 +108,5 @@ def _job(place: str, command: Sequence[str]) -> Job:
             raise UsageError(f"--run_dir={run_dir} is not in /runs, where the pods have their volume; use /runs/NAME")
     elif not os.path.isabs(run_dir) and "://" not in run_dir:
         raise UsageError(f"--run_dir={run_dir} is not an absolute path; give one that all nodes see")
-    of_flags = {field.name: FLAGS[field.name].value for field in dataclasses.fields(Job) if field.name != "words"}
-    return Job(**of_flags, words=tuple(command))
+    of_flags = {field.name: FLAGS[field.name].value for field in dataclasses.fields(Job) if field.name in FLAGS}
+    return Job(**of_flags, program=program, words=tuple(words))

@@ -28,8 +28,10 @@ _ASKED_TO_END = (
     *(EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED),
     *(-signal.SIGHUP, -signal.SIGINT, -signal.SIGTERM),
 )
-# How Python's report on a script ends that it can't compile, or whose imports fail.
-_CANNOT_BEGIN = re.compile(r"(ModuleNotFound|Import|Syntax|Indentation|Tab)Error\b")
+# How Python's report ends on a script that it can't compile, or whose imports fail, or on -m and no module's name.
+_CANNOT_BEGIN = re.compile(
+    r"(ModuleNotFound|Import|Syntax|Indentation|Tab)Error\b|.*python\S*: (No module named|Error while finding module) "
+)
 _LEAVE_SECONDS = 5.0  # a peer's death is seen within a tenth of a second; the rest is for reporting it
 _MISTAKE_SECONDS = 1.0  # all tasks find the same mistake, at about the same time
 # From SIGTERM to SIGKILL where a peer is dead: nothing can be saved any more, and a task that waits for its peers

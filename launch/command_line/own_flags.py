@@ -5,7 +5,7 @@ Nothing here starts TensorFlow.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from absl import flags
 
@@ -53,6 +53,33 @@ def read(
     if rest and not takes_words:
         raise UsageError(f"{rest[0]!r} is not a flag; {words}, see --help")
     return rest
+
+
+def program_of(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Splits what stands after -- into the program of the tasks and its arguments.
+
+    Args:
+      words: a script's path, or -m and a module's name, and its flags; or flags of crankshaft train alone.
+
+    Returns:
+      The words after `python` that start the program, none for crankshaft train, and all others.
+
+    Raises:
+      UsageError: the first word is none of these.
+    """
+    first, *rest = words
+    if first == "-m":
+        if not rest or not all(part.isidentifier() for part in rest[0].split(".")):
+            raise UsageError(f"-m {rest[0] if rest else ''} names no module; write -m package.module, as for Python")
+        return ("-m", rest[0]), rest[1:]
+    if first.startswith("-"):
+        return (), list(words)
+    if not first.endswith(".py"):
+        raise UsageError(
+            f"{first!r} is neither a flag of crankshaft train nor a script; write --NAME=VALUE, a path to a .py, or -m "
+            "and a module's name"
+        )
+    return (first,), rest
 
 
 def _described(flag: flags.Flag) -> str:

@@ -20,7 +20,8 @@ class Job:
       time: the limit, as Slurm writes it.
       image: the container's; None for Slurm.
       claim: name of the claim of the volume that all tasks share.
-      words: the command: flags of `crankshaft train`, or a script and its flags.
+      program: what Python runs: (script,) or ("-m", module); () is `crankshaft train`.
+      words: its flags.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Job:
     time: str
     image: str | None
     claim: str
+    program: tuple[str, ...]
     words: tuple[str, ...]
 
     @property
@@ -44,8 +46,12 @@ class Job:
         return {**kinds, "evaluator": 1} if self.evaluator else kinds
 
     @property
+    def start(self) -> list[str]:
+        """The first words of what each task runs."""
+        return ["python", *self.program] if self.program else ["crankshaft", "train"]
+
+    @property
     def command(self) -> list[str]:
         """What each task runs."""
-        start = ["python"] if self.words[0].endswith(".py") else ["crankshaft", "train"]
         counts = [f"--num_ps={self.ps}"] * bool(self.ps) + ["--evaluator"] * self.evaluator
-        return [*start, *self.words, *counts]
+        return [*self.start, *self.words, *counts]

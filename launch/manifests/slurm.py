@@ -53,7 +53,7 @@ def script(job: Job) -> str:
         memory_mb=max(1, round(_mebibytes(job.memory) / job.cpus)),
         gpus=f"#SBATCH --gpus-per-task={job.gpus_per_worker}\n" if job.gpus_per_worker else "",
         time=job.time,
-        command=" \\\n  ".join([shlex.join(job.command[:2]), *map(shlex.quote, job.command[2:])]),
+        command=" \\\n  ".join([shlex.join(job.start), *map(shlex.quote, job.command[len(job.start) :])]),
     )
 
 

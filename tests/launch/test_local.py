@@ -144,6 +144,23 @@ def test_cores_are_divided_evenly_or_shared():
     assert shares.divide_cores([0, 1], 3, 1) == [None, None, None]
 
 
+def test_a_module_is_started_as_python_starts_it(crank, tmp_path, monkeypatch):
+    """Its imports may be relative, and its package is found in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "name.py").write_text("NAME = 'relative'\n")
+    lines = "import sys\nfrom .name import NAME\nprint(NAME, __name__, sys.argv[1:])\n"
+    (tmp_path / "package" / "work.py").write_text(lines)
+    start = {"command": "local", "tensorflow": False}
+    outcome = crank("--workers=1", "--", "-m", "package.work", "--units=3", "-m", **start).ok()
+    assert lines_of(outcome.out, "worker 0") == ["relative __main__ ['--strategy=multi_worker', '--units=3', '-m']"]
+    for name in ("package.wrk", "package"):
+        missing = crank("--workers=1", "--", "-m", name, **start)
+        assert "exit code 1: its script can't be run as it stands, so it is not restarted" in missing.mistake
+    assert "-m no/module names no module; write -m package.module" in crank("--", "-m", "no/module", **start).mistake
+
+
 # --- what it prints
 
 

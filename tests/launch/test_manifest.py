@@ -133,6 +133,14 @@ def test_scripts_are_bash(capsys, shape):
     assert tasks == int(counts["workers"]) + servers + bool(servers) + ("--evaluator" in shape)
 
 
+@pytest.mark.parametrize("words", [("train.py",), ("-m", "package.train"), ()], ids=["script", "module", "flags"])
+def test_a_task_is_started_as_python_starts_it(capsys, words):
+    start = ["python", *words] if words else ["crankshaft", "train"]
+    (job,) = jobs_of(objects(capsys, "kubernetes", "--", *words, *RUN))
+    assert job["spec"]["template"]["spec"]["containers"][0]["command"] == [*start, *RUN]
+    assert f"\n  {' '.join(start)} \\\n  --model=mlp \\\n" in printed(capsys, "slurm", "--", *words, *RUN)
+
+
 def test_words_reach_a_task_of_slurm_as_they_were_given(capsys, tmp_path):
     text = printed(capsys, "slurm", "--memory=3Gi", "--cpus=2", "--", "my.py", *HOSTILE)
     assert "#SBATCH --mem-per-cpu=1536M" in text
