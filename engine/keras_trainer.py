@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from .build import build_layers, make_optimizer
-from .internals import keras_compile
+from .internals import keras_compile, keras_copy
 from .metrics.keras_metrics import KerasMetric
 from .metrics.means import FEW_CLASSES, Mean, Pair, confusion_matrix, weighable
 from .optimizers import KerasOptimizer
@@ -115,27 +116,20 @@ class KerasTrainer(Trainer):
         self.given = dataclasses.replace(self.given, options=_options(self.given.options, source, self.is_given))
         self.model = self._copied(source) if self.is_given else source
         build_layers(self, self.model)
-        if self.model is not source and source.built:
-            if (own := len(source.variables)) != (made := len(self.model.variables)):
-                raise ValueError(
-                    f"{type(source).__name__} has {own} variables, and made again from its configuration {made}, as "
-                    "after enable_lora; give a function that returns the compiled model in the place of the model"
-                )
-            keras_compile.copy_state(source, self.model)
+        if self.is_given and source.built:
+            with _by_configuration(source):
+                keras_copy.complete(source, self.model)
+            keras_copy.copy_state(source, self.model)
         self.asks_for_jit = bool(source.jit_compile)
         self._build_optimizer(source)
         self._build_losses()
 
     def _copied(self, source: tf.keras.Model) -> tf.keras.Model:
-        try:
-            model = keras_compile.copied(source)
-        except (NotImplementedError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"Keras can't make {type(source).__name__} again from its configuration "
-                f"({' '.join(str(error).split())[:120]}); give get_config to it, or a function that returns the "
-                "compiled model in the place of the model"
-            ) from error
-        model.compile(**keras_compile.arguments(source))
+        with _by_configuration(source):
+            model = keras_copy.copied(source)
+            model.compile(**keras_compile.arguments(source))
+            if not source.built:
+                keras_copy.complete(source, model)
         return model
 
     def _build_optimizer(self, source: tf.keras.Model) -> None:
@@ -147,9 +141,18 @@ class KerasTrainer(Trainer):
             if scaled.built:
                 self.loss_scale.value.assign(scaled.dynamic_scale)
                 self.loss_scale.good_steps.assign(tf.cast(scaled.step_counter, tf.int64))
-        made = keras_compile.copied_optimizer(inner)
-        self.optimizer = make_optimizer(self, self.trainable_variables, KerasOptimizer(made, as_compiled=True))
-        if inner.built and len(made.variables) == len(inner.variables):
+        made, variables = keras_copy.copied_optimizer(inner), self.trainable_variables
+        if inner.built:  # for variables that may be frozen since
+            copies = {id(theirs): mine for theirs, mine in zip(source.weights, self.model.weights, strict=True)}
+            built_for = [copies[id(each)] for each in keras_copy.updated_by(inner) if id(each) in copies]
+            if others := {each.path for each in variables} - {each.path for each in built_for}:
+                raise ValueError(
+                    f"the optimizer of {type(source).__name__} was built without {min(others)}, which is trainable by "
+                    "now; call compile again, with a new optimizer"
+                )
+            variables = built_for
+        self.optimizer = make_optimizer(self, variables, KerasOptimizer(made, as_compiled=True))
+        if inner.built:
             for mine, theirs in zip(made.variables, inner.variables, strict=True):
                 mine.assign(theirs)  # so that it goes on, as a second call of `fit` does
         keras_compile.set_optimizer(self.model, made)
@@ -279,6 +282,19 @@ def check(model) -> None:
             f"{name} keeps a metric in {paths[0]}, which Keras's loop alone would show; give it to compile(metrics=), "
             "or write a crankshaft.Trainer with build_model, loss and metrics"
         )
+
+
+@contextlib.contextmanager
+def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
+    """Raises, for what Keras or `keras_copy` raises in this context, what to do for a model that can't be copied."""
+    try:
+        yield
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"Keras can't make {type(model).__name__} again from its configuration "
+            f"({' '.join(str(error).split())[:120]}); give get_config to it, or a function that returns the compiled "
+            "model in the place of the model"
+        ) from error
 
 
 def _options(options: StepOptions, model: tf.keras.Model, is_given: bool) -> StepOptions:

@@ -8,14 +8,12 @@ from __future__ import annotations
 import contextvars
 import functools
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from keras.src import backend
 from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
-from keras.src.saving.serialization_lib import SafeModeScope
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
 # What makes classes of the labels that a loss takes, of [..., classes] or of integers; -1 is none of them.
@@ -50,60 +48,6 @@ def direction_of(metric: tf.keras.metrics.Metric) -> str | None:
 def kept_metrics(model: tf.keras.Model) -> list[str]:
     """Returns the paths of layers, the model too, that keep metrics of their own beside those of `compile`."""
     return [layer.path for layer in model._flatten_layers() if layer._metrics]
-
-
-def copied(model: tf.keras.Model) -> tf.keras.Model:
-    """Returns a new model with the same layers, not compiled, whose weights are not the model's.
-
-    What Keras raises, where a class has no configuration, goes on.
-    """
-    compiled, model.compiled = model.compiled, False  # else Keras would make the optimizer's variables as well
-    try:
-        with SafeModeScope(False):  # what it makes again is at hand, not read from a file
-            if isinstance(model, tf.keras.Sequential) or hasattr(model, "_run_through_graph"):
-                return tf.keras.models.clone_model(model, clone_function=_copied_layer, recursive=True)
-            return _made_again(model)
-    finally:
-        model.compiled = compiled
-
-
-def _copied_layer(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
-    return layer if isinstance(layer, tf.keras.layers.Lambda) else _made_again(layer)  # a function loses its globals
-
-
-def _made_again(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
-    return type(layer).from_config(layer.get_config())
-
-
-def copy_state(source: tf.keras.Model, copy: tf.keras.Model) -> None:
-    """Gives the layers of a model that `copied` has made the weights of its own, and the words that they look up."""
-    for theirs, mine in zip(source._flatten_layers(), copy._flatten_layers(), strict=True):
-        store: dict[str, Any] = {}
-        theirs.save_own_variables(store)
-        if store:
-            mine.load_own_variables(store)
-        if hasattr(theirs, "save_assets"):
-            with tempfile.TemporaryDirectory() as folder:
-                theirs.save_assets(folder)
-                mine.load_assets(folder)
-
-
-def copied_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
-    """Returns a new optimizer of the same class, rate, settings and exclusions, with nothing updated yet."""
-    rate = optimizer._learning_rate
-    if callable(rate):  # a schedule has no state, so it is not made again, and need not have a configuration
-        try:
-            vars(optimizer)["_learning_rate"] = None
-            config = {**optimizer.get_config(), "learning_rate": rate}
-        finally:
-            vars(optimizer)["_learning_rate"] = rate
-    else:
-        config = optimizer.get_config()
-    made = type(optimizer).from_config(config)
-    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
-        if hasattr(optimizer, name):
-            setattr(made, name, getattr(optimizer, name))
-    return made
 
 
 class Whole(NamedTuple):

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROOM = ROOT / "engine" / "internals"
-OF_PRIVATE = [ROOM / name for name in ("tensorflow.py", "keras.py", "keras_compile.py", "pipelines.py")]
+_FILES = ("tensorflow.py", "keras.py", "keras_compile.py", "keras_copy.py", "pipelines.py")
+OF_PRIVATE = [ROOM / name for name in _FILES]
 _OPTIMIZER, _LAYER = "keras.optimizers.Optimizer", "keras.layers.Layer"
 _CONTEXT = "tensorflow.python.eager.context.Context"
 _REDUCE = "tensorflow.python.distribute"
@@ -33,8 +34,10 @@ OWNERS = {
     "_cross_device_ops": f"{_REDUCE}.collective_all_reduce_strategy.CollectiveAllReduceExtended",
     "_distribute_strategy": "keras.Model",
     "_distribution_strategy": _OPTIMIZER,
+    "_dtype_policy": _LAYER,
     "_exclude_from_weight_decay": _OPTIMIZER,
     "_exclude_from_weight_decay_pattern": _OPTIMIZER,
+    "_fn_kwargs": "keras.src.losses.losses.LossFunctionWrapper",
     "_flat_losses": f"{_COMPILED}.CompileLoss",
     "_flat_metrics": f"{_COMPILED}.CompileMetrics",
     "_flat_weighted_metrics": f"{_COMPILED}.CompileMetrics",
@@ -52,6 +55,7 @@ OWNERS = {
     "_registry": "tensorflow.python.framework.registry.Registry",
     "_replica_id": f"{_REDUCE}.distribute_lib.ReplicaContextBase",
     "_metrics": _LAYER,
+    "_name": "keras.Variable",
     "_model_variables_moving_average": _OPTIMIZER,
     "_next_instance_key": f"{_REDUCE}.cross_device_utils.CollectiveReplicaLauncher",
     "_ordering_token": f"{_REDUCE}.cross_device_utils.CollectiveReplicaLauncher",

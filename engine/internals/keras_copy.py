@@ -1,0 +1,181 @@
+"""Copies a compiled Keras model: made again from its configuration, and given what that leaves out. Host code.
+
+With `keras.py` and `keras_compile.py` the only code that calls Keras's private functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import types
+from collections.abc import Iterator, Set
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src.saving.serialization_lib import SafeModeScope
+
+from .keras import exchange_state, layers_in, new_state
+
+# Of a layer and of a variable: what its configuration may leave out, and the copy takes as it is.
+_OF_LAYER = ("name", "_path", "_dtype_policy", "activity_regularizer", "autocast")
+_OF_VARIABLE = ("_name", "_path", "trainable", "regularizer", "constraint")
+_COMPARED_BY_PARTS = (tf.keras.layers.Layer, tf.keras.Variable, tf.keras.metrics.Metric, tf.keras.optimizers.Optimizer)
+_OTHER_IN_A_COPY = (tf.keras.KerasTensor, tf.keras.random.SeedGenerator)
+_VALUES = (bool, int, float, str, bytes, type(None), np.generic, np.ndarray, tf.Tensor, tf.DType, tf.TensorShape)
+
+
+def copied(model: tf.keras.Model) -> tf.keras.Model:
+    """Returns a new model with the same layers, not compiled, whose weights are not the model's.
+
+    What Keras raises, where a class has no configuration, goes on.
+    """
+    compiled, model.compiled = model.compiled, False  # else Keras would make the optimizer's variables as well
+    try:
+        with SafeModeScope(False):  # what it makes again is at hand, not read from a file
+            if isinstance(model, tf.keras.Sequential) or hasattr(model, "_run_through_graph"):
+                return tf.keras.models.clone_model(model, clone_function=_copied_layer, recursive=True)
+            return _made_again(model)
+    finally:
+        model.compiled = compiled
+
+
+def _copied_layer(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+    return layer if isinstance(layer, tf.keras.layers.Lambda) else _made_again(layer)  # a function loses its globals
+
+
+def _made_again(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+    return type(layer).from_config(layer.get_config())
+
+
+def complete(source: tf.keras.Model, copy: tf.keras.Model) -> None:
+    """Gives a copy all that its configuration has left out, so that it computes and trains as its source does.
+
+    That is, of each layer: whether it is trainable, its dtype policy and name, its attributes that are plain values or
+    arrays, and its variables' regularizers, constraints and paths. Both are built, or neither is.
+
+    Raises:
+      ValueError: they differ in what can't be copied; names it.
+    """
+    theirs, mine = layers_in(source), layers_in(copy)
+    if [*map(type, theirs)] != [*map(type, mine)]:
+        raise ValueError(f"{len(theirs)} layers become {len(mine)}, or others")
+    for pair in zip(theirs, mine, strict=True):
+        if pair[0] is not pair[1] and not isinstance(pair[0], tf.keras.layers.InputLayer):
+            _complete_layer(*pair)
+
+
+def _complete_layer(theirs: tf.keras.layers.Layer, mine: tf.keras.layers.Layer) -> None:
+    where = f"{type(theirs).__name__} {theirs.path or theirs.name}"
+    mine.trainable = theirs.trainable  # and all in it, which come after it and are set themselves
+    vars(mine).update((name, vars(theirs)[name]) for name in _OF_LAYER)
+    own, others = ([*each._trainable_variables, *each._non_trainable_variables] for each in (theirs, mine))
+    if len(own) != len(others):
+        raise ValueError(f"{where} has {len(own)} variables, and made again {len(others)}, as after enable_lora")
+    for variable, other in zip(own, others, strict=True):
+        if (form := _form(variable)) != _form(other):
+            raise ValueError(f"{variable.path} is {form}, and made again {_form(other)}")
+        for name in _OF_VARIABLE:
+            setattr(other, name, getattr(variable, name))
+    for name, value in _differing(theirs, mine, _of_keras()):
+        if _is_plain(value):
+            vars(mine)[name] = value
+        elif name in vars(mine):
+            raise ValueError(f"{where} has another {name}, which its get_config does not return")
+
+
+def _form(variable: tf.keras.Variable) -> str:
+    return f"{variable.dtype}{[*variable.shape]}"
+
+
+@functools.cache
+def _of_keras() -> frozenset[str]:
+    """Returns the attributes of each layer and model that are Keras's own affair."""
+    before = new_state()  # so that the names of the user's layers go on as without this one
+    try:
+        inputs = tf.keras.Input([1])
+        blank = tf.keras.Model(inputs, inputs)
+        blank.compile(optimizer=None)
+        return frozenset(vars(blank))
+    finally:
+        exchange_state(before)
+
+
+def _differing(theirs: Any, mine: Any, but: Set[str]) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes of an object, by name, that its copy lacks, or has with another value."""
+    for name, value in [*vars(theirs).items()]:
+        if name not in but and not (name in vars(mine) and _equal(value, vars(mine)[name])):
+            yield name, value
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Returns whether two attributes are equal as far as that can be told; layers and the like are compared apart."""
+    if one is other or isinstance(one, (*_COMPARED_BY_PARTS, *_OTHER_IN_A_COPY)):
+        return True
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, types.MethodType):
+        return isinstance(other, types.MethodType) and one.__func__ is other.__func__
+    if isinstance(one, types.FunctionType):
+        return isinstance(other, types.FunctionType) and one.__code__ is other.__code__
+    if isinstance(one, (np.ndarray, tf.Tensor)):
+        return isinstance(other, (np.ndarray, tf.Tensor)) and np.array_equal(one, other)
+    if hasattr(one, "get_config") and type(one) is type(other):
+        try:
+            return _equal(one.get_config(), other.get_config())
+        except NotImplementedError:
+            return True
+    if type(one).__eq__ is object.__eq__ and type(one) is type(other):
+        return True
+    return bool(one == other)
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether a copy may have the same object: a value, or a collection of values."""
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(_is_plain, value))
+    is_free = isinstance(value, types.FunctionType) and value.__closure__ is None
+    return is_free or isinstance(value, (*_VALUES, types.BuiltinFunctionType, type))
+
+
+def copy_state(source: tf.keras.Model, copy: tf.keras.Model) -> None:
+    """Gives the layers of a model that `copied` has made the weights of its own, and the words that they look up."""
+    for theirs, mine in zip(layers_in(source), layers_in(copy), strict=True):
+        store: dict[str, Any] = {}
+        theirs.save_own_variables(store)
+        if store:
+            mine.load_own_variables(store)
+        if hasattr(theirs, "save_assets"):
+            with tempfile.TemporaryDirectory() as folder:
+                theirs.save_assets(folder)
+                mine.load_assets(folder)
+
+
+def copied_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
+    """Returns a new optimizer of the same class, rate, settings and exclusions, with nothing updated yet."""
+    rate = optimizer._learning_rate
+    if callable(rate):  # a schedule has no state, so it is not made again, and need not have a configuration
+        try:
+            vars(optimizer)["_learning_rate"] = None
+            config = {**optimizer.get_config(), "learning_rate": rate}
+        finally:
+            vars(optimizer)["_learning_rate"] = rate
+    else:
+        config = optimizer.get_config()
+    made = type(optimizer).from_config(config)
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(optimizer, name):
+            setattr(made, name, getattr(optimizer, name))
+    for name, value in _differing(optimizer, made, {"built"}):
+        if name[0].isalpha() and _is_plain(value):
+            vars(made)[name] = value
+    return made
+
+
+def updated_by(optimizer: tf.keras.optimizers.Optimizer) -> list[tf.keras.Variable]:
+    """Returns the variables that an optimizer was built for, in their order."""
+    return list(optimizer._trainable_variables)
