@@ -38,12 +38,12 @@ class Loop:
         clock=time.perf_counter,
     ):
         self._strategy, self._state, self._hooks, self._clock = strategy, state, hooks, clock
-        per_epoch = strategy.train_order.steps_per_epoch
+        order = strategy.train_order
         self._hook_seconds: dict[str, float] = collections.defaultdict(float)
         self._uncalled: list[Hook] = []  # that have not seen the newest call
         self._is_due = False  # whether something is due at the step of the newest call
-        where = state.step, until_step, 0, 0, per_epoch, None, 0.0, 0.0, state, strategy
-        self.status = Status(*where, hook_seconds=self._hook_seconds)
+        where = state.step, until_step, 0, 0, order.steps_per_epoch, None, 0.0, 0.0, state, strategy
+        self.status = Status(*where, hook_seconds=self._hook_seconds, epoch_shift=order.shift)
         for hook in hooks:
             hook.attach(state)
 

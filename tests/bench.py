@@ -125,6 +125,7 @@ def bench(distribution):
         vocabulary: dict[str, int] | None = None,
         model: int = 1,
         shard_optimizer: bool = False,
+        known: dict | None = None,
         **options,
     ) -> Bench:
         options, source = StepOptions(**options), split_of(source)
@@ -137,7 +138,8 @@ def bench(distribution):
             state.build()
         state.jit = jit
         eval_feed = None if eval_source is None else strategy.feed(eval_source, eval_batch_size or batch_size, None)
-        strategy.bind(state, strategy.feed(source, batch_size, options.seed if shuffle else None), eval_feed)
+        train_feed = strategy.feed(source, batch_size, options.seed if shuffle else None, known)
+        strategy.bind(state, train_feed, eval_feed)
         if (feed and not feed.resident_bytes) or not all(each.by_index for each in (source, eval_source or source)):
             _KEPT.append(strategy)
         return Bench(strategy, state)

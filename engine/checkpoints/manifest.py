@@ -26,7 +26,7 @@ _FILE = re.compile(r"(?P<stem>ckpt-\d+)\.(index|data-\d{5}-of-\d{5})")
 _FILE_OF_ANY = re.compile(r"(?P<stem>.+)\.(index|data-\d{5}-of-\d{5})")  # by TensorFlow, whatever its name is
 _MANIFEST = re.compile(r"(?P<stem>ckpt-\d+)" + re.escape(SUFFIX))
 # Parts of a manifest's fields that are objects, where there are such parts.
-_OBJECTS = [("about", part) for part in ("data", "input", "cpu", "flags", "deciding", "updated")]
+_OBJECTS = [("about", part) for part in ("data", "input", "origin", "cpu", "flags", "deciding", "updated")]
 _OBJECTS += [("host_state", part) for part in ("state", "hooks")]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

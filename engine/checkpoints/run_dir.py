@@ -46,9 +46,10 @@ class RunDir:
         """Returns the steps of the checkpoints that have a manifest, ascending. Raises OSError."""
         return sorted(manifests.steps(self.folder(which)))
 
-    def newest(self) -> Manifest | None:
-        """Returns the manifest of the newest checkpoint, whose files are not verified; None if there is none."""
-        return next(iter(manifests.read_all(self.checkpoints)[0]), None)
+    def newest(self, is_whole: bool = False) -> Manifest | None:
+        """Returns the manifest of the newest checkpoint, or of the newest whole one; None if there is none."""
+        found = manifests.read_all(self.checkpoints)[0]
+        return next((each for each in found if not is_whole or each.problem() is None), None)
 
 
 NAMES = RunDir("")  # its paths are the names within a run's folder

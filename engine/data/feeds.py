@@ -64,8 +64,10 @@ class Blocks:
     def take(self, step: int, limit: int):
         number, offset, length = self._order.block_of(step)
         if number != self._number:
-            begins_epoch = self._by_epoch and number % self._order.blocks_per_epoch == 0
-            if self._iterator is None or number != self._number + 1 or begins_epoch:
+            goes_on = self._iterator is not None and number == self._number + 1
+            if self._by_epoch and goes_on:
+                goes_on = self._order.epoch_of(number) == self._order.epoch_of(self._number)
+            if not goes_on:
                 self.close()
                 self._iterator, self.taken = self._open_at(number), 0
             try:
@@ -259,13 +261,13 @@ class ReadFeed(Feed):
 
     def close(self) -> None:
         self._blocks.close()
-        if self._next_step is not None and self._next_step % self.order.steps_per_epoch == 0:
+        if self._next_step is not None and self.order.position(self._next_step)[1] == 0:
             self._source.end_epoch()
         self._next_step = None
 
     def _iterator(self, first_block: int):
         if self._source.by_epoch:
-            self._source.begin_epoch(first_block // self.order.blocks_per_epoch)
+            self._source.begin_epoch(self.order.epoch_of(first_block))
         self._shares_before = self._reader.shares_read or 0
         if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
             return iter(self._share(first_block, range(1)))
@@ -290,8 +292,7 @@ class ReadFeed(Feed):
             start, stop = replica_part(tf.shape(indices, tf.int64)[1], part, parts)
             return self._reader.read(indices[:, start:stop], block)
 
-        blocks = self.order.blocks_per_epoch
-        left = (blocks - first_block % blocks) * len(replicas) if self._source.by_epoch else tf.int64.max
+        left = self.order.blocks_to_end(first_block) * len(replicas) if self._source.by_epoch else tf.int64.max
         numbers = tf.data.Dataset.range(left)
         return untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
 
@@ -383,7 +384,7 @@ class StreamedFeed(Feed):
             self.close()  # the iterator may have a cache open that the next one is to write
             self._iterator = self._opened(step)
         limit = self.reach(step, limit)
-        self._next_step = step + limit
+        self._next_step = None if self.order.seen_before(step) else step + limit
         examples = self.order.examples_before(step + limit) - self.order.examples_before(step)
         self._bytes_taken += (self._example_bytes or 0) * examples // len(self.share.counts)
         return Run((self._iterator,), 0, limit)
@@ -433,8 +434,9 @@ class StreamedFeed(Feed):
         return state
 
     def _opened(self, step: int):
-        """Returns an iterator that gives the batch of `step` next."""
-        epoch, in_epoch = (0, step) if self.is_endless else divmod(step, self.order.steps_per_epoch)
+        """Returns an iterator that gives the batch of `step` next; where that one lacks examples, it alone."""
+        (epoch, place), seen = self.order.position(step), self.order.seen_before(step)
+        in_epoch = place // self.order.batch_size
         kept = self.kept(step)
         if kept and (state := kept[self.share.process]):
             try:
@@ -447,7 +449,7 @@ class StreamedFeed(Feed):
                     "step %d",
                     *(reason(error), step),
                 )
-        iterator = iter(self._batches(epoch))
+        iterator = iter(self._batches(epoch, seen // len(self.share.counts)))
         if in_epoch:
             self._pass(iterator, in_epoch)
         return iterator
@@ -459,13 +461,18 @@ class StreamedFeed(Feed):
                 self.awaited(functools.partial(next, iterator), lambda: None)
                 done(number + 1)
 
-    def _batches(self, first_epoch: int):
-        """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
+    def _batches(self, first_epoch: int, seen: int = 0):
+        """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`).
+
+        Each batch lacks its first `seen` examples.
+        """
         if self.is_endless:
             passes = tf.data.Dataset.range(_MOST_PASSES).flat_map(self._shuffled)
             epochs = passes.batch(self.order.share_size, drop_remainder=self.order.drop_remainder)
         else:
             epochs = tf.data.Dataset.counter(first_epoch).flat_map(self._epoch)
+        if seen:
+            epochs = epochs.enumerate().map(lambda _, batch: tf.nest.map_structure(lambda x: x[seen:], batch))
         options = tf.data.Options()
         if not self.share.by_file and self._strategy.num_replicas_in_sync > 1:  # who reads the same has to find it
             options.deterministic = True

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -23,11 +25,37 @@ _WINDOW_CHUNKS = 64  # where none is: a batch's classes then vary little more th
 
 
 @dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a run's present batch size begins: step 0, or where it was resumed with another one.
+
+    The learning rate's schedule goes on by examples, in steps of the run's first batch size.
+
+    Attributes:
+      step: the first step of this size.
+      epoch: in which it stands.
+      place: examples of the epoch that steps before it have had.
+      rate_step: where the schedule stands then.
+      rate_steps, rate_examples: so many of its steps are so many examples; 0 where it counts the run's steps.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    place: int = 0
+    rate_step: int = 0
+    rate_steps: int = 0
+    rate_examples: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Order:
     """Epochs of `num_examples` examples in global batches of `batch_size`; the last one of an epoch may be smaller.
 
     An epoch is a sequence of blocks: blocks of `block_steps` whole batches, the last of them padded, then, if the
     examples do not divide, a block of one smaller batch. Several short epochs without a smaller batch share one block.
+
+    A run that is resumed with another batch size goes on in the same order: its batches are those of a run that had
+    this size from the first step on, with other numbers (`shift`). Where the examples that were read before end within
+    such a batch, the first one lacks them (`seen`), and has a block of its own.
 
     Attributes:
       num_examples: examples in an epoch, at least 1.
@@ -35,6 +63,8 @@ class Order:
       block_steps: batches in a block; at most, where it holds several epochs.
       seed: shuffles each epoch again; None keeps the examples' own order.
       drop_remainder: leave out the smaller batch.
+      origin: where batches of this size begin.
+      has_epochs: whether the length of an epoch is known; else one is made up, and all examples count as epoch 0's.
     """
 
     num_examples: int
@@ -42,6 +72,8 @@ class Order:
     block_steps: int
     seed: int | None = None
     drop_remainder: bool = False
+    origin: Origin = Origin()
+    has_epochs: bool = True
 
     def __post_init__(self):
         if self.num_examples < 1:
@@ -72,16 +104,96 @@ class Order:
         """Batches in an epoch, a smaller last one included."""
         return self.whole_steps + (1 if self.remainder else 0)
 
+    @property
+    def shift(self) -> int:
+        """What is added to a step's number for that of the same batch in a run that always had this batch size."""
+        origin = self.origin
+        return origin.epoch * self.steps_per_epoch + origin.place // self.batch_size - origin.step
+
+    @property
+    def seen(self) -> int:
+        """Examples that the batch of the origin lacks, since steps before have had them."""
+        return self.origin.place % self.batch_size
+
+    def seen_before(self, step):
+        """Returns how many examples the batch of a step lacks, an int or, of an int64 tensor, int64."""
+        if not self.seen:
+            return 0
+        if isinstance(step, int):
+            return self.seen if step == self.origin.step else 0
+        return tf.where(tf.equal(step, self.origin.step), tf.constant(self.seen, tf.int64), 0)
+
+    def position(self, step: int) -> tuple[int, int]:
+        """Returns where a step begins: (epoch, examples of it that are read by then)."""
+        number = step + self.shift
+        epoch, in_epoch = divmod(number, self.steps_per_epoch) if self.has_epochs else (0, number)
+        return epoch, in_epoch * self.batch_size + self.seen_before(step)
+
+    def epoch_from(self, step):
+        """Returns the first step of an epoch that is not before a step; each an int or an int64 tensor."""
+        return -(-(step + self.shift) // self.steps_per_epoch) * self.steps_per_epoch - self.shift
+
+    def resumed(self, step: int, batch_size: int, origin: Origin) -> Order:
+        """Returns the order by which a run goes on that had batches of `batch_size` up to a step.
+
+        Args:
+          step: the next one.
+          batch_size: of the steps before it.
+          origin: where those began.
+
+        Raises:
+          ValueError: the examples that are read end within a batch, and only whole ones are taken.
+        """
+        if batch_size == self.batch_size or not step:
+            return dataclasses.replace(self, origin=origin)
+        before = dataclasses.replace(self, batch_size=batch_size, origin=origin)
+        epoch, place = before.position(step)
+        if self.drop_remainder and place >= self.whole_steps * self.batch_size:
+            epoch, place = epoch + 1, 0
+        rate = (origin.rate_steps, origin.rate_examples) if origin.rate_steps else before.rate
+        order = dataclasses.replace(self, origin=Origin(step, epoch, place, before.rate_step(step), *rate))
+        if self.drop_remainder and order.seen:
+            raise ValueError(
+                f"`global_batch_size`={self.batch_size}, which was {batch_size}: the run has read {place} examples of "
+                "an epoch, which is no whole number of such batches, and this strategy takes whole ones only; use a "
+                f"batch that divides {place}, or {batch_size} up to the epoch's end"
+            )
+        return order
+
+    @property
+    def rate(self) -> tuple[int, int]:
+        """A number of steps, and how many examples they have: an epoch's, where its length is known."""
+        return (self.steps_per_epoch, self.epoch_examples) if self.has_epochs else (1, self.batch_size)
+
+    def rate_step(self, step):
+        """Returns where the learning rate's schedule stands at a step; each an int or an int64 tensor."""
+        steps, examples = self.origin.rate_steps, self.origin.rate_examples
+        if not steps:
+            return step
+        done = self.examples_before(step) - self.examples_before(self.origin.step)
+        return self.origin.rate_step + done // examples * steps + done % examples * steps // examples
+
+    def after(self, known: Mapping[str, Any] | None) -> Order:
+        """Returns the order by which a run goes on; `known`: with "resumed", the arguments of `Order.resumed`."""
+        return self.resumed(**known["resumed"]) if known and "resumed" in known else self
+
+    @property
+    def epoch_examples(self) -> int:
+        """Examples in the batches of an epoch."""
+        return self.whole_steps * self.batch_size + self.remainder
+
     def gives_each(self, parts: int) -> bool:
         """Returns whether a worker that reads data of its own always has one for each of its `parts` replicas."""
         return True
 
     def steps_alike(self, step: int) -> float:
         """Returns for how many steps, from `step` on, each worker has as many examples as at `step`; inf if always."""
+        if self.seen_before(step):
+            return 1
         fewer = [later for later in self._steps_with_fewer if 0 < later < self.steps_per_epoch]
         if not fewer:
             return math.inf
-        in_epoch = step % self.steps_per_epoch
+        in_epoch = (step + self.shift) % self.steps_per_epoch
         return min(later for later in (*fewer, self.steps_per_epoch) if later > in_epoch) - in_epoch
 
     @property
@@ -95,8 +207,9 @@ class Order:
 
     def examples_before(self, step):
         """Returns the number of examples in the first `step` steps: an int of an int, int64 of an int64 in a graph."""
-        an_epoch = self.whole_steps * self.batch_size + self.remainder
-        return step // self.steps_per_epoch * an_epoch + step % self.steps_per_epoch * self.batch_size
+        number = step + self.shift
+        epoch, in_epoch = number // self.steps_per_epoch, number % self.steps_per_epoch
+        return epoch * self.epoch_examples + in_epoch * self.batch_size + self.seen_before(step)
 
     @property
     def _whole_blocks(self) -> int:
@@ -114,6 +227,11 @@ class Order:
 
     def block_of(self, step: int) -> tuple[int, int, int]:
         """Returns where a step stands: (block, its offset in the block, steps in the block)."""
+        if self.seen_before(step):
+            return self._origin_block, 0, 1
+        return self._block_of(step + self.shift)
+
+    def _block_of(self, step: int) -> tuple[int, int, int]:
         if self._epochs_per_block:
             steps = self._epochs_per_block * self.whole_steps
             return *divmod(step, steps), steps
@@ -123,6 +241,23 @@ class Order:
             return first + self._whole_blocks, 0, 1
         block, offset = divmod(in_epoch, self.block_steps)
         return first + block, offset, min(self.block_steps, self.whole_steps - block * self.block_steps)
+
+    @property
+    def _origin_block(self) -> int:
+        """The number of the block that has the batch of the origin alone: that before the batch's own."""
+        return self._block_of(self.origin.step + self.shift)[0] - 1
+
+    def _of_block(self, block: tf.Tensor, of_origin: Callable, of_others: Callable):
+        """Returns what one of two functions returns: of the block that has the origin's batch alone, or of others."""
+        return tf.cond(tf.equal(block, self._origin_block), of_origin, of_others) if self.seen else of_others()
+
+    def epoch_of(self, block: int) -> int:
+        """Returns the epoch of a block, where none has several epochs."""
+        return self.origin.epoch if self.seen and block == self._origin_block else block // self.blocks_per_epoch
+
+    def blocks_to_end(self, block: int) -> int:
+        """Returns the blocks up to an epoch's end, where none has several epochs."""
+        return (self.epoch_of(block) + 1) * self.blocks_per_epoch - block
 
     def examples(self, block: tf.Tensor) -> tf.Tensor:
         """Returns the examples of a block, by index.
@@ -134,6 +269,12 @@ class Order:
           [steps, batch] int64: [block_steps, batch_size], or fewer steps of whole epochs, or [1, remainder] for an
           epoch's last. Rows past an epoch's whole batches are padding (some valid index), not to be trained on.
         """
+        first = tf.constant(self.origin.step, tf.int64)
+        return self._of_block(
+            block, lambda: self.examples_of(first, first + 1)[0][tf.newaxis], lambda: self._examples(block)
+        )
+
+    def _examples(self, block: tf.Tensor) -> tf.Tensor:
         if epochs := self._epochs_per_block:
             places = tf.range(tf.constant(self.whole_steps * self.batch_size, tf.int64))
             # A loop, though a short one: as many copies of its body take longer to build than all else of a feed.
@@ -158,14 +299,18 @@ class Order:
 
         Those of a step follow those of the step before; each step has `batch_size`, but for an epoch's smaller last.
         """
-        epoch, in_epoch = first // self.steps_per_epoch, first % self.steps_per_epoch
-        last = tf.minimum(
-            (in_epoch + stop - first) * self.batch_size, self.whole_steps * self.batch_size + self.remainder
-        )
-        return self._shuffled(tf.range(in_epoch * self.batch_size, last), epoch), epoch
+        step = first + self.shift
+        epoch, in_epoch = step // self.steps_per_epoch, step % self.steps_per_epoch
+        last = tf.minimum((in_epoch + stop - first) * self.batch_size, self.epoch_examples)
+        place = in_epoch * self.batch_size + self.seen_before(first)
+        return self._shuffled(tf.range(place, last), epoch), epoch
 
     def epochs(self, block: tf.Tensor) -> tf.Tensor:
         """Returns the epoch of each step of a block, [steps] int64, as `examples` has them."""
+        epoch = tf.constant([self.origin.epoch], tf.int64)
+        return self._of_block(block, lambda: epoch, lambda: self._epochs(block))
+
+    def _epochs(self, block: tf.Tensor) -> tf.Tensor:
         if epochs := self._epochs_per_block:
             return tf.repeat(block * epochs + tf.range(epochs, dtype=tf.int64), self.whole_steps)
         steps = tf.constant(self.block_steps, tf.int64)
@@ -185,6 +330,10 @@ class Order:
 
     def _first_place(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns (epoch, place in it) of a block's first example."""
+        origin = tf.constant(self.origin.epoch, tf.int64), tf.constant(self.origin.place, tf.int64)
+        return self._of_block(block, lambda: origin, lambda: self._first_place_of(block))
+
+    def _first_place_of(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         if epochs := self._epochs_per_block:
             return block * epochs, tf.zeros_like(block)
         epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
@@ -313,16 +462,21 @@ class SharedOrder(Order):
 
     def gives_each(self, parts: int) -> bool:
         last = (self.steps_per_epoch - 1) * self.share_size
-        return min(self.shares) >= last + parts
+        return min(self.shares) >= last + parts and self.share_size >= self.seen // len(self.shares) + parts
 
     @property
     def _steps_with_fewer(self) -> set[int]:
         lasting = [share / self.share_size for share in self.shares]
         return {*map(math.floor, lasting), *map(math.ceil, lasting)}
 
-    def examples_before(self, step: int) -> int:
-        epochs, in_epoch = divmod(step, self.steps_per_epoch)
-        return epochs * self.num_examples + sum(min(share, in_epoch * self.share_size) for share in self.shares)
+    @property
+    def epoch_examples(self) -> int:
+        return self.num_examples
+
+    def examples_before(self, step):
+        number, least = step + self.shift, min if isinstance(step, int) else tf.minimum
+        place = number % self.steps_per_epoch * self.share_size + self.seen_before(step) // len(self.shares)
+        return number // self.steps_per_epoch * self.num_examples + sum(least(share, place) for share in self.shares)
 
 
 def order_of(

@@ -259,8 +259,9 @@ class Share:
         """Returns the order of all processes' examples."""
         if self.by_file:
             return SharedOrder(sum(self.counts), batch_size, 1, seed, shares=self.counts)
+        has_epochs = not isinstance(self.stream, Endless)
         examples = self.stream.epoch_examples if isinstance(self.stream, Endless) else sum(self.counts)
-        return Order(examples, batch_size, 1, seed, drop_remainder)
+        return Order(examples, batch_size, 1, seed, drop_remainder, has_epochs=has_epochs)
 
     def described(self) -> str:
         """Returns how the stream is divided, for people."""

@@ -28,7 +28,8 @@ class Status:
       until_step: where the run ends; None where only its caller knows.
       steps: steps done by this call.
       examples: in the batches of this call; an epoch's last batch may be a smaller one.
-      steps_per_epoch: of the training data.
+      steps_per_epoch: of the training data, in batches of the run's present size.
+      epoch_shift: what is added to the step to count epochs; not 0 where the run was resumed with another batch size.
       sums: this call's metrics, unread: reading waits for the device.
       seconds: wall time of this call.
       input_seconds: spent in it waiting for input.
@@ -68,15 +69,50 @@ class Status:
     agreed_stop: Stop | None = None
     compiles: bool = False
     hook_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    epoch_shift: int = 0
 
     @property
     def epoch(self) -> int:
         """Whole epochs done."""
-        return self.step // self.steps_per_epoch
+        return (self.step + self.epoch_shift) // self.steps_per_epoch
+
+    @property
+    def epochs(self) -> float:
+        """Epochs done."""
+        return (self.step + self.epoch_shift) / self.steps_per_epoch
+
+    @property
+    def data_epoch(self) -> Period:
+        """The period of the data's epochs."""
+        return Period(self.steps_per_epoch, self.epoch_shift)
 
     @property
     def last(self) -> bool:
         return self.until_step is not None and self.step >= self.until_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Period:
+    """Every so many steps: those that are multiples of `steps` once `shift` is added.
+
+    Raises:
+      ValueError: the period is not a whole number, or below 0.
+    """
+
+    steps: int
+    shift: int = 0
+
+    def __post_init__(self):
+        if not isinstance(self.steps, numbers.Integral) or self.steps < 0:
+            raise ValueError(f"every_steps={self.steps!r} is not a number of steps; use 1 or more, or 0 for never")
+
+    def end_after(self, step: int) -> int:
+        """Returns the first end of a period after a step."""
+        return ((step + self.shift) // self.steps + 1) * self.steps - self.shift
+
+    def ends_at(self, step: int) -> bool:
+        """Returns whether a period ends at a step."""
+        return (step + self.shift) % self.steps == 0
 
 
 class Hook:
@@ -147,7 +183,7 @@ class Periodic(Hook):
     """A hook that acts every so many steps. Override `act`.
 
     Args:
-      every_steps: the period; 0 is never.
+      every_steps: the period, an int or a `Period`; 0 is never.
       at_end: act at the run's last step too, whatever the period.
       more: other periods, at whose ends it acts too.
 
@@ -163,22 +199,26 @@ class Periodic(Hook):
       300
     """
 
-    every_steps: int
+    every_steps: int | Period
     at_end: bool
-    more: Collection[int] = ()
+    more: Collection[int | Period] = ()
 
-    def __init__(self, every_steps: int, at_end: bool = False, more: Collection[int] = ()):
-        if not isinstance(every_steps, numbers.Integral) or every_steps < 0:
-            raise ValueError(f"every_steps={every_steps!r} is not a number of steps; use 1 or more, or 0 for never")
-        self.every_steps = int(every_steps)
+    def __init__(self, every_steps: int | Period, at_end: bool = False, more: Collection[int | Period] = ()):
+        self.every_steps = every_steps
         self.at_end = at_end
         self.more = more
+        _ = self._periods  # which checks them
+
+    @property
+    def _periods(self) -> list[Period]:
+        periods = (each if isinstance(each, Period) else Period(each) for each in (self.every_steps, *self.more))
+        return [period for period in periods if period.steps]
 
     def next_due(self, step: int, status: Status) -> int | None:
-        return min(((step // period + 1) * period for period in (self.every_steps, *self.more) if period), default=None)
+        return min((period.end_after(step) for period in self._periods), default=None)
 
     def is_due(self, status: Status) -> bool:
-        ends = any(period and status.step % period == 0 for period in (self.every_steps, *self.more))
+        ends = any(period.ends_at(status.step) for period in self._periods)
         return ends or (self.at_end and status.last)
 
     def __call__(self, status: Status) -> None:
@@ -304,7 +344,7 @@ class Windowed(Periodic):
       ...         print(status.step, self.window.means()["loss"])
     """
 
-    def __init__(self, every_steps: int, at_end: bool = False, more: Collection[int] = ()):
+    def __init__(self, every_steps: int | Period, at_end: bool = False, more: Collection[int | Period] = ()):
         super().__init__(every_steps, at_end, more)
         self.window = Window()
 
@@ -368,10 +408,10 @@ class _EveryEpoch(_Every):
     needs_epochs = True
 
     def next_due(self, step: int, status: Status) -> int | None:
-        return (step // status.steps_per_epoch + 1) * status.steps_per_epoch
+        return status.data_epoch.end_after(step)
 
     def is_due(self, status: Status) -> bool:
-        return status.step % status.steps_per_epoch == 0
+        return status.data_epoch.ends_at(status.step)
 
 
 def every_steps(steps: int, function: Callable[[Status, dict[str, float]], None]) -> Hook:

@@ -15,7 +15,7 @@ from ..internals.variables import own_copy, tf_variable
 from ..metrics.means import Confusion, or_nan, values_by_name
 from ..state import TrainState
 from . import numerics
-from .base import Hook, Periodic, Status
+from .base import Hook, Period, Periodic, Status
 from .sync_check import hashes
 
 _CURE = (
@@ -141,7 +141,7 @@ class Evaluation(Periodic):
     name = "evaluation"
     spent_on = "evaluation"
 
-    def __init__(self, every_steps: int):
+    def __init__(self, every_steps: int | Period):
         super().__init__(every_steps, at_end=True)
         self.step: int | None = None
         self.result: Evaluated | None = None

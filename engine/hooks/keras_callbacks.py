@@ -22,7 +22,7 @@ from ..mesh.cuts import cut_of
 from ..metrics.means import kinds_of
 from ..metrics.monitored import Monitored
 from ..state import TrainState
-from .base import Status, Window, Windowed
+from .base import Period, Status, Window, Windowed
 from .evaluation import averaged_weights
 
 _OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights")
@@ -149,15 +149,15 @@ class KerasCallbacks(Windowed):
                 ) from None
 
     def begin(self, status: Status) -> None:
-        self._steps = self.epoch_steps or status.steps_per_epoch
+        self._period = Period(self.epoch_steps) if self.epoch_steps else status.data_epoch
         self._model = _Model(status.state.trainer)
         self._called = [each for each in self._callbacks if status.strategy.is_chief or not _is_on_chief(each)]
         each = status.strategy.exchange_text(json.dumps(self._at_batches))  # all processes stop at the same steps
         self._at_batches = [*dict.fromkeys(name for names in each for name in json.loads(names))]
-        endless = status.until_step is None
-        epochs = None if endless else self._first_epoch - (-status.until_step // self._steps)
+        until, steps, shift = status.until_step, self._period.steps, self._period.shift
+        epochs = None if until is None else self._first_epoch - (-(until + shift) // steps)
         for callback in self._called:
-            callback.set_params({"epochs": epochs, "steps": self._steps, "verbose": self._verbose})
+            callback.set_params({"epochs": epochs, "steps": steps, "verbose": self._verbose})
             callback.set_model(self._model)
         if self._at_batches:
             logging.log_first_n(
@@ -183,23 +183,23 @@ class KerasCallbacks(Windowed):
         if epoch == self._epoch(status):
             self._tell("on_epoch_begin", epoch, {})
         if batch == status.step and self._at_batches:
-            self._tell("on_train_batch_begin", batch % self._steps, {})
+            self._tell("on_train_batch_begin", self._batch(batch), {})
         self._take_up()
 
     def rewind(self, status: Status) -> None:
         """Tells callbacks nothing: Keras's loop never goes back."""
 
     def next_due(self, step: int, status: Status) -> int | None:
-        ends = (step // self._steps + 1) * self._steps
-        return min(ends, step + self._stride - step % self._steps % self._stride) if self._at_batches else ends
+        ends = self._period.end_after(step)
+        return min(ends, step + self._stride - self._batch(step) % self._stride) if self._at_batches else ends
 
     def __call__(self, status: Status) -> None:
         self.window.add(status)
         if not self._several and status.sums is not None:
             self._several = [name for name, kind in kinds_of(status.sums.names).items() if kind.is_several]
-        ends = status.step % self._steps == 0
+        ends = self._period.ends_at(status.step)
         if self._at_batches and status.steps:
-            self._tell("on_train_batch_end", (status.step - 1) % self._steps, self._logs_of(self.window.means()))
+            self._tell("on_train_batch_end", self._batch(status.step - 1), self._logs_of(self.window.means()))
         if status.evaluation is not None:
             self._tell("on_test_begin", {})
             self._tell("on_test_end", self._logs_of(status.evaluation))
@@ -234,7 +234,11 @@ class KerasCallbacks(Windowed):
         self._begun = [*values.get("begun", (None, None))]
 
     def _epoch(self, status: Status) -> int:
-        return self._first_epoch + status.step // self._steps
+        return self._first_epoch + (status.step + self._period.shift) // self._period.steps
+
+    def _batch(self, step: int) -> int:
+        """Returns the number of a step's batch in its epoch."""
+        return (step + self._period.shift) % self._period.steps
 
     def _logs_of(self, means: Mapping[str, float]) -> dict[str, Any]:
         """Returns means as Keras's logs have them: of a vector one entry, an array, and no gradients' norm.
@@ -258,7 +262,7 @@ class KerasCallbacks(Windowed):
     def _begin_batch(self, status: Status) -> None:
         if self._at_batches and self._begun[1] != status.step:
             self._begun[1] = status.step
-            self._tell("on_train_batch_begin", status.step % self._steps, {})
+            self._tell("on_train_batch_begin", self._batch(status.step), {})
 
     def _tell(self, what: str, *arguments) -> None:
         """Calls a method of all, which may add to the logs for those after them, as Keras's own do."""

@@ -11,7 +11,7 @@ from ..holdings import Holdings
 from ..internals.errors import counted
 from ..metrics.means import kinds_of
 from ..metrics.monitored import Monitored
-from .base import Periodic, Status, Window
+from .base import Period, Periodic, Status, Window
 
 _ROUNDING = 1e-6  # of a float32, as which a scale is kept
 
@@ -38,7 +38,7 @@ class Monitor(Periodic):
 
     name = "monitor"
 
-    def __init__(self, monitor: str, min_delta: float = 0.0, every_steps: int = 0):
+    def __init__(self, monitor: str, min_delta: float = 0.0, every_steps: int | Period = 0):
         super().__init__(every_steps)
         self.monitored = Monitored.parse(monitor)
         if every_steps and self.monitored.source == "eval":

@@ -227,7 +227,7 @@ class Record(Hook):
         input_ms = step_ms * window.input.get("input_wait_fraction", 0.0)
         alone = {"name": status.strategy.worker_names[0], "step_ms": step_ms, "input_wait_ms": input_ms}
         values = dict(
-            epoch=status.step / status.steps_per_epoch,
+            epoch=status.epochs,
             seconds=seconds,
             metrics=window.means(),
             **{name: float(value) for name, value in figures.items() if not isinstance(value, (list, dict))},

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ..internals.variables import path_of
 from ..mesh.cuts import cut_of
 from ..reduction import per_replica
-from . import Periodic, Status
+from .base import Period, Periodic, Status
 
 
 class OutOfSyncError(Exception):
@@ -40,7 +40,7 @@ class SyncCheck(Periodic):
         self,
         every_steps: int,
         replica_names: Sequence[str] | None = None,
-        user_periods: Collection[int] = (),
+        user_periods: Collection[int | Period] = (),
         runs_users: bool = False,
     ):
         super().__init__(every_steps)

@@ -19,9 +19,11 @@ _CLOSE = 1e-6  # relative: rates are float32
 def rate_of_options(options: StepOptions) -> tf.keras.optimizers.schedules.LearningRateSchedule:
     """Makes the schedule of a run's learning rate, its warm-up included."""
     name, arguments = options.learning_rate_schedule, options.learning_rate_schedule_arg
-    return schedules.build(
+    schedule = schedules.build(
         name, options.learning_rate, options.total_steps, warmup_steps=options.warmup_steps, **arguments
     )
+    is_constant = options.rate_by is None or isinstance(schedule, schedules.Constant)
+    return schedule if is_constant else schedules.ByExamples(schedule, options.rate_by)
 
 
 def of_options(options: StepOptions) -> Optimizer:

@@ -3,11 +3,13 @@
 Made on the host, called in replica code with the number of updates applied so far.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 
 import tensorflow as tf
 
+from ..data.order import Order, Origin, SharedOrder
 from ..step.options import SCHEDULE_ARGUMENTS, check_arguments, parameters, unknown
 
 _keras = tf.keras.optimizers.schedules
@@ -51,9 +53,32 @@ class WarmUp(tf.keras.optimizers.schedules.LearningRateSchedule):
 
     @classmethod
     def from_config(cls, config):
-        custom = {"Constant": Constant, "WarmUp": WarmUp}
-        schedule = _keras.deserialize(config["schedule"], custom_objects=custom)
-        return cls(schedule, config["warmup_steps"])
+        return cls(_deserialized(config["schedule"]), config["warmup_steps"])
+
+
+class ByExamples(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that goes on by examples in a run that was resumed with another batch size (`Order.rate_step`)."""
+
+    def __init__(self, schedule, order):
+        self.schedule = schedule
+        self.order = order
+
+    def __call__(self, step):
+        return self.schedule(self.order.rate_step(tf.cast(step, tf.int64)))
+
+    def get_config(self):
+        return {"schedule": _keras.serialize(self.schedule), "order": dataclasses.asdict(self.order)}
+
+    @classmethod
+    def from_config(cls, config):
+        values = {**config["order"], "origin": Origin(**config["order"]["origin"])}
+        kind = SharedOrder if "shares" in values else Order
+        order = kind(**{each.name: values[each.name] for each in dataclasses.fields(kind)})
+        return cls(_deserialized(config["schedule"]), order)
+
+
+def _deserialized(config):
+    return _keras.deserialize(config, custom_objects={each.__name__: each for each in (Constant, WarmUp, ByExamples)})
 
 
 def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):

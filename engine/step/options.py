@@ -13,7 +13,10 @@ import inspect
 import numbers
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..data.order import Order
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 ON_NONFINITE = ("raise", "skip")
@@ -23,7 +26,7 @@ OF_RULE = ("optimizer", "optimizer_arg", "weight_decay", "weight_decay_exclude")
 # What a run's weight decay leaves out unless that is said: gains of normalisations, and biases.
 WEIGHT_DECAY_EXCLUDE = "bias|gamma|beta|(gain|scale)$"
 # Not for a step's own code to apply: the engine does, or chose it.
-_ENGINES_OWN = ("seed", "total_steps", "batch_parts", "debug", "check_numerics")
+_ENGINES_OWN = ("seed", "total_steps", "rate_by", "batch_parts", "debug", "check_numerics")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +42,9 @@ class StepOptions:
       learning_rate_schedule: the name of the rate's schedule.
       learning_rate_schedule_arg: its arguments, by name.
       warmup_steps: in which the rate rises linearly to where it begins.
-      total_steps: at which a schedule ends.
+      total_steps: at which a schedule ends, in its own steps.
+      rate_by: the order of examples by which a schedule goes on in a run that was resumed with another batch size;
+        None where its steps are the run's.
       weight_decay: decoupled decay a step, times the learning rate; None takes the optimizer's own default.
       weight_decay_exclude: regular expression; variables whose path it finds are not decayed.
       clip_norm: the gradients' global norm is clipped to it; 0 is off.
@@ -74,6 +79,7 @@ class StepOptions:
     learning_rate_schedule_arg: dict[str, Any] = dataclasses.field(default_factory=dict)
     warmup_steps: int = 0
     total_steps: int = 1
+    rate_by: Order | None = None
     weight_decay: float | None = None
     weight_decay_exclude: str | None = None
     clip_norm: float = 0.0

@@ -165,7 +165,8 @@ class Strategy(Processes, abc.ABC):
           global_batch_size: examples a step, over all replicas.
           seed: shuffles each epoch again; None keeps the examples' own order.
           known: what an earlier process of the run found of this data, its feed's `about()`; it need not look again.
-            Is given where that is not {}: a strategy without feeds that say something need not take it.
+            With "resumed" if the batch size has changed, for `Order.after`. Is given where that is not {}: a strategy
+            without feeds that say something need not take it.
         """
 
     @abc.abstractmethod

@@ -80,11 +80,11 @@ class Replicated(Measured):
         batch_bytes = example_bytes(split) * global_batch_size
         if example_bytes(split) * examples <= options.resident_bytes and not split.draws:
             steps = self.steps_per_loop or max(self.BLOCK_STEPS, _BLOCK_INDICES // global_batch_size)
-            order = self._order_of(split, global_batch_size, steps, seed)
+            order = self._order_of(split, global_batch_size, steps, seed).after(known)
             return ResidentFeed(devices, in_memory(split, options.read_timeout_seconds), order)
         block_bytes = _BLOCK_BYTES["GPU" if devices.on_gpus else "CPU"]
         steps = self.steps_per_loop or max(1, min(self.BLOCK_STEPS, block_bytes // max(1, batch_bytes)))
-        order = self._order_of(split, global_batch_size, steps, seed)
+        order = self._order_of(split, global_batch_size, steps, seed).after(known)
         return ReadFeed(devices, split, order, options.read_timeout_seconds)
 
     def about(self) -> list[str]:
@@ -103,7 +103,7 @@ class Replicated(Measured):
             self._divided.append(f"a dataset of {examples:,} examples, {self.num_hosts} workers: {share.described()}")
         if self._static_shapes and seed is None:
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
-        order = share.order(global_batch_size, seed, drop_remainder=self._static_shapes)
+        order = share.order(global_batch_size, seed, drop_remainder=self._static_shapes).after(known)
         return StreamedFeed(
             *(self._devices, share, order),
             shuffle_buffer=options.shuffle_buffer,
@@ -204,8 +204,8 @@ class Replicated(Measured):
 
     def repeated_batch(self) -> RepeatedFeed:
         """Makes a feed that gives each step the batch of the next epoch's first one, which is of full size."""
-        feed, per_epoch = self.train_feed, self.train_order.steps_per_epoch
-        operands, start, _ = feed.look(-(-self._state.step // per_epoch) * per_epoch)
+        feed = self.train_feed
+        operands, start, _ = feed.look(self.train_order.epoch_from(self._state.step))
 
         def batch(operands, offset):
             return self.distribution.run(feed.batch, args=feed.next_operands(operands, offset))

@@ -126,15 +126,19 @@ class Config(Flags):
             rules.append((pattern, int(server)))
         return rules
 
-    def frozen_steps(self, steps_per_epoch: int) -> tuple[tuple[str, int | None], ...]:
+    def frozen_steps(self, steps_per_epoch: int, shift: int) -> tuple[tuple[str, int | None], ...]:
         """Returns the rules of --freeze: (regular expression, the step until which; None is the whole run).
+
+        Args:
+          steps_per_epoch: of the training data.
+          shift: see `engine.data.order.Order`.
 
         Raises `UsageError`.
         """
         rules: list[tuple[str, int | None]] = []
         for given in self.freeze:
             pattern, epochs = frozen(given)
-            until = None if epochs is None else steps_of(epochs, steps_per_epoch)
+            until = None if epochs is None else max(0, steps_of(epochs, steps_per_epoch) - shift)
             if until and until % self.sync_every_steps:
                 raise UsageError(
                     f"--freeze={given} ends at step {until}, between two syncs (--sync_every_steps="

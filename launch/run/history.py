@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ...engine.hooks import Hook, Status, Windowed
-from ...engine.hooks.base import Rates, Window
+from ...engine.hooks.base import Period, Rates, Window
 from ...engine.hooks.record import Record
 from ..errors import UsageError
 
@@ -56,7 +56,7 @@ class History(Windowed):
 
     name = "history"
 
-    def __init__(self, record: Record | None, periods: Collection[int]):
+    def __init__(self, record: Record | None, periods: Collection[int | Period]):
         super().__init__(0, at_end=True, more=periods)
         self.rows = Rows()
         self._record = record
@@ -80,7 +80,7 @@ class History(Windowed):
     def act(self, status: Status) -> None:
         row = {
             "step": status.step,
-            "epoch": status.step / status.steps_per_epoch,
+            "epoch": status.epochs,
             "seconds": self._seconds,
             "examples_per_sec": self.window.speeds.get("examples_per_sec"),
             **self.window.input,
@@ -98,7 +98,7 @@ class TrainMetrics(Windowed):
 
     name = "train_metrics"
 
-    def __init__(self, every_steps: int):
+    def __init__(self, every_steps: int | Period):
         super().__init__(every_steps, at_end=True)
         self.means: dict[str, float] = {}
         self._run = Rates(leaves_out_first=True)

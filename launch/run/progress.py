@@ -88,7 +88,7 @@ class Progress(Hook):
 
     def _show(self, status: Status) -> None:
         metrics, self._window = metrics_shown(self._window.means()), Window()
-        epoch = f"epoch {status.step / status.steps_per_epoch:.3g}"
+        epoch = f"epoch {status.epochs:.3g}"
         speed = f"{self._recent.speeds.get('examples_per_sec', 0):,.0f} examples/s"
         end, rate = status.until_step, self._recent.speeds.get("steps_per_sec")
         # From a first call alone, which compiles, no time is estimated.

@@ -80,6 +80,16 @@ def check_same_run(session: Session, manifest: Manifest) -> None:
     checks.check_same_run(session.config, where, configs.of_run(where, manifest.about))
 
 
+def check_position(session: Session, manifest: Manifest) -> None:
+    """Raises `UsageError` where training can't go on from a checkpoint, since its batches were of another size."""
+    order = session.strategy.train_order
+    if manifest.step < order.origin.step:
+        raise UsageError(
+            f"{manifest.name} was written before batches of {order.batch_size} began, at step {order.origin.step}, and "
+            f"this process goes on from there; use a checkpoint of step {order.origin.step} or later"
+        )
+
+
 def _unless_swept(session: Session, checkpoints: Checkpoints, manifest: Manifest) -> Manifest | None:
     check_same_run(session, manifest)
     if session.config.mode == "eval":

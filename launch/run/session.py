@@ -16,12 +16,14 @@ from absl import logging
 
 from ...engine import StepOptions, Trainer, optimizers
 from ...engine.build import prepare
-from ...engine.checkpoints import Checkpoints, RunDir, Writer
+from ...engine.checkpoints import Checkpoints, Manifest, RunDir, Writer
 from ...engine.data.lent_feed import LentFeed
+from ...engine.data.order import Order, Origin
 from ...engine.data.source import Source, Spec, Split, WithoutBadRecords
 from ...engine.data.streamed import Endless, Stream
 from ...engine.health import watchdog
 from ...engine.holdings import Holdings
+from ...engine.hooks.base import Period
 from ...engine.internals.errors import reason
 from ...engine.layers.embeddings import shards_in
 from ...engine.mesh.cuts import cut_of
@@ -114,9 +116,10 @@ class Session:
         return self.config.mode == "train_and_eval" and self.has_evaluation
 
     @property
-    def epoch_period(self) -> int:
+    def epoch_period(self) -> Period:
         """The period of what is due each epoch: the epoch's steps, rounded up to whole sync periods."""
-        return whole_periods(self.strategy.train_order.steps_per_epoch, self.config.sync_every_steps)
+        order = self.strategy.train_order
+        return Period(whole_periods(order.steps_per_epoch, self.config.sync_every_steps), order.shift)
 
     @property
     def speaks(self) -> bool:
@@ -208,10 +211,9 @@ def create(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = 
     if eval_feed:
         contents["eval"] = fingerprints.of(evaluation, eval_feed.order.num_examples)
     agreement.check_data(contents, strategy)
-    per_epoch = train_feed.order.steps_per_epoch
-    train_steps = config.train_steps or steps_of(config.train_epochs, per_epoch)
-    train_steps = None if config.is_endless else train_steps
-    options = step_options(config, train_steps, strategy.batch_parts, config.frozen_steps(per_epoch))
+    order = train_feed.order
+    train_steps = _train_steps(config, order)
+    options = step_options(config, train_steps, strategy.batch_parts, order)
     state = build_state(config, strategy, options, (example, known.num_classes, known.vocabulary))
     if Holdings(state.trainer).tables:
         checks.check_tables(config, config.model_entry.name)
@@ -234,6 +236,18 @@ def create(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = 
 
 def _named_data(config: Config) -> str:
     return f"--data_dir={config.data_dir}" if config.data_dir else "the data"
+
+
+def _train_steps(config: Config, order: Order) -> int | None:
+    """Returns the step at which a run ends; None where only its caller knows. `order` is of its training data."""
+    if order.shift % config.sync_every_steps:
+        raise UsageError(
+            f"--global_batch_size={order.batch_size}: from step {order.origin.step} on epochs would end between two "
+            f"syncs (--sync_every_steps={config.sync_every_steps}); resume with the batch size that the run had"
+        )
+    if config.is_endless:
+        return None
+    return config.train_steps or max(1, steps_of(config.train_epochs, order.steps_per_epoch) - order.shift)
 
 
 def _needs_epochs(config: Config, evaluates: bool, known: Mapping[str, Any]) -> bool:
@@ -414,10 +428,8 @@ def _step_timeout_seconds(config: Config) -> float:
     return watchdog.default_timeout_seconds() if seconds is None else seconds
 
 
-def step_options(
-    config: Config, train_steps: int | None, batch_parts: int, freeze: tuple[tuple[str, int | None], ...] = ()
-) -> StepOptions:
-    """Makes the settings of a run's step; `freeze` is in steps."""
+def step_options(config: Config, train_steps: int | None, batch_parts: int, order: Order | None = None) -> StepOptions:
+    """Makes the settings of a run's step; `order` is of its training data, None where it does not train."""
     optimizer_arg = config.given_arguments("optimizer_arg")
     exclude = optimizer_arg.pop("weight_decay_exclude", WEIGHT_DECAY_EXCLUDE)
     ema_warmup = optimizer_arg.pop("ema_warmup", True)
@@ -425,6 +437,9 @@ def step_options(
     # Modes that do not train accept any number of steps, but a schedule needs a step after its warm-up.
     least_steps = config.warmup_steps + 1
     has_length = config.trains and train_steps is not None
+    rate_by = order if order and order.origin.rate_steps else None
+    if rate_by and train_steps is not None:
+        train_steps = max(rate_by.rate_step(train_steps), least_steps)
     return StepOptions(
         seed=config.seed,
         precision=config.precision,
@@ -434,10 +449,11 @@ def step_options(
         learning_rate_schedule=config.learning_rate_schedule,
         learning_rate_schedule_arg=config.given_arguments("learning_rate_schedule_arg"),
         warmup_steps=config.warmup_steps,
+        rate_by=rate_by,
         total_steps=train_steps if has_length else max(train_steps or 0, least_steps),
         weight_decay=config.weight_decay,
         weight_decay_exclude=exclude,
-        freeze=freeze,
+        freeze=config.frozen_steps(order.steps_per_epoch, order.shift) if order else (),
         clip_norm=config.clip_norm,
         **clips,
         ema_decay=config.ema_decay,
@@ -463,12 +479,29 @@ def _reduction(config: Config) -> Reduction:
 def _known_input(config: Config, strategy: Strategy) -> Callable[[str], dict[str, Any]]:
     """Returns what the run's newest checkpoint says of a split, as `strategy.feed` takes it: what need not be counted.
 
-    All workers take the chief's, so that they count, or not, together.
+    And of the training data where it stands, if the batch size has changed. All workers take the chief's, so that they
+    count, or not, together.
     """
     newest = RunDir(config.run_dir).newest() if config.run_dir else None
-    known = newest.about.get("input") if newest else None
-    known = json.loads(strategy.exchange_text(json.dumps(known if isinstance(known, dict) else {}))[0])
+    found = newest.about.get("input") if newest else None
+    found = found if isinstance(found, dict) else {}
+    if newest and config.trains and (position := _position(config, newest)):
+        found = {**found, "train": {**found.get("train", {}), "resumed": position}}
+    known = json.loads(strategy.exchange_text(json.dumps(found))[0])
+    if position := known.get("train", {}).get("resumed"):
+        position["origin"] = Origin(**position["origin"])
     return lambda split: {"known": known[split]} if isinstance(known.get(split), dict) else {}
+
+
+def _position(config: Config, newest: Manifest) -> dict[str, Any] | None:
+    """Returns where a run stands whose batch size changes or has changed, the arguments of `Order.resumed`."""
+    if newest.about.get("flags", {}).get("global_batch_size") != config.global_batch_size:
+        newest = RunDir(config.run_dir).newest(is_whole=True) or newest  # the one that will be restored
+    before, origin = newest.about.get("flags", {}).get("global_batch_size"), newest.about.get("origin", {})
+    if not isinstance(before, int) or (before == config.global_batch_size and not origin):
+        return None
+    numbers = {each.name: int(origin.get(each.name, 0)) for each in dataclasses.fields(Origin)}
+    return {"step": newest.step, "batch_size": before, "origin": numbers}
 
 
 def checkpoints_of(
@@ -481,6 +514,8 @@ def checkpoints_of(
     about["cpu"], about["updated"] = threads.of(strategy), state.updated()
     if inputs:
         about["input"] = inputs
+    if (order := strategy.train_order).origin.step:
+        about["origin"] = dataclasses.asdict(order.origin)
     life = strategy.exchange_text(uuid.uuid4().hex)[0]
     writer = Writer(strategy.host, life, _step_timeout_seconds(config))
     run = RunDir(config.run_dir)

@@ -17,7 +17,7 @@ from ...engine.checkpoints import CheckpointError, Manifest, RunDir
 from ...engine.checkpoints import manifest as manifests
 from ...engine.holdings import Holdings
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
-from ...engine.hooks.base import Window
+from ...engine.hooks.base import Period, Window
 from ...engine.hooks.input_bound import InputBound
 from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
@@ -279,6 +279,7 @@ class Training:
         checkpoints = session.best if which == "best" else session.checkpoints
         checkpoints.wait()
         manifest = reading.found(session, checkpoints, which)
+        reading.check_position(session, manifest)
         self.extra.values = {}
         saving.restore(checkpoints, session.state, self._hooks, manifest)
         self.loop.rewind()
@@ -420,7 +421,7 @@ def compose_hooks(
     hooks += [record] if record else []  # before any that saves: a window ends with what was done by then
     # Without evaluations, a metric of the training data is checked each epoch.
     evaluates = session.evaluates and eval_period(session)
-    period = {} if evaluates else {"every_steps": session.epoch_period}
+    period: dict[str, Any] = {} if evaluates else {"every_steps": session.epoch_period}
     if config.early_stopping:
         hooks.append(EarlyStopping(config.monitor, **config.arguments("early_stopping"), **period))
     if config.reduce_lr:
@@ -472,6 +473,7 @@ def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
         else:
             _check_rules(session.config, newest)
             reading.check_same_run(session, newest)
+            reading.check_position(session, newest)
             fingerprints.check_resumed(session.config, newest, session.checkpoints.about)
             replicas = session.strategy.num_replicas
             fingerprints.check_division(session.config, newest, session.checkpoints.about, replicas)
@@ -530,14 +532,14 @@ def _check_beginning(session: Session) -> None:
         )
 
 
-def eval_period(session: Session) -> int:
-    """Returns how many steps lie between two evaluations."""
+def eval_period(session: Session) -> int | Period:
+    """Returns the period of evaluations."""
     period = session.config.eval_every_steps
     return session.epoch_period if period is None else period
 
 
-def row_periods(session: Session, hooks: Sequence[Hook]) -> set[int]:
-    """Returns the periods, in steps, at whose ends training metrics are written: an epoch's and an evaluation's."""
+def row_periods(session: Session, hooks: Sequence[Hook]) -> set[int | Period]:
+    """Returns the periods at whose ends training metrics are written: an epoch's and an evaluation's."""
     of_callbacks = {hook.epoch_steps or 0 for hook in hooks if isinstance(hook, KerasCallbacks)}
     return {session.epoch_period, eval_period(session), *of_callbacks}
 
@@ -560,6 +562,7 @@ def _first_line(session: Session, manifest: Manifest | None) -> str:
     )
     if manifest is None:
         return text
+    text += _batch_size_line(session, manifest)
     if session.train_steps is None:
         return f"{text}\nresumed at step {manifest.step:,} from {config.given_run_dir}"
     if manifest.step >= session.train_steps:
@@ -568,3 +571,19 @@ def _first_line(session: Session, manifest: Manifest | None) -> str:
             more += f", with --allow_changed_config: --learning_rate_schedule={config.learning_rate_schedule} ends here"
         return f"{text}\nresumed at step {manifest.step:,}: this run is complete; {more}"
     return f"{text}\nresumed at step {manifest.step:,} of {session.train_steps:,} from {config.given_run_dir}"
+
+
+def _batch_size_line(session: Session, manifest: Manifest) -> str:
+    """Returns a line that says how a run goes on whose batch size changes here; "" where it does not."""
+    order = session.strategy.train_order
+    origin, before = order.origin, manifest.about["flags"]["global_batch_size"]
+    if origin.step != manifest.step or before == order.batch_size:
+        return ""
+    where = f"epoch {origin.epoch + 1}" if order.has_epochs else "the data"
+    of = f" of {order.num_examples:,}" if order.has_epochs else ""
+    line = f"\nbatch size {order.batch_size}, which was {before}: {where} goes on after {origin.place:,}{of} examples"
+    if order.seen:
+        line += f", with a first batch of {order.size_of(origin.step)}"
+    if session.config.learning_rate_schedule != "constant" or session.config.warmup_steps:
+        line += "; the learning rate's schedule goes on by examples"
+    return line

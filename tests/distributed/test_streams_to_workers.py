@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests import runs
-from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, start
+from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, start, variable
 
 _ = start  # the fixture
 
@@ -48,3 +48,18 @@ def test_a_run_that_is_stopped_within_an_epoch_goes_on_with_the_example_after_th
     assert ("counting examples" in job.output) == (stream == "gzip")
     assert "counting examples" not in again.output
     assert "reading the epoch again" not in again.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["--stream=dataset", "--files=7", "--files=0"])
+def test_leases_of_another_batch_size_go_on_with_the_next_example(start, tmp_path, form):
+    """After 5 steps of 64: one of 16, up to a multiple of 48, and so on."""
+    flags = (form, f"--folder={tmp_path / 'files'}", "--mode=train", "--allow_changed_config")
+    start("run", *flags, "--train_steps=5", local=("--ps=1",)).ok()
+    job = start("run", *flags, "--train_epochs=2", "--global_batch_size=48", local=("--ps=1",)).ok()
+    assert (
+        "batch size 48, which was 64: epoch 1 goes on after 320 of 1,000 examples, with a first batch of 16"
+        in job.output
+    )
+    assert job.result["step"] == 5 + (21 - 6) + 21
+    assert (variable(job.run_dir, "seen") == 2).all()

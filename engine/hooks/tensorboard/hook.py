@@ -15,7 +15,7 @@ from ...internals.variables import path_of
 from ...mesh.cuts import cut_of
 from ...step import batches
 from ...strategies.workers import WorkerWindow
-from ..base import Status, Window, Windowed
+from ..base import Period, Status, Window, Windowed
 from ..figures import Figures
 from ..writing import Writing
 from . import event_values
@@ -56,7 +56,7 @@ class TensorBoard(Windowed):
         directory: str | None,
         every_steps: int,
         histogram_every_steps: int = 0,
-        more: Collection[int] = (),
+        more: Collection[int | Period] = (),
         config: dict | None = None,
         probe: Probe | None = None,
         writing: Writing | None = None,
@@ -108,7 +108,7 @@ class TensorBoard(Windowed):
 
     def act(self, status: Status) -> None:
         tables = {f"tables/{name}": value for name, value in Holdings(status.state.trainer).table_figures().items()}
-        figures = {**self._figures.read(), "epoch": status.step / status.steps_per_epoch}
+        figures = {**self._figures.read(), "epoch": status.epochs}
         figures |= {**self.window.speeds, **self.window.input, **status.strategy.figures(), **tables}
         workers, self._workers = self._workers, WorkerWindow()
         # The thread reads the sums, and so it is the one that waits for the device.

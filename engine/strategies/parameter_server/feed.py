@@ -70,7 +70,9 @@ class StepIndices:
         return math.inf
 
     def of_replica(self, indices, step: tf.Tensor) -> tf.Tensor:
-        return self._order.examples(step)[0]
+        order = self._order
+        size = None if order.remainder or order.seen else order.batch_size
+        return tf.ensure_shape(order.examples_of(step, step + 1)[0], [size])
 
     def close(self) -> None:
         return
@@ -89,7 +91,7 @@ class _InPieces(Feed):
         piece, first = operands
         before = self.order.examples_before
         start, end = before(step) - before(first), before(step + 1) - before(first)
-        size = None if self.order.remainder else self.order.batch_size
+        size = None if self.order.remainder or self.order.seen else self.order.batch_size
         return (tf.nest.map_structure(lambda x: tf.ensure_shape(x[start:end], [size, *x.shape[1:]]), piece),)
 
     def batch(self, *operands):
@@ -143,8 +145,7 @@ class ReadByWorkersFeed(_InPieces):
         steps = tf.clip_by_value((stop - first) // _PIECES, 1, self._most_steps)
 
         def end_of(first):
-            epoch_end = (first // self.order.steps_per_epoch + 1) * self.order.steps_per_epoch
-            return tf.minimum(tf.minimum(first + steps, epoch_end), stop)
+            return tf.minimum(tf.minimum(first + steps, self.order.epoch_from(first + 1)), stop)
 
         def read(first, end):
             with tf.device("/job:worker/device:CPU:0"):

@@ -228,7 +228,7 @@ class ParameterServer(Measured):
         options = self.feed_options
         if not split.by_index:
             return self._sent(split, global_batch_size, seed, known)
-        order = order_of(split, global_batch_size, 1, seed, options.shuffle_window)
+        order = order_of(split, global_batch_size, 1, seed, options.shuffle_window).after(known)
         if (arrays := split.as_arrays()) is not None:
             return ResidentFeed(Workers(self.coordinator), ArraySource(arrays), order)
         if split.by_epoch:
@@ -246,7 +246,7 @@ class ParameterServer(Measured):
         options, watch = self.feed_options, self.feed_options.watch or unwatched
         timeout = options.read_timeout_seconds
         share = divide(stream, self, known=known, watch=watch, timeout_seconds=timeout)
-        order = share.order(global_batch_size, seed, drop_remainder=False)
+        order = share.order(global_batch_size, seed, drop_remainder=False).after(known)
         self._said.append(f"a dataset of {order.num_examples:,} examples: {_SENT}")
         buffer = options.shuffle_buffer
         devices = Devices(self.distribution)
@@ -453,7 +453,7 @@ class ParameterServer(Measured):
         order = self.train_feed.order
         where = f"steps {lease.first} to {lease.stop - 1}"
         if lease.first <= step < lease.stop:
-            epoch, batch = divmod(step, order.steps_per_epoch)
+            epoch, batch = divmod(step + order.shift, order.steps_per_epoch)
             where += f", at step {step} (batch {batch} of epoch {epoch}) or the next"
         return where
 

@@ -5,6 +5,7 @@ it sees into a variable, which is read back.
 """
 
 import collections
+import itertools
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from crankshaft.engine import Trainer, mean, step_context
 from crankshaft.engine.data import arrays as host_arrays
 from crankshaft.engine.data.arrays import ArraySource, on_each_device
 from crankshaft.engine.data.feeds import RepeatedFeed
+from crankshaft.engine.data.order import Origin
 from crankshaft.engine.data.source import Source
 from crankshaft.engine.data.streamed import OfDataset, count, divide
 from crankshaft.engine.strategies.base import Processes
@@ -198,6 +200,32 @@ def test_starting_at_any_step_gives_the_batch_of_running_to_it(bench, kind, repl
         resumed.train(20)
         assert seen(resumed)[start:] == seen(through)[start:]
         resumed.strategy.close_feeds()
+
+
+@pytest.mark.parametrize(
+    ("kind", "replicas", "size"),
+    [("resident", 2, 12), ("read", 3, 4), ("chunks", 1, 8), ("dataset", 2, 8), ("dataset", 3, 4)]
+    + [pytest.param(kind, 3, 4, marks=pytest.mark.slow) for kind in ("resident", "chunks")]
+    + [pytest.param(kind, 1, 8, marks=pytest.mark.slow) for kind in ("resident", "read", "dataset")],
+)
+def test_another_batch_size_goes_on_with_the_next_example(bench, kind, replicas, size):
+    """After 18 of 26, in batches that end there or not; on replicas whose first batch is smaller than their number."""
+    source, feed = FORMS[kind](26), OPTIONS[kind]
+    before = bench(Recorder(), source, 6, replicas, feed=feed, seed=3)
+    before.train(10)
+    known = {"resumed": {"step": 3, "batch_size": 6, "origin": Origin()}}
+    after = bench(Recorder(), source, size, replicas, feed=feed, seed=3, known=known, block_steps=3)
+    after.jump(3)
+    last = 3 + {4: 3 + 7, 8: 2 + 4, 12: 2 + 3}[size]  # of the next epoch
+    after.train(last)
+    found = joined(seen(after))[3:]
+    assert [*itertools.chain(*found)] == [*itertools.chain(*joined(seen(before))[3:])]
+    assert len(found[0]) == {4: 2, 8: 6, 12: 6}[size]
+    # A feed that stands behind the change, as after another resume.
+    after.strategy.close_feeds()
+    after.jump(5)
+    after.train(last)
+    assert joined(seen(after))[3:] == found
 
 
 @pytest.mark.parametrize("kind", ["resident", "read", "dataset"])

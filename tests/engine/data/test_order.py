@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.data.order import Order, SharedOrder, even_part, replica_part
+from crankshaft.engine.data.order import Order, Origin, SharedOrder, even_part, replica_part
 
 SIZES = [(1, 1), (1, 4), (3, 8), (8, 8), (12, 4), (13, 4), (29, 3), (64, 7)]
 
 
-def batches(order, steps):
+def batches(order, steps, first=0):
     """Examples of each step, found by its block alone."""
     blocks, found = {}, []
-    for step in range(steps):
+    for step in range(first, steps):
         block, place, length = order.block_of(step)
         if block not in blocks:
             blocks[block] = order.examples(tf.constant(block, tf.int64)).numpy()
@@ -67,6 +67,60 @@ def test_epochs_and_seeds_differ_and_are_repeated_by_the_same_seed():
     assert batches(one, 40)[:20] != batches(one, 40)[20:]
     # A neighbouring seed's epochs are not this seed's next ones.
     assert batches(one, 40)[20:] != batches(other, 20)
+
+
+@pytest.mark.parametrize("block_steps", [1, 3, 64])
+@pytest.mark.parametrize(
+    ("examples", "sizes"),
+    # (batch size, up to which step): at a multiple, within a batch, within an epoch's smaller last one, at its end.
+    [
+        (48, [(4, 3), (12, 5), (3, 40)]),
+        (48, [(6, 3), (12, 5), (5, 30)]),
+        (29, [(5, 4), (7, 5), (3, 11), (8, 20)]),
+        (29, [(9, 3), (20, 6), (4, 30)]),
+        (29, [(10, 3), (4, 4), (6, 30)]),
+        (7, [(2, 3), (30, 6), (1, 40)]),
+    ],
+)
+def test_another_batch_size_goes_on_with_the_next_example(examples, sizes, block_steps):
+    one_by_one = np.concatenate(batches(Order(examples, 1, 16, seed=5), 8 * examples)).tolist()
+    first, before, origin, found = 0, sizes[0][0], Origin(), []
+    for size, until in sizes:
+        order = Order(examples, size, block_steps, seed=5).resumed(first, before, origin)
+        new = batches(order, until, first)
+        for step, batch in enumerate(new, first):
+            assert divmod(len(found), examples) == order.position(step)
+            assert order.examples_before(step) == len(found) == order.examples_before(tf.constant(step, tf.int64))
+            at = tf.constant(step, tf.int64)
+            assert order.examples_of(at, at + 1)[0].numpy().tolist() == batch
+            assert order.examples_of(at, at + 1)[1] == len(found) // examples
+            block, offset, _ = order.block_of(step)
+            assert order.epochs(tf.constant(block, tf.int64))[offset] == len(found) // examples
+            assert len(batch) == order.size_of(step)
+            found += batch
+        assert {*map(len, new[1:])} <= {size, examples % size}
+        first, before, origin = until, size, order.origin
+    assert len(found) > examples
+    assert found == one_by_one[: len(found)]
+
+
+def test_shares_of_files_go_on_with_their_next_example_in_other_batches():
+    order = SharedOrder(41, 6, 1, shares=(30, 11)).resumed(3, 4, Origin())  # each has read 6, and 9 of 12 are next
+    assert [order.size_of(step) for step in range(3, 12)] == [6, 5, 3, 3, 3, 3, 3, 3, 6]
+    order = SharedOrder(41, 8, 1, shares=(30, 11)).resumed(3, 4, Origin())
+    assert [order.size_of(step) for step in range(3, 7)] == [4, 7, 4, 4]
+    assert order.steps_alike(3) == 1
+
+
+def test_batches_of_one_size_alone_go_on_only_where_they_divide_what_is_read():
+    order = Order(40, 4, 8, seed=1)
+    whole = Order(40, 8, 8, seed=1, drop_remainder=True)
+    found = np.concatenate(batches(whole.resumed(4, 4, Origin()), 7, 4))
+    np.testing.assert_array_equal(found, np.concatenate(batches(order, 10))[16:])
+    with pytest.raises(
+        ValueError, match=r"`global_batch_size`=8, which was 4: .* 12 examples .* batch that divides 12"
+    ):
+        whole.resumed(3, 4, Origin())
 
 
 @pytest.mark.parametrize("drop_remainder", [False, True])
