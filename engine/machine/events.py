@@ -5,6 +5,7 @@ Anybody may have written the file: a line that does not match the schema is not 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,8 @@ from typing import IO, Any
 
 from absl import logging
 
-from .files import make_file, open_regular, replacing
+from ..internals.errors import counted
+from .files import append, make_file, open_regular, replacing
 
 VERSION = 1
 # What stays where a run goes on from an earlier step: it is about the run's processes, not about its steps.
@@ -25,6 +27,7 @@ _OF_PROCESSES = {"start", "config", "cluster", "restart", "fault", "end"}
 
 LONGEST_LINE = 4 << 20  # bytes; of 10,000 workers' figures it has half
 _LONGEST_TEXT = 1 << 14
+_PIECE = 1 << 20
 _LATEST = 1e11  # Unix seconds; a span is shorter, too
 
 
@@ -132,13 +135,44 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[dict[str, Any] | None, bytes]]:
     """Yields each line and its event, if it is one. Of a line that is too long it reads only the beginning at once."""
     is_rest = False
     while line := file.readline(LONGEST_LINE):
+        is_whole = line.endswith(b"\n") or len(line) < LONGEST_LINE
         if not is_rest:
-            yield parsed(line), line
-        is_rest = not line.endswith(b"\n")
+            yield parsed(line) if is_whole else None, line
+        is_rest = not is_whole
+
+
+class Gap:
+    """What is missing of a record while it can't be written: true once there is something.
+
+    Attributes:
+      reason: why it can't be written; "" while it can.
+    """
+
+    def __init__(self):
+        self.reason = ""
+        self._events, self._first, self._last = 0, 0, 0
+
+    def __bool__(self) -> bool:
+        return self._events > 0
+
+    def __str__(self) -> str:
+        at = f"steps {self._first:,} to {self._last:,}" if self._first < self._last else f"step {self._first:,}"
+        is_or_are = "is" if self._events == 1 else "are"
+        return f"{counted(self._events, 'event')} of {at} {is_or_are} missing: {self.reason}"
+
+    def add(self, *steps: int) -> None:
+        """Counts an event of each step."""
+        for step in steps:
+            self._first = min(self._first, step) if self else step
+            self._last = max(self._last, step)
+            self._events += 1
 
 
 class EventLog:
-    """Appends events to a file. Several threads may; an error ends the writing, with one warning, and not the run.
+    """Appends events to a file. Several threads may.
+
+    What can't be written, as on a full disk, ends neither the run nor the record: a warning is logged, what is missing
+    is counted, and each later event is an attempt. Before the first that succeeds stands a warning with the count.
 
     Args:
       path: of the file; None writes nothing.
@@ -147,56 +181,82 @@ class EventLog:
     def __init__(self, path: str | None):
         self._path = path
         self._lock = threading.Lock()
+        self._gap = Gap()
+        self._cut_at: int | None = None  # the step past which the file has to be cut before it goes on
 
     def write(self, event: str, step: int, *, time: float | None = None, **values: Any) -> None:
         """Appends an event; numbers that are not finite become null. `time` is Unix's, None is now."""
         head = {"event": event, "time": clock.time() if time is None else time, "step": step}
-        line = json.dumps(_finite({**head, **values})) + "\n"
-        self._guarded(self._append, line)
+        with self._lock, self._attempt(step):
+            if self._cut_at is not None:
+                self._cut(self._cut_at, lambda event: None)
+            if self._gap:
+                gap = {"event": "warning", "time": head["time"], "step": step, "text": str(self._gap), "task": None}
+                self._append(json.dumps(gap))
+                self._gap = Gap()
+            self._append(json.dumps(_finite({**head, **values})))
+            self._gap = Gap()
 
     def cut(self, step: int, see: Callable[[dict[str, Any]], Any]) -> None:
         """Removes what was recorded of steps past `step`; hands all events to `see` first.
 
         What is not an event is removed too, and counted in a line.
         """
-        self._guarded(self._cut, step, see)
+        with self._lock, self._attempt():
+            self._cut_at = step
+            self._cut(step, see)
 
-    def _guarded(self, write: Callable, *arguments) -> None:
-        with self._lock:
-            if self._path is None:
-                return
-            try:
-                write(*arguments)
-            except OSError as error:
-                path, self._path = self._path, None
-                logging.warning("%s can't be written (%s); the run goes on without a record", path, error.strerror)
+    @contextlib.contextmanager
+    def _attempt(self, *steps: int) -> Iterator[None]:
+        """Runs a body that writes; counts an event of each of these steps as missing if it can't."""
+        try:
+            yield
+        except OSError as error:
+            self._gap.add(*steps)
+            if not self._gap.reason:
+                line = "%s can't be written (%s); the run goes on, and so does its record once it can be"
+                logging.warning(line, self._path, error.strerror)
+            self._gap.reason = str(error.strerror)
 
     def _append(self, line: str) -> None:
+        if self._path is None:
+            return
         with os.fdopen(open_regular(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "rb+", buffering=0) as file:
+            content = f"{line}\n".encode()
             if end := file.seek(0, os.SEEK_END):
                 file.seek(end - 1)
-                line = line if file.read(1) == b"\n" else f"\n{line}"  # a killed writer's last is not whole
-            file.write(line.encode())
+                content = content if file.read(1) == b"\n" else b"\n" + content  # a killed writer's last is not whole
+            append(file.fileno(), content)
 
     def _cut(self, step: int, see: Callable[[dict[str, Any]], Any]) -> None:
-        if not os.path.lexists(self._path):
-            return
-        skipped = 0
-        with (
-            open(open_regular(self._path, os.O_NOFOLLOW), "rb") as file,
-            replacing(self._path, make_file) as temporary,
-            open(temporary, "wb") as kept,
-        ):
-            for event, line in _lines(file):
-                if event is None:
-                    skipped += 1
-                    continue
-                see(event)
-                if event["step"] <= step or event["event"] in _OF_PROCESSES:
-                    kept.write(line if line.endswith(b"\n") else line + b"\n")
-        if skipped:
-            what = "1 line that is not an event was" if skipped == 1 else f"{skipped:,} lines that are not events were"
-            logging.warning("%s: %s removed; a process that is killed may leave one", self._path, what)
+        if self._path is not None and os.path.lexists(self._path):
+            with open(open_regular(self._path, os.O_NOFOLLOW), "rb") as file:
+                kept, skipped = _kept(file, step, see)
+                if kept != [(0, file.tell())]:
+                    with replacing(self._path, make_file) as temporary, open(temporary, "wb") as left:
+                        for first, last in kept:
+                            file.seek(first)
+                            while piece := file.read(min(_PIECE, last - file.tell())):
+                                left.write(piece)
+            if skipped:
+                what = f"{counted(skipped, 'line')} that {'is' if skipped == 1 else 'are'} not of its schema"
+                logging.warning("%s: %s removed; a process that is killed may leave one", self._path, what)
+        self._cut_at = None
+
+
+def _kept(file: IO[bytes], step: int, see: Callable[[dict[str, Any]], Any]) -> tuple[list[tuple[int, int]], int]:
+    """Returns the places in a file that stay where it is cut at a step, and how many lines are not events."""
+    kept, skipped = [(0, 0)], 0
+    for event, line in _lines(file):
+        if event is None:
+            skipped += 1
+            continue
+        see(event)
+        if event["step"] <= step or event["event"] in _OF_PROCESSES:
+            last = file.tell()
+            first = kept.pop()[0] if kept[-1][1] == last - len(line) else last - len(line)
+            kept.append((first, last))
+    return kept, skipped
 
 
 def _finite(value: Any) -> Any:

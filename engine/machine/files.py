@@ -104,6 +104,18 @@ def write_text(path: str | os.PathLike, text: str) -> None:
         os.fsync(file.fileno())
 
 
+def append(descriptor: int, content: bytes) -> None:
+    """Appends to an open file, all or nothing: of a disk that is almost full a part is written. Raises OSError."""
+    end = os.fstat(descriptor).st_size
+    try:
+        while content:
+            content = content[os.write(descriptor, content) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, end)
+        raise
+
+
 def sync(path: str | os.PathLike) -> None:
     """Waits until a file, or the names in a folder, are on the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -117,7 +129,7 @@ def sync(path: str | os.PathLike) -> None:
 def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | None = None) -> Iterator[str]:
     """Yields the path of a new file beside `path`, which replaces it if the body succeeds, and is removed if not.
 
-    Leftovers of killed processes, whose locks are free, are removed first.
+    A device is not replaced. Leftovers of killed processes, whose locks are free, are removed first. Raises OSError.
 
     Args:
       path: the path of the result.
@@ -126,6 +138,7 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | 
     """
     folder = os.path.dirname(os.fspath(path))
     name = name or os.path.basename(os.fspath(path))
+    _check_replaceable(path)
     _sweep(folder or os.curdir, name)
     temporary, lock = _make_locked(os.path.join(folder, name), make)
     try:
@@ -137,6 +150,13 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | 
         raise
     finally:
         os.close(lock)
+
+
+def _check_replaceable(path: str | os.PathLike) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            raise OSError(errno.EINVAL, "it is a device", os.fspath(path))
 
 
 @contextlib.contextmanager

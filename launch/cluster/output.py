@@ -6,6 +6,7 @@ Nothing here waits: tasks are read and the supervisor's streams are written as t
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import re
 import select
@@ -14,8 +15,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import IO
 
-from ...engine.internals.errors import one_line, visible
-from ...engine.machine.files import open_regular
+from ...engine.internals.errors import counted, one_line, visible
+from ...engine.machine.files import append, open_regular
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20
@@ -164,6 +165,7 @@ class TaskOutput:
         self._prefix = f"[{prefix}] ".encode()
         self._coloured_prefix = f"\x1b[{colour}m[{prefix}]\x1b[0m ".encode()
         self._log = log
+        self._missing, self._why = 0, ""  # lines that the log lacks, and why
         self._last: collections.deque[bytes] = collections.deque(maxlen=_LAST_LINES)
         self._streams: list[_Stream] = []
 
@@ -179,10 +181,12 @@ class TaskOutput:
         sink.write(b"".join(prefix + harmless(line) + b"\n" for line in lines))
         self._last.extend(lines[-_LAST_LINES:])
         if self._log:
+            gap = f"=== {counted(self._missing, 'line')} missing: {self._why} ===\n" if self._missing else ""
             try:
-                self._log.write(b"".join(line + b"\n" for line in lines))
-            except OSError:  # a full disk ends the log, not the job
-                self._log = None
+                append(self._log.fileno(), gap.encode() + b"".join(line + b"\n" for line in lines))
+                self._missing = 0
+            except OSError as error:  # a full disk ends neither the job nor the log
+                self._missing, self._why = self._missing + len(lines), error.strerror
 
     def finish(self) -> tuple[str, ...]:
         """Shows what is left, closes all streams and the log, and returns the last lines."""
@@ -268,7 +272,9 @@ class Output:
             os.makedirs(self._log_dir, exist_ok=True)
             descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             log = open(descriptor, "ab", buffering=0)  # noqa: SIM115 (TaskOutput.finish closes it)
-            log.write(f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {name} starts as process {pid} ===\n".encode())
+            head = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {name} starts as process {pid} ===\n"
+            with contextlib.suppress(OSError):  # a full disk, which may have room later
+                append(descriptor, head.encode())
             self._log_paths[name] = path
             return log
         except OSError as error:

@@ -16,17 +16,17 @@ import sys
 
 from absl import flags
 
-from ...engine.machine.files import write_text
 from .. import errors, explanations
 from ..benchmark import report
 from ..command_line import help, own_flags, rules
 from ..errors import UsageError
 from ..host import process
+from ..host.files import write_text
 from . import page
 from .run import Run
 
 FLAGS = flags.FlagValues()  # apart from crankshaft train's
-rules.path("html", None, "The page's file, which is written again where it is there.", flag_values=FLAGS)
+rules.path("html", None, "The page's file, which is written again if it exists.", flag_values=FLAGS)
 _FOR_EVER = float("inf")
 
 

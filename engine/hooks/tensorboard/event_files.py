@@ -7,30 +7,52 @@ values, which another puts together (8 values in 0.02 ms) and writes, many at a 
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import dataclasses
 import functools
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 from absl import logging
 
 from ...internals.errors import reason
 from ...machine import files
+from ...machine.events import Gap
 from ..writing import Writing
 
 Event = tf.compat.v1.Event
 Summary = tf.compat.v1.Summary
 
 _MARK = "tfevents"  # by which TensorBoard recognises these files
+_MAKING = ""  # stands for a folder of events that can't be made, which says nothing of files
 _START = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+
+
+@dataclasses.dataclass
+class _File:
+    """An event file that is being written.
+
+    Attributes:
+      whole_bytes: its size when it was last flushed.
+      steps: of the events since.
+    """
+
+    path: str
+    writer: tf.io.TFRecordWriter
+    whole_bytes: int = 0
+    steps: list[int] = dataclasses.field(default_factory=list)
 
 
 class EventFiles:
     """One event file in each of some folders, made when an event is first put into the folder.
 
-    Files that can't be written end the writing, with one warning, and not the run.
+    What can't be written, as on a full disk, ends neither the run nor the writing: a warning is logged, the file is cut
+    back to its last whole event, and each later event is an attempt with a new file. Once one succeeds, or at the end,
+    a warning says how many are missing.
 
     Args:
       directory: the folders' parent; None writes nothing, which is for all workers but the chief.
@@ -40,9 +62,11 @@ class EventFiles:
     def __init__(self, directory: str | None, writing: Writing | None = None):
         self.directory = directory
         self._writing = writing or Writing()
-        self._writers: dict[str, tf.io.TFRecordWriter] = {}
+        self._files: dict[str, _File] = {}
+        self._gaps = collections.defaultdict[str, Gap](Gap)  # by folder
+        self._told: set[str] = set()  # folders whose readers know what was cut
+        self._uncut: list[str] = []  # folders in which older files are still to be cut back
         self._resumed_at: int | None = None
-        self._broken = False
         self._is_open = False
 
     def open(self, resumed_at: int | None) -> None:
@@ -53,17 +77,19 @@ class EventFiles:
             will be written again. None is a run from its start: files of an earlier start are removed.
         """
         self._resumed_at = resumed_at
+        self._told.clear()
         if self.directory is None:
             return
-        for folder, _, _ in os.walk(self.directory):
-            self._guarded(cut_back, folder, -1 if resumed_at is None else resumed_at)
+        self._uncut = [folder for folder, _, _ in os.walk(self.directory)]
+        with self._attempt(self.directory):
+            self._cut_back()
         self._is_open = True
-        self._writing.open(self._flush_writers)
+        self._writing.open(self._flush)
 
     def put(self, folder: str, step: int, make: Callable[[], Iterable[tf.compat.v1.Summary.Value]]) -> None:
         """Queues one event. `make` returns its values, and is called in the thread."""
         if self.directory is not None:
-            self._writing.do(functools.partial(self._guarded, self._write, folder, time.time(), step, make))
+            self._writing.do(functools.partial(self._put, folder, time.time(), step, make))
 
     def put_graph(self, folder: str, make: Callable[[], bytes]) -> None:
         """Queues a graph, a serialised `GraphDef`, at step 0."""
@@ -78,54 +104,95 @@ class EventFiles:
         """Writes what is left and closes the files; may be called again."""
         if self._is_open:
             self._is_open = False
-            self._writing.do(self._close_writers)
-            self._writing.close(self._flush_writers)
+            self._writing.do(self._close_files)
+            self._writing.close(self._flush)
 
-    def _flush_writers(self) -> None:
-        for writer in self._writers.values():
-            self._guarded(writer.flush)
+    def _put(self, folder: str, wall_time: float, step: int, make: Callable) -> None:
+        with self._attempt(_MAKING, step):
+            made = make()
+            event = Event(wall_time=wall_time, step=step)
+            if isinstance(made, bytes):
+                event.graph_def = made
+            else:
+                event.summary.value.extend(made)
+            with self._attempt(folder, step):
+                self._cut_back()
+                file = self._files.get(folder) or self._new_file(folder)
+                file.writer.write(event.SerializeToString())
+                file.steps.append(step)
 
-    def _close_writers(self) -> None:
-        for writer in self._writers.values():
-            self._guarded(writer.close)
-        self._writers.clear()
+    def _flush(self) -> None:
+        for folder, file in [*self._files.items()]:
+            with self._attempt(folder):
+                file.writer.flush()
+                file.whole_bytes = os.path.getsize(file.path)
+                file.steps.clear()
+                self._told.add(folder)
+                _log(self.directory, self._gaps.pop(folder, Gap()))
 
-    def _guarded(self, write: Callable, *arguments) -> None:
-        if self._broken:
-            return
+    def _close_files(self) -> None:
+        self._flush()
+        for file in self._files.values():
+            file.writer.close()
+        self._files.clear()
+        for gap in self._gaps.values():
+            _log(self.directory, gap)
+        self._gaps.clear()
+
+    @contextlib.contextmanager
+    def _attempt(self, folder: str, *steps: int) -> Iterator[None]:
+        """Runs a body that writes to a folder; if it can't, counts what is missing, and gives up the folder's file."""
         try:
-            write(*arguments)
+            yield
         except Exception as error:  # of whatever kind: a log must not end a run, nor the thread that writes it
-            self._give_up(error)
+            gap = self._gaps[folder]
+            if not gap.reason:
+                line = (
+                    "TensorBoard's files in %s can't be written (%s); the run goes on, and so do they once they can be"
+                )
+                logging.warning(line, self.directory, reason(error))
+            gap.reason = reason(error)
+            gap.add(*steps)
+            if file := self._files.pop(folder, None):
+                gap.add(*file.steps)
+                _leave_whole(file)
 
-    def _give_up(self, error: Exception) -> None:
-        self._broken = True
-        logging.warning("TensorBoard's files in %s are no longer written: %s", self.directory, reason(error))
+    def _cut_back(self) -> None:
+        while self._uncut:
+            cut_back(self._uncut[-1], -1 if self._resumed_at is None else self._resumed_at)
+            self._uncut.pop()
 
-    def _write(self, folder: str, wall_time: float, step: int, make: Callable) -> None:
-        made = make()
-        event = Event(wall_time=wall_time, step=step)
-        if isinstance(made, bytes):
-            event.graph_def = made
+    def _new_file(self, folder: str) -> _File:
+        path = os.path.join(self.directory, folder)
+        os.makedirs(path, exist_ok=True)
+        # TensorBoard reads a folder's files in the order of their names, so that a later one has to sort later.
+        number = sum(_MARK in name for name in os.listdir(path))
+        name = f"events.out.{_MARK}.{int(time.time()):010d}.{number:04d}.{socket.gethostname()}.{os.getpid()}"
+        path = os.path.join(path, name)
+        files.make_file(path)  # nothing, no link either, has that name
+        file = self._files[folder] = _File(path, tf.io.TFRecordWriter(path))
+        file.writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        if self._resumed_at is not None and folder not in self._told:
+            # A running TensorBoard has read the events that were cut: this makes it forget them.
+            start = Event(wall_time=time.time(), step=self._resumed_at + 1, session_log=_START)
+            file.writer.write(start.SerializeToString())
+        return file
+
+
+def _log(directory: str | None, gap: Gap) -> None:
+    if gap:
+        logging.warning("TensorBoard's files in %s: %s", directory, gap)
+
+
+def _leave_whole(file: _File) -> None:
+    """Closes a file that could not be written, and leaves its whole events; nothing where it has none."""
+    with contextlib.suppress(OSError, tf.errors.OpError):
+        file.writer.close()
+    with contextlib.suppress(OSError):
+        if file.whole_bytes:
+            os.truncate(file.path, file.whole_bytes)
         else:
-            event.summary.value.extend(made)
-        self._writer(folder).write(event.SerializeToString())
-
-    def _writer(self, folder: str) -> tf.io.TFRecordWriter:
-        if folder not in self._writers:
-            path = os.path.join(self.directory, folder)
-            os.makedirs(path, exist_ok=True)
-            # TensorBoard reads a folder's files in the order of their names, so that a later one has to sort later.
-            number = sum(_MARK in name for name in os.listdir(path))
-            name = f"events.out.{_MARK}.{int(time.time()):010d}.{number:04d}.{socket.gethostname()}.{os.getpid()}"
-            files.make_file(os.path.join(path, name))  # nothing, no link either, has that name
-            writer = self._writers[folder] = tf.io.TFRecordWriter(os.path.join(path, name))
-            writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-            if self._resumed_at is not None:
-                # A running TensorBoard has read the events that were cut: this makes it forget them.
-                start = Event(wall_time=time.time(), step=self._resumed_at + 1, session_log=_START)
-                writer.write(start.SerializeToString())
-        return self._writers[folder]
+            os.remove(file.path)
 
 
 def cut_back(folder: str, step: int) -> None:

@@ -1,12 +1,10 @@
 """A checkpoint that was cut, changed, or never finished is none; the one before it is restored."""
 
-import contextlib
 import json
 import logging
 import os
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -29,6 +27,7 @@ from tests.engine.checkpoints.checkpoint_cases import (
     saved,
     warnings_of,
 )
+from tests.limits import files_no_larger_than
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -255,17 +254,6 @@ def test_a_directory_that_can_not_be_made_is_told_at_wait(tmp_path):
     (tmp_path / "file").unlink()
     checkpoints.save(1, {}, wait=True)
     assert checkpoints.latest().step == 1
-
-
-@contextlib.contextmanager
-def files_no_larger_than(size):
-    """What a write finds on a full disk, without one."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_full_disk_is_told_and_leaves_the_checkpoint_before(tmp_path):

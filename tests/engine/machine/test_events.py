@@ -7,6 +7,7 @@ import pytest
 from crankshaft.engine.hooks.goodput import Goodput, Past
 from crankshaft.engine.machine import events
 from crankshaft.engine.machine.events import EventLog, parsed, read
+from tests.limits import files_no_larger_than
 from tests.pages import ROOT
 
 NOT_OF_THE_SCHEMA = [
@@ -62,8 +63,42 @@ def test_lines_that_are_skipped_are_counted_and_a_long_one_is_not_read_as_a_whol
     )
     with caplog.at_level("WARNING", logger="absl"):
         EventLog(str(path)).cut(5, lambda event: None)
-    assert "3 lines that are not events were removed" in caplog.text
+    assert "3 lines that are not of its schema removed" in caplog.text
     assert path.read_text() == 2 * event
+
+
+def test_a_disk_that_is_full_for_a_while_leaves_a_gap_with_a_line_that_says_what_is_missing(tmp_path, caplog):
+    path, log = tmp_path / "events.jsonl", EventLog(str(tmp_path / "events.jsonl"))
+    with caplog.at_level("WARNING", logger="absl"):
+        log.write("window", 10, time=1, metrics={"loss": 0.5})
+        with files_no_larger_than(path.stat().st_size + 20):  # room for a part of a line
+            for step in (20, 30, 40):
+                log.write("window", step, time=2)
+            assert len(path.read_bytes().splitlines()) == 1
+        log.write("window", 50, time=3)
+        log.write("window", 60, time=4)
+    found = [(event["event"], event["step"], event.get("text")) for event, _ in read(str(path))]
+    assert len(path.read_bytes().splitlines()) == 4
+    gap = ("warning", 50, "3 events of steps 20 to 40 are missing: File too large")
+    assert found == [("window", 10, None), gap, ("window", 50, None), ("window", 60, None)]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path} can't be written (File too large); the run goes on, and so does its record once it can be"
+    ]
+
+
+def test_a_record_that_could_not_be_cut_at_a_resume_is_cut_before_it_goes_on(tmp_path):
+    path, seen = tmp_path / "events.jsonl", []
+    for step in range(10, 60, 10):
+        EventLog(str(path)).write("window", step, time=step)
+    log = EventLog(str(path))
+    with files_no_larger_than(100):
+        log.cut(30, lambda event: seen.append(event["step"]))
+        log.write("window", 40, time=70)
+    log.write("window", 50, time=80)
+    assert seen == [10, 20, 30, 40, 50]
+    assert [(event["step"], event["event"]) for event, _ in read(str(path))] == [
+        *((10, "window"), (20, "window"), (30, "window"), (50, "warning"), (50, "window"))
+    ]
 
 
 def test_what_real_runs_recorded_is_of_the_schema():

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -27,6 +28,18 @@ def test_a_pipe_is_replaced_without_a_wait(tmp_path):
     os.mkfifo(tmp_path / "result.json")
     files.write_text(tmp_path / "result.json", "{}")
     assert (tmp_path / "result.json").read_text() == "{}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+def test_a_device_is_not_replaced(tmp_path):
+    try:
+        os.mknod(tmp_path / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("this container makes no devices")
+    with pytest.raises(OSError, match="it is a device"):
+        files.write_text(tmp_path / "null", "{}")
+    assert stat.S_ISCHR(os.stat(tmp_path / "null").st_mode)
+    assert os.listdir(tmp_path) == ["null"]
 
 
 def test_what_can_not_be_put_in_place_leaves_nothing(tmp_path):

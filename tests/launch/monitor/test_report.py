@@ -1,6 +1,8 @@
 """`crankshaft report`: a benchmark's result as Markdown, runs and results as a page; each mistake is one line."""
 
 import json
+import os
+import subprocess
 
 import pytest
 
@@ -8,6 +10,7 @@ from benchmarks.monitor_page import events, write
 from crankshaft.launch.benchmark import result
 from crankshaft.launch.monitor import report
 from tests.launch.benchmark.test_report import MORE, RESULT
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -50,6 +53,20 @@ def test_runs_and_results_are_written_as_one_page(tmp_path, reported):
     assert [each["name"] for each in held["runs"]] == ["run", "rate.json"]
     assert held["runs"][0]["view"]["windows"]["step"][-1] == 20_000
     assert ["steps/s", "4,000"] in held["runs"][1]["view"]["result"]["sections"][1]["rows"]
+
+
+def test_what_is_no_regular_file_is_written_to_and_stays(tmp_path, reported):
+    """As /dev/stdout, which is a link to a pipe."""
+    write(tmp_path / "run" / "events.jsonl", events(0))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
+        try:
+            code, *_ = reported(tmp_path / "run", f"--html={tmp_path}/link")
+            assert (code, (tmp_path / "link").is_symlink()) == (0, True)
+            assert reader.communicate(timeout=PATIENCE)[0].startswith(b"<!doctype html>")
+        finally:
+            reader.kill()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 
 import pytest
@@ -15,6 +16,7 @@ from crankshaft.engine.hooks.tensorboard import TensorBoard, event_values
 from crankshaft.engine.hooks.tensorboard.event_files import EventFiles, cut_back
 from crankshaft.engine.metrics.means import LoopSums
 from tests.engine.hooks.tensorboard.boards import Every, raw_events, run, scalars
+from tests.limits import files_no_larger_than
 
 
 def test_resume_after_a_kill_has_each_step_once(made, tmp_path):
@@ -109,9 +111,49 @@ def test_files_that_cannot_be_written_are_warned_of_once_and_end_no_run(made, tm
     (tmp_path / "train").write_text("a file where the folder should be")
     with caplog.at_level("WARNING", logger="absl"):
         assert run(made(), [TensorBoard(tmp_path, 1)], 4).step == 4
-    warnings = [r.getMessage() for r in caplog.records if "no longer written" in r.getMessage()]
-    assert len(warnings) == 1
-    assert str(tmp_path) in warnings[0]
+    first, last = [r.getMessage() for r in caplog.records if str(tmp_path) in r.getMessage()]
+    assert "can't be written" in first
+    assert re.search(r"\d+ events of steps 0 to 4 are missing: .*exists", last)
+
+
+def test_a_disk_that_is_full_for_a_while_leaves_a_gap_of_whole_events_and_a_line(tmp_path, caplog):
+    def put(*steps):
+        for step in steps:
+            files.put("train", step, lambda: event_values.scalars({"a": 1.0}))
+            files.flush()
+
+    files = EventFiles(str(tmp_path))
+    with caplog.at_level("WARNING", logger="absl"):
+        files.open(4)
+        put(5, 6)
+        (name,) = os.listdir(tmp_path / "train")
+        with files_no_larger_than((tmp_path / "train" / name).stat().st_size + 10):  # room for a part of an event
+            put(7)
+        with files_no_larger_than(10):
+            put(8, 9)
+        assert os.listdir(tmp_path / "train") == [name]
+        put(10, 11)
+        files.close()
+    assert list(scalars(tmp_path / "train")["a"]) == [5, 6, 10, 11]
+    assert [e.step for e in raw_events(tmp_path / "train") if e.HasField("session_log")] == [5]
+    first, last = [record.getMessage() for record in caplog.records]
+    assert "can't be written" in first
+    assert "3 events of steps 7 to 9 are missing" in last
+
+
+def test_what_could_not_be_cut_back_is_before_the_files_go_on(tmp_path):
+    before, files = EventFiles(str(tmp_path)), EventFiles(str(tmp_path))
+    before.open(None)
+    for step in (1, 2, 3):
+        before.put("train", step, lambda: event_values.scalars({"a": 1.0}))
+    before.close()
+    with files_no_larger_than(10):
+        files.open(1)
+        files.put("train", 2, lambda: event_values.scalars({"a": 2.0}))
+        files.flush()
+    files.put("train", 3, lambda: event_values.scalars({"a": 2.0}))
+    files.close()
+    assert scalars(tmp_path / "train")["a"] == {1: 1.0, 3: 2.0}
 
 
 @pytest.mark.parametrize("error", [MemoryError(), tf.errors.ResourceExhaustedError(None, None, "the disk is full")])
@@ -125,8 +167,10 @@ def test_an_event_that_fails_ends_neither_the_writers_thread_nor_the_run(tmp_pat
         files.put("train", 1, fail)
         files.flush()  # returns, though nothing can be written
         files.close()
-    (warning,) = [r.getMessage() for r in caplog.records if "no longer written" in r.getMessage()]
-    assert warning.endswith(str(error) or "MemoryError")
+    what = str(error) or "MemoryError"
+    first, last = [record.getMessage() for record in caplog.records]
+    assert f"can't be written ({what})" in first
+    assert last.endswith(f"1 event of step 1 is missing: {what}")
 
 
 def test_cutting_back_leaves_a_file_alone_that_has_nothing_to_lose(tmp_path):
