@@ -22,7 +22,7 @@ from pathlib import Path
 from crankshaft.launch.cluster.children import Child, Children, wait
 from crankshaft.launch.cluster.output import last_lines
 from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
-from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
+from crankshaft.launch.host.signals import SAME_REQUEST_SECONDS
 
 _GRACE_SECONDS = 10.0  # from SIGTERM, which TensorFlow may swallow, to SIGKILL
 _POLL_SECONDS = 0.2

@@ -23,6 +23,7 @@ from .command_line import flags as our_flags
 from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, RunError, UsageError
 from .held import Held, perform
 from .host import remote as remotes
+from .host.signals import Standby
 from .run.history import Rows
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def open_run(
     With a run_dir it resumes from the latest checkpoint, if there is one. It has no end unless `train_steps` or
     `train_epochs` sets one. When the context ends, also by your own exception or by Ctrl-C, the run is saved and
     closed. A signal ends a call of `train` at a step, and then does what it would have done without a run;
-    SIGTERM and SIGHUP close the run before.
+    SIGTERM and SIGHUP save and close the run before, between two calls too.
 
     Args:
       trainer_class: as `crankshaft.main` takes it.
@@ -121,7 +122,9 @@ def open_run(
                 held.training.restore_newest()
                 held.training.loop.begin()
         own = {name: flags.FLAGS[name].value for name in keywords if name not in our_flags.ABOUT}
-    return _run_of(held, own)
+    run = _run_of(held, own)
+    held.keep(run._standby)
+    return run
 
 
 def _asked(trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **how) -> configs.Config:
@@ -160,6 +163,8 @@ class Run:
         self._session = held.session
         self._own_flags = own_flags or {}
         self._predictors: dict[str | None, Any] = {}
+        self._standby = Standby(self._end_by_signal)
+        self._has_agreed_to_end = False  # by a signal, with the other workers
         self._copy: Any = None  # of the models, if it is not those of the run that are handed out
 
     def __repr__(self) -> str:
@@ -206,12 +211,10 @@ class Run:
             go on from its step; after one within them, `restore` takes it back to a checkpoint.
         """
         with self._calling("train", steps=steps, epochs=epochs, data=data) as split:
-            means = self._training.train(steps, epochs, split)
-            signal_name = self._training.take_signal()
-        if signal_name:
-            if signal_name != "SIGINT":
-                self.close()
-            signal.raise_signal(signal.Signals[signal_name])
+            try:
+                means = self._training.train(steps, epochs, split)
+            finally:
+                self._standby.note(self._training.take_signal())
         return means
 
     def save(self, extra: dict[str, Any] | None = None) -> None:
@@ -441,6 +444,7 @@ class Run:
                 f"{method}({given}): the run is closed; open it again, on the same run_dir if it is to go on"
             )
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self._standby.calling())
             stack.enter_context(explanations.as_lines())
             if self._own_flags:
                 stack.enter_context(flagsaver.flagsaver(**self._own_flags))
@@ -449,7 +453,10 @@ class Run:
             split = checked(data) if checked else None if data is None else self._checked(data)
             if self._copy is not None:
                 self._copy.give_back()
-            held.agree(f"{method}({given})", split)
+            if method != "close" and (ended_by := held.agree(f"{method}({given})", split)):
+                self._has_agreed_to_end = True
+                self._standby.note(ended_by)
+                raise UsageError(f"{method}({given}): the run ends, since a worker got {ended_by}")
             yield split
             if self._copy is not None:
                 self._copy.refresh()
@@ -459,10 +466,18 @@ class Run:
 
         return lent.checked(self._session, data)
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end_by_signal(self, name: str) -> None:
+        """Does what a signal is to do: ends the run, and then what it would have done without one."""
+        if self._held.is_open and (name != "SIGINT" or self._session.strategy.num_hosts > 1):
+            self._training.stop_by(name)
+            self._end(None, ended_by=name)
+        signal.raise_signal(signal.Signals[name])
+
+    def _end(self, error: BaseException | None, ended_by: str | None = None) -> None:
         """Saves and closes an open run; several processes save it only where none of them failed.
 
-        After an error of the program's, one that keeps the run from being saved is logged, not raised in its place.
+        After an error of the program's, or a signal (`ended_by`), what keeps the run from being saved is logged instead
+        of raised.
         """
         held = self._held
         if not held.is_open:
@@ -473,11 +488,14 @@ class Run:
             return
         try:
             with self._calling("close"), held:
+                agreed = None if self._has_agreed_to_end else held.agree(ended_by or "close()", None)
+                self._standby.note(None if ended_by else agreed)
                 with held.training.signals:
                     held.training.loop.end()
                 held.set_result(*held.training.outcome(evaluates=False))
+                self._standby.note(None if ended_by else held.training.take_signal())
         except (UsageError, RunError) as problem:
-            if error is None:
+            if error is None and not ended_by:
                 raise
             logging.error("the run is closed, and not saved: %s", problem)
 

@@ -23,7 +23,7 @@ from .cluster import cluster, meeting, servers
 from .command_line import checks, own_files
 from .command_line.config import Config
 from .errors import EXIT_FAILED, RunError, UsageError
-from .host import imports, process
+from .host import imports, process, signals
 from .host.files import finite, write_of_run
 from .run import data as datas
 from .run import results
@@ -115,6 +115,10 @@ class Held:
             self.session.strategy.dismiss()
         self._stack.__exit__(*(error or (None, None, None)))
 
+    def keep(self, context: contextlib.AbstractContextManager) -> None:
+        """Enters a context until the run is closed."""
+        self._stack.enter_context(context)
+
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Enters the state in which the run finds its process."""
@@ -148,19 +152,27 @@ class Held:
         with self.session.strategy.watch(), closing_feeds(self.session.strategy):
             yield
 
-    def agree(self, call: str, split) -> None:
-        """Raises `UsageError`, in all processes that train together, where one of them makes another call.
-
-        And `OutOfSyncError`, where the program has set a variable to other values in one of them.
+    def agree(self, call: str, split) -> str | None:
+        """Compares what processes that train together do next: a call, or end by a signal, whose name then is `call`.
 
         `split` is data that is given to the call, if any.
+
+        Returns:
+          The signal by which all are to end instead, if one of them got one.
+
+        Raises:
+          UsageError: one of them makes another call.
+          OutOfSyncError: the program has set a variable to other values in one of them.
         """
         from .run import agreement, lent
 
-        if self.session.strategy.num_hosts > 1:
-            agreement.check_call(call if split is None else f"{call} on {lent.described(split)}", self.session.strategy)
-            if self.training:
-                self.training.check_sync()
+        if self.session.strategy.num_hosts == 1:
+            return None
+        call = call if split is None else f"{call} on {lent.described(split)}"
+        ended_by = agreement.check_call(call, self.session.strategy)
+        if self.training:
+            self.training.check_sync()
+        return ended_by
 
     def do_all(self) -> None:
         """Runs the mode, and writes the result."""
@@ -298,6 +310,6 @@ def _joining(config: Config):
         return
     with contextlib.ExitStack() as stack:
         stack.enter_context(meeting.limited(config.cluster_timeout_seconds + _START_SECONDS))
-        stack.enter_context(process.keeping_sigterm())
+        stack.enter_context(signals.keeping_sigterm())
         stack.enter_context(meeting.keep_others_out(config.cluster))
         yield

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ...engine.machine import events
 from ..errors import EXIT_PORT_TAKEN, EXIT_USAGE
-from ..host.process import EXIT_CODES, SAME_REQUEST_SECONDS
+from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import meeting, shares
 from .children import Child, Children
 from .output import Output, TaskOutput

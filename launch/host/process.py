@@ -1,4 +1,4 @@
-"""The process that a run lives in: TensorFlow's start, signals, the lock on its run_dir. Host code."""
+"""The process that a run lives in: TensorFlow's start, and the lock on its run_dir. Host code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 import math
 import os
 import re
-import select
 import signal
 import sys
 import threading
@@ -25,8 +24,9 @@ from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.machine import allocator, cpus
 from ...engine.machine.files import open_regular
 from .. import terminal
-from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
+from ..errors import UsageError
 from . import imports
+from .signals import EXIT_CODES
 
 # The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
@@ -34,14 +34,6 @@ _VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
 _OWNER = NAMES.lock_owner
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 _TAKE_OVER_SECONDS = 3.0  # in which the file of an owner that has ended is taken over; half written, it takes 2
-# A second signal so soon after the first is the same request: `timeout` signals a process and its group; systemd and
-# Slurm signal all processes of a job, and a supervisor then passes its own on.
-SAME_REQUEST_SECONDS = 1.0
-_ANSWER_SECONDS = 0.5  # after a signal; a run that has ended by then has no need of it
-_AT_ONCE = "; a second signal ends the process at once"
-# Exit codes after the run was saved.
-EXIT_CODES = {"SIGHUP": EXIT_HUNG_UP, "SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}
-_EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
 _OVER = re.compile(r"Timeout \(([0-9:]+)")  # faulthandler's, before the stacks with which it ends a process that hangs
 _NOT_JOINED = (
     "error: TensorFlow has not joined the cluster within {} (hours:minutes:seconds), as where a task ends just after "
@@ -206,8 +198,8 @@ def _pass_on(reading: int) -> NoReturn:
     Of a start that takes too long, see `meeting.limited`, a line in place of the stacks.
     """
     try:
-        for number in _EXIT_CODES:  # they are the other process's, which ends this one
-            signal.signal(number, signal.SIG_IGN)
+        for name in EXIT_CODES:  # they are the other process's, which ends this one
+            signal.signal(signal.Signals[name], signal.SIG_IGN)
         with open(reading, "rb") as lines:
             for line in lines:
                 if over := _OVER.match(line.decode(errors="replace")):
@@ -237,137 +229,6 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-@contextlib.contextmanager
-def keeping_sigterm():
-    """Keeps this process's answer to SIGTERM, for which TensorFlow sets a handler of its own as it joins a cluster.
-
-    That one only takes a note, and no run reads it. Within, the signal waits, also in threads that are started there.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-class Signals:
-    """SIGTERM, Ctrl-C and SIGHUP: the first asks the run to save and end, a second one ends the process at once.
-
-    A line says so where that takes more than a moment. SIGHUP stays ignored where it is (nohup). A signal within
-    `SAME_REQUEST_SECONDS` of the first is not a second one.
-
-    Installed after the strategy is made, since some of TensorFlow's replace earlier handlers.
-
-    Args:
-      request: called with the signal's name; must only take a note.
-      ends_process: whether a second one ends the process; else a second Ctrl-C is a KeyboardInterrupt. In a thread that
-        is not the main one, which gets no signals, nothing is done.
-      is_kept: whether this context is entered many times, until `close`: its thread then stays between.
-    """
-
-    def __init__(self, request, ends_process: bool = True, is_kept: bool = False):
-        self._request = request
-        self._ends_process = ends_process
-        self._is_kept = is_kept
-        self._requested = False
-        self._answers: _Answers | None = None
-
-    def __enter__(self) -> Signals:
-        self._stack = contextlib.ExitStack()
-        if threading.current_thread() is not threading.main_thread():
-            return self
-        self._answers = self._answers or _Answers(self._ends_process)
-        self._stack.enter_context(self._answers.listening())
-        for number in _EXIT_CODES:
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue
-            self._stack.callback(signal.signal, number, signal.signal(number, self._handle))
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._stack.close()
-        if self._requested or not self._is_kept:
-            self.close()
-        self._requested = False
-
-    def close(self) -> None:
-        """Ends the thread that answers signals; entering the context again starts another."""
-        if self._answers is not None:
-            self._answers.close()
-            self._answers = None
-
-    def _handle(self, number, frame) -> None:
-        if not self._requested:
-            self._requested = True
-            self._request(signal.Signals(number).name)
-        elif not self._ends_process and number == signal.SIGINT:
-            signal.default_int_handler(number, frame)
-
-
-class _Answers:
-    """A thread that answers signals: see `_answer`."""
-
-    def __init__(self, ends_process: bool):
-        reading, self._writing = os.pipe()
-        os.set_blocking(self._writing, False)
-        self._thread = threading.Thread(target=_answer, args=(reading, ends_process), name="signals", daemon=True)
-        self._thread.start()
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Makes the thread answer signals that arrive within."""
-        before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(before)
-
-    def close(self) -> None:
-        os.write(self._writing, b"\0")  # ends the thread, though a child may have the file open too
-        self._thread.join()
-        os.close(self._writing)
-
-
-def _show_cursor() -> None:
-    """Shows a terminal's cursor again, which a progress bar hides."""
-    if os.isatty(1):
-        os.write(1, b"\x1b[?25h")
-
-
-def _answer(reading: int, ends_process: bool) -> None:
-    """Says what follows from a signal that nothing has come of in half a second. Runs in a thread.
-
-    Python runs a handler between its own instructions only: not within a compiled call, nor while one is compiled,
-    which may take minutes. What it does at once is to write the signal's number to the wakeup file.
-
-    Args:
-      reading: the wakeup file; closed at its end.
-      ends_process: whether a second signal ends the process at once.
-    """
-    first, name, is_answered = None, "", False
-    while True:
-        waits = None if first is None or is_answered else max(0.0, first + _ANSWER_SECONDS - time.monotonic())
-        if not select.select([reading], [], [], waits)[0]:
-            is_answered = True
-            line = f"{name}: the run ends, saved in its run_dir, once the call or compilation in progress is done"
-            print(terminal.fitted(f"{line}{_AT_ONCE * ends_process}", sys.stderr), file=sys.stderr, flush=True)
-            continue
-        if 0 in (numbers := os.read(reading, 4096)):
-            break
-        asking = [number for number in numbers if number in _EXIT_CODES]
-        if asking and first is None:
-            first, name = time.monotonic(), signal.Signals(asking[0]).name
-        elif asking and ends_process and time.monotonic() - first > SAME_REQUEST_SECONDS:
-            _show_cursor()
-            os._exit(_EXIT_CODES[signal.Signals(asking[0])])
-    os.close(reading)
 
 
 @contextlib.contextmanager

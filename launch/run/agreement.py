@@ -22,6 +22,7 @@ from ..command_line.config import Config
 from ..command_line.flags import ABOUT
 from ..command_line.values import short
 from ..errors import UsageError
+from ..host.signals import EXIT_CODES
 from . import fingerprints
 
 _SHARED_SECONDS = 10.0
@@ -104,12 +105,18 @@ def check_data(data: Mapping[str, Mapping[str, int]], strategy) -> None:
             )
 
 
-def check_call(call: str, strategy) -> None:
-    """Raises `UsageError`, on all workers, where one of them makes another call of their run than the others."""
+def check_call(call: str, strategy) -> str | None:
+    """Raises `UsageError`, on all workers, where one of them makes another call of their run than the others.
+
+    Returns the signal by which one of them ends, whose name is its `call`; None if there is none.
+    """
     calls = strategy.exchange_text(call)
+    if signals := [each for each in calls if each in EXIT_CODES]:
+        return signals[0]
     if len(set(calls)) > 1:
         made = ", ".join(f"{each} by {worker}" for worker, each in zip(strategy.host_names, calls, strict=True))
         raise UsageError(f"workers make different calls of their run: {made}; have all make the same, in one order")
+    return None
 
 
 def _check(mine: Mapping[str, Any], strategy) -> None:

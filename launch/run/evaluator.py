@@ -16,7 +16,7 @@ from ...engine.metrics.monitored import Monitored
 from ..cluster.meeting import Presence, answers
 from ..command_line import checks
 from ..errors import UsageError
-from ..host.process import EXIT_CODES, Signals
+from ..host.signals import EXIT_CODES, Signals
 from . import agreement, reading
 from .modes import as_line
 from .session import Session

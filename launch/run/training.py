@@ -32,13 +32,14 @@ from ...engine.internals.errors import counted
 from ...engine.loop import Loop
 from ...engine.metrics.means import kinds_of
 from ...engine.state import RULES
+from ...engine.strategies.base import Stop
 from .. import explanations
 from ..command_line import config as configs
 from ..command_line.config import Config
 from ..errors import UsageError
 from ..host import threads
 from ..host.files import write_of_run
-from ..host.process import EXIT_CODES, Signals
+from ..host.signals import EXIT_CODES, Signals
 from . import asking, fingerprints, lent, reading, recording, results, weights
 from .history import CallSums, History, Means, TrainMetrics
 from .modes import as_line, by_class, result_of
@@ -259,12 +260,18 @@ class Training:
         return Means(window)
 
     def take_signal(self) -> str | None:
-        """Returns the signal that ended the last call, if one did; after Ctrl-C the run may go on."""
+        """Returns the signal that ended the last call, or came at its end, if any; after Ctrl-C the run may go on."""
         status = self.loop.status
-        reason = status.agreed_stop.reason if status.agreed_stop else None
+        reason = status.agreed_stop.reason if status.agreed_stop else self._stop_request.reason
         if reason == "SIGINT" and self.session.strategy.num_hosts == 1:
             self._stop_request.reason = status.stop = status.agreed_stop = None
         return reason if reason in EXIT_CODES else None
+
+    def stop_by(self, signal_name: str) -> None:
+        """Stops the run by a signal that came between two calls."""
+        status = self.loop.status
+        status.agreed_stop = status.agreed_stop or Stop(signal_name)
+        status.stop = str(status.agreed_stop)
 
     def save(self) -> None:
         """Writes a checkpoint, in place of one of the same step, and waits until it is on the disk."""

@@ -17,7 +17,7 @@ from benchmarks import children
 from crankshaft.launch.benchmark.measure.statistics import Call, columns, describe_round, summarize
 from crankshaft.launch.benchmark.result import heading
 from crankshaft.launch.cluster.restarts import Ending
-from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
+from crankshaft.launch.host.signals import SAME_REQUEST_SECONDS
 from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
 

@@ -1,11 +1,12 @@
 """A program that holds its run, in each of its tasks: held.py RUN_DIR [other], which ends in calls that differ, or, by
-`apart`, in weights that differ; held.py RUN_DIR look, which evaluates a run of a classifier that was trained before,
-predicts by it, and sets its weights to 0.
+`apart`, in weights that differ; held.py RUN_DIR term, one of whose workers gets SIGTERM; held.py RUN_DIR look, which
+evaluates a run of a classifier that was trained before, predicts by it, and sets its weights to 0.
 """
 
 import argparse
 import json
 import os
+import signal
 
 import numpy as np
 import tensorflow as tf
@@ -32,6 +33,16 @@ def look(strategy: str, run_dir: str) -> None:
         run.model.set_weights([np.zeros_like(weight) for weight in run.model.get_weights()])
         found["of_zeros"] = run.evaluate()["loss"]
         print("found", json.dumps(found), flush=True)
+
+
+def term(strategy: str, run_dir: str) -> None:
+    worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    asked = {"learning_rate": 0.05, "jit": "off", "progress": "off", "mode": "train", "strategy": strategy}
+    with crankshaft.open_run(Plane, data=((POINTS, HEIGHTS),), run_dir=run_dir, **asked) as run:
+        for number in range(1000):
+            run.train(steps=2)
+            if number == 3 and worker == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main(strategy: str, run_dir: str, *other: str) -> None:
@@ -65,5 +76,7 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.words == ["look"]:
         look(given.strategy, given.run_dir)
+    elif given.words == ["term"]:
+        term(given.strategy, given.run_dir)
     else:
         main(given.strategy, given.run_dir, *given.words)

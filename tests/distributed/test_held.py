@@ -52,6 +52,16 @@ def test_weights_that_a_program_sets_to_other_values_on_a_worker_are_named_in_th
 
 
 @pytest.mark.slow
+def test_workers_save_together_where_one_of_them_gets_sigterm_between_two_calls(tmp_path):
+    _, output, _ = held(tmp_path / "run", "term", local=("--workers=2",))
+    assert "worker 0 was killed by SIGTERM" in output
+    assert "worker 1 was killed by SIGTERM" in output
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["step"], result["stop"]) == (8, "SIGTERM")
+    assert (tmp_path / "run" / "checkpoints" / "ckpt-8.index").exists()
+
+
+@pytest.mark.slow
 def test_clusters_report_each_class_and_predict_as_one_process_does(tmp_path):
     crankshaft.run(model="logistic", input="digits", run_dir=tmp_path / "alone", train_steps=5, jit="off")
     clusters = {"alone": (), "workers": ("--workers=2",), "servers": ("--workers=2", "--ps=2")}

@@ -14,7 +14,7 @@ import time
 import pytest
 import tensorflow as tf
 
-from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
+from crankshaft.launch.host.signals import SAME_REQUEST_SECONDS
 from tests.runs import assert_equal_bits, manifests, newest, tensors
 
 ONE = ()

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from crankshaft.launch.host.process import SAME_REQUEST_SECONDS
+from crankshaft.launch.host.signals import SAME_REQUEST_SECONDS
 from tests.launch.local_tasks import IGNORES, ROOT, TASK, pids, says, until_dead
 
 SAVES = """

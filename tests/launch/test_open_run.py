@@ -370,19 +370,46 @@ def test_ctrl_c_ends_a_call_at_a_step_and_the_run_is_saved(tmp_path):
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_sigterm_saves_and_closes_a_run_before_it_does_what_the_program_wants(tmp_path):
+def in_train(held):
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    held.train(steps=10_000_000)
+
+
+def between_calls(held):
+    held.train(steps=4)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Ending(Points):
+    """A source whose reading is ended by SIGTERM, once."""
+
+    def read(self, indices):
+        if not self.__dict__.setdefault("sent", False):
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().read(indices)
+
+
+def in_evaluate(held):
+    held.train(steps=4)
+    assert held.evaluate(Ending())["loss"] > 0
+
+
+@pytest.mark.parametrize("send", [in_train, between_calls, in_evaluate])
+def test_sigterm_saves_and_closes_a_run_before_it_does_what_the_program_wants(tmp_path, send):
     told = []
     before = signal.signal(signal.SIGTERM, lambda *_: told.append(held.stop))
     try:
         with open_run(Noisy, run_dir=tmp_path / "run", **ASKED) as held:
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-            held.train(steps=10_000_000)
+            send(held)
             with pytest.raises(UsageError, match="the run is closed"):
                 held.train(steps=1)
+        assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, before)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert told == ["SIGTERM"]
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == held.step
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == held.step > 0
+    assert (tmp_path / "run" / "checkpoints" / f"ckpt-{held.step}.index").exists()
 
 
 def test_a_call_that_failed_is_not_saved_and_can_be_taken_back(tmp_path):

@@ -13,7 +13,7 @@ from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.machine import cpus
 from crankshaft.launch import explanations
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import process
+from crankshaft.launch.host import process, signals
 from tests.launch.conftest import ROOT, Program
 from tests.runs import newest
 from tests.waiting import PATIENCE
@@ -191,7 +191,7 @@ def test_ctrl_c_before_a_program_is_at_work_ends_it_in_a_line(tmp_path, monkeypa
 def test_a_hang_up_asks_to_save_unless_it_is_ignored(before, after):
     asked, at_start = [], signal.signal(signal.SIGHUP, before)
     try:
-        with process.Signals(asked.append, ends_process=False):
+        with signals.Signals(asked.append, ends_process=False):
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) == before
     finally:
@@ -216,7 +216,7 @@ def test_a_run_whose_terminal_closes_is_saved(inside, tmp_path):
 
 TWICE_AT_ONCE = """
 import signal
-from crankshaft.launch.host.process import Signals
+from crankshaft.launch.host.signals import Signals
 
 with Signals(print):
     signal.raise_signal(signal.SIGTERM)
@@ -227,7 +227,7 @@ print("saved")
 # A second lock of a mutex: a compiled call that never returns, within which no handler runs.
 STUCK = """
 import ctypes
-from crankshaft.launch.host.process import Signals
+from crankshaft.launch.host.signals import Signals
 
 mutex = ctypes.create_string_buffer(64)
 lock = ctypes.CDLL(None).pthread_mutex_lock
@@ -241,7 +241,7 @@ with Signals(print, ends_process=ENDS):
 # Processes that get SIGTERM at any moment of a start in which a library sets a handler of its own; how many outlive it.
 REPLACED = """
 import ctypes, os, random, signal, time
-from crankshaft.launch.host.process import keeping_sigterm
+from crankshaft.launch.host.signals import keeping_sigterm
 
 libc = ctypes.CDLL(None)
 handler = ctypes.cast(libc.abs, ctypes.c_void_p)
@@ -303,12 +303,41 @@ def test_a_signal_within_a_compiled_call_is_answered_and_a_second_ends_the_proce
             at_once = "; a second signal ends the process at once" if ends_process else ""
             assert stuck.stderr.readline() == f"{answer}{at_once}\n"
             assert stuck.poll() is None
-            time.sleep(1.5 * process.SAME_REQUEST_SECONDS)
+            time.sleep(1.5 * signals.SAME_REQUEST_SECONDS)
             stuck.send_signal(signal.SIGTERM)
             if ends_process:
                 assert stuck.wait(PATIENCE) == 143
         finally:
             stuck.kill()
+
+
+# Children that are forked while a run answers signals; the run's process goes on.
+FORKING = """
+import multiprocessing, os, signal, time
+from crankshaft.launch.host.signals import Signals
+
+requests, contexts = [], multiprocessing.get_context("fork")
+usual = signal.getsignal(signal.SIGTERM)
+with Signals(requests.append):
+    for _ in range(50):  # ended at any moment of their start
+        child = contexts.Process(target=time.sleep, args=(60,), daemon=True)
+        child.start()
+        child.terminate()
+        child.join(20)
+        assert child.exitcode == -signal.SIGTERM, child.exitcode
+    with contexts.Pool(2) as pool:
+        assert pool.map(signal.getsignal, [signal.SIGTERM] * 4) == [usual] * 4
+        assert pool.map(signal.set_wakeup_fd, [-1]) == [-1]
+    time.sleep(1)  # longer than a signal goes unanswered
+    assert requests == []
+    os.kill(os.getpid(), signal.SIGTERM)
+assert requests == ["SIGTERM"]
+"""
+
+
+def test_a_signal_to_a_forked_child_is_not_the_runs():
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "ascii:strict", "latin-1", "utf-8"])

@@ -1,0 +1,281 @@
+"""Signals that end a run: within its calls, between them, and what a forked child does with them. Host code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from .. import terminal
+from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED
+
+# A second signal so soon after the first is the same request: `timeout` signals a process and its group; systemd and
+# Slurm signal all processes of a job, and a supervisor then passes its own on.
+SAME_REQUEST_SECONDS = 1.0
+_ANSWER_SECONDS = 0.5  # after a signal; a run that has ended by then has no need of it
+_CREDENTIALS = struct.Struct("3i")  # unix(7): of the process that wrote, pid, uid, gid
+_AT_ONCE = "; a second signal ends the process at once"
+# Exit codes after the run was saved.
+EXIT_CODES = {"SIGHUP": EXIT_HUNG_UP, "SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}
+_EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
+
+
+@contextlib.contextmanager
+def keeping_sigterm():
+    """Keeps this process's answer to SIGTERM, for which TensorFlow sets a handler of its own as it joins a cluster.
+
+    That one only takes a note, and no run reads it. Within, the signal waits, also in threads that are started there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+class Handlers:
+    """Handlers of signals, in this process alone: a forked child has those of before.
+
+    SIGHUP stays ignored where it is (nohup). A thread that is not the main one gets no signals: there nothing is done.
+
+    Args:
+      numbers: of the signals.
+      act: called with a signal's number and the frame.
+    """
+
+    def __init__(self, numbers: Iterable[signal.Signals], act: Callable[[int, Any], None]):
+        self._numbers, self._act = [*numbers], act
+        self._process: int | None = None  # in which they are installed
+        self._before: dict[int, Any] = {}
+        self._wakeup, self._wakeup_before = -1, -1
+
+    def install(self, wakeup: int = -1) -> None:
+        """Sets the handlers, and the file that Python writes signals' numbers to, if any."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._process, self._wakeup = os.getpid(), wakeup
+        if wakeup >= 0:
+            self._wakeup_before = signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        for number in self._numbers:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._handle) or signal.SIG_DFL
+
+    def remove(self) -> None:
+        """Restores what was set before, unless it was replaced since."""
+        self._process = None
+        if threading.current_thread() is threading.main_thread():
+            self._restore()
+
+    def _restore(self) -> None:
+        if self._wakeup >= 0 and (now := signal.set_wakeup_fd(self._wakeup_before)) != self._wakeup:
+            signal.set_wakeup_fd(now)
+        self._wakeup = -1
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, before)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self._process == os.getpid():
+            self._act(number, frame)
+        else:  # removed in another thread, or while later ones stood before it
+            signal.signal(number, self._before[number])
+            signal.raise_signal(number)
+
+    @staticmethod
+    def before_fork() -> None:
+        """Lets signals wait: Python would lose those that a child gets before its handlers are restored."""
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _EXIT_CODES)
+
+    @staticmethod
+    def after_fork() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+    @staticmethod
+    def leave_to_child() -> None:
+        """Restores, in a forked child, what was set before any handlers of this class."""
+        for number in _EXIT_CODES:
+            while isinstance(handlers := getattr(signal.getsignal(number), "__self__", None), Handlers):
+                handlers._restore()
+        Handlers.after_fork()
+
+
+_forking = threading.local()  # the signals that a thread that forks has blocked
+os.register_at_fork(
+    before=Handlers.before_fork, after_in_parent=Handlers.after_fork, after_in_child=Handlers.leave_to_child
+)
+
+
+class Signals:
+    """SIGTERM, Ctrl-C and SIGHUP: the first asks the run to save and end, a second one ends the process at once.
+
+    A line says so where that takes more than a moment. A signal within `SAME_REQUEST_SECONDS` of the first is not a
+    second one.
+
+    Installed after the strategy is made, since some of TensorFlow's replace earlier handlers.
+
+    Args:
+      request: called with the signal's name; must only take a note.
+      ends_process: whether a second one ends the process; else a second Ctrl-C is a KeyboardInterrupt.
+      is_kept: whether this context is entered many times, until `close`: its thread then stays between.
+    """
+
+    def __init__(self, request, ends_process: bool = True, is_kept: bool = False):
+        self._request = request
+        self._ends_process = ends_process
+        self._is_kept = is_kept
+        self._requested = False
+        self._answers: _Answers | None = None
+        self._handlers = Handlers(_EXIT_CODES, self._handle)
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            self._answers = self._answers or _Answers(self._ends_process)
+            self._handlers.install(self._answers.wakeup)
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._handlers.remove()
+        if self._requested or not self._is_kept:
+            self.close()
+        self._requested = False
+
+    def close(self) -> None:
+        """Ends the thread that answers signals; entering the context again starts another."""
+        if self._answers is not None:
+            self._answers.close()
+            self._answers = None
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if not self._requested:
+            self._requested = True
+            self._request(signal.Signals(number).name)
+        elif not self._ends_process and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+
+
+class Standby:
+    """SIGTERM and SIGHUP between the calls of a run that its program holds. Entered while the run is open.
+
+    One that arrives within a call is answered at its end.
+
+    Args:
+      end: a method, called with the signal's name: ends the run, and then raises the signal again.
+    """
+
+    def __init__(self, end: Callable[[str], None]):
+        self._end = weakref.WeakMethod(end)  # a run that nobody holds any more is not kept by its handlers
+        self._handlers = Handlers([number for number in _EXIT_CODES if number != signal.SIGINT], self._handle)
+        self._calls = 0
+        self._name: str | None = None
+
+    def __enter__(self) -> Standby:
+        self._handlers.install()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._handlers.remove()
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """Makes a signal within the body wait for its end, where it may be one of several calls within each other."""
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            self._answer()
+
+    def note(self, name: str | None) -> None:
+        """Notes a signal that is to be answered at the end of the call."""
+        self._name = self._name or name
+
+    def _handle(self, number: int, frame: Any) -> None:
+        self.note(signal.Signals(number).name)
+        self._answer()
+
+    def _answer(self) -> None:
+        name, end = self._name, self._end()
+        if name and not self._calls:
+            self._name = None
+            if end is not None:
+                end(name)
+            else:
+                self._handlers.remove()
+                signal.raise_signal(signal.Signals[name])
+
+
+class _Answers:
+    """A thread that answers signals: see `_answer`.
+
+    Attributes:
+      wakeup: the file that Python writes signals' numbers to. It is a socket, which tells who has written: a child that
+        was just forked has it too.
+    """
+
+    def __init__(self, ends_process: bool):
+        reading, self._writing = socket.socketpair()
+        reading.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._writing.setblocking(False)
+        self.wakeup = self._writing.fileno()
+        self._thread = threading.Thread(target=_answer, args=(reading, ends_process), name="signals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._writing.send(b"\0")  # ends the thread, though a child may have the file open too
+        self._thread.join()
+        self._writing.close()
+
+
+def _show_cursor() -> None:
+    """Shows a terminal's cursor again, which a progress bar hides."""
+    if os.isatty(1):
+        os.write(1, b"\x1b[?25h")
+
+
+def _received(reading: socket.socket) -> bytes:
+    """Returns what this process has written; none of what a child has."""
+    data, ((_, _, writer), *_), *_ = reading.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
+    return data if _CREDENTIALS.unpack(writer)[0] == os.getpid() else b""
+
+
+def _answer(reading: socket.socket, ends_process: bool) -> None:
+    """Says what follows from a signal that nothing has come of in half a second. Runs in a thread.
+
+    Python runs a handler between its own instructions only: not within a compiled call, nor while one is compiled,
+    which may take minutes. What it does at once is to write the signal's number to the wakeup file.
+
+    Args:
+      reading: of the wakeup file; closed at its end.
+      ends_process: whether a second signal ends the process at once.
+    """
+    first, name, is_answered = None, "", False
+    while True:
+        waits = None if first is None or is_answered else max(0.0, first + _ANSWER_SECONDS - time.monotonic())
+        if not select.select([reading], [], [], waits)[0]:
+            is_answered = True
+            line = f"{name}: the run ends, saved in its run_dir, once the call or compilation in progress is done"
+            print(terminal.fitted(f"{line}{_AT_ONCE * ends_process}", sys.stderr), file=sys.stderr, flush=True)
+            continue
+        if 0 in (numbers := _received(reading)):
+            break
+        asking = [number for number in numbers if number in _EXIT_CODES]
+        if asking and first is None:
+            first, name = time.monotonic(), signal.Signals(asking[0]).name
+        elif asking and ends_process and time.monotonic() - first > SAME_REQUEST_SECONDS:
+            _show_cursor()
+            os._exit(_EXIT_CODES[signal.Signals(asking[0])])
+    reading.close()
