@@ -14,6 +14,9 @@ SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all wo
 _SECRET_CHARACTERS = 16
 
 
+MOST_TASKS = 1 << 16  # of a run; more are a mistake in a variable, which is not expanded
+
+
 @dataclasses.dataclass(frozen=True)
 class Tasks:
     """What a place says of a run: tasks without kinds.

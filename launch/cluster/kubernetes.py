@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from ..errors import UsageError
-from .cluster import Tasks
+from .cluster import MOST_TASKS, Tasks
 
 JOBS = "CRANKSHAFT_JOBS"  # train:8, or train-chief:1,train-worker:4,train-ps:2: Jobs and their pods, in tasks' order
 SERVICE = "CRANKSHAFT_SERVICE"  # the headless Service's name, which is the pods' subdomain
@@ -35,10 +35,14 @@ def tasks(environment: Mapping[str, str]) -> Tasks | None:
         raise UsageError(
             f"{JOBS}={text} is set, and JOB_COMPLETION_INDEX={index!r} is not a number; use an Indexed Job"
         )
-    names = []
+    names: list[str] = []
     for part in text.split(","):
         if not (match := _JOB.fullmatch(part.strip())):
             raise UsageError(f"{JOBS}={text} is not a list of Jobs and their pods such as train:8")
+        if len(names) + int(match[2]) > MOST_TASKS:
+            raise UsageError(
+                f"{JOBS}={text} has more than {MOST_TASKS:,} pods; set it to the Jobs' names and completions"
+            )
         names += [f"{match[1]}-{number}" for number in range(int(match[2]))]
     if host not in names or not host.endswith(f"-{index}"):
         raise UsageError(

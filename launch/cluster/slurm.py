@@ -1,5 +1,7 @@
 """Reads the tasks of a run from the environment that Slurm's `srun` gives each of them. Host code.
 
+Each variable is checked, and how many names it stands for is counted, before any is expanded.
+
 `tf.distribute.cluster_resolver.SlurmClusterResolver` reads the same, but needs TensorFlow's import, which waits for the
 peers here, calls `scontrol`, and gives all jobs the port 8888 (tensorflow#36094), so that two cannot share a node.
 """
@@ -8,16 +10,19 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from ..errors import UsageError
-from .cluster import Tasks
+from .cluster import MOST_TASKS, Tasks
 
 # Ports that no job has reserved: each step of a job has some of its own, below those that Linux gives to callers
 # (32768, ip_local_port_range). Jobs whose numbers are apart by a multiple of the slots meet.
 _FIRST_PORT, _SLOTS, _PORTS_A_SLOT = 10240, 176, 128
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_COUNT = re.compile(r"([1-9][0-9]{0,8})(?:\(x([1-9][0-9]{0,8})\))?")
+_PART = r"(?:[\w.-]|\[[^\[\]]*\])+"  # of a list of nodes: a name, with the numbers of several in brackets
+_NODES = re.compile(f"{_PART}(?:,{_PART})*", re.ASCII)
 
 
 def tasks(environment: Mapping[str, str]) -> Tasks | None:
@@ -35,7 +40,7 @@ def tasks(environment: Mapping[str, str]) -> Tasks | None:
         return None  # in a batch script, salloc's shell, or not in Slurm at all
     node_list, per_node, rank, job, step = (str(value) for value in values)
     for name, value in zip(names[2:], (rank, job, step), strict=True):
-        if not value.isdecimal():
+        if not _NUMBER.fullmatch(value):
             raise UsageError(f"{name}={value!r} is not a number; start the tasks by srun")
     nodes, counts = expand_nodes(node_list), expand_counts(per_node)
     if len(nodes) != len(counts):
@@ -61,7 +66,7 @@ def _places_of_ranks(counts: list[int], environment: Mapping[str, str], rank: in
     """Returns (node, number on it) of each task, by the distribution that this task's own place shows."""
     own = tuple(environment.get(name, "") for name in ("SLURM_NODEID", "SLURM_LOCALID"))
     block = [(node, local) for node, count in enumerate(counts) for local in range(count)]
-    cyclic = [(node, local) for local in range(max(counts)) for node, count in enumerate(counts) if local < count]
+    cyclic = sorted(block, key=lambda place: place[::-1])
     kept = environment.get("SLURM_DISTRIBUTION", "")
     for where in (cyclic, block) if kept.startswith("cyclic") else (block, cyclic):
         if rank < len(where) and tuple(map(str, where[rank])) == own:
@@ -74,7 +79,10 @@ def _places_of_ranks(counts: list[int], environment: Mapping[str, str], rank: in
 
 def _reserved(text: str, needed: int) -> list[int]:
     """Returns the ports that Slurm has reserved, for a node's tasks by their numbers there. Raises `UsageError`."""
-    ports = [port for each in text.split(",") for port in _whole_range(each, "SLURM_STEP_RESV_PORTS", text)]
+    ranges = [_whole_range(each, "SLURM_STEP_RESV_PORTS", text) for each in text.split(",")]
+    if any(each.stop > 1 << 16 for each in ranges):
+        raise UsageError(f"SLURM_STEP_RESV_PORTS={text!r} has a port above 65535; start the tasks by srun")
+    ports = [*itertools.islice(itertools.chain.from_iterable(ranges), needed)]
     if len(ports) < needed:
         raise UsageError(
             f"SLURM_STEP_RESV_PORTS={text} has {len(ports)} ports for up to {needed} tasks of a node; "
@@ -85,40 +93,53 @@ def _reserved(text: str, needed: int) -> list[int]:
 
 def _whole_range(text: str, name: str, of: str) -> range:
     match = _RANGE.fullmatch(text)
-    if not match:
+    if not match or int(match[2] or match[1]) < int(match[1]):
         raise UsageError(f"{name}={of!r} is not a list of numbers and ranges")
     return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
 def expand_nodes(text: str) -> list[str]:
     """Returns the names of a list of nodes in Slurm's form, e.g. `gpu[01-03,7],login`. Raises `UsageError`."""
-    return [name for part in _split_outside_brackets(text) for name in _expanded(part, text)]
+    if not _NODES.fullmatch(text):
+        raise UsageError(f"SLURM_STEP_NODELIST={text!r} is not a list of nodes such as gpu[01-03,7],login")
+    names: list[str] = []
+    for part in re.findall(_PART, text):
+        names += map("".join, itertools.product(*_choices(part, text, MOST_TASKS - len(names))))
+    return names
 
 
-def _split_outside_brackets(text: str) -> list[str]:
-    return re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
+def _choices(part: str, text: str, most: int) -> list[list[str]]:
+    """Returns the texts of each piece of a part of a list, of which the last turns fastest.
 
-
-def _expanded(part: str, text: str) -> Iterator[str]:
-    """Yields the names of a part of a list: the last bracket of several turns fastest."""
-    choices = []
+    Raises:
+      UsageError: a bracket has another form, or there are more names than `most`.
+    """
+    choices, size = [], 1
     for plain, brackets in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
-        if plain:
-            choices.append([plain])
-            continue
-        numbers = []
-        for each in brackets.split(","):
-            width = len(each.partition("-")[0])
-            numbers += [f"{number:0{width}d}" for number in _whole_range(each, "SLURM_STEP_NODELIST", text)]
-        choices.append(numbers)
-    return map("".join, itertools.product(*choices))
+        numbers = [] if plain else brackets.split(",")
+        ranges = [_whole_range(each, "SLURM_STEP_NODELIST", text) for each in numbers]
+        size *= 1 if plain else sum(map(len, ranges))
+        if size > most:
+            raise UsageError(
+                f"SLURM_STEP_NODELIST={text!r} has more than {MOST_TASKS:,} nodes; start the tasks by srun"
+            )
+        widths = [len(each.partition("-")[0]) for each in numbers]
+        pairs = zip(ranges, widths, strict=True)
+        choices.append([plain] if plain else [f"{number:0{width}d}" for each, width in pairs for number in each])
+    return choices
 
 
 def expand_counts(text: str) -> list[int]:
     """Returns the tasks of each node of a list in Slurm's form, e.g. `2(x3),1`. Raises `UsageError`."""
     counts: list[int] = []
+    tasks = 0
     for part in text.split(","):
         if not (match := _COUNT.fullmatch(part)):
             raise UsageError(f"SLURM_STEP_TASKS_PER_NODE={text!r} is not a list of counts such as 2(x3),1")
+        tasks += int(match[1]) * int(match[2] or 1)
+        if tasks > MOST_TASKS:
+            raise UsageError(
+                f"SLURM_STEP_TASKS_PER_NODE={text!r} has more than {MOST_TASKS:,} tasks; start the tasks by srun"
+            )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts

@@ -190,6 +190,11 @@ def test_only_who_has_the_link_is_answered(tmp_path):
         assert asked(link, "/data", "localhost:6007")[0] == 200
         assert asked(link, "/data", "evil.example:6007")[0] == 400
         assert asked(link, "/../../etc/passwd")[0] == 404
+    with monitor("--bind=127.0.0.2", tmp_path / "run") as printed:
+        link = urllib.parse.urlsplit(printed)
+        assert (link.hostname, link.query) == ("127.0.0.2", "")
+        assert asked(link, "/data")[0] == 200
+        assert asked(link, "/data", "evil.example:6007")[0] == 400
     with monitor("--bind=0.0.0.0", tmp_path / "run") as printed:
         link = urllib.parse.urlsplit(printed)
         here = urllib.parse.urlsplit(f"http://127.0.0.1:{link.port}")
