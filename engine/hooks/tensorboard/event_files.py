@@ -27,6 +27,7 @@ from ..writing import Writing
 Event = tf.compat.v1.Event
 Summary = tf.compat.v1.Summary
 
+_AROUND_RECORD = 16  # bytes: a length, a checksum of each
 _MARK = "tfevents"  # by which TensorBoard recognises these files
 _MAKING = ""  # stands for a folder of events that can't be made, which says nothing of files
 _START = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
@@ -202,19 +203,40 @@ def cut_back(folder: str, step: int) -> None:
     """
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
-        if _MARK not in name or not os.path.isfile(path):
+        if _MARK not in name or not os.path.isfile(path) or os.path.islink(path):
             continue
         if step < 0:
             os.remove(path)
             continue
+        _leave_out_half(path)
         records, is_whole = _read_records(path)
-        kept = [record for record in records if Event.FromString(record).step <= step]
+        kept = [record for record in records if (found := _step_of(record)) is not None and found <= step]
         if is_whole and len(kept) == len(records):
             continue
         # The temporary name is one that TensorBoard ignores.
         with files.replacing(path, files.make_file, name="cut") as temporary, tf.io.TFRecordWriter(temporary) as writer:
             for record in kept:
                 writer.write(record)
+
+
+def _leave_out_half(path: str) -> None:
+    """Cuts off what is after the last record that is as long as it says: TensorFlow makes room for what it says."""
+    with open(files.open_regular(path, os.O_RDWR), "rb+") as file:
+        size, whole = os.fstat(file.fileno()).st_size, 0
+        while whole + _AROUND_RECORD <= size:
+            after = whole + _AROUND_RECORD + int.from_bytes(file.read(8), "little")
+            if after > size:
+                break
+            whole = file.seek(after)
+        if whole < size:
+            file.truncate(whole)
+
+
+def _step_of(record: bytes) -> int | None:
+    try:
+        return Event.FromString(record).step
+    except Exception:  # protobuf's DecodeError: it is not an event
+        return None
 
 
 def _read_records(path: str) -> tuple[list[bytes], bool]:

@@ -141,6 +141,31 @@ def test_a_disk_that_is_full_for_a_while_leaves_a_gap_of_whole_events_and_a_line
     assert "3 events of steps 7 to 9 are missing" in last
 
 
+def test_a_file_that_anyone_may_have_written_ends_neither_the_run_nor_the_writing(tmp_path):
+    """Records that are not events, a length that no memory has room for, and a link to another's file."""
+
+    def written(path, *records):
+        path.parent.mkdir(exist_ok=True)
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for record in records:
+                writer.write(record)
+        return path
+
+    first, later = (tf.compat.v1.Event(step=step).SerializeToString() for step in (1, 9))
+    forged = written(tmp_path / "train" / "events.out.tfevents.0000000001.0000.a.1", b"\xff not an event", first, later)
+    with open(forged, "ab") as file:
+        file.write(bytes.fromhex("0000000000010000aa3d6be4") + b"abc")  # 2^40 bytes, and the checksum of that number
+    elsewhere = written(tmp_path / "elsewhere" / "a", later)
+    (tmp_path / "train" / "events.out.tfevents.0000000002.0000.a.1").symlink_to(elsewhere)
+    before, files = elsewhere.read_bytes(), EventFiles(str(tmp_path))
+    files.open(5)
+    files.put("train", 6, lambda: event_values.scalars({"a": 1.0}))
+    files.close()
+    assert scalars(tmp_path / "train")["a"] == {6: 1.0}
+    assert elsewhere.read_bytes() == before
+    assert [*tf.data.TFRecordDataset(str(forged)).as_numpy_iterator()] == [first]
+
+
 def test_what_could_not_be_cut_back_is_before_the_files_go_on(tmp_path):
     before, files = EventFiles(str(tmp_path)), EventFiles(str(tmp_path))
     before.open(None)
