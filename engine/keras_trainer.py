@@ -9,15 +9,21 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from .build import build_layers, make_optimizer
 from .internals import keras_compile, keras_copy
+from .internals.errors import reason
+from .metrics import trials
 from .metrics.keras_metrics import KerasMetric
 from .metrics.means import FEW_CLASSES, Mean, Pair, confusion_matrix, weighable
 from .optimizers import KerasOptimizer
 from .optimizers.loss_scale import DynamicLossScale
 from .step import batches
+from .step.context import step_context
+from .step.gathering import gather_together
 from .step.options import CLIPS, StepOptions
 from .trainer import Trainer
 
@@ -51,8 +57,9 @@ class KerasTrainer(Trainer):
     minimized is what Keras's `fit` minimizes on one device, on any number of replicas: each loss is divided by the
     count over the global batch, weights count as in Keras (a weighted sum over the batch's size), masks as well.
     Metrics are Keras's over all examples. The optimizer's clipping is applied to the sum over replicas, and a
-    `LossScaleOptimizer` becomes the engine's loss scale. A `loss` that a function has reduced to one number is averaged
-    over replicas by their examples.
+    `LossScaleOptimizer` becomes the engine's loss scale. A loss that is no mean over examples, as `Dice` and losses of
+    pairs are none, is computed of the global batch, whose outputs and labels each replica gathers. A trial tells which:
+    of two small batches of random numbers, a mean has to be of both together what the two have on average.
 
     Args:
       **arguments: the keywords of the function that makes the model.
@@ -180,11 +187,26 @@ class KerasTrainer(Trainer):
             if labels is None:
                 raise ValueError("the model is compiled with a loss, and the data has no labels; give them as y")
             self._losses = keras_compile.Losses(compiled["loss"], compiled["loss_weights"], output_names=names)
+        self._of_whole_batch: list[str] = []
         specs = tf.nest.map_structure(spec, (features,) if labels is None else (features, labels))
         outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
+        if self._losses is not None:
+            self._of_whole_batch = self._tried(self._weighed(specs[1])[0], outputs)
         if (compiled["metrics"] or compiled["weighted_metrics"]) and labels is not None:
             self._metrics = keras_compile.Metrics(self.model, symbols(self._weighed(specs[1])[0]), symbols(outputs))
             self._sums = {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
+
+    def _tried(self, *specs) -> list[str]:
+        """Returns the names of losses that are no means over examples, where a batch is computed in parts."""
+        replicas, parts = tf.distribute.get_strategy().num_replicas_in_sync, self.given.options.accumulate_steps
+        found: list[str] = []
+        try:
+            if replicas > 1 or parts > 1:
+                trials.in_a_thread(lambda: found.extend(_of_whole_batch(self._losses, *specs)))
+        except Exception as error:  # it may be any
+            logging.info("the loss can't be computed on random numbers (%s): it is of whole batches", reason(error))
+            return [loss.name for loss in self._losses.found]
+        return found
 
     def loss(self, outputs, batch) -> Mean:
         def pair(weights=None):
@@ -195,13 +217,13 @@ class KerasTrainer(Trainer):
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         pairs: dict[str, Any] = {}
-        for name in self._losses_of(outputs, batch, None)[1]:
+        several = self._losses is not None and len(self._losses.found) > 1
+        for name, total in self._losses_of(outputs, batch, None)[1].items() if several else ():
 
-            def pair(weights=None, name=name):
-                by_name = self._losses_of(outputs, batch, weights)[1]
-                return weighable(Mean(by_name[name], _size(batch)), pair, weights is not None)
+            def weigh(weights, name=name):
+                return Mean(self._losses_of(outputs, batch, weights)[1][name], _size(batch))
 
-            pairs[name] = pair()
+            pairs[name] = weighable(Mean(total, _size(batch)), weigh)
         labels, weights = self._weighed(batches.fields(batch).labels)
         pairs |= self._confusion(labels, outputs, weights)
         if self._metrics is None:
@@ -240,21 +262,70 @@ class KerasTrainer(Trainer):
         if self._losses is None:
             return tf.constant(0.0), {}
         size, (labels, own) = _size(batch), self._weighed(batches.fields(batch).labels)
+        weights, parts = own if weights is None else weights, self.given.options.accumulate_steps
+        if self._of_whole_batch:
+            if step_context().is_training and parts > 1:
+                raise ValueError(
+                    f"`accumulate_steps`: {self._of_whole_batch[0]} is a loss of a batch as a whole, and no mean over "
+                    "its examples, so it can't be computed of a part of the batch; use 1"
+                )
+            outputs, labels, weights = self._gathered((outputs, labels, weights))
 
         def divided(loss: keras_compile.Whole) -> tf.Tensor:
+            if self._of_whole_batch:  # on each replica the same
+                return size * (loss.total if loss.count is None else tf.math.divide_no_nan(loss.total, loss.count))
             examples, count = size, loss.count
             if not loss.is_even:
-                if self.given.options.accumulate_steps > 1 and not self.reduction.alone():
+                if step_context().is_training and parts > 1:
                     raise ValueError(
-                        "`accumulate_steps`: a loss with a mask, or with a reduction of its own, is divided by a "
-                        "count over all replicas, which can't be known for a part of a batch; use 1"
+                        "`accumulate_steps`: a loss with a mask, or with a reduction of its own, is divided by a count "
+                        "over the whole batch, which can't be known for a part of it; use 1"
                     )
                 examples, count = tf.unstack(
                     self.reduction.sum_statistics(tf.stack([size, 0.0 if count is None else count]))
                 )
             return loss.total * (examples if loss.count is None else tf.math.divide_no_nan(examples, count))
 
-        return self._losses.total(labels, outputs, own if weights is None else weights, divided)
+        return self._losses.total(labels, outputs, weights, divided)
+
+    def _gathered(self, nest):
+        """Returns a nest of tensors [examples, ...] with the rows of all replicas, and outputs with their masks."""
+        flat = tf.nest.flatten(nest)
+        masks = [None if x is None else keras_compile.mask_of(x) for x in flat]
+        present = [x for x in (*flat, *masks) if x is not None]
+        rows = iter(gather_together(self, present))
+        flat = [None if x is None else next(rows) for x in flat]
+        for x, mask in zip(flat, masks, strict=True):
+            if mask is not None:
+                keras_compile.set_mask(x, next(rows))
+        return tf.nest.pack_sequence_as(nest, flat)
+
+
+def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
+    """Returns the names of losses that are no means over examples, tried on batches of these specs."""
+    random, found = np.random.default_rng(0), set()
+
+    def draw(examples: int):
+        def of(specs, is_label):
+            return tf.nest.map_structure(
+                lambda x: trials.drawn(tf.as_dtype(x.dtype), x.shape[1:], examples, random, is_label), specs
+            )
+
+        return of(labels, True), of(outputs, False)
+
+    def sums(batch) -> list[tuple]:
+        wholes: list[keras_compile.Whole] = []
+        losses.total(*batch, None, lambda whole: wholes.append(whole) or whole.total)
+        examples = float(tf.nest.flatten(batch)[0].shape[0])
+        return [each.of_examples(examples) for each in wholes]
+
+    for _ in range(trials.TRIALS):
+        parts = [draw(examples) for examples in trials.EXAMPLES]
+        both = tf.nest.map_structure(lambda *of_parts: tf.concat(of_parts, 0), *parts)
+        for loss, whole, first, second in zip(losses.found, sums(both), *map(sums, parts), strict=True):
+            if not all(trials.alike(a, b + c) for a, b, c in zip(whole, first, second, strict=True)):
+                found.add(loss.name)
+    return sorted(found)
 
 
 def check(model) -> None:

@@ -8,6 +8,7 @@ They find what layers hold besides the weights that a step trains, and what they
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import AutocastScope
+from keras.src.losses import loss as loss_module
 
 from .variables import assign_local, own_copy, read_local, tf_variable
 
@@ -23,6 +25,30 @@ from .variables import assign_local, own_copy, read_local, tf_variable
 KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
 # An optimizer's attribute that has what it updates, which is a model's.
 UPDATED = "_trainable_variables"
+
+_divided_by_replicas = loss_module.scale_loss_for_distribution
+_undivided: contextvars.ContextVar[bool] = contextvars.ContextVar("undivided", default=False)
+
+
+def _divided(value):
+    """Stands for Keras's function by which each loss object divides its mean by the number of replicas."""
+    return value if _undivided.get() else _divided_by_replicas(value)
+
+
+loss_module.scale_loss_for_distribution = _divided
+
+
+@contextlib.contextmanager
+def undivided_losses() -> Iterator[None]:
+    """Has Keras's loss objects that are called within return means over examples, on replicas too.
+
+    Keras divides them by the number of replicas, since its optimizers sum over replicas; the engine divides by counts.
+    """
+    token = _undivided.set(True)
+    try:
+        yield
+    finally:
+        _undivided.reset(token)
 
 
 def layers_in(layer: tf.keras.layers.Layer, itself: bool = True) -> list[tf.keras.layers.Layer]:

@@ -24,6 +24,7 @@ _CLASSES_BY: dict[Callable, Callable] = {
     ),
 }
 _OF_TWO_CLASSES = (tf.keras.losses.binary_crossentropy, tf.keras.losses.binary_focal_crossentropy)
+mask_of, set_mask = backend.get_keras_mask, backend.set_keras_mask
 _NAME = "{}_loss"  # of an output's loss in logs
 # (a loss of one output before it is divided, as a scalar to minimize; where each is noted by name), of this thread.
 _running: contextvars.ContextVar[tuple[Callable, dict]] = contextvars.ContextVar("losses")
@@ -63,6 +64,12 @@ class Whole(NamedTuple):
     count: tf.Tensor | None
     is_even: bool = True
 
+    def of_examples(self, examples) -> tuple:
+        """Returns (a sum, its count) of so many examples: of a mean over examples both add up over batches."""
+        if self.is_even:
+            return self.total * (examples / self.count), examples
+        return self.total, 0.0 if self.count is None else self.count
+
 
 class Classified(NamedTuple):
     """What a classifier's loss compares: classes int64 [batch, ...], predictions [batch, ..., classes], which count."""
@@ -73,14 +80,19 @@ class Classified(NamedTuple):
 
 
 class Losses(CompileLoss):
-    """The losses of `compile`, found for each output by Keras, and divided by whoever calls `total`."""
+    """The losses of `compile`, found for each output by Keras, and divided by whoever calls `total`.
+
+    Attributes:
+      found: Keras's objects, in the order in which `total` divides them.
+    """
 
     _flat_losses: list | None
+    found: Sequence[tf.keras.losses.Loss] = ()
 
     def build(self, y_true, y_pred):
         with tf.init_scope():  # Keras makes means of its own, which are not used
             super().build(y_true, y_pred)
-        self._found = [loss for _, loss, _, _ in self._flat_losses]
+        self.found = [loss for _, loss, _, _ in self._flat_losses]
         self._flat_losses = [
             self.Loss(path, functools.partial(_noted, _NAME.format(name), loss), weight, name)
             for path, loss, weight, name in self._flat_losses
@@ -114,9 +126,9 @@ class Losses(CompileLoss):
         Counted are labels that are classes and that count in the loss: not those of its `ignore_class`, under a mask or
         of weight 0.
         """
-        loss = self._found[0]
+        loss = self.found[0]
         classes_of = _CLASSES_BY.get(getattr(loss, "fn", None))
-        if len(self._found) > 1 or classes_of is None or not (tf.is_tensor(y_true) and tf.is_tensor(y_pred)):
+        if len(self.found) > 1 or classes_of is None or not (tf.is_tensor(y_true) and tf.is_tensor(y_pred)):
             return None
         axis = loss._fn_kwargs.get("axis", -1)
         values, mask = _values(loss, y_true, y_pred)
@@ -185,20 +197,20 @@ def _whole(loss, y_true, y_pred, weights) -> Whole:
 
 def _values(loss, y_true, y_pred) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Returns (a loss's values before weights, which of them count or None); as Keras's `Loss.__call__` begins."""
-    masks = [backend.get_keras_mask(y_pred)]
+    masks = [mask_of(y_pred)]
     y_pred, y_true = (
         tf.keras.tree.map_structure(lambda x: backend.convert_to_tensor(x, dtype=loss.dtype), y)
         for y in (y_pred, y_true)
     )
     values = loss.call(y_true, y_pred)
-    masks = [mask for mask in (*masks, backend.get_keras_mask(values)) if mask is not None]
+    masks = [mask for mask in (*masks, mask_of(values)) if mask is not None]
     mask = functools.reduce(tf.logical_and, masks) if masks else None
     return backend.convert_to_tensor(values, dtype=loss.dtype), mask
 
 
 def beside_mask(weights: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     """Returns weights [n] or [n, ...] in a shape that Keras's metrics multiply by the mask of these outputs."""
-    mask = backend.get_keras_mask(y_pred)
+    mask = mask_of(y_pred)
     return weights if mask is None else _of_rank(weights, mask.shape.rank)
 
 

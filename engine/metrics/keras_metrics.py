@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import tensorflow as tf
 
 from ..internals import keras_compile
 from ..internals.errors import reason
+from . import trials
 from .means import KerasSums, combined, weighable
-
-_EXAMPLES = (5, 3)  # of the two batches on which a metric is tried
-_TRIALS = 3
 
 
 class KerasMetric:
@@ -61,7 +57,7 @@ class KerasMetric:
         if len(form) < len(arguments):
             raise ValueError(f"KerasMetric of {self._metric.name} was given a single number; give one entry an example")
         if form not in self._tried:
-            _in_a_thread(lambda: self._try(form))
+            trials.in_a_thread(lambda: self._try(form))
             self._tried.add(form)
         state = tf.concat([tf.reshape(tf.cast(x, tf.float32), [-1]) for x in self._added(*arguments)], 0)
 
@@ -106,10 +102,9 @@ class KerasMetric:
         """Raises ValueError unless the metric's state is made of sums. Makes its variables, if there are none."""
         random, name = np.random.default_rng(0), self._metric.name
         try:
-            with tf.device("CPU:0"):
-                if not self._metric.variables:  # some of Keras's wait for the shapes of a batch
-                    self._metric.update_state(*_drawn(form, 1, random))
-                sums = all(self._adds_up(form, random) for _ in range(_TRIALS))
+            if not self._metric.variables:  # some of Keras's wait for the shapes of a batch
+                self._metric.update_state(*_drawn(form, 1, random))
+            sums = all(self._adds_up(form, random) for _ in range(trials.TRIALS))
         except Exception as error:  # the metric's own code may raise anything
             cure = "give it labels and predictions as its update_state takes them"
             if any(not shape for _, shape in form):
@@ -125,48 +120,17 @@ class KerasMetric:
             )
 
     def _adds_up(self, form, random) -> bool:
-        first, second = (_drawn(form, examples, random) for examples in _EXAMPLES)
+        first, second = (_drawn(form, examples, random) for examples in trials.EXAMPLES)
         both = [tf.concat(pair, 0) for pair in zip(first, second, strict=True)]
         whole, one, other = (self._added(*batch) for batch in (both, first, second))
         after = self._updated(one, *second)
-        return all(_alike(a, b + c) and _alike(a, d) for a, b, c, d in zip(whole, one, other, after, strict=True))
+        states = zip(whole, one, other, after, strict=True)
+        return all(trials.alike(a, b + c) and trials.alike(a, d) for a, b, c, d in states)
 
 
 def _drawn(form, examples: int, random: np.random.Generator) -> list[tf.Tensor]:
-    """Draws a batch for a metric, such that any metric accepts it.
-
-    Whole numbers are 0 or 1, which are classes of any metric, labels too; the rest is in (0, 1), as probabilities and
-    weights are.
-    """
-
-    def draw(index, dtype, shape):
-        shape = [examples, *(size or 2 for size in shape)]
-        whole = index == 0 or not dtype.is_floating
-        return tf.cast(random.integers(0, 2, shape) if whole else random.uniform(0, 1, shape), dtype)
-
-    return [draw(index, *each) for index, each in enumerate(form)]
-
-
-def _alike(a, b) -> bool:
-    return bool(np.allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-4, atol=1e-5))
+    return [trials.drawn(*each, examples, random, is_label=index == 0) for index, each in enumerate(form)]
 
 
 def _written(form) -> str:
     return " and ".join(f"{dtype.name} {[None, *shape]}" for dtype, shape in form)
-
-
-def _in_a_thread(function) -> None:
-    """Calls a function without any graph, strategy or scope of Keras's, which all belong to a thread."""
-    errors = []
-
-    def call():
-        try:
-            function()
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call, name="keras_metric")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from ..internals.tensorflow import as_one_of_all, is_only_replica
@@ -64,3 +67,19 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     # A replica without examples computes one that counts in nothing; it has a number that there is.
     return gathered(values), first if present is None else tf.where(present, first, 0)
+
+
+def gather_together(trainer, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Gathers tensors [n, ...] of any number dtype or bool as `gather` does, those of a kind in one message."""
+    kinds: dict[tf.DType, list[int]] = {}
+    for index, each in enumerate(tensors):
+        kinds.setdefault(each.dtype if each.dtype.is_floating else tf.int64, []).append(index)
+    found: dict[int, tf.Tensor] = {}
+    for dtype, indices in kinds.items():
+        own = [tf.cast(tensors[index], dtype) for index in indices]
+        flat = [tf.reshape(x, [tf.shape(x)[0], math.prod(x.shape[1:])]) for x in own]
+        rows, _ = gather(trainer, tf.concat(flat, 1))
+        parts = tf.split(rows, [x.shape[1] for x in flat], axis=1)
+        for index, x, part in zip(indices, own, parts, strict=True):
+            found[index] = tf.cast(tf.reshape(part, [tf.shape(part)[0], *x.shape[1:]]), tensors[index].dtype)
+    return [found[index] for index in range(len(tensors))]

@@ -133,12 +133,13 @@ class StepRunner:
             with keras.computing_with(context.values):
                 yield
 
-    def _context(self, step, present, observed, batch_number=None, readings=None) -> StepContext:
-        """Makes a step's context. Replicas with the same examples draw the same: by their data coordinate."""
+    @contextlib.contextmanager
+    def _context(self, step, present, observed, batch_number=None, readings=None) -> Iterator[StepContext]:
+        """Enters a step's context. Replicas with the same examples draw the same: by their data coordinate."""
         alike = is_only_replica()
         replica = tf.convert_to_tensor(0 if alike else self._mesh.data.rank, tf.int32)
         shard = tf.convert_to_tensor(self._mesh.model.rank if alike else replica_id(), tf.int32)
-        return StepContext(
+        context = StepContext(
             *(step, replica, shard, present, observed, batch_number),
             run_seed=self._trainer.given.options.seed,
             mesh=self._mesh,
@@ -146,3 +147,5 @@ class StepRunner:
             generators=self._holdings.seed_generators,
             applied=self._applied,
         )
+        with context, keras.undivided_losses():
+            yield context

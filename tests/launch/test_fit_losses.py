@@ -1,0 +1,93 @@
+"""Losses of `compile` that are no means over examples: on replicas what Keras minimizes on one device, or an error."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from crankshaft import UsageError, fit
+
+drawn = np.random.default_rng(0)
+X = drawn.normal(size=(29, 3)).astype("float32")
+Y = (X @ drawn.normal(size=(3, 4)) + 0.3 > 0).astype("float32")
+KINDS = drawn.integers(0, 3, 29)
+WEIGHTS = drawn.uniform(0.5, 2.0, 29).astype("float32")
+HOW = {"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0}  # the last batch has 5
+
+
+def of_found(y_true, y_pred):
+    """A sum over the batch, divided by another, in one number."""
+    return keras.ops.sum(keras.ops.square(y_true - y_pred) * y_true) / keras.ops.sum(y_true)
+
+
+def of_pairs(y_true, y_pred):
+    """One value an example, which compares its outputs with all others'."""
+    return keras.ops.logsumexp(y_pred @ keras.ops.transpose(y_pred), -1) - keras.ops.mean(y_true, -1)
+
+
+def by_object(y_true, y_pred):
+    return keras.losses.Huber(0.3)(y_true, y_pred)
+
+
+LOSSES = {
+    "dice": keras.losses.Dice(),
+    "circle": keras.losses.Circle(gamma=3),
+    "found": of_found,
+    "pairs": of_pairs,
+    "object": by_object,
+}
+
+
+def model():
+    keras.utils.set_random_seed(1)
+    features = keras.Input([3])
+    outputs = {name: keras.layers.Dense(4, "sigmoid", name=name)(features) for name in LOSSES}
+    outputs["circle"] = keras.layers.UnitNormalization()(outputs["circle"])
+    made = keras.Model(features, outputs)
+    made.compile(keras.optimizers.SGD(0.5), LOSSES)
+    return made
+
+
+def labels(part=slice(None)):
+    return {name: KINDS[part] if name == "circle" else Y[part] for name in LOSSES}
+
+
+@pytest.mark.parametrize("weights", [None, pytest.param(WEIGHTS, marks=pytest.mark.slow)], ids=["", "weighed"])
+def test_two_replicas_minimize_what_keras_minimizes_on_one_device(weights):
+    plain, validation = model(), (X[:7], labels(slice(7)))
+    right = plain.fit(X, labels(), sample_weight=weights, validation_data=validation, validation_batch_size=5, **HOW)
+    two = {"strategy": "mirrored", "num_virtual_devices": 2, "validation_batch_size": 5}
+    run = fit(model, X, labels(), sample_weight=weights, validation_data=validation, **HOW, **two)
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(run.history.history[name], right.history[name], rtol=1e-4, err_msg=name)
+    for mine, theirs in zip(run.model.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-5, err_msg=theirs.path)
+
+
+def test_a_part_of_a_batch_is_no_batch():
+    """Micro-batches: what is no mean over examples is refused, and what is one is computed."""
+
+    def line(loss, *first):
+        keras.utils.set_random_seed(1)
+        made = keras.Sequential([*first, keras.layers.Dense(4, "sigmoid")])
+        made.compile(keras.optimizers.SGD(0.5), loss)
+        return made
+
+    for loss, name in ((keras.losses.Dice(), "dice"), (of_pairs, "of_pairs")):
+        with pytest.raises(
+            UsageError, match=f"--accumulate_steps: {name} is a loss of a batch as a whole, and no mean"
+        ):
+            fit(lambda loss=loss: line(loss), X, Y, accumulate_steps=2, **HOW)
+    once, halves = (fit(lambda: line(by_object), X, Y, accumulate_steps=steps, **HOW) for steps in (1, 2))
+    for one, two in zip(once.model.weights, halves.model.weights, strict=True):
+        np.testing.assert_allclose(two.numpy(), one.numpy(), atol=1e-6)
+    rows = np.repeat(X[:, None], 2, 1)
+    with pytest.raises(UsageError, match="--accumulate_steps: a loss with a mask, or with a"):
+        fit(
+            lambda: line("mse", keras.layers.Masking(-9.0)),
+            rows,
+            np.repeat(Y[:, None], 2, 1),
+            accumulate_steps=2,
+            **HOW,
+        )
