@@ -43,7 +43,6 @@ OWNERS = {
     "_flat_weighted_metrics": f"{_COMPILED}.CompileMetrics",
     "_flatten_layers": _LAYER,
     "_flatten_y": f"{_COMPILED}.CompileMetrics",
-    "_fn_kwargs": "keras.src.losses.losses.LossFunctionWrapper",
     "_funcs": "tensorflow.python.ops.script_ops.FuncRegistry",
     "_get_function": "tensorflow.Graph",
     "_get_own_losses": _LAYER,
