@@ -315,7 +315,13 @@ def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
 
     def sums(batch) -> list[tuple]:
         wholes: list[keras_compile.Whole] = []
-        losses.total(*batch, None, lambda whole: wholes.append(whole) or whole.total)
+
+        def note(whole: keras_compile.Whole) -> tf.Tensor:
+            wholes.append(whole)
+            return whole.total
+
+        y_true, y_pred = batch
+        losses.total(y_true, y_pred, None, note)
         examples = float(tf.nest.flatten(batch)[0].shape[0])
         return [each.of_examples(examples) for each in wholes]
 

@@ -129,7 +129,7 @@ class KerasMetric:
 
 
 def _drawn(form, examples: int, random: np.random.Generator) -> list[tf.Tensor]:
-    return [trials.drawn(*each, examples, random, is_label=index == 0) for index, each in enumerate(form)]
+    return [trials.drawn(dtype, shape, examples, random, not i) for i, (dtype, shape) in enumerate(form)]
 
 
 def _written(form) -> str:
