@@ -112,7 +112,7 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
             argv[:cut],
             FLAGS,
             help.doc_of(__name__),
-            f"{_PROGRAM} [flags] -- [script.py | -m module] [flags of crankshaft train]",
+            f"{_PROGRAM} [flags] -- [script.py | -m module] [flags of train]",
         ),
         of_tasks=[name for names in GROUPS.values() for name in names],
         words="what the tasks run stands after --",

@@ -32,7 +32,7 @@ from .manifests.job import Job
 
 _PROGRAM = "crankshaft manifest"
 _PLACES = ("slurm", "kubernetes", "jobset", "dockerfile")
-_USAGE = f"{_PROGRAM} {'|'.join(_PLACES)} [flags] -- [script.py | -m module] [flags of crankshaft train]"
+_USAGE = f"{_PROGRAM} {'|'.join(_PLACES)} [flags] -- [script.py | -m module] [flags of train]"
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # of a Service; a pod's name is longer, and has 63 at most
 _TIME = re.compile(r"(\d{1,2}-)?\d{1,3}:\d{2}:\d{2}")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGT]i?)?")

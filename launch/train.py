@@ -136,7 +136,8 @@ def _read_words(argv: list[str], own: list[str]) -> None:
         rest = flags.FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
         known = [name for names in our_flags.GROUPS.values() for name in names] + own
-        raise UsageError(f"--{error.flagname} is unknown; {nearest(error.flagname, known, 'see --help')}") from None
+        cure = our_flags.REPLACED.get(error.flagname) or nearest(error.flagname, known, "see --help")
+        raise UsageError(f"--{error.flagname} is unknown; {cure}") from None
     except flags.Error as error:
         raise rules.explain(error, flags.FLAGS) from None
     except ValueError as error:  # of absl's own flags

@@ -51,7 +51,7 @@ def anchors(text: str) -> set[str]:
 
 def flags_of(line: list[str]) -> list[str]:
     """The names of the flags among a command's words."""
-    return [re.match(r"--?([\w]*)", word)[1] for word in line if word.startswith("-") and word != "--"]
+    return [re.match(r"--([\w]*)", word)[1] for word in line if word.startswith("--") and word != "--"]
 
 
 def unknown(line: list[str]) -> list[str]:

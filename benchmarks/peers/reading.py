@@ -24,9 +24,7 @@ SIZE = 224
 
 def crankshaft(folder: str, flags: list[str]) -> Callable[[int], None]:
     """Reads as a run does, by the part of its step that is input."""
-    from crankshaft.launch.benchmark.measure import parts
-
-    from .. import bare
+    from .. import bare, parts
 
     bare.tune()
     run_dir = tempfile.mkdtemp(prefix="crankshaft-reading-")

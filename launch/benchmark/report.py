@@ -22,7 +22,6 @@ _SECTIONS = {
         "model": "{model}",
         "input": "{input}",
         "strategy": "{strategy}",
-        "part": "{part}",
         "replicas": "{num_replicas}",
         "global batch": "{global_batch_size:n}",
         "precision": "{precision}",
@@ -62,18 +61,6 @@ _SECTIONS = {
         "  bandwidth of": "{roofline[bandwidth]}",
         "share of limit": "{roofline[share_of_limit]:.1%}",
     },
-    "Parts": {"part": "{name}", "ms/step": "{ms_per_step:n}", "share": "{share:.1%}"},
-    "Reduction": {
-        "sums over replicas": "{parts[reduce][gb_per_sec]:n} GB/s, {parts[reduce][bus_gb_per_sec]:n} GB/s a link",
-        "  of four bytes": "{parts[reduce][latency_ms]:n} ms",
-    },
-    "Checkpoint": {
-        "size": "{parts[checkpoint][mb]:,.1f} MiB",
-        "write": "{parts[checkpoint][write_mb_per_sec]:,.0f} MiB/s",
-        "restore": "{parts[checkpoint][restore_mb_per_sec]:,.0f} MiB/s",
-        "training waits": "{parts[checkpoint][blocked_ms]:,.0f} ms a checkpoint",
-        "  and loses in all": "{parts[checkpoint][stall_ms]:,.0f} ms a checkpoint",
-    },
     "Profile": {"op": "{name}", "type": "{type}", "ms/step": "{ms_per_step:n}", "share": "{share:.1%}"},
     "Baseline": {
         "against": "{baseline[path]}",
@@ -92,7 +79,6 @@ _SECTIONS = {
         "system": "{environment[platform]}",
     },
 }
-_SHARES = {"step": "forward, backward", "model_sums": "sums over model", "reduce": "reduction"}
 _NONE = "–"
 
 
@@ -166,22 +152,8 @@ def _lists(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     rounds = result.get("rounds") or ()
     return {
         "Rounds": [{"round": i, **each} for i, each in enumerate(rounds, 1)] if len(rounds) > 1 else [],
-        "Parts": _parts(result.get("parts") or {}),
         "Profile": (result.get("profile") or {}).get("ops") or [],
     }
-
-
-def _parts(parts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Lists the parts of a step's time, as far as they explain it; or a part that was timed alone."""
-    if not parts.get("shares"):
-        timed = {name: part for name, part in parts.items() if part and "ms_per_step" in part}
-        return [{"name": f"{name} alone", "ms_per_step": part["ms_per_step"]} for name, part in timed.items()]
-    whole = parts["whole"]["ms_per_step"]
-    shares = {"whole": 1.0, **{name: share for name, share in parts["shares"].items() if share}}
-    return [
-        {"name": _SHARES.get(name, name), "ms_per_step": share * whole, "share": share}
-        for name, share in shares.items()
-    ]
 
 
 def text(result: Mapping[str, Any]) -> str:

@@ -19,11 +19,11 @@ from ..command_line.config import Config
 from ..command_line.values import differences
 from ..errors import UsageError
 
-VERSION = "crankshaft.benchmark/1"
+VERSION = "crankshaft.benchmark/2"
 _NUMBER, _NONE = (int, float), (type(None),)
 # What a result of steps has, by type.
 _TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("date", "command", "mode", "part", "model", "strategy"), (str,)),
+    **dict.fromkeys(("date", "command", "mode", "model", "strategy"), (str,)),
     **dict.fromkeys(("global_batch_size", "num_replicas", "step", "steps"), (int,)),
     **dict.fromkeys(("model_arg", "input_arg", "train", "environment", "noise", "calls", "step_ms"), (dict,)),
     **dict.fromkeys(("rounds", "warnings"), (list,)),
@@ -34,7 +34,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "interval": (list, *_NONE),
 }
 # Defines the work that is measured: two rates of different work can't be compared.
-_WORK = ("part", "model", "model_arg", "input", "input_arg", "global_batch_size")
+_WORK = ("model", "model_arg", "input", "input_arg", "global_batch_size")
 MOST_BYTES = 64 << 20
 _MACHINE = ("cpu", "usable_cores", "gpus")
 
@@ -80,8 +80,7 @@ def work_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def work_asked(config: Config) -> dict[str, Any]:
     """Returns the work that these flags measure, as their result names it."""
-    part = "whole" if config.benchmark_part == "all" else config.benchmark_part
-    return work_of({"part": part, **config.deciding()})
+    return work_of(config.deciding())
 
 
 def check_baseline(config: Config) -> None:
@@ -90,11 +89,8 @@ def check_baseline(config: Config) -> None:
         return
     if config.fail_below is not None and not config.baseline:
         raise UsageError(f"--fail_below={config.fail_below:g} has nothing to compare with; add --baseline")
-    if not config.baseline:
-        return
-    if config.benchmark_part == "checkpoint":
-        raise UsageError("--baseline compares rates of steps, and --benchmark_part=checkpoint has none; leave it out")
-    read_baseline(config.baseline)
+    if config.baseline:
+        read_baseline(config.baseline)
 
 
 def check_work_of_baseline(config: Config) -> None:

@@ -32,8 +32,6 @@ def check(config: Config) -> None:
     _check_amounts(config)
     _check_sync_periods(config)
     _check_monitor(config)
-    if config.mode == "benchmark":
-        _check_part(config)
     if config.mode in configs.READING:
         _check_checkpoints(config)
     if config.run_dir:
@@ -230,26 +228,6 @@ def _check_sync_periods(config: Config) -> None:
     if config.powersgd_rank:
         raise UsageError(
             f"--powersgd_rank={config.powersgd_rank} is of sums in each step, and --sync_every_steps={steps} makes "
-            "none; leave one of them out"
-        )
-
-
-def _check_part(config: Config) -> None:
-    """Checks that --benchmark_part can be measured with this strategy."""
-    part = config.benchmark_part
-    if config.strategy == "parameter_server" and part == "reduce":
-        raise UsageError(
-            "--benchmark_part=reduce is of sums over replicas, and workers around parameter servers make none; use "
-            "--benchmark_part=update, which sends gradients to the servers"
-        )
-    if part == "reduce" and (config.strategy == "one_device" or config.num_virtual_devices == 1):
-        raise UsageError(
-            "--benchmark_part=reduce needs two replicas or more, and there is one; add --strategy=mirrored "
-            "--num_virtual_devices=2"
-        )
-    if part == "reduce" and config.sync_every_steps > 1:
-        raise UsageError(
-            f"--benchmark_part=reduce is of sums in each step, and --sync_every_steps={config.sync_every_steps} makes "
             "none; leave one of them out"
         )
 

@@ -23,7 +23,6 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 SCHEDULES = ("constant", "cosine", "cosine_restarts", "exponential", "polynomial", "piecewise")
 AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
 SPLITS = ("eval", "train")
-BENCHMARK_PARTS = ("whole", "step", "input", "reduce", "checkpoint", "update", "all")
 
 # What a flag is for: (another flag, values of it), or, without values, any but the other's default.
 Use = tuple[str, ...]
@@ -42,6 +41,9 @@ ESSENTIAL = (  # what --helpshort has
     "train_steps train_epochs global_batch_size optimizer learning_rate learning_rate_schedule precision jit "
     "eval_every_steps checkpoint_every_steps early_stopping restore_best result_json"
 ).split()
+REPLACED = {  # flags that are gone, and what to use
+    "benchmark_part": "in a checkout of Crankshaft, `python -m benchmarks.parts --part=NAME` times parts of a step",
+}
 EITHER = (("train_steps", "train_epochs"), ("benchmark_steps", "benchmark_seconds"))  # a length, said in two ways
 _LOCAL_SGD = ("sync_every_steps",)
 _OF_A_FOLDER = ("run_dir",)
@@ -527,12 +529,6 @@ class Flags:
         _number, None, "A round times steps for about so long; 3 if neither is given.", above=0, upper=1e6
     )
     benchmark_rounds: int = _benchmark(_integer, 3, "Rounds, one after another.", lower=1)
-    benchmark_part: str = _benchmark(
-        _enum,
-        "whole",
-        "What is timed: the whole loop, one part of it in isolation, or all: the whole and what each part takes of it.",
-        enum_values=BENCHMARK_PARTS,
-    )
     profile: bool = _benchmark(
         _boolean, False, "Write a TensorBoard trace of ten steps, and name the ten most expensive ops.", may_differ=True
     )

@@ -82,8 +82,11 @@ def test_without_a_number_of_bad_records_none_are_counted(inside, tmp_path):
 class Large(Source):
     element_spec = (Spec((1024,), np.float32),)
 
-    def __init__(self, chunk_examples: int = 1, draws: bool = False):
-        self.chunk_examples, self.draws = chunk_examples, draws
+    def __init__(self, chunk_examples: int = 1, draws: bool = False, files: tuple[str, ...] = ("a",)):
+        self.chunk_examples, self.draws, self._files = chunk_examples, draws, files
+
+    def files(self):
+        return self._files
 
     def __len__(self):
         return 1 << 20
@@ -97,6 +100,7 @@ class Large(Source):
     [
         (Large(), 0, ["--resident_data_mb=4096", "--shuffle_window=64", "crankshaft prepare", "cores"], ["dataset"]),
         (Large(), 8, ["--resident_data_mb=4096"], ["--shuffle_window"]),
+        (Large(files=()), 0, ["crankshaft prepare"], ["--shuffle_window"]),  # it may be in memory
         (Large(chunk_examples=64), 0, ["crankshaft prepare"], ["--shuffle_window"]),
         (Large(draws=True), 0, ["crankshaft prepare"], ["--resident_data_mb"]),
         (None, 0, ["num_parallel_calls", "crankshaft prepare"], ["--resident_data_mb"]),
@@ -108,40 +112,3 @@ def test_the_cure_of_slow_input_is_one_that_can_help(split, window, says, not_sa
     line = faster_input(split, 1024 if isinstance(split, Large) else 0, window)
     assert [each for each in says if each not in line] == []
     assert [each for each in not_says if each in line] == []
-
-
-BENCHMARK = ("--mode=benchmark", "--model=logistic", "--jit=off", "--benchmark_part=input", "--benchmark_rounds=2")
-
-
-@pytest.fixture
-def windows(tmp_path):
-    """Flags of an input that reads a file of its own, a number an example."""
-    np.repeat(np.arange(6400, dtype=np.int64), 512).tofile(tmp_path / "numbers.bin")  # a page an example
-    (tmp_path / "numbers.py").write_text(
-        '"""Numbers."""\n'
-        "import numpy as np\n"
-        "from crankshaft import Source, Spec\n"
-        "from crankshaft.input.data import Data\n"
-        "from crankshaft.input.files.storage import Files\n"
-        "class Numbers(Source):\n"
-        "    element_spec = (Spec((1,), np.float32), Spec((), np.int64))\n"
-        "    def __init__(self, path):\n"
-        "        self._files = Files([path])\n"
-        "    def __len__(self):\n"
-        "        return 6400\n"
-        "    def read(self, indices):\n"
-        "        found = np.frombuffer(b''.join(self._files.pread(0, 4096 * i, 8) for i in indices), np.int64)\n"
-        "        return found[:, None].astype(np.float32), found % 2\n"
-        "    def files(self):\n"
-        "        return self._files.paths\n"
-        "def load(data_dir, seed):\n"
-        "    return Data(Numbers(data_dir), None, num_classes=2)\n"
-    )
-    return (f"--input={tmp_path / 'numbers.py'}", f"--data_dir={tmp_path / 'numbers.bin'}", "--global_batch_size=64")
-
-
-def test_input_is_timed_from_files(windows, inside, tmp_path):
-    result = tmp_path / "result.json"
-    asked = ("--benchmark_steps=200", f"--result_json={result}")
-    inside(*BENCHMARK, *windows, "--resident_data_mb=0", *asked).ok()
-    assert json.loads(result.read_text())["parts"]["input"]["examples_per_sec"] > 0

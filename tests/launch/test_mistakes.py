@@ -81,19 +81,8 @@ MISTAKES = {
         [*RUN, "--baseline=x.json"],
         [f"--baseline={HERE}/x.json", "--mode=benchmark", "leave"],
     ),
-    "a sum of one replica": (
-        [*RUN, "--mode=benchmark", "--benchmark_part=reduce"],
-        ["--benchmark_part=reduce needs two replicas", "--num_virtual_devices=2"],
-    ),
-    "a sum that is not made": (
-        [*RUN, *MIRRORED, "--mode=benchmark", "--benchmark_part=reduce", "--sync_every_steps=4"],
-        ["--benchmark_part=reduce", "--sync_every_steps=4 makes none", "leave one"],
-    ),
+    "a flag that is gone": ([*RUN, "--benchmark_part=all"], ["--benchmark_part is unknown", "benchmarks.parts"]),
     "a limit for no comparison": ([*RUN, "--mode=benchmark", "--fail_below=0.9"], ["--fail_below=0.9", "--baseline"]),
-    "a part without a rate against a baseline": (
-        [*RUN, "--mode=benchmark", "--baseline=x.json", "--benchmark_part=checkpoint"],
-        ["--benchmark_part=checkpoint has none", "leave it out"],
-    ),
     "steps and epochs": (
         [*RUN, "--train_steps=3", "--train_epochs=2"],
         ["--train_steps and --train_epochs", "use one"],

@@ -51,18 +51,6 @@ MORE = {
         "cache_gb_per_sec": 50.0,
     },
     "roofline": {"bound": "memory", "limit_steps_per_sec": 8000.0, "share_of_limit": 0.5},
-    "parts": {
-        "whole": {"ms_per_step": 0.25, "repeats": 7},
-        "step": {"ms_per_step": 0.2, "repeats": 7},
-        "reduce": {
-            "ms_per_step": 0.02,
-            "gb_per_sec": 0.5,
-            "bus_gb_per_sec": 0.75,
-            "latency_ms": 0.125,
-        },
-        "checkpoint": {"mb": 12.5, "write_mb_per_sec": 1500.0, "restore_mb_per_sec": 900.0, "blocked_ms": 3.0},
-        "shares": {"step": 0.8, "unexplained": 0.2},
-    },
     "profile": {"trace": "x", "ops": [{"name": "mlp/[a]", "type": "MatMul", "ms_per_step": 0.1, "share": 0.4}]},
     "baseline": {
         "path": "old.json",
@@ -103,13 +91,6 @@ def test_every_part_of_a_result_has_its_lines():
         "bound by  memory: at most 8,000 steps/s",
         "share of limit  50.0%",
         "last cache  50 GB/s",
-        "whole  0.25  100.0%",
-        "forward, backward  0.2  80.0%",
-        "unexplained  0.05  20.0%",
-        "sums over replicas  0.5 GB/s, 0.75 GB/s a link",
-        "of four bytes  0.125 ms",
-        "write  1,500 MiB/s",
-        "training waits  3 ms a checkpoint",
         "others used  0.12 cores during the rounds",
         "mlp/[a]  MatMul  0.1  40.0%",
         "ratio  1.250",
@@ -121,8 +102,6 @@ def test_every_part_of_a_result_has_its_lines():
 
 
 def test_a_tables_figures_stand_at_its_right_side():
-    text = report.text({"parts": {"input": {"ms_per_step": 0.5, "repeats": 7}}})
-    assert text.splitlines() == ["part         ms/step  share", "input alone      0.5      –"]
     lines = report.text({"rounds": MORE["rounds"] * 5}).splitlines()
     assert [line[:5] for line in lines] == ["round", *(f"{i:5}" for i in range(1, 11))]
     assert len({len(line) for line in lines}) == 1

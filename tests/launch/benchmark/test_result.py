@@ -120,7 +120,7 @@ def test_what_is_missing_or_wrong_is_listed(measured):
         ("{", "is not JSON"),
         ("[]", "is not a result of this benchmark: its schema is None"),
         ('{"schema": "crankshaft.benchmark/0"}', "its schema is crankshaft.benchmark/0, and this is"),
-        ('{"schema": "crankshaft.benchmark/1"}', "date is missing and 32 more"),
+        ('{"schema": "crankshaft.benchmark/2"}', "date is missing and 31 more"),
     ],
 )
 def test_what_is_no_result_is_refused_as_a_baseline(tmp_path, content, line):
@@ -135,10 +135,10 @@ def test_what_is_no_result_is_refused_as_a_baseline(tmp_path, content, line):
 
 def test_a_baseline_of_other_work_is_refused_before_it_is_measured(measured, inside):
     _, path = measured
-    other = ("--model_arg=hidden_units=32", "--global_batch_size=128", "--benchmark_part=step")
+    other = ("--model_arg=hidden_units=32", "--global_batch_size=128")
     same = [word for word in BENCHMARK if not word.startswith("--model_arg")]
     outcome = inside(*same, *other, f"--baseline={path}")
-    assert "part: whole -> step; model_arg hidden_units: [16] -> [32]; global_batch_size: 64 -> 128" in outcome.mistake
+    assert "model_arg hidden_units: [16] -> [32]; global_batch_size: 64 -> 128" in outcome.mistake
 
 
 def test_a_baseline_of_another_machine_is_said_to_be():

@@ -1,32 +1,52 @@
-"""A step's parts, each alone: the strategy is bound to a loop that does that part and nothing else. Host code.
+"""Times a step's parts, each alone: `python -m benchmarks.parts --part=all --model=mlp --input=digits`.
 
-So a part is timed as the whole is, by the strategy's own calls: paced, awaited, and agreed where there are several
-processes. Within `TrainState.kept` a part leaves no trace in the run.
+Every flag but `--part` is one of `crankshaft train`; `crankshaft local --workers=2 -- -m benchmarks.parts ...` times
+parts between processes. The strategy is bound to a loop that does one part and nothing else, so a part is timed as the
+whole is, by the strategy's own calls: paced, awaited, and agreed on by several processes. Within `TrainState.kept` a
+part leaves no trace in the run. The chief prints the figures as JSON:
+
+- `whole`, `step` (on one batch again and again), `input` (batches that are used for nothing), `reduce` (sums of
+  gradients that exist, with rates as nccl-tests defines them), `update` (the optimizer alone; around parameter servers
+  with the way there), `own_step` (on a mesh that cuts the model: without its sums over `model`): `seconds`, `repeats`,
+  `ms_per_step`, `rounds_ms`.
+- `checkpoint`: see `checkpoint`.
+- with `--part=all`, timed in turn: `shares` of the whole, see `shares`.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from absl import flags
 
-from ....engine.checkpoints import Checkpoints, Writer
-from ....engine.holdings import Holdings
-from ....engine.internals.tensorflow import computed_whole
-from ....engine.metrics.means import Mean
-from ....engine.reduction import Reduction
-from ....engine.state import TrainState
-from ....engine.step.batches import with_stand_in
-from ....engine.step.runner import StepRunner
-from ....engine.strategies.inner_loop import InnerLoop
-from ....engine.trainer import Trainer
-from . import rounds
-from .rounds import Length
+from crankshaft.engine.checkpoints import Checkpoints, Writer
+from crankshaft.engine.holdings import Holdings
+from crankshaft.engine.internals.tensorflow import computed_whole
+from crankshaft.engine.metrics.means import Mean
+from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.batches import with_stand_in
+from crankshaft.engine.step.runner import StepRunner
+from crankshaft.engine.strategies.inner_loop import InnerLoop
+from crankshaft.engine.trainer import Trainer
+from crankshaft.launch import held, train
+from crankshaft.launch.benchmark.measure import rounds
+from crankshaft.launch.benchmark.measure.rounds import Length
+from crankshaft.launch.command_line import checks
+from crankshaft.launch.command_line import config as configs
+from crankshaft.launch.run.session import choose_jit
 
+PARTS = ("all", "whole", "step", "own_step", "input", "reduce", "update", "checkpoint")
+_PART_SECONDS = 1.5
 _TURNS = 3
 _LATENCY_SECONDS = 0.5
 _GRADIENT_SIZE = 1e-3
@@ -299,6 +319,48 @@ def checkpoint(strategy, state: TrainState, part: Part, folder: str, clock=time.
     return {"seconds": clock() - began, "repeats": _CHECKPOINTS, **medians, "samples": samples}
 
 
+def measured(session, part: str) -> dict[str, Any]:
+    """Returns the figures of a part, or of `all`, by name; every process makes the same calls."""
+    strategy, state, feed = session.strategy, session.state, session.strategy.train_feed
+    jit = bool(state.jit) and not strategy.without_jit
+    make = {each.__name__: each for each in (whole, step, own_step, input, reduce, update)}
+    why_no_sums = without_sums(strategy, state)
+    names = [name for name in make if name != "own_step" or strategy.mesh.is_cut] if part == "all" else [part]
+    if why_no_sums and "reduce" in names:
+        print(f"reduce is not timed: {why_no_sums}", file=sys.stderr)
+        names.remove("reduce")
+    with state.kept():
+        timed_parts = {name: make[name](strategy, state, feed, jit) for name in names if name in make}
+        figures: dict[str, Any] = timed(strategy, state, timed_parts, _PART_SECONDS)
+        if "input" in figures:
+            figures["input"]["examples_per_sec"] = 1e3 * feed.order.batch_size / figures["input"]["ms_per_step"]
+        if "reduce" in figures:
+            figures["reduce"] |= figures_of_sums(strategy, state, feed, figures["reduce"]["ms_per_step"])
+        if part == "all":
+            figures["shares"] = shares(figures)
+        if part in ("all", "checkpoint"):
+            with tempfile.TemporaryDirectory(prefix="crankshaft-checkpoint-") as folder:
+                folder = strategy.exchange_text(folder)[0]
+                figures["checkpoint"] = checkpoint(strategy, state, step(strategy, state, feed, jit), folder)
+    return figures
+
+
+def main() -> None:
+    part = flags.DEFINE_enum("part", "all", PARTS, "What is timed: a part of a step, or all in turn.")
+    own = train.parse([sys.argv[0], "--mode=benchmark", *sys.argv[1:]])
+    config = configs.from_flags(None, False, os.environ, own)
+    checks.check(config)
+    run = held.Held(config)
+    run.open(None, ())
+    if run.session is None:  # a parameter server, until the chief ended
+        sys.exit(run.code)
+    with run, run.at_work():
+        print(choose_jit(run.session), file=sys.stderr)
+        figures = measured(run.session, part.value)
+        if config.is_chief:
+            print(json.dumps(figures, indent=1))
+
+
 def _seconds(clock, act) -> float:
     before = clock()
     act()
@@ -307,3 +369,7 @@ def _seconds(clock, act) -> float:
 
 def _steps_seconds(strategy, state: TrainState, steps: int, clock) -> float:
     return sum(call.seconds for call in rounds.timed_round(strategy, state, steps, clock)[0])
+
+
+if __name__ == "__main__":
+    main()

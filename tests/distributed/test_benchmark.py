@@ -1,0 +1,77 @@
+"""Benchmark mode, and a step's parts, between processes: all make the same calls, and the chief alone speaks."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.waiting import PATIENCE
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PARTS = ("-m", "benchmarks.parts", "--part=all")
+
+
+def figures(text: str) -> dict:
+    return json.JSONDecoder().raw_decode(text[text.index("{\n") :])[0]
+
+
+@pytest.mark.slow
+def test_workers_time_all_parts_together(start_workers):
+    flags = "--strategy=multi_worker --model=mlp --model_arg=hidden_units=16 --input=digits"
+    workers = start_workers(2, *PARTS, *flags.split()).ok()
+    timed = figures(workers.output(0))
+    assert sum(timed["shares"].values()) == pytest.approx(1.0)
+    assert all(timed[name]["ms_per_step"] > 0 for name in ("whole", "step", "input", "reduce", "update"))
+    assert timed["reduce"]["bytes"] == 4 * (784 * 16 + 16 + 16 * 10 + 10)
+    assert timed["checkpoint"]["mb"] > 0
+    assert "ms_per_step" not in workers.output(1)
+
+
+@pytest.mark.slow
+def test_a_profile_is_of_all_workers(start_workers, tmp_path):
+    flags = "--mode=benchmark --strategy=multi_worker --model=mlp --model_arg=hidden_units=16 --input=digits --profile"
+    length = "--benchmark_seconds=0.2 --benchmark_rounds=2"
+    command = ["-m", "crankshaft", "train", *flags.split(), *length.split(), f"--result_json={tmp_path}/b.json"]
+    workers = start_workers(2, *command).ok()
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert found["flops_per_step"] == 2 * 64 * (2 * 784 * 16 + 3 * 16 * 10)  # of the global batch
+    assert any("CollectiveGather" in op["type"] for op in found["profile"]["ops"])  # what is small is gathered
+    assert "steps/s" not in workers.output(1)
+
+
+@pytest.mark.slow
+def test_steps_around_parameter_servers_are_timed_and_traced_on_their_tasks(tmp_path):
+    work = "--model=wide_deep --input=synthetic_clicks --input_arg=examples=2048 --global_batch_size=64"
+    length = "--mode=benchmark --benchmark_seconds=0.5 --benchmark_rounds=2 --profile"
+    on_servers(*length.split(), *work.split(), f"--run_dir={tmp_path}", f"--result_json={tmp_path}/b.json")
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert found["reduce_fraction"] is None
+    # 8 ids of 16 numbers, 128, 64, 1: forward, for the weights, and for each layer's inputs.
+    assert found["flops_per_step"] == 2 * 64 * 3 * (8 * 16 * 128 + 128 * 64 + 64)
+    assert found["roofline"]["bound"] in ("compute", "memory")
+    assert len(list(tmp_path.glob("tensorboard/plugins/profile/*/*.xplane.pb"))) == 3
+    assert found["profile"]["steps"] > 1
+    assert len(found["profile"]["ops"]) == 10
+    assert not list(tmp_path.glob("checkpoints/*"))
+    out = on_servers(*PARTS, *work.split())
+    timed = figures("\n".join(line.removeprefix("[chief] ") for line in out.splitlines()))
+    assert "reduce" not in timed
+    assert all(timed[name]["ms_per_step"] > 0 for name in ("whole", "step", "input", "update"))
+    assert sum(timed["shares"].values()) == pytest.approx(1.0)
+    assert timed["checkpoint"]["mb"] > 0
+
+
+def on_servers(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "crankshaft", "local", "--workers=2", "--ps=1", "--", *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
