@@ -12,6 +12,7 @@ was interrupted is taken up again by the same call: shards that are whole are ke
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -83,6 +84,6 @@ def _run() -> int:
     )
     most = FLAGS.processes or max(1, int(cpus.usable_cores()))
     summary = shards.prepare(request, most, lambda line: print(f"[prepare] {line}", flush=True))
-    words = " ".join(given.words({"input": FLAGS.format, "data_dir": FLAGS.output_dir}))
+    words = shlex.join(given.words({"input": FLAGS.format, "data_dir": FLAGS.output_dir}))
     print(f"[prepare] {summary}; train on it by crankshaft train {words}", flush=True)
     return 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -150,7 +151,8 @@ def _say_where(config: configs.Config) -> None:
     if config.writes_run and config.progress != "off":
         run_dir = config.given_run_dir
         board = RunDir(run_dir).tensorboard
-        print(f"The run's files: {run_dir}\nTensorBoard:     {sys.executable} -m tensorboard.main --logdir {board}")
+        command = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", board])
+        print(f"The run's files: {run_dir}\nTensorBoard:     {command}")
 
 
 def _explain(error: Exception, debug: bool) -> int:

@@ -15,6 +15,7 @@ _AROUND = (
     "Could not automatically infer",
 )
 _NAMES = r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\](?: name:)?"  # of nodes
+_WRAPPED = r"(?<=[\w,;])\n[ \t]*(?=[a-z])"  # the end of a line within a sentence
 _BOLD = r"\x1b\[[0-9;]*m"
 _NUMBER = r"^\(\d+\) [A-Z_]+: +"  # of several errors
 _OF_PIPELINE = r"^Error in user-defined function passed to \S+ transformation with iterator: \S+: +"
@@ -44,8 +45,11 @@ def one_line(text: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the line of an error's message that says what is wrong; the name of its class where there is none."""
-    lines = [line.strip() for line in re.sub(_BOLD, "", str(error)).splitlines()]
+    """Returns the line of an error's message that says what is wrong; the name of its class where there is none.
+
+    A line that ends within a sentence, as in Python's own longer messages, goes on in the next one.
+    """
+    lines = [line.strip() for line in re.sub(_WRAPPED, " ", re.sub(_BOLD, "", str(error))).splitlines()]
     lines = [line for line in lines if line and not line.startswith(_AROUND) and "root error(s) found" not in line]
     text = re.sub(_NAMES, "", lines[0]).strip() if lines else ""
     return re.sub(_OF_PIPELINE, "", re.sub(_NUMBER, "", text)) or type(error).__name__

@@ -77,9 +77,11 @@ def check_bindable(cluster: Cluster) -> None:
     server listens at the port on all interfaces, whatever the host's name; that is what is tried. A port that an
     earlier process has just left (TIME_WAIT) is free.
 
-    Raises `UsageError` where its port is in use, or is one that this user may not have; `PortTakenError` where it is in
-    use and Crankshaft chose it.
+    Raises `UsageError` where its port is in use, or is one that this user may not have, or where this process was
+    started by the task whose variables it has; `PortTakenError` where it is in use and Crankshaft chose it.
     """
+    if cluster.is_chosen and (leader := os.getsid(0)) != os.getpid():  # a task leads its session, see `children`
+        raise UsageError(f"{cluster.source}'s {cluster.task} is process {leader}, not this one; {_inherited(cluster)}")
     if elsewhere := _why_elsewhere(split(cluster.address)[0]):
         logging.warning(
             "%s's %s, this process, is at %s, %s; unless the others reach this process there (a mapped port, a "
@@ -127,9 +129,17 @@ def _explained(cluster: Cluster):
             f"{cluster.source}'s {cluster.task}, this process, is at {cluster.address}, and that port is in use "
             f"({os.strerror(error.errno)})"
         )
+        if owner := listeners.above(split(cluster.address)[1]):
+            raise UsageError(f"{in_use} by process {owner}; {_inherited(cluster)}") from None
         if cluster.is_chosen:
             raise PortTakenError(f"{in_use}; all tasks have to start again, with other ports") from None
         raise UsageError(f"{in_use}; end the process that has it, or use another port") from None
+
+
+def _inherited(cluster: Cluster) -> str:
+    """Returns the cure where a process has the variables of the task that started it."""
+    unset = f"unset {cluster.source} for this one, or " if cluster.source == "TF_CONFIG" else ""
+    return f"the task has started this one, which inherits its variables; {unset}give it --strategy=one_device"
 
 
 def _listen(cluster: Cluster) -> socket.socket:

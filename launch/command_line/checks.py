@@ -13,6 +13,7 @@ from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.metrics.monitored import Monitored
 from ..cluster import meeting, places
 from ..errors import UsageError
+from ..host import process
 from . import config as configs
 from . import paths, rules
 from .config import KERAS_FILES, Config
@@ -27,6 +28,7 @@ def check(config: Config) -> None:
 
     Only hosts whose names have no address yet are waited for.
     """
+    process.refuse_within_import()
     _check_strategy(config)
     _check_metrics(config)
     _check_amounts(config)

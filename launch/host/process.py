@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import multiprocessing
 import os
 import re
 import signal
@@ -63,6 +64,24 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:  # as Python has it where the stream was closed at its start
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     terminal.escape_unprintable()
+
+
+def refuse_within_import() -> None:
+    """Raises `UsageError` in a process that `multiprocessing` has spawned and that imports its parent's script.
+
+    Python refuses to start processes then, and a pool starts others in the place of those that end by it, without end.
+    So the parent is asked to end.
+    """
+    if not getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing.spawn has it
+        return
+    parent = os.getppid()
+    with contextlib.suppress(OSError):  # it has ended, and another process, of another program, is the parent now
+        if parent != 1 and os.path.samefile(f"/proc/{parent}/exe", "/proc/self/exe"):
+            os.kill(parent, signal.SIGTERM)
+    raise UsageError(
+        "the script starts a process by `multiprocessing`, which imports the script and so begins its run again; put "
+        'what starts the run below `if __name__ == "__main__":`'
+    )
 
 
 def age_seconds() -> float:

@@ -159,6 +159,23 @@ elif config["task"]["type"] == "ps":
     assert outcome.err.count(f"[local] {waits} is process ") == 1
 
 
+def test_what_a_task_starts_is_not_taken_for_the_task(local):
+    """An evaluation of its run, for example: it would wait for the peers in place of its parent, or take its port."""
+    script = """
+if index == 0:
+    code = "import sys; from crankshaft.launch import train; train.main(argv=sys.argv)"
+    command = [sys.executable, "-c", code, "--model=mlp", "--input=mnist", "--data_dir=/no/data"]
+    for more in ([], ["--strategy=one_device"]):
+        done = subprocess.run([*command, *more], capture_output=True, text=True)
+        print(done.returncode, os.getpid(), done.stderr.strip())
+"""
+    first, second = lines_of(local(script).wait().ok().out, "worker 0")
+    _, pid, *_ = first.split()
+    assert first.startswith(f"2 {pid} error: TF_CONFIG's worker 0 is process {pid}, not this one; the task has started")
+    assert "unset TF_CONFIG for this one, or give it --strategy=one_device" in first
+    assert "--data_dir=/no/data does not exist" in second
+
+
 def test_a_worker_around_servers_is_not_restarted_by_itself_at_a_port_that_is_taken():
     tasks, taken = Servers(0, 600.0, 30.0), Ending("worker 0", EXIT_PORT_TAKEN)
     assert tasks.alone(taken) is None

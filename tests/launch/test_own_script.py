@@ -165,12 +165,13 @@ def test_a_script_that_changes_its_folder_finds_all_files_where_they_were_typed(
         os.chdir(elsewhere)
         return arrays()
 
-    flags = ("--run_dir=runs/a", "--result_json=r.json", "--train_epochs=2", "--checkpoint_every_steps=1", *QUIET)
+    flags = ("--run_dir=runs/a b", "--result_json=r.json", "--train_epochs=2", "--checkpoint_every_steps=1", *QUIET)
     for epochs in (2, 3):
         monkeypatch.chdir(tmp_path)
-        inside(*flags, f"--train_epochs={epochs}", trainer=Regression, data=data).ok()
+        outcome = inside(*flags, f"--train_epochs={epochs}", trainer=Regression, data=data).ok()
+    assert outcome.out.endswith(f" -m tensorboard.main --logdir '{tmp_path}/runs/a b/tensorboard'\n")  # can be pasted
     monkeypatch.chdir(tmp_path)
-    model = crankshaft.load_model("runs/a")
+    model = crankshaft.load_model("runs/a b")
     inside("--mode=eval", *flags[:2], trainer=Regression, data=data).ok()
     assert model.predict(FEATURES, verbose=0).shape == (96, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "r.json", "runs"]

@@ -290,6 +290,20 @@ def test_ctrl_c_before_the_first_step_is_one_line_and_saves_nothing(inside, tmp_
     assert not (tmp_path / "config.json").exists()
 
 
+def test_a_script_that_processes_import_without_a_guard_is_named_and_no_pool_starts_others_for_ever(crank, tmp_path):
+    (script := tmp_path / "script.py").write_text(
+        "import multiprocessing\n"
+        "from crankshaft.launch import train\n"
+        "if multiprocessing.current_process().name == 'MainProcess':\n"  # as its data function would, once it trains
+        "    multiprocessing.get_context('spawn').Pool(1).map(abs, range(4))\n"
+        "train.main(argv=['script', '--model=mlp', '--input=digits'])\n"
+    )
+    outcome = crank(script=script, tensorflow=False)
+    assert outcome.code == -signal.SIGTERM
+    assert outcome.error.startswith("the script starts a process by `multiprocessing`, which imports the script")
+    assert outcome.error.endswith('put what starts the run below `if __name__ == "__main__":`')
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_with_another_code(inside, tmp_path):
     class Exploding(Line):
         def loss(self, outputs, batch):

@@ -62,9 +62,10 @@ def content(folder):
 
 
 def test_shards_train_to_the_bit_as_their_input_does(prepared, inside, tmp_path):
-    out = tmp_path / "out"
+    out = tmp_path / "out of digits"
     code, said, _ = prepared("--input=digits", f"--output_dir={out}", "--shards=3")
     assert code == 0
+    assert said.endswith(f"train on it by crankshaft train --input=tfrecord '--data_dir={out}'\n")  # can be pasted
     assert "1,437 examples in 3 shards of train and 360 examples in 1 shard of eval" in said
     runs = [tmp_path / "arrays", tmp_path / "shards"]
     for run_dir, given in zip(runs, (["--input=digits"], ["--input=tfrecord", f"--data_dir={out}"]), strict=True):

@@ -21,6 +21,15 @@ def test_parameters_that_an_engine_error_names_are_told_as_flags():
     assert explanations.explain(error) == (EXIT_USAGE, line)
 
 
+def test_a_sentence_that_goes_on_in_the_next_line_is_not_cut():
+    python = "\n    An attempt has been made\n    to start, here,\n    a process.\n\n    The rest is advice.\n"
+    assert explanations.explain(RuntimeError(python), has_debug=False)[1] == (
+        "RuntimeError: An attempt has been made to start, here, a process."
+    )
+    tensorflow = "Graph execution error:\n\nlogits are wrong:\n\t [[{{node loss}}]]\nat a node"
+    assert explanations.explain(RuntimeError(tensorflow), has_debug=False)[1] == "RuntimeError: logits are wrong:"
+
+
 def test_flags_are_keywords_where_a_program_called():
     line = "--seed=-1 is below 0; leave --norestore_best out, see --help, or --of_the_script"
     assert explanations.with_keywords(line, {}) == (
