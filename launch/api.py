@@ -449,7 +449,7 @@ class Run:
             if self._own_flags:
                 stack.enter_context(flagsaver.flagsaver(**self._own_flags))
             stack.enter_context(held.closing_after_errors() if held.is_open else held.opened_again())
-            stack.enter_context(held.at_work())
+            stack.enter_context(held.at_work(draws=method == "train"))
             split = checked(data) if checked else None if data is None else self._checked(data)
             if self._copy is not None:
                 self._copy.give_back()

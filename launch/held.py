@@ -120,9 +120,9 @@ class Held:
         self._stack.enter_context(context)
 
     @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Enters the state in which the run finds its process."""
-        with self._isolation, terminal.escaping():
+    def at_work(self, draws: bool = True) -> Iterator[None]:
+        """Enters the state in which the run finds its process; `draws`: with its own random generators."""
+        with self._isolation.entered(draws), terminal.escaping():
             if self.config.check_numerics:
                 from ..engine.hooks import numerics
 

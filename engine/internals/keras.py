@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -178,14 +177,17 @@ def all_layers_in(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.laye
     return [inner for layer in layers for inner in layers_in(layer)]
 
 
-def new_state() -> threading.local:
-    """Gives Keras its state as a new process has it (names, policy, seed), and returns what it had."""
-    return exchange_state(threading.local())  # as keras.backend.clear_session has it
+def new_state() -> dict[str, Any]:
+    """Gives Keras its state in this thread as a new process has it (names, policy, seed), and returns what it had."""
+    return exchange_state({})
 
 
-def exchange_state(state: threading.local) -> threading.local:
-    """Gives Keras a state that `new_state` or this has returned, and returns what it had."""
-    before, global_state.GLOBAL_STATE_TRACKER = global_state.GLOBAL_STATE_TRACKER, state
+def exchange_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Gives Keras in this thread a state that `new_state` or this has returned, and returns what it had."""
+    own = vars(global_state.GLOBAL_STATE_TRACKER)  # a threading.local
+    before = dict(own)
+    own.clear()
+    own.update(state)
     return before
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,40 +15,80 @@ from ...engine.internals import keras, tensorflow
 
 
 class Isolation:
-    """What a run sets for its whole process: its own values while this context is entered, else the program's.
+    """What a run sets beyond itself: its own values within `entered`, else the program's.
 
-    That is Keras's dtype policy, the numbers in its layers' names and its own random generator; the random generators
-    of Python and NumPy; TensorFlow's global seed; and whether it checks numerics. A run finds Keras's state as a new
-    process has it, and may be left and entered again. Collectives of a `MirroredStrategy` made within get distinct
+    Of the thread: Keras's dtype policy, the numbers in its layers' names and its own random generator; and whether
+    TensorFlow checks numerics. Of the process: the random generators of Python and NumPy, and TensorFlow's global seed.
+    A run finds Keras's state as a new process has it. Collectives of a `MirroredStrategy` made within get distinct
     keys: TensorFlow numbers each strategy's from the same one.
     """
 
     def __init__(self):
-        self._own: tuple[Any, ...] | None = None
+        self._keras: dict[str, Any] | None = None
+        self._drawn: tuple[Any, ...] | None = None
+        self._thread = threading.local()
+
+    @contextlib.contextmanager
+    def entered(self, draws: bool = True) -> Iterator[None]:
+        """Enters the run's state. Within it in the same thread, as a call of the run by its own hook is, does nothing.
+
+        Args:
+          draws: whether the body may draw from the process's generators; else the program's stay as they are.
+        """
+        if getattr(self._thread, "is_within", False):
+            yield
+            return
+        if self._keras is None:
+            tensorflow.use_new_collective_keys()
+        programs = keras.exchange_state(self._keras or {})
+        before = _PROCESS.enter(self._drawn) if draws else None
+        self._thread.is_within = True
+        try:
+            yield
+        finally:
+            self._thread.is_within = False
+            tf.debugging.disable_check_numerics()
+            if before is not None:
+                self._drawn = _PROCESS.leave(before)
+            self._keras = keras.exchange_state(programs)
+
+
+class _Generators:
+    """The random generators of this process. The last run to leave them restores the program's, in any thread."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._inside = 0
         self._programs: tuple[Any, ...] = ()
 
-    def __enter__(self) -> Isolation:
-        if self._own is None:
-            self._programs = _state(keras.new_state())
-            tensorflow.use_new_collective_keys()
-        else:
-            self._programs = _exchange(self._own)
-        return self
+    def enter(self, state: tuple[Any, ...] | None) -> tuple[Any, ...]:
+        """Sets a state, if there is one, and returns that of before."""
+        with self._lock:
+            before = _state()
+            self._programs = self._programs if self._inside else before
+            self._inside += 1
+            if state is not None:
+                _set(state)
+        return before
 
-    def __exit__(self, *_) -> None:
-        tf.debugging.disable_check_numerics()
-        self._own = _exchange(self._programs)
+    def leave(self, before: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Restores the state of before, and returns the one that is left."""
+        with self._lock:
+            left = _state()
+            self._inside -= 1
+            _set(before if self._inside else self._programs)
+        return left
 
 
-def _exchange(state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Sets a state, and returns that of before."""
-    of_keras, python, numpy, of_tensorflow = state
-    before = _state(keras.exchange_state(of_keras))
+_PROCESS = _Generators()  # one, as the generators are
+
+
+def _state() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state(), tensorflow.random_state()  # noqa: NPY002
+
+
+def _set(state: tuple[Any, ...]) -> None:
+    python, numpy, of_tensorflow = state
     random.setstate(python)
     np.random.set_state(numpy)  # noqa: NPY002 - what `keras.utils.set_random_seed` seeds
     tensorflow.restore_random_state(of_tensorflow)
-    return before
-
-
-def _state(of_keras: Any) -> tuple[Any, ...]:
-    return of_keras, random.getstate(), np.random.get_state(), tensorflow.random_state()  # noqa: NPY002

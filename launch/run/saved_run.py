@@ -91,7 +91,7 @@ class SavedRun:
 
     def model(self, which: str, trainer_class: type[Trainer] | None, name: str | None) -> tf.keras.Model:
         """Makes a Keras model of a checkpoint; see `crankshaft.load_model`."""
-        with isolation.Isolation():
+        with isolation.Isolation().entered():
             build = _Once(functools.partial(self._built, trainer_class, name))
             trainer, model = self._read(which, lambda manifest: build(manifest).restored(manifest))
         if trainer is not None:

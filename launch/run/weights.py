@@ -228,7 +228,7 @@ def _weights(trainer: Trainer) -> list:
 
 def _copy(session: Session) -> Trainer:
     """Makes the session's trainer again, on this process's device."""
-    with isolation.Isolation():
+    with isolation.Isolation().entered():
         trainer = type(session.trainer)(**session.config.given_arguments("model_arg"))
         own = session.trainer.given
         prepare(trainer, own.options, Reduction(), session.example, own.num_classes, own.vocabulary, own.num_servers)

@@ -545,6 +545,39 @@ def test_two_runs_are_open_at_once_and_each_is_as_if_alone():
     assert_same(other, alone)
 
 
+def drawn() -> list[float]:
+    return [random.random(), np.random.random(), float(tf.random.uniform([]))]  # noqa: NPY002
+
+
+def test_the_programs_random_generators_and_policy_are_left_to_it():
+    """Whatever calls a hook makes, or another thread, and while that is at it."""
+
+    def look(status, metrics):
+        held.predict(POINTS[:2])
+        held.evaluate((POINTS[:9], HEIGHTS[:9]))
+
+    def predict():
+        for _ in range(30):
+            held.predict(POINTS[:2])
+
+    tf.keras.utils.set_random_seed(5)
+    wanted = [drawn() for _ in range(60)]
+    tf.keras.utils.set_random_seed(5)
+    found = [drawn()]
+    with open_run(Noisy, hooks=[every_steps(2, look)], **{**ASKED, "precision": "bfloat16"}) as held:
+        found.append(drawn())
+        held.train(steps=4)
+        found.append(drawn())
+        other = threading.Thread(target=predict)
+        other.start()
+        while other.is_alive() and len(found) < 50:
+            assert tf.keras.config.dtype_policy().name == "float32"
+            found.append(drawn())
+        other.join()
+        found += [drawn() for _ in range(60 - len(found))]
+    assert found == wanted
+
+
 class Straight(Trainer):
     def build_model(self):
         return tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
