@@ -11,6 +11,8 @@ from typing import Any, TextIO
 
 from absl import logging
 
+from ..engine.internals.errors import visible
+
 _ESCAPE = "backslashreplace"
 _BORDERS = str.maketrans("━─│┃…" + "┏┳┓┡╇┩├┼┤└┴┘", "--||." + 12 * "+")
 
@@ -62,7 +64,8 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def fitted(text: str, file: TextIO) -> str:
-    """Returns a text as it is printed to `file`: wrapped in a terminal, as it is elsewhere."""
+    """Returns a text as it is printed to `file`: without what a terminal would obey, and in a terminal wrapped."""
+    text = visible(text)  # names in it may be from a file that anyone has written
     if not file.isatty():
         return text
     return "\n".join("\n".join(wrapped(line, columns())) for line in text.split("\n"))

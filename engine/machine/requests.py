@@ -88,7 +88,8 @@ class Requests:
     def answer(self, request: Request, text: str) -> None:
         """Answers a request. Raises OSError where that can't be written."""
         if os.path.isdir(self._folder) and not os.path.islink(self._folder):
-            write_text(_path(self._folder, request.number, "answer"), text)
+            whole = text.encode(errors="backslashreplace").decode()  # a file's name in it may not be UTF-8
+            write_text(_path(self._folder, request.number, "answer"), whole)
 
 
 def answer_stacks(requests: Requests) -> None:

@@ -15,7 +15,7 @@ from ...engine.generation import Generates
 from ...engine.generation import generate as tokens_after
 from ...engine.hooks import numerics
 from ...engine.hooks.evaluation import averaged_weights
-from ...engine.internals.errors import counted
+from ...engine.internals.errors import counted, visible
 from ...engine.strategies.base import Strategy
 from ...input.data import Data, InputError
 from ...input.files import tokens as kinds
@@ -138,7 +138,7 @@ class _Writer:
 
     def _print(self, text: str) -> None:
         self._text.append(text)
-        print(text, end="", flush=True)
+        print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def _model(session: Session) -> Generates:

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 from ...engine.hooks.base import Hook, Rates, Status, Window
+from ...engine.internals.errors import visible
 from ...engine.mesh import cuts
 from .. import terminal
 
@@ -150,7 +151,7 @@ class Bar:
 
     def say(self, line: str) -> None:
         """Prints a line above the bar."""
-        self._console.print(line, markup=False)
+        self._console.print(visible(line), markup=False)
 
     def close(self) -> None:
         """Restores the terminal."""
