@@ -17,6 +17,7 @@ from .optimizers.averaging import WeightAverage
 from .optimizers.loss_scale import DynamicLossScale
 from .optimizers.schedules import Constant
 from .reduction import Reduction
+from .reduction.aggregation import declared
 from .step import batches
 from .step.options import Given, StepOptions
 
@@ -39,15 +40,15 @@ def prepare(
     # Keras draws an initialiser's seed when a layer is constructed, so the seed comes before the model. It stays for
     # the run, which puts back what there was.
     tf.keras.utils.set_random_seed(options.seed)
-    with _layers_of(options.precision):
+    with _layers_of(options.precision), declared() as aggregated:
         trainer.build()
-    trainer.holdings = holdings = Holdings(trainer)
+    trainer.holdings = holdings = Holdings(trainer, aggregated)
     holdings.freezing = Freezing(options.freeze, holdings.optimizers.values())
     _build_keras_optimizers(holdings)
     for optimizer in (*holdings.optimizers.values(), *holdings.keras_optimizers):
         holdings.options_of[id(optimizer)] = optimizers.options_of(optimizer, trainer.given.options)
     updated = [v for each in holdings.optimizers.values() for v in each.updated_variables]
-    reduction.build(updated, holdings.moving_statistics)
+    reduction.build(updated, holdings.aggregated)
 
 
 def _build_keras_optimizers(holdings: Holdings) -> None:

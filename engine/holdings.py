@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property
 
 import tensorflow as tf
 
 from .freezing import Freezing
 from .internals import keras
-from .internals.variables import held
+from .internals.variables import held, tf_variable
 from .layers.embeddings import Embedding
 from .optimizers import Optimizer
 from .optimizers.loss_scale import DynamicLossScale
+from .reduction import per_replica
+from .reduction.aggregation import Aggregated
 
 
 class Holdings:
@@ -20,14 +22,16 @@ class Holdings:
 
     Args:
       trainer: a `Trainer`.
+      declared: the untrained variables that declare an aggregation, by the `id` of the tf.Variable.
 
     Attributes:
       freezing: the weights that the run does not update, and until when; none until the trainer is prepared.
       options_of: by the `id` of each optimizer, Keras's own too, the run's options whose values it has; likewise.
     """
 
-    def __init__(self, trainer):
+    def __init__(self, trainer, declared: Mapping[int, Aggregated] | None = None):
         self.trainer = trainer
+        self._declared = declared or {}
         self.freezing = Freezing((), ())
         self.options_of: dict[int, set[str]] = {}
 
@@ -72,6 +76,31 @@ class Holdings:
     def moving_statistics(self) -> list[tf.Variable]:
         """Float variables that layers move in the forward pass, such as batch normalisation's."""
         return keras.moving_statistics(self.layers.values())
+
+    @cached_property
+    def own_state(self) -> dict[int, tf.Variable]:
+        """The untrained variables of layers and among the attributes themselves, by their `id`."""
+        keras_variables = [v for layer in keras.all_layers_in(self.layers.values()) for v in keras.own_untrained(layer)]
+        variables = [*keras_variables, *held(self.trainer, (tf.Variable, tf.keras.Variable)).values()]
+        return {id(own): own for own in map(tf_variable, variables) if not own.trainable}
+
+    @cached_property
+    def aggregated(self) -> list[Aggregated]:
+        """What each replica assigns by itself, and how that becomes one value: as declared; moving statistics' mean."""
+        moving = {id(v): Aggregated(v) for v in self.moving_statistics if not per_replica.differs(v)}
+        return [*{**moving, **{key: each for key, each in self._declared.items() if key in self.own_state}}.values()]
+
+    @cached_property
+    def kept_by_replicas(self) -> list[tf.Variable]:
+        """What layers and steps assign that each replica keeps for itself: the state of stateful layers, and others."""
+        return [*keras.states_of(self.layers.values()), *filter(per_replica.differs, self.own_state.values())]
+
+    @cached_property
+    def undeclared(self) -> list[tf.Variable]:
+        """The untrained variables of which nothing says how replicas' values become one."""
+        means = [layer for layer in keras.all_layers_in(self.layers.values()) if keras.keeps_means(layer)]
+        known = {id(v.value) for layer in means for v in keras.own_untrained(layer)} | self._declared.keys()
+        return [v for key, v in self.own_state.items() if key not in known and not per_replica.differs(v)]
 
     @cached_property
     def seed_generators(self) -> list[tf.keras.random.SeedGenerator]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +16,7 @@ from .holdings import Holdings
 from .internals.tensorflow import TrackableNode, variables_read
 from .internals.variables import path_of, tf_variable
 from .optimizers.averaging import WeightAverage
-from .reduction import per_replica
+from .reduction import aggregation, per_replica
 from .trainer import Trainer
 
 # The version of the rules by which a run's numbers come about. A change that alters bits takes the next number, so that
@@ -115,6 +115,19 @@ class TrainState:
                 "it, or its model or layer, to an attribute of the trainer (also in a list, a dictionary or a "
                 "tf.Module), or set trainable=False"
             )
+
+    def check_assigned(self, graph: tf.Graph, batch, averaged: Collection[int], replicas: int) -> None:
+        """Checks that what a step assigns has one value on all replicas afterwards: see `aggregation.check`.
+
+        Args:
+          graph: in which the step was traced.
+          batch: that it was traced for.
+          averaged: the `id`s of variables that the step itself averages over replicas.
+          replicas: how many there are.
+        """
+        held = self.trainer.holdings
+        undeclared = [each for each in held.undeclared if id(each) not in averaged]
+        aggregation.check(graph, batch, replicas, held.aggregated, undeclared, held.kept_by_replicas)
 
     @contextlib.contextmanager
     def kept(self):

@@ -173,8 +173,9 @@ def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
             missing[own] = f"{name} {_form_here(node)}"
             continue
         here, there = _form_here(node), _form(*forms[key])
-        if per_replica.differs(node) and forms[key][0]:  # as many rows as the run had replicas
-            there = _form(_any_rows(forms[key][0][1:]), forms[key][1])
+        if per_replica.differs(node):  # as many rows as the run had replicas, or none where it had one
+            rows = len(forms[key][0]) > len(node.shape)
+            there = _form(_any_rows(forms[key][0][1:] if rows else forms[key][0]), forms[key][1])
         matched.add(key)
         if here == there:
             fitting[own] = name, node, key

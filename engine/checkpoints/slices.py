@@ -215,11 +215,7 @@ def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
     if per_replica.differs(variable):
         per_replica.assign_rows(variable, value)
         return
-    components = per_replica.components(variable)
-    is_summed = variable.synchronization == tf.VariableSynchronization.ON_READ
-    if is_summed and variable.aggregation == tf.VariableAggregation.SUM:
-        value = value / tf.cast(variable.distribute_strategy.num_replicas_in_sync, value.dtype)
-    for component in components:
+    for component in per_replica.components(variable):
         component.assign(value)
 
 

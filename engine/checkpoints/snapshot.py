@@ -38,7 +38,7 @@ def take(state) -> Snapshot:
     CPU nothing is copied here: a read shares the variable's buffer, and the next update, finding it shared, writes to a
     new one (dense, sparse and XLA's alike). From an accelerator the values are copied to the host, and the call waits
     for that. A mirrored variable gives its first replica's value; one that is cut over a mesh, the parts whose first
-    holder is in this process; one that is summed on read, its sum; one that differs by replica, a row for each replica:
+    holder is in this process; one that differs by replica, a row for each replica:
     where replicas live in several processes, all have to take their snapshots.
     """
     walked = [*graph.walk(state)]

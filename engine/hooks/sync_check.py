@@ -81,8 +81,9 @@ class SyncCheck(Periodic):
             raise OutOfSyncError(
                 f"step {step}: {', '.join(odd)} of {len(found)} replicas holds other values of "
                 f"{path_of(variable)} {variable.shape.as_list()} than the rest; look for a callback, hook or program "
-                "that sets it to other values on one process, for a step that changes it without "
-                "reduction.sum(averages=), or for a faulty device, and start again from the last checkpoint"
+                "that sets it to other values on one process, for a step that changes it without an "
+                "aggregation or reduction.sum(averages=), or for a faulty device, and start again from the last "
+                "checkpoint"
             )
 
     def _called(self, replica: int) -> str:

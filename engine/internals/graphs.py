@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -34,6 +35,14 @@ _SUMS = {
     "TensorScatterAdd",
     "UnsortedSegmentSum",
 }
+_ASSIGNMENTS = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
+ENGINES_OWN = "engines_own"  # name scope of assignments that are none of the step's own
+# Ops of which other inputs than the first are of its layout.
+_OF_FIRST = {"BroadcastTo", "Pad", "Reshape", "Slice", "SplitV", "StridedSlice", "Transpose"}
+_OF_SHAPE = {"Rank", "Shape", "ShapeN", "Size"}  # which do not depend on values
+_COLLECTIVES = ("Collective", "Nccl")  # what their names begin with
+# Ops through which a value may pass and be a multiple of itself plus something.
+_AFFINE_OPS = {"Add", "AddN", "AddV2", "Cast", "Mul", "Neg", "RealDiv", "SelectV2", "Sub"}
 
 
 def called(op: tf.Operation, name: str) -> tf.Graph:
@@ -71,3 +80,169 @@ def sums_in_16_bits(graph: tf.Graph) -> list[str]:
     """Returns the names of the ops that accumulate 16-bit values in 16 bits, which loses small ones."""
     halves = (tf.bfloat16, tf.float16)
     return [op.name for op in operations(graph) if op.type in _SUMS and op.outputs[0].dtype in halves]
+
+
+class _Place(NamedTuple):
+    """A graph, and where it was called: by which op, whose inputs from number `offset` on are its own."""
+
+    graph: tf.Graph
+    caller: tf.Operation | None = None
+    outside: _Place | None = None
+    offset: int = 0
+
+
+class Assignments:
+    """What a traced step assigns to variables, and what that is computed from.
+
+    Args:
+      graph: in which the step was traced, or what it calls.
+      batch: nest of tensors, what the step's replica was given.
+      own: handles of variables whose values differ by replica.
+    """
+
+    def __init__(self, graph: tf.Graph, batch=(), own: Sequence[tf.Tensor] = ()):
+        self._handles = {inside.name: id(outside) for outside, inside in graph.captures}
+        tensors = tf.nest.flatten(batch, expand_composites=True)
+        self._batch = {each.name for each in tensors}
+        self._sizes = {each.shape[0] for each in tensors if each.shape.rank and (each.shape[0] or 0) > 1}
+        self._own = set(map(id, own))
+        self._root = _Place(graph)
+        self._found: dict[int, list[tuple[tf.Operation, _Place]]] = {}
+        queue = [self._root] if self._handles else []
+        for place in queue:
+            for op in place.graph.get_operations():
+                is_assignment = op.type in _ASSIGNMENTS or op.type.startswith("ResourceScatter")
+                if is_assignment and ENGINES_OWN not in op.name:
+                    self._found.setdefault(self._handle(op.inputs[0], place), []).append((op, place))
+                offset = 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else 0
+                queue += [_Place(each, op, place, offset) for each in all_called(op)]
+
+    def depend_on_batch(self, handle: tf.Tensor) -> bool:
+        """Returns whether a variable is assigned what depends on the batch, or on random numbers.
+
+        What was summed or gathered over replicas is the same on all, and does not.
+        """
+        return any(self._depends(op.inputs[1:], place) for op, place in self._found.get(id(handle), ()))
+
+    def only_add(self, handle: tf.Tensor) -> bool:
+        """Returns whether all that is assigned to a variable is its value plus what does not depend on that."""
+        for op, place in self._found.get(id(handle), ()):
+            if op.type == "AssignVariableOp":
+                reads = [o for o in place.graph.get_operations() if o.type == "ReadVariableOp"]
+                own = [o.outputs[0] for o in reads if self._handle(o.inputs[0], place) == id(handle)]
+                if dependence(op.inputs[1], own) != ADDS:
+                    return False
+            elif op.type not in ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd"):
+                return False
+        return True
+
+    def _outside(self, tensor: tf.Tensor, place: _Place) -> tuple[tf.Tensor, _Place]:
+        """Follows what a called graph was given to where it was computed."""
+        while place.caller is not None and tensor.op.type == "Placeholder":
+            names = [each.name for each in place.graph.inputs]
+            if tensor.name not in names:
+                break
+            tensor, place = place.caller.inputs[names.index(tensor.name) + place.offset], place.outside
+        return tensor, place
+
+    def _handle(self, tensor: tf.Tensor, place: _Place) -> int | None:
+        tensor, place = self._outside(tensor, place)
+        return self._handles.get(tensor.name) if place is self._root else None
+
+    def _is_size(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a constant is the batch's size, or its shape, where TensorFlow knows that as it traces."""
+        if tensor.op.type != "Const" or not self._sizes or not (tensor.shape.rank == 0 or _is_shape(tensor)):
+            return False
+        return bool(self._sizes.intersection(tf.get_static_value(tensor).reshape(-1).tolist()))
+
+    def _depends(self, tensors: Sequence[tf.Tensor], place: _Place) -> bool:
+        queue, seen = [(each, place) for each in tensors], set()
+        for each in queue:
+            tensor, place = self._outside(*each)
+            if (name := (id(place), tensor.name)) in seen:
+                continue
+            seen.add(name)
+            op = tensor.op
+            if place is self._root and tensor.name in self._batch:
+                return True
+            if "Random" in op.type or op.type in STATEFUL_RANDOM or self._is_size(tensor):
+                return True
+            if op.type.startswith(_COLLECTIVES):
+                continue
+            if op.type == "ReadVariableOp":
+                handle = self._handle(op.inputs[0], place)
+                if handle in self._own:
+                    return True
+                earlier = [e for e in self._found.get(handle, ()) if e[1] is not place or _precedes(e[0], op)]
+                queue += [(value, where) for e, where in earlier for value in e.inputs[1:]]
+            queue += [(value, place) for value in _made_of(tensor)]
+        return False
+
+
+def _is_shape(constant: tf.Tensor) -> bool:
+    return constant.shape.rank == 1 and constant.op.name.split("/")[-1].startswith("Shape")
+
+
+def _made_of(output: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the inputs of its op that an output's values are made of."""
+    op = output.op
+    if op.type == "IdentityN":  # of a function with a gradient of its own: its results, then its arguments
+        return [op.inputs[output.value_index]]
+    return list(op.inputs)[:1] if op.type in _OF_FIRST else list(op.inputs)
+
+
+def _precedes(op: tf.Operation, other: tf.Operation) -> bool:
+    operations = [each.name for each in op.graph.get_operations()]
+    return operations.index(op.name) < operations.index(other.name)
+
+
+FREE, ADDS, AFFINE, OTHER = "free", "adds", "affine", "other"
+
+
+def dependence(tensor: tf.Tensor, on: Sequence[tf.Tensor]) -> str:
+    """Returns how a tensor depends on others of its graph, all of one value v.
+
+    Returns:
+      FREE: not at all; ADDS: it is v plus something; AFFINE: v times something plus something; OTHER: in another way.
+      What is multiplied or added does not depend on v, or is the same on all replicas.
+    """
+    dependent, queue = {each.name for each in on}, list(on)
+    for each in queue:
+        for op in each.consumers():
+            if op.type.startswith(_COLLECTIVES) or op.type in _OF_SHAPE:
+                continue
+            new = [output for output in op.outputs if output.name not in dependent]
+            new = [output for output in new if any(each.name in dependent for each in _made_of(output))]
+            dependent.update(output.name for output in new)
+            queue += new
+    start, known = {each.name for each in on}, {}
+
+    def kind(tensor: tf.Tensor) -> str:
+        if tensor.name not in dependent:
+            return FREE
+        if tensor.name not in known:
+            known[tensor.name] = ADDS if tensor.name in start else of_op(tensor)
+        return known[tensor.name]
+
+    def of_op(tensor: tf.Tensor) -> str:
+        op = tensor.op
+        if op.type in ("EnsureShape", "Identity", "IdentityN", "StopGradient"):
+            return kind(_made_of(tensor)[0])
+        if op.type not in _AFFINE_OPS:
+            return OTHER
+        kinds = [kind(each) for each in op.inputs]
+        if OTHER in kinds:
+            return OTHER
+        if op.type in ("Add", "AddV2", "AddN", "Sub"):
+            own = [each for each in kinds if each != FREE]
+            return ADDS if own == [ADDS] and not (op.type == "Sub" and kinds[0] == FREE) else AFFINE
+        if op.type == "SelectV2":
+            if kinds[0] != FREE or FREE in kinds[1:]:
+                return OTHER
+            return ADDS if kinds[1:] == [ADDS, ADDS] else AFFINE
+        if op.type == "Cast":
+            return kinds[0] if op.inputs[0].dtype == op.outputs[0].dtype else AFFINE
+        factors = [each for each in kinds if each != FREE]
+        return AFFINE if len(factors) == 1 and (op.type != "RealDiv" or kinds[1] == FREE) else OTHER
+
+    return kind(tensor)

@@ -98,6 +98,20 @@ def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variab
     return list(variables.values())
 
 
+def keeps_means(layer: tf.keras.layers.Layer) -> bool:
+    """Returns whether all that a layer assigns is known to be means: it computes by Keras's or the package's code."""
+    ours = __package__.split(".")[0]
+    module = type(layer).call.__module__
+    return module.split(".")[0] in ("keras", ours) or isinstance(layer, tf.keras.layers.BatchNormalization)
+
+
+def states_of(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variable]:
+    """Returns what stateful layers end a batch with and begin the next one with."""
+    stateful = [layer for layer in all_layers_in(layers) if getattr(layer, "stateful", False)]
+    states = [each for layer in stateful for each in tf.nest.flatten(getattr(layer, "states", None))]
+    return [tf_variable(each) for each in states if isinstance(each, tf.keras.Variable)]
+
+
 def values(variables: Iterable[tf.keras.Variable]) -> list[tf.Tensor]:
     """Reads Keras variables, within a layer that computes in 16 bits too, in their own dtypes."""
     with AutocastScope(None):

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ..internals.tensorflow import as_one_of_all, is_only_replica
+from ..internals.variables import tf_variable
 from ..mesh import collectives
 from ..mesh.cuts import cut_of
 from ..mesh.mesh import Axis, Mesh
 from ..mesh.pieces import Piece, piece_of
 from ..step.context import step_context
 from ..step.gradients import Gradients
+from .aggregation import Aggregated, assign, shares, summed
 from .wire import from_halves, in_words, to_halves
 
 # 16-bit values are gathered: a replica holds what all have sent until it has summed them. So many bytes at once; as
@@ -62,7 +64,7 @@ class Reduction(tf.Module):
         self.reduce_dtype = WIRE_DTYPES[reduce_dtype]
         self.pack_bytes = pack_bytes
         self._found = threading.local()  # each replica is traced in a thread of its own
-        self._averages: Callable[[], Sequence[tf.Variable]] = tuple
+        self._state: Callable[[], Sequence[Aggregated]] = tuple
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -73,14 +75,18 @@ class Reduction(tf.Module):
         """Returns the context in which an optimizer's variables are made, within the strategy's scope. Host code."""
         return contextlib.nullcontext()
 
-    def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
+    def build(self, variables: Sequence, state: Sequence[Aggregated] = ()) -> None:
         """Makes what is kept from step to step, if anything. Host code, in the strategy's scope, once.
 
         Args:
           variables: all whose gradients may be summed, Keras's or TensorFlow's.
-          averages: all that `sum` keeps equal: the trainer's moving statistics.
+          state: all that `sum` makes equal: what the trainer's layers assign, such as moving statistics.
         """
-        self._averages = lambda: averages  # behind a function, so that a checkpoint finds them in the model alone
+        self._state = lambda: state  # behind a function, so that a checkpoint finds them in the model alone
+
+    def values_before(self) -> dict[int, tf.Tensor]:
+        """Reads, as a step begins, what `sum` needs of variables to which replicas add. Replica code."""
+        return {} if self.alone() else summed(self._state())
 
     def begin_period(self) -> None:
         """Records the weights that a period of `sync_every_steps` begins with.
@@ -102,13 +108,13 @@ class Reduction(tf.Module):
         averages: Sequence[tf.Variable] | None = None,
         variables: Sequence = (),
     ) -> tuple[Gradients, tf.Tensor]:
-        """Sums over all replicas, and keeps replica-local averages (moving statistics) equal on all of them.
+        """Sums over all replicas, and makes state that each replica assigned by itself equal on all of them.
 
         Args:
           gradients: list of float32 tensors, `tf.IndexedSlices` or None, of this replica's *sum* of losses.
           count: scalar float32, how many examples that sum is over; if 0, this replica adds nothing.
           averages: float variables that each replica updated by itself; each is set to its mean over replicas,
-            weighted by `count`. None are those of `build`.
+            weighted by `count`. None is the state of `build`, each variable by its own aggregation.
           variables: what the gradients are of, where they may be compressed, or are of parts of a model that is cut
             over a mesh; without it they are summed exactly, as those of variables that each replica has a copy of.
 
@@ -131,21 +137,28 @@ class Reduction(tf.Module):
         mesh = step_context().mesh
         if mesh.everyone.size == 1:
             return Gradients(gradients), count
-        gradients, averages = list(gradients), self._averages() if averages is None else averages
+        gradients, state = list(gradients), self._state_of(averages)
         count = self._counted(count)
         self._watch_norm(gradients, count)
         if mesh.is_cut or mesh.shard_optimizer:
-            return self._sum_on_mesh(mesh, gradients, count, averages, variables, shares_out)
+            return self._sum_on_mesh(mesh, gradients, count, state, variables, shares_out)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         items = [Item(of_examples(gradients[i], count), exact=False) for i in dense]
-        sums = self._sum_packed(mesh.data, items + weighted(averages, count) + [Item(count, exact=True)])
+        sums = self._sum_packed(mesh.data, items + items_of(state, count) + [Item(count, exact=True)])
         summed = [self._gather_slices(g, count) for g in gradients]
         for i, total in zip(dense, sums, strict=False):
             summed[i] = total
-        assign_means(averages, sums[len(dense) : -1], sums[-1])
+        assign(state, sums[len(dense) : -1], sums[-1], step_context().readings.summed)
         return Gradients(summed), sums[-1]
 
-    def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, averages, variables: Sequence, shares_out: bool):
+    def _state_of(self, averages: Sequence[tf.Variable] | None) -> Sequence[Aggregated]:
+        """Returns what a sum makes equal: that of `build`, or the averages that a step names."""
+        if averages is None:
+            return self._state()
+        step_context().applied.averaged.update(id(tf_variable(each)) for each in averages)
+        return [Aggregated(each) for each in averages]
+
+    def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, state, variables: Sequence, shares_out: bool):
         """Sums gradients of cut variables over `data`; of the others, of which each replica has a copy, over all.
 
         To the latter only the first replica along `model` adds its own gradients: all copies then get the same bits,
@@ -176,9 +189,9 @@ class Reduction(tf.Module):
         for axis, indices, counted in ((mesh.data, own, count), (mesh.everyone, copied, shared)):
             reduce(axis, [i for i in indices if pieces[i]], counted)
         reduce(mesh.data, [i for i in own if not pieces[i]], count)
-        exact = [*weighted(averages, shared), Item(shared, exact=True)]
+        exact = [*items_of(state, shared), Item(shared, exact=True)]
         *totals, total = reduce(mesh.everyone, [i for i in copied if not pieces[i]], shared, exact)
-        assign_means(averages, totals, total)
+        assign(state, totals, total, step_context().readings.summed)
         return Gradients(summed, cuts=[p.cut if p else cut for p, cut in zip(pieces, cuts, strict=True)]), total
 
     def sum_statistics(self, values: tf.Tensor) -> tf.Tensor:
@@ -316,15 +329,9 @@ def _most_gathered(axis: Axis) -> int:
     return max(1, GATHERED_BYTES // (2 * axis.size))
 
 
-def weighted(averages: Sequence[tf.Variable], count: tf.Tensor) -> list[Item]:
-    """Returns this replica's share of each average, times its examples."""
-    return [Item(tf.where(count > 0, tf.cast(v, tf.float32) * count, 0.0), exact=True) for v in averages]
-
-
-def assign_means(averages: Sequence[tf.Variable], totals: Sequence[tf.Tensor], count: tf.Tensor) -> None:
-    """Gives each average its mean over replicas: the sum of what `weighted` brought, over that of the counts."""
-    for variable, total in zip(averages, totals, strict=True):
-        variable.assign(tf.cast(tf.math.divide_no_nan(total, count), variable.dtype))
+def items_of(state: Sequence[Aggregated], count: tf.Tensor) -> list[Item]:
+    """Returns what this replica brings to each variable's value, as the step has changed it."""
+    return [Item(share, exact=True) for share in shares(state, count, step_context().readings.summed)]
 
 
 def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -15,7 +15,8 @@ from ..internals.variables import assign_local, path_of, read_local, tf_variable
 from ..step.context import step_context
 from ..step.gradients import Gradients
 from . import per_replica
-from .all_reduce import Item, Reduction, assign_means, weighted
+from .aggregation import SUM, Aggregated, assign, shares
+from .all_reduce import Item, Reduction
 
 
 class LocalSgd(Reduction):
@@ -27,8 +28,9 @@ class LocalSgd(Reduction):
     examples that it saw in the period. With an outer learning rate of 1 and no momentum the weights are averaged;
     with that, plain SGD and periods of one step it is synchronous training.
 
-    The optimizer's own state (slots, its count of updates) stays each replica's; moving statistics are averaged at the
-    end of a period. Within a period, weights and statistics differ by replica: nothing may read them there.
+    The optimizer's own state (slots, its count of updates) stays each replica's; what layers assign, such as moving
+    statistics, becomes one value at the end of a period. Within a period, it and the weights differ by replica: nothing
+    may read them there.
 
     Args:
       sync_every_steps: steps of a period.
@@ -56,8 +58,9 @@ class LocalSgd(Reduction):
     def slot_scope(self):
         return tf.variable_creator_scope(per_replica.create)
 
-    def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
-        self._period = _Period(variables, averages)
+    def build(self, variables: Sequence, state: Sequence[Aggregated] = ()) -> None:
+        super().build(variables, state)
+        self._period = _Period(variables, state)
         self.outer.build(self._period.starts)
 
     def alone(self) -> bool:
@@ -84,23 +87,28 @@ class LocalSgd(Reduction):
         now = self._period
         weight = tf.convert_to_tensor(now.examples)
         moved = [Item((start - read_local(own)) * weight, exact=False) for start, own in now.pairs()]
-        items = moved + weighted(now.averages, weight) + [Item(weight, exact=True)]
-        sums = self._sum_packed(step_context().mesh.data, items)
+        before = {key: tf.identity(start) for key, start in now.summed.items()}
+        exact = [Item(share, exact=True) for share in (*shares(now.state, weight, before), weight)]
+        sums = self._sum_packed(step_context().mesh.data, moved + exact)
         self.outer.apply(Gradients(sums[: len(moved)]).over(sums[-1]), now.starts)
-        assign_means(now.averages, sums[len(moved) : -1], sums[-1])
+        assign(now.state, sums[len(moved) : -1], sums[-1], before)
         now.go_on()
 
 
 class _Period:
     """What a period keeps, on each replica: the weights it began with, and how many examples the replica has seen.
 
-    A class of its own, so that no checkpoint holds it: at a period's end the first are the weights, the second is 0.
+    And the values that the variables to which replicas add had then. A class of its own, so that no checkpoint holds
+    it: at a period's end the first are the weights, the second is 0.
     """
 
-    def __init__(self, variables: Sequence, averages: Sequence[tf.Variable]):
-        self.averages = list(averages)
+    def __init__(self, variables: Sequence, state: Sequence[Aggregated]):
+        self.state = list(state)
         self._variables = list(map(tf_variable, variables))
-        self.starts = [tf.Variable(tf_variable(v), trainable=False, name=path_of(v)) for v in variables]
+        self.starts = [_copy_of(each) for each in variables]
+        added_to = [variable for variable, by in state if by == SUM]
+        self._summed = [(variable, _copy_of(variable)) for variable in added_to]
+        self.summed = {id(variable): start for variable, start in self._summed}
         self.examples = per_replica.variable(0.0, "round_examples")
 
     def pairs(self):
@@ -111,13 +119,22 @@ class _Period:
         """Begins the first period with the weights as they are."""
         for start, own in self.pairs():
             assign_local(start, read_local(own))
-        assign_local(self.examples, tf.constant(0.0))
+        self._begin_sums()
 
     def go_on(self) -> None:
         """Begins the next period with the weights as they are."""
         for start, own in self.pairs():
             assign_local(own, tf.identity(start))
+        self._begin_sums()
+
+    def _begin_sums(self) -> None:
+        for own, start in self._summed:
+            assign_local(start, read_local(own))
         assign_local(self.examples, tf.constant(0.0))
+
+
+def _copy_of(variable) -> tf.Variable:
+    return tf.Variable(tf_variable(variable), trainable=False, name=path_of(variable))
 
 
 def _zeros_unless(present: tf.Tensor, gradients: Sequence) -> list:

@@ -1,8 +1,7 @@
 """Variables whose value differs by replica, saved as one array with a row for each replica. Host code.
 
-They are made in a strategy's scope, and changed in replica code by raw ops on `handle`.
-
-They are TensorFlow's variables that synchronise on read, of the first replica's value. Nothing else in the engine is.
+They are TensorFlow's variables that synchronise on read: the engine's own (of the first replica's value, changed in
+replica code by raw ops on `handle`), users' that declare it, and the state of Keras's stateful layers.
 """
 
 from __future__ import annotations
@@ -10,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tensorflow as tf
+from absl import logging
 
-from ..internals.variables import read_local, tf_variable
+from ..internals.variables import path_of, read_local, tf_variable
 from ..mesh import collectives
+
+_OTHER_REPLICAS = (
+    "%s begins again: each replica keeps its own, and the checkpoint has it of %d of them, where there are %d now"
+)
 
 
 def variable(initial_value, name: str) -> tf.Variable:
@@ -22,7 +26,17 @@ def variable(initial_value, name: str) -> tf.Variable:
 
 
 def create(next_creator, **keywords) -> tf.Variable:
-    """Creates a variable of this kind, for `tf.variable_creator_scope`: all variables within it are."""
+    """Creates a variable of the engine's, for `tf.variable_creator_scope`: all variables within it are.
+
+    What replicas keep by these is of a kind whose mean counts: what a gradient's mean is owed, a moment of gradients.
+    """
+    variable = create_own(next_creator, **keywords)
+    variable.is_divisible = True
+    return variable
+
+
+def create_own(next_creator, **keywords) -> tf.Variable:
+    """Creates a variable of this kind of which no other number of replicas can make anything."""
     keywords["synchronization"] = tf.VariableSynchronization.ON_READ
     keywords["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
     return next_creator(**keywords)
@@ -31,11 +45,7 @@ def create(next_creator, **keywords) -> tf.Variable:
 def differs(variable) -> bool:
     """Returns whether a variable, Keras's or TensorFlow's, is one of these."""
     variable = tf_variable(variable)
-    return (
-        isinstance(variable, tf.Variable)
-        and variable.synchronization == tf.VariableSynchronization.ON_READ
-        and variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
-    )
+    return isinstance(variable, tf.Variable) and variable.synchronization == tf.VariableSynchronization.ON_READ
 
 
 def gather(variables: Sequence) -> list[tf.Tensor]:
@@ -64,15 +74,28 @@ def gather(variables: Sequence) -> list[tf.Tensor]:
 def assign_rows(variable: tf.Variable, rows: tf.Tensor) -> None:
     """Assigns each replica its own row of an array.
 
-    If the array has another number of rows than there are replicas, each replica takes the mean of all. What replicas
-    keep for themselves is of a kind whose mean counts (what a gradient's mean is owed, a moment of the gradients), and
-    the mean is then what it was.
+    If the array has another number of rows than there are replicas, each replica takes the mean of all, or of what is
+    summed on read an equal share; what has neither stays as it is, and a warning says so. An array without rows is one.
     """
     strategy = _strategy(variable)
+    rows = rows[tf.newaxis] if rows.shape.rank == variable.shape.rank else rows
+    same = rows.shape[0] == strategy.num_replicas_in_sync
+    by = variable.aggregation
+    is_divisible = by in (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN) or hasattr(variable, "is_divisible")
+    if not (same or is_divisible):
+        logging.warning(_OTHER_REPLICAS, path_of(variable), rows.shape[0], strategy.num_replicas_in_sync)
+        return
 
     def row(context: tf.distribute.ValueContext) -> tf.Tensor:
-        same = rows.shape[0] == context.num_replicas_in_sync
-        return rows[context.replica_id_in_sync_group] if same else tf.reduce_mean(rows, 0)
+        if same:
+            return rows[context.replica_id_in_sync_group]
+        if by != tf.VariableAggregation.SUM:
+            return tf.reduce_mean(rows, 0)
+        total, replicas = tf.reduce_sum(rows, 0), context.num_replicas_in_sync
+        if total.dtype.is_floating:
+            return total / replicas
+        first = tf.cast(context.replica_id_in_sync_group == 0, total.dtype)
+        return total // replicas + first * (total % replicas)
 
     values = strategy.experimental_distribute_values_from_function(row)
     for component, value in zip(components(variable), strategy.experimental_local_results(values), strict=True):

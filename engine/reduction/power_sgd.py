@@ -15,7 +15,8 @@ from ..mesh.mesh import Axis
 from ..step.context import step_context
 from ..step.gradients import Gradients
 from . import per_replica
-from .all_reduce import Item, Reduction, assign_means, of_examples, weighted
+from .aggregation import Aggregated, assign
+from .all_reduce import Item, Reduction, items_of, of_examples
 
 
 class PowerSgd(Reduction):
@@ -59,8 +60,8 @@ class PowerSgd(Reduction):
     def changed(self) -> dict[str, Any]:
         return {**super().changed, "powersgd_rank": self.rank}
 
-    def build(self, variables: Sequence, averages: Sequence[tf.Variable] = ()) -> None:
-        super().build(variables, averages)
+    def build(self, variables: Sequence, state: Sequence[Aggregated] = ()) -> None:
+        super().build(variables, state)
         memory, q, keys = {}, {}, {}
         for index, variable in enumerate(variables):
             rows, columns = _matrix_shape(variable.shape)
@@ -94,9 +95,9 @@ class PowerSgd(Reduction):
             self._watch_norm(gradients, own_count)
             meanwhile = [g for g in gradients if isinstance(g, tf.Tensor)]
             (count,) = self._sum_packed(axis, [Item(own_count, exact=True)], meanwhile)
-            averages = self._averages() if averages is None else averages
+            state = self._state_of(averages)
         else:
-            averages = ()
+            state = ()
         local = Gradients(gradients)
         share = local.over(count).unscaled()  # gradients of the true loss, from sums of the scaled ones
         share = share.times(tf.constant(float(replicas))) if replicas > 1 else share
@@ -104,13 +105,14 @@ class PowerSgd(Reduction):
             index: tf.reshape(share[index], self.memory[key].shape) + self.memory[key] for index, key in keys.items()
         }
         rest = [index for index, g in enumerate(local.values) if isinstance(g, tf.Tensor) and index not in keys]
-        others = [Item(local.values[index], exact=False) for index in rest] + weighted(averages, own_count)
+        others = [Item(local.values[index], exact=False) for index in rest]
+        others += items_of(state, own_count)
         products, others = self._sum_products(axis, matrices, keys, others)
 
         summed = [self._gather_slices(g, own_count) for g in local.values]
         for index, total in zip(rest, others, strict=False):
             summed[index] = total
-        assign_means(averages, others[len(rest) :], count)
+        assign(state, others[len(rest) :], count, step_context().readings.summed)
         return self._finish(matrices, keys, products, local.with_values(summed), count), count
 
     def _sum_products(self, axis: Axis, matrices: dict, keys: dict, others: list[Item]):

@@ -36,11 +36,13 @@ class Applied:
     Attributes:
       names: of options, or of the parts of one that is applied in several places.
       optimizers: the `id`s of the engine's optimizers that made an update.
+      averaged: the `id`s of the tf.Variables that a step of the user's has averaged over replicas itself.
     """
 
     def __init__(self):
         self.names: set[str] = set()
         self.optimizers: set[int] = set()
+        self.averaged: set[int] = set()
 
     def mark(self, *names: str) -> None:
         """Marks options as applied."""

@@ -40,11 +40,13 @@ class Readings:
       loss_scale: scalar float32, what the step's losses are multiplied by; None is 1.
       variables: Keras variables with their values, where reading each would take a message to a server.
       progress: by the `id` of an optimizer what its `read_progress` gave, float64 [2]: its next update takes it.
+      summed: by the `id` of a variable to which replicas add, its value: see `Reduction.values_before`.
     """
 
     loss_scale: tf.Tensor | None = None
     variables: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()
     progress: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    summed: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)

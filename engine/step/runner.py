@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import tensorflow as tf
 from absl import logging
 
 from ..internals import graphs, keras
 from ..internals.tensorflow import is_only_replica, replica_id
-from ..internals.variables import assign_local
+from ..internals.variables import assign_local, read_local
 from ..mesh.mesh import Mesh
 from ..metrics.means import folded
 from .applied import Applied
@@ -38,6 +38,11 @@ class StepRunner:
         self._mesh = mesh or Mesh()
         self._applied = Applied()
 
+    @property
+    def averaged(self) -> Collection[int]:
+        """The `id`s of variables that a traced step has itself averaged over replicas."""
+        return self._applied.averaged
+
     def train_step(self, batch, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None) -> dict:
         """Runs `Trainer.train_step` on this replica's part of a batch, which may have no example.
 
@@ -52,7 +57,7 @@ class StepRunner:
         """
         batch, present = with_stand_in(batch)
         with self.training(step, observed, present, readings):
-            put_back = self._statistics_put_back(present)
+            put_back = self._state_put_back(present)
             metrics = folded(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
             put_back(metrics)
             graph = metrics["loss"].total.graph
@@ -80,25 +85,28 @@ class StepRunner:
             outputs = compute(features)
         return outputs if present is None else tf.nest.map_structure(lambda x: x[:count], outputs)
 
-    def _statistics_put_back(self, present: tf.Tensor | None) -> Callable[[dict], None]:
-        """Reads the moving statistics; returns a function of a step's metrics that restores them where it counts not.
+    def _state_put_back(self, present: tf.Tensor | None) -> Callable[[dict], None]:
+        """Reads what layers assign; returns a function of a step's metrics that restores it where the step counts not.
 
-        The forward pass has moved them where the step is skipped, which its metrics say, and where the replica has no
-        examples.
+        The forward pass has assigned it where the step is skipped, which its metrics say, and where the replica has no
+        examples, whose own state then stays; state of all replicas does where their sum leaves it alone.
         """
-        options, reduction = self._trainer.given.options, self._trainer.reduction
-        if not (options.may_skip or (present is not None and reduction.restores_statistics)):
-            return lambda metrics: None
-        before = [(variable, tf.identity(variable)) for variable in self._holdings.moving_statistics]
+        held, reduction, may_skip = self._holdings, self._trainer.reduction, self._trainer.given.options.may_skip
+        state = [each.variable for each in held.aggregated]
+        local = [*held.kept_by_replicas, *(state if reduction.restores_statistics else ())]
+        with_examples = set() if present is None else set(map(id, local))
+        variables = {id(each): each for each in [*state, *local] if may_skip or id(each) in with_examples}
+        before = [(each, read_local(each)) for each in variables.values()]
 
         def put_back(metrics: dict) -> None:
-            counts = [present] if present is not None and reduction.restores_statistics else []
-            counts += [metrics["skipped"].total == 0.0] if "skipped" in metrics else []
             for variable, value in before:  # chosen by value: a condition would have the host wait for a GPU
-                moved = tf.identity(variable)
-                for each in counts:
-                    moved = tf.where(each, moved, value)
-                assign_local(variable, moved)
+                moved = read_local(variable)
+                if id(variable) in with_examples:
+                    moved = tf.where(present, moved, value)
+                if "skipped" in metrics:
+                    moved = tf.where(metrics["skipped"].total == 0.0, moved, value)
+                with tf.name_scope(graphs.ENGINES_OWN):
+                    assign_local(variable, moved)
 
         return put_back
 
@@ -124,6 +132,7 @@ class StepRunner:
         readings = dataclasses.replace(readings or Readings(), loss_scale=scale and scale.read())
         with self._context(step, present, observed, readings=readings) as context:
             context.seed_layers()
+            readings.summed.update(self._trainer.reduction.values_before())
             yield
 
     @contextlib.contextmanager

@@ -187,7 +187,10 @@ class Replicated(Measured):
 
         def train_step(batch, step, observed):
             metrics = runner.train_step(batch, step, observed)
-            self._state.check_held(metrics["loss"].total.graph)
+            graph = metrics["loss"].total.graph
+            self._state.check_held(graph)
+            if self.num_replicas > 1:
+                self._state.check_assigned(graph, batch, runner.averaged, self.num_replicas)
             return {**metrics, **self._own_figures()}
 
         return self._loop(self.train_feed, train_step, jit, self._syncs, self._state)

@@ -48,18 +48,27 @@ def test_mirrored_and_single_states_read_each_other(tmp_path):
     assert bits(mirrored)[::2] == bits(mirrored)[1::2] == bits(state)
 
 
-def test_what_is_summed_on_read_is_saved_as_its_sum(tmp_path):
+def test_what_is_summed_on_read_is_saved_as_each_replicas_part_of_it(tmp_path):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         total = tf.Variable(
             0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
         )
     state = tf.train.Checkpoint(total=total)
-    strategy.run(lambda: total.assign_add(1.5))
+    strategy.run(
+        lambda: total.assign_add(
+            1.5 + tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+        )
+    )
     make(tmp_path, state).save(1, {}, wait=True)
     strategy.run(lambda: total.assign_add(1.0))
     make(tmp_path, state).restore()
-    assert float(total.read_value()) == 3.0
+    assert [float(part) for part in strategy.experimental_local_results(total)] == [1.5, 2.5]
+    assert float(total.read_value()) == 4.0
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"]).scope():  # another number: in equal parts
+        more = tf.Variable(0.0, synchronization=total.synchronization, aggregation=total.aggregation)
+        make(tmp_path, tf.train.Checkpoint(total=more)).restore()
+    assert float(more.read_value()) == 4.0
 
 
 def test_tensorflow_alone_reads_and_writes_the_same_files(tmp_path):

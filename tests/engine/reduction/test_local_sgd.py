@@ -13,6 +13,7 @@ from crankshaft.engine.hooks import Hook, Periodic
 from crankshaft.engine.internals.variables import assign_local
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction, per_replica
+from crankshaft.engine.reduction.aggregation import Aggregated
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.step.context import StepContext
 from crankshaft.models.mlp import Model as Mlp
@@ -30,7 +31,7 @@ class Syncs:
         with strategy.scope():
             self.variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
             self.statistic = tf.Variable(0.0)
-            self.reduction.build(self.variables, [self.statistic])
+            self.reduction.build(self.variables, [Aggregated(self.statistic)])
         self._step = tf.function(self._replicated_step, autograph=False)
         self._sync = tf.function(lambda: strategy.run(self.reduction.sync), autograph=False)
         tf.function(lambda: strategy.run(self.reduction.begin_period), autograph=False)()

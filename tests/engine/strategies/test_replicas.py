@@ -12,6 +12,12 @@ from crankshaft.engine.step.batches import accumulate
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 
+EACH_ITS_OWN = {
+    "trainable": False,
+    "synchronization": tf.VariableSynchronization.ON_READ,
+    "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
+}
+
 
 class Normalised(Trainer):
     """Batch normalisation and nothing else: what its statistics become can be written down."""
@@ -129,7 +135,7 @@ class Seeds(Trainer):
     """Notes a seed that it draws before and after a sum over replicas: [step, before or after, word]."""
 
     def build(self):
-        self.seeds = tf.Variable(tf.zeros([8, 2, 2], tf.int64), trainable=False)
+        self.seeds = tf.Variable(tf.zeros([8, 2, 2], tf.int64), **EACH_ITS_OWN)
 
     def train_step(self, batch):
         before = step_context().seed(name="one")
@@ -163,7 +169,7 @@ class Masks(Trainer):
         self.model = tf.keras.Sequential([tf.keras.layers.Dropout(0.5), tf.keras.layers.Dropout(0.5)])
         self.model.build([None, self.UNITS])
         shape = [self.STEPS, 4, self.UNITS]
-        self.masks = tf.Variable(tf.zeros(shape), trainable=False)
+        self.masks = tf.Variable(tf.zeros(shape), **EACH_ITS_OWN)
 
     def train_step(self, batch):
         ones = tf.ones([1, self.UNITS])
