@@ -6,6 +6,7 @@ The first one that needs it imports it, and its notes on its start are left out;
 
 import sys
 from importlib import import_module
+from importlib.machinery import PathFinder
 
 TYPE_CHECKING = False  # a type checker takes it for true; typing takes as long to import as all that stands before it
 if TYPE_CHECKING:
@@ -84,6 +85,38 @@ __all__ = [
     "step_context",
     "weighed",
 ]
+
+
+class _WithKeras:
+    """Registers the layers of the models here once Keras is imported, so that `load_model` opens their .keras files.
+
+    To import Keras for that, with TensorFlow, would keep a mistake on a command line waiting.
+    """
+
+    def find_spec(self, name, path=None, target=None):
+        spec = PathFinder.find_spec(name, path) if name == "keras" else None
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                sys.meta_path.remove(self)
+                _register_layers()
+
+            vars(spec.loader)["exec_module"] = exec_module
+        return spec
+
+
+def _register_layers() -> None:
+    # A process that has begun to import the engine imports its layers as well; they need Keras on TensorFlow.
+    if "crankshaft.engine" not in sys.modules and sys.modules["keras"].config.backend() == "tensorflow":
+        import_module("crankshaft.engine.layers")
+
+
+if "keras" in sys.modules:
+    _register_layers()
+else:
+    sys.meta_path.insert(0, _WithKeras())
 
 
 def __getattr__(name: str):

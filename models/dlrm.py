@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import tensorflow as tf
 
-from ..engine.layers import embeddings
+from ..engine.layers import Products, embeddings
 from .tabular import Tabular, relu_layers
 
 
@@ -69,29 +68,3 @@ class Model(Tabular):
         if self.num_numbers:
             inputs["numbers"] = self.numbers(features)
         return tf.cast(self.model(inputs, training=training), tf.float32)[:, 0]
-
-
-class Products(tf.keras.layers.Layer):
-    """Maps [batch, n, width] to [batch, n (n-1) / 2]: the dot products of all pairs of different vectors."""
-
-    def call(self, inputs):
-        return _products(inputs)
-
-    def compute_output_shape(self, input_shape):
-        n = input_shape[1]
-        return (input_shape[0], n * (n - 1) // 2)
-
-
-@tf.custom_gradient
-def _products(x: tf.Tensor):
-    n = x.shape[1]
-    rows, columns = np.tril_indices(n, -1)
-    products = tf.reshape(tf.matmul(x, x, transpose_b=True), [-1, n * n])
-
-    def gradient(dy: tf.Tensor):
-        # One symmetric matrix holds the other vector's share for each vector of a pair; a vector's own entry is a zero.
-        indices = np.full([n, n], len(rows))
-        indices[rows, columns] = indices[columns, rows] = np.arange(len(rows))
-        return tf.matmul(tf.gather(tf.pad(dy, [[0, 0], [0, 1]]), indices, axis=1), x)
-
-    return tf.gather(products, rows * n + columns, axis=1), gradient

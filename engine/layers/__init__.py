@@ -1,6 +1,6 @@
 """Layers for models: Keras's with less work on CPUs; in a separate room, embedding tables cut into shards."""
 
-from .keras_layers import BatchNormalization, Conv2DMaxPool, Dense
+from .keras_layers import BatchNormalization, Conv2DMaxPool, Dense, Products
 from .recompute import recomputed
 
-__all__ = ["BatchNormalization", "Conv2DMaxPool", "Dense", "recomputed"]
+__all__ = ["BatchNormalization", "Conv2DMaxPool", "Dense", "Products", "recomputed"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 from ..internals.tensorflow import bias_gradient
@@ -128,6 +129,18 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
         return tf.cast(outputs, inputs.dtype), mean + shift, variance
 
 
+@tf.keras.utils.register_keras_serializable("crankshaft")
+class Products(tf.keras.layers.Layer):
+    """Maps [batch, n, width] to [batch, n (n-1) / 2]: the dot products of all pairs of different vectors."""
+
+    def call(self, inputs):
+        return _products(inputs)
+
+    def compute_output_shape(self, input_shape):
+        n = input_shape[1]
+        return (input_shape[0], n * (n - 1) // 2)
+
+
 def _relu_max_pool(x: tf.Tensor, bias: tf.Tensor, size: int) -> tf.Tensor:
     """Computes max_pool(relu(x + bias)); its gradient finds ReLU's active values from the pooled outputs."""
     window = {"ksize": [1, size, size, 1], "strides": [1, size, size, 1], "padding": "VALID"}
@@ -164,3 +177,18 @@ def _matmul(x: tf.Tensor, w: tf.Tensor):
 def _batched(a: tf.Tensor, b: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
     """Multiplies two matrices as a batch of one product, for which TensorFlow uses another oneDNN kernel."""
     return tf.matmul(a[tf.newaxis], b[tf.newaxis], transpose_b=transpose_b)[0]
+
+
+@tf.custom_gradient
+def _products(x: tf.Tensor):
+    n = x.shape[1]
+    rows, columns = np.tril_indices(n, -1)
+    products = tf.reshape(tf.matmul(x, x, transpose_b=True), [-1, n * n])
+
+    def gradient(dy: tf.Tensor):
+        # One symmetric matrix holds the other vector's share for each vector of a pair; a vector's own entry is a zero.
+        indices = np.full([n, n], len(rows))
+        indices[rows, columns] = indices[columns, rows] = np.arange(len(rows))
+        return tf.matmul(tf.gather(tf.pad(dy, [[0, 0], [0, 1]]), indices, axis=1), x)
+
+    return tf.gather(products, rows * n + columns, axis=1), gradient

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from ...engine import Trainer
 from ...engine.data.source import Spec
 from ...engine.holdings import Holdings
 from ...engine.hooks.evaluation import averaged_weights
+from ...engine.internals.keras import all_layers_in, layers_in
 from ...engine.machine import files
 from ...input import known
 from ...input.data import Data
@@ -77,6 +79,14 @@ def _save_keras(session: Session, path: str, name: str | None) -> None:
                 "or give --output a folder, for a SavedModel"
             ) from error
         shutil.copyfile(model_path, temporary)
+    kinds = {f"{type(each).__module__}.{type(each).__name__}" for each in layers_in(model)}
+    if own := sorted(kind for kind in kinds if not kind.startswith("keras.")):
+        logging.warning(
+            "%s has layers that are not Keras's, %s: import %s before load_model; a SavedModel needs TensorFlow alone",
+            path,
+            ", ".join(own),
+            ", ".join(sorted({name.partition(".")[0] for name in own})),
+        )
 
 
 def _save_serving(session: Session, path: str, name: str | None) -> None:
@@ -105,7 +115,8 @@ def _save_serving(session: Session, path: str, name: str | None) -> None:
         )
     module = tf.Module()
     held = Holdings(trainer)
-    module.layers, module.embeddings = ({name: model}, {}) if name else (held.layers, held.tables)
+    layers, module.embeddings = ([model], {}) if name else (held.layers.values(), held.tables)
+    module.layers = all_layers_in(layers)  # TensorFlow does not look into the lists of lists that a layer has
 
     def serve(**features_by_name):
         packed = tf.nest.pack_sequence_as(features, [features_by_name[name] for name in inputs])

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft import load_model
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.checkpoints import manifest as manifests
 from tests import runs
@@ -94,6 +95,24 @@ def test_export_gives_the_same_outputs_in_another_process(digits_run, inside, tm
     again = inside("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/served")
     assert again.code == 2
     assert f"{folder} exists; remove it" in again.error
+
+
+def test_keras_files_open_in_a_process_that_imports_crankshaft(digits_run, inside, tmp_path):
+    clicks = ("--model=dlrm", "--input=synthetic_clicks", "--input_arg=examples=64", "--model_arg=width=4")
+    inside(*clicks, "--train_steps=1", "--global_batch_size=32", "--jit=off", f"--run_dir={tmp_path}/run").ok()
+    asking, expected = "import crankshaft, tensorflow as tf\n", []
+    computing = "x = [tf.ones([1, *each.shape[1:]]) for each in model.inputs]; y = model(x if x[1:] else x[0]).numpy()"
+    for number, run_dir in enumerate((digits_run[0], tmp_path / "run")):
+        exporting = ("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/{number}.keras")
+        outcome = inside(*exporting, "--export_model=model").ok()
+        assert re.search(r"not Keras's, .*crankshaft\.engine\.layers\.\w+\.\w+: import crankshaft before", outcome.err)
+        exec(computing, values := {"tf": tf, "model": load_model(str(run_dir), name="model")})
+        expected.append(values["y"].ravel())
+        asking += f"model = tf.keras.models.load_model('{tmp_path}/{number}.keras')\n"
+        asking += f"{computing}\nprint(*y.ravel(), sep='\\n')\n"
+    command = [sys.executable, "-c", asking]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    np.testing.assert_allclose([*map(float, process.stdout.split())], np.concatenate(expected), rtol=1e-5)
 
 
 def test_a_model_that_gained_a_layer_is_not_evaluated_with_random_weights(digits_run, inside):

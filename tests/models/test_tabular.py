@@ -10,6 +10,7 @@ from crankshaft.engine import StepOptions
 from crankshaft.engine.build import prepare
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.evaluation import evaluate
+from crankshaft.engine.layers import Products
 from crankshaft.engine.metrics.means import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
@@ -183,7 +184,7 @@ def test_gradient_of_products_is_each_vectors_sum_over_its_pairs(n):
     vectors = tf.constant(x)
     with tf.GradientTape() as tape:
         tape.watch(vectors)
-        products = dlrm.Products(dtype="float64")(vectors)
+        products = Products(dtype="float64")(vectors)
     found = tape.gradient(products, vectors, tf.constant(dy))
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
