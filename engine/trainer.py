@@ -160,7 +160,7 @@ class Trainer(tf.Module):
         """Returns the loss, weighed by the examples' weights, once it is found to be over examples, not their pairs."""
         compute, where = self.training_loss if training else self.loss, f"{type(self).__name__}.loss"
         with batches.labels_as_numbers(batch, self):
-            loss = example_counts.checked(compute, where, outputs, batches.without_weights(batch))
+            loss = example_counts.checked(compute, where, outputs, batches.counted(batch))
         return as_loss(loss, where, batches.fields(batch).weights, check_values=self.given.options.debug)
 
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:

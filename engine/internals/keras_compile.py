@@ -166,6 +166,8 @@ def _whole(loss, y_true, y_pred, weights) -> Whole:
     """Computes what Keras's `Loss.__call__` does, up to the division."""
     if not isinstance(loss, tf.keras.losses.Loss) or type(loss).__call__ is not tf.keras.losses.Loss.__call__:
         return Whole(tf.convert_to_tensor(loss(y_true, y_pred, weights)), tf.constant(1.0))  # which divides by itself
+    if weights is not None and tf.is_tensor(y_true):
+        y_true = without_missing(y_true, weights)
     values, mask = _values(loss, y_true, y_pred)
     weights = None if weights is None else _of_rank(tf.cast(weights, values.dtype), values.shape.rank)
     weights = apply_mask(weights, mask, dtype=values.dtype, reduction="sum")
@@ -212,6 +214,17 @@ def beside_mask(weights: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     """Returns weights [n] or [n, ...] in a shape that Keras's metrics multiply by the mask of these outputs."""
     mask = mask_of(y_pred)
     return weights if mask is None else _of_rank(weights, mask.shape.rank)
+
+
+def without_missing(labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Puts 0 in the place of labels [batch, ...] that are not finite and of weight 0, [batch] or [batch, ...].
+
+    A label that is missing may be NaN. Its loss times 0 would be NaN, and so would its gradient.
+    """
+    if not labels.dtype.is_floating:
+        return labels
+    weights = squeeze_or_expand_to_same_rank(labels, _of_rank(weights, labels.shape.rank))[1]
+    return tf.where((weights == 0) & ~tf.math.is_finite(labels), tf.zeros_like(labels), labels)
 
 
 def _of_rank(weights: tf.Tensor, rank: int) -> tf.Tensor:

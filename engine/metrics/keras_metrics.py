@@ -56,6 +56,8 @@ class KerasMetric:
         form = tuple((x.dtype, tuple(x.shape[1:].as_list())) for x in arguments if x.shape.rank)
         if len(form) < len(arguments):
             raise ValueError(f"KerasMetric of {self._metric.name} was given a single number; give one entry an example")
+        if len(arguments) == 3:
+            arguments[0] = keras_compile.without_missing(arguments[0], arguments[2])
         if form not in self._tried:
             trials.in_a_thread(lambda: self._try(form))
             self._tried.add(form)

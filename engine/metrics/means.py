@@ -179,7 +179,10 @@ def mean(values, weights=None, direction: str | None = None) -> Mean:
 
     Args:
       values: tensor of any shape and numeric or bool dtype, one entry an example (or a token, a pixel).
-      weights: None, or a tensor that broadcasts to `values`; an entry of weight 0 does not count.
+      weights: None, or a tensor that broadcasts to `values`. An entry of weight 0 does not count, NaN or infinite too,
+        and its gradient here is 0. What computed it still makes NaN of that, as the square of a NaN does: put a finite
+        number in the place of such labels first, loss(tf.where(weights > 0, labels, 0.0)). Labels under the data's own
+        weights need not be.
       direction: "max" if a higher mean is better, as of an accuracy, or "min"; `monitor` goes by it.
 
     Returns:
@@ -202,8 +205,8 @@ def mean(values, weights=None, direction: str | None = None) -> Mean:
         pair = kind(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
         return weighable(pair, weigh)
     spread = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
-    # An entry without weight may be anything, NaN too: padding often is.
-    pair = kind(tf.reduce_sum(tf.math.multiply_no_nan(values, spread)), tf.reduce_sum(spread))
+    values = tf.where(spread == 0.0, 0.0, values)  # an entry without weight may be anything: padding often is
+    pair = kind(tf.reduce_sum(values * spread), tf.reduce_sum(spread))
     return weighable(pair, weigh, has_weights=True)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..data.arrays import Mapped
+from ..internals.keras_compile import without_missing
 from ..metrics.means import Mean, as_loss
 from .context import step_context
 
@@ -64,6 +65,14 @@ def without_weights(batch):
     if parts.labels is None:
         return parts.features
     return batch if parts.weights is None else (parts.features, parts.labels)
+
+
+def counted(batch):
+    """Returns a batch of tensors as losses see it, with 0 for each label that is not finite and of weight 0."""
+    parts = fields(batch)
+    if parts.labels is None or parts.weights is None:
+        return without_weights(batch)
+    return parts.features, tf.nest.map_structure(lambda y: without_missing(y, parts.weights), parts.labels)
 
 
 def text_fields(batch) -> list[str]:
@@ -124,7 +133,7 @@ def weighed(loss: Callable, outputs, batch) -> Mean:
       >>> def critic_loss(self, batch):  # of a Trainer with a step of its own
       ...     return weighed(self.loss, self.critic(batch[0], training=True), batch)
     """
-    return as_loss(loss(outputs, without_weights(batch)), "the loss", fields(batch).weights)
+    return as_loss(loss(outputs, counted(batch)), "the loss", fields(batch).weights)
 
 
 def with_stand_in(batch):

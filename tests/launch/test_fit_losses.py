@@ -89,3 +89,30 @@ def test_a_part_of_a_batch_is_no_batch():
             accumulate_steps=2,
             **HOW,
         )
+
+
+@pytest.mark.parametrize("by_output", [True, False], ids=["of outputs", "of examples"])
+def test_labels_that_are_missing_count_for_nothing_where_their_weight_is_zero(by_output):
+    """Not in the loss, its gradient or a weighted metric; labels of two tasks, NaN or infinite."""
+    counts = {name: (np.arange(29) % every > 0).astype("float32") for name, every in (("one", 3), ("two", 4))}
+    if not by_output:
+        counts = dict.fromkeys(counts, counts["one"])
+    finite = {"one": Y[:, :1], "two": Y[:, 1:]}
+    missing = {name: np.where(counts[name][:, None] > 0, y, np.inf) for name, y in finite.items()}
+    missing["two"][counts["two"] == 0, 0] = np.nan
+
+    def two_tasks():
+        keras.utils.set_random_seed(2)
+        features = keras.Input([3])
+        body = keras.layers.Dense(3, "tanh")(features)
+        outputs = {name: keras.layers.Dense(y.shape[1], "sigmoid", name=name)(body) for name, y in finite.items()}
+        made = keras.Model(features, outputs)
+        losses = {"one": "mse", "two": "binary_crossentropy"}
+        made.compile(keras.optimizers.SGD(0.5), losses, weighted_metrics={"one": "mae", "two": "mse"})
+        return made
+
+    weights = counts if by_output else counts["one"]
+    runs = [fit(two_tasks, X, y, sample_weight=weights, jit="off", **HOW) for y in (finite, missing)]
+    assert runs[0].history.history == runs[1].history.history
+    for one, other in zip(runs[0].model.weights, runs[1].model.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())

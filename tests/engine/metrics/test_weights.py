@@ -23,7 +23,7 @@ LABELS = (FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + 0.25 + _draws.norm
 WEIGHTS = _draws.uniform(0, 3, 25).astype(np.float32)
 WEIGHTS[BATCH : 2 * BATCH] = 0  # a whole batch
 WEIGHTS[3:5] = 0
-SOURCE = (FEATURES, LABELS, WEIGHTS)
+SOURCE = (FEATURES, np.where(WEIGHTS > 0, LABELS, np.float32("nan")), WEIGHTS)  # without weight a label may be missing
 
 
 class Line(Trainer):
@@ -46,7 +46,7 @@ def descended(epochs: int):
     kernel, bias, total = np.zeros(3), 0.0, 0.0
     for _ in range(epochs):
         for first in range(0, len(FEATURES), BATCH):
-            x, y, w = (array[first : first + BATCH].astype(np.float64) for array in SOURCE)
+            x, y, w = (array[first : first + BATCH].astype(np.float64) for array in (FEATURES, LABELS, WEIGHTS))
             error = x @ kernel + bias - y
             total += np.sum(w * error**2)
             if w.sum():
@@ -158,6 +158,17 @@ def test_a_batch_without_weight_changes_nothing_and_is_not_nan(bench):
         assert found["loss"] == (0.0, 0.0)
         for was, now in zip(before, made.trainer.model.get_weights(), strict=True):
             np.testing.assert_array_equal(was, now)
+
+
+def test_an_entry_without_weight_has_no_gradient_whatever_it_is():
+    values, weights = tf.constant([np.nan, 3.0, np.inf]), tf.constant([0.0, 2.0, 0.0])
+    with tf.GradientTape() as tape:
+        tape.watch([values, weights])
+        total = mean(values, weights).total
+    of_values, of_weights = tape.gradient(total, [values, weights])
+    assert total == 6.0
+    assert of_values.numpy().tolist() == [0.0, 2.0, 0.0]
+    assert of_weights.numpy().tolist() == [0.0, 3.0, 0.0]
 
 
 def test_pairs_that_are_weighed_are_those_made_with_weights():
