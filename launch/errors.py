@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import signal
 import sys
@@ -45,5 +46,11 @@ def signal_name(number: int) -> str:
 
 def fail(code: int, line: str) -> int:
     """Prints what went wrong as one line, and returns the exit code."""
-    print(terminal.fitted(f"error: {one_line(line)}", sys.stderr), file=sys.stderr, flush=True)
+    say(f"error: {one_line(line)}")
     return code
+
+
+def say(line: str) -> None:
+    """Prints a line to standard error, whose terminal may be gone by now."""
+    with contextlib.suppress(OSError):
+        print(terminal.fitted(line, sys.stderr), file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ from absl import logging
 from ..engine.internals.errors import visible
 
 _ESCAPE = "backslashreplace"
+_LEAST_COLUMNS = 16
 _BORDERS = str.maketrans("━─│┃…" + "┏┳┓┡╇┩├┼┤└┴┘", "--||." + 12 * "+")
 
 
@@ -59,8 +60,11 @@ def columns() -> int:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Returns a line's words in lines of this width; a word that is longer stays whole."""
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False, tabsize=1)
+    """Returns a line's words in lines of this width; a word that is longer stays whole.
+
+    A terminal that has not even `_LEAST_COLUMNS` for them ends its lines itself, where it likes.
+    """
+    return textwrap.wrap(text, max(width, _LEAST_COLUMNS), break_long_words=False, break_on_hyphens=False, tabsize=1)
 
 
 def fitted(text: str, file: TextIO) -> str:

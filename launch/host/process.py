@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import re
 import signal
+import stat
 import sys
 import threading
 import time
@@ -96,7 +97,8 @@ class SturdyStream:
     """A standard stream whose reader may leave and whose disk may be full: what is printed then is lost, not the run.
 
     Attributes:
-      lost: the first error that kept something from being written; None without one, or if a reader had seen enough.
+      lost: the first error that kept something from being written; None without one, or if nobody reads any more: a
+        pipe's reader has seen enough, or the terminal is gone.
     """
 
     def __init__(self, stream):
@@ -117,12 +119,17 @@ class SturdyStream:
         try:
             do(*arguments)
         except OSError as error:
-            if self.lost is None and not isinstance(error, BrokenPipeError):
+            if self.lost is None and not self._has_no_reader(error):
                 self.lost = error
                 logging.warning("%s can't be written (%s); what is printed is lost", self._stream.name, error.strerror)
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())  # what the stream holds back is written there
             os.close(nowhere)
+
+    def _has_no_reader(self, error: OSError) -> bool:
+        """Returns whether the stream is a pipe or a terminal whose other end is closed; no disk is to blame then."""
+        is_terminal = stat.S_ISCHR(os.fstat(self._stream.fileno()).st_mode)
+        return error.errno == errno.EPIPE or (error.errno == errno.EIO and is_terminal)
 
 
 def prepare(tunes_allocator: bool = True) -> None:

@@ -8,15 +8,13 @@ import select
 import signal
 import socket
 import struct
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .. import terminal
-from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED
+from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, say
 
 # A second signal so soon after the first is the same request: `timeout` signals a process and its group; systemd and
 # Slurm signal all processes of a job, and a supervisor then passes its own on.
@@ -268,7 +266,7 @@ def _answer(reading: socket.socket, ends_process: bool) -> None:
         if not select.select([reading], [], [], waits)[0]:
             is_answered = True
             line = f"{name}: the run ends, saved in its run_dir, once the call or compilation in progress is done"
-            print(terminal.fitted(f"{line}{_AT_ONCE * ends_process}", sys.stderr), file=sys.stderr, flush=True)
+            say(f"{line}{_AT_ONCE * ends_process}")
             continue
         if 0 in (numbers := _received(reading)):
             break

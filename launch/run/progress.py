@@ -26,7 +26,7 @@ MODES = ("auto", "bar", "plain", "off")
 _HIDDEN = {"gradient_norm", "skipped"}  # figures for TensorBoard and the NaN guard
 _LEAST_BAR = 1  # columns
 _RECENT_SECONDS = 3.0  # of the rate that is shown
-_SUMMARY_COLUMNS = 100
+_SUMMARY_COLUMNS, _LEAST_SUMMARY = 100, 32  # columns; Keras refuses to print it in less
 _ENDS = dict(zip("┳╇┃│┼┴", "┓┩┃│┤┘", strict=True))  # of a table's inner borders
 
 
@@ -227,7 +227,7 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
     file = file or sys.stdout
     width, most = _SUMMARY_COLUMNS, math.inf
     if file.isatty():
-        width = most = min(terminal.columns(), _SUMMARY_COLUMNS)
+        width = most = min(max(terminal.columns(), _LEAST_SUMMARY), _SUMMARY_COLUMNS)
     for model in models:
         print(terminal.drawable(_summary(model, width, most), file), file=file, flush=True)
         held = sum(math.prod(variable.shape) for variable in model.variables)

@@ -1,9 +1,18 @@
 """What is printed goes where the program's streams go, whatever these are by then."""
 
+import errno
 import os
+import pty
 import sys
 
+import pytest
+import tensorflow as tf
+
+from crankshaft.launch import errors
 from crankshaft.launch import terminal as terminals
+from crankshaft.launch.command_line import help
+from crankshaft.launch.host import process
+from crankshaft.launch.run import progress
 
 
 def test_what_is_printed_acts_on_no_terminal(tmp_path, terminal):
@@ -16,6 +25,40 @@ def test_what_is_printed_acts_on_no_terminal(tmp_path, terminal):
         assert "0.5" in text
         assert "dog" in text
         assert not set("\x1b\x07\x9b") & set(text)
+
+
+def test_what_is_printed_to_a_terminal_that_is_gone_is_not_missed(monkeypatch):
+    """Nobody is there to read it; a disk that is full is another matter."""
+    ours, theirs = pty.openpty()
+    os.close(ours)
+    full = os.open("/dev/full", os.O_WRONLY)
+    for descriptor, error in ((theirs, None), (full, errno.ENOSPC)):
+        with open(descriptor, "w") as stream:
+            monkeypatch.setattr(sys, "stderr", stream)
+            assert errors.fail(7, "why it ends") == 7
+            sturdy = process.SturdyStream(stream)
+            for _ in range(2):
+                print("a line", file=sturdy, flush=True)
+            assert (sturdy.lost and sturdy.lost.errno) == error
+
+
+@pytest.mark.parametrize("columns", [1, 9, 15])
+def test_a_terminal_of_few_columns_is_enough(terminal, monkeypatch, columns):
+    file, read = terminal
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "stdout", file)
+    monkeypatch.setattr(sys, "stderr", file)
+    errors.say("a long line of text")
+    print(help.short_help_text("train", "Doc"), help.help_text("train", "Doc", [], []))
+    model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
+    progress.print_model_summary([model], file)
+    bar = progress.Bar(file, "step 1/9", 9)
+    bar.draw(1, "2/9", "loss 0.5")
+    bar.say("step 2/9  evaluation")
+    bar.close()
+    shown = read()
+    for words in ("a long line of\r\ntext", "--run_dir", "Trainable params: 8", "evaluation"):
+        assert words in shown
 
 
 def test_a_stream_that_escapes_may_be_redirected_from_a_file_into_a_pipe(tmp_path, monkeypatch):
