@@ -19,15 +19,9 @@ from .optimizers.averaging import WeightAverage
 from .reduction import aggregation, per_replica
 from .trainer import Trainer
 
-# The version of the rules by which a run's numbers come about. A change that alters bits takes the next number, so that
-# no run continues unnoticed with other bits than it began with. Checkpoints that name none are of rules 1. Since 2
-# `data.order` mixes an epoch's key and shuffles in eight rounds; since 3 the bias corrections of averages, in Adam,
-# RMSprop and the weights' average, are not differences of float32 numbers; since 4 float16's losses are in the range of
-# means on replicas too; since 5 an AUC's buckets are by the logit; since 6 JPEGs are decoded by the accurate transform;
-# since 7 the gain of an RMS normalisation does not decay, and fields of a table of any ids are told apart by a hash;
-# since 8 each call of `step_context().seed()`, and each micro-batch and part of one, draws numbers of its own, and
-# gradients of biases and looked-up rows are summed in float32 where layers compute in 16 bits, and weight decay takes
-# all rows of a layer's embedding, also those that a batch does not use.
+# The version of the rules by which a run's numbers come about: the order of examples, random draws, updates. A change
+# that alters the bits of existing runs takes the next number, so that no run continues unnoticed with other bits than it
+# began with. Checkpoints that name none are of rules 1.
 RULES = 8
 
 
