@@ -22,7 +22,7 @@ from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder
 from . import own_files, paths, registry
-from .flags import ABOUT, ARGUMENTS, EITHER, GROUPS, Flags, check_uses, in_place_of, named
+from .flags import ABOUT, ARGUMENTS, EITHER, GROUPS, USES, Flags, in_place_of, named
 from .rules import frozen
 from .values import plain, shown
 
@@ -284,7 +284,7 @@ def from_flags(
         if trainer_class is None and values["model"] is None:
             _refuse_without_model(values["run_dir"], values["mode"])
     cluster = _cluster(values, environment)  # which may say the strategy
-    check_uses(values)
+    _check_uses(values)
     if trainer_class is None and not has_data and values["model"] is values["input"] is None:
         models, inputs = (", ".join(registry.NAMES[kind]) for kind in ("model", "input"))
         raise UsageError(
@@ -529,3 +529,24 @@ def _parses(parser: flags.ArgumentParser, value) -> bool:
     except ValueError:
         return False
     return not isinstance(value, int) or abs(value) < 1 << 63
+
+
+def _check_uses(values: Mapping[str, Any]) -> None:
+    """Raises `UsageError` for the first flag of the command line that the run would ignore.
+
+    Args:
+      values: the run's, of all flags: a command line may leave some to the run that it reads.
+    """
+    for name, (other, *choices) in USES.items():
+        flag = flags.FLAGS[name]
+        is_never = name.endswith("_every_steps") and flag.value == 0  # 0 is obeyed everywhere
+        if flag.value == flag.default or is_never:
+            continue
+        words = "".join(
+            f"--{name}={value} " for value in (flag.value if isinstance(flag.value, list) else [flag.value])
+        )
+        if not choices and values[other] == flags.FLAGS[other].default:
+            raise UsageError(f"{words}has no use without --{other}; give that too, or leave --{name} out")
+        if choices and values[other] not in choices:
+            cure = " or ".join(f"--{other}={choice}" for choice in choices)
+            raise UsageError(f"{words}has no use with --{other}={values[other]}; use {cure}, or leave --{name} out")

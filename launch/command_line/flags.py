@@ -14,7 +14,6 @@ from absl import flags
 
 from ...engine.step.options import HUGE
 from ...engine.strategies import registry
-from ..errors import UsageError
 from . import rules
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "predict", "generate")
@@ -36,11 +35,6 @@ _SERVERS = ("strategy", "parameter_server")
 _CLUSTERS = ("strategy", "multi_worker", "parameter_server")
 _MESHES = ("strategy", "mirrored", "multi_worker")
 _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
-ESSENTIAL = (  # what --helpshort has
-    "mode model model_arg input input_arg data_dir validation_split run_dir config seed strategy num_virtual_devices "
-    "train_steps train_epochs global_batch_size optimizer learning_rate learning_rate_schedule precision jit "
-    "eval_every_steps checkpoint_every_steps early_stopping restore_best result_json"
-).split()
 REPLACED = {  # flags that are gone, and what to use
     "benchmark_part": "in a checkout of Crankshaft, `python -m benchmarks.parts --part=NAME` times parts of a step",
 }
@@ -59,7 +53,7 @@ class About:
       define: defines it for absl: `define(name=, default=, help=, **rule)`.
       rule: its range, choices or rule.
       help: what it is, in a line.
-      use: what it is for, if not for all runs; see `check_uses`.
+      use: what it is for, if not for all runs; see `Use`.
       decides: whether it decides a run's numbers: a run_dir is resumed only with the same value.
       of_call: whether it is of one call: a call that reads a run does not take it over from it.
       may_differ: whether workers that train together may be given different values.
@@ -107,100 +101,103 @@ class Flags:
     """The values of a command line; arguments of NAME=VALUE are parsed."""
 
     # The run
-    mode: str = _run(_enum, "train_and_eval", "What to do.", enum_values=MODES, of_call=True)
+    mode: str = _run(_enum, "train_and_eval", "What to run.", enum_values=MODES, of_call=True)
     run_dir: str | None = _run(
         rules.folder,
         None,
-        "Checkpoints, TensorBoard files, config and result live here, gs://... too; an existing run resumes.",
+        "Directory of checkpoints, TensorBoard files, config and result (also gs://...); an existing run resumes.",
         of_call=True,
         may_be_elsewhere=True,
     )
     config: str | None = _run(
         _path,
         None,
-        "Flags by name in a YAML or JSON file, a run's config.json too; the command line wins.",
+        "YAML or JSON file of flags, also a run's config.json; the command line takes precedence.",
         of_call=True,
     )
     seed: int = _run(
-        _integer, 0, "The run's only source of randomness, below 2^31.", lower=0, upper=2**31 - 1, decides=True
+        _integer, 0, "Seed of all random numbers of the run, below 2^31.", lower=0, upper=2**31 - 1, decides=True
     )
-    train_steps: int | None = _run(_integer, None, "Updates in all. One of --train_steps and --train_epochs.", lower=1)
+    train_steps: int | None = _run(
+        _integer, None, "Number of training steps (updates). Give one of --train_steps and --train_epochs.", lower=1
+    )
     train_epochs: float | None = _run(
-        _number, None, "Passes over the training data in all; 10 if neither is given.", above=0, upper=1e9
+        _number, None, "Number of passes over the training data; 10 if neither is given.", above=0, upper=1e9
     )
-    allow_changed_config: bool = _run(
-        _boolean, False, "Resume a run_dir although its configuration was another.", of_call=True
-    )
-    result_json: str | None = _run(_path, None, "Write the result here too.", of_call=True, may_differ=True)
+    allow_changed_config: bool = _run(_boolean, False, "Resume even if the configuration changed.", of_call=True)
+    result_json: str | None = _run(_path, None, "Also write the result to this file.", of_call=True, may_differ=True)
 
     # Model
     model: str | None = _model(
-        _string, None, "One that comes with Crankshaft, or a .py file with a class Model.", **rules.MODULE, decides=True
+        _string, None, "A bundled model, or a .py file that defines a class Model.", **rules.MODULE, decides=True
     )
     model_arg: Mapping[str, Any] = _model(
-        _arguments, {}, "NAME=VALUE for the model, e.g. hidden_units=2048,2048. Repeatable.", decides=True
+        _arguments, {}, "NAME=VALUE argument of the model, e.g. hidden_units=2048,2048. Repeatable.", decides=True
     )
     init_from: str | None = _model(
         _path,
         None,
-        "Start from the weights (no more) of this run, checkpoint or Keras file.",
+        "Initialize the weights, and nothing else, from this run, checkpoint or Keras file.",
         of_call=True,
         may_be_elsewhere=True,
     )
 
     # Input
     input: str | None = _input(
-        _string,
-        None,
-        "One that comes with Crankshaft, or a .py file with a function load.",
-        **rules.MODULE,
-        decides=True,
+        _string, None, "A bundled input, or a .py file that defines a function load.", **rules.MODULE, decides=True
     )
     input_arg: Mapping[str, Any] = _input(
-        _arguments, {}, "NAME=VALUE for the input, e.g. examples=10000. Repeatable.", decides=True
+        _arguments, {}, "NAME=VALUE argument of the input, e.g. examples=10000. Repeatable.", decides=True
     )
     data_dir: str | None = _input(
-        _files, None, "Where the input's files are: a folder, a glob, or several with commas.", may_differ=True
+        _files, None, "Files of the input: a folder, a glob, or several separated by commas.", may_differ=True
     )
     eval_data_dir: str | None = _input(
-        _files, None, "Where those to evaluate on are, for an input that takes them apart.", may_differ=True
+        _files, None, "Files of the evaluation data, for inputs that read it separately.", may_differ=True
     )
-    global_batch_size: int = _input(_integer, 64, "Examples an update, over all replicas.", lower=1, decides=True)
+    global_batch_size: int = _input(
+        _integer, 64, "Global batch size: examples per update, across all replicas.", lower=1, decides=True
+    )
     validation_split: float = _input(
-        _number, 0.0, "Share of the training data, its end, to evaluate on.", lower=0, upper=1, decides=True
+        _number,
+        0.0,
+        "Fraction of the training data, taken from its end, to evaluate on.",
+        lower=0,
+        upper=1,
+        decides=True,
     )
-    eval_batch_size: int = _input(_integer, 512, "Examples an evaluation step, over all replicas.", lower=1)
-    resident_data_mb: int = _input(_integer, 1024, "Arrays up to so many MiB are kept on each device.", lower=0)
+    eval_batch_size: int = _input(_integer, 512, "Examples per evaluation step, across all replicas.", lower=1)
+    resident_data_mb: int = _input(_integer, 1024, "Keep arrays of up to this many MiB on each device.", lower=0)
     shuffle_window: int = _input(
         _integer,
         0,
-        "Shuffle chunks of files, then examples within so many chunks; 0: single examples where they are read well.",
+        "Shuffle chunks of files, then examples within windows of this many chunks; 0: single examples.",
         lower=0,
         upper=1 << 20,
         decides=True,
     )
-    max_bad_records: int = _input(_integer, 0, "Examples in files that can't be read and are left out.", lower=0)
+    max_bad_records: int = _input(_integer, 0, "Number of unreadable examples to skip before the run fails.", lower=0)
     shuffle_buffer: int = _input(
         _integer,
         10_000,
-        "Examples in the shuffle buffer of a tf.data.Dataset; 0 leaves data of any kind in its own order.",
+        "Examples in the shuffle buffer of a tf.data.Dataset; 0 keeps the order of any data.",
         lower=0,
         decides=True,
     )
     auto_shard_policy: str = _input(
         _enum,
         "auto",
-        "How workers divide a tf.data.Dataset: by files, or each reads all, and takes its rows; auto: files if enough.",
+        "How workers shard a tf.data.Dataset: by file, or by example, reading all; auto: by file if possible.",
         enum_values=AUTO_SHARD_POLICIES,
         decides=True,
     )
 
     # Where it runs
-    strategy: str = _where(rules.one_of, "one_device", "How steps are distributed.", known=registry.names)
+    strategy: str = _where(rules.one_of, "one_device", "Distribution strategy.", known=registry.names)
     num_virtual_devices: int = _where(
         _integer,
         0,
-        "Split the CPU (or the one GPU) into so many devices; 0 leaves it.",
+        "Split the CPU, or the one GPU, into this many virtual devices; 0 does not split it.",
         lower=0,
         upper=1000,
         use=("strategy", "mirrored"),
@@ -208,26 +205,23 @@ class Flags:
     mesh: str | None = _where(
         _string,
         None,
-        "Replicas as data:D,model:M: layers of engine.parallel are cut over M of them; without it each has all.",
+        "Mesh of replicas, data:D,model:M: layers of engine.parallel are sharded over M replicas.",
         wants="data:D,model:M",
         rule=rules.mesh,
         use=_MESHES,
     )
     shard_optimizer: bool = _where(
-        _boolean,
-        False,
-        "Each replica keeps the optimizer's slots of a part of the weights, and updates that (ZeRO, stage 1).",
-        use=_MESHES,
+        _boolean, False, "Shard the optimizer's slots and its update across replicas (ZeRO, stage 1).", use=_MESHES
     )
     recompute: bool = _where(
         _boolean,
         False,
-        "The model's blocks are computed again in the backward pass: less memory for activations, a third more work.",
+        "Recompute the model's blocks in the backward pass: less memory for activations, a third more computation.",
     )
     tpu_address: str = _where(
         _string,
         "",
-        "The TPU's name or grpc:// address; empty finds the local one.",
+        "Name or grpc:// address of the TPU; empty for the local one.",
         wants="a TPU's name or address",
         rule=rules.matching("[\\w.:/-]+", "it is neither name nor address; use e.g. local or grpc://10.0.0.2:8470"),
         may_be_empty=True,
@@ -237,57 +231,64 @@ class Flags:
     gpus: str | None = _where(
         _string,
         None,
-        "Numbers of the GPUs to use, e.g. 0,1, or none; all if not given (one_device: the first).",
+        "Indices of the GPUs to use, e.g. 0,1, or none; by default all (one_device: the first).",
         wants="GPUs' numbers, or none",
         rule=rules.matching("none|\\d{1,4}(,\\d{1,4})*", "it is not a list of GPUs' numbers; use e.g. 0,1, or none"),
         of_call=True,
         may_differ=True,
     )
     steps_per_loop: int = _where(
-        _integer, 0, "Steps in one compiled call; 0 fits them to a quarter of a second.", **_COUNT
+        _integer, 0, "Steps per compiled call; 0 chooses about a quarter of a second of them.", **_COUNT
     )
     jit: str = _where(
-        _enum, "auto", "XLA for the training loop; auto measures both ways.", enum_values=("auto", "on", "off")
+        _enum,
+        "auto",
+        "Compile the training loop with XLA; auto measures both and keeps the faster.",
+        enum_values=("auto", "on", "off"),
     )
     communication: str = _where(
         _enum,
         "auto",
-        "How sums travel between hosts: ring (TensorFlow's, over gRPC), nccl (GPUs).",
+        "Collectives between hosts: ring (TensorFlow's, over gRPC) or nccl (GPUs).",
         enum_values=("auto", "ring", "nccl"),
         use=("strategy", "multi_worker"),
     )
     cluster_hosts: str | None = _where(
         _string,
         None,
-        "Each task's host:port, in order: all workers; or a coordinator, workers, --num_ps servers, an evaluator.",
+        "host:port of each task: all workers; or a coordinator, workers, --num_ps servers, an evaluator.",
         wants="host:port,host:port",
         rule=rules.matching("[^,\\s]+(,[^,\\s]+)*", "it is not a list of addresses; use e.g. a:2222,b:2222"),
         of_call=True,
     )
     task_index: int | None = _where(
-        _integer, None, "Which of --cluster_hosts this process is, from 0.", lower=0, of_call=True, may_differ=True
+        _integer, None, "Index of this process in --cluster_hosts, from 0.", lower=0, of_call=True, may_differ=True
     )
     bind: str | None = _where(
         _string,
         None,
-        "This host's address at which Crankshaft's own sockets listen; TensorFlow's servers listen on all.",
+        "Address of this host at which Crankshaft's own sockets listen; TensorFlow's servers listen on all.",
         wants="an IP address",
         rule=rules.ip_address,
         of_call=True,
         may_differ=True,
     )
     num_ps: int = _where(
-        _integer, 0, "How many of --cluster_hosts', Slurm's or Kubernetes' tasks are servers.", **_COUNT, of_call=True
+        _integer,
+        0,
+        "Number of parameter servers among the tasks of --cluster_hosts, Slurm or Kubernetes.",
+        **_COUNT,
+        of_call=True,
     )
     evaluator: bool = _where(_boolean, False, "With --num_ps: the last task evaluates each checkpoint.", of_call=True)
     cluster_timeout_seconds: float = _where(
-        _number, 300.0, "How long to wait for all workers to come.", **_SECONDS, use=_CLUSTERS, may_differ=True
+        _number, 300.0, "How long to wait for all workers to connect.", **_SECONDS, use=_CLUSTERS, may_differ=True
     )
     step_timeout_seconds: float | None = _where(
         _number,
         None,
-        "A worker without progress for so long names who is stuck, and ends, as does a run whose files or stream give "
-        "nothing for half as long; 0 is never. 600, in a debugger 0, if not given.",
+        "End a worker that makes no progress for this long, and name who is stuck; files or a stream that return "
+        "nothing for half as long end the run too; 0 disables this. Default: 600, in a debugger 0.",
         **_SECONDS,
         may_differ=True,
     )
@@ -295,25 +296,29 @@ class Flags:
     reduce_dtype: str = _between(
         _enum,
         "float32",
-        "What gradients travel as between replicas; what a step pulls from and pushes to parameter servers.",
+        "Data type of gradients between replicas, and of values to and from parameter servers.",
         enum_values=WIRE_DTYPES,
         use=(*_REPLICAS, "parameter_server"),
         decides=True,
     )
     powersgd_rank: int = _between(
-        _integer, 0, "Gradients travel as two matrices of this rank (PowerSGD); 0 is off.", **_COUNT, decides=True
+        _integer,
+        0,
+        "Compress gradients to two matrices of this rank (PowerSGD); 0 disables this.",
+        **_COUNT,
+        decides=True,
     )
     sync_every_steps: int = _between(
         _integer,
         1,
-        "Replicas train alone for so many steps, then meet (local SGD, DiLoCo); 1 is always in step.",
+        "Synchronize replicas every this many steps (local SGD, DiLoCo); 1 synchronizes each step.",
         lower=1,
         decides=True,
     )
     outer_arg: Mapping[str, Any] = _between(
         _arguments,
         {},
-        "NAME=VALUE for the step that they take together then: learning_rate, of which 1 averages; momentum.",
+        "NAME=VALUE argument of the outer update at a synchronization: learning_rate, where 1 averages; momentum.",
         use=_LOCAL_SGD,
         decides=True,
     )
@@ -322,13 +327,13 @@ class Flags:
     max_staleness_steps: int | None = _servers(
         _integer,
         None,
-        "Bounds the staleness: workers go in rounds, of at most one step more than this each. No rounds if not given.",
+        "Bound on staleness: workers run in rounds of at most this plus one steps. Default: no rounds.",
         **_COUNT,
     )
     variable_placement: Sequence[str] = _servers(
         rules.repeated,
         [],
-        "REGEX=ps:N puts variables in whose path it is found on that server, e.g. embedding=ps:0. Repeatable.",
+        "REGEX=ps:N places variables whose path matches on that server, e.g. embedding=ps:0. Repeatable.",
         wants="REGEX=ps:N",
         rule=rules.matching(".+=ps:\\d+", "it is not of the form REGEX=ps:N; use e.g. table=ps:0"),
     )
@@ -344,29 +349,32 @@ class Flags:
     optimizer_arg: Mapping[str, Any] = _update(
         _arguments,
         {},
-        "NAME=VALUE for the optimizer, e.g. beta_1=0.8; of any, clipnorm clips each variable's gradient by its norm, "
-        "clipvalue each value, and weight_decay_exclude is a regular expression of the paths that do not decay.",
+        "NAME=VALUE argument of the optimizer, e.g. beta_1=0.8. Every optimizer takes clipnorm (clips each "
+        "variable's gradient by its norm), clipvalue (clips each value), and weight_decay_exclude (a regular "
+        "expression of variable paths that do not decay).",
         decides=True,
     )
     learning_rate: float = _update(
         _number,
         0.001,
-        "The learning rate, or the one that the schedule starts from.",
+        "Learning rate, or the initial learning rate of the schedule.",
         lower=0,
         upper=HUGE,
         decides=True,
     )
-    learning_rate_schedule: str = _update(_enum, "constant", "How it changes.", enum_values=SCHEDULES, decides=True)
+    learning_rate_schedule: str = _update(
+        _enum, "constant", "Learning-rate schedule.", enum_values=SCHEDULES, decides=True
+    )
     learning_rate_schedule_arg: Mapping[str, Any] = _update(
-        _arguments, {}, "NAME=VALUE for the schedule, e.g. decay_rate=0.9. Repeatable.", decides=True
+        _arguments, {}, "NAME=VALUE argument of the schedule, e.g. decay_rate=0.9. Repeatable.", decides=True
     )
     warmup_steps: int = _update(
-        _integer, 0, "Steps in which the rate rises linearly to where it begins.", **_COUNT, decides=True
+        _integer, 0, "Steps over which the learning rate rises linearly.", **_COUNT, decides=True
     )
     weight_decay: float | None = _update(
         _number,
         None,
-        "Decoupled decay, times the rate; the optimizer's own if not given. Of a table, only used rows decay.",
+        "Decoupled weight decay, times the learning rate; default: the optimizer's. Of tables, only used rows decay.",
         lower=0,
         upper=HUGE,
         decides=True,
@@ -374,7 +382,7 @@ class Flags:
     freeze: Sequence[str] = _update(
         rules.repeated,
         [],
-        "REGEX[:EPOCHS]: weights in whose path it is found are not updated, in the first EPOCHS or at all. Repeatable.",
+        "REGEX[:EPOCHS]: freeze weights whose path matches, for the first EPOCHS or always. Repeatable.",
         wants="REGEX or REGEX:EPOCHS",
         rule=rules.freezing,
         decides=True,
@@ -382,7 +390,7 @@ class Flags:
     clip_norm: float = _update(
         _number,
         0.0,
-        "Clip the gradients' global norm to this; 0 is off. See also --optimizer_arg.",
+        "Clip gradients to this global norm; 0 disables clipping. See also --optimizer_arg.",
         lower=0,
         upper=HUGE,
         decides=True,
@@ -390,75 +398,87 @@ class Flags:
     ema_decay: float = _update(
         _number,
         0.0,
-        "Decay of the weights' moving average used in evaluation, after n updates at most (1+n)/(10+n) unless "
-        "--optimizer_arg=ema_warmup=false; 0 is off. Embedding tables stay out of it.",
+        "Decay of the moving average of weights that evaluation uses; after n updates at most (1+n)/(10+n), "
+        "unless --optimizer_arg=ema_warmup=false; 0 disables it. Embedding tables are not averaged.",
         lower=0,
         below=1,
         decides=True,
     )
-    accumulate_steps: int = _update(_integer, 1, "Micro-batches that one update is made of.", lower=1, decides=True)
+    accumulate_steps: int = _update(_integer, 1, "Micro-batches per update.", lower=1, decides=True)
     precision: str = _update(
-        _enum, "float32", "What layers compute in (float16: dynamic loss scale).", enum_values=PRECISIONS, decides=True
+        _enum,
+        "float32",
+        "Data type that layers compute in (float16: with dynamic loss scaling).",
+        enum_values=PRECISIONS,
+        decides=True,
     )
     on_nonfinite: str = _update(
-        _enum, "raise", "A step that is not finite: stop, or leave it out.", enum_values=("raise", "skip"), decides=True
+        _enum,
+        "raise",
+        "What to do with a step whose gradients are not finite: stop the run, or skip the step.",
+        enum_values=("raise", "skip"),
+        decides=True,
     )
 
     # When (in steps; 0 is never)
     eval_every_steps: int | None = _when(
-        _integer, None, "Evaluate; each epoch if not given. The end is evaluated in any case.", **_COUNT, is_period=True
+        _integer,
+        None,
+        "Evaluation interval; by default each epoch. The end is always evaluated.",
+        **_COUNT,
+        is_period=True,
     )
-    checkpoint_every_steps: int = _when(
-        _integer, 1000, "Write a checkpoint. The end is written in any case.", **_WRITES
-    )
+    checkpoint_every_steps: int = _when(_integer, 1000, "Checkpoint interval. The end is always saved.", **_WRITES)
     summary_every_steps: int = _when(
         _integer,
         500,
-        "Write scalars to TensorBoard, at each epoch's end too; 0 is only at the run's.",
+        "Interval of scalars in TensorBoard, also written after each epoch; 0: only at the end.",
         **_WRITES,
     )
-    histogram_every_steps: int = _when(_integer, 0, "Write histograms of weights and gradients.", **_WRITES)
+    histogram_every_steps: int = _when(_integer, 0, "Interval of histograms of weights and gradients.", **_WRITES)
     keep_checkpoints: int = _when(
-        _integer, 5, "Newest checkpoints that stay; 0 keeps all.", **_COUNT, use=_OF_A_FOLDER, may_differ=True
+        _integer, 5, "Number of recent checkpoints to keep; 0 keeps all.", **_COUNT, use=_OF_A_FOLDER, may_differ=True
     )
     monitor: str = _when(
         _string,
         "eval_loss",
-        "What best checkpoint, early stopping and plateau watch; with the better direction, max:eval_NAME or min:.",
+        "Metric of the best checkpoint, early stopping and reduce_lr; max:eval_NAME or min:eval_NAME sets a direction.",
         wants="a metric's name",
         rule=rules.monitored,
     )
     early_stopping: Mapping[str, Any] = _when(
-        _arguments,
-        {},
-        "Stop after patience=N evaluations without improvement, which is one by more than min_delta=0.",
+        _arguments, {}, "Stop after patience=N evaluations without an improvement of more than min_delta=0."
     )
     reduce_lr: Mapping[str, Any] = _when(
         _arguments,
         {},
-        "Take the learning rate times factor=0.1, down to a thousandth in all, after patience=N evaluations without an "
-        "improvement by more than min_delta=1e-4.",
+        "Multiply the learning rate by factor=0.1, at most to a thousandth, after patience=N evaluations without "
+        "an improvement of more than min_delta=1e-4.",
     )
     restore_best: bool = _when(
-        _boolean, False, "End with the weights of the best evaluation: eval and export take them too."
+        _boolean, False, "End with the weights of the best evaluation; eval and export use them too."
     )
 
     # What is shown and checked
     progress: str = _shown(
         _enum,
         "auto",
-        "Live bar, plain lines, or off: nothing of a run.",
+        "Progress display: a live bar, plain lines, or off, which prints nothing.",
         enum_values=("auto", "bar", "plain", "off"),
         of_call=True,
         may_differ=True,
     )
     debug: bool = _shown(
-        _boolean, False, "Check shapes and labels in each step; full tracebacks.", of_call=True, may_differ=True
+        _boolean,
+        False,
+        "Check shapes and labels in each step, and print full tracebacks.",
+        of_call=True,
+        may_differ=True,
     )
     metrics_port: int | None = _shown(
         _integer,
         None,
-        "Serve Prometheus at this port, on loopback or --bind's address; several tasks on one host each at the next.",
+        "Serve Prometheus metrics on this port of loopback or --bind; more tasks of a host on the next ports.",
         lower=0,
         upper=65535,
         of_call=True,
@@ -467,12 +487,12 @@ class Flags:
     check_sync_every_steps: int = _shown(
         _integer,
         0,
-        "Also compare all replicas' variables every so many steps, and name one that differs; 0 is only before saving.",
+        "Also compare all replicas' variables at this interval; 0 compares only before saving.",
         **_COUNT,
         use=_REPLICAS,
         is_period=True,
     )
-    check_numerics: bool = _shown(_boolean, False, "Name the first op that gives inf or nan. Slow.", of_call=True)
+    check_numerics: bool = _shown(_boolean, False, "Name the first op that returns inf or NaN. Slow.", of_call=True)
 
     # Modes other than training
     eval_checkpoint: str = _modes(
@@ -487,7 +507,7 @@ class Flags:
     output: str | None = _modes(
         _path,
         None,
-        "export: the folder of the SavedModel, run_dir/export if not given, or FILE.keras for Trainer.model alone; "
+        "export: directory of the SavedModel, by default run_dir/export, or FILE.keras for Trainer.model alone; "
         "predict: FILE.csv, .parquet or .npz.",
         use=("mode", "export", "predict"),
         of_call=True,
@@ -496,8 +516,7 @@ class Flags:
     export_model: str | None = _modes(
         _string,
         None,
-        "export, predict: the Keras model that the trainer has by this name, e.g. generator, in place of "
-        "Trainer.forward.",
+        "export, predict: name of a Keras model of the trainer, e.g. generator, in place of Trainer.forward.",
         wants="a name",
         use=("mode", "export", "predict"),
         of_call=True,
@@ -505,7 +524,7 @@ class Flags:
     predict_split: str | None = _modes(
         _enum,
         None,
-        "predict: the split of the data; eval if not given, where there is one.",
+        "predict: split of the data; by default eval, if the data has one.",
         enum_values=SPLITS,
         use=("mode", "predict"),
         of_call=True,
@@ -513,30 +532,34 @@ class Flags:
 
     # Generation
     prompt: str = _generation(
-        _string, "", "What the text begins with; nothing: as a document begins.", wants="text", may_be_empty=True
+        _string, "", "Text to continue; by default a new document.", wants="text", may_be_empty=True
     )
-    tokens: int = _generation(_integer, 200, "Tokens that follow it, at most: a document may end before.", lower=1)
+    tokens: int = _generation(
+        _integer, 200, "Maximum number of tokens to generate; a document may end earlier.", lower=1
+    )
     sampling: Mapping[str, Any] = _generation(
         _arguments,
         {},
-        "temperature=0.8: above 1 less likely tokens come more often, below 1 more seldom, 0 takes the likeliest; "
-        "top_k=40: draw from so many of the likeliest, 0 is all.",
+        "temperature=0.8: higher values make unlikely tokens more frequent, 0 takes the likeliest; top_k=40: "
+        "sample from this many of the likeliest, 0 from all.",
     )
 
     # Benchmark mode
-    benchmark_steps: int | None = _benchmark(_integer, None, "Steps that a round times, in place of a time.", lower=1)
+    benchmark_steps: int | None = _benchmark(_integer, None, "Steps per round, instead of a time.", lower=1)
     benchmark_seconds: float | None = _benchmark(
-        _number, None, "A round times steps for about so long; 3 if neither is given.", above=0, upper=1e6
+        _number, None, "Approximate seconds per round; 3 if neither is given.", above=0, upper=1e6
     )
-    benchmark_rounds: int = _benchmark(_integer, 3, "Rounds, one after another.", lower=1)
+    benchmark_rounds: int = _benchmark(_integer, 3, "Number of rounds.", lower=1)
     profile: bool = _benchmark(
-        _boolean, False, "Write a TensorBoard trace of ten steps, and name the ten most expensive ops.", may_differ=True
+        _boolean, False, "Write a TensorBoard trace of ten steps, and list the ten most expensive ops.", may_differ=True
     )
-    baseline: str | None = _benchmark(
-        _path, None, "A result of before (--result_json) to compare with.", may_differ=True
-    )
+    baseline: str | None = _benchmark(_path, None, "Earlier result (--result_json) to compare with.", may_differ=True)
     fail_below: float | None = _benchmark(
-        _number, None, "Exit with 3 if the rate is shown to be below this times the baseline's.", lower=0, upper=1e6
+        _number,
+        None,
+        "Exit with 3 if the rate is significantly below this fraction of the baseline's.",
+        lower=0,
+        upper=1e6,
     )
 
 
@@ -550,27 +573,6 @@ ARGUMENTS = [name for name, about in ABOUT.items() if about.define is _arguments
 def in_place_of(names: Collection[str]) -> set[str]:
     """Returns the flags that are replaced by flags of these names, which say the same in another way."""
     return {name for pair in EITHER if not {*pair}.isdisjoint(names) for name in pair if name not in names}
-
-
-def check_uses(values: Mapping[str, Any]) -> None:
-    """Raises `UsageError` for the first flag of the command line that the run would ignore.
-
-    Args:
-      values: the run's, of all flags: a command line may leave some to the run that it reads.
-    """
-    for name, (other, *choices) in USES.items():
-        flag = flags.FLAGS[name]
-        is_never = name.endswith("_every_steps") and flag.value == 0  # 0 is obeyed everywhere
-        if flag.value == flag.default or is_never:
-            continue
-        words = "".join(
-            f"--{name}={value} " for value in (flag.value if isinstance(flag.value, list) else [flag.value])
-        )
-        if not choices and values[other] == flags.FLAGS[other].default:
-            raise UsageError(f"{words}has no use without --{other}; give that too, or leave --{name} out")
-        if choices and values[other] not in choices:
-            cure = " or ".join(f"--{other}={choice}" for choice in choices)
-            raise UsageError(f"{words}has no use with --{other}={values[other]}; use {cure}, or leave --{name} out")
 
 
 def named(is_meant: Callable[[About], bool]) -> list[str]:

@@ -14,7 +14,13 @@ from absl import flags
 
 from .. import terminal
 from . import registry
-from .flags import ESSENTIAL, GROUPS, HELP
+from .flags import GROUPS, HELP
+
+ESSENTIAL = (  # what --helpshort has
+    "mode model model_arg input input_arg data_dir validation_split run_dir config seed strategy num_virtual_devices "
+    "train_steps train_epochs global_batch_size optimizer learning_rate learning_rate_schedule precision jit "
+    "eval_every_steps checkpoint_every_steps early_stopping restore_best result_json"
+).split()
 
 
 def doc_of(module: str) -> str:

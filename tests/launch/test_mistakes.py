@@ -463,7 +463,8 @@ def test_every_flag_that_launch_defines_is_in_a_group():
 
 def test_short_help_shows_whole_texts_choices_and_defaults(crank):
     """A line a flag where it is piped; in a terminal of 80 columns none that is longer, and no word is broken."""
-    from crankshaft.launch.command_line.flags import ESSENTIAL, HELP
+    from crankshaft.launch.command_line.flags import HELP
+    from crankshaft.launch.command_line.help import ESSENTIAL
 
     lines = crank("--helpshort", tensorflow=False).ok().out.splitlines()
     shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line.startswith("  --")}
