@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from .data.position import Position
 from .freezing import Freezing
 from .holdings import Holdings
 from .internals.tensorflow import TrackableNode, variables_read
-from .internals.variables import path_of, tf_variable
+from .internals.variables import key_of, path_of, tf_variable
 from .optimizers.averaging import WeightAverage
 from .reduction import aggregation, per_replica
 from .trainer import Trainer
@@ -184,8 +185,14 @@ class TrainState:
         for path, optimizer in Holdings(self.trainer).optimizers.items():
             at, average = ("trainer", *path.split(".")), optimizer.weight_average
             kept = ("iterations", "learning_rate_scale", "weight_average")
-            settle = functools.partial(optimizer.settle_slots, int(since.get(path, 0)), missed.get(path, {}))
-            parts.append(Part(f"the slots of {path}", at, before.get(path, now[path]) != now[path], settle, kept))
+            moved = _moved(before.get(path, now[path]), now[path], optimizer)
+            counts = missed.get(path, {})
+            if moved:
+                counts = {key: counts[there.prefixes[0]] for key, there in moved.items() if there.prefixes[0] in counts}
+            settle = functools.partial(optimizer.settle_slots, int(since.get(path, 0)), counts)
+            slots = {key: there.below((*at, "slots")) for key, there in (moved or {}).items()}
+            slots = {graph.prefix_of((*at, "slots", key)): there for key, there in slots.items()}
+            parts.append(Part(f"the slots of {path}", at, moved is None, settle, kept, moved=slots))
             path, at = f"{path}.weight_average", (*at, "weight_average")
             theirs, ours = before.get(path), now.get(path)
             known: list[tuple[Any, str]] = []
@@ -221,6 +228,37 @@ class TrainState:
     def freezing(self) -> Freezing:
         """What is frozen at the run's step."""
         return self.trainer.holdings.freezing
+
+
+def _moved(before: list[str], now: list[str], optimizer) -> dict[str, graph.Moved] | None:
+    """Returns which slots of a checkpoint are whose, by the keys of variables here, where tables have other shards.
+
+    Args:
+      before: names of the variables that the optimizer was of, in its order.
+      now: of those that it is of.
+      optimizer: built.
+
+    Returns:
+      Empty where all keys are the same; None where they are other variables, or the slots have no such keys.
+    """
+    theirs, ours = map(_by_table, (before, now))
+    if before == now or theirs.keys() != ours.keys() or not getattr(optimizer, "slots", None):
+        return {} if before == now else None
+    places = {}
+    for name, numbers in ours.items():
+        for shard, number in enumerate(numbers):
+            key = key_of(optimizer.of_variables[number], number)
+            leaf = key.partition("_")[2]
+            places[key] = graph.Moved(tuple(f"{there:04d}_{leaf}" for there in theirs[name]), shard, len(numbers))
+    return places
+
+
+def _by_table(names: list[str]) -> dict[str, list[int]]:
+    """Returns the places of variables by their names, of all shards of a table by its name."""
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        places.setdefault(re.sub(r"/shards/\d+/$", "/shards/", name), []).append(place)
+    return places
 
 
 def _settle_average(average: WeightAverage | None, begins_again: bool) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
@@ -17,10 +18,12 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 from ..internals.errors import reason
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
+from ..internals.variables import is_shard, whole_of
 from ..mesh.cuts import cut_of
 from ..reduction import per_replica
 from . import slices
 from .manifest import CheckpointError
+from .slices import Rows
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of the graph's own entry
 T = TypeVar("T")
@@ -29,6 +32,23 @@ _VALUE = "VARIABLE_VALUE"
 _ATTRIBUTE = f".ATTRIBUTES/{_VALUE}"
 _COUNTER = "save_counter"  # a variable of TensorFlow's, which it adds at the first save; it belongs to no state
 COUNTER_KEY = f"{_COUNTER}/{_ATTRIBUTE}"
+
+
+class Moved(NamedTuple):
+    """Where a checkpoint has what is kept for a variable, or for each shard of the table that the variable is of.
+
+    Attributes:
+      prefixes: what the checkpoint's keys begin with.
+      shard, number: see `slices.Rows`.
+    """
+
+    prefixes: tuple[str, ...]
+    shard: int = 0
+    number: int = 1
+
+    def below(self, path: tuple[str, ...]) -> Moved:
+        """Returns the same of names under a path, which are one attribute each."""
+        return self._replace(prefixes=tuple(prefix_of((*path, name)) for name in self.prefixes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +62,7 @@ class Part:
       settle: called once all else was restored, with whether it begins again.
       without: its attributes that are not part of it.
       known: what is read though it begins again: (variable, key) of values that the checkpoint has in another place.
+      moved: where the checkpoint has what is kept for a variable, by the beginning of the keys here.
     """
 
     name: str
@@ -50,6 +71,7 @@ class Part:
     settle: Callable[[bool], None]
     without: tuple[str, ...] = ()
     known: list[tuple[Any, str]] = dataclasses.field(default_factory=list)
+    moved: Mapping[str, Moved] = dataclasses.field(default_factory=dict)
 
     def has(self, key: str) -> bool:
         """Returns whether an entry of a checkpoint is of this part."""
@@ -64,12 +86,12 @@ class Comparison:
     """How a state differs from a checkpoint.
 
     Attributes:
-      fitting: what fits, by the key that it has here: (name, variable, its key in the checkpoint).
+      fitting: what fits, by the key that it has here: (name, variable, its key or `Rows` in the checkpoint).
       missing, extra, reshaped: {key: line for people}; `extra` by the checkpoint's keys, the others by those here.
       forms: [shape, dtype] of all that the checkpoint holds, by its keys.
     """
 
-    fitting: dict[str, tuple[str, Any, str]]
+    fitting: dict[str, tuple[str, Any, str | Rows]]
     missing: dict[str, str]
     extra: dict[str, str]
     reshaped: dict[str, str]
@@ -124,7 +146,8 @@ def restore(
         extra, or of another shape or type.
     """
     try:
-        comparison = compare(prefix, root, at)
+        moved = {each: place for part in parts for each, place in part.moved.items()}
+        comparison = compare(prefix, root, at, moved)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
     theirs = {part.name: comparison.of(part.has) for part in parts}
@@ -147,11 +170,12 @@ def restore(
     return [name for name, _, _ in fitting], reasons
 
 
-def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
+def compare(prefix: str, root, at: tuple[str, ...] = (), moved: Mapping[str, Moved] | None = None) -> Comparison:
     """Matches the variables under `root` with those of the checkpoint under the path `at`. Reads no value.
 
-    Matches as TensorFlow will: the two graphs are walked together, by the names of children. Under an object whose
-    `optional_in_checkpoint` is true, variables may be missing and extra, and are not listed.
+    Matches as TensorFlow will: the two graphs are walked together, by the names of children; what is `moved`, by its
+    keys. A table's shards fit those of another number. Under an object whose `optional_in_checkpoint` is true,
+    variables may be missing and extra, and are not listed.
     """
     reader = tf.train.load_checkpoint(prefix)
     dtypes = reader.get_variable_to_dtype_map()
@@ -160,24 +184,32 @@ def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
     start: int | None = 0
     for name in at:
         start = _stored_children(stored, start).get(name) if start is not None else None
-    matched: set[str] = set()
-    fitting, missing, reshaped = {}, {}, {}
     together, walked = _walk_together(root, stored, start), [*walk(root)]
+    shards = _shards(walked, together, stored, forms)
+    matched: set[str] = set()
+    fitting: dict[str, tuple[str, Any, str | Rows]] = {}
+    missing, reshaped = {}, {}
     for path, node in walked:
         if not is_variable(node):
             continue
         path, stored_id = together.get(id(node), (path, None))
         name, own = _readable(at + path), key_of(at + path)
-        key = None if stored_id is None else _stored_key(stored[stored_id])
-        if key is None or key not in forms:
+        keys, place = _keys_in(own, stored_id, stored, shards.get(id(node)), moved or {})
+        keys = [key for key in keys if key in forms]
+        if not keys:
             missing[own] = f"{name} {_form_here(node)}"
             continue
-        here, there = _form_here(node), _form(*forms[key])
+        matched.update(keys)
+        if len(keys) == place.number:
+            key: str | Rows = keys[place.shard]
+            shape, dtype = forms[key]
+        else:
+            key = Rows(tuple(keys), tuple(forms[each][0][0] for each in keys), place.shard, place.number)
+            shape, dtype = [key.size_here, *forms[keys[0]][0][1:]], forms[keys[0]][1]
         if per_replica.differs(node):  # as many rows as the run had replicas, or none where it had one
-            rows = len(forms[key][0]) > len(node.shape)
-            there = _form(_any_rows(forms[key][0][1:] if rows else forms[key][0]), forms[key][1])
-        matched.add(key)
-        if here == there:
+            shape = _any_rows(shape[1:] if len(shape) > len(node.shape) else shape)
+        here, there = _form_here(node), _form(shape, dtype)
+        if here == there and not (isinstance(key, Rows) and cut_of(node)):
             fitting[own] = name, node, key
         else:
             reshaped[own] = f"{name}: {here} here, {there} in the checkpoint"
@@ -187,6 +219,35 @@ def compare(prefix: str, root, at: tuple[str, ...] = ()) -> Comparison:
     optional = tuple(prefix_of(at + path) for path, node in walked if getattr(node, "optional_in_checkpoint", False))
     needed = comparison.of(lambda key: not key.startswith(optional))
     return dataclasses.replace(comparison, missing=needed.missing, extra=needed.extra)
+
+
+def _shards(walked, together, stored, forms) -> dict[int, Moved]:
+    """Returns where a checkpoint has the shards of tables, by the ids of the variables that are theirs here."""
+    tables: dict[int, dict[int, Any]] = collections.defaultdict(dict)
+    for path, node in walked:
+        if is_variable(node) and is_shard(node):
+            tables[whole_of(node)][int(path[-1])] = node
+    places: dict[int, Moved] = {}
+    for shards in tables.values():
+        _, first = together.get(id(shards[0]), (None, None))
+        if first is None or (key := _stored_key(stored[first])) is None:
+            continue
+        table = key.removesuffix(f"0/{_ATTRIBUTE}")
+        numbered = (f"{table}{number}/" for number in itertools.count())
+        prefixes = tuple(itertools.takewhile(lambda each: each + _ATTRIBUTE in forms, numbered))
+        places |= {id(node): Moved(prefixes, shard, len(shards)) for shard, node in shards.items()}
+    return places
+
+
+def _keys_in(own: str, stored_id, stored, place: Moved | None, moved: Mapping[str, Moved]) -> tuple[list[str], Moved]:
+    """Returns the keys of a checkpoint that have what a variable is to read, and which part of that."""
+    if place is not None:
+        return [prefix + _ATTRIBUTE for prefix in place.prefixes], place
+    for beginning, place in moved.items():
+        if own.startswith(beginning):
+            return [prefix + own.removeprefix(beginning) for prefix in place.prefixes], place
+    key = None if stored_id is None else _stored_key(stored[stored_id])
+    return [] if key is None else [key], Moved(())
 
 
 def _walk_together(root, stored, start: int | None) -> dict[int, tuple[tuple[str, ...], int]]:

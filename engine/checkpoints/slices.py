@@ -58,6 +58,29 @@ class Entry(NamedTuple):
     writers: frozenset[int] = frozenset({0})
 
 
+class Rows(NamedTuple):
+    """Where a checkpoint has the rows of one of a table's shards, or of a slot of one: in another number of shards.
+
+    Row r of the table is row r // n of shard r % n.
+
+    Attributes:
+      keys: of the checkpoint's shards, in order.
+      sizes: how many rows each of them has.
+      shard: the number of the variable among those here.
+      number: how many shards there are here.
+    """
+
+    keys: tuple[str, ...]
+    sizes: tuple[int, ...]
+    shard: int
+    number: int
+
+    @property
+    def size_here(self) -> int:
+        """How many rows of the table the variable has."""
+        return len(range(self.shard, sum(self.sizes), self.number))
+
+
 def of_value(value: tf.Tensor, key: str) -> Entry:
     """Makes the entry of a value that was read."""
     return Entry(key, [Slice("", host_of(value.device), lambda: value)])
@@ -183,7 +206,7 @@ def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterat
         yield batch
 
 
-def read(prefix: str, pairs: Iterable[tuple[Any, str]]) -> None:
+def read(prefix: str, pairs: Iterable[tuple[Any, str | Rows]]) -> None:
     """Reads entries of a checkpoint into variables, Keras's or TensorFlow's: (variable, key), of fitting shapes.
 
     A variable that differs by replica takes rows of an array, one that is cut over a mesh each replica's part, whatever
@@ -191,7 +214,9 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str]]) -> None:
     """
     plain = []
     for variable, key in pairs:
-        if cuts.cut_of(variable):
+        if isinstance(key, Rows):
+            _read_rows(prefix, key, variable)
+        elif cuts.cut_of(variable):
             _read_parts(prefix, key, variable)
         else:
             plain.append((tf_variable(variable), key))
@@ -239,6 +264,33 @@ def _restored(prefix: str, key: str, cut: cuts.Cut, box: Box, part: tf.Variable,
         )
         padding = [[0, n - s] for n, s in zip(cut.local_shape, box.size, strict=True)]
         return tf.pad(value, padding, constant_values=tf.cast(filling, part.dtype)) if np.any(padding) else value
+
+
+def _read_rows(prefix: str, rows: Rows, variable: tf.Variable) -> None:
+    """Reads rows of a table from a checkpoint's shards, some at a time; those that it lacks stay as they are."""
+    width, stored = tuple(variable.shape[1:]), len(rows.keys)
+    at_once = max(1, SLICE_BYTES // max(1, variable.dtype.size * math.prod(width)))
+    for component in per_replica.components(variable):
+        for first in range(0, component.shape[0], at_once):
+            here = np.arange(first, min(first + at_once, component.shape[0]))
+            of_table = here * rows.number + rows.shard
+            for shard, (key, size) in enumerate(zip(rows.keys, rows.sizes, strict=True)):
+                there = of_table // stored
+                mine = np.flatnonzero((of_table % stored == shard) & (there < size))
+                if not len(mine):
+                    continue
+                begin, stop = int(there[mine[0]]), int(there[mine[-1]]) + 1
+                box = Box((begin, *(0 for _ in width)), (stop - begin, *width))
+                with tf.device(host_of(component.device)):
+                    (values,) = tf.raw_ops.RestoreV2(
+                        prefix=os.fspath(prefix),
+                        tensor_names=[key],
+                        shape_and_slices=[box.spec((size, *width))],
+                        dtypes=[variable.dtype],
+                    )
+                    values = tf.gather(values, there[mine] - begin)
+                with tf.device(component.device):
+                    tf.raw_ops.ResourceScatterUpdate(resource=component.handle, indices=here[mine], updates=values)
 
 
 def host_of(device: str) -> str:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft import Trainer, mean
+from crankshaft.engine import Embedding
 from tests import runs
 
 CLICKS = (
@@ -68,3 +70,71 @@ def test_the_summary_names_each_table(inside):
     out = inside(*CLICKS, "--train_steps=1").ok().out
     assert "Embedding: 'embedding', 90 rows x 5, 0.0 MB, shards: 1" in out
     assert "XLA off: the updates of embeddings touch a few rows" in out
+
+
+def in_shards(number, admit_after=None):
+    """A trainer with two tables of so many shards, as around as many servers, and a weight between them."""
+
+    class Tables(Trainer):
+        def build_model(self):
+            how = {"num_shards": number, "admit_after": admit_after}
+            self.tables = [Embedding("first", 11, 3, **how), Embedding("second", 7, 3, **how)]
+            return tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+
+        def forward(self, features, training):
+            first, second = (
+                table(features[name], training=training) for table, name in zip(self.tables, "ab", strict=True)
+            )
+            return self.model(first * second, training=training)
+
+        def loss(self, outputs, batch):
+            return mean(tf.square(outputs[:, 0] - batch[1]))
+
+    return Tables
+
+
+def pairs():
+    a, b = np.arange(48) * 5 % 11, np.arange(48) * 3 % 7
+    return ({"a": a, "b": b}, np.float32(a % 2 + b % 3)), None
+
+
+IN_SHARDS = ("--global_batch_size=8", "--learning_rate=0.05", "--clip_norm=1", "--progress=plain", "--mode=train")
+
+
+def whole_tables(run_dir):
+    """What a run keeps of each table and of each slot of one, with its rows in order."""
+    kept, found = runs.tensors(run_dir), {}
+    updated = runs.manifests(run_dir)[-1]["about"]["updated"]["optimizer"]
+    for table in (0, 1):
+        names = [name for name in updated if f"tables/{table}/" in name]
+        numbers = [updated.index(name) for name in names]
+        keys = [names, *([f"trainer/optimizer/slots/{n:04d}_shard/{slot}/" for n in numbers] for slot in "mv")]
+        for what, prefixes in zip("wmv", keys, strict=True):
+            shards = [kept[f"{prefix}.ATTRIBUTES/VARIABLE_VALUE"] for prefix in prefixes]
+            rows = np.empty([sum(map(len, shards)), shards[0].shape[1]], np.float32)
+            for number, shard in enumerate(shards):
+                rows[number :: len(shards)] = shard
+            found[f"{what} {table}"] = rows
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "where"), [(3, 1, ("--strategy=mirrored", "--num_virtual_devices=2")), (2, 3, ())]
+)
+def test_tables_are_read_into_another_number_of_shards(inside, tmp_path, before, after, where):
+    first, whole = tmp_path / "first", tmp_path / "whole"
+    for run_dir, steps in ((first, 4), (whole, 9)):
+        inside(*IN_SHARDS, f"--run_dir={run_dir}", f"--train_steps={steps}", trainer=in_shards(before), data=pairs).ok()
+    taken = tmp_path / "taken"
+    flags = ("--optimizer=sgd", "--learning_rate=0", "--train_steps=1", f"--init_from={first}", "--seed=4")
+    inside(*IN_SHARDS, *flags, *where, f"--run_dir={taken}", trainer=in_shards(after), data=pairs).ok()
+    tensors, expected = runs.tensors(taken), whole_tables(first)
+    for table in (0, 1):
+        for shard in range(after):
+            found = tensors[f"trainer/tables/{table}/shards/{shard}/.ATTRIBUTES/VARIABLE_VALUE"]
+            np.testing.assert_array_equal(found, expected[f"w {table}"][shard::after])
+    inside(*IN_SHARDS, *where, f"--run_dir={first}", "--train_steps=9", trainer=in_shards(after), data=pairs).ok()
+    found, expected = whole_tables(first), whole_tables(whole)
+    for name, rows in expected.items():
+        np.testing.assert_allclose(found[name], rows, atol=3e-6, err_msg=name)
+    assert len(runs.manifests(first)[-1]["about"]["updated"]["optimizer"]) == 2 + 2 * after

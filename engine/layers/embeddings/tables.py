@@ -160,10 +160,7 @@ class Embedding(tf.Module):
                 name=f"{self.name}/shard_{shard}",
             )
             if number > 1 and isinstance(variable, tf.distribute.DistributedValues):
-                raise ValueError(
-                    f"embedding {self.name}: num_shards={number}, and each replica has a copy of all; "
-                    "leave it out, or use one device"
-                )
+                raise ValueError(f"embedding {self.name}: {self._why_not_on_replicas(number)}")
             for copy in tf.distribute.get_strategy().experimental_local_results(variable):
                 self._fill(copy, shard, number, seed)
             mark_shard(variable, self)
@@ -171,6 +168,14 @@ class Embedding(tf.Module):
             if self.admit_after is not None:
                 self.admissions.append(Admission(self.admit_after))
                 self.admissions[-1].build(variable, reserved=int(shard == 0))
+
+    def _why_not_on_replicas(self, number: int) -> str:
+        if self.num_shards:
+            return f"num_shards={number}, and each replica has a copy of all; leave it out, or use one device"
+        return (
+            f"its ids have rows in {number} shards, one for each parameter server that the run began with, and each "
+            "replica has all rows in one; use one device, or parameter servers"
+        )
 
     def _fill(self, copy: tf.Variable, shard: int, number: int, seed: int) -> None:
         with tf.device(copy.device):
@@ -324,11 +329,12 @@ class Embedding(tf.Module):
 
 
 def shards_in(keys: Iterable[str]) -> int:
-    """Returns the shards of a checkpoint's most divided table, by the keys of its variables; 0 without tables.
+    """Returns the shards of a checkpoint's most divided table of `admit_after`, by its variables' keys; 0 without any.
 
-    As `num_servers`, it divides all tables as they were: a restored run must not go by the number of servers now.
+    As `num_servers`, it divides these tables as they were, since which row an id was given depends on it. Rows of all
+    others can be read into any number of shards.
     """
-    matches = (re.search(r"/shards/(\d+)/\.ATTRIBUTES/", key) for key in keys)
+    matches = (re.search(r"/admissions/(\d+)/keys/\.ATTRIBUTES/", key) for key in keys)
     return max((1 + int(match[1]) for match in matches if match), default=0)
 
 
