@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from .session import Session
 
 _DEFAULT = "serving_default"
 _DATA = "assets.extra/data.json"  # in a SavedModel's place for what TensorFlow does not read
+_SIGNATURE_NAME = re.compile("[A-Za-z][A-Za-z0-9_]*")
 _NAMED = 20  # classes, and columns, in the README
 _WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
 
@@ -93,7 +96,7 @@ def _save_serving(session: Session, path: str, name: str | None) -> None:
     """Writes a SavedModel, and in its `assets.extra/data.json` what is known of the data (`input.known`).
 
     The signature `serving_default` takes the features of a batch: one array as `features`, a dictionary's by their
-    names, those of tuples and lists as `features_0` and so on; as text those that were looked up for training. It
+    names made `_fit`, those of tuples and lists as `features_0` and so on; as text those that were looked up. It
     returns `outputs`: what `Trainer.forward` returns, in float32, with the weights that evaluation uses; where there
     are several, each by its name if they are a dict, else as `outputs_0` and so on.
 
@@ -103,16 +106,14 @@ def _save_serving(session: Session, path: str, name: str | None) -> None:
     trainer, names = weights.alone(session), session.names
     forward, taken = predictions.computed(trainer, session.example, name)
     model, features = weights.named(trainer, name) if name else trainer.model, names.raw(taken)
-    specs = {name: tf.TensorSpec(x.shape, x.dtype, name=name) for name, x in _named(features).items()}
+    named = _named(features)
+    fit = _fit(named)
+    specs = {fit[name]: tf.TensorSpec(x.shape, x.dtype, name=fit[name]) for name, x in named.items()}
     # A batch of one example; an axis of any size has one.
     inputs = {
         name: splits.zeros(Spec(tuple(size or 1 for size in spec.shape[1:]), spec.dtype.as_numpy_dtype))
         for name, spec in specs.items()
     }
-    if wrong := [name for name in inputs if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name)]:
-        raise UsageError(
-            f"--mode=export: a signature can't name a feature {wrong[0]!r}; use a letter, then letters, digits and _"
-        )
     module = tf.Module()
     held = Holdings(trainer)
     layers, module.embeddings = ([model], {}) if name else (held.layers.values(), held.tables)
@@ -133,7 +134,9 @@ def _save_serving(session: Session, path: str, name: str | None) -> None:
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
         write_json(os.path.join(temporary, _DATA), known.as_json(session.known))
         with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
-            file.write(_readme(model.name, inputs, list(signature.structured_outputs)) + _more(more, session.known))
+            others = {name: own for name, own in fit.items() if name != own}
+            readme = _readme(model.name, inputs, list(signature.structured_outputs))
+            file.write(readme + _more(more, session.known, others))
 
 
 def _named(features) -> dict[str, Any]:
@@ -144,6 +147,17 @@ def _named(features) -> dict[str, Any]:
     return (
         {"features": features} if not tf.nest.is_nested(features) else {f"features_{i}": x for i, x in enumerate(flat)}
     )
+
+
+def _fit(names: Iterable[str]) -> dict[str, str]:
+    """Returns by each feature's name one that a signature can have, each once: a letter, then letters, digits and _."""
+    fit: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: (not _SIGNATURE_NAME.fullmatch(name), name)):  # first those that keep it
+        own = re.sub("[^A-Za-z0-9_]", "_", name)
+        own = own if _SIGNATURE_NAME.fullmatch(own) else f"x{own}"
+        numbered = (f"{own}_{number}" for number in itertools.count(2))
+        fit[name] = next(each for each in itertools.chain([own], numbered) if each not in fit.values())
+    return fit
 
 
 def _by_name(outputs) -> dict[str, tf.Tensor]:
@@ -172,9 +186,15 @@ def _readme(model: str, inputs: dict, outputs: list[str]) -> str:
     )
 
 
-def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], data: Data) -> str:
-    """Returns what the README says of further signatures, of classes, and of what is known of the data."""
+def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], data: Data, others: Mapping[str, str]) -> str:
+    """Returns what the README says of further signatures, of classes, and of what is known of the data.
+
+    `others` are the inputs' names by those of the features, where they differ.
+    """
     text = ""
+    if others:
+        shown = ", ".join(f"`{own}` is {name!r}" for name, own in others.items())
+        text += f"\nInputs of other names than their features: {shown}.\n"
     for name, function in signatures.items():
         specs = function.structured_input_signature[0]
         taken = ", ".join(f"{spec.name} {_dims(spec.shape)} {spec.dtype.name}" for spec in specs)

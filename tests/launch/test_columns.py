@@ -243,3 +243,17 @@ def test_columns_in_another_order_are_read_by_name(tmp_path, form):
     assert [*columns] == [NAMES[place] for place in order]
     np.testing.assert_array_equal(load_model(tmp_path / "run").predict(columns, verbose=0), expected)
     assert named_run(tmp_path, "train_and_eval", MODELS[form], train_steps=61).result["step"] == 61
+
+
+def test_columns_whose_names_no_signature_can_have_are_exported_under_others(tmp_path):
+    pytest.importorskip("pyarrow")
+    write_named(tmp_path / "data", ("größe id", "b-1", "b_1", "2nd"))
+    trained = named_run(tmp_path, "train", MODELS["dict"], train_steps=20)
+    folder = pathlib.Path(named_run(tmp_path, "export", MODELS["dict"]).result["export"])
+    serve = tf.saved_model.load(folder).signatures["serving_default"]
+    table = csv_input.load(str(tmp_path / "data"), 0).train
+    rows = table.read(np.arange(-30, 0) % len(table))[0]
+    own = {"gr__e_id": "größe id", "b_1_2": "b-1", "b_1": "b_1", "x2nd": "2nd"}
+    served = serve(**{name: tf.constant(rows[column]) for name, column in own.items()})["outputs"]
+    np.testing.assert_allclose(served, trained.predict(rows), rtol=1e-6)
+    assert "`x2nd` is '2nd', `b_1_2` is 'b-1', `gr__e_id` is 'größe id'." in (folder / "README.md").read_text()

@@ -86,27 +86,6 @@ def test_a_dataset_of_other_elements_is_described(inside, change, says):
     assert says in inside(*RUN, trainer=Line, data=lambda: (change(whole), whole)).mistake
 
 
-@pytest.mark.parametrize(
-    "name", ["user id", pytest.param("_id", marks=pytest.mark.slow), pytest.param("größe", marks=pytest.mark.slow)]
-)
-def test_an_export_says_which_feature_it_cannot_name(inside, tmp_path, name):
-    class Named(Line):
-        def forward(self, features, training):
-            return super().forward(features[name], training)
-
-        def build_model(self):
-            model = super().build_model()
-            model.build((None, FEATURES.shape[1]))
-            return model
-
-    def named():
-        return (({name: FEATURES}, LABELS),) * 2
-
-    inside(*RUN, "--train_steps=1", f"--run_dir={tmp_path}", trainer=Named, data=named).ok()
-    outcome = inside("--mode=export", f"--run_dir={tmp_path}", trainer=Named, data=named)
-    assert f"a signature can't name a feature '{name}'; use a letter, then letters, digits and _" in outcome.mistake
-
-
 def test_an_export_without_a_model_says_what_is_served(inside, tmp_path):
     class Named(Line):
         def build(self):
