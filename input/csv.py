@@ -11,7 +11,7 @@ import io
 import itertools
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from .data import Data, InputError
 from .files import listing
 from .files.prepared import Prepared, Writer, prepared, progress
 from .files.storage import Files
+from .known import order_of
 from .tables import folders
 from .tables.columns import Choice, splits_of
 from .tables.csv_types import Converter, Finder, Found, Unfit
@@ -61,7 +62,7 @@ def load(
     eval_data_dir: str = "",
     prepared_dir: str = "",
     validation_split: float = 0.0,
-    array_columns: tuple[str, ...] = (),
+    trained_on: Mapping[str, Any] | None = None,
 ) -> Data:
     """Reads CSV in UTF-8 whose first record names the columns; fields may be quoted, and have line breaks then.
 
@@ -87,7 +88,7 @@ def load(
       eval_data_dir: the files to evaluate on, as data_dir; their columns' types are those to train on.
       prepared_dir: where the Parquet file is kept, in place of `.crankshaft` beside the files.
       validation_split: the share of the records that is not trained on, of which no words and means are learnt.
-      array_columns: the order of the columns of an array in a run that was trained on it.
+      trained_on: what a run keeps of its data, if it was trained: an array's columns are read in that order.
 
     Returns:
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.
@@ -95,7 +96,7 @@ def load(
     Raises:
       InputError: the library is not installed, or files or columns are missing, or malformed.
     """
-    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, array_columns)
+    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, order_of(trained_on))
     delimiter = "\t" if delimiter == "tab" else delimiter
     if len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
         raise InputError(f"delimiter={delimiter} is not a delimiter; give one character of ASCII, or tab")

@@ -47,6 +47,11 @@ def of_json(content: Mapping[str, Any], path: str) -> Data:
     return Data(None, **known)
 
 
+def order_of(trained_on: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Returns the columns of the array that a run was trained on, in its order; () if there are none."""
+    return tuple((trained_on or {}).get("array_columns", ()))
+
+
 def ids_of(classes: Iterable[str]) -> int:
     """Returns a digest that tells one numbering of classes from another."""
     return int.from_bytes(hashlib.sha256(as_bytes("\0".join(classes))).digest()[:4], "big")

@@ -5,8 +5,12 @@ Host code, NumPy and `pyarrow` only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from .data import Data
 from .files import listing
+from .known import order_of
 from .tables import folders
 from .tables.columns import Choice, splits_of
 from .tables.parquet_table import ParquetTable
@@ -33,7 +37,7 @@ def load(
     eval_data_dir: str = "",
     prepared_dir: str = "",
     validation_split: float = 0.0,
-    array_columns: tuple[str, ...] = (),
+    trained_on: Mapping[str, Any] | None = None,
 ) -> Data:
     """Reads Parquet files by whole row groups.
 
@@ -57,7 +61,7 @@ def load(
       eval_data_dir: the files to evaluate on, as data_dir.
       prepared_dir: where words and means are kept, in place of `.crankshaft` beside the files.
       validation_split: the share of the rows that is not trained on, of which no words and means are learnt.
-      array_columns: the order of the columns of an array in a run that was trained on it.
+      trained_on: what a run keeps of its data, if it was trained: an array's columns are read in that order.
 
     Returns:
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.
@@ -65,7 +69,7 @@ def load(
     Raises:
       InputError: the library is not installed, there are no such files, or their columns are not those.
     """
-    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, array_columns)
+    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, order_of(trained_on))
     found = folders.find(data_dir, _KIND)
     train = ParquetTable(found, texts, prepared_dir=prepared_dir or None)
     evaluation = None

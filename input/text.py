@@ -5,10 +5,12 @@ Host code, NumPy only, and the library `tokenizers` where a vocabulary is asked 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from .files.prepared import BUNDLED, Prepared, Writer, prepared, progress
 from .files.storage import Files
 
 _BUNDLED = {split: os.path.join(BUNDLED, f"constitution.{split}.txt") for split in ("train", "eval")}
+Tokens = tokens.Bytes | tokens.Vocabulary
 _KIND = listing.Kind(
     "plain text (*.txt, else *.md)", (r".*\.txt", r".*\.md"), "expected text, found 0 bytes; give text"
 )
@@ -44,6 +47,7 @@ def load(
     documents: str = "file",
     eval_data_dir: str = "",
     prepared_dir: str = "",
+    trained_on: Mapping[str, Any] | None = None,
 ) -> Data:
     """Reads text files as one row of tokens, cut into windows, see `Windows`.
 
@@ -54,13 +58,14 @@ def load(
         the text that comes with Crankshaft (input/data/README.md), of which every tenth paragraph is for evaluation.
       seed: not used.
       context: tokens in a window.
-      tokenizer: `bytes`, of 256 tokens and the separator; or a JSON file that the library `tokenizers` has saved.
+      tokenizer: `bytes`, 256 and the separator; or a JSON file of the library `tokenizers`, or a run's `model.json`.
       separator: the vocabulary's token that stands between documents, e.g. `<|endoftext|>`; by default a further one.
       vocabulary_size: above 0, a vocabulary of so many tokens is made of the first 64 MiB of the text to train on.
       documents: what a document is: a `file`; a `paragraph`, between empty lines; a `line` that is not empty. A
         file of more than 1 MiB is made into tokens piece by piece, cut at ends of lines.
       eval_data_dir: the text to evaluate on, as data_dir.
       prepared_dir: where tokens are kept, in place of `.crankshaft` beside the files.
+      trained_on: what a run keeps of its data, if it is read: text is tokenized by the vocabulary that it has made.
 
     Returns:
       Features int32 [context], labels int32 [context]; as many classes as tokens, the separator among them.
@@ -76,18 +81,17 @@ def load(
     if not data_dir:
         data_dir, eval_data_dir = _BUNDLED["train"], eval_data_dir or _BUNDLED["eval"]
     files = _files(data_dir, "data_dir")
-    if vocabulary_size:
-        pieces = _pieces(files, documents)
-        made: tokens.Bytes | tokens.Vocabulary = tokens.learned(vocabulary_size, files, pieces, prepared_dir)
+    of_run = (trained_on or {}).get("tokens") if vocabulary_size else None
+    if of_run is not None:
+        made: Tokens = tokens.of_kept(of_run, "of the run")
+    elif vocabulary_size:
+        made = tokens.learned(vocabulary_size, files, _pieces(files, documents), prepared_dir)
     else:
         made = tokens.of(tokenizer, separator)
 
     def windows(files: Files) -> Windows:
         made_by = {"tokens": made.says, "context": context, "documents": documents}
-
-        def write(writer: Writer) -> None:
-            _write(writer, files, documents, made, context)
-
+        write = functools.partial(_write, files=files, documents=documents, made=made, context=context)
         return Windows(prepared(files, "text", made_by, write, prepared_dir))
 
     evaluation = windows(_files(eval_data_dir, "eval_data_dir")) if eval_data_dir else None
@@ -150,7 +154,7 @@ def _files(data_dir: str | None, flag: str) -> Files:
     return files
 
 
-def _write(writer: Writer, files: Files, documents: str, made: tokens.Bytes | tokens.Vocabulary, context: int) -> None:
+def _write(writer: Writer, files: Files, documents: str, made: Tokens, context: int) -> None:
     """Writes the windows of all text: a record each, of its tokens, the one after them, and their CRC-32."""
     dtype = np.dtype("<u2" if made.count <= 1 << 16 else "<u4")
     separator = np.array([made.separator], dtype)

@@ -126,7 +126,13 @@ class Comparison:
 
 
 def restore(
-    prefix: str, root, why_not: str, at: tuple[str, ...] = (), parts: Sequence[Part] = (), begins_again: bool = False
+    prefix: str,
+    root,
+    why_not: str,
+    at: tuple[str, ...] = (),
+    parts: Sequence[Part] = (),
+    begins_again: bool = False,
+    may_grow: bool = False,
 ) -> tuple[list[str], str]:
     """Reads what a checkpoint has under the path `at` into the variables under `root`: all, or none.
 
@@ -137,9 +143,11 @@ def restore(
       at: the attributes from the checkpoint's root to it.
       parts: of `root`, that can begin again.
       begins_again: whether they may.
+      may_grow: whether tables may have more rows than in the checkpoint; those that it lacks stay as they are.
 
     Returns:
-      The names of the variables that were read; and which parts begin again and why, for people, "" if none does.
+      The names of the variables that were read, of tables that have grown with how many rows were; and which parts
+      begin again and why, for people, "" if none does.
 
     Raises:
       CheckpointError: before any variable is changed, if the checkpoint can't be read, or variables are missing in it,
@@ -147,7 +155,7 @@ def restore(
     """
     try:
         moved = {each: place for part in parts for each, place in part.moved.items()}
-        comparison = compare(prefix, root, at, moved)
+        comparison = compare(prefix, root, at, moved, may_grow)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
     theirs = {part.name: comparison.of(part.has) for part in parts}
@@ -170,7 +178,13 @@ def restore(
     return [name for name, _, _ in fitting], reasons
 
 
-def compare(prefix: str, root, at: tuple[str, ...] = (), moved: Mapping[str, Moved] | None = None) -> Comparison:
+def compare(
+    prefix: str,
+    root,
+    at: tuple[str, ...] = (),
+    moved: Mapping[str, Moved] | None = None,
+    may_grow: bool = False,
+) -> Comparison:
     """Matches the variables under `root` with those of the checkpoint under the path `at`. Reads no value.
 
     Matches as TensorFlow will: the two graphs are walked together, by the names of children; what is `moved`, by its
@@ -200,7 +214,7 @@ def compare(prefix: str, root, at: tuple[str, ...] = (), moved: Mapping[str, Mov
             missing[own] = f"{name} {_form_here(node)}"
             continue
         matched.update(keys)
-        if len(keys) == place.number:
+        if len(keys) == place.number and not (may_grow and place.prefixes):
             key: str | Rows = keys[place.shard]
             shape, dtype = forms[key]
         else:
@@ -209,6 +223,8 @@ def compare(prefix: str, root, at: tuple[str, ...] = (), moved: Mapping[str, Mov
         if per_replica.differs(node):  # as many rows as the run had replicas, or none where it had one
             shape = _any_rows(shape[1:] if len(shape) > len(node.shape) else shape)
         here, there = _form_here(node), _form(shape, dtype)
+        if may_grow and isinstance(key, Rows) and node.shape[0] > key.size_here:
+            name, there = f"{name} ({shape[0]:,} of {node.shape[0]:,} rows)", _form([node.shape[0], *shape[1:]], dtype)
         if here == there and not (isinstance(key, Rows) and cut_of(node)):
             fitting[own] = name, node, key
         else:

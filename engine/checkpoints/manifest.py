@@ -202,6 +202,12 @@ def read(path: str) -> Manifest:
         raise CheckpointError(f"{name}: expected a manifest, found {type(error).__name__}: {error}") from error
 
 
+def of(prefix: str) -> Manifest | None:
+    """Reads the manifest of the checkpoint at a path; None if TensorFlow alone wrote it. Raises `CheckpointError`."""
+    path = os.path.abspath(prefix) + SUFFIX
+    return read(path) if os.path.exists(path) else None
+
+
 def _check_fields(name: str, record: dict) -> None:
     kinds: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Manifest) if field.name != "prefix"}
     for field in sorted(kinds.keys() | record.keys()):

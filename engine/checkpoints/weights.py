@@ -17,7 +17,7 @@ from .store import Checkpoints
 T = TypeVar("T")
 
 
-def load_weights(path, target, name: str = "trainer.model") -> list[str]:
+def load_weights(path, target, name: str = "trainer.model", may_grow: bool = False) -> list[str]:
     """Loads `target`'s variables from `name` in another run's checkpoint, and nothing else.
 
     Args:
@@ -25,6 +25,8 @@ def load_weights(path, target, name: str = "trainer.model") -> list[str]:
         checkpoint's prefix, such as `.../ckpt-1000`. Checkpoints by plain `tf.train.Checkpoint` are taken too.
       target: what is tracked under `name` here: a Keras model, a tf.Module, a tf.train.Checkpoint.
       name: the attributes from the checkpoint's root to it, with dots; "" is the root.
+      may_grow: whether tables (`crankshaft.engine.Embedding`) may have more rows than in the checkpoint; those that it
+        lacks stay as they are.
 
     Returns:
       The names of the variables that were loaded.
@@ -36,8 +38,11 @@ def load_weights(path, target, name: str = "trainer.model") -> list[str]:
     at = tuple(part for part in name.split(".") if part)
 
     def load(prefix: str) -> list[str]:
-        why_not = f"the weights in {prefix} do not fit this model; use the same `model` and `model_arg` as that run"
-        return graph.restore(prefix, target, why_not, at)[0]
+        more = ", whose tables may only grow" if may_grow else ""
+        why_not = (
+            f"the weights in {prefix} do not fit this model; use the same `model` and `model_arg` as that run{more}"
+        )
+        return graph.restore(prefix, target, why_not, at, may_grow=may_grow)[0]
 
     return read_newest(path, load)
 

@@ -165,7 +165,7 @@ class Vocabulary:
 
 
 def of(name: str, separator: str) -> Bytes | Vocabulary:
-    """Returns what cuts text: `bytes`, or the vocabulary in the JSON file of that name."""
+    """Returns what cuts text: `bytes`, or the vocabulary in the JSON file of that name, which may be a run's."""
     if name == "bytes":
         if separator:
             raise InputError(f"separator={separator} is a token's name, and bytes have none; leave it out")
@@ -173,9 +173,16 @@ def of(name: str, separator: str) -> Bytes | Vocabulary:
     path = os.path.expanduser(name)
     files = Files([path])
     try:
-        return Vocabulary(files.read(0).decode(), path, separator)
+        text = files.read(0).decode()
     except UnicodeDecodeError:
         raise InputError(f"tokenizer={path} is not text, and so no JSON of a vocabulary; give one") from None
+    try:
+        of_run = of_kept(json.loads(text)["tokens"], path)
+    except (KeyError, RecursionError, TypeError, ValueError):  # of any other file the library says what is wrong
+        return Vocabulary(text, path, separator)
+    if separator:
+        raise InputError(f"separator={separator}: tokenizer={path} is of a run, which has its own; leave it out")
+    return of_run
 
 
 def of_kept(kept: dict[str, str], path: str) -> Bytes | Vocabulary:

@@ -170,15 +170,20 @@ class Config(Flags):
         return self.strategy == "parameter_server" and self.cluster.kind == "chief"
 
     @property
-    def array_columns(self) -> tuple[str, ...]:
-        """The columns of the array that the run was trained on, in its order; () if there are none, or not known."""
+    def trained_on(self) -> Mapping[str, Any]:
+        """What the run has written of the data that it was trained on, by which an input reads any other; else empty.
+
+        That is the order of an array's columns, and in modes that read the run what its text was cut into.
+        """
         if not self.run_dir or self.mode == "benchmark":
-            return ()
+            return {}
         try:
-            columns = read_json(RunDir(self.run_dir).model).get("array_columns")
-        except (OSError, ValueError, AttributeError):  # of a run that begins, or that writes it again
-            return ()
-        return tuple(map(str, columns)) if isinstance(columns, list) else ()
+            content = read_json(RunDir(self.run_dir).model)
+        except (OSError, ValueError):  # of a run that begins, or that writes it again
+            return {}
+        kinds = {"array_columns": list} | ({} if self.trains else {"tokens": dict})
+        known = content if isinstance(content, dict) else {}
+        return {name: known[name] for name, kind in kinds.items() if isinstance(known.get(name), kind)}
 
     @property
     def writes_run(self) -> bool:
@@ -452,7 +457,7 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
 def of_data(run_dir: str) -> Config:
     """Returns a configuration of what a run's own says of its data; all else is the default. Raises `UsageError`."""
     path, run = RunDir(run_dir).config, read(run_dir)
-    return Config(**_taken(path, run or {"flags": {}}, ["seed", *GROUPS["Input"]]), run_dir=run_dir)
+    return Config(**_taken(path, run or {"flags": {}}, ["seed", *GROUPS["Input"]]), run_dir=run_dir, mode="predict")
 
 
 def _taken(path: str, run: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

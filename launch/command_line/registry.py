@@ -22,7 +22,7 @@ from . import own_files
 from .values import number
 
 _BRACKETS = re.compile(r"\s*(?:\[(.*)\]|\((.*)\))\s*", re.DOTALL)  # around a list
-_FROM_FLAGS = ("eval_data_dir", "validation_split", "array_columns")
+_FROM_FLAGS = ("eval_data_dir", "validation_split", "trained_on")
 _PACKAGES = {"model": models, "input": inputs}
 NAMES = {kind: package.NAMES for kind, package in _PACKAGES.items()}
 # Arguments of an optimizer that have a flag of their own, by which the engine does the same itself.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ...engine.checkpoints import Manifest
+from ...engine.checkpoints import Manifest, RunDir
 from ...engine.data.source import SourceError, Spec, Split
 from ...input.data import InputError
 from ...input.files import storage
@@ -126,6 +127,27 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> 
         logging.warning(
             "%s: it is evaluated again, and no score of before counts", _what_changed(manifest, about, "eval")
         )
+
+
+def check_begun(config: Config, manifest: Manifest, ids: Any) -> None:
+    """Raises `UsageError` where ids are numbered otherwise than for the checkpoint of --init_from: in other words.
+
+    Args:
+      config: what was asked.
+      manifest: of the checkpoint.
+      ids: as `of` takes them.
+    """
+    before = manifest.about.get("data", {}).get("train")
+    numbered = before.get("ids") if isinstance(before, dict) else None
+    if config.allow_changed_config or ids is None or numbered in (None, of_ids(ids)):
+        return
+    run_dir = os.path.dirname(os.path.dirname(manifest.prefix))
+    tokens = config.input_entry and "tokenizer" in config.input_entry.defaults
+    cure = f"--input_arg=tokenizer={RunDir(run_dir).model} in place of vocabulary_size" if tokens else "that run's data"
+    raise UsageError(
+        f"--init_from={config.init_from} was trained with other words, tokens or classes than this data has, so its "
+        f"weights would mean others; use {cure}, or --allow_changed_config to begin with them all the same"
+    )
 
 
 def check_division(config: Config, manifest: Manifest, about: dict[str, Any], num_replicas: int) -> None:

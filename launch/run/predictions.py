@@ -223,7 +223,7 @@ def of_input(run: OfRun, name: str) -> Mapping[str, Source | Stream]:
     if name != config.input:
         config = dataclasses.replace(config, input=name, input_arg={}, data_dir=None, eval_data_dir=None)
     loaded = datas.load(config)
-    if loaded.vocabulary and loaded.ids != run.known.ids:
+    if (loaded.vocabulary or loaded.tokens) and loaded.ids != run.known.ids:
         raise UsageError(
             f"predict({name!r}): it numbers ids by its own examples, and the model by those it was trained on; give "
             "the columns as arrays, predict({'city': ['Rome']})"

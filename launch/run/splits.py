@@ -20,7 +20,7 @@ from ...engine.data.streamed import OfDataset, Stream
 from ...engine.data.waiting import of_files
 from ...engine.internals import pipelines
 from ...engine.step.batches import fields
-from ..command_line.config import Config
+from ..command_line.config import READING, Config
 from ..errors import UsageError
 from ..explanations import with_flags
 
@@ -36,7 +36,12 @@ def of(config: Config, train, evaluation) -> tuple[Source | Stream, Source | Str
 
     The same in each process that reads.
     """
-    train, evaluation, said = prepare(train, evaluation, config.validation_split)
+    share = config.validation_split
+    if share and evaluation is not None and config.mode in READING:  # of other examples than the run was to evaluate
+        train, evaluation, said = prepare(train, evaluation)
+        train = divided(train, share)[0]
+    else:
+        train, evaluation, said = prepare(train, evaluation, share)
     for name in () if train.by_index else _BY_INDEX:
         if value := getattr(config, name):
             raise UsageError(

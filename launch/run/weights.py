@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import tensorflow as tf
 from ...engine import Trainer
 from ...engine.build import prepare
 from ...engine.checkpoints import load_weights, read_newest
+from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.run_dir import RunDir
 from ...engine.holdings import Holdings
 from ...engine.hooks import numerics
@@ -24,11 +26,11 @@ from ...engine.step import batches
 from ...input import known
 from ...models.classification import Classifier
 from ...models.tabular import Tabular
-from ..command_line.config import KERAS_FILES
+from ..command_line.config import KERAS_FILES, Config
 from ..errors import UsageError
 from ..host import isolation
 from ..host.files import write_of_run
-from . import model_file
+from . import fingerprints, model_file, names
 from .keras_weights import load_keras_weights
 from .model_file import MODEL
 from .session import Session
@@ -85,15 +87,47 @@ def start(session: Session) -> None:
     if not (source := session.config.init_from):
         return
     held = Holdings(session.trainer)
+    grown: list[str] = []
     if source.endswith(KERAS_FILES):
-        taken = _load_keras_file(session, source)
+        count = _load_keras_file(session, source)
     else:
-        taken = _load(source, {**held.layers, **held.tables})
+        taken = _load(source, {**held.layers, **held.tables}, functools.partial(_check_source, session))
+        count, grown = len(taken), [name for name in taken if name.endswith(" rows)")]
     for optimizer in held.optimizers.values():
         if optimizer.weight_average is not None:
             optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
     numerics.check_weights(session.trainer, f"--init_from={source}")
-    session.say(f"{taken} weights taken from {source}")
+    more = f"; rows that it lacks begin as they were made: {', '.join(grown)}" if grown else ""
+    session.say(f"{count} weights taken from {source}{more}")
+
+
+def _check_source(session: Session, prefix: str) -> None:
+    """Raises `UsageError` where weights of --init_from are of other features, or of ids that are numbered otherwise."""
+    config, manifest = session.config, manifests.of(prefix)
+    if manifest is None or config.allow_changed_config:
+        return
+    fingerprints.check_begun(config, manifest, session.known.ids)
+    try:
+        before = model_file.read(os.path.dirname(os.path.dirname(manifest.prefix)))
+    except UsageError:  # a copy of the checkpoint alone
+        return
+    whole = f"--init_from={config.init_from}: this run's data"
+    names.check_trained(whole, (before.known, before.features), (session.known, session.features))
+    if isinstance(session.trainer, Tabular) and not session.trainer.takes_any_id:
+        _check_rows(config, session.trainer, before.known.vocabulary or {})
+
+
+def _check_rows(config: Config, trainer: Tabular, before: Mapping[str, int]) -> None:
+    """Raises `UsageError` where a feature has more ids than before, whose rows are followed by those of another."""
+    last = trainer.fields[-1].feature
+    for field in trainer.fields:
+        rows = before.get(field.feature, field.rows)
+        if rows > field.rows or (rows != field.rows and (field.feature != last or field.column)):
+            raise UsageError(
+                f"feature {field.feature!r} has {field.rows:,} ids, and {rows:,} in --init_from={config.init_from}: "
+                "its table's rows would be those of other ids; begin a run with --model_arg=table_capacity=N or "
+                "--model_arg=hash_buckets=N, which has room for ids to come"
+            )
 
 
 def _load_keras_file(session: Session, source: str) -> int:
@@ -235,11 +269,24 @@ def _copy(session: Session) -> Trainer:
     return trainer
 
 
-def _load(source: str, parts: Mapping[str, Any]) -> int:
-    """Loads a checkpoint's weights into parts of a trainer, by their paths in it; returns how many there are."""
+def _load(source: str, parts: Mapping[str, Any], check: Callable[[str], None] | None = None) -> list[str]:
+    """Loads a checkpoint's weights into parts of a trainer, by their paths in it; returns their names.
 
-    def load(prefix: str) -> int:
-        return sum(len(load_weights(prefix, part, f"trainer.{path}")) for path, part in parts.items() if part.variables)
+    Args:
+      source: see `read_newest`.
+      parts: of the trainer.
+      check: of what a run begins with: called before with the checkpoint's path, and tables may have grown.
+    """
+
+    def load(prefix: str) -> list[str]:
+        taken: list[str] = []
+        if check:
+            check(prefix)
+        for path, part in parts.items():
+            if part.variables:
+                may_grow = bool(check) and getattr(part, "ids_are_rows", False)
+                taken += load_weights(prefix, part, f"trainer.{path}", may_grow)
+        return taken
 
     return read_newest(source, load)  # all of one checkpoint, also if a run writes the next one meanwhile
 

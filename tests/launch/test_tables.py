@@ -72,13 +72,12 @@ def test_the_summary_names_each_table(inside):
     assert "XLA off: the updates of embeddings touch a few rows" in out
 
 
-def in_shards(number, admit_after=None):
+def in_shards(number, rows=11):
     """A trainer with two tables of so many shards, as around as many servers, and a weight between them."""
 
     class Tables(Trainer):
         def build_model(self):
-            how = {"num_shards": number, "admit_after": admit_after}
-            self.tables = [Embedding("first", 11, 3, **how), Embedding("second", 7, 3, **how)]
+            self.tables = [Embedding(name, size, 3, num_shards=number) for name, size in (("a", rows), ("b", 7))]
             return tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
 
         def forward(self, features, training):
@@ -138,3 +137,32 @@ def test_tables_are_read_into_another_number_of_shards(inside, tmp_path, before,
     for name, rows in expected.items():
         np.testing.assert_allclose(found[name], rows, atol=3e-6, err_msg=name)
     assert len(runs.manifests(first)[-1]["about"]["updated"]["optimizer"]) == 2 + 2 * after
+
+
+def test_a_table_that_has_grown_begins_with_the_rows_of_a_smaller_one(inside, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    inside(*IN_SHARDS, f"--run_dir={first}", "--train_steps=3", trainer=in_shards(2), data=pairs).ok()
+    flags = (*IN_SHARDS, "--optimizer=sgd", "--learning_rate=0", "--train_steps=1", "--seed=4")
+    error = inside(*flags, f"--init_from={first}", trainer=in_shards(1, rows=10), data=pairs).mistake
+    assert "whose tables may only grow" in error
+    assert "trainer.tables[0].shards[0]: [10, 3] float32 here, [11, 3] float32 in the checkpoint" in error
+    error = inside(*IN_SHARDS, f"--run_dir={first}", "--train_steps=4", trainer=in_shards(1, rows=13), data=pairs).error
+    assert "take its weights only with --init_from" in error
+    inside(*flags, f"--run_dir={second}/fresh", trainer=in_shards(3, rows=13), data=pairs).ok()
+    init = (f"--init_from={first}", f"--run_dir={second}/grown")
+    out = inside(*flags, *init, trainer=in_shards(3, rows=13), data=pairs).ok().out
+    assert "rows that it lacks begin as they were made: trainer.tables[0].shards[0] (4 of 5 rows)" in out
+    before = whole_tables(first)["w 0"]
+    fresh, grown = (runs.tensors(second / name) for name in ("fresh", "grown"))
+    keys = [f"trainer/tables/0/shards/{shard}/.ATTRIBUTES/VARIABLE_VALUE" for shard in range(3)]
+    for shard, key in enumerate(keys):
+        old = before[shard::3]
+        np.testing.assert_array_equal(grown[key], np.concatenate([old, fresh[key][len(old) :]]))
+
+
+def test_fields_that_share_a_table_take_no_rows_of_one_another(inside, tmp_path):
+    inside(*CLICKS, f"--run_dir={tmp_path}/first", "--train_steps=2").ok()
+    more = (word.replace("rows=30", "rows=31") for word in CLICKS)
+    error = inside(*more, "--train_steps=1", f"--init_from={tmp_path}/first").mistake
+    assert error.startswith("feature 'categories' has 31 ids, and 30 in --init_from=")
+    assert "--model_arg=table_capacity=N" in error

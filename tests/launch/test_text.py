@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
@@ -78,3 +79,31 @@ def test_a_window_that_is_damaged_ends_the_run_in_one_line_or_is_left_out(inside
     assert error.endswith("window 5 is damaged (its checksum is another); remove the file, it is made again")
     outcome = inside(*run, "--max_bad_records=1", trainer=NextToken).ok()
     assert "window 5 is damaged" in outcome.err
+
+
+def test_other_text_is_tokenized_by_the_vocabulary_of_the_run(inside, tmp_path):
+    pytest.importorskip("tokenizers")
+    first, found = tmp_path / "first", tmp_path / "found.json"
+    (tmp_path / "cat.txt").write_bytes(TEXT)
+    (tmp_path / "dog.txt").write_bytes(b"a dog dug one deep hole under our old garden wall, then he slept. " * 30)
+    own, dog = "--input_arg=vocabulary_size=270", f"--data_dir={tmp_path}/dog.txt"
+    run = (*RUN, *RATE, own, f"--data_dir={tmp_path}/cat.txt", "--validation_split=0.2", "--train_steps=20")
+    inside(*run, f"--run_dir={first}", trainer=NextToken).ok()
+
+    def loss(*flags):
+        inside(*flags, f"--result_json={found}", trainer=NextToken).ok()
+        return json.loads(found.read_text())["eval"]["loss"]
+
+    begins = (*RUN, "--optimizer=sgd", "--learning_rate=1e-12", "--train_steps=1", f"--init_from={first}")
+    by_run = (*begins, dog, f"--input_arg=tokenizer={first}/model.json")
+    error = inside(*begins, dog, own, "--validation_split=0.2", trainer=NextToken).mistake
+    assert error.startswith(f"--init_from={first} was trained with other words, tokens or classes than this data has")
+    assert f"--input_arg=tokenizer={first}/model.json" in error
+    expected = loss(*by_run, "--validation_split=0.2")
+    assert abs(loss(*begins, dog, own, "--validation_split=0.2", "--allow_changed_config") - expected) > 0.01
+    reads = ("--mode=eval", f"--run_dir={first}", "--progress=plain")
+    np.testing.assert_allclose(loss(*reads, dog), expected, rtol=1e-6)
+    whole = loss(*reads, f"--eval_data_dir={tmp_path}/dog.txt")  # beside the run's own --validation_split
+    np.testing.assert_allclose(whole, loss(*by_run, f"--eval_data_dir={tmp_path}/dog.txt"), rtol=1e-6)
+    error = inside(*by_run, "--input_arg=separator=x", trainer=NextToken).mistake
+    assert "separator=x: tokenizer=" in error

@@ -101,6 +101,11 @@ class Embedding(tf.Module):
         self.admissions: list[Admission] = []
         self._check()
 
+    @property
+    def ids_are_rows(self) -> bool:
+        """Whether each id is the number of its row, however many rows there are."""
+        return not self.hash_ids and self.admit_after is None
+
     def _check(self) -> None:
         for name, value in {"rows": self.rows, "width": self.width, "num_shards": self.num_shards or 1}.items():
             if value is None or value < 1:

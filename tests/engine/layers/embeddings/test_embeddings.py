@@ -240,16 +240,16 @@ def test_wrong_arguments_are_named(arguments, message):
 class Pull(Trainer):
     """Pulls the sum of each id's row towards its label; `shards` of the table."""
 
-    def __init__(self, shards: int = 1):
+    def __init__(self, shards: int = 1, admit_after: int | None = None):
         super().__init__()
-        self.table = Embedding("table", ROWS, WIDTH, num_shards=shards)
+        self.table = Embedding("table", ROWS, WIDTH, num_shards=shards, admit_after=admit_after)
 
     def build(self):
         build_embeddings(self)
         self.optimizer = make_optimizer(self, self.trainable_variables)
 
     def forward(self, features, training):
-        return tf.reduce_sum(self.table(features), -1)
+        return tf.reduce_sum(self.table(features, training=training), -1)
 
     def loss(self, outputs, batch):
         return mean(0.5 * tf.square(outputs - batch[1]))
@@ -368,8 +368,9 @@ def test_a_probe_shows_the_rows_gradients_and_changes_nothing(bench, replicas):
         np.testing.assert_array_equal(now, then)
 
 
-def test_a_checkpoint_says_how_its_tables_were_cut(bench, tmp_path):
-    made = bench(Pull(3), power_law(), BATCH)
+@pytest.mark.parametrize(("admit_after", "shards"), [(None, 0), (1, 3)])
+def test_a_checkpoint_says_how_tables_were_cut_whose_ids_were_given_rows(bench, tmp_path, admit_after, shards):
+    made = bench(Pull(3, admit_after), power_law(), BATCH)
     Checkpoints(tmp_path, made.state.checkpoint, keep=1, about={}).save(0, {}, wait=True)
-    assert shards_in(read_all(tmp_path)[0][0].variables) == 3
+    assert shards_in(read_all(tmp_path)[0][0].variables) == shards
     assert shards_in(["trainer/model/shards/kernel/.ATTRIBUTES/VARIABLE_VALUE", "step/.ATTRIBUTES/VARIABLE_VALUE"]) == 0
