@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _RANDOM_BYTES = 8
+_MOST_JSON_BYTES = 1 << 28  # a manifest of a million variables has half
 _SUFFIX = ".tmp"
 
 
@@ -36,8 +37,9 @@ def open_regular(path: str | os.PathLike, how: int = os.O_RDONLY, folder: int | 
     """
     if how & (os.O_WRONLY | os.O_RDWR):
         how |= os.O_NOFOLLOW
+    at = {} if folder is None else {"dir_fd": folder}
     try:
-        descriptor = os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        descriptor = os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, **at)
     except OSError as error:
         if error.errno == errno.ELOOP and how & os.O_NOFOLLOW:
             raise OSError(errno.ELOOP, "it is a link", os.fspath(path)) from None
@@ -76,7 +78,7 @@ def read_json(
     path: str | os.PathLike,
     parse_constant: Callable[[str], Any] | None = None,
     how: int = os.O_RDONLY,
-    most_bytes: int | None = None,
+    most_bytes: int = _MOST_JSON_BYTES,
 ) -> Any:
     """Reads JSON, in UTF-8, from a regular file. Raises OSError, and ValueError where it is not JSON.
 
@@ -87,11 +89,10 @@ def read_json(
       most_bytes: that are read; more are a ValueError.
     """
     with open(open_regular(path, how), "rb") as file:
-        content = file.read(-1 if most_bytes is None else most_bytes + 1)
-        if most_bytes is not None and len(content) > most_bytes:
+        if os.fstat(file.fileno()).st_size > most_bytes:
             raise ValueError(f"it has more than {most_bytes >> 20} MiB")
         try:
-            return json.loads(content.decode(), parse_constant=parse_constant)
+            return json.loads(file.read().decode(), parse_constant=parse_constant)
         except RecursionError:
             raise ValueError("its brackets are nested too deep") from None
 

@@ -134,6 +134,17 @@ def test_a_link_is_read_and_not_written_through(tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
+def test_json_is_read_to_a_size(tmp_path):
+    with open(tmp_path / "a", "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match="it has more than 256 MiB"):
+        files.read_json(tmp_path / "a")
+    (tmp_path / "a").write_text("[1, 2]")
+    with pytest.raises(ValueError, match="it has more than 0 MiB"):
+        files.read_json(tmp_path / "a", most_bytes=5)
+    assert files.read_json(tmp_path / "a", most_bytes=6) == [1, 2]
+
+
 def test_json_that_is_nested_too_deep_is_a_value_error(tmp_path):
     (tmp_path / "a").write_text("[" * 100_000)
     with pytest.raises(ValueError, match="nested too deep"):
