@@ -16,7 +16,7 @@ from .holdings import Holdings
 from .internals import keras
 from .metrics.means import Mean, as_loss, checked
 from .reduction import Reduction
-from .step import batches, example_counts
+from .step import batches, example_counts, id_ranges
 from .step.context import step_context
 from .step.gradients import Gradients, Update, differentiate
 from .step.options import Given
@@ -144,9 +144,11 @@ class Trainer(tf.Module):
 
     def _metrics_of(self, batch) -> dict[str, Any]:
         with keras.computing_with(step_context().values):
-            outputs = self._outputs_of(batches.features(batch), training=False)
-            loss = self._loss_of(outputs, batch, training=False)
-            return self._with_metrics(loss, self._with_penalties(loss, self.trainable_variables), outputs, batch)
+            with id_ranges.watched() as outside:
+                outputs = self._outputs_of(batches.features(batch), training=False)
+                loss = self._loss_of(outputs, batch, training=False)
+            whole = self._with_penalties(loss, self.trainable_variables)
+            return {**self._with_metrics(loss, whole, outputs, batch), **outside}
 
     def _outputs_of(self, features, training: bool):
         """Returns the model's outputs, 16-bit ones as float32: a loss would lose small probabilities."""

@@ -22,6 +22,7 @@ _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 
 _LABEL = re.compile(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)")  # a kernel's, on CPUs
+_ID = re.compile(r"= (-?\d+) is not in \[0, (\d+)\)")  # of a look-up, likewise
 _LENGTH = re.compile(r"dataset was expected to contain (\d+) elements? but contained ((?:only|at least) \d+)")
 _PARAMETER = re.compile(r"`([a-z_]+)`")
 _FLAG = re.compile(r"--(?!help|debug)([a-z_0-9]+)")
@@ -196,6 +197,10 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
             f"the loss was given a label of {label[1]} and takes labels from 0 to below {label[2]}, as many as the "
             "model has outputs; number labels from 0, those that the loss computes too, and end the model in a layer "
             "of one unit for each class"
+        )
+    if isinstance(error, tf.errors.InvalidArgumentError) and (found := _ID.search(str(error))):
+        return EXIT_USAGE, (
+            f"ids from 0 to {int(found[2]) - 1}: an id of {found[1]} was looked up; correct the data, or allow for more"
         )
     if isinstance(error, tf.errors.FailedPreconditionError) and (length := _LENGTH.search(str(error))):
         return EXIT_USAGE, (

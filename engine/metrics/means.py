@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -95,7 +95,7 @@ class Auc(Pair):
         return self._area()[1] or 0.0
 
     def mistake(self) -> str | None:
-        return _wrong_labels(self.total[-1], self.count[-1])
+        return _wrong(self.total[-1], self.count[-1])
 
     def _area(self) -> tuple:
         return ranking.area_of_histogram(np.asarray(self.total, np.float64), np.asarray(self.count, np.float64)) or (
@@ -108,17 +108,18 @@ class ExactAuc(Auc):
     """What an evaluation has kept of an `Auc`: a `ranking.Ranking` as total, and a count of 0. Host code."""
 
     def mistake(self) -> str | None:
-        return _wrong_labels(*self.total.wrong)
+        return _wrong(*self.total.wrong)
 
     def _area(self) -> tuple:
         return self.total.area() or (None, None)
 
 
-def _wrong_labels(total: float, count: float) -> str | None:
+def _wrong(total: float, count: float, what: str = "labels", why: str = "") -> str | None:
     if not count:
         return None
-    which = f"{count:g} labels are {total / count:g} on average" if count > 1 else f"a label is {total:g}"
-    return f"{which}, not 0 or 1; give labels of two classes, and give them first: auc(labels, logits)"
+    shown = f"{total / count:{'g' if total % count else '.0f'}}"
+    which = f"{count:g} {what} are {shown} on average" if count > 1 else f"a {what[:-1]} is {shown}"
+    return f"{which}, {why or 'not 0 or 1; give labels of two classes, and give them first: auc(labels, logits)'}"
 
 
 class KerasSums(Pair):
@@ -153,9 +154,17 @@ class Confusion(Pair):
         return counts.reshape(math.isqrt(len(counts)), -1)
 
 
+class Outside(Pair):
+    """The sum of numbers that are out of range, and how many there are, float64."""
+
+    def mistake(self) -> str | None:
+        return _wrong(*self, "numbers", "out of that range; correct the data, or allow for more")
+
+
 # Kinds beside Mean, by the name that a row of sums carries. Those of several rows hold vectors.
-_KINDS = {"root_mean": RootMean, "exp_mean": ExpMean, "auc": Auc, "keras": KerasSums, "confusion": Confusion}
-_VECTORS = (Auc, KerasSums, Confusion)
+_KINDS: dict[str, type[Pair]] = {"root_mean": RootMean, "exp_mean": ExpMean, "auc": Auc, "keras": KerasSums}
+_KINDS |= {"confusion": Confusion, "outside": Outside}
+_VECTORS, _NO_NUMBERS = (Auc, KerasSums, Confusion), (Confusion, Outside)
 FEW_CLASSES = 100  # of so many a confusion matrix costs next to nothing
 _ENGINES = ("loss", "loss_with_penalties", "gradient_norm", "skipped")  # names of metrics that are the engine's
 _ONE_NUMBER = (
@@ -463,7 +472,7 @@ def _row_name(name: str, pair) -> RowName:
     return row_name
 
 
-def _named_kind(row_name: str) -> tuple[str, type]:
+def _named_kind(row_name: str) -> tuple[str, type[Pair]]:
     """Returns (the metric's name, the kind of its pairs): a plain string knows no Keras metric."""
     key, colon, name = row_name.partition(":")
     name, kind = (name, _KINDS[key]) if colon and key in _KINDS else (str(row_name), Mean)
@@ -472,19 +481,18 @@ def _named_kind(row_name: str) -> tuple[str, type]:
 
 def kinds_of(row_names: Sequence[str]) -> dict[str, type[Pair]]:
     """Returns the kinds of the metrics of some rows that are numbers, by name."""
-    kinds: dict[str, type[Pair]] = dict(map(_named_kind, row_names))
-    return {name: kind for name, kind in kinds.items() if not issubclass(kind, Confusion)}
+    return {name: kind for name, kind in map(_named_kind, row_names) if not issubclass(kind, _NO_NUMBERS)}
 
 
-def values_by_name(pairs: dict[str, Mean]) -> dict[str, float | None]:
+def values_by_name(pairs: Mapping[str, Any]) -> dict[str, float | None]:
     """Returns values by name, a vector's as NAME_0 and so on, a dictionary's as NAME_KEY; None of a mean of nothing.
 
-    Left out are confusion matrices, a gradients' norm that no step has measured, and a Keras metric of a checkpoint
-    that no step has added to.
+    Left out are confusion matrices, numbers out of range, a gradients' norm that no step has measured, and a Keras
+    metric of a checkpoint that no step has added to.
     """
     results: dict[str, float | None] = {}
     for name, pair in pairs.items():
-        if isinstance(pair, Confusion) or type(pair) is KerasSums or (name == "gradient_norm" and not pair.count):
+        if isinstance(pair, _NO_NUMBERS) or type(pair) is KerasSums or (name == "gradient_norm" and not pair.count):
             continue
         value = pair.value()
         results |= {f"{name}_{key}": x for key, x in value.items()} if isinstance(value, dict) else {name: value}
@@ -521,7 +529,7 @@ class Sums:
         if len(self._unread) >= self.COLLAPSE_AT:
             self._read_all_but(self.IN_FLIGHT)
 
-    def values(self) -> dict[str, Mean]:
+    def values(self) -> dict[str, Pair]:
         """Returns the pair (total, count), of its kind, float64, by name. Waits for the steps that were added."""
         self._read_all_but(0)
         return dict(self._values)

@@ -17,6 +17,7 @@ from ..layers.embeddings import hashing
 from ..mesh import cuts
 from ..mesh.cuts import Box, Cut
 from ..mesh.mesh import MODEL, Mesh, current_mesh
+from ..step.id_ranges import note_ids, note_labels
 
 _SPLITS = (None, "columns", "rows")
 
@@ -96,7 +97,7 @@ class Embedding(tf.keras.layers.Layer):
     The table's gradient is dense, as the logits' part of it is.
 
     Args:
-      vocabulary: number of ids, from 0 on. Other ids are an error on a CPU, and give zeros on a mesh.
+      vocabulary: number of ids, from 0 on. Others end the run with an error (`engine.step.id_ranges`).
       size: of a row.
       split: `"vocabulary"`, or None for copies.
       stddev: of the normal distribution that the table is drawn from.
@@ -126,6 +127,7 @@ class Embedding(tf.keras.layers.Layer):
         inputs = tf.cast(inputs, tf.int32)
         if not self.is_cut:
             return _rows(table, inputs)
+        note_ids(inputs, self.vocabulary)
         own = table.shape[0]
         rows = inputs - self.mesh.model.rank * own
         mine = tf.logical_and(rows >= 0, rows < own)
@@ -211,8 +213,8 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: M
     Args:
       logits: [..., rows of a replica], as `Embedding.logits` returns them; converted to float32. Columns of padding,
         beyond the vocabulary, don't count, and have gradients of 0.
-      labels: int [...]; a label that is not an id (-1, as `input.text` marks what does not count) gives some finite
-        loss, which a mean leaves out by its weights: `mean(losses, weights=labels >= 0)`.
+      labels: int [...]; one below 0 (-1, as `input.text` marks what does not count) gives some finite loss, which a
+        mean leaves out by its weights: `mean(losses, weights=labels >= 0)`; one beyond the vocabulary ends the run.
       vocabulary: number of ids.
       mesh: the logits are cut over its axis `model`; None is a mesh of one.
 
@@ -222,12 +224,13 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: M
     logits = tf.cast(logits, tf.float32)
     labels = tf.cast(labels, tf.int32)
     if mesh is None or not mesh.is_cut:
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.clip_by_value(labels, 0, vocabulary - 1), logits)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
+    note_labels(labels, vocabulary)
     own = logits.shape[-1]
     first = mesh.model.rank * own
     if own * mesh.model.size > vocabulary:
         logits = tf.where(first + tf.range(own) < vocabulary, logits, logits.dtype.min)
-    return _cross_entropy(logits, tf.clip_by_value(labels, 0, vocabulary - 1) - first, mesh)
+    return _cross_entropy(logits, tf.maximum(labels, 0) - first, mesh)
 
 
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tensor:

@@ -70,6 +70,8 @@ class StepContext:
       drawn: how many random numbers of each kind were drawn so far.
       layer_states: the generators' states in this share, for layers that compute with given values of variables.
       applied: where the code that applies an option of the run marks it.
+      counts_ids: whether ids and labels out of range are counted, since kernels do not raise for them (`id_ranges`).
+      outside: what was counted of them so far: (the metric's name, its pair).
     """
 
     step: tf.Tensor | None = None
@@ -86,6 +88,8 @@ class StepContext:
     drawn: Counter = dataclasses.field(default_factory=Counter)
     layer_states: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()
     applied: Applied = dataclasses.field(default_factory=Applied)
+    counts_ids: bool = False
+    outside: list[tuple] = dataclasses.field(default_factory=list)
 
     def __enter__(self) -> StepContext:
         self._token = _entered.set(self)

@@ -11,7 +11,7 @@ from ..internals import keras
 from ..internals.variables import path_of, tf_variable, whole_of
 from ..mesh.cuts import Cut
 from ..metrics.means import Mean, as_loss, folded
-from . import batches
+from . import batches, id_ranges
 from .batches import only_if
 from .context import step_context
 from .options import CLIPS
@@ -326,7 +326,8 @@ def _gradients_of(trainer, batch, losses: Callable, variables: Sequence[Sequence
     ):
         if not watches_all:  # so that nothing is recorded of layers before which all are frozen
             tape.watch(list(map(tf_variable, sources)))
-        pairs, metrics = losses(batch)
+        with id_ranges.watched() as outside:
+            pairs, metrics = losses(batch)
         totals = [context.scaled(pair.total) for pair in pairs]
         if alone:
             pairs_of = zip(totals, pairs, strict=True)
@@ -338,7 +339,7 @@ def _gradients_of(trainer, batch, losses: Callable, variables: Sequence[Sequence
         values = [next(found) if updates(variable) else None for variable in its]
         check_reached(values, type(trainer).__name__)
         gradients.append(Gradients(values, divided_by=pair.count if alone else None))
-    return gradients, folded(metrics())
+    return gradients, {**folded(metrics()), **outside}
 
 
 class UniqueSlices(tf.IndexedSlices):

@@ -30,10 +30,12 @@ class StepRunner:
     Args:
       trainer: a `Trainer` that is prepared.
       mesh: how the strategy's replicas are laid out.
+      counts_ids: see `StepContext`.
     """
 
-    def __init__(self, trainer, mesh: Mesh | None = None):
+    def __init__(self, trainer, mesh: Mesh | None = None, counts_ids: bool = False):
         self._trainer = trainer
+        self._counts_ids = counts_ids
         self._holdings = trainer.holdings
         self._mesh = mesh or Mesh()
         self._applied = Applied()
@@ -43,7 +45,9 @@ class StepRunner:
         """The `id`s of variables that a traced step has itself averaged over replicas."""
         return self._applied.averaged
 
-    def train_step(self, batch, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None) -> dict:
+    def train_step(
+        self, batch, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None, jit: bool = False
+    ) -> dict:
         """Runs `Trainer.train_step` on this replica's part of a batch, which may have no example.
 
         Args:
@@ -51,12 +55,14 @@ class StepRunner:
           step: see `StepContext`.
           observed: see `StepContext`.
           readings: what was read for the step; it reads the rest.
+          jit: whether XLA compiles the step, whose kernels raise for no id: they are counted.
 
         Returns:
           The metrics, zeros where there was no example.
         """
         batch, present = with_stand_in(batch)
-        with self.training(step, observed, present, readings):
+        with self.training(step, observed, present, readings) as context:
+            context.counts_ids |= jit
             put_back = self._state_put_back(present)
             metrics = folded(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
             put_back(metrics)
@@ -119,7 +125,7 @@ class StepRunner:
     @contextlib.contextmanager
     def training(
         self, step: tf.Tensor, observed: tf.Tensor, present: tf.Tensor | None = None, readings: Readings | None = None
-    ) -> Iterator[None]:
+    ) -> Iterator[StepContext]:
         """Sets what `train_step` needs while it is traced within: layers draw by this step, on this replica.
 
         Args:
@@ -133,7 +139,7 @@ class StepRunner:
         with self._context(step, present, observed, readings=readings) as context:
             context.seed_layers()
             readings.summed.update(self._trainer.reduction.values_before())
-            yield
+            yield context
 
     @contextlib.contextmanager
     def _evaluation(self, step, present, observed, batch_number, readings=None) -> Iterator[None]:
@@ -155,6 +161,7 @@ class StepRunner:
             readings=readings or Readings(),
             generators=self._holdings.seed_generators,
             applied=self._applied,
+            counts_ids=self._counts_ids,
         )
         with context, keras.undivided_losses():
             yield context

@@ -127,7 +127,8 @@ class Replicated(Measured):
         self._train_loop = None
         self._lent_loops: dict[LentFeed, InnerLoop] = {}
         self._holdings = state.trainer.holdings
-        self._runner = runner = StepRunner(state.trainer, self.mesh)
+        counts_ids = self._static_shapes or self._devices.on_gpus
+        self._runner = runner = StepRunner(state.trainer, self.mesh, counts_ids)
         reduction = state.trainer.reduction
         self._pace = Pace(self.steps_per_loop, reduction.sync_every_steps or 1)
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
@@ -186,7 +187,7 @@ class Replicated(Measured):
         runner = self._runner
 
         def train_step(batch, step, observed):
-            metrics = runner.train_step(batch, step, observed)
+            metrics = runner.train_step(batch, step, observed, jit=jit)
             graph = metrics["loss"].total.graph
             self._state.check_held(graph)
             if self.num_replicas > 1:

@@ -295,7 +295,7 @@ class ParameterServer(Measured):
             optimizer.reduce_dtype = state.trainer.reduction.reduce_dtype
         for table in held.tables.values():
             table.reduce_dtype = state.trainer.reduction.reduce_dtype
-        self._runner = StepRunner(state.trainer)
+        self._runner = StepRunner(state.trainer, counts_ids="GPU" in self.computes_on[0])
         self._evaluations = 0
         self._lent_loops: dict[tuple[bool, str], LeaseLoop] = {}
         steps = eval_feed and eval_feed.order.steps_per_epoch

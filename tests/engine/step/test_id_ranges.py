@@ -1,0 +1,98 @@
+"""Ids and labels out of range: counted, and named, where a kernel takes another in their place."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import crankshaft
+from crankshaft.engine import Trainer, mean
+from crankshaft.engine.hooks import numerics
+from crankshaft.models.transformer_lm import Model
+from tests import runs
+
+IDS, CLASSES = 20, 5
+
+
+class Looked(Trainer):
+    """Looks up ids of 20, by Keras's layer, and classifies them, of 5."""
+
+    def build_model(self):
+        layers = tf.keras.layers
+        return tf.keras.Sequential([tf.keras.Input([3], dtype="int32"), layers.Embedding(IDS, 4), layers.Flatten()])
+
+    def build(self):
+        self.head = tf.keras.layers.Dense(CLASSES)
+        self.head.build([None, 12])
+        super().build()
+
+    def forward(self, features, training):
+        return self.head(self.model(features, training=training))
+
+    @property
+    def trainable_variables(self):
+        return [*self.model.trainable_variables, *self.head.trainable_variables]
+
+    def loss(self, outputs, batch):
+        return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=batch[1], logits=outputs))
+
+
+def data(ids: dict | None = None, labels: dict | None = None):
+    random = np.random.default_rng(1)
+    x, y = random.integers(0, IDS, [24, 3]).astype(np.int32), random.integers(0, CLASSES, 24).astype(np.int64)
+    for place, value in (ids or {}).items():
+        x[place] = value
+    for place, value in (labels or {}).items():
+        y[place] = value
+    return x, y
+
+
+@pytest.mark.parametrize("accumulate_steps", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"ids": {(17, 2): 23}}, "ids from 0 to 19: a number is 23, out of that range; correct the data"),
+        ({"ids": {(3, 0): 21, (20, 1): 21}}, "ids from 0 to 19: 2 numbers are 21 on average"),
+        ({"labels": {9: 5}}, "labels from 0 to 4: a number is 5, "),
+        ({"labels": {9: -1}}, "labels from 0 to 4: a number is -1, "),
+        ({"ids": {(17, 2): -IDS}}, None),  # Keras's layer counts from the end
+        ({}, None),
+    ],
+)
+def test_a_step_of_xla_counts_what_its_kernels_take_for_another(bench, wrong, line, accumulate_steps):
+    made = bench(Looked(), data(**wrong), 8, jit=True, accumulate_steps=accumulate_steps)
+    sums = made.train(3)
+    if line is None:
+        numerics.check_labels(sums, "here")
+    else:
+        with pytest.raises(numerics.LabelError, match=f"^here: {line}"):
+            numerics.check_labels(sums, "here")
+
+
+def test_what_is_counted_is_no_metric_and_nothing_is_counted_where_kernels_raise(bench):
+    jitted = bench(Looked(), data(), 8, jit=True)
+    assert {*jitted.strategy.run_train_steps(1).sums.read()} > {"ids from 0 to 19", "labels from 0 to 4"}
+    by_kernels = bench(Looked(), data({(17, 2): 23}), 8, jit=False)
+    assert not any("from 0" in name for name in bench(Looked(), data(), 8).train(1))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"= 23 is not in \[0, 20\)"):
+        by_kernels.train(3)
+
+
+@pytest.mark.parametrize(("wrong", "line"), [((0, 40), "ids from 0 to 15: a number is 40"), ((1, 40), "labels from 0")])
+def test_weights_that_are_cut_over_a_mesh_take_none_for_zeros(bench, wrong, line):
+    tokens = np.random.default_rng(0).integers(0, 16, [2, 16, 8]).astype(np.int32)
+    tokens[1, 4:6, 3] = -1  # which does not count
+    tokens[wrong[0], 5, 2] = wrong[1]
+    model = Model(layers=1, width=16, heads=2)
+    made = bench(model, (tokens[0], tokens[1]), 8, replicas=2, model=2, num_classes=16)
+    with pytest.raises(numerics.LabelError, match=f"^here: {line}"):
+        numerics.check_labels(made.train(2), "here")
+
+
+def test_a_run_ends_before_it_saves_what_it_has_learned_of_one(tmp_path):
+    x, y = data({(17, 2): 23})
+    flags = {"jit": "on", "global_batch_size": 8, "progress": "off", "run_dir": str(tmp_path / "run")}
+    with pytest.raises(
+        crankshaft.RunError, match=r"^step.*: ids from 0 to 19: a number is 23, out of that range; corr"
+    ):
+        crankshaft.run(Looked, data=((x, y), None), train_steps=3, **flags)
+    assert not runs.steps(tmp_path / "run")
