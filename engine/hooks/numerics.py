@@ -231,11 +231,16 @@ class NanGuard(Hook):
 
 
 def _cure(options: StepOptions) -> str:
-    skip = "" if options.on_nonfinite == "skip" else "leave such updates out with on_nonfinite=skip, "
-    return (
-        f"lower the learning rate, set clip_norm, {skip}name the op with check_numerics, or look in the data for nan "
-        "and for labels out of range"
-    )
+    """Returns what to do about numbers that are not finite, without what these options do already."""
+    cures = {
+        "lower the learning rate": True,
+        "use precision=bfloat16, which has the range of float32": options.precision == "float16",
+        "set clip_norm": not options.clip_norm,
+        "leave such updates out with on_nonfinite=skip": not options.may_skip,
+        "name the op with check_numerics": not options.check_numerics,
+    }
+    chosen = ", ".join(cure for cure, is_of_use in cures.items() if is_of_use)
+    return f"{chosen}, or look in the data for nan and for labels out of range"
 
 
 def _steps(first: int, last: int) -> str:

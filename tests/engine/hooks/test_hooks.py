@@ -319,13 +319,17 @@ def test_skipped_steps_are_counted_and_warned_of_now_and_then(mlp, caplog, repli
     assert all(np.isfinite(array).all() for array in bench.arrays())
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_skipping_all_steps_for_long_is_an_error(mlp, replicas):
-    bench = mlp(data(scale=np.inf), replicas, on_nonfinite="skip")
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [(1, {"on_nonfinite": "skip"}), (2, {"on_nonfinite": "skip"}), (1, {"precision": "float16", "clip_norm": 1.0})],
+)
+def test_skipping_all_steps_for_long_is_an_error(mlp, replicas, options):
+    bench = mlp(data(scale=np.inf), replicas, **options)
     guard = NanGuard(max_skipped=12)
     with pytest.raises(NonfiniteError, match=r"the last 1\d steps .* nothing is learned") as error:
         run(bench, [every_steps(5, lambda *_: None), guard], 1000)
-    assert "on_nonfinite" not in str(error.value)  # it is what the user asked for already
+    assert "on_nonfinite" not in str(error.value)  # updates are left out already
+    assert ("set clip_norm" in str(error.value)) == ("clip_norm" not in options)
     assert bench.state.step < 40
     again = NanGuard()
     again.restore_host_state(guard.host_state())
