@@ -33,15 +33,20 @@ from .manifests.job import Job
 _PROGRAM = "crankshaft manifest"
 _PLACES = ("slurm", "kubernetes", "jobset", "dockerfile")
 _USAGE = f"{_PROGRAM} {'|'.join(_PLACES)} [flags] -- [script.py | -m module] [flags of train]"
+_OF = {"time": ("slurm",), "image": ("kubernetes", "jobset"), "claim": ("kubernetes", "jobset")}  # all others: of all
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # of a Service; a pod's name is longer, and has 63 at most
-_TIME = re.compile(r"(\d{1,2}-)?\d{1,3}:\d{2}:\d{2}")
-_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGT]i?)?")
+_TIME = re.compile(r"(?:(\d{1,2})-([01]?\d|2[0-3])|(\d{1,3})):([0-5]\d):([0-5]\d)")
+_IMAGE = re.compile(r"[\w.-][\w./:@-]*")
+_LEAST_SECONDS = 300  # of a time limit, two minutes before which the tasks are asked to save
+_SIZES = (64, 16 << 20)  # MiB
 FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the tasks'
 
 
 def _define_flags() -> None:
     def matching(name: str, default: str | None, help: str, pattern: str, wants: str) -> None:
-        rule = rules.matching(pattern, f"it is not {wants}")
+        text(name, default, help, rules.matching(pattern, f"it is not {wants}"), wants)
+
+    def text(name: str, default: str | None, help: str, rule: rules.Rule, wants: str) -> None:
         rules.text(name, default, help, wants=wants, rule=rule, flag_values=FLAGS)
 
     def count(name: str, default: int, help: str, lower: int) -> None:
@@ -53,10 +58,26 @@ def _define_flags() -> None:
     flags.DEFINE_bool("evaluator", False, "With --ps: a task that evaluates each checkpoint.", flag_values=FLAGS)
     count("gpus_per_worker", 0, "GPUs of each worker; slurm: of each task.", 0)
     count("cpus", 4, "Cores of each task.", 1)
-    matching("memory", "8Gi", "Of each task, as Kubernetes writes it.", _QUANTITY.pattern, "a quantity, e.g. 8Gi")
-    matching("time", "24:00:00", "slurm: the time limit.", _TIME.pattern, "a time, e.g. 12:00:00 or 2-00:00:00")
-    rules.text("image", None, "kubernetes, jobset: the container's image.", wants="an image", flag_values=FLAGS)
+    text("memory", "8Gi", "Of each task, as Kubernetes writes it.", _check_size, "a quantity, e.g. 8Gi")
+    text("time", "24:00:00", "slurm: the time limit.", _check_time, "a time, e.g. 12:00:00 or 2-00:00:00")
+    matching("image", None, "kubernetes, jobset: the container's image.", _IMAGE.pattern, "an image")
     matching("claim", "runs", "kubernetes, jobset: the claim of the volume at /runs.", _NAME.pattern, "a claim's name")
+
+
+def _check_size(text: str) -> None:
+    """Raises ValueError, as a rule, for an amount of memory that no scheduler gives to a task."""
+    least, most = _SIZES
+    if not slurm.QUANTITY.fullmatch(text) or not least <= slurm.mebibytes(text) <= most:
+        raise ValueError(f"it is not a quantity from {least}Mi to {most >> 20}Ti, e.g. 8Gi")
+
+
+def _check_time(text: str) -> None:
+    """Raises ValueError, as a rule, for a time that Slurm does not take, or in which nothing can be saved."""
+    if not (match := _TIME.fullmatch(text)):
+        raise ValueError("it is not a time, e.g. 12:00:00 or 2-00:00:00")
+    days, of_day, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    if ((24 * days + of_day + hours) * 60 + minutes) * 60 + seconds < _LEAST_SECONDS:
+        raise ValueError(f"it is less than the {_LEAST_SECONDS // 60} minutes that tasks need to start and to save")
 
 
 _define_flags()
@@ -85,7 +106,12 @@ def _text(argv: list[str]) -> str:
         raise UsageError(
             f"{place or 'no place'} is given to {_PROGRAM}; use {', '.join(_PLACES[:-1])} or {_PLACES[-1]}"
         )
+    for name in FLAGS:
+        if FLAGS[name].present and place not in _OF.get(name, _PLACES[:-1]):
+            raise UsageError(f"--{name} has no use with {_PROGRAM} {place}; leave it out")
     if place == "dockerfile":
+        if command:
+            raise UsageError(f"{command[0]!r} has no use with {_PROGRAM} {place}, whose image runs any command")
         return kubernetes.dockerfile()
     job = _job(place, command)
     return slurm.script(job) if place == "slurm" else kubernetes.manifest(job, as_job_set=place == "jobset")
@@ -98,6 +124,7 @@ def _job(place: str, command: Sequence[str]) -> Job:
     if FLAGS.evaluator and not FLAGS.ps:
         raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
     program, words = own_flags.program_of(command)
+    own_flags.check_of_tasks(words, has_own=bool(program))
     run_dir = next((word.partition("=")[2] for word in words if re.match("--?run_dir=", word)), "")
     if not run_dir:
         raise UsageError("the command has no --run_dir=FOLDER, where a restart finds the checkpoints; add one after --")

@@ -90,7 +90,13 @@ def _check_export(config: Config) -> None:
             f"--mode=export is done by one process, and there are {len(config.cluster.addresses)}; give one "
             "of them --strategy=one_device"
         )
-    _check_output(config.output_path, folder=not config.output_path.endswith(".keras"))
+    path = config.output_path
+    if (ending := os.path.splitext(path)[1]) not in ("", ".keras") and not os.path.isdir(path):
+        raise UsageError(
+            f"--output={path} ends in {ending}, and an export is a folder or a .keras file; give one, or a / at the "
+            "end of a folder of this name"
+        )
+    _check_output(path, folder=ending != ".keras")
 
 
 def _check_predictions(config: Config) -> None:
@@ -113,6 +119,8 @@ def _check_output(path: str, folder: bool = False) -> None:
     """Raises `UsageError` where a file is there already, or can't be made; or, of a folder, none can be made in it."""
     if not folder and os.path.lexists(path):
         raise UsageError(f"--output: {path} exists; remove it or use another --output")
+    if not folder and not os.path.isdir(os.path.dirname(path)):
+        raise UsageError(f"--output={path}: there is no folder {os.path.dirname(path)}; make it, or correct the path")
     paths.check_writable("output", path if folder else os.path.dirname(path))
 
 
@@ -285,6 +293,10 @@ def check_without_evaluation(config: Config) -> None:
 def _check_checkpoints(config: Config) -> None:
     """Checks that there is something to evaluate or export; reading it shows whether it is whole."""
     which = config.eval_checkpoint
+    if which == "all" and config.mode != "eval":
+        raise UsageError(
+            f"--eval_checkpoint=all is for --mode=eval, and --mode={config.mode} takes one; give latest, best or a step"
+        )
     steps = checkpoint_steps(config.run_dir, which)
     if not steps:
         raise UsageError(f"--run_dir={config.run_dir} has no checkpoint in {NAMES.folder(which)}/; train first")

@@ -498,7 +498,7 @@ class Flags:
     eval_checkpoint: str = _modes(
         _string,
         "latest",
-        "eval, export, predict, generate: latest, best, all, or a step.",
+        "eval, export, predict, generate: latest, best, or a step; eval: all, too.",
         wants="latest, best, all, or a step",
         rule=rules.matching("latest|best|all|\\d+", "it is not a step either"),
         use=("mode", "eval", "export", "predict", "generate"),

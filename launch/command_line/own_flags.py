@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from absl import flags
+from absl.testing import flagsaver
 
 from ..errors import UsageError, nearest
 from . import given, help, rules
+from .flags import GROUPS
 
 
 def read(
@@ -80,6 +82,27 @@ def program_of(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
             "and a module's name"
         )
     return (first,), rest
+
+
+def check_of_tasks(words: Sequence[str], has_own: bool) -> None:
+    """Raises `UsageError` for a mistake in what the tasks are given; no file that a flag names is read.
+
+    Args:
+      words: flags of crankshaft train.
+      has_own: whether the tasks' program may have flags of its own too.
+    """
+    read_there = ("--flagfile", "-flagfile", "--config", "-config")
+    with flagsaver.flagsaver():
+        flags.FLAGS.set_gnu_getopt(True)
+        try:
+            rest = flags.FLAGS(["task", *(word for word in words if word.partition("=")[0] not in read_there)], has_own)
+        except flags.UnrecognizedFlagError as error:
+            near = nearest(error.flagname, [name for names in GROUPS.values() for name in names], "see --help")
+            raise UsageError(f"--{error.flagname} is unknown to crankshaft train; {near}") from None
+        except flags.Error as error:
+            raise rules.explain(error, flags.FLAGS) from None
+    if len(rest) > 1 and not has_own:
+        raise UsageError(f"{rest[1]!r} is not a flag of crankshaft train; write --NAME=VALUE")
 
 
 def _described(flag: flags.Flag) -> str:

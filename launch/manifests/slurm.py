@@ -40,8 +40,9 @@ fi
 exit $$code
 """
 )
-_UNITS = {"": 1 / 2**20, "k": 1e3 / 2**20, "Ki": 1 / 2**10, "M": 1e6 / 2**20, "Mi": 1, "G": 1e9 / 2**20, "Gi": 2**10}
-_UNITS |= {"T": 1e12 / 2**20, "Ti": 2**20, "m": 1e-3 / 2**20}
+_UNITS = {None: 1 / 2**20, "k": 1e3 / 2**20, "Ki": 1 / 2**10, "M": 1e6 / 2**20, "Mi": 1, "G": 1e9 / 2**20, "Gi": 2**10}
+_UNITS |= {"T": 1e12 / 2**20, "Ti": 2**20}
+QUANTITY = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)([kMGT]i?)?")
 
 
 def script(job: Job) -> str:
@@ -50,13 +51,14 @@ def script(job: Job) -> str:
         name=job.name,
         tasks=sum(job.kinds.values()),
         cpus=job.cpus,
-        memory_mb=max(1, round(_mebibytes(job.memory) / job.cpus)),
+        memory_mb=max(1, round(mebibytes(job.memory) / job.cpus)),
         gpus=f"#SBATCH --gpus-per-task={job.gpus_per_worker}\n" if job.gpus_per_worker else "",
         time=job.time,
         command=" \\\n  ".join([shlex.join(job.start), *map(shlex.quote, job.command[len(job.start) :])]),
     )
 
 
-def _mebibytes(quantity: str) -> float:
-    number, unit = re.fullmatch(r"([\d.]+)(\D*)", quantity).groups()  # as the flag's rule has checked
+def mebibytes(quantity: str) -> float:
+    """Returns a `QUANTITY` of memory in MiB."""
+    number, unit = QUANTITY.fullmatch(quantity).groups()
     return float(number) * _UNITS[unit]

@@ -54,8 +54,7 @@ def restored(session: Session) -> Iterator[Manifest]:
     A checkpoint that a live run removes meanwhile is left out; for `latest` and `best` there is a newer one then.
     """
     config = session.config
-    one = config.mode in ("export", "predict", "generate")
-    which = "latest" if one and config.eval_checkpoint == "all" else config.eval_checkpoint
+    which = config.eval_checkpoint
     checkpoints = session.best if which == "best" else session.checkpoints
     count = 0
     if which in ("latest", "best"):

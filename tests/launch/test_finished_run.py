@@ -57,6 +57,10 @@ def test_eval_is_over_every_example_whatever_the_batch(digits_run, inside, tmp_p
 
 def test_export_gives_the_same_outputs_in_another_process(digits_run, inside, tmp_path):
     run_dir, _ = digits_run
+    refused = inside("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/served.txt").mistake
+    assert refused.startswith(
+        f"--output={tmp_path}/served.txt ends in .txt, and an export is a folder or a .keras file"
+    )
     outcome = inside("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/served").ok()
     folder = tmp_path / "served" / "50"
     assert f"SavedModel of step 50, checkpoints/ckpt-50: {folder}" in outcome.out

@@ -141,6 +141,11 @@ def test_a_task_is_started_as_python_starts_it(capsys, words):
     assert f"\n  {' '.join(start)} \\\n  --model=mlp \\\n" in printed(capsys, "slurm", "--", *words, *RUN)
 
 
+def test_files_that_the_tasks_read_need_not_be_here(capsys):
+    words = ("--run_dir=/r", "--config=/nowhere/a.yaml", "--flagfile=/nowhere/b", "--data_dir=/nowhere")
+    assert "--flagfile=/nowhere/b" in printed(capsys, "slurm", "--time=1-23:59:59", "--memory=1.5Gi", "--", *words)
+
+
 def test_words_reach_a_task_of_slurm_as_they_were_given(capsys, tmp_path):
     text = printed(capsys, "slurm", "--memory=3Gi", "--cpus=2", "--", "my.py", *HOSTILE)
     assert "#SBATCH --mem-per-cpu=1536M" in text
@@ -177,6 +182,39 @@ MISTAKES = {
     "an evaluator alone": (["slurm", "--evaluator", "--", *RUN], "--evaluator is for --ps=N"),
     "a name with a newline": (["slurm", "--name=a\nb", "--", *RUN], "small letters, digits and hyphens"),
     "a time of another form": (["slurm", "--time=soon", "--", *RUN], "e.g. 12:00:00"),
+    "an image for Slurm": (
+        ["slurm", "--image=a", "--", *RUN],
+        "--image has no use with crankshaft manifest slurm; leave",
+    ),
+    "a claim for Slurm": (["slurm", "--claim=a", "--", *RUN], "--claim has no use with"),
+    "a time for pods": (["jobset", "--image=a", "--time=12:00:00", "--", *RUN], "--time has no use with"),
+    "workers for a file": (["dockerfile", "--workers=3"], "--workers has no use with"),
+    "a command for a file": (["dockerfile", "--", *RUN], "'--model=mlp' has no use with"),
+    "61 minutes": (["slurm", "--time=1:61:00", "--", *RUN], "--time=1:61:00 can't be used: it is not a time"),
+    "25 hours of a day": (["slurm", "--time=1-25:00:00", "--", *RUN], "it is not a time"),
+    "no time": (["slurm", "--time=0:00:00", "--", *RUN], "it is less than the 5 minutes that tasks need"),
+    "time to save alone": (["slurm", "--time=0:02:00", "--", *RUN], "it is less than the 5 minutes that tasks need"),
+    "no memory": (
+        ["slurm", "--memory=0Gi", "--", *RUN],
+        "--memory=0Gi can't be used: it is not a quantity from 64Mi to",
+    ),
+    "thousandths of bytes": (
+        ["slurm", "--memory=8000m", "--", *RUN],
+        "it is not a quantity from 64Mi to 16Ti, e.g. 8Gi",
+    ),
+    "bytes": (["slurm", "--memory=8", "--", *RUN], "it is not a quantity"),
+    "all memory there is": (["slurm", "--memory=99999Ti", "--", *RUN], "it is not a quantity"),
+    "an image of two words": (["jobset", "--image=a b", "--", *RUN], "--image=a b can't be used: it is not an image"),
+    "a wrong value": (["slurm", "--", *RUN, "--train_epochs=-1"], "--train_epochs=-1 can't be used: it takes a number"),
+    "a wrong value of a script": (
+        ["slurm", "--", "a.py", "--own=1", "--run_dir=/r", "--seed=x"],
+        "--seed=x can't be used",
+    ),
+    "an unknown flag": (
+        ["slurm", "--", *RUN, "--train_epoch=3"],
+        "unknown to crankshaft train; did you mean train_epochs",
+    ),
+    "a word": (["slurm", "--", *RUN, "train"], "'train' is not a flag of crankshaft train"),
     "a flag of the tasks": (["slurm", "--seed=1", "--", *RUN], "--seed is a flag of the tasks"),
 }
 
