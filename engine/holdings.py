@@ -93,7 +93,8 @@ class Holdings:
     @cached_property
     def kept_by_replicas(self) -> list[tf.Variable]:
         """What layers and steps assign that each replica keeps for itself: the state of stateful layers, and others."""
-        return [*keras.states_of(self.layers.values()), *filter(per_replica.differs, self.own_state.values())]
+        states = map(tf_variable, keras.states_of(self.layers.values()))
+        return [*states, *filter(per_replica.differs, self.own_state.values())]
 
     @cached_property
     def undeclared(self) -> list[tf.Variable]:
@@ -129,6 +130,27 @@ class Holdings:
     def steady_variables(self) -> list[tf.keras.Variable]:
         """The layers' float variables that a forward pass leaves as they are: all but moving statistics."""
         return keras.steady_variables(list(self.layers.values()))
+
+    @property
+    def moved_variables(self) -> list[tf.keras.Variable]:
+        """The layers' variables that a forward pass may assign: moving statistics, counts, stateful layers' states."""
+        layers = self.layers.values()
+        return [*keras.moved_variables(layers), *keras.states_of(layers)]
+
+    @property
+    def added_to(self) -> list[tf.Variable]:
+        """The untrained variables of which no worker's value will do, since what each adds counts.
+
+        A declared aggregation of the first replica's value says that any will do; so does the code of Keras's layers,
+        but of batch normalisation.
+        """
+        layers = [each for each in keras.all_layers_in(self.layers.values()) if keras.keeps_means(each)]
+        others = [each for each in layers if not isinstance(each, tf.keras.layers.BatchNormalization)]
+        any_will_do = {id(v.value) for layer in others for v in keras.own_untrained(layer)}
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        any_will_do |= {key for key, each in self._declared.items() if each.by == first}
+        variables = [*self.own_state.values(), *map(tf_variable, keras.states_of(self.layers.values()))]
+        return [each for each in variables if id(each) not in any_will_do]
 
     def step_form(self) -> tuple:
         """Returns what a training step that is traced now depends on: what is frozen, and the optimizers' settings.

@@ -14,6 +14,7 @@ from .checkpoints import Manifest, Part, graph
 from .data.position import Position
 from .freezing import Freezing
 from .holdings import Holdings
+from .internals.graphs import Assignments
 from .internals.tensorflow import TrackableNode, variables_read
 from .internals.variables import key_of, path_of, tf_variable
 from .optimizers.averaging import WeightAverage
@@ -123,6 +124,22 @@ class TrainState:
         held = self.trainer.holdings
         undeclared = [each for each in held.undeclared if id(each) not in averaged]
         aggregation.check(graph, batch, replicas, held.aggregated, undeclared, held.kept_by_replicas)
+
+    def check_added(self, graph: tf.Graph) -> None:
+        """Checks that a step on servers, which others take too, only adds to its variables, or replaces them.
+
+        Raises:
+          ValueError: it assigns one what it has computed from its value.
+        """
+        assigned = Assignments(graph)
+        for variable in self.trainer.holdings.added_to:
+            if assigned.from_itself(variable.handle):
+                raise ValueError(
+                    f"{path_of(variable)} {variable.shape.as_list()}: the step assigns what it has computed from its "
+                    "value, which other workers change meanwhile, so updates would be lost; use assign_add (a layer "
+                    "that compute_gradients or minimize calls may also assign a multiple of the value plus something), "
+                    "or make it with aggregation='only_first_replica' if any worker's value will do"
+                )
 
     @contextlib.contextmanager
     def kept(self):

@@ -128,13 +128,24 @@ class Assignments:
         """Returns whether all that is assigned to a variable is its value plus what does not depend on that."""
         for op, place in self._found.get(id(handle), ()):
             if op.type == "AssignVariableOp":
-                reads = [o for o in place.graph.get_operations() if o.type == "ReadVariableOp"]
-                own = [o.outputs[0] for o in reads if self._handle(o.inputs[0], place) == id(handle)]
-                if dependence(op.inputs[1], own) != ADDS:
+                if self._kind(op, place, handle) != ADDS:
                     return False
             elif op.type not in ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd"):
                 return False
         return True
+
+    def from_itself(self, handle: tf.Tensor) -> bool:
+        """Returns whether a variable is assigned what was computed from its value, in place of adding to it."""
+        return any(
+            op.type == "AssignVariableOp" and self._kind(op, place, handle) != FREE
+            for op, place in self._found.get(id(handle), ())
+        )
+
+    def _kind(self, op: tf.Operation, place: _Place, handle: tf.Tensor) -> str:
+        """Returns how what is assigned to a variable depends on its value."""
+        reads = [each for each in place.graph.get_operations() if each.type == "ReadVariableOp"]
+        own = [each.outputs[0] for each in reads if self._handle(each.inputs[0], place) == id(handle)]
+        return dependence(op.inputs[1], own)
 
     def _outside(self, tensor: tf.Tensor, place: _Place) -> tuple[tf.Tensor, _Place]:
         """Follows what a called graph was given to where it was computed."""

@@ -18,6 +18,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.losses import loss as loss_module
 
+from . import graphs
 from .variables import assign_local, own_copy, read_local, tf_variable
 
 # A layer's attributes that are lists: all its layers and variables, in the order in which they were added.
@@ -88,14 +89,18 @@ def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variab
     Those that a layer made as non-trainable. Frozen weights are not among them, nor is what a frozen
     `BatchNormalization` or an adapted `Normalization` holds: a mean over replicas would round constants.
     """
-    variables = {}
+    moved = {id(each.value): each.value for each in moved_variables(layers)}
+    return [variable for variable in moved.values() if variable.dtype.is_floating]
+
+
+def moved_variables(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
+    """Returns the variables, of any type, of which `moving_statistics` are the float ones."""
+    variables: list[tf.keras.Variable] = []
     for layer in all_layers_in(layers):
         constant = isinstance(layer, tf.keras.layers.Normalization)
         constant |= isinstance(layer, tf.keras.layers.BatchNormalization) and not layer.trainable
-        for variable in () if constant else own_untrained(layer):
-            if variable.value.dtype.is_floating:
-                variables[id(variable.value)] = variable.value
-    return list(variables.values())
+        variables += () if constant else own_untrained(layer)
+    return variables
 
 
 def keeps_means(layer: tf.keras.layers.Layer) -> bool:
@@ -105,11 +110,11 @@ def keeps_means(layer: tf.keras.layers.Layer) -> bool:
     return module.split(".")[0] in ("keras", ours) or isinstance(layer, tf.keras.layers.BatchNormalization)
 
 
-def states_of(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variable]:
+def states_of(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
     """Returns what stateful layers end a batch with and begin the next one with."""
     stateful = [layer for layer in all_layers_in(layers) if getattr(layer, "stateful", False)]
     states = [each for layer in stateful for each in tf.nest.flatten(getattr(layer, "states", None))]
-    return [tf_variable(each) for each in states if isinstance(each, tf.keras.Variable)]
+    return [each for each in states if isinstance(each, tf.keras.Variable)]
 
 
 def values(variables: Iterable[tf.keras.Variable]) -> list[tf.Tensor]:
@@ -121,6 +126,9 @@ def values(variables: Iterable[tf.keras.Variable]) -> list[tf.Tensor]:
 @contextlib.contextmanager
 def computing_with(values: Sequence[tuple], variables: Sequence = (), tape: tf.GradientTape | None = None):
     """Makes layers compute with values of variables, within. What they assign is assigned in the end.
+
+    Others may have changed a variable meanwhile: a multiple of its value plus something is added to what it is then, as
+    a difference. Anything else replaces it.
 
     Yields:
       What `tape` is to be asked for gradients of: for each of `variables` its value here, or itself.
@@ -135,6 +143,16 @@ def computing_with(values: Sequence[tuple], variables: Sequence = (), tape: tf.G
             tape.watch([source for source in sources if isinstance(source, tf.Tensor)])
         yield sources
     for variable, value in scope.assigned.values():
+        if variable.dtype != "uint32":  # a generator's state, which each step sets
+            _assign(variable, value, by_id.get(id(variable)))
+
+
+def _assign(variable: tf.keras.Variable, value: tf.Tensor, before: tf.Tensor | None) -> None:
+    kind = graphs.FREE if before is None else graphs.dependence(value, [before])
+    own = variable.value  # a tensor, where this is within another scope
+    if kind in (graphs.ADDS, graphs.AFFINE) and isinstance(own, tf.Variable):
+        own.assign_add(value - before, read_value=False)
+    else:
         variable.assign(value)
 
 

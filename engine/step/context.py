@@ -39,14 +39,21 @@ class Readings:
     Attributes:
       loss_scale: scalar float32, what the step's losses are multiplied by; None is 1.
       variables: Keras variables with their values, where reading each would take a message to a server.
+      moved: Keras variables that layers may assign, each read where the layers begin to compute.
       progress: by the `id` of an optimizer what its `read_progress` gave, float64 [2]: its next update takes it.
       summed: by the `id` of a variable to which replicas add, its value: see `Reduction.values_before`.
     """
 
     loss_scale: tf.Tensor | None = None
     variables: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()
+    moved: Sequence[tf.keras.Variable] = ()
     progress: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     summed: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+
+    @property
+    def stand_in(self) -> bool:
+        """Whether layers compute with values that were read, in place of their variables."""
+        return bool(self.variables or self.moved)
 
 
 @dataclasses.dataclass(eq=False)
@@ -150,8 +157,11 @@ class StepContext:
 
     @property
     def values(self) -> list[tuple[tf.keras.Variable, tf.Tensor]]:
-        """What layers compute with in place of their variables: empty where they read these."""
-        return [*self.readings.variables, *self.layer_states] if self.readings.variables else []
+        """What layers compute with in place of their variables, some of it read now; empty where they read these."""
+        if not self.readings.stand_in:
+            return []
+        moved = [(each, tf.identity(each.value)) for each in self.readings.moved]
+        return [*self.readings.variables, *moved, *self.layer_states]
 
     def shares(self, count: int) -> Callable[[int | tf.Tensor], contextlib.AbstractContextManager]:
         """Divides what this replica computes into shares that draw independently, such as micro-batches.
@@ -170,7 +180,7 @@ class StepContext:
         @contextlib.contextmanager
         def share(number):
             own = dataclasses.replace(self, share=self.share * count + number, drawn=Counter(drawn))
-            own.seed_layers(assigns=not self.readings.variables)
+            own.seed_layers(assigns=not self.readings.stand_in)
             with own:
                 yield
             self.drawn |= own.drawn  # the larger number of each kind: what follows draws what no share has drawn

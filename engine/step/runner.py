@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import tensorflow as tf
 from absl import logging
 
 from ..internals import graphs, keras
 from ..internals.tensorflow import is_only_replica, replica_id
-from ..internals.variables import assign_local, read_local
+from ..internals.variables import assign_local, read_local, server_of
 from ..mesh.mesh import Mesh
 from ..metrics.means import folded
 from .applied import Applied
@@ -105,14 +105,10 @@ class StepRunner:
         before = [(each, read_local(each)) for each in variables.values()]
 
         def put_back(metrics: dict) -> None:
-            for variable, value in before:  # chosen by value: a condition would have the host wait for a GPU
-                moved = read_local(variable)
-                if id(variable) in with_examples:
-                    moved = tf.where(present, moved, value)
-                if "skipped" in metrics:
-                    moved = tf.where(metrics["skipped"].total == 0.0, moved, value)
-                with tf.name_scope(graphs.ENGINES_OWN):
-                    assign_local(variable, moved)
+            for variable, value in before:
+                counts = [present] if id(variable) in with_examples else []
+                counts += [metrics["skipped"].total == 0.0] if "skipped" in metrics else []
+                _put_back(variable, value, counts)
 
         return put_back
 
@@ -144,7 +140,7 @@ class StepRunner:
     @contextlib.contextmanager
     def _evaluation(self, step, present, observed, batch_number, readings=None) -> Iterator[None]:
         with self._context(step, present, observed, batch_number, readings) as context:
-            context.seed_layers(assigns=not context.readings.variables)
+            context.seed_layers(assigns=not context.readings.stand_in)
             with keras.computing_with(context.values):
                 yield
 
@@ -165,3 +161,20 @@ class StepRunner:
         )
         with context, keras.undivided_losses():
             yield context
+
+
+def _put_back(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf.Tensor]) -> None:
+    """Assigns a variable its value of before, unless all `counts` are true."""
+
+    def assign(value) -> None:
+        with tf.name_scope(graphs.ENGINES_OWN):
+            assign_local(variable, value)
+
+    if server_of(variable):  # others change it too, so it is left alone where it can be
+        for each in counts:
+            tf.cond(each, lambda: None, lambda: assign(value))
+        return
+    moved = read_local(variable)  # chosen by value: a condition would have the host wait for a GPU
+    for each in counts:
+        moved = tf.where(each, moved, value)
+    assign(moved)

@@ -125,11 +125,17 @@ class Pull:
       variables: Keras variables.
       reduce_dtype: what they travel as.
       optimizers: the engine's.
+      moved: Keras variables that layers may assign, which steps read themselves.
     """
 
     def __init__(
-        self, variables: Sequence[tf.keras.Variable], reduce_dtype: tf.DType, optimizers: Sequence[Optimizer] = ()
+        self,
+        variables: Sequence[tf.keras.Variable],
+        reduce_dtype: tf.DType,
+        optimizers: Sequence[Optimizer] = (),
+        moved: Sequence[tf.keras.Variable] = (),
     ):
+        self._moved = moved
         floats = [each for each in variables if tf_variable(each).dtype == tf.float32]
         placed = [(server_of(tf_variable(each)), each) for each in floats]
         progressing = [(server_of(optimizer.iterations), optimizer) for optimizer in optimizers]
@@ -161,7 +167,7 @@ class Pull:
             counts = [tf.bitcast(lanes, tf.float64) for lanes in counts]
             progress.update(zip(map(id, optimizers), counts, strict=True))
             pairs += zip(variables, parts, strict=True)
-        return Readings(variables=pairs, progress=progress)
+        return Readings(variables=pairs, moved=self._moved, progress=progress)
 
 
 class LeaseLoop(InnerLoop):

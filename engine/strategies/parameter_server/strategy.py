@@ -302,7 +302,8 @@ class ParameterServer(Measured):
         self._eval_loop = eval_feed and self._evaluation_loop(eval_feed, lambda step: step % steps)
 
     def _evaluation_loop(self, feed: Feed, batch_number: Callable[[tf.Tensor], tf.Tensor]) -> LeaseLoop:
-        pull, runner, state = Pull(self._holdings.steady_variables, tf.float32), self._runner, self._state
+        held, runner, state = self._holdings, self._runner, self._state
+        pull = Pull(held.steady_variables, tf.float32, moved=held.moved_variables)
 
         def eval_step(batch, step, observed, pulled):
             number, done = batch_number(step), tf.identity(state.step_variable)
@@ -332,11 +333,14 @@ class ParameterServer(Measured):
 
     def train_loop(self, jit: bool = False) -> UpdateLoop:
         held, runner = self._holdings, self._runner
-        pull = Pull(held.steady_variables, held.trainer.reduction.reduce_dtype, list(held.optimizers.values()))
+        reduce_dtype, optimizers = held.trainer.reduction.reduce_dtype, list(held.optimizers.values())
+        pull = Pull(held.steady_variables, reduce_dtype, optimizers, held.moved_variables)
 
         def train_step(batch, step, observed, pulled):
             metrics = runner.train_step(batch, step, observed, pull.readings(pulled))
-            self._state.check_held(metrics["loss"].total.graph)
+            graph = metrics["loss"].total.graph
+            self._state.check_held(graph)
+            self._state.check_added(graph)
             return metrics
 
         counters, form = self._leases.counters, held.step_form

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
+from crankshaft.engine.internals import keras
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
@@ -230,3 +231,33 @@ def test_state_that_each_replica_keeps_is_saved_for_each(bench, tmp_path, traine
     made.train(12)
     for there, here in zip(wanted, made.arrays(), strict=True):
         np.testing.assert_array_equal(there, here)
+
+
+@pytest.mark.parametrize(
+    ("value", "by", "is_error"),
+    [
+        (lambda v, x: 0.5 * v + tf.reduce_sum(x), "none", False),
+        (lambda v, x: v - 0.1 * (v - tf.reduce_sum(x)), "none", False),
+        (lambda v, x: tf.reduce_sum(x), "none", False),
+        (lambda v, x: tf.maximum(v, tf.reduce_max(x)), "only_first_replica", False),
+        (lambda v, x: tf.maximum(v, tf.reduce_max(x)), "none", True),
+        (lambda v, x: v * v, "sum", True),
+        (lambda v, x: 1.0 / v, "none", True),
+        (lambda v, x: tf.where(x[0, 0] > 0, v, 0.0), "none", True),
+    ],
+)
+def test_on_servers_a_layer_moves_its_state_by_differences_or_is_refused(bench, value, by, is_error):
+    made = bench(of(assigning(value, by)), DATA, 5, 1)
+    moved = made.trainer.holdings.moved_variables
+
+    @tf.function(autograph=False)
+    def step(x):
+        with keras.computing_with([(each, tf.identity(each.value)) for each in moved]):
+            made.trainer.model(x, training=True)
+
+    graph = step.get_concrete_function(FEATURES).graph
+    if is_error:
+        with pytest.raises(ValueError, match=r"state.*assign_add"):
+            made.state.check_added(graph)
+    else:
+        made.state.check_added(graph)
