@@ -249,6 +249,29 @@ def test_data_that_is_handed_in_is_read_in_its_order_and_a_dataset_goes_on_where
     assert made == [*range(6)]
 
 
+def test_examples_that_the_runs_own_model_labels_are_made_once_and_as_they_are_trained_on():
+    """The generator can be read again, and its calls of the run leave the program's generators alone."""
+    made = []
+
+    def labelled():
+        for number in range(40):
+            made.append(number)
+            yield POINTS[number], held.predict(POINTS[number : number + 1])[0]
+
+    spec = tf.TensorSpec([3]), tf.TensorSpec([1])
+    stream = tf.data.Dataset.from_generator(labelled, output_signature=spec)
+    np.random.seed(3)  # noqa: NPY002
+    wanted = np.random.random()  # noqa: NPY002
+    np.random.seed(3)  # noqa: NPY002
+    with open_run(Straight, **{**ASKED, "global_batch_size": 8, "mode": "train"}) as held:
+        losses = [held.train(data=stream, steps=steps)["loss"] for steps in (3, 1)]
+        assert made == [*range(32)]
+        assert held.train(data=stream, steps=2)["loss"] < 1e-9
+    np.testing.assert_allclose(losses, 0.0, atol=1e-9)
+    assert made == [*range(40), *range(8)]
+    assert np.random.random() == wanted  # noqa: NPY002
+
+
 MISTAKES = {
     "both": (lambda r: r.train(steps=1, epochs=1), "train(steps=1, epochs=1): both are given; use one of them"),
     "no length": (lambda r: r.train(), "train(): how long? give steps or epochs, or open the run with train_steps"),
