@@ -71,10 +71,22 @@ def run(
         return run_within(trainer_class, data=data, hooks=hooks, may_change=may_change, **keywords)
 
 
-def run_within(trainer_class=None, *, data=None, hooks=(), may_change=(), **keywords) -> Run:
-    """Runs a model as `run` does; its caller turns exceptions into lines (`explanations.as_lines`)."""
+def run_within(
+    trainer_class=None,
+    *,
+    data=None,
+    hooks=(),
+    may_change=(),
+    once_failed: Callable[[Run], None] | None = None,
+    **keywords,
+) -> Run:
+    """Runs a model as `run` does; its caller turns exceptions into lines (`explanations.as_lines`).
+
+    `once_failed` is called with a run that an error ends.
+    """
+    failed = (lambda held: once_failed(_run_of(held))) if once_failed else None
     with flagsaver.flagsaver():
-        held = perform(_asked(trainer_class, data, may_change, keywords), data, hooks)
+        held = perform(_asked(trainer_class, data, may_change, keywords), data, hooks, failed)
     if held.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(held.code - 128)
     return _run_of(held)

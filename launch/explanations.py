@@ -19,6 +19,7 @@ from .command_line.flags import ABOUT, GROUPS
 from .errors import EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError, UsageError
 
 _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN = tuple(os.path.join(_HOUSE, room, "") for room in ("engine", "models", "input", "launch"))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 
 _LABEL = re.compile(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)")  # a kernel's, on CPUs
@@ -34,6 +35,8 @@ _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryErr
 def as_lines(names: Mapping[str, str] | None = None) -> Iterator[None]:
     """Turns what the body raises into `UsageError` or `RunError`: the border of what programs call in Python.
 
+    What the program's own code has raised, in a hook, a callback or its data, is raised as it is.
+
     Args:
       names: the caller's arguments by the flags that they set, where they have other names.
     """
@@ -43,6 +46,8 @@ def as_lines(names: Mapping[str, str] | None = None) -> Iterator[None]:
         error.args = (with_keywords(str(error), names or {}),)
         raise
     except Exception as error:
+        if _is_of_program(error):
+            raise
         code, line = explain(error, has_debug=False)  # its cause has the traceback
         raise (UsageError if code == EXIT_USAGE else RunError)(with_keywords(line, names or {})) from error
 
@@ -217,8 +222,20 @@ def _is_our_check(error: Exception) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return False
-    rooms = tuple(os.path.join(_HOUSE, room, "") for room in ("engine", "models", "input", "launch"))
-    return os.path.abspath(frames[-1].filename).startswith(rooms) and (frames[-1].line or "").startswith("raise")
+    return os.path.abspath(frames[-1].filename).startswith(_OWN) and (frames[-1].line or "").startswith("raise")
+
+
+def _is_of_program(error: Exception) -> bool:
+    """Returns whether the program's own code raised an error, or what it called, other than as a step was traced."""
+    if isinstance(error, (UnavailableError, InputError, SourceError, ClusterError)):
+        return False
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = os.path.abspath(frame.filename)
+        if f"{os.sep}tensorflow{os.sep}python{os.sep}" in path:
+            return False
+        if not path.startswith(_OWN) and not any(part in frame.filename for part in _LIBRARIES):
+            return True
+    return False
 
 
 def _users_frame(error: Exception) -> str | None:

@@ -72,7 +72,8 @@ def fit(
     """Trains a compiled Keras model with the names and defaults of its own `fit`, and returns the run.
 
     The model has the trained weights afterwards, its optimizer its state, so that a second call goes on from there, and
-    `history.history` of the run is Keras's. A mistake is a `UsageError`, of one line.
+    `history.history` of the run is Keras's. A mistake is a `UsageError`, of one line. What a callback, a hook or the
+    data raises reaches the caller as it is, and the model then has the weights trained so far.
 
     Args:
       model: compiled; or a function that makes it, for strategies of several processes, which must exist first.
@@ -154,10 +155,20 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
             **arguments.flags,
         }
         data = None if is_named else functools.partial(_data, arguments)
-        run = api.run_within(arguments.trainer_class, data=data, hooks=[*arguments.hooks, hook], **said)
+
+        def hand_over_weights(run: api.Run) -> None:
+            if is_model:
+                hand_over(run.trainer, run.model, arguments.model)
+
+        run = api.run_within(
+            arguments.trainer_class,
+            data=data,
+            hooks=[*arguments.hooks, hook],
+            once_failed=hand_over_weights,
+            **said,
+        )
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
-    if is_model:
-        hand_over(run.trainer, run.model, arguments.model)
+    hand_over_weights(run)
     if removes and run._held.config.writes_run and not run._held.code:
         backups[0].on_train_end()  # which removes the folder
         run.run_dir = None

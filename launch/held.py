@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import logging
@@ -31,13 +31,25 @@ from .run import results
 _START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
 
 
-def perform(config: Config, data, hooks: Sequence) -> Held:
-    """Does what a checked configuration asks for, and writes its result. Errors are raised as they come."""
+def perform(config: Config, data, hooks: Sequence, once_failed: Callable[[Held], None] | None = None) -> Held:
+    """Does what a checked configuration asks for, and writes its result. Errors are raised as they come.
+
+    `once_failed` is called with a run that an error ends, while it can still be read.
+    """
     held = Held(config)
     held.open(data, hooks)
     if held.session is not None:
-        with held, held.at_work():
-            held.do_all()
+        with held:
+            try:
+                with held.at_work():
+                    held.do_all()
+            except BaseException:
+                if once_failed:
+                    try:
+                        once_failed(held)
+                    except Exception as error:  # what has ended the run is to be told
+                        logging.warning("the weights trained so far are not handed over: %s", error)
+                raise
     return held
 
 

@@ -21,7 +21,7 @@ from absl.testing import flagsaver
 
 import crankshaft
 from crankshaft import RunError, Trainer, UsageError, load_model, mean, run
-from crankshaft.engine.hooks import every_epoch
+from crankshaft.engine.hooks import every_epoch, every_steps
 from crankshaft.engine.machine.events import read
 from tests.engine.hooks.tensorboard.boards import scalars
 from tests.waiting import PATIENCE
@@ -268,6 +268,27 @@ def test_a_failure_is_one_line_with_its_cause():
     assert isinstance(raised.value.__cause__, RuntimeError)
     with pytest.raises(RunError, match="loss"):
         run(Plane, data=data, train_steps=20, optimizer="sgd", learning_rate=1e30, **QUIET)
+
+
+class Pruned(Exception):
+    """What ends a trial of a search."""
+
+
+@pytest.mark.parametrize("where", ["hook", "data", "source"])
+def test_what_the_programs_own_code_raises_reaches_it_as_it_is(where):
+    def prune(*_):
+        raise Pruned("the trial is worse than others")
+
+    class Pruning(crankshaft.Source):
+        element_spec = (crankshaft.Spec((3,), np.float32), crankshaft.Spec((1,), np.float32))
+        read = prune
+
+        def __len__(self):
+            return 64
+
+    asked = {"hook": {"data": data, "hooks": [every_steps(1, prune)]}, "data": {"data": prune}}
+    with pytest.raises(Pruned, match="worse than others"):
+        run(Plane, train_steps=9, **QUIET, **asked.get(where, {"data": lambda: (Pruning(), None), "mode": "train"}))
 
 
 def test_keywords_are_the_flags(tmp_path):

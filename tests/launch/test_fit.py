@@ -147,6 +147,43 @@ def trained(fit, make, data, **more):
     return model, fit(model, **data, **how, **more)
 
 
+class Enough(Exception):
+    """What a search's callback raises to end a trial."""
+
+
+class EndsIn(keras.callbacks.Callback):
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == self.epoch:
+            raise Enough
+
+
+@pytest.mark.parametrize("where", [{}, {"strategy": "mirrored", "num_virtual_devices": 2}], ids=["one", "replicas"])
+def test_what_a_callback_raises_reaches_the_caller_and_the_model_keeps_its_weights(where):
+    models = []
+    for fit, more in ((keras.Model.fit, {}), (crankshaft.fit, {"jit": "off", **where})):
+        keras.utils.set_random_seed(1)
+        models.append(mlp())
+        with pytest.raises(Enough):
+            fit(
+                models[-1],
+                **mlp_data(),
+                batch_size=BATCH,
+                epochs=9,
+                shuffle=False,
+                verbose=0,
+                callbacks=[EndsIn(3)],
+                **more,
+            )
+    theirs, ours = models
+    for mine, wanted in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-5, atol=1e-6)
+    assert int(ours.optimizer.iterations.numpy()) == 4 * 5
+
+
 def by_us(model, **how):
     return crankshaft.fit(model, jit="off", **how).history
 
