@@ -155,24 +155,20 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
             **arguments.flags,
         }
         data = None if is_named else functools.partial(_data, arguments)
-
-        def hand_over_weights(run: api.Run) -> None:
-            if is_model:
-                hand_over(run.trainer, run.model, arguments.model)
-
-        run = api.run_within(
-            arguments.trainer_class,
-            data=data,
-            hooks=[*arguments.hooks, hook],
-            once_failed=hand_over_weights,
-            **said,
-        )
+        hands_over = functools.partial(_hand_over, arguments.model)
+        hooks = [*arguments.hooks, hook]
+        run = api.run_within(arguments.trainer_class, data=data, hooks=hooks, once_failed=hands_over, **said)
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
-    hand_over_weights(run)
+    hands_over(run)
     if removes and run._held.config.writes_run and not run._held.code:
         backups[0].on_train_end()  # which removes the folder
         run.run_dir = None
     return run
+
+
+def _hand_over(model: tf.keras.Model | Callable[..., tf.keras.Model], run: api.Run) -> None:
+    if isinstance(model, tf.keras.layers.Layer):
+        hand_over(run.trainer, run.model, model)
 
 
 def _backs_up(backup: tf.keras.callbacks.BackupAndRestore, arguments: types.SimpleNamespace) -> bool:
