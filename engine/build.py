@@ -12,6 +12,7 @@ import tensorflow as tf
 from . import optimizers
 from .freezing import Freezing
 from .holdings import Holdings
+from .internals import keras
 from .internals.variables import path_of
 from .optimizers.averaging import WeightAverage
 from .optimizers.loss_scale import DynamicLossScale
@@ -98,6 +99,8 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
     inputs = tf.nest.map_structure(lambda x: tf.keras.Input(x.shape[1:], dtype=tf.as_dtype(x.dtype)), features)
     try:
         model(inputs)
+        if not all(each.built for each in keras.layers_in(model)):
+            model(inputs, training=True)  # which may call more layers, such as an auxiliary head
     except (TypeError, ValueError) as error:  # as the model's first layer has it
         if isinstance(model, tf.keras.Sequential) and isinstance(features, (dict, tuple)):
             names = ", ".join(name for name, _ in batches.fields((features,)).named())

@@ -121,10 +121,14 @@ class Holdings:
         return [*variables.values(), *self.shards]
 
     @property
+    def variables(self) -> list:
+        """The variables among the attributes themselves, Keras's or TensorFlow's, of no layer or table."""
+        return [*held(self.trainer, (tf.Variable, tf.keras.Variable)).values()]
+
+    @property
     def own_variables(self) -> list:
-        """The trainable float variables among the attributes themselves, of no layer or table."""
-        variables = held(self.trainer, (tf.Variable, tf.keras.Variable)).values()
-        return [v for v in variables if v.trainable and tf.as_dtype(v.dtype).is_floating]
+        """Those of `variables` that are trainable, of float dtypes."""
+        return [v for v in self.variables if v.trainable and tf.as_dtype(v.dtype).is_floating]
 
     @property
     def steady_variables(self) -> list[tf.keras.Variable]:

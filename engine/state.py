@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from .checkpoints import Manifest, Part, graph
 from .data.position import Position
@@ -60,6 +61,7 @@ class TrainState:
         self.step = 0
         self.jit: bool | None = None
         self.is_whole = True
+        self._named: set[int] = set()  # handles of variables that a line was logged of
 
     def build(self) -> None:
         """Makes the step counter. Host code, in the strategy's scope."""
@@ -111,6 +113,28 @@ class TrainState:
                 "it, or its model or layer, to an attribute of the trainer (also in a list, a dictionary or a "
                 "tf.Module), or set trainable=False"
             )
+        if type(self.trainer).train_step is Trainer.train_step and (idle := self._never_updated(variables_read(graph))):
+            logging.warning(
+                "%s: its step uses %s, trainable, that no optimizer updates; to train it, add it to what "
+                "trainable_variables(self) returns, a property of the trainer; else set trainable=False",
+                type(self.trainer).__name__,
+                ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if idle[3:] else ""),
+            )
+
+    def _never_updated(self, read: Collection[tf.Variable]) -> list[str]:
+        """Returns the paths of trainable variables that a step reads and no optimizer has; each is returned once."""
+
+        def handles(variables: Iterable) -> set[int]:
+            return {id(each.handle) for v in variables for each in per_replica.components(tf_variable(v))}
+
+        held = self.trainer.holdings
+        updated = handles(v for each in held.optimizers.values() for v in each.of_variables)
+        of_layers = handles(v for layer in held.layers.values() for v in layer.variables)
+        weights = handles(v for v in held.all_weights if self.trainer.learning_rate_multiplier(v) != 0)
+        done = self._named | updated | (of_layers - weights)
+        idle = [each for each in read if each.trainable and id(each.handle) not in done]
+        self._named |= handles(idle)
+        return sorted({*map(path_of, idle)})
 
     def check_assigned(self, graph: tf.Graph, batch, averaged: Collection[int], replicas: int) -> None:
         """Checks that what a step assigns has one value on all replicas afterwards: see `aggregation.check`.

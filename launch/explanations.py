@@ -190,7 +190,12 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
         return EXIT_USAGE, (
             "a step sums over replicas within tf.cond, a loop or a tf.function, where they can't meet, as a Keras "
             "optimizer's apply does; give it to crankshaft.make_optimizer(self, variables, optimizer) in build, whose "
-            "apply sums nothing"
+            "apply sums nothing. So does BatchNormalization(synchronized=True) with --accumulate_steps; leave one out"
+        )
+    if isinstance(error, ValueError) and "If an RNN is stateful" in str(error):
+        return EXIT_USAGE, (
+            "a stateful layer has another batch size than its step; give the model batch_shape=[n, ...], n being "
+            "--global_batch_size over the number of replicas and --accumulate_steps"
         )
     if isinstance(error, RuntimeError) and "must be configured at program startup" in str(error):
         return EXIT_USAGE, (

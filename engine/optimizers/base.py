@@ -99,6 +99,11 @@ class Optimizer(tf.Module):
                 f"{setting} has each replica update a part of {cut[0].path} alone, and the rule of {self.name} may "
                 "look at all of it; use one of the engine's, such as adamw, or leave that out"
             )
+        if wide := [target.path for target in targets if target.variable.dtype == tf.float64]:
+            raise ValueError(
+                f"variable {wide[0]} is float64, and losses, gradients and updates are float32; make the model in "
+                "float32, and center or scale data that needs more digits"
+            )
         self._build_slots(targets)
         for target in targets:
             target.decays = self._decays(target)
@@ -541,5 +546,6 @@ class _Targets:
             return self._by_id[id(tf_variable(variable))]
         except KeyError:
             raise ValueError(
-                f"optimizer {self._owner} was built without variable {path_of(variable)}; pass every variable to build"
+                f"optimizer {self._owner} was built without variable {path_of(variable)}; pass every variable to "
+                "build. What a layer makes in a later call, let it make in its build, or call it in build_model"
             ) from None

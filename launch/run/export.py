@@ -20,6 +20,7 @@ from ...engine.data.source import Spec
 from ...engine.holdings import Holdings
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.internals.keras import all_layers_in, layers_in
+from ...engine.internals.variables import tf_variable
 from ...engine.machine import files
 from ...input import known
 from ...input.data import Data
@@ -117,6 +118,7 @@ def _save_serving(session: Session, path: str, name: str | None) -> None:
     module = tf.Module()
     held = Holdings(trainer)
     layers, module.embeddings = ([model], {}) if name else (held.layers.values(), held.tables)
+    module.variables_beside = [tf_variable(each) for each in held.variables]
     module.layers = all_layers_in(layers)  # TensorFlow does not look into the lists of lists that a layer has
 
     def serve(**features_by_name):

@@ -106,6 +106,11 @@ def split_of(
     for what, value in (("y", y), ("sample_weight", weights)):
         if comes_whole and value is not None:
             raise UsageError(f"{name} is a {type(x).__name__}, which comes with all of an example; leave {what} out")
+    if y is not None and any(each is None for each in tf.keras.tree.flatten(y)):
+        raise UsageError(
+            "y has None in the place of an output's labels; give the labels of the others by the names of their "
+            "outputs, y={'name': labels}"
+        )
     size = x.chunk_examples if isinstance(x, OfBatches) else batch_size
     split = x if comes_whole else _of_arrays(name, x, y, weights)
     if isinstance(split, tf.data.Dataset):

@@ -70,14 +70,24 @@ def lending(session: Session, split: Split, trains: bool, steps: int | None = No
         feed.close()
 
 
-def check_like(name: str, wanted, given_spec) -> None:
-    """Raises `UsageError` where one example, a nest of specs, is not what the run takes."""
+def check_like(name: str, wanted, given_spec, if_resized: str = "") -> None:
+    """Raises `UsageError` where one example, a nest of specs, is not what the run takes.
+
+    Args:
+      name: of the data.
+      wanted: what the run takes.
+      given_spec: one example.
+      if_resized: what to do where only the sizes of axes differ.
+    """
 
     def shown(specs) -> str:
         return str(tf.nest.map_structure(lambda x: f"{tf.as_dtype(x.dtype).name}{[*x.shape]}", specs))
 
     def fits(x, y) -> bool:
         return tf.as_dtype(x.dtype) == tf.as_dtype(y.dtype) and tf.TensorShape(x.shape).is_compatible_with(y.shape)
+
+    def forms(specs) -> list:
+        return [(tf.as_dtype(x.dtype), len(x.shape)) for x in tf.nest.flatten(specs)]
 
     try:
         alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, given_spec)))
@@ -89,4 +99,6 @@ def check_like(name: str, wanted, given_spec) -> None:
         line = f"{name} are {shown(given_spec)} an example; this run's are {shown(wanted)}"
         if isinstance(given_spec, tuple) and not isinstance(wanted, (tuple, dict)):
             line += "; a list or tuple is several inputs: give one array, as np.array(list) makes of numbers or text"
+        elif if_resized and forms(wanted) == forms(given_spec):
+            line += f"; {if_resized}"
         raise UsageError(line)

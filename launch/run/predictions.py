@@ -58,6 +58,11 @@ class Predictor:
 
         def outputs(features):
             made = run(features, training=False)
+            if scalars := [path for path, x in tf.keras.tree.flatten_with_path(made) if x.shape.rank == 0]:
+                raise UsageError(
+                    f"predict: the model's output {'.'.join(map(str, scalars[0])) or 'itself'} is one number, of no "
+                    "example; leave it out where training is False, or give each example one, tf.fill"
+                )
             return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, made)
 
         @functools.cache
@@ -76,7 +81,7 @@ class Predictor:
         chosen = examples(self._session, self._taken, data, split)
         features = self._session.names.ids(batches.features(splits.example(chosen)))
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._taken)
-        lent.check_like("features", wanted, ArraySource(features).element_spec)
+        lent.check_like("features", wanted, ArraySource(features).element_spec, "model.predict takes other sizes")
         return chosen
 
     def __call__(self, split: Split) -> Any:

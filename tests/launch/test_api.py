@@ -192,6 +192,39 @@ def test_several_inputs_are_trained_exported_and_loaded(tmp_path):
         run(Two, output=tmp_path / "two.keras", **asked)
 
 
+class Nested(Trainer):
+    """Layers in lists of lists, and a variable and a layer beside the model that `forward` uses."""
+
+    class Rows(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.rows = [[tf.keras.layers.Dense(4), tf.keras.layers.BatchNormalization()], [tf.keras.layers.Dense(1)]]
+
+        def call(self, x, training=None):
+            for row in self.rows:
+                for layer in row:
+                    x = layer(x, training=training)
+            return x
+
+    def build_model(self):
+        self.shift = tf.Variable([0.25], trainable=False)
+        return self.Rows()
+
+    def forward(self, features, training):
+        return super().forward(features, training) + self.shift
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0])
+
+
+def test_all_that_forward_uses_is_exported_at_any_depth(tmp_path):
+    split = EVAL_POINTS, EVAL_HEIGHTS
+    done = run(Nested, data=(split, split), train_steps=3, run_dir=tmp_path, **QUIET)
+    path = run(Nested, data=(split, split), run_dir=tmp_path, mode="export").result["export"]
+    found = tf.saved_model.load(path).signatures["serving_default"](features=tf.constant(EVAL_POINTS))["outputs"]
+    np.testing.assert_allclose(found, done.predict(EVAL_POINTS), rtol=1e-6, atol=1e-6)
+
+
 def test_history_is_recorded_and_cut_where_a_run_goes_on(tmp_path):
     def rows() -> list[dict]:
         return [event for event, _ in read(tmp_path / "run" / "events.jsonl") if event["event"] == "row"]

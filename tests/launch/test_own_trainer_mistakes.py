@@ -55,6 +55,32 @@ def test_losses_of_several_outputs_are_to_be_added_up_before(inside, give):
     )
 
 
+class Weighing(Line):
+    """Learns the scale of its errors, if `trains`: Kendall and Gal 2017."""
+
+    trains = False
+
+    def build_model(self):
+        self.log_scale = tf.Variable(0.5, name="log_scale")
+        return super().build_model()
+
+    @property
+    def trainable_variables(self):
+        return [*super().trainable_variables, *([self.log_scale] if self.trains else [])]
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]) * tf.exp(-self.log_scale) + self.log_scale)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_variable_that_the_loss_uses_and_no_optimizer_updates_is_named(inside, monkeypatch, trains):
+    monkeypatch.setattr(Weighing, "trains", trains)
+    err = inside(*RUN, "--jit=off", trainer=Weighing, data=data).ok().err
+    assert err.count("its step uses log_scale, trainable, that no optimizer updates; to train it, add it to") == (
+        not trains
+    )
+
+
 def test_labels_of_text_are_one_line_that_says_what_to_do(inside):
     words = np.where(LABELS > 0, "up", "down")
     outcome = inside(*RUN, trainer=Classes, data=lambda: ((FEATURES, words), None))

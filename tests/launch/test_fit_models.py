@@ -1,4 +1,4 @@
-"""`crankshaft.fit` of a model whose configuration does not say all that was set on it: its copy has that too."""
+"""`crankshaft.fit` of models that differ from what their configuration says, or make layers late."""
 
 from __future__ import annotations
 
@@ -91,3 +91,94 @@ def test_an_optimizer_goes_on_where_layers_were_frozen_since():
     frozen.layers[0].trainable = True
     with pytest.raises(crankshaft.UsageError, match=r"without .*, which is trainable by now; call compile"):
         crankshaft.fit(frozen, X, Y, **HOW, jit="off")
+
+
+class Late(keras.Model):
+    """Its auxiliary head is called in training alone."""
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        how = {"kernel_initializer": keras.initializers.RandomUniform(seed=3)}
+        self.body, self.head = layers.Dense(5, "tanh", **how), layers.Dense(1, **how)
+        self.auxiliary = layers.Dense(2, **how)
+
+    def call(self, inputs, training=None):
+        body = self.body(inputs)
+        if training:
+            self.add_loss(0.7 * tf.reduce_mean(tf.square(self.auxiliary(body))))
+        return self.head(body)
+
+
+def late():
+    made = Late()
+    made.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    return made
+
+
+def test_a_head_that_only_training_calls_is_trained():
+    theirs, ours = late(), late()
+    theirs.fit(X, Y, **HOW)
+    crankshaft.fit(ours, X, Y, **HOW, jit="off")
+    assert len(ours.get_weights()) == 6
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def compiled(*parts, loss="mse"):
+    made = keras.Sequential(parts)
+    made.compile("sgd", loss)
+    return made
+
+
+def of_two():
+    inputs = keras.Input([3])
+    made = keras.Model(inputs, [layers.Dense(1, name="a")(inputs), layers.Dense(1, name="b")(inputs)])
+    made.compile("sgd", ["mse", None])
+    return made
+
+
+MISTAKES = {
+    r"variable .*kernel is float64, and losses, gradients and updates are float32; make the model": (
+        lambda: compiled(keras.Input([3], dtype="float64"), layers.Dense(1, dtype="float64")),
+        {},
+    ),
+    r"y has None .* by the names of their outputs, y=\{'name': labels\}": (of_two, {"y": [Y, None]}),
+    r"give the model batch_shape=\[n, \.\.\.\], n being batch_size over .* and accumulate_steps": (
+        lambda: compiled(keras.Input(batch_shape=[12, 3, 1]), layers.LSTM(2, stateful=True), layers.Dense(1)),
+        {"accumulate_steps": 2, "x": X[..., np.newaxis]},
+    ),
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_what_a_model_cannot_be_is_one_line(line):
+    make, more = MISTAKES[line]
+    with pytest.raises(crankshaft.UsageError, match=line):
+        crankshaft.fit(make, **{"x": X, "y": Y, **HOW, "jit": "off", **more})
+
+
+def test_an_output_without_labels_is_left_out_by_name():
+    theirs, ours = (of_two() for _ in range(2))
+    ours.set_weights(theirs.get_weights())
+    theirs.fit(X, {"a": Y}, **HOW)
+    crankshaft.fit(ours, X, {"a": Y}, **HOW, jit="off")
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_prediction_names_what_it_cannot_take_or_give():
+    class Warm(keras.layers.Layer):
+        def call(self, inputs):
+            return {"height": inputs, "temperature": tf.constant(2.0)}
+
+    images = np.ones([12, 6, 6, 1], "float32")
+    pooled = (keras.Input([None, None, 1]), layers.Conv2D(2, 3), layers.GlobalAveragePooling2D(), layers.Dense(1))
+    how = {**HOW, "epochs": 1, "jit": "off"}
+    run = crankshaft.fit(lambda: compiled(*pooled), images, Y[:12], **how)
+    with pytest.raises(crankshaft.UsageError, match=r"float32\[8, 8, 1\] .*; model\.predict takes other sizes"):
+        run.predict(np.ones([3, 8, 8, 1], "float32"))
+    assert run.model.predict(np.ones([3, 8, 8, 1], "float32"), verbose=0).shape == (3, 1)
+    several = lambda: compiled(keras.Input([3]), layers.Dense(1), Warm(), loss={"height": "mse"})  # noqa: E731
+    run = crankshaft.fit(several, X, {"height": Y}, **how)
+    with pytest.raises(crankshaft.UsageError, match=r"output temperature is one number, of no example; leave it out"):
+        run.predict(X)
