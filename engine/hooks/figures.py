@@ -22,8 +22,8 @@ class Figures:
         self._loss_scale = held.loss_scale and held.loss_scale.value
 
     def read(self) -> dict[str, Any]:
-        """Returns `learning_rate` of the last update or the next; by optimizer, where there are several."""
-        rates = {name: optimizer.current_learning_rate() for name, optimizer in self._optimizers.items()}
+        """Returns `learning_rate` of the last update; by optimizer, where there are several."""
+        rates = {name: optimizer.last_learning_rate() for name, optimizer in self._optimizers.items()}
         if len(rates) == 1:
             figures = {"learning_rate": next(iter(rates.values()))}
         else:

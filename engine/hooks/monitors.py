@@ -201,7 +201,7 @@ class ReduceLearningRate(Patient):
                 least.append(name)
                 continue
             lower = max(scale * self.factor, self.min_scale)
-            optimizer.learning_rate_scale.assign(lower)
+            optimizer.scale_learning_rate(lower)
             logging.info(
                 "step %d: %s has not improved for %d evaluations: the learning rate of %s is scaled by %.3g now",
                 status.step,

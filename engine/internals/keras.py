@@ -276,10 +276,10 @@ def decays(optimizer: tf.keras.optimizers.Optimizer, variable: Any) -> bool:
 
 
 def learning_rate(optimizer: tf.keras.optimizers.Optimizer, before: int) -> Any:
-    """Returns an optimizer's own rate; a schedule's, after so many updates before those that it has counted."""
+    """Returns an optimizer's own rate; a schedule's, after so many updates more than it has counted."""
     schedule = own_rate(optimizer)
     if before and isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
-        return schedule(optimizer.iterations + before)
+        return schedule(tf.maximum(optimizer.iterations + before, 0))
     return optimizer.learning_rate
 
 

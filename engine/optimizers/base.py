@@ -76,6 +76,7 @@ class Optimizer(tf.Module):
         self.weight_decay_exclude = weight_decay_exclude
         self.iterations = None
         self.learning_rate_scale = None
+        self._scale_before: tuple[tf.Tensor, tf.Tensor] | None = None  # of how many updates, which scale they had
         self._targets = None
         self.built_settings: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -188,6 +189,24 @@ class Optimizer(tf.Module):
         """Returns the rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
         return self._rate(tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale))
 
+    def last_learning_rate(self):
+        """Returns the rate of the last update, or of the first before there is one: a float32 scalar tensor."""
+        iterations, scale = tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale)
+        if self._scale_before is not None:
+            updates, before = self._scale_before
+            scale = tf.where(tf.equal(updates, iterations), before, scale)
+        return self._rate(iterations, scale, updates_ago=1)
+
+    def scale_learning_rate(self, scale: float) -> None:
+        """Sets what the schedule's or constant rate of the updates to come is multiplied by. Host code."""
+        # As tensors, for which nobody waits; where it was changed since the last update, that one's scale stays known.
+        updates, before = tf.identity(self.iterations), tf.identity(self.learning_rate_scale)
+        if self._scale_before is not None:
+            then, first = self._scale_before
+            before = tf.where(tf.equal(then, updates), first, before)
+        self._scale_before = updates, before
+        self.learning_rate_scale.assign(scale)
+
     def final_average(self) -> Shadows | None:
         """Returns averages that take effect when training ends, as those of `use_ema` in Keras's `fit`, if any."""
         return None
@@ -205,13 +224,13 @@ class Optimizer(tf.Module):
                 f"the learning rate of {self.name} is given by a schedule, or 0, so it can't be set to {value:g}; use "
                 "`learning_rate_schedule`=constant with a rate above 0"
             )
-        self.learning_rate_scale.assign(value / constant)
+        self.scale_learning_rate(value / constant)
 
-    def _rate(self, iterations, scale):
-        """Returns the rate after so many updates, float32 scalar."""
+    def _rate(self, iterations, scale, updates_ago: int = 0):
+        """Returns the rate after so many updates, or some before, float32 scalar."""
         rate = self._learning_rate
         if callable(rate):
-            rate = rate(iterations)
+            rate = rate(tf.maximum(iterations - updates_ago, 0) if updates_ago else iterations)
         return tf.cast(rate, tf.float32) * scale
 
     def read_progress(self):

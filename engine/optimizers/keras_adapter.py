@@ -48,10 +48,10 @@ class KerasOptimizer(Optimizer):
         # Behind a function, so that a checkpoint finds the object in one place only.
         self._make = (lambda: optimizer) if made else optimizer
 
-    def _rate(self, iterations, scale):
+    def _rate(self, iterations, scale, updates_ago=0):
         if self._learning_rate is not None:
-            return super()._rate(iterations, scale)
-        rate = keras.learning_rate(self.keras_optimizer, self.slots_since)
+            return super()._rate(iterations, scale, updates_ago)
+        rate = keras.learning_rate(self.keras_optimizer, self.slots_since - updates_ago)
         return tf.cast(tf.convert_to_tensor(rate), tf.float32) * scale
 
     def final_average(self):

@@ -225,6 +225,24 @@ def test_a_learning_rate_that_was_read_stays_that_of_its_moment(kind, jit):
     assert float(optimizer.current_learning_rate()) == pytest.approx(0.25 * (1 + np.cos(np.pi * 0.7)) / 2, rel=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["engine", "keras"])
+def test_the_rate_of_the_last_update_is_the_one_that_it_took(kind):
+    """Also where it was lowered since, as on a plateau, or twice."""
+    variables, schedule = make_variables({"w": (2,)}), keras.schedules.PolynomialDecay(1.0, 7)
+    given = optimizers.build("sgd", schedule) if kind == "engine" else optimizers.KerasOptimizer(keras.SGD(schedule))
+    optimizer = built(given, variables)
+    assert float(optimizer.last_learning_rate()) == 1.0
+    for scale in (None, 0.5, 0.5, 0.25, None, None):
+        before = variables[0].numpy()
+        optimizer.apply([tf.ones(2)], variables)
+        taken = float((before - variables[0].numpy())[0])
+        if scale:
+            optimizer.scale_learning_rate(0.7)
+            optimizer.scale_learning_rate(scale)
+        assert float(optimizer.last_learning_rate()) == pytest.approx(taken, rel=1e-3)  # a difference of float32
+    assert taken == pytest.approx(0.25 * (1 - 5 / 7), rel=1e-3)
+
+
 def test_pulled_progress_serves_one_update_and_others_read_their_own():
     variables = make_variables({"w": (2,)})
     optimizer = built(optimizers.build("sgd", keras.schedules.PiecewiseConstantDecay([0], [1.0, 0.5])), variables)
