@@ -342,6 +342,11 @@ def _gradients_of(trainer, batch, losses: Callable, variables: Sequence[Sequence
     return gradients, {**folded(metrics()), **outside}
 
 
+# The index of gradients, all zeros, that are of no row, so that none is updated for them: what is exchanged has as many
+# as there are ids, padding or not.
+NO_ROW = -1
+
+
 class UniqueSlices(tf.IndexedSlices):
     """tf.IndexedSlices in which no row occurs twice."""
 
@@ -361,13 +366,17 @@ def check_reached(gradients: Sequence, owner: str) -> None:
 
 
 def sum_duplicate_rows(slices):
-    """Returns UniqueSlices equal to `slices`; indices in order of first occurrence."""
+    """Returns UniqueSlices equal to `slices`; indices in order of first occurrence, without `NO_ROW`."""
     if isinstance(slices, UniqueSlices):
         return slices
     if _is_marked_unique(slices.indices):
         return UniqueSlices(slices.values, slices.indices, slices.dense_shape)
-    indices, positions = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
+    rows, values = tf.convert_to_tensor(slices.indices), tf.convert_to_tensor(slices.values)
+    # Zeros are added to some row that is there, which copies nothing; nothing is left where none is.
+    last = tf.reduce_max(rows)
+    number = tf.where(last < 0, 0, tf.size(rows))
+    indices, positions = tf.unique(tf.where(rows < 0, last, rows)[:number])
+    values = tf.math.unsorted_segment_sum(values[:number], positions, tf.size(indices))
     return UniqueSlices(values, indices, slices.dense_shape)
 
 

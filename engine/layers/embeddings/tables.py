@@ -17,7 +17,7 @@ from ...internals.tensorflow import as_one_of_all
 from ...internals.variables import mark_shard, own_copy
 from ...reduction.wire import fetch
 from ...step.context import step_context
-from ...step.gradients import mark_unique
+from ...step.gradients import NO_ROW, mark_unique
 from . import admission, hashing
 from .admission import Admission
 
@@ -287,15 +287,25 @@ class Embedding(tf.Module):
         return tf.gather(self._on_shards(owner, ask, unique, *sightings), positions)
 
     def _read(self, rows: tf.Tensor) -> tf.Tensor:
-        """Reads rows [n], any of which may occur several times, as [n, width]."""
+        """Reads rows [n], any of which may occur several times, as [n, width]; `NO_ROW` is zeros or any row."""
         if not self.shards:
             raise RuntimeError(f"embedding {self.name} is not built; call build_embeddings() in the trainer's build")
         if isinstance(self.shards[0], tf.distribute.DistributedValues):
             # The table is local, so looking up once saves nothing. And replicas exchange gradients of a known size
             # only: TensorFlow 2.21's collectives take the shape of a loop's first step for that of all.
-            return own_copy(self.shards[0]).sparse_read(rows)
+            mine = own_copy(self.shards[0])
+            if self.padding_id is None:
+                return mine.sparse_read(rows)
+            mine.sparse_read(rows[:0])  # tapes watch what is read so, and no handle
+            return _read_some(mine.handle, rows)
         unique, positions = tf.unique(rows)
-        return _expand(self._gather(unique), positions)
+        if self.padding_id is None:
+            return _expand(self._gather(unique), positions)
+        # What stands for no id has a row of zeros, after those of the table.
+        there = unique >= 0
+        found = tf.pad(self._gather(tf.boolean_mask(unique, there)), [[0, 1], [0, 0]])
+        places = tf.where(there, tf.cumsum(tf.cast(there, tf.int32)) - 1, tf.shape(found)[0] - 1)
+        return _expand(found, tf.gather(places, positions))
 
     def _gather(self, rows: tf.Tensor, note: Callable = mark_unique) -> tf.Tensor:
         """Gathers rows [n] as [n, width]: each server is asked for its own. `note` is called for each shard's."""
@@ -325,10 +335,7 @@ class Embedding(tf.Module):
         else:
             there = tf.not_equal(flat, tf.constant(self.padding_id, flat.dtype))
             rows = self.rows_of(flat, there, admits)
-            # An id that is looked up anyway takes the place of no id, with weight 0: it adds nothing, and no row is
-            # touched for it.
-            first = tf.concat([tf.boolean_mask(rows, there)[:1], [0]], 0)[0]
-            rows = tf.where(there, rows, first)
+            rows = tf.where(there, rows, NO_ROW)
             w = tf.where(there[:, None], 1.0 if w is None else w, 0.0)
         return _Leaf(ids, rows, w)
 
@@ -341,6 +348,17 @@ def shards_in(keys: Iterable[str]) -> int:
     """
     matches = (re.search(r"/admissions/(\d+)/keys/\.ATTRIBUTES/", key) for key in keys)
     return max((1 + int(match[1]) for match in matches if match), default=0)
+
+
+@tf.custom_gradient
+def _read_some(handle: tf.Tensor, rows: tf.Tensor):
+    """Reads rows [n] of a variable by its handle, of `NO_ROW` any, whose gradient then names no row either."""
+
+    def gradient(upstream):
+        shape = tf.raw_ops.VariableShape(input=handle, out_type=tf.int64)
+        return tf.IndexedSlices(upstream, rows, shape), None
+
+    return tf.raw_ops.ResourceGather(resource=handle, indices=tf.maximum(rows, 0), dtype=tf.float32), gradient
 
 
 @tf.custom_gradient

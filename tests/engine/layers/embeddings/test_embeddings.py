@@ -135,6 +135,50 @@ def test_a_padding_id_is_no_id_and_updates_no_row():
     expected = [values[3], np.zeros(WIDTH), (values[4] + 3 * values[5]) / 4]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert sorted(tape.gradient(found, made.shards)[0].indices.numpy()) == [3, 4, 5]
+    with tf.GradientTape() as tape:
+        nothing = made(np.full([2, 3], -1))
+    assert not nothing.numpy().any()
+    assert tape.gradient(nothing, made.shards)[0].indices.shape == [0]
+
+
+class Padded(Trainer):
+    """A table whose padding is -1, trained towards ones."""
+
+    def build_model(self):
+        self.table = Embedding(
+            "table", ROWS, 1, combiner="sum", padding_id=-1, initializer=lambda draws: 0.5 + 0 * draws
+        )
+        return tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1, kernel_initializer="ones")])
+
+    def forward(self, features, training):
+        return self.table(features)
+
+    @property
+    def trainable_variables(self):
+        return self.table.shards
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("adagrad", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("wholly", [True, False])
+def test_no_row_moves_for_a_batch_or_a_share_of_padding_alone(bench, replicas, wholly, optimizer):
+    """Row 0 is trained in the first batch alone; of the second there is padding alone, or in its second half."""
+    ids = np.full([16, 2], -1, np.int64)
+    ids[:8, 0] = [0, 1, 2, 3, 0, 1, 2, 3]
+    if not wholly:
+        ids[8:12, 1] = 2
+    options = {"shuffle": False, "optimizer": optimizer, "learning_rate": 0.1}
+    made = bench(Padded(), (ids, np.ones(16, np.float32)), 8, replicas, **options)
+    made.train(1)
+    (before,) = made.copies(made.trainer.table.shards[0])[:1]
+    assert (before[:4] != 0.5).all()
+    made.train(2)
+    for after in made.copies(made.trainer.table.shards[0]):
+        moved = np.flatnonzero(before != after)
+        assert moved.tolist() == ([] if wholly else [2])
 
 
 def test_ragged_ids_without_a_combiner_stay_ragged():
