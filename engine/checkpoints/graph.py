@@ -18,7 +18,7 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 from ..internals.errors import reason
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
-from ..internals.variables import is_shard, whole_of
+from ..layers.embeddings import Embedding
 from ..mesh.cuts import cut_of
 from ..reduction import per_replica
 from . import slices
@@ -228,7 +228,8 @@ def compare(
         if here == there and not (isinstance(key, Rows) and cut_of(node)):
             fitting[own] = name, node, key
         else:
-            reshaped[own] = f"{name}: {here} here, {there} in the checkpoint"
+            lost = " (a table can't lose rows)" if id(node) in shards and node.shape[0] < shape[0] else ""
+            reshaped[own] = f"{name}: {here} here, {there} in the checkpoint{lost}"
     left = sorted(key for key in forms.keys() - matched - {KEY, COUNTER_KEY} if key.startswith(prefix_of(at)))
     extra = {key: f"{_readable_key(key)} {_form(*forms[key])}" for key in left}
     comparison = Comparison(fitting, missing, extra, reshaped, forms)
@@ -239,19 +240,16 @@ def compare(
 
 def _shards(walked, together, stored, forms) -> dict[int, Moved]:
     """Returns where a checkpoint has the shards of tables, by the ids of the variables that are theirs here."""
-    tables: dict[int, dict[int, Any]] = collections.defaultdict(dict)
-    for path, node in walked:
-        if is_variable(node) and is_shard(node):
-            tables[whole_of(node)][int(path[-1])] = node
     places: dict[int, Moved] = {}
-    for shards in tables.values():
-        _, first = together.get(id(shards[0]), (None, None))
-        if first is None or (key := _stored_key(stored[first])) is None:
-            continue
-        table = key.removesuffix(f"0/{_ATTRIBUTE}")
+    for shards in [node.shards for _, node in walked if isinstance(node, Embedding)]:
+        _, first = together.get(id(shards[0]), (None, None)) if shards else (None, None)
+        key = "" if first is None else _stored_key(stored[first]) or ""
+        if not key.endswith(end := f"/0/{_ATTRIBUTE}"):
+            continue  # not there, or by another attribute than the table's
+        table = key.removesuffix(end) + "/"
         numbered = (f"{table}{number}/" for number in itertools.count())
         prefixes = tuple(itertools.takewhile(lambda each: each + _ATTRIBUTE in forms, numbered))
-        places |= {id(node): Moved(prefixes, shard, len(shards)) for shard, node in shards.items()}
+        places |= {id(node): Moved(prefixes, shard, len(shards)) for shard, node in enumerate(shards)}
     return places
 
 
