@@ -25,8 +25,8 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
         checkpoint's prefix, such as `.../ckpt-1000`. Checkpoints by plain `tf.train.Checkpoint` are taken too.
       target: what is tracked under `name` here: a Keras model, a tf.Module, a tf.train.Checkpoint.
       name: the attributes from the checkpoint's root to it, with dots; "" is the root.
-      may_grow: whether tables (`crankshaft.engine.Embedding`) may have more rows than in the checkpoint; those that it
-        lacks stay as they are.
+      may_grow: whether tables (`engine.layers.embeddings.Embedding`) may have more rows than in the checkpoint; those
+        that it lacks stay as they are.
 
     Returns:
       The names of the variables that were loaded.

@@ -221,7 +221,7 @@ def create(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = 
     strategy.bind(state, train_feed, eval_feed)
     feeds = {"train": train_feed} if eval_feed is None else {"train": train_feed, "eval": eval_feed}
     inputs = {split: about for split, feed in feeds.items() if (about := feed.about())}
-    checkpoints, best = checkpoints_of(config, state, strategy, contents, inputs)
+    checkpoints, best = checkpoints_of(config, state, strategy, contents, inputs, order)
     session = Session(
         *(config, strategy, state, train_steps, example, bool(eval_feed), checkpoints, best, known),
         datasplits.faster_input(train, config.resident_data_mb, config.shuffle_window),
@@ -505,16 +505,24 @@ def _position(config: Config, newest: Manifest) -> dict[str, Any] | None:
 
 
 def checkpoints_of(
-    config: Config, state: TrainState, strategy: Strategy, data: dict[str, dict[str, int]], inputs: dict
+    config: Config,
+    state: TrainState,
+    strategy: Strategy,
+    data: dict[str, dict[str, int]],
+    inputs: dict,
+    order: Order | None = None,
 ) -> tuple[Checkpoints | None, Checkpoints | None]:
-    """Returns those of the run, and that of its best evaluation; of a run without a folder None."""
+    """Returns those of the run, and that of its best evaluation; of a run without a folder None.
+
+    `order` is of its training data, None where it has none.
+    """
     if not config.run_dir:
         return None, None
     about = {**config.about(), "strategy": strategy.describe(), "data": fingerprints.agreed(data, strategy)}
     about["cpu"], about["updated"] = threads.of(strategy), state.updated()
     if inputs:
         about["input"] = inputs
-    if (order := strategy.train_order).origin.step:
+    if order and order.origin.step:
         about["origin"] = dataclasses.asdict(order.origin)
     life = strategy.exchange_text(uuid.uuid4().hex)[0]
     writer = Writer(strategy.host, life, _step_timeout_seconds(config))
