@@ -90,10 +90,16 @@ class Loop:
 
     def rewind(self) -> None:
         """Makes the hooks continue from the state's step, which was restored together with theirs."""
-        self.status = dataclasses.replace(self.status, step=self._state.step, steps=0, stop=None, agreed_stop=None)
+        self.status = dataclasses.replace(self.status, step=self._state.step, steps=0)
+        self.go_on()
         self._uncalled = []
         for hook in self._hooks:
             hook.rewind(self.status)
+
+    def go_on(self) -> None:
+        """Makes a run that was stopped go on, in all processes alike."""
+        self.status.stop = self.status.agreed_stop = None
+        self._strategy.go_on()
 
     def end(self) -> None:
         """Ends the hooks."""

@@ -259,6 +259,17 @@ class Run:
                 raise UsageError(f"restore({which!r}): the run has no checkpoints; give open_run a run_dir")
             self._training.restore(which)
 
+    def reset_patience(self) -> None:
+        """Makes early stopping and `reduce_lr` begin again: the next evaluation is the first that they see.
+
+        A run that early stopping has stopped goes on, on other data for example: `train` trains again.
+
+        Raises:
+          UsageError: the run is closed.
+        """
+        with self._calling("reset_patience"):
+            self._training.reset_patience()
+
     @property
     def step(self) -> int:
         """Updates done."""

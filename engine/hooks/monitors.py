@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from absl import logging
 
@@ -11,7 +11,7 @@ from ..holdings import Holdings
 from ..internals.errors import counted
 from ..metrics.means import kinds_of
 from ..metrics.monitored import Monitored
-from .base import Period, Periodic, Status, Window
+from .base import Hook, Period, Periodic, Status, Window
 
 _ROUNDING = 1e-6  # of a float32, as which a scale is kept
 
@@ -147,6 +147,15 @@ class Patient(Monitor):
     def forget(self) -> None:
         super().forget()
         self.waited = 0
+
+
+def reset_patience(hooks: Iterable[Hook]) -> bool:
+    """Makes hooks that wait for an improvement begin again; returns whether one of them has ended the run."""
+    waiting = [hook for hook in hooks if isinstance(hook, Patient)]
+    has_ended = any(isinstance(hook, EarlyStopping) and hook.waited >= hook.patience for hook in waiting)
+    for hook in waiting:
+        hook.forget()
+    return has_ended
 
 
 class EarlyStopping(Patient):

@@ -208,6 +208,9 @@ class Strategy(Processes, abc.ABC):
     def wind_up(self) -> None:
         """Starts no further work, so that all is in step, and the run can end, as soon as possible."""
 
+    def go_on(self) -> None:
+        """Undoes `wind_up`, and forgets why the run was to stop: it goes on, in all processes alike."""
+
     @abc.abstractmethod
     def evaluate(self) -> Sums:
         """Sums the metrics over the whole evaluation set, each example once."""

@@ -150,6 +150,9 @@ class MultiWorker(Replicated):
                 self._stop = Stop(reasons[first], "" if is_shared else self.host_names[first])
         return self._stop
 
+    def go_on(self) -> None:
+        self._stop_reason, self._is_asked, self._stop = "", False, None
+
     def agree_to_do(self, wishes: int) -> int:
         self._wishes |= wishes & ~self._given
         self._given |= wishes
@@ -183,7 +186,7 @@ class MultiWorker(Replicated):
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         super().bind(state, train_feed, eval_feed)
         self._steps, self._before = self._pace.steps, None
-        self._stop_reason, self._is_asked, self._stop = "", False, None
+        self.go_on()
         self._wishes = self._given = self._agreed = 0
         state.trainer.reduction.watched = watched_figures(self.distribution)
 

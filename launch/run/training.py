@@ -20,7 +20,7 @@ from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, sav
 from ...engine.hooks.base import Period, Window
 from ...engine.hooks.input_bound import InputBound
 from ...engine.hooks.keras_callbacks import KerasCallbacks
-from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
+from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, reset_patience
 from ...engine.hooks.record import Record
 from ...engine.hooks.saving import Best, BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.stragglers import Stragglers
@@ -290,6 +290,10 @@ class Training:
         self.extra.values = {}
         saving.restore(checkpoints, session.state, self._hooks, manifest)
         self.loop.rewind()
+
+    def reset_patience(self) -> None:
+        if reset_patience(self._hooks):
+            self.loop.go_on()
 
     def outcome(self, evaluates: bool = True) -> tuple[dict[str, Any], int, list[str]]:
         """Returns (result, exit code, lines for people) of a run whose loop has ended.

@@ -355,6 +355,24 @@ def test_a_hook_stops_a_run_that_its_program_holds():
     assert held.result["stop"] == "enough"
 
 
+@pytest.mark.parametrize("restores", [False, True])
+def test_a_run_that_early_stopping_has_ended_goes_on_with_new_patience(tmp_path, restores):
+    (x, y), _ = data()
+    stopping = {"early_stopping": {"patience": 2}, "mode": "train_and_eval", "eval_every_steps": 1, "run_dir": tmp_path}
+    with open_run(Noisy, **ASKED, **stopping) as held:
+        held.train(data=(x, 0 * y - 90), steps=1)  # only worse from here on
+        held.train(data=(x, 0 * y - 90), steps=9)
+        assert "has not improved for 2 evaluations" in held.stop
+        if restores:
+            held.restore("best")
+            assert held.stop is None
+        before = held.step
+        held.reset_patience()
+        held.train(data=(x, 0 * y - 90), steps=9)
+        assert held.step == before + 3  # the first evaluation is the best, then two
+        assert "has not improved for 2 evaluations" in held.stop
+
+
 def ended_by(error: type[BaseException], end, tmp_path) -> crankshaft.Run:
     with pytest.raises(error), open_run(Noisy, run_dir=tmp_path / "run", **ASKED) as held:  # noqa: PT012
         held.train(steps=5)

@@ -179,6 +179,9 @@ class ParameterServer(Measured):
     def wind_up(self) -> None:
         self._ending = True
 
+    def go_on(self) -> None:
+        self._ending = False
+
     def dismiss(self) -> None:
         """Tells workers and servers that the run has ended well, so that they end with this process, and with 0."""
         sources.dismiss(len(self.cluster.workers), len(self.cluster.servers))
