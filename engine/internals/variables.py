@@ -80,6 +80,15 @@ def assign_local(variable: tf.Variable, value: tf.Tensor) -> None:
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.cast(value, variable.dtype))
 
 
+def not_implemented(error: NotImplementedError) -> tuple[tf.Variable, str] | None:
+    """Returns the variable, and its method, that raised an error since its kind does not have the method."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    variable = trace.tb_frame.f_locals.get("self") if trace else None
+    return (variable, trace.tb_frame.f_code.co_name) if trace and isinstance(variable, tf.Variable) else None
+
+
 def held(owner: tf.Module, kind: type | tuple[type, ...]) -> dict[str, Any]:
     """Finds the objects of a kind among a module's attributes, at any depth.
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ..internals.graphs import ENGINES_OWN, Assignments
 from ..internals.tensorflow import is_only_replica
-from ..internals.variables import assign_local, path_of, read_local, tf_variable
+from ..internals.variables import assign_local, not_implemented, path_of, read_local, tf_variable
 from ..step.context import step_context
 from . import per_replica
 
@@ -105,6 +105,23 @@ def assign(
             value += before[id(variable)] if id(variable) in before else read_local(variable)
         with tf.name_scope(ENGINES_OWN):
             assign_local(variable, value)
+
+
+@contextlib.contextmanager
+def updates_explained(replicas: int) -> Iterator[None]:
+    """Raises ValueError where a step updates a variable by a method that variables on replicas do not have."""
+    try:
+        yield
+    except NotImplementedError as error:
+        if not (found := not_implemented(error)):
+            raise
+        variable, method = found
+        raise ValueError(
+            f"{path_of(variable)} {variable.shape.as_list()}: {method} is of one device, and there are {replicas} "
+            "replicas; assign the whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or "
+            "such, and make the variable with synchronization=tf.VariableSynchronization.ON_READ, aggregation="
+            "tf.VariableAggregation.ONLY_FIRST_REPLICA if each replica is to keep its own, as a buffer of examples"
+        ) from error
 
 
 def _exactly(value: tf.Tensor) -> tf.Tensor:

@@ -19,6 +19,7 @@ from ..data.streamed import divide, unwatched
 from ..internals.tensorflow import as_only_replica
 from ..mesh.mesh import Mesh
 from ..metrics.means import Sums
+from ..reduction.aggregation import updates_explained
 from ..state import TrainState
 from ..step.batches import text_fields
 from ..step.context import StepContext
@@ -187,7 +188,8 @@ class Replicated(Measured):
         runner = self._runner
 
         def train_step(batch, step, observed):
-            metrics = runner.train_step(batch, step, observed, jit=jit)
+            with updates_explained(self.num_replicas):
+                metrics = runner.train_step(batch, step, observed, jit=jit)
             graph = metrics["loss"].total.graph
             self._state.check_held(graph)
             if self.num_replicas > 1:

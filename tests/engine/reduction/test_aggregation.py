@@ -201,6 +201,17 @@ class Replay(Plain):
         return super().train_step((self.ring + 0.0, tf.zeros(4)))
 
 
+class Scattering(Replay):
+    def train_step(self, batch):
+        self.ring.scatter_nd_update([[0]], batch[0][:1])
+        return super().train_step(batch)
+
+
+def test_an_update_that_variables_on_replicas_do_not_have_names_the_variable_and_another(bench):
+    with pytest.raises(ValueError, match=r"^ring \[4, 3\]: scatter_nd_update .*2 replicas; .*tensor_scatter_nd_update"):
+        bench(Scattering(), DATA, 5, 2).strategy.run_train_steps(1)
+
+
 class Recurrent(Plain):
     def build_model(self):
         inputs = tf.keras.Input(batch_shape=[2, 3])
