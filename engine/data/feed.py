@@ -106,6 +106,15 @@ class Feed(abc.ABC):
         """Why no step of the data may sum or gather over replicas but by the engine's means; "" where each may."""
         return ""
 
+    def keep_batches(self) -> None:
+        """Has each step keep its batch for `kept_batch`, where no step can be looked at again. Host code, at first."""
+        return
+
+    @property
+    def kept_batch(self) -> Any:
+        """This process's part of the batch that a step took last; None before, and where none is kept. Host code."""
+        return None
+
     def look(self, step: int) -> Run:
         """Returns the operands of one step for this process, and leaves training where it stands. Host code."""
         return self.take(step, 1)

@@ -337,6 +337,7 @@ class StreamedFeed(Feed):
         self._next_step: int | None = None
         self._bytes_taken = 0
         self._never_kept = distributes
+        self._kept: Any = None  # a nest of variables
         # How many replicas' parts this process's batches have, and the number of the first of them.
         self._parts = self._mesh.part(0, self._strategy.num_replicas_in_sync)[1] // len(share.counts)
         self._first_part = share.process * self._parts
@@ -393,12 +394,25 @@ class StreamedFeed(Feed):
         with naming_files(self.share.stream):
             return self._patience.call(call, moved)
 
+    def keep_batches(self) -> None:
+        if self._kept is None and not self._distributes:
+            with tf.device("CPU:0"):
+                self._kept = tf.nest.map_structure(_variable_for, self.share.stream.element_spec)
+
+    @property
+    def kept_batch(self) -> Any:
+        batch = tf.nest.map_structure(tf.convert_to_tensor, self._kept)
+        return batch if self._kept is not None and tf.nest.flatten(batch)[0].shape[0] else None
+
     def look(self, step: int) -> Run:
         return Run((self._opened(step),), 0, 1)
 
     def next_operands(self, operands, offset: tf.Tensor):
         (iterator,) = operands
-        return (next(iterator),)
+        batch = next(iterator)
+        if self._kept is not None:  # they share the batch's memory
+            tf.nest.map_structure(lambda variable, x: variable.assign(x), self._kept, batch)
+        return (batch,)
 
     def batch(self, batch):
         if self._parts == 1 or self._distributes:
@@ -427,7 +441,9 @@ class StreamedFeed(Feed):
             self._never_kept = True
             logging.warning(
                 "the input's place can't be kept in checkpoints (%s): a run that is resumed within an epoch reads the "
-                "epoch again up to its step",
+                "epoch again up to its step, and what the dataset draws at random with a state of its own (Keras's "
+                "augmentation layers, tf.image.random_*) differs from then on, also at an epoch's end; draw with "
+                "tf.image.stateless_random_* by a number of the example, or in the model",
                 why,
             )
             return b""
@@ -503,6 +519,11 @@ class StreamedFeed(Feed):
             # What a file lost or gained since it was counted would go unnoticed, and shift all epochs after.
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.share.counts[self.share.process]))
         return dataset if seed is None else shuffled(dataset, self._shuffle_buffer, epoch_seed(seed, epoch))
+
+
+def _variable_for(spec: Spec) -> tf.Variable:
+    """Makes a variable for a batch of examples of this kind, without any."""
+    return tf.Variable(_no_example(spec), trainable=False, shape=[None, *spec.shape])
 
 
 def _no_example(spec: Spec) -> tf.Tensor:

@@ -59,6 +59,7 @@ class LentFeed(Feed):
         self._num_replicas = num_replicas
         self.split: Any = None
         self._next_step = 0
+        self._last: tuple[Any, int] | None = None  # what the last call had, and the examples of its last step
         self._places = (-1, np.zeros(0, np.int64))
         self._iterators: weakref.WeakKeyDictionary[Stream, Iterator] = weakref.WeakKeyDictionary()
 
@@ -105,7 +106,15 @@ class LentFeed(Feed):
             rows = self._epoch(epoch)[first : first + steps * self.order.batch_size]
             examples, each = self._read(rows, epoch), len(rows) // steps
             self._next_step = step + steps
+        self._last = examples, each
         return Run((examples, tf.constant(each, tf.int64)), 0, steps)
+
+    @property
+    def kept_batch(self) -> Any:
+        if self._last is None:
+            return None
+        examples, each = self._last
+        return tf.nest.map_structure(lambda x: x[-each:], examples)
 
     def form(self, operands) -> tuple:
         return tuple(x.shape[1:] for x in tf.nest.flatten(operands[0]))
@@ -134,7 +143,7 @@ class LentFeed(Feed):
         is_source = self.split is not None and self.split.by_index
         if is_source and (self._next_step - self.order.first_step) % self.order.steps_per_epoch == 0:
             self.split.end_epoch()
-        self.split = None
+        self.split = self._last = None
 
     def _epoch(self, epoch: int) -> np.ndarray:
         """Returns the examples of an epoch by index, in their order."""

@@ -332,5 +332,9 @@ class Measured(Strategy):
         """Makes a feed that gives each step the same nest of arrays, on each replica; `batch_size` examples in all."""
 
     @abc.abstractmethod
+    def trained_batch(self) -> Feed | None:
+        """Makes a feed that gives each step the batch that was trained on last; None where no batch is kept."""
+
+    @abc.abstractmethod
     def repeated_batch(self) -> Feed:
         """Makes a feed that gives each step one batch of the bound data, of full size."""

@@ -208,6 +208,13 @@ class Replicated(Measured):
     def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
         return RepeatedFeed(self._devices.bring(arrays), batch_size)
 
+    def trained_batch(self) -> RepeatedFeed | None:
+        feed = self.train_feed
+        if (kept := feed.kept_batch) is None:
+            return None
+        values = tf.function(lambda kept: self.distribution.run(feed.batch, args=(kept,)), autograph=False)(kept)
+        return RepeatedFeed(values, self.train_order.batch_size)
+
     def repeated_batch(self) -> RepeatedFeed:
         """Makes a feed that gives each step the batch of the next epoch's first one, which is of full size."""
         feed = self.train_feed

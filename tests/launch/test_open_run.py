@@ -272,6 +272,21 @@ def test_examples_that_the_runs_own_model_labels_are_made_once_and_as_they_are_t
     assert np.random.random() == wanted  # noqa: NPY002
 
 
+def test_pictures_of_data_that_is_handed_in_leave_its_place_alone(tmp_path):
+    """TensorBoard shows the batch that was trained on, and takes none of the dataset's."""
+
+    class Pixels(Line):
+        def build_model(self):
+            return tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(1)])
+
+    images, numbers = np.ones([8, 8, 8, 1], "float32"), np.arange(8, dtype="float32")
+    folder = {"run_dir": tmp_path, "histogram_every_steps": 1}
+    asked = {**ASKED, "data": ((images, numbers), None), "global_batch_size": 2, "mode": "train", **folder}
+    with open_run(Pixels, **asked) as held:
+        dataset = tf.data.Dataset.from_tensor_slices((images, numbers))
+        assert [held.train(data=dataset, steps=1)["mean"] for _ in range(4)] == [0.5, 2.5, 4.5, 6.5]
+
+
 MISTAKES = {
     "both": (lambda r: r.train(steps=1, epochs=1), "train(steps=1, epochs=1): both are given; use one of them"),
     "no length": (lambda r: r.train(), "train(): how long? give steps or epochs, or open the run with train_steps"),

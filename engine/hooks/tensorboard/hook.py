@@ -69,6 +69,7 @@ class TensorBoard(Windowed):
         self._figures: Figures | None = None
         self._workers = WorkerWindow()
         self._restored = False
+        self._has_images = True
         self._weights: Callable | None = None
 
     def begin(self, status: Status) -> None:
@@ -82,7 +83,7 @@ class TensorBoard(Windowed):
             if about := dict(enumerate(status.strategy.about())):
                 self._files.put("train", 0, lambda: event_values.table("strategy", about))
             self._put_graph(trainer)
-            self._put_images(status.step)
+            self._has_images = self._put_images(status.step)
 
     def rewind(self, status: Status) -> None:
         self._files.close()
@@ -100,6 +101,7 @@ class TensorBoard(Windowed):
         if status.workers is not None:
             self._workers.add(status.workers)
         super().__call__(status)
+        self._has_images = self._has_images or self._put_images(status.step)
         if status.evaluation is not None:
             evaluation = copy.copy(status.evaluation)
             self._files.put("eval", status.step, lambda: event_values.evaluation(evaluation))
@@ -165,12 +167,14 @@ class TensorBoard(Windowed):
             return
         self._files.put_graph("train", lambda: graph.as_graph_def(add_shapes=True).SerializeToString())
 
-    def _put_images(self, step: int) -> None:
+    def _put_images(self, step: int) -> bool:
+        """Writes some inputs, if they look like images. Returns False while there is no batch to show."""
         if self.probe is None or not event_values.looks_like_images(self.probe.example_features):
-            return
-        pictures = np.asarray(self.probe.features(step)[:_PICTURES])
-        if len(pictures):
+            return True
+        features = self.probe.features(step)
+        if features is not None and len(pictures := np.asarray(features[:_PICTURES])):
             self._files.put("train", 0, lambda: event_values.images("inputs", pictures))
+        return features is not None
 
 
 def _training_scalars(window: Window, figures_of_run: dict, workers: WorkerWindow) -> list:

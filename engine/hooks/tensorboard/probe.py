@@ -18,7 +18,8 @@ from .event_values import Histogram, histogram
 class Probe:
     """Computes the gradients that the next step would, and shows its batch, without doing the step.
 
-    Of a user's dataset, whose iterator is training's, it takes one batch and keeps it for all later calls.
+    Nothing is read for it. Of a user's dataset, whose iterator is training's, and of data that a program hands to its
+    run, it takes the batch that a step was trained on before the first call, and keeps it for all later calls.
 
     Args:
       strategy: the run's, of this package, bound to its data.
@@ -29,6 +30,8 @@ class Probe:
         self._strategy = strategy
         self._distribution = strategy.distribution
         self._kept = None
+        if strategy.train_feed is not None:  # it may be handed to the run later
+            strategy.train_feed.keep_batches()
         self._trainer = trainer
         self._holdings = trainer.holdings
         self._runner = StepRunner(trainer, strategy.mesh)
@@ -38,9 +41,10 @@ class Probe:
     def gradients(self, step: int) -> dict[str, Histogram]:
         """Returns histograms of the loss's gradients over the global batch of a step, by the variable's path.
 
-        Before clipping, after the sum over replicas. {} where the trainer leaves `compute_gradients` nothing to train.
+        Before clipping, after the sum over replicas. {} where the trainer leaves `compute_gradients` nothing to train,
+        and where no batch of a dataset can be kept.
         """
-        if not self._trainer.trainable_variables:
+        if not self._trainer.trainable_variables or self._feed is None:
             return {}
         operands, offset, _ = self._feed.look(step)
         with _without_admission(self._holdings.tables.values()):
@@ -57,7 +61,9 @@ class Probe:
         return batches.features(self._trainer.given.example)
 
     def features(self, step: int):
-        """Returns the features of one replica's part of the batch of a step, as tensors."""
+        """Returns the features of one replica's part of the batch of a step, as tensors; None where none is known."""
+        if self._feed is None:
+            return None
         operands, offset, _ = self._feed.look(step)
         return self._batch(operands, tf.constant(offset, tf.int64))
 
@@ -67,7 +73,7 @@ class Probe:
         if feed.random_access:  # training asks for the same step next
             return feed
         if self._kept is None:
-            self._kept = self._strategy.repeated_batch()
+            self._kept = self._strategy.trained_batch()
         return self._kept
 
     def _replicated_batch(self, operands, offset):

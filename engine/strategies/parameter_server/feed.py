@@ -199,10 +199,18 @@ class SentFeed(_InPieces, StreamedFeed):
     """
 
     reads_in_loop = False
+    _last: Any = None
 
     @property
     def _element_spec(self) -> Any:  # type: ignore[override]
         return self.share.stream.element_spec
+
+    def keep_batches(self) -> None:
+        return  # the coordinator has them
+
+    @property
+    def kept_batch(self) -> Any:
+        return None if self._last is None else tf.nest.pack_sequence_as(self._element_spec, self._last)
 
     def take(self, step: int, limit: int) -> Run:
         batches: list[list[tf.Tensor]] = []
@@ -213,6 +221,7 @@ class SentFeed(_InPieces, StreamedFeed):
             with tf.device("CPU:0"):
                 while True:
                     batches.append(_next_batch(run))
+                    self._last = batches[-1]
                     size += sum(map(_bytes, batches[-1]))
                     if len(batches) == limit or size >= _READ_BYTES:
                         return self._piece(batches, step)

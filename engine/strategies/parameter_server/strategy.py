@@ -270,6 +270,14 @@ class ParameterServer(Measured):
         workers = Workers(self.coordinator)
         return RepeatedFeed(workers.hold(arrays), batch_size, workers.here(None, arrays))
 
+    def trained_batch(self) -> RepeatedFeed | None:
+        kept = self.train_feed.kept_batch
+        return (
+            None
+            if kept is None
+            else self.repeated(tf.nest.map_structure(np.asarray, kept), self.train_order.batch_size)
+        )
+
     def repeated_batch(self) -> RepeatedFeed:
         """Makes a feed that gives each step the first batch, which is of full size."""
         operands, first, _ = self.train_feed.look(0)
