@@ -86,10 +86,13 @@ def test_a_loaded_model_predicts_on_what_its_run_does(pets_run, tmp_path):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"data": FEATURES[:, :2]}, r"^features are float32\[2\] an example; this run's are float32\[4\]$"),
+        (
+            {"data": FEATURES[:, :2]},
+            r"^features are float32\[2\] an example; this run's are float32\[4\]; model\.predict takes other sizes$",
+        ),
         ({"data": Pets().between(0, 2), "split": "eval"}, "^split='eval' is one of the run's own data or of a named"),
         ({"split": "test"}, r"^split='test': the run's data has no such split; it has train, eval$"),
-        ({"data": "digit"}, r"^--input=digit is unknown; .*digits"),
+        ({"data": "digit"}, r"^input=digit is unknown; .*digits"),
         ({"data": "digits"}, r"^features are float32\[28, 28, 1\] an example"),
     ],
     ids=["fewer features", "data and a split", "no such split", "no such input", "another input"],
@@ -234,7 +237,7 @@ def test_every_model_of_a_run_predicts_by_its_forward(tmp_path, more):
         load_model(tmp_path / "run")
     alone = load_model(tmp_path / "run", name="model", trainer_class=Celsius if more else None)
     assert alone(np.zeros([3, 4], np.float32)).shape == (3, 2)
-    with pytest.raises(UsageError, match=r"a \.keras file can't hold Celsius\.forward; give --output a folder"):
+    with pytest.raises(UsageError, match=r": a \.keras file can't hold Celsius\.forward; give output a folder"):
         run(Celsius, mode="export", output=tmp_path / "a.keras", **asked)
 
 
