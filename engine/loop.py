@@ -23,7 +23,7 @@ class Loop:
       state: what steps change; it may be restored afterwards.
       hooks: called in this order.
       until_step: where the run ends; None where only its caller knows.
-      clock: seconds, for tests.
+      clock: returns seconds, of a clock that may stand still while the process does.
 
     Attributes:
       status: where the run stands; its `stop` and `agreed_stop` say why a run ended early.
@@ -114,16 +114,16 @@ class Loop:
         while self._uncalled:
             hook = self._uncalled.pop(0)
             self._timed(hook, hook)
-        began = time.perf_counter()
+        began = self._clock()
         _agree_to_stop(self.status, together=self._is_due)
-        self._hook_seconds["waiting"] += time.perf_counter() - began  # for another process, if for anything
+        self._hook_seconds["waiting"] += self._clock() - began  # for another process, if for anything
         if self.status.stop:
             self._strategy.wind_up()
 
     def _timed(self, hook: Hook, call: Callable[[Status], None]) -> None:
-        began = time.perf_counter()
+        began = self._clock()
         call(self.status)
-        self._hook_seconds[hook.spent_on] += time.perf_counter() - began
+        self._hook_seconds[hook.spent_on] += self._clock() - began
 
 
 def train(

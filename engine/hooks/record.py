@@ -17,6 +17,7 @@ from typing import Any
 
 from ..machine import environment
 from ..machine.events import VERSION, EventLog
+from ..machine.pauses import Pauses
 from ..strategies.workers import WorkerWindow
 from .base import Hook, Status, Window
 from .figures import Figures
@@ -41,6 +42,7 @@ class Record(Hook):
       looking: a thread that never waits for it, for `Strategy.silent`.
       around: values of the events `start`, `config` and `cluster`, by event.
       began: when this process began to work on the run, by `time.monotonic`.
+      pauses: of the process, of which the second thread takes note; such time is `down`.
 
     Attributes:
       past: what the run's processes before this one have recorded.
@@ -57,7 +59,9 @@ class Record(Hook):
         looking: Writing,
         around: Mapping[str, Mapping[str, Any]],
         began: float,
+        pauses: Pauses,
     ):
+        self._pauses, self._paused_before = pauses, 0.0
         self._log, self._writing, self._looking, self._around, self._began = log, writing, looking, around, began
         self._goodput = Goodput()
         self._kept: dict[str, float] | None = None
@@ -132,6 +136,7 @@ class Record(Hook):
             self._is_open = False
             self._looking.close(self._look_around)
             self._writing.close()
+            self._pauses.close()
 
     def host_state(self) -> dict:
         return {"spent": dict(self._goodput.seconds)}
@@ -153,11 +158,11 @@ class Record(Hook):
     @contextlib.contextmanager
     def spending(self, kind: str) -> Iterator[None]:
         """Counts the time within, which is in no hook, as of a kind."""
-        began = time.monotonic()
+        began = self._pauses.clock()
         try:
             yield
         finally:
-            self._aside[kind] = self._aside.get(kind, 0.0) + time.monotonic() - began
+            self._aside[kind] = self._aside.get(kind, 0.0) + self._pauses.clock() - began
 
     def goodput(self) -> dict[str, Any]:
         """Returns what the run's time has gone to up to now; see `Goodput.report`."""
@@ -198,6 +203,7 @@ class Record(Hook):
         self._window, self._workers = Window(), WorkerWindow()
         self._compiling = (0.0, 0)
         self._hooks_before = dict(status.hook_seconds)
+        self._paused_before = self._pauses.seconds
 
     def _end_window(self, status: Status) -> None:
         """Hands the window to the thread, and begins another."""
@@ -205,6 +211,8 @@ class Record(Hook):
         aside = {kind: seconds - before.get(kind, 0.0) for kind, seconds in status.hook_seconds.items()}
         for kind, seconds in self._aside.items():
             aside[kind] = aside.get(kind, 0.0) + seconds
+        self._pauses.look()
+        aside["down"] = self._pauses.seconds - self._paused_before
         self._aside = {}
         time_spent = now - self._cut_at, self._compiling, aside
         figures = {**self._figures.read(), **status.strategy.activity()} if self._window.calls else {}
@@ -243,6 +251,7 @@ class Record(Hook):
 
     def _look_around(self) -> None:
         """Records which tasks have fallen silent, and which answer again. Once a turn of the thread that looks."""
+        self._pauses.look()
         silent, step = set(self._status.strategy.silent(_SILENT_SECONDS)), self._status.step
         for task in sorted(silent - self._silent):
             self._log.write("fault", step, text=f"{task} does not answer", task=task, state="silent")

@@ -10,11 +10,12 @@ from ...engine.checkpoints import Manifest, RunDir
 from ...engine.hooks.record import Record
 from ...engine.hooks.writing import Writing
 from ...engine.machine import events
+from ...engine.machine.pauses import Pauses
 from .progress import duration
 from .session import Session
 
 
-def record(session: Session, writing: Writing, looking: Writing, began: float) -> Record:
+def record(session: Session, writing: Writing, looking: Writing, began: float, pauses: Pauses) -> Record:
     """Makes the hook that records a run; see `Record`."""
     config, cluster = session.config, session.config.cluster
     tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]
@@ -32,7 +33,7 @@ def record(session: Session, writing: Writing, looking: Writing, began: float) -
         },
     }
     log = events.EventLog(RunDir(config.run_dir).events if config.writes_run else None)
-    made = Record(log, writing, looking, around, began)
+    made = Record(log, writing, looking, around, began, pauses)
     for checkpoints, best in ((session.checkpoints, False), (session.best, True)):
         if checkpoints is not None:
             checkpoints.written = functools.partial(_checkpoint, made, best)

@@ -30,6 +30,7 @@ from ...engine.hooks.tensorboard.probe import Probe
 from ...engine.hooks.writing import Writing
 from ...engine.internals.errors import counted
 from ...engine.loop import Loop
+from ...engine.machine.pauses import Pauses
 from ...engine.metrics.means import kinds_of
 from ...engine.state import RULES
 from ...engine.strategies.base import Stop
@@ -141,7 +142,8 @@ class Training:
         self.session = session
         users = _checked(user_hooks)
         writing, looking = Writing(), Writing("looking")  # of which the first waits for the device, if that hangs too
-        self.record = recording.record(session, writing, looking, began) if session.strategy.is_chief else None
+        pauses, chief = Pauses(), session.strategy.is_chief
+        self.record = recording.record(session, writing, looking, began, pauses) if chief else None
         periods = row_periods(session, users)
         self.history = History(self.record, periods)
         self.extra = Extra()
@@ -159,7 +161,7 @@ class Training:
         self._hooks += asking.asked(session, self._hooks, self.record, self._stop_request, looking)
         self._manifest: Manifest | None = None
         self._is_ready = False
-        self.loop = Loop(session.strategy, session.state, self._hooks, session.train_steps)
+        self.loop = Loop(session.strategy, session.state, self._hooks, session.train_steps, pauses.clock)
 
     @property
     def stop(self) -> str | None:
