@@ -128,6 +128,28 @@ class Checkpointing(Periodic):
             self.checkpoints.wait()
 
 
+class Holding(Hook):
+    """Ends a run that has lost its run_dir, after the call in which that happened.
+
+    Args:
+      check: raises where the run_dir is another's, or gone.
+    """
+
+    name = "held_run_dir"
+
+    def __init__(self, check: Callable[[], None]):
+        self._check = check
+
+    def begin(self, status: Status) -> None:
+        self._check()
+
+    def __call__(self, status: Status) -> None:
+        self._check()
+
+    def settle(self, status: Status) -> None:
+        self._check()
+
+
 class Best(Monitor):
     """Keeps the state of the best evaluation. Override `keep`.
 

@@ -16,13 +16,13 @@ from absl import logging
 from ...engine.checkpoints import CheckpointError, Manifest, RunDir
 from ...engine.checkpoints import manifest as manifests
 from ...engine.holdings import Holdings
-from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
+from ...engine.hooks import Hook, StopRequest, evaluation, numerics, saving
 from ...engine.hooks.base import Period, Window
 from ...engine.hooks.input_bound import InputBound
 from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate, reset_patience
 from ...engine.hooks.record import Record
-from ...engine.hooks.saving import Best, BestCheckpoint, BestWeights, Checkpointing
+from ...engine.hooks.saving import Best, BestCheckpoint, BestWeights, Checkpointing, Holding
 from ...engine.hooks.stragglers import Stragglers
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.hooks.tensorboard import TensorBoard
@@ -97,28 +97,6 @@ def _with_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _with_lists(each) for name, each in value.items()}
     return [*map(_with_lists, value)] if isinstance(value, (list, tuple)) else value
-
-
-class Holding(Hook):
-    """Ends a run that has lost its run_dir, after the call in which that happened.
-
-    Args:
-      check: raises where the run_dir is another's, or gone.
-    """
-
-    name = "held_run_dir"
-
-    def __init__(self, check: Callable[[], None]):
-        self._check = check
-
-    def begin(self, status: Status) -> None:
-        self._check()
-
-    def __call__(self, status: Status) -> None:
-        self._check()
-
-    def settle(self, status: Status) -> None:
-        self._check()
 
 
 class Training:
