@@ -16,7 +16,7 @@ from ..engine.internals.errors import reason
 from ..input.data import InputError
 from .cluster.meeting import ClusterError, PortTakenError
 from .command_line.flags import ABOUT, GROUPS
-from .errors import EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError, UsageError
+from .errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError, UsageError
 
 _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN = tuple(os.path.join(_HOUSE, room, "") for room in ("engine", "models", "input", "launch"))
@@ -176,10 +176,10 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
         return EXIT_USAGE, str(error)
     if isinstance(error, CheckpointError):  # a full disk may have room the next time
         return EXIT_FAILED if "could not be written" in str(error) else EXIT_USAGE, str(error)
-    if isinstance(error, (numerics.NonfiniteError, numerics.LabelError, LostPeerError, OutOfSyncError)):
+    if isinstance(error, (numerics.LabelError, LostPeerError, OutOfSyncError)):
         return EXIT_FAILED, str(error)
-    if line := numerics.explain(error):
-        return EXIT_FAILED, line
+    if line := str(error) if isinstance(error, numerics.NonfiniteError) else numerics.explain(error):
+        return EXIT_DIVERGED, line
     full = any(words in str(error) for words in _LIMITS)  # a disk, which TensorFlow calls exhausted too
     if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)) and not full:
         return EXIT_FAILED, (

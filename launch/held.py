@@ -17,12 +17,12 @@ from absl import logging
 
 from ..engine.checkpoints import RunDir
 from ..engine.machine import allocator
-from . import terminal
+from . import explanations, terminal
 from .benchmark.result import check_work_of_baseline
 from .cluster import cluster, meeting, servers
 from .command_line import checks, own_files
 from .command_line.config import Config
-from .errors import EXIT_FAILED, RunError, UsageError
+from .errors import EXIT_USAGE, RunError, UsageError
 from .host import imports, process, signals
 from .host.files import finite, write_of_run
 from .run import data as datas
@@ -213,6 +213,11 @@ class Held:
 
     def set_result(self, result: dict[str, Any], code: int, lines: Sequence[str]) -> None:
         """Sets what the run has come to, writes it, and then prints lines of it."""
+        self._write_result(result, code)
+        for line in lines:
+            self.session.say(line)
+
+    def _write_result(self, result: dict[str, Any], code: int) -> None:
         if self.config.mode != "generate":
             result.setdefault("wall_seconds", time.monotonic() - self._began)
         self.result, self.code = (result := finite(result)), code
@@ -220,8 +225,25 @@ class Held:
             write_of_run(RunDir(self.config.run_dir).result, result)
         if self.config.is_chief:
             results.write(result, self.config.values)
-        for line in lines:
-            self.session.say(line)
+
+    def _write_failure(self, error: Exception) -> None:
+        """Writes which error ended the run as its result.
+
+        Before the first step a mistake leaves none, and any error leaves the result of an earlier start as it is: it
+        shows that the run had ended, should its checkpoints be gone.
+        """
+        config, has_trained = self.config, self.training is not None and self.training.loop.status.steps > 0
+        code, line = explanations.explain(error, has_debug=False)
+        has_result = config.writes_run and os.path.exists(RunDir(config.run_dir).result)
+        if not has_trained and (code == EXIT_USAGE or has_result):
+            return
+        model = config.own_class.__name__ if config.own_class else config.model
+        step = self.training.loop.status.step if self.training else None
+        of_run = {"mode": config.mode, "model": model, "run_dir": config.given_run_dir, "step": step}
+        try:
+            self._write_result({**of_run, "error": line, "exit_code": code}, code)
+        except OSError as failed:
+            logging.warning("the result, %s, is not written: %s", line, explanations.of_system(failed))
 
     def _start(self, stack: contextlib.ExitStack):
         """Starts TensorFlow, meets the other processes if any, and returns the strategy. `stack` ends with it."""
@@ -277,12 +299,13 @@ class Held:
             print(f"metrics: http://{config.bind or '127.0.0.1'}:{port}/metrics", flush=True)
 
     def _record_end(self, kind, error, trace) -> None:
+        if isinstance(error, Exception):
+            self._write_failure(error)
         if self.training is not None:
             self.training.finish(error, self.code)
 
     def _record_standstill(self, line: str) -> None:
-        if self.training is not None:
-            self.training.finish(RunError(line), EXIT_FAILED)
+        self._record_end(RunError, RunError(line), None)
 
 
 def _need_epochs(hooks: Any) -> bool:

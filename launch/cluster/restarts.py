@@ -13,6 +13,7 @@ import signal
 import time
 
 from ..errors import (
+    EXIT_DIVERGED,
     EXIT_FAILED,
     EXIT_HUNG_UP,
     EXIT_INTERRUPTED,
@@ -61,9 +62,11 @@ class Ending:
 
     @property
     def mistake(self) -> str | None:
-        """Which mistake it ended by, that it would end by again; None if by none."""
+        """What it ended by, and would end by again: a mistake, or numbers that are not finite; None if by neither."""
         if self.code == EXIT_USAGE:
             return "a mistake in what was asked"
+        if self.code == EXIT_DIVERGED:
+            return "the run has diverged, and would again"
         if self.code == EXIT_FAILED and self.last_lines and _CANNOT_BEGIN.match(self.last_lines[-1]):
             return "its script can't be run as it stands"
         return None
@@ -154,7 +157,9 @@ class Synchronous:
 
     def settle(self, endings: list[Ending]) -> Settlement:
         """Returns what follows when all tasks have ended, given in the order of their ends."""
-        cause = next((ending for ending in endings if ending.code), None)
+        # A run that diverged has done so in all tasks: one that lost a peer by it has seen the peer's end alone.
+        diverged = (ending for ending in endings if ending.code == EXIT_DIVERGED)
+        cause = next(diverged, None) or next((ending for ending in endings if ending.code), None)
         if cause is None:
             return Settlement(0)
         if final := self._final(cause):
@@ -183,7 +188,9 @@ class Synchronous:
         """Returns the supervisor's exit code, and why a restart would give the same; None if it might not."""
         if self._compares and ending.code == EXIT_SLOWER:
             return EXIT_SLOWER, "the benchmark is slower than --fail_below allows"
-        return (EXIT_USAGE, ending.mistake) if ending.mistake else None
+        if not ending.mistake:
+            return None
+        return (EXIT_DIVERGED if ending.code == EXIT_DIVERGED else EXIT_USAGE), ending.mistake
 
     def _was_preempted(self, ending: Ending) -> bool:
         """Returns whether the ending loses nothing: one that a signal killed, as at its start, has saved nothing."""

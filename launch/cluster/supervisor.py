@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...engine.machine import events
-from ..errors import EXIT_PORT_TAKEN, EXIT_USAGE
+from ..errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_USAGE
 from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import meeting, shares
 from .children import Child, Children
@@ -26,6 +26,7 @@ from .output import Output, TaskOutput
 from .restarts import Ending, Patience, Servers, Settlement, Synchronous
 
 _LAST_WORDS_SECONDS = 1.0  # for a reader of our output, once we are asked to end
+_OF_ITSELF = (EXIT_USAGE, EXIT_DIVERGED, EXIT_PORT_TAKEN)  # exit codes that another task's end does not lead to
 _ASK_SECONDS = 1.0  # from one question whether tasks wait for one that has ended to the next
 _ANSWER_SECONDS = 0.1
 
@@ -199,8 +200,8 @@ class Supervisor:
     def _reap(self) -> list[Ending]:
         codes = {task: code for task in self._tasks if (code := task.child.code) is not None}
         # Of those found dead at once, a task that a signal killed can't have followed from another's end; nor can a
-        # mistake in what was asked, or a port that was taken.
-        dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] not in (EXIT_USAGE, EXIT_PORT_TAKEN)))
+        # mistake in what was asked, a run that diverged, or a port that was taken.
+        dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] not in _OF_ITSELF))
         self._tasks = [task for task in self._tasks if task not in codes]
         endings = self._take(dead)
         self._children.reap_orphans()

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..cluster.cluster import SECRET, counts
 from ..cluster.kubernetes import JOBS, PORT, SERVICE
-from ..errors import EXIT_TERMINATED, EXIT_USAGE, UsageError
+from ..errors import EXIT_DIVERGED, EXIT_TERMINATED, EXIT_USAGE, UsageError
 from .job import Job
 
 _RESTARTS = 6  # of each task
@@ -30,7 +30,7 @@ _COMMENTS = {  # each once, above the first line that begins so
     "backoffLimit:": f"A worker that fails ends the others too, and each counts: {_RESTARTS} restarts of all.",
     "backoffLimitPerIndex:": "Each task is started again by itself.",
     "podReplacementPolicy:": "Not before the old pod is gone: TensorFlow takes no two tasks of one index.",
-    "- action: FailJob": "A mistake, which a restart would repeat.",
+    "- action: FailJob": "A mistake, or a run that diverged, which a restart would repeat.",
     "- action: Ignore": "A disruption, or SIGTERM: the task has saved.",
     "terminationGracePeriodSeconds:": "For a checkpoint.",
     "- name: CRANKSHAFT_JOBS": "By these two a pod finds the others.",
@@ -173,9 +173,9 @@ def _job_spec(job: Job, kind: str, names: dict[str, str], network: dict[str, str
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
             "rules": [
-                _on_exit(EXIT_USAGE, "FailJob"),
+                _on_exit("FailJob", EXIT_USAGE, EXIT_DIVERGED),
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                _on_exit(EXIT_TERMINATED, "Ignore"),
+                _on_exit("Ignore", EXIT_TERMINATED),
             ]
         },
         "template": {
@@ -185,8 +185,8 @@ def _job_spec(job: Job, kind: str, names: dict[str, str], network: dict[str, str
     }
 
 
-def _on_exit(code: int, action: str) -> dict[str, Any]:
-    return {"action": action, "onExitCodes": {"containerName": "task", "operator": "In", "values": [code]}}
+def _on_exit(action: str, *codes: int) -> dict[str, Any]:
+    return {"action": action, "onExitCodes": {"containerName": "task", "operator": "In", "values": [*codes]}}
 
 
 def _pod(job: Job, kind: str, names: dict[str, str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 import shlex
 import string
 
+from ..errors import EXIT_DIVERGED, EXIT_USAGE
 from .job import Job
 
 _SCRIPT = string.Template(
@@ -33,10 +34,12 @@ srun --kill-on-bad-exit=0 --cpus-per-task=$cpus \\
   $command
 code=$$?
 
-# 0: done. 2: a mistake, which a restart would repeat. All else begins again from the last checkpoint.
-if [ $$code -ne 0 ] && [ $$code -ne 2 ] && [ "$${SLURM_RESTART_COUNT:-0}" -lt 20 ]; then
-  scontrol requeue "$$SLURM_JOB_ID"
-fi
+# 0: done. 2: a mistake, and 4: the run diverged, which a restart would repeat. All else begins again from the last
+# checkpoint.
+case $$code in
+  0 | $mistake | $diverged) ;;
+  *) [ "$${SLURM_RESTART_COUNT:-0}" -ge 20 ] || scontrol requeue "$$SLURM_JOB_ID" ;;
+esac
 exit $$code
 """
 )
@@ -54,6 +57,8 @@ def script(job: Job) -> str:
         memory_mb=max(1, round(mebibytes(job.memory) / job.cpus)),
         gpus=f"#SBATCH --gpus-per-task={job.gpus_per_worker}\n" if job.gpus_per_worker else "",
         time=job.time,
+        mistake=EXIT_USAGE,
+        diverged=EXIT_DIVERGED,
         command=" \\\n  ".join([shlex.join(job.start), *map(shlex.quote, job.command[len(job.start) :])]),
     )
 

@@ -18,10 +18,10 @@ def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def step_of(path: str) -> int:
-    """Returns the step of the run whose result is at `path`; 0 where no result can be read."""
+    """Returns the step at which the run ended well whose result is at `path`; 0 where there is no such result."""
     try:
-        return int(read_json(path)["step"])
-    except (OSError, OverflowError, ValueError, KeyError, TypeError):
+        return 0 if (result := read_json(path)).get("error") else int(result["step"])
+    except (OSError, OverflowError, AttributeError, ValueError, KeyError, TypeError):
         return 0
 
 

@@ -321,8 +321,8 @@ class Training:
         config, status, lines = self.session.config, self.loop.status, []
         if "loss_with_penalties" in {**result["train"], **result.get("eval", {})}:
             lines.append("loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it")
+        result["stop"] = status.stop
         if status.stop:
-            result["stop"] = status.stop
             lines.append(f"stopped at step {result['step']}: {status.stop}")
         if size := self.session.state.input.num_bytes:
             lines.append(f"the place in the training data takes {size / 1e6:,.3g} MB of a checkpoint")

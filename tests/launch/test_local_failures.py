@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 
 import pytest
 
 from crankshaft.launch.cluster.restarts import Ending, Servers, Synchronous
-from crankshaft.launch.errors import EXIT_PORT_TAKEN, EXIT_SLOWER
+from crankshaft.launch.errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_SLOWER
 from tests.launch.local_tasks import lines_of, pids, says, until_dead
 
 
@@ -82,6 +83,20 @@ time.sleep(900)
     assert outcome.err.endswith("\n    error: --model=cmm is unknown\n")
     assert "worker 0 has not ended in time; it is killed" in outcome.err
     until_dead(*pids(program))
+
+
+def test_a_run_that_diverged_is_not_restarted_whoever_ends_first():
+    """All find it; one may only see its peer gone."""
+    lost, diverged = Ending("worker 1", 1), Ending("worker 0", EXIT_DIVERGED)
+    for rule, task in ((Synchronous, "worker 0"), (Servers, "chief")):
+        endings = [dataclasses.replace(each, task=each.task.replace("worker 0", task)) for each in (lost, diverged)]
+        settled = rule(5, 600.0, 30.0).settle(endings)
+        assert settled.exit_code == EXIT_DIVERGED
+        assert (
+            settled.message
+            == f"{task} ended with exit code 4: the run has diverged, and would again, so it is not restarted"
+        )
+    assert Servers(5, 600.0, 30.0).alone(diverged) is None
 
 
 @pytest.mark.parametrize("line", ["import nowhere_to_be_found", "from os import nowhere", "def broken(:"])

@@ -141,6 +141,20 @@ def test_a_task_is_started_as_python_starts_it(capsys, words):
     assert f"\n  {' '.join(start)} \\\n  --model=mlp \\\n" in printed(capsys, "slurm", "--", *words, *RUN)
 
 
+@pytest.mark.parametrize(("code", "requeued"), [(0, 0), (1, 1), (2, 0), (4, 0), (143, 1), (137, 1)])
+def test_slurm_begins_again_unless_a_restart_would_repeat_the_end(capsys, tmp_path, code, requeued):
+    text = printed(capsys, "slurm", "--", *RUN)
+    for name, line in (("srun", f"exit {code}"), ("scontrol", f"echo $1 $2 >> {tmp_path}/said")):
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    where = ["env", f"PATH={tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID=7"]
+    for count in ("0", "20"):
+        done = subprocess.run([*where, f"SLURM_RESTART_COUNT={count}", "bash", "-c", text], check=False)
+        assert done.returncode == code
+    said = tmp_path / "said"
+    assert (said.read_text() if said.exists() else "") == "requeue 7\n" * requeued
+
+
 def test_files_that_the_tasks_read_need_not_be_here(capsys):
     words = ("--run_dir=/r", "--config=/nowhere/a.yaml", "--flagfile=/nowhere/b", "--data_dir=/nowhere")
     assert "--flagfile=/nowhere/b" in printed(capsys, "slurm", "--time=1-23:59:59", "--memory=1.5Gi", "--", *words)
@@ -163,7 +177,7 @@ def test_what_restarts_and_what_does_not(capsys):
     assert job["spec"]["podReplacementPolicy"] == "Failed"
     rules = job["spec"]["podFailurePolicy"]["rules"]
     assert [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in rules] == [
-        ("FailJob", [2]),
+        ("FailJob", [2, 4]),
         ("Ignore", None),
         ("Ignore", [143]),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -12,8 +13,10 @@ import tensorflow as tf
 
 from crankshaft import UsageError, load_model
 from crankshaft.engine import mean, step_context
+from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.replicated import largest_divisor
+from crankshaft.launch.errors import EXIT_DIVERGED
 from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
 
 
@@ -128,6 +131,29 @@ def test_a_bug_in_the_data_function_names_its_file_and_line(inside):
     outcome = inside(*RUN, trainer=Line, data=broken)
     assert place_of(broken) in outcome.mistake
     assert "no/such/file.npy" in outcome.error
+
+
+def test_a_failed_run_writes_its_error_as_its_result_and_a_mistake_before_it_none(inside, tmp_path):
+    def fails(status, means):
+        if status.step == 3:
+            raise ConnectionError("the tracker is down")
+
+    flags = (*RUN, f"--run_dir={tmp_path}")
+    mistake = inside(*flags, trainer=Line, data=lambda: 1 / 0)
+    assert mistake.code == 2
+    assert not (tmp_path / "result.json").exists()
+    failed = inside(*flags, trainer=Line, data=data, hooks=[every_steps(1, fails)])
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (failed.code, result["exit_code"], result["step"], result["error"]) == (
+        1,
+        1,
+        3,
+        failed.error.partition(";")[0],
+    )
+    inside(*flags, trainer=Line, data=data).ok()
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert "error" not in result
+    assert result["stop"] is None  # it ran to its end
 
 
 def test_a_network_that_is_down_may_be_up_the_next_time(inside):
@@ -288,8 +314,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_another_code(inside, tmp_pa
         def loss(self, outputs, batch):
             return mean((1 + tf.square(outputs[:, 0])) / tf.cast(step_context().step < 2, tf.float32))
 
-    outcome = inside(*RUN, "--steps_per_loop=1", f"--run_dir={tmp_path}", trainer=Exploding, data=data)
-    assert outcome.code == 1
+    copy = f"--result_json={tmp_path}/copy.json"
+    outcome = inside(*RUN, "--steps_per_loop=1", f"--run_dir={tmp_path}", copy, trainer=Exploding, data=data)
+    assert outcome.code == EXIT_DIVERGED == 4
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result == json.loads((tmp_path / "copy.json").read_text())
+    assert (result["error"], result["exit_code"], result["mode"]) == (outcome.error, 4, "train_and_eval")
+    assert result["step"] in (3, 4)
     assert "is inf" in outcome.error
     assert "learning rate" in outcome.error
     assert not list((tmp_path / "checkpoints").glob("ckpt-4*"))  # such a state is not kept
