@@ -62,8 +62,8 @@ def learn(most_updates: int = 150, solved: float = 475.0) -> float:
     rng, games = np.random.default_rng(0), [gymnasium.make("CartPole-v1") for _ in range(GAMES)]
     lasted = [0.0, 0.0]
     with crankshaft.open_run(
-        Policy, data=(FORM,), mode="train", global_batch_size=500 * GAMES, eval_every_steps=10, learning_rate=0.01,
-        jit="off", progress="off",
+        Policy, data=(FORM,), mode="train", global_batch_size=500 * GAMES, learning_rate=0.01, jit="off",
+        progress="off",
     ) as run:  # fmt: skip
         while np.mean(lasted[-2:]) < solved and run.step < most_updates:
             observations, actions, rewards = play(run, games, rng)

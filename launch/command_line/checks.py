@@ -251,6 +251,11 @@ def _check_monitor(config: Config) -> None:
             else ("--mode=train makes no evaluations; use --mode=train_and_eval")
         )
         raise UsageError(f"--restore_best takes the best evaluation's weights, and {evaluates}")
+    if config.eval_every_steps and config.mode == "train":
+        evaluates, instead = "--mode=train makes no evaluations", "use --mode=train_and_eval, or leave the flag out"
+        if config.cluster and config.cluster.job("evaluator"):
+            evaluates, instead = "the evaluator evaluates each checkpoint", "use --checkpoint_every_steps"
+        raise UsageError(f"--eval_every_steps={config.eval_every_steps}: {evaluates}; {instead}")
     if monitored.source == "train" or config.mode not in ("train", "train_and_eval"):
         return
     if config.mode == "train":

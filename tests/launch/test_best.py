@@ -92,6 +92,8 @@ def test_the_best_of_no_evaluations_is_refused(inside):
     assert (
         "--restore_best takes the best evaluation's weights, and --mode=train makes no evaluations" in outcome.mistake
     )
+    outcome = inside("--eval_every_steps=5", "--mode=train", trainer=Line, data=data)
+    assert "--eval_every_steps=5: --mode=train makes no evaluations; use --mode=train_and_eval" in outcome.mistake
 
 
 class Ranked(Line):

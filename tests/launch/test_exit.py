@@ -15,7 +15,7 @@ import crankshaft
 from crankshaft.engine.hooks import every_steps
 from tests.waiting import wait_until
 
-ASKED = {"train_steps": 20, "jit": "off", "progress": "off", "eval_every_steps": 10**6}
+ASKED = {"train_steps": 20, "jit": "off", "progress": "off"}
 SCRIPT = """
 import atexit, sys
 from tests.launch import test_exit
@@ -102,7 +102,7 @@ def test_a_program_that_ends_leaves_nothing_that_reads(inside):
 
 
 def test_an_evaluation_that_was_prepared_and_not_made_reads_no_further():
-    kept = trained([every_steps(5, interrupted)], mode="train_and_eval", train_steps=10**6)
+    kept = trained([every_steps(5, interrupted)], mode="train_and_eval", train_steps=10**6, eval_every_steps=10**6)
     assert kept.result["step"] < 10**6
     assert_nothing_is_open()
 

@@ -28,7 +28,7 @@ def test_an_ended_run_whose_checkpoints_are_gone_does_not_begin_anew(inside, tmp
     inside(*run).ok()
     shutil.rmtree(tmp_path / "checkpoints")
     refused(inside(*run), tmp_path)
-    refused(inside(*run, "--mode=train"), tmp_path)
+    refused(inside(*run, "--eval_every_steps=0", "--mode=train"), tmp_path)
     inside(*MLP, "--train_steps=2", f"--run_dir={tmp_path}/on", f"--init_from={tmp_path}/best").ok()
     shutil.rmtree(tmp_path / "best")  # all of it gone, it is no more than a folder that was used before
     inside(*run).ok()
