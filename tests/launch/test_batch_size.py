@@ -88,3 +88,21 @@ def test_an_interruption_changes_no_bit_and_the_rate_goes_on_by_examples(inside,
     examples = of_40 if size == 40 else np.arange(140, 401, 10)
     progress = (examples // 20 - 2) / 18  # since the warm-up, in steps of 20 examples
     np.testing.assert_allclose(found, 0.5 * (1 + np.cos(np.pi * progress)), atol=1e-6)
+
+
+def test_what_can_not_go_on_in_other_batches_is_one_line(inside, tmp_path):
+    run = (*RUN, "--optimizer=sgd", "--train_steps=8", "--checkpoint_every_steps=4", "--global_batch_size=10")
+    apart = (*TWO, "--sync_every_steps=4", f"--run_dir={tmp_path / 'apart'}")
+    data = (IDS, IDS), None
+    inside(*run, *apart, trainer=Count, data=lambda: data).ok()
+    line = inside(*run, *apart, "--global_batch_size=40", trainer=Count, data=lambda: data).mistake
+    assert line.startswith("--global_batch_size=40: from step 8 on epochs would end between two syncs (--sync_every_st")
+    inside(*run, f"--run_dir={tmp_path / 'one'}", trainer=Count, data=lambda: data).ok()
+    how = {"train_steps": 12, "global_batch_size": 20, "allow_changed_config": True, "jit": "off", "optimizer": "sgd"}
+    with crankshaft.open_run(Count, data=data, run_dir=str(tmp_path / "one"), progress="off", **how) as held:
+        with pytest.raises(
+            crankshaft.UsageError, match="ckpt-4 was written before batches of 20 began, at step 8, and"
+        ):
+            held.restore(4)
+        held.train(steps=2)
+        assert held.step == 10

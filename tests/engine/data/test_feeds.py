@@ -31,7 +31,7 @@ class Recorder(Trainer):
     """Trains nothing: notes which ids each replica was given at which step."""
 
     def build(self):
-        kind = {"trainable": False, "dtype": tf.int64}
+        kind = {"trainable": False, "dtype": tf.int64, "synchronization": tf.VariableSynchronization.ON_READ}
         self.seen = tf.Variable(-tf.ones([LONGEST, 16], tf.int64), **kind)
 
     def train_step(self, batch):
