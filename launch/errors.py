@@ -13,8 +13,9 @@ from . import terminal
 EXIT_FAILED = 1  # the run failed in a way that may pass, a write or a lost peer: start it again
 EXIT_USAGE = 2  # a mistake in what was asked: the same command will fail again, so it is not to be retried
 EXIT_SLOWER = 3  # a benchmark is shown to be slower than --fail_below allows
-EXIT_DIVERGED = 4  # not finite: a run repeats its numbers, so it would diverge again, and is not to be retried
-EXIT_PORT_TAKEN = 5  # another program took a port that Crankshaft chose: start all tasks again with other ports
+# Of sysexits(3), EX_DATAERR and EX_TEMPFAIL: scripts have small codes of their own.
+EXIT_DIVERGED = 65  # not finite: a run repeats its numbers, so it would diverge again, and is not to be retried
+EXIT_PORT_TAKEN = 75  # another program took a port that Crankshaft chose: start all tasks again with other ports
 EXIT_HUNG_UP = 129  # SIGHUP, a terminal that closed, after saving
 EXIT_INTERRUPTED = 130  # Ctrl-C, after saving
 EXIT_TERMINATED = 143  # SIGTERM, after saving; Kubernetes restarts on 128 and above

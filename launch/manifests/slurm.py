@@ -34,7 +34,7 @@ srun --kill-on-bad-exit=0 --cpus-per-task=$cpus \\
   $command
 code=$$?
 
-# 0: done. 2: a mistake, and 4: the run diverged, which a restart would repeat. All else begins again from the last
+# 0: done. 2: a mistake, and 65: the run diverged, which a restart would repeat. All else begins again from the last
 # checkpoint.
 case $$code in
   0 | $mistake | $diverged) ;;

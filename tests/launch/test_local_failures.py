@@ -94,7 +94,7 @@ def test_a_run_that_diverged_is_not_restarted_whoever_ends_first():
         assert settled.exit_code == EXIT_DIVERGED
         assert (
             settled.message
-            == f"{task} ended with exit code 4: the run has diverged, and would again, so it is not restarted"
+            == f"{task} ended with exit code 65: the run has diverged, and would again, so it is not restarted"
         )
     assert Servers(5, 600.0, 30.0).alone(diverged) is None
 
@@ -152,7 +152,7 @@ if n == 1:
 """
     outcome = local(script, "--max_restarts=0").wait().ok()
     again = "as another program has taken its port; all tasks start again at once with other ports"
-    assert f"[local] worker 1 ended with exit code 5, {again}" in outcome.err
+    assert f"[local] worker 1 ended with exit code 75, {again}" in outcome.err
     first, second = (line for line in lines_of(outcome.out, "worker 1") if line.startswith("port"))
     assert first != second
 

@@ -141,7 +141,7 @@ def test_a_task_is_started_as_python_starts_it(capsys, words):
     assert f"\n  {' '.join(start)} \\\n  --model=mlp \\\n" in printed(capsys, "slurm", "--", *words, *RUN)
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(0, 0), (1, 1), (2, 0), (4, 0), (143, 1), (137, 1)])
+@pytest.mark.parametrize(("code", "requeued"), [(0, 0), (1, 1), (2, 0), (65, 0), (4, 1), (143, 1), (137, 1)])
 def test_slurm_begins_again_unless_a_restart_would_repeat_the_end(capsys, tmp_path, code, requeued):
     text = printed(capsys, "slurm", "--", *RUN)
     for name, line in (("srun", f"exit {code}"), ("scontrol", f"echo $1 $2 >> {tmp_path}/said")):
@@ -177,7 +177,7 @@ def test_what_restarts_and_what_does_not(capsys):
     assert job["spec"]["podReplacementPolicy"] == "Failed"
     rules = job["spec"]["podFailurePolicy"]["rules"]
     assert [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in rules] == [
-        ("FailJob", [2, 4]),
+        ("FailJob", [2, 65]),
         ("Ignore", None),
         ("Ignore", [143]),
     ]

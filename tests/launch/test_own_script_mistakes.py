@@ -316,10 +316,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_another_code(inside, tmp_pa
 
     copy = f"--result_json={tmp_path}/copy.json"
     outcome = inside(*RUN, "--steps_per_loop=1", f"--run_dir={tmp_path}", copy, trainer=Exploding, data=data)
-    assert outcome.code == EXIT_DIVERGED == 4
+    assert outcome.code == EXIT_DIVERGED == 65
     result = json.loads((tmp_path / "result.json").read_text())
     assert result == json.loads((tmp_path / "copy.json").read_text())
-    assert (result["error"], result["exit_code"], result["mode"]) == (outcome.error, 4, "train_and_eval")
+    assert (result["error"], result["exit_code"], result["mode"]) == (outcome.error, 65, "train_and_eval")
     assert result["step"] in (3, 4)
     assert "is inf" in outcome.error
     assert "learning rate" in outcome.error

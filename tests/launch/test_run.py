@@ -177,7 +177,7 @@ def test_an_evaluation_loss_that_is_not_finite_fails_a_run_and_an_evaluation_of_
     inside(*steep, "--mode=train", f"--run_dir={tmp_path}").ok()
     for flags in (("--mode=eval", f"--run_dir={tmp_path}"), steep):
         outcome = inside(*flags)
-        assert outcome.code == 4
+        assert outcome.code == 65
         assert "error: evaluation at step 1: loss is nan; look in the evaluation data for inf" in outcome.err
 
 
@@ -207,7 +207,7 @@ def test_weights_that_are_not_finite_fail_a_run_whose_loss_is(inside, mode):
         return (features, labels), (features[100:], labels[100:]), 10
 
     outcome = inside(f"--mode={mode}", "--jit=off", "--train_steps=40", "--steps_per_loop=20", trainer=Model, data=data)
-    assert outcome.code == 4
+    assert outcome.code == 65
     assert re.search(r"variable mlp/dense\w*/kernel is not finite; lower the learning rate", outcome.error)
 
 
