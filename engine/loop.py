@@ -81,6 +81,7 @@ class Loop:
                 input_bytes=None if bytes_now is None else bytes_now - (bytes_before or 0),
                 steps_ahead=feed.steps_ahead if feed else None,
                 evaluation=None,
+                off_schedule=False,
                 compiles=result.compiles,
             )
             bytes_before = bytes_now

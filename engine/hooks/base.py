@@ -39,6 +39,7 @@ class Status:
       strategy: where steps run, for hooks that evaluate.
       workers: each worker's figures of this call, unread, where there are several (`WorkerRows`).
       evaluation: the metrics of an evaluation at this step, once a hook has made one.
+      off_schedule: whether that was made only because the run ends here.
       stop: set by a hook that wants the run to end, to the reason. Of several workers, any one's hook may: all end at
         one step, this one if something is due at it, else after the next call or two.
       agreed_stop: why the run ends, and which worker wants it to, once all know.
@@ -65,6 +66,7 @@ class Status:
     input_bytes: int | None = None
     steps_ahead: float | None = None
     evaluation: dict[str, float] | None = None
+    off_schedule: bool = False
     stop: str | None = None
     agreed_stop: Stop | None = None
     compiles: bool = False
@@ -217,9 +219,12 @@ class Periodic(Hook):
     def next_due(self, step: int, status: Status) -> int | None:
         return min((period.end_after(step) for period in self._periods), default=None)
 
+    def ends_period(self, status: Status) -> bool:
+        """Returns whether one of the periods ends at this step."""
+        return any(period.ends_at(status.step) for period in self._periods)
+
     def is_due(self, status: Status) -> bool:
-        ends = any(period.ends_at(status.step) for period in self._periods)
-        return ends or (self.at_end and status.last)
+        return self.ends_period(status) or (self.at_end and status.last)
 
     def __call__(self, status: Status) -> None:
         if self.is_due(status):

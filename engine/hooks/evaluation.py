@@ -150,7 +150,7 @@ class Evaluation(Periodic):
         if status.step != self.step:
             self.result = evaluate(status.strategy, status.state)
             self.step = status.step
-        status.evaluation = Evaluated(self.result)
+        status.evaluation, status.off_schedule = Evaluated(self.result), not self.ends_period(status)
 
     def host_state(self) -> dict:
         return {"step": self.step, **(self.result.host_state() if self.result else {})}

@@ -119,7 +119,10 @@ class Monitor(Periodic):
 
 
 class Patient(Monitor):
-    """A monitor that calls `act_on_plateau` after `patience` evaluations in a row without improvement."""
+    """A monitor that calls `act_on_plateau` after `patience` evaluations in a row without improvement.
+
+    Evaluations off the schedule, where a run ends, are not counted.
+    """
 
     def __init__(self, monitor: str, patience: int, **arguments):
         super().__init__(monitor, **arguments)
@@ -127,6 +130,10 @@ class Patient(Monitor):
             raise ValueError(f"patience={patience} is not a count of evaluations; use 1 or more")
         self.patience = patience
         self.waited = 0
+
+    def is_due(self, status: Status) -> bool:
+        # The evaluation at a run's end is no part of its schedule: a run that is prolonged goes on as if in one.
+        return super().is_due(status) and (bool(self.every_steps) or not status.off_schedule)
 
     def observe(self, status: Status, value: float, improved: bool) -> None:
         self.waited = 0 if improved else self.waited + 1

@@ -282,3 +282,24 @@ def test_best_checkpoint_of_a_killed_run_stands_though_the_run_is_resumed_from_b
     assert best_run(mlp(), tmp_path, [0.1, 0.2, 0.9, 0.8], 4, restore=None) == [3]
     worse = [0.1, 0.2, 0.5, 0.6, 0.7]
     assert best_run(mlp(), tmp_path, worse, 5, restore=lambda saved: saved.all()[0]) == [3]
+
+
+class Counted(EarlyStopping):
+    """Keeps the steps whose evaluations count."""
+
+    def __init__(self):
+        super().__init__("eval_loss", patience=9)
+        self.steps = []
+
+    def observe(self, status, value, improved):
+        self.steps.append(status.step)
+
+
+def test_the_evaluation_where_a_run_ends_does_not_count_as_one_of_its_schedule(mlp):
+    """So a run that is prolonged goes on as if it had never ended; the best evaluation may be that one."""
+    bench, counted, best = mlp(), Counted(), Improvements("eval_loss")
+    hooks = [Evaluation(2), counted, best]
+    run(bench, hooks, 3)
+    assert (counted.steps, len(best.seen)) == ([2], 2)
+    run(bench, hooks, 6)
+    assert counted.steps == [2, 4, 6]
