@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from .freezing import Freezing
 from .internals import keras
-from .internals.variables import held, tf_variable
+from .internals.variables import held, path_of, tf_variable
 from .layers.embeddings import Embedding
 from .optimizers import Optimizer
 from .optimizers.loss_scale import DynamicLossScale
@@ -34,6 +34,8 @@ class Holdings:
         self._declared = declared or {}
         self.freezing = Freezing((), ())
         self.options_of: dict[int, set[str]] = {}
+        self._trainable_at_first: frozenset[int] = frozenset()
+        self._form_before: tuple | None = None  # the last of `_trainable`
 
     @cached_property
     def layers(self) -> dict[str, tf.keras.layers.Layer]:
@@ -157,11 +159,34 @@ class Holdings:
         return [each for each in variables if id(each) not in any_will_do]
 
     def step_form(self) -> tuple:
-        """Returns what a training step that is traced now depends on: what is frozen, and the optimizers' settings.
+        """Returns what a training step that is traced now depends on: what is trained, and the optimizers' settings.
 
         To be called before a step is traced or run, see `Freezing.enter`.
+
+        Raises:
+          ValueError: a variable has become trainable that no optimizer has state for.
         """
-        return self.freezing.enter(), *(tuple(each.settings.items()) for each in self.optimizers.values())
+        settings = (tuple(each.settings.items()) for each in self.optimizers.values())
+        return self.freezing.enter(), self._trainable(), *settings
+
+    def _trainable(self) -> tuple:
+        """Returns which layers and weights are trainable now: a program may change that between two calls."""
+        layers = keras.all_layers_in(self.layers.values())
+        weights = {id(own): own for layer in layers for own in map(tf_variable, layer.trainable_variables)}
+        flags = tuple(layer.trainable for layer in layers)
+        if self._form_before is None:
+            self._trainable_at_first = frozenset(weights)
+        elif (flags, frozenset(weights)) != self._form_before:
+            known = {id(each) for optimizer in self.optimizers.values() for each in optimizer.of_variables}
+            new = [own for key, own in weights.items() if key not in self._trainable_at_first and key not in known]
+            if new and self.optimizers:
+                raise ValueError(
+                    f"{path_of(new[0])} has been made trainable in the run, and its optimizer has no state for it; "
+                    "leave it trainable where the model is made, and set trainable=False between two calls, or give "
+                    "`freeze`"
+                )
+        self._form_before = flags, frozenset(weights)
+        return self._form_before
 
     def table_figures(self) -> dict[str, tf.Tensor]:
         """Returns, of tables with `admit_after`, NAME/rows_given and NAME/turned_away (ids without a free row)."""

@@ -80,6 +80,13 @@ class Optimizer(tf.Module):
         self._targets = None
         self.built_settings: Mapping[str, Any] = types.MappingProxyType({})
 
+    def __setattr__(self, name, value):
+        # A setting that the rule does not have would have no effect.
+        if getattr(self, "_targets", None) is not None and name[0] != "_" and not hasattr(self, name):
+            known = ", ".join(["learning_rate", *sorted(self.settings.keys() - {"of_options"})])
+            raise AttributeError(f"{self.name} has no {name} that could be set; it has {known}")
+        super().__setattr__(name, value)
+
     def build(self, variables, multipliers=None):
         """Makes `iterations`, `learning_rate_scale` and the slots. Once, eager, in strategy scope.
 
@@ -210,6 +217,15 @@ class Optimizer(tf.Module):
     def final_average(self) -> Shadows | None:
         """Returns averages that take effect when training ends, as those of `use_ema` in Keras's `fit`, if any."""
         return None
+
+    @property
+    def learning_rate(self):
+        """The rate of the next update, a float32 scalar tensor; may be set as `set_learning_rate` does."""
+        return self.current_learning_rate()
+
+    @learning_rate.setter
+    def learning_rate(self, value):
+        self.set_learning_rate(float(value))
 
     def set_learning_rate(self, value):
         """Sets the rate of the updates to come. Host code.

@@ -54,6 +54,12 @@ class KerasOptimizer(Optimizer):
         rate = keras.learning_rate(self.keras_optimizer, self.slots_since - updates_ago)
         return tf.cast(tf.convert_to_tensor(rate), tf.float32) * scale
 
+    def set_learning_rate(self, value):
+        if self._learning_rate is not None or callable(keras.rate_of(self.keras_optimizer)):
+            super().set_learning_rate(value)
+        else:
+            self.keras_optimizer.learning_rate = value
+
     def final_average(self):
         if not self.keras_optimizer.use_ema or not self.keras_optimizer.iterations.numpy():
             return None

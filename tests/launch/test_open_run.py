@@ -370,6 +370,54 @@ def test_a_hook_stops_a_run_that_its_program_holds():
     assert held.result["stop"] == "enough"
 
 
+class Two(Noisy):
+    def build_model(self):
+        body = tf.keras.layers.Dense(4, "tanh", name="body", trainable=self.begins)
+        return tf.keras.Sequential([tf.keras.Input([3]), body, tf.keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_layer_that_is_made_untrainable_between_two_calls_is_left_alone(own):
+    more = {} if own else {"data": data()[0]}
+    with open_run(type("Two", (Two,), {"begins": True}), optimizer="adam", **ASKED) as held:
+        body = held.model.get_layer("body")
+        held.train(steps=2, **more)
+        then = body.kernel.numpy()
+        body.trainable = False
+        held.train(steps=2, **more)
+        np.testing.assert_array_equal(body.kernel.numpy(), then)
+        body.trainable = True
+        held.train(steps=2, **more)
+        assert not np.array_equal(body.kernel.numpy(), then)
+
+
+def test_a_layer_that_is_made_trainable_without_optimizer_state_is_refused():
+    with open_run(type("Two", (Two,), {"begins": False}), optimizer="adam", **ASKED) as held:
+        held.train(steps=2)
+        held.model.get_layer("body").trainable = True
+        with pytest.raises(UsageError, match=r"body/kernel has been made trainable .* no state for it"):
+            held.train(steps=2)
+
+
+def test_a_rate_that_is_set_in_the_optimizer_is_the_next_updates():
+    with open_run(Noisy, **ASKED, optimizer="sgd") as held:
+        held.trainer.optimizer.learning_rate = 0.25
+        assert float(held.trainer.optimizer.learning_rate) == pytest.approx(0.25)
+        bias = held.trainer.model.layers[-1].bias
+        before = bias.numpy()
+        held.train(steps=1)
+        moved = np.abs(bias.numpy() - before)
+        held.trainer.optimizer.learning_rate = 0
+        before = bias.numpy()
+        held.train(steps=1)
+        np.testing.assert_array_equal(bias.numpy(), before)
+        assert moved > 0
+        with pytest.raises(
+            AttributeError, match=r"sgd has no beta_1 that could be set; it has learning_rate, weight_decay"
+        ):
+            held.trainer.optimizer.beta_1 = 0.5
+
+
 @pytest.mark.parametrize("restores", [False, True])
 def test_a_run_that_early_stopping_has_ended_goes_on_with_new_patience(tmp_path, restores):
     (x, y), _ = data()
