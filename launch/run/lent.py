@@ -77,7 +77,7 @@ def check_like(name: str, wanted, given_spec, if_resized: str = "") -> None:
       name: of the data.
       wanted: what the run takes.
       given_spec: one example.
-      if_resized: what to do where only the sizes of axes differ.
+      if_resized: what to do where only the sizes of images or sequences differ.
     """
 
     def shown(specs) -> str:
@@ -99,6 +99,6 @@ def check_like(name: str, wanted, given_spec, if_resized: str = "") -> None:
         line = f"{name} are {shown(given_spec)} an example; this run's are {shown(wanted)}"
         if isinstance(given_spec, tuple) and not isinstance(wanted, (tuple, dict)):
             line += "; a list or tuple is several inputs: give one array, as np.array(list) makes of numbers or text"
-        elif if_resized and forms(wanted) == forms(given_spec):
+        elif if_resized and forms(wanted) == forms(given_spec) and any(rank > 1 for _, rank in forms(wanted)):
             line += f"; {if_resized}"
         raise UsageError(line)

@@ -81,7 +81,8 @@ class Predictor:
         chosen = examples(self._session, self._taken, data, split)
         features = self._session.names.ids(batches.features(splits.example(chosen)))
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._taken)
-        lent.check_like("features", wanted, ArraySource(features).element_spec, "model.predict takes other sizes")
+        found, cure = ArraySource(features).element_spec, "model.predict takes other sizes, if the model does"
+        lent.check_like("features", wanted, found, cure)
         return chosen
 
     def __call__(self, split: Split) -> Any:
