@@ -230,8 +230,11 @@ class Held:
         """Writes which error ended the run as its result.
 
         Before the first step a mistake leaves none, and any error leaves the result of an earlier start as it is: it
-        shows that the run had ended, should its checkpoints be gone.
+        shows that the run had ended, should its checkpoints be gone. What fails after the run's own result was
+        written, as printing it may, leaves that.
         """
+        if self.result:
+            return
         config, has_trained = self.config, self.training is not None and self.training.loop.status.steps > 0
         code, line = explanations.explain(error, has_debug=False)
         has_result = config.writes_run and os.path.exists(RunDir(config.run_dir).result)

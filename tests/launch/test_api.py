@@ -455,6 +455,6 @@ def test_the_result_is_written_before_it_is_printed(tmp_path, monkeypatch):
             return super().write(text)
 
     monkeypatch.setattr(sys, "stdout", Breaks())
-    with pytest.raises(UsageError, match="the console is gone"):
+    with pytest.raises(RuntimeError, match="the console is gone"):
         run(Plane, data=data, train_steps=2, run_dir=tmp_path, jit="off", progress="plain")
     assert json.loads((tmp_path / "result.json").read_text())["eval"]["loss"] > 0
