@@ -42,6 +42,7 @@ class Loop:
         self._hook_seconds: dict[str, float] = collections.defaultdict(float)
         self._uncalled: list[Hook] = []  # that have not seen the newest call
         self._is_due = False  # whether something is due at the step of the newest call
+        self._first: tuple[float, int] | None = None  # when the first call had ended, and its step
         where = state.step, until_step, 0, 0, order.steps_per_epoch, None, 0.0, 0.0, state, strategy
         self.status = Status(*where, hook_seconds=self._hook_seconds, epoch_shift=order.shift)
         for hook in hooks:
@@ -83,17 +84,26 @@ class Loop:
                 evaluation=None,
                 off_schedule=False,
                 compiles=result.compiles,
+                seconds_left=self._seconds_left(after, state.step),
             )
             bytes_before = bytes_now
             self._call_hooks()
             before = self._clock()  # the time that hooks take is not counted as the steps'
         return self.status
 
+    def _seconds_left(self, now: float, step: int) -> float | None:
+        if self._first is None or step <= self._first[1]:
+            self._first = now, step
+        (then, first), last = self._first, self.status.until_step
+        if last is None or step == first:
+            return None if step != last else 0.0
+        return max(0, last - step) * (now - then) / (step - first)
+
     def rewind(self) -> None:
         """Makes the hooks continue from the state's step, which was restored together with theirs."""
         self.status = dataclasses.replace(self.status, step=self._state.step, steps=0)
         self.go_on()
-        self._uncalled = []
+        self._uncalled, self._first = [], None
         for hook in self._hooks:
             hook.rewind(self.status)
 

@@ -44,6 +44,8 @@ class Status:
         one step, this one if something is due at it, else after the next call or two.
       agreed_stop: why the run ends, and which worker wants it to, once all know.
       compiles: whether a program was compiled in this call.
+      seconds_left: to the run's end, by the clock since the first call, evaluations and checkpoints included; None if
+        the end or the rate is not known.
       hook_seconds: what hooks have taken so far, by `Hook.spent_on`; and what agreeing with other processes has.
 
     Example:
@@ -70,6 +72,7 @@ class Status:
     stop: str | None = None
     agreed_stop: Stop | None = None
     compiles: bool = False
+    seconds_left: float | None = None
     hook_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     epoch_shift: int = 0
 

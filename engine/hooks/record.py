@@ -247,7 +247,12 @@ class Record(Hook):
             memory_mb=environment.rss_mb(),
         )
         self._log.write("window", status.step, time=at, **values)
-        self.latest = {"step": status.step, "until_step": status.until_step, **values}
+        self.latest = {
+            "step": status.step,
+            "until_step": status.until_step,
+            "seconds_left": status.seconds_left,
+            **values,
+        }
 
     def _look_around(self) -> None:
         """Records which tasks have fallen silent, and which answer again. Once a turn of the thread that looks."""

@@ -44,9 +44,9 @@ def _described(record: Record) -> str:
     latest, goodput = record.latest, record.spent
     if not latest:
         return f"starting, for {duration(goodput['total'] + record.age)}"
-    step, until, rate = latest["step"], latest["until_step"], latest.get("steps_per_sec")
+    step, until, left = latest["step"], latest["until_step"], latest["seconds_left"]
     parts = [f"step {step:,}" + (f"/{until:,}" if until else ""), *metrics_shown(latest["metrics"])]
     parts += [f"epoch {latest['epoch']:.3g}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
-    parts += [f"{duration((until - step) / rate)} left"] if until and rate else []
+    parts += [f"{duration(left)} left"] if left is not None else []
     parts += [f"goodput {goodput['steps'] / goodput['total']:.0%} of {duration(goodput['total'])}"]
     return "  ".join([*parts, *([record.saved] if record.saved else []), f"as of {duration(record.age)} ago"])

@@ -91,10 +91,7 @@ class Progress(Hook):
         metrics, self._window = metrics_shown(self._window.means()), Window()
         epoch = f"epoch {status.epochs:.3g}"
         speed = f"{self._recent.speeds.get('examples_per_sec', 0):,.0f} examples/s"
-        end, rate = status.until_step, self._recent.speeds.get("steps_per_sec")
-        # From a first call alone, which compiles, no time is estimated.
-        known = end is not None and rate and (self._recent.calls > 1 or end == status.step)
-        left = f"{duration((end - status.step) / rate)} left" if known else ""
+        left = "" if status.seconds_left is None else f"{duration(status.seconds_left)} left"
         self._shown_step = status.step
         if self._bar is None:
             self._say("  ".join(filter(None, [_step(status), *metrics, epoch, speed, left])))

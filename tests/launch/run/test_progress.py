@@ -71,16 +71,16 @@ class Steps(Hook):
         return self.now
 
 
-def run(bound, hooks, until):
+def run(bound, hooks, until, **clock):
     strategy, state = bound
-    return loop.train(strategy, state, hooks, until)
+    return loop.train(strategy, state, hooks, until, **clock)
 
 
 def plain(bound, until, *hooks, seconds=1.0, **arguments):
     """The lines of a run of calls of 2 steps, each of so many seconds."""
     file = io.StringIO()
     cut = Steps(2, seconds)
-    run(bound, [cut, *hooks, Progress("plain", file=file, clock=cut.clock, **arguments)], until)
+    run(bound, [cut, *hooks, Progress("plain", file=file, clock=cut.clock, **arguments)], until, clock=cut.clock)
     return file.getvalue().splitlines()
 
 
@@ -93,6 +93,18 @@ def test_line_has_loss_accuracy_rate_and_time_left(bound):
     line = plain(bound, 24, line_seconds=4)[0]
     # 4 steps an epoch; 2 steps of 16 examples a second; 16 steps are left.
     assert re.fullmatch(r"step 8/24  loss \d\.\d{4}  accuracy \d\.\d{4}  epoch 2  32 examples/s  8s left", line)
+
+
+def test_the_time_left_has_what_is_done_between_calls(bound):
+    """Each call and what follows it takes 3 s in all, whatever the steps took."""
+
+    class Slow(Hook):
+        def __call__(self, status):
+            cut.now += 2.0
+
+    file, cut = io.StringIO(), Steps(2, 1.0)
+    run(bound, [cut, Slow(), Progress("plain", file=file, clock=cut.clock, line_seconds=0)], 24, clock=cut.clock)
+    assert [line.split("  ")[-1] for line in file.getvalue().splitlines()][1:4] == ["30s left", "27s left", "24s left"]
 
 
 def test_no_time_is_reckoned_from_the_first_call_alone(bound):
