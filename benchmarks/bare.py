@@ -31,7 +31,7 @@ def make(run_dir: str, *more: str) -> session.Session:
     """A session in a run_dir of its own; `more` are flags of launch.train."""
     flags.FLAGS.unparse_flags()
     flags.FLAGS(["bare", "--mode=train", f"--run_dir={run_dir}", "--train_steps=1000000000", "--progress=plain", *more])
-    asked = config.from_flags(None, False, os.environ)
+    asked = config.from_flags(flags.FLAGS, None, False, os.environ)
     checks.check(asked)
     strategy = session.make_strategy(asked)
     allocator.keep_freed_memory_with_tensorflow()

@@ -348,7 +348,7 @@ def measured(session, part: str) -> dict[str, Any]:
 def main() -> None:
     part = flags.DEFINE_enum("part", "all", PARTS, "What is timed: a part of a step, or all in turn.")
     own = train.parse([sys.argv[0], "--mode=benchmark", *sys.argv[1:]])
-    config = configs.from_flags(None, False, os.environ, own)
+    config = configs.from_flags(flags.FLAGS, None, False, os.environ, own)
     checks.check(config)
     run = held.Held(config)
     run.open(None, ())

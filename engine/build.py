@@ -13,6 +13,7 @@ from . import optimizers
 from .freezing import Freezing
 from .holdings import Holdings
 from .internals import keras
+from .internals.tensorflow import SEEDED
 from .internals.variables import path_of
 from .optimizers.averaging import WeightAverage
 from .optimizers.loss_scale import DynamicLossScale
@@ -40,8 +41,8 @@ def prepare(
         trainer.loss_scale.build()
     # Keras draws an initialiser's seed when a layer is constructed, so the seed comes before the model. It stays for
     # the run, which puts back what there was.
-    tf.keras.utils.set_random_seed(options.seed)
-    with _layers_of(options.precision), declared() as aggregated:
+    with SEEDED, _layers_of(options.precision), declared() as aggregated:
+        tf.keras.utils.set_random_seed(options.seed)
         trainer.build()
     trainer.holdings = holdings = Holdings(trainer, aggregated)
     holdings.freezing = Freezing(options.freeze, holdings.optimizers.values())

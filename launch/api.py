@@ -7,6 +7,7 @@ the calls of one: flags get their values back, and so does whatever else a run s
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -85,8 +86,9 @@ def run_within(
     `once_failed` is called with a run that an error ends.
     """
     failed = (lambda held: once_failed(_run_of(held))) if once_failed else None
-    with flagsaver.flagsaver():
-        held = perform(_asked(trainer_class, data, may_change, keywords), data, hooks, failed)
+    config, own = _asked(trainer_class, data, may_change, keywords)
+    with _script_flags(own):
+        held = perform(config, data, hooks, failed)
     if held.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(held.code - 128)
     return _run_of(held)
@@ -123,37 +125,47 @@ def open_run(
       ...     for _ in range(10):
       ...         print(run.step, run.train(steps=10)["loss"])
     """
-    with explanations.as_lines(), flagsaver.flagsaver():
-        config = _asked(trainer_class, data, may_change, keywords, may_be_endless=True)
+    with explanations.as_lines():
+        config, own = _asked(trainer_class, data, may_change, keywords, may_be_endless=True)
         if not config.trains:
             raise UsageError(f"open_run(mode={config.mode!r}): an open run trains; use crankshaft.run for this mode")
         held = Held(config)
-        held.open(data, hooks)
-        if held.training:
-            with held.closing_after_errors(any_error=True), held.at_work():
-                held.training.restore_newest()
-                held.training.loop.begin()
-        own = {name: flags.FLAGS[name].value for name in keywords if name not in our_flags.ABOUT}
+        with _script_flags(own):
+            held.open(data, hooks)
+            if held.training:
+                with held.closing_after_errors(any_error=True), held.at_work():
+                    held.training.restore_newest()
+                    held.training.loop.begin()
     run = _run_of(held, own)
     held.keep(run._standby)
     return run
 
 
-def _asked(trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **how) -> configs.Config:
-    """Sets flags by keywords, and returns the configuration that they ask for, checked. Raises `UsageError`."""
+def _asked(trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **how) -> tuple[Any, dict]:
+    """Returns the configuration that keywords ask for, checked, and the script's own flags that they set, by name.
+
+    They are parsed into a copy of the flags, so that runs in several threads share none. Raises `UsageError`.
+    """
     own_files.check_trainer(trainer_class)
-    for name in (name for names in our_flags.GROUPS.values() for name in names):
-        flags.FLAGS[name].unparse()
-    own = train.read_flags([_NAME, *given.words(keywords)]) - set(may_change)
+    parsed = copy.deepcopy(flags.FLAGS)
+    for name in our_flags.ABOUT:
+        parsed[name].unparse()
+    own = train.read_flags([_NAME, *given.words(keywords)], parsed)
     config = configs.from_flags(
-        *(trainer_class, data is not None, os.environ, own),
+        *(parsed, trainer_class, data is not None, os.environ, own - set(may_change)),
         owns_process=False,
-        remote=remotes.of(flags.FLAGS["run_dir"].value),
+        remote=remotes.of(parsed["run_dir"].value),
         **how,
     )
     checks.check(config)
     check_baseline(config)
-    return config
+    return config, {name: parsed[name].value for name in own if parsed[name].value != flags.FLAGS[name].value}
+
+
+def _script_flags(values: dict[str, Any]) -> contextlib.AbstractContextManager:
+    """Sets a script's own flags where it looks for them, and restores them."""
+    flags.FLAGS.mark_as_parsed()
+    return flagsaver.flagsaver(**values) if values else contextlib.nullcontext()
 
 
 def _run_of(held: Held, own_flags: dict[str, Any] | None = None) -> Run:
@@ -469,8 +481,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._standby.calling())
             stack.enter_context(explanations.as_lines())
-            if self._own_flags:
-                stack.enter_context(flagsaver.flagsaver(**self._own_flags))
+            stack.enter_context(_script_flags(self._own_flags))
             stack.enter_context(held.closing_after_errors() if held.is_open else held.opened_again())
             stack.enter_context(held.at_work(draws=method == "train"))
             split = checked(data) if checked else None if data is None else self._checked(data)

@@ -78,7 +78,9 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
         own_files.check_trainer(trainer_class)
         own = parse(argv)
         remote = remotes.of(flags.FLAGS["run_dir"].value)
-        config = configs.from_flags(trainer_class, data is not None, os.environ, own - set(may_change), remote=remote)
+        config = configs.from_flags(
+            flags.FLAGS, trainer_class, data is not None, os.environ, own - set(may_change), remote=remote
+        )
         checks.check(config)
         check_baseline(config)
         code = held.perform(config, data, hooks).code
@@ -111,20 +113,20 @@ def parse(argv: list[str]) -> set[str]:
         help.show(help.short_help_text(name, doc))
     for name in flags.FLAGS:  # an earlier run of this process may have had a command line of its own
         flags.FLAGS[name].unparse()
-    return read_flags(argv)
+    return read_flags(argv, flags.FLAGS)
 
 
-def read_flags(argv: list[str]) -> set[str]:
+def read_flags(argv: list[str], values: flags.FlagValues) -> set[str]:
     """Sets flags by a command line. Returns the names of the script's own. Raises `UsageError`."""
     own = our_flags.own()
     arguments = given.without_flagfiles(argv[1:])
     files = given.files(arguments)
     try:
-        _read_words([argv[0], *(word for _, words in files for word in words), *arguments], own)
+        _read_words([argv[0], *(word for _, words in files for word in words), *arguments], values, own)
     except UsageError:
         for path, words in files:
             try:
-                _read_words([argv[0], *words], own)
+                _read_words([argv[0], *words], values, own)
             except UsageError as error:  # it is the file's
                 raise UsageError(f"--config={path}: {error}") from None
         raise
@@ -132,15 +134,15 @@ def read_flags(argv: list[str]) -> set[str]:
     return set(own)
 
 
-def _read_words(argv: list[str], own: list[str]) -> None:
+def _read_words(argv: list[str], values: flags.FlagValues, own: list[str]) -> None:
     try:
-        rest = flags.FLAGS(argv)[1:]
+        rest = values(argv)[1:]
     except flags.UnrecognizedFlagError as error:
         known = [name for names in our_flags.GROUPS.values() for name in names] + own
         cure = our_flags.REPLACED.get(error.flagname) or nearest(error.flagname, known, "see --help")
         raise UsageError(f"--{error.flagname} is unknown; {cure}") from None
     except flags.Error as error:
-        raise rules.explain(error, flags.FLAGS) from None
+        raise rules.explain(error, values) from None
     except ValueError as error:  # of absl's own flags
         raise UsageError(f"{error}; see --help") from None
     if rest:

@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import linecache
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -113,6 +114,11 @@ def wait_for_operations() -> None:
 def abort_collectives(reason: str) -> None:
     """Makes all collectives of this process fail, both waiting and later ones. Raises tf.errors.OpError if they did."""
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
+
+
+# Held while a thread seeds the random generators of Python, NumPy and TensorFlow and draws from them: they are the
+# process's, and another thread's run would draw in between.
+SEEDED = threading.RLock()
 
 
 def random_state() -> dict[str, Any]:

@@ -260,6 +260,7 @@ class Config(Flags):
 
 
 def from_flags(
+    parsed: flags.FlagValues,
     trainer_class: type | None,
     has_data: bool,
     environment: Mapping[str, str],
@@ -268,9 +269,10 @@ def from_flags(
     remote: RemoteFolder | None = None,
     may_be_endless: bool = False,
 ) -> Config:
-    """Returns the configuration that the command line asks for; imports nothing that it names. Raises `UsageError`.
+    """Returns the configuration that flags ask for; imports nothing that it names. Raises `UsageError`.
 
     Args:
+      parsed: the flags, of a command line or of a call.
       trainer_class: the user's own Trainer, or None: then --model names one.
       has_data: whether the user's script brings its data: then --input is not needed.
       environment: the process's variables, where a cluster is described.
@@ -279,17 +281,17 @@ def from_flags(
       remote: see `Config`.
       may_be_endless: whether a run without a length has no end; else it has the default one.
     """
-    values = {name: flags.FLAGS[name].value for name in ABOUT}
+    values = {name: parsed[name].value for name in ABOUT}
     if remote:
         values["run_dir"] = remote.folder
     paths.check(values)
     values |= {kind: own_files.absolute(values[kind]) for kind in own_files.NEEDED}
     if values["mode"] in READING:
-        _fill_from_run(values, environment, script_flags)
+        _fill_from_run(parsed, values, environment, script_flags)
         if trainer_class is None and values["model"] is None:
             _refuse_without_model(values["run_dir"], values["mode"])
-    cluster = _cluster(values, environment)  # which may say the strategy
-    _check_uses(values)
+    cluster = _cluster(parsed, values, environment)  # which may say the strategy
+    _check_uses(parsed, values)
     if trainer_class is None and not has_data and values["model"] is values["input"] is None:
         models, inputs = (", ".join(registry.NAMES[kind]) for kind in ("model", "input"))
         raise UsageError(
@@ -308,12 +310,12 @@ def from_flags(
     is_endless = may_be_endless and _is_endless(values)
     for (steps, other), default in zip(EITHER, (10.0, 3.0), strict=True):
         _settle_length(values, steps, other, default)
-    _settle_periods(values)
+    _settle_periods(parsed, values)
     return Config(
         **values,
         own_class=trainer_class,
         cluster=cluster,
-        script_flags={name: flags.FLAGS[name].value for name in sorted(script_flags)},
+        script_flags={name: parsed[name].value for name in sorted(script_flags)},
         owns_process=owns_process,
         remote=remote,
         is_endless=is_endless,
@@ -331,14 +333,14 @@ def _is_endless(values: dict[str, Any]) -> bool:
     return is_endless
 
 
-def _cluster(values: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
+def _cluster(parsed: flags.FlagValues, values: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
     """Returns the run's cluster, if it has one; with an evaluator it only trains.
 
     Where no strategy is given, several tasks train as workers, or around their servers.
     """
-    tasks = _tasks(values, environment)
+    tasks = _tasks(parsed, values, environment)
     has_config = tasks is None and bool(environment.get(tf_config.NAME, "").strip())
-    if not flags.FLAGS["strategy"].present and values["strategy"] not in _CLUSTERED and (tasks or has_config):
+    if not parsed["strategy"].present and values["strategy"] not in _CLUSTERED and (tasks or has_config):
         of_config = tf_config.kind_of_strategy(environment) if has_config else "multi_worker"
         values["strategy"] = "parameter_server" if values["num_ps"] else of_config
     if (strategy := values["strategy"]) not in _CLUSTERED:
@@ -357,7 +359,7 @@ def _cluster(values: dict[str, Any], environment: Mapping[str, str]) -> Cluster 
         cluster = places.arranged(tasks, values["num_ps"], values["evaluator"], environment)
     cluster = dataclasses.replace(cluster, bind=values["bind"] or "")
     if cluster.job("evaluator") and values["mode"] == "train_and_eval":
-        if flags.FLAGS["mode"].present:
+        if parsed["mode"].present:
             raise UsageError(
                 "--mode=train_and_eval evaluates within the run, as the evaluator does beside it; use --mode=train, or "
                 "leave the evaluator out"
@@ -366,12 +368,12 @@ def _cluster(values: dict[str, Any], environment: Mapping[str, str]) -> Cluster 
     return cluster
 
 
-def _tasks(values: dict[str, Any], environment: Mapping[str, str]) -> Tasks | None:
+def _tasks(parsed: flags.FlagValues, values: dict[str, Any], environment: Mapping[str, str]) -> Tasks | None:
     """Returns the tasks of a run whose kinds flags tell; None where TF_CONFIG tells them, or nothing does."""
     servers, evaluator = values["num_ps"], values["evaluator"]
     if evaluator and not servers:
         raise UsageError("--evaluator is for --num_ps=N parameter servers; add them, or leave it out")
-    if values["strategy"] == "multi_worker" and servers and flags.FLAGS["strategy"].present:
+    if values["strategy"] == "multi_worker" and servers and parsed["strategy"].present:
         raise UsageError(f"--num_ps={servers} is for --strategy=parameter_server; use that, or leave one of them out")
     if values["cluster_hosts"]:
         return places.of_hosts(values["cluster_hosts"], values["task_index"])
@@ -407,10 +409,10 @@ def _settle_length(values: dict[str, Any], steps: str, other: str, default: floa
         values[other] = default
 
 
-def _settle_periods(values: dict[str, Any]) -> None:
+def _settle_periods(parsed: flags.FlagValues, values: dict[str, Any]) -> None:
     """Makes defaults multiples of the sync period; what was asked for is checked against it."""
     for name in PERIODS:
-        if values[name] and not flags.FLAGS[name].present:
+        if values[name] and not parsed[name].present:
             values[name] = whole_periods(values[name], values["sync_every_steps"])
 
 
@@ -424,7 +426,9 @@ def whole_periods(steps: int, period_steps: int) -> int:
     return -(-steps // period_steps) * period_steps
 
 
-def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], script_flags: Collection[str]) -> None:
+def _fill_from_run(
+    parsed: flags.FlagValues, values: dict[str, Any], environment: Mapping[str, str], script_flags: Collection[str]
+) -> None:
     """Takes the values that the command line does not give from the run's own configuration."""
     if not values["run_dir"]:
         raise UsageError(f"--mode={values['mode']} needs --run_dir, the folder of a run")
@@ -433,7 +437,7 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
     run = read(values["run_dir"])
     if not run:
         return
-    by_caller = {name for name in values if flags.FLAGS[name].present} | set(OF_THIS_CALL)
+    by_caller = {name for name in values if parsed[name].present} | set(OF_THIS_CALL)
     is_alone = not (values["cluster_hosts"] or tf_config.NAME in environment or places.tasks_of(environment))
     if run["flags"].get("strategy") in _CLUSTERED and is_alone:
         by_caller.add("strategy")  # one process can read what several have written
@@ -448,9 +452,9 @@ def _fill_from_run(values: dict[str, Any], environment: Mapping[str, str], scrip
     if not isinstance(of_script := run["deciding"].get("script_flags", {}), dict):
         raise UsageError(f"{path} has script_flags={shown(of_script)}, which is not an object; {_CURE}")
     for name, value in of_script.items():
-        if name in script_flags and not flags.FLAGS[name].present:
-            flags.FLAGS[name].value = value  # where the script looks
-    if values["restore_best"] and not flags.FLAGS["eval_checkpoint"].present:
+        if name in script_flags and not parsed[name].present:
+            parsed[name].value = value  # where the script looks
+    if values["restore_best"] and not parsed["eval_checkpoint"].present:
         values["eval_checkpoint"] = "best"  # which the run has ended with
 
 
@@ -536,21 +540,22 @@ def _parses(parser: flags.ArgumentParser, value) -> bool:
     return not isinstance(value, int) or abs(value) < 1 << 63
 
 
-def _check_uses(values: Mapping[str, Any]) -> None:
+def _check_uses(parsed: flags.FlagValues, values: Mapping[str, Any]) -> None:
     """Raises `UsageError` for the first flag of the command line that the run would ignore.
 
     Args:
+      parsed: see `from_flags`.
       values: the run's, of all flags: a command line may leave some to the run that it reads.
     """
     for name, (other, *choices) in USES.items():
-        flag = flags.FLAGS[name]
+        flag = parsed[name]
         is_never = name.endswith("_every_steps") and flag.value == 0  # 0 is obeyed everywhere
         if flag.value == flag.default or is_never:
             continue
         words = "".join(
             f"--{name}={value} " for value in (flag.value if isinstance(flag.value, list) else [flag.value])
         )
-        if not choices and values[other] == flags.FLAGS[other].default:
+        if not choices and values[other] == parsed[other].default:
             raise UsageError(f"{words}has no use without --{other}; give that too, or leave --{name} out")
         if choices and values[other] not in choices:
             cure = " or ".join(f"--{other}={choice}" for choice in choices)

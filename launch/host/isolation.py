@@ -57,13 +57,12 @@ class _Generators:
     """The random generators of this process. The last run to leave them restores the program's, in any thread."""
 
     def __init__(self):
-        self._lock = threading.Lock()
         self._inside = 0
         self._programs: tuple[Any, ...] = ()
 
     def enter(self, state: tuple[Any, ...] | None) -> tuple[Any, ...]:
         """Sets a state, if there is one, and returns that of before."""
-        with self._lock:
+        with tensorflow.SEEDED:
             before = _state()
             self._programs = self._programs if self._inside else before
             self._inside += 1
@@ -73,7 +72,7 @@ class _Generators:
 
     def leave(self, before: tuple[Any, ...]) -> tuple[Any, ...]:
         """Restores the state of before, and returns the one that is left."""
-        with self._lock:
+        with tensorflow.SEEDED:
             left = _state()
             self._inside -= 1
             _set(before if self._inside else self._programs)

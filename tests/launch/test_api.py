@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import io
 import json
@@ -69,6 +70,31 @@ def plane_run(tmp_path_factory):
     """A run of four steps an epoch, evaluated after each."""
     run_dir = tmp_path_factory.mktemp("runs") / "plane"
     return run(Plane, data=data, train_steps=16, learning_rate=0.3, run_dir=run_dir, **QUIET)
+
+
+def test_runs_in_threads_have_nothing_in_common():
+    """Each has its own rate, precision and draws, however often the threads take turns within a run's making."""
+
+    class Deep(Plane):
+        def build_model(self):
+            return tf.keras.Sequential([*(tf.keras.layers.Dense(4, "tanh") for _ in range(8)), super().build_model()])
+
+    def trained(index):
+        how = {"learning_rate": 0.01 * 1.5**index, "precision": ("float32", "bfloat16")[index % 2], "seed": index}
+        with crankshaft.open_run(Deep, data=((EVAL_POINTS, EVAL_HEIGHTS),), optimizer="sgd", **how, **QUIET) as opened:
+            opened.train(steps=2)
+            return opened.model.get_weights()
+
+    alone = [trained(index) for index in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            beside = [*pool.map(trained, range(4))]
+    finally:
+        sys.setswitchinterval(before)
+    for one, other in zip(alone, beside, strict=True):
+        assert all(map(np.array_equal, one, other))
 
 
 def test_a_run_returns_what_it_came_to(plane_run):

@@ -20,7 +20,7 @@ def parts(*given):
     """How many a command line comes to."""
     with flagsaver.flagsaver():
         flags.FLAGS(["crankshaft train", "--input=digits", *given])
-        asked = config.from_flags(None, False, {})
+        asked = config.from_flags(flags.FLAGS, None, False, {})
         return session.batch_parts(asked)
 
 

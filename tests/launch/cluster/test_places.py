@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
 
 from crankshaft.launch.cluster import meeting, places, slurm
 from crankshaft.launch.cluster.cluster import Tasks
@@ -206,7 +207,7 @@ def test_mistake_in_flags_is_one_line(mistake, monkeypatch):
     arguments, said = FLAGS[mistake]
     train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
     with pytest.raises(UsageError) as error:
-        config.from_flags(None, False, {})
+        config.from_flags(flags.FLAGS, None, False, {})
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -216,7 +217,7 @@ def asked(*arguments: str, **environment: str):
     from crankshaft.launch.command_line import config
 
     train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
-    return config.from_flags(None, False, environment)
+    return config.from_flags(flags.FLAGS, None, False, environment)
 
 
 def test_several_tasks_train_as_workers_or_around_servers_without_a_strategy():

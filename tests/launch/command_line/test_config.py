@@ -35,7 +35,7 @@ def asked(*words, script: type | None = None) -> Config:
         for name in flags.FLAGS:
             flags.FLAGS[name].unparse()
         flags.FLAGS(["crankshaft train", *map(str, words)])
-        return config.from_flags(script, False, {})
+        return config.from_flags(flags.FLAGS, script, False, {})
 
 
 def checked(*words, script: type | None = None) -> Config:
@@ -122,7 +122,7 @@ def test_a_run_with_a_flag_that_is_gone_goes_on_where_the_flag_was_off(run_dir, 
         checked(*OF_THE_RUN, f"--run_dir={run_dir}")
     checked(*OF_THE_RUN, f"--run_dir={run_dir}", "--allow_changed_config")
     with flagsaver.flagsaver(), pytest.raises(UsageError, match="--clip_value is unknown"):
-        train.read_flags(["crankshaft train", "--model=mlp", f"--config={path}"])
+        train.read_flags(["crankshaft train", "--model=mlp", f"--config={path}"], flags.FLAGS)
 
 
 def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):

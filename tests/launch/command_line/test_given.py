@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+from absl import flags
 from absl.testing import flagsaver
 
 from crankshaft import run
@@ -157,7 +158,7 @@ def test_a_number_is_written_in_one_way_wherever_it_is_given(tmp_path):
         (tmp_path / "run.yaml").write_text(f"train_steps: {text}\n")
         for words in ([f"--train_steps={text}"], [f"--config={tmp_path}/run.yaml"], list(given.words({"seed": text}))):
             with flagsaver.flagsaver(), pytest.raises(UsageError, match=f"={text} can't be used: it takes an integer"):
-                train.read_flags(["crankshaft train", *words])
+                train.read_flags(["crankshaft train", *words], flags.FLAGS)
         entry = registry.Entry("mlp", "", {"hidden_units": (128,), "dropout": 0.0})
         with pytest.raises(UsageError, match=f"hidden_units={text} is not such a list"):
             registry.parse_arguments("model_arg", [f"hidden_units={text}"], entry)
