@@ -120,7 +120,7 @@ def test_a_run_predicts_and_evaluates(plane_run):
 
 @pytest.mark.parametrize("features", [EVAL_POINTS[:, :2], EVAL_POINTS.astype("int32"), {"x": EVAL_POINTS}])
 def test_other_features_than_the_runs_are_told(plane_run, features):
-    with pytest.raises(UsageError, match=r"^features are .* an example; this run's are float32\[3\]$"):
+    with pytest.raises(UsageError, match=r"^features are .* an example; this run's are float32\[3\]; model.predict takes "):
         plane_run.predict(features)
 
 
