@@ -292,20 +292,7 @@ def from_flags(
             _refuse_without_model(values["run_dir"], values["mode"])
     cluster = _cluster(parsed, values, environment)  # which may say the strategy
     _check_uses(parsed, values)
-    if trainer_class is None and not has_data and values["model"] is values["input"] is None:
-        models, inputs = (", ".join(registry.NAMES[kind]) for kind in ("model", "input"))
-        raise UsageError(
-            "--model and --input are not given; use e.g. --model=mlp --input=digits: there are the models "
-            f"{models}, and the inputs {inputs}"
-        )
-    if trainer_class is None:
-        registry.check_name("model", values["model"])
-    elif values["model"] not in (None, trainer_class.__name__):
-        raise UsageError(
-            f"--model={values['model']} is given, but this script trains {trainer_class.__name__}; omit it"
-        )
-    if not has_data or values["input"]:
-        registry.check_name("input", values["input"])
+    _check_names(values, trainer_class, has_data)
     values["optimizer"] = values["optimizer"].lower()
     is_endless = may_be_endless and _is_endless(values)
     for (steps, other), default in zip(EITHER, (10.0, 3.0), strict=True):
@@ -320,6 +307,24 @@ def from_flags(
         remote=remote,
         is_endless=is_endless,
     )
+
+
+def _check_names(values: Mapping[str, Any], trainer_class: type | None, has_data: bool) -> None:
+    """Raises `UsageError` for a model or an input that is missing, unknown, or beside the script's own."""
+    if trainer_class is None and not has_data and values["model"] is values["input"] is None:
+        models, inputs = (", ".join(registry.NAMES[kind]) for kind in ("model", "input"))
+        raise UsageError(
+            "--model and --input are not given; use e.g. --model=mlp --input=digits: there are the models "
+            f"{models}, and the inputs {inputs}"
+        )
+    if trainer_class is None:
+        registry.check_name("model", values["model"])
+    elif values["model"] not in (None, trainer_class.__name__):
+        raise UsageError(
+            f"--model={values['model']} is given, but this script trains {trainer_class.__name__}; omit it"
+        )
+    if not has_data or values["input"]:
+        registry.check_name("input", values["input"])
 
 
 def _is_endless(values: dict[str, Any]) -> bool:
