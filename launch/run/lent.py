@@ -86,8 +86,8 @@ def check_like(name: str, wanted, given_spec, if_resized: str = "") -> None:
     def fits(x, y) -> bool:
         return tf.as_dtype(x.dtype) == tf.as_dtype(y.dtype) and tf.TensorShape(x.shape).is_compatible_with(y.shape)
 
-    def forms(specs) -> Any:
-        return tf.nest.map_structure(lambda x: (tf.as_dtype(x.dtype).name, len(x.shape)), specs)
+    def forms(specs) -> list:
+        return [(tf.as_dtype(x.dtype), len(x.shape)) for x in tf.nest.flatten(specs)]
 
     try:
         alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, given_spec)))

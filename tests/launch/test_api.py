@@ -120,12 +120,8 @@ def test_a_run_predicts_and_evaluates(plane_run):
 
 @pytest.mark.parametrize("features", [EVAL_POINTS[:, :2], EVAL_POINTS.astype("int32"), {"x": EVAL_POINTS}])
 def test_other_features_than_the_runs_are_told(plane_run, features):
-    with pytest.raises(
-        UsageError, match=r"^features are .* an example; this run's are float32\[3\](; .*)?$"
-    ) as refused:
+    with pytest.raises(UsageError, match=r"^features are .* an example; this run's are float32\[3\]$"):
         plane_run.predict(features)
-    is_resized = not isinstance(features, dict) and features.dtype == np.float32
-    assert str(refused.value).endswith("; model.predict takes other sizes") == is_resized
 
 
 def test_a_source_is_evaluated_if_it_is_of_the_same_form(plane_run):
