@@ -76,6 +76,7 @@ class Held:
         self.is_open = False
         self._began = time.monotonic()
         self._stack = contextlib.ExitStack()
+        self._lock: process.LockedRunDir | None = None
 
     def open(self, data, hooks: Sequence) -> None:
         """Puts the run together, up to its first step; a task that serves others does so until they end."""
@@ -92,7 +93,8 @@ class Held:
         with contextlib.ExitStack() as stack:
             if config.remote and (config.writes_run or config.mode == "export"):
                 stack.enter_context(config.remote.pushing())
-            lock = stack.enter_context(process.lock(config.run_dir)) if config.writes_run else None
+            if config.writes_run:
+                self._lock = stack.enter_context(process.lock(config.run_dir))
             stack.push(self._record_end)
             if config.metrics_port is not None:
                 self._serve_metrics(stack)
@@ -110,7 +112,7 @@ class Held:
                 self.session = session
                 stack.callback(session.lent_streams.clear)
                 if config.trains:
-                    self.training = stack.enter_context(contextlib.closing(self._training(hooks, lock)))
+                    self.training = stack.enter_context(contextlib.closing(self._training(hooks)))
             self.is_open = True
             self._stack = stack.pop_all()
 
@@ -213,6 +215,8 @@ class Held:
 
     def set_result(self, result: dict[str, Any], code: int, lines: Sequence[str]) -> None:
         """Sets what the run has come to, writes it, and then prints lines of it."""
+        if self._lock:
+            self._lock.check()
         self._write_result(result, code)
         for line in lines:
             self.session.say(line)
@@ -221,7 +225,7 @@ class Held:
         if self.config.mode != "generate":
             result.setdefault("wall_seconds", time.monotonic() - self._began)
         self.result, self.code = (result := finite(result)), code
-        if self.config.writes_run:
+        if self._lock and self._lock.is_in_place:
             write_of_run(RunDir(self.config.run_dir).result, result)
         if self.config.is_chief:
             results.write(result, self.config.values)
@@ -237,7 +241,7 @@ class Held:
             return
         config, has_trained = self.config, self.training is not None and self.training.loop.status.steps > 0
         code, line = explanations.explain(error, has_debug=False)
-        has_result = config.writes_run and os.path.exists(RunDir(config.run_dir).result)
+        has_result = self._lock and os.path.exists(RunDir(config.run_dir).result)
         if not has_trained and (code == EXIT_USAGE or has_result):
             return
         model = config.own_class.__name__ if config.own_class else config.model
@@ -283,11 +287,11 @@ class Held:
 
         return sessions.create(self.config, data() if callable(data) else data, strategy, needs_epochs)
 
-    def _training(self, hooks: Sequence, lock: process.LockedRunDir | None):
+    def _training(self, hooks: Sequence):
         from .run import training
 
         began = time.monotonic() - process.age_seconds() if self.config.owns_process else self._began
-        return training.Training(self.session, hooks, lock.check if lock else None, began)
+        return training.Training(self.session, hooks, self._lock.check if self._lock else None, began)
 
     def _serve_metrics(self, stack: contextlib.ExitStack) -> None:
         from .run import metrics

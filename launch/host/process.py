@@ -319,10 +319,15 @@ class LockedRunDir:
         except OSError as error:
             raise _no_lock(self._run_dir, error, _OWNER) from None
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether run_dir is the folder that was locked."""
+        return _identity(self._run_dir) == self._folder
+
     def check(self) -> None:
         """Raises `UsageError` if run_dir is now another folder, or none. A lock file that is gone is made again."""
         with contextlib.suppress(OSError):  # a file system that does not answer for a moment
-            if _identity(self._run_dir) != self._folder:
+            if not self.is_in_place:
                 raise UsageError(
                     f"--run_dir={self._run_dir} was removed or replaced while its run went on, and what is done now "
                     "would not be kept; leave it in its place, and start again"
