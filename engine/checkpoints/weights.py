@@ -42,9 +42,29 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
         why_not = (
             f"the weights in {prefix} do not fit this model; use the same `model` and `model_arg` as that run{more}"
         )
+        if (there := _holders(prefix)) and not any(name == each or name.startswith(f"{each}.") for each in there):
+            why_not = (
+                f"{prefix} has nothing called {name}; it has {', '.join(there)}, and crankshaft.engine.checkpoints."
+                "load_weights(path, model, name) loads one of these, in Trainer.build"
+            )
         return graph.restore(prefix, target, why_not, at, may_grow=may_grow)[0]
 
     return read_newest(path, load)
+
+
+def _holders(prefix: str) -> list[str]:
+    """Returns the names, with dots, of what holds a checkpoint's variables: of a run, the trainer's attributes.
+
+    `""` stands for the root, where that is a Keras model.
+    """
+    try:
+        keys = [key.split("/") for key, _ in tf.train.list_variables(prefix) if "/.ATTRIBUTES/" in key]
+    except (tf.errors.OpError, ValueError, RuntimeError):
+        return []  # which the reading itself explains
+    depths = [(key, 2 if key[0] == "trainer" and len(key) > 4 else 1) for key in keys]
+    return sorted(
+        {'""' if key[0][0] == "_" else ".".join(key[:depth]) for key, depth in depths if key[0] != "save_counter"}
+    )
 
 
 def read_newest(path, use: Callable[[str], T]) -> T:

@@ -286,8 +286,14 @@ def test_weights_of_another_model_are_refused_before_any_is_changed(tmp_path):
     before = bits(other)
     with pytest.raises(CheckpointError, match=r"(?s)do not fit this model.*of another shape"):
         load_weights(tmp_path, other.trainer.model)
-    with pytest.raises(CheckpointError, match="missing in the checkpoint"):
-        load_weights(tmp_path, other.trainer.model, "trainer.no_such_name")
+    with pytest.raises(
+        CheckpointError,
+        match=r"has nothing called trainer\.critic; it has .*trainer\.model, .*\.load_weights\(path, ",
+    ):
+        load_weights(tmp_path, other.trainer.model, "trainer.critic")
+    of_another_program = tf.train.Checkpoint(net=make_state().trainer.model).write(tmp_path / "net")
+    with pytest.raises(CheckpointError, match=r"has nothing called trainer\.model; it has net, and crankshaft"):
+        load_weights(of_another_program, other.trainer.model)
     assert bits(other) == before
     os.truncate(data_file(tmp_path, 1), 100)
     with pytest.raises(CheckpointError, match=r"expected .* bytes, found 100"):
