@@ -1,0 +1,120 @@
+"""Mistakes in what `crankshaft.fit` is given: one line, before anything is trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import crankshaft
+from tests.launch.test_fit import BATCH, EXAMPLES, WEIGHTS, Batches, classes, drawn, mlp
+
+keras = tf.keras
+layers = keras.layers
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class Meter(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.metrics.Mean()
+
+    def call(self, x):
+        return x
+
+
+def compiled(model, **how):
+    model.compile("sgd", **{"loss": "mse", **how})
+    return model
+
+
+class Halves(keras.optimizers.SGD):
+    def apply(self, grads, trainable_variables=None):
+        super().apply([grad / 2 for grad in grads], trainable_variables)
+
+
+LINE = [keras.Input([8]), layers.Dense(1)]
+MISTAKES = {
+    "is not compiled; call model.compile(": (lambda: keras.Sequential([*LINE]), {}),
+    "has a train_step of its own": (lambda: compiled(OwnStep([*LINE])), {}),
+    "run_eagerly=True": (lambda: compiled(keras.Sequential([*LINE]), run_eagerly=True), {}),
+    "keeps a metric in": (lambda: compiled(keras.Sequential([*LINE, Meter()])), {}),
+    "epoch is unknown": (mlp, {"epoch": 3}),
+    "fit has no global_batch_size; use batch_size": (mlp, {"global_batch_size": 3}),
+    "set the optimizer's learning_rate in compile": (mlp, {"learning_rate": 0.1}),
+    "mixed_bfloat16": (mlp, {"precision": "bfloat16"}),
+    "arrays of 70, 69 examples": (mlp, {"y": classes(3)[:69]}),
+    "x is not given": (mlp, {"x": None}),
+    "a SparseTensor is not a dense array; make it one": (
+        mlp,
+        {"x": tf.sparse.from_dense(drawn(8)), "steps_per_epoch": 2},
+    ),
+    "class_weight={'0': 2.0} is not a number for each number of a class": (mlp, {"class_weight": {"0": 2.0}}),
+    "compiled with a loss, and the data has no labels": (mlp, {"y": None}),
+    "class_weight and sample weights are both given": (mlp, {"class_weight": {}, "sample_weight": WEIGHTS}),
+    "give one array for each output, or None": (mlp, {"sample_weight": {"a": WEIGHTS}}),
+    "a function that makes and compiles the model": (mlp, {"strategy": "multi_worker"}),
+    "use ema_decay": (mlp, {"callbacks": [keras.callbacks.SwapEMAWeights()]}),
+    "epochs=0 can't be used": (mlp, {"epochs": 0}),
+    "epochs='3' can't be used": (mlp, {"epochs": "3"}),
+    "epochs=2 is where the run ends, and initial_epoch=2": (mlp, {"epochs": 2, "initial_epoch": 2}),
+    "initial_epoch=-1 can't be used; give a whole number of 0": (mlp, {"initial_epoch": -1}),
+    "batch_size=0 can't be used": (mlp, {"batch_size": 0}),
+    "steps_per_epoch=2.5 can't be used": (mlp, {"steps_per_epoch": 2.5}),
+    "validation_steps=-1 can't be used": (mlp, {"validation_data": "digits", "validation_steps": -1}),
+    "validation_freq=True can't be used": (mlp, {"validation_freq": True}),
+    "validation_split='a' can't be used": (mlp, {"validation_split": "a"}),
+    "shuffle='batch' is not known; use True or False": (mlp, {"shuffle": "batch"}),
+    "mode='benchmark': fit trains": (mlp, {"mode": "benchmark"}),
+    "is not a tf.keras.callbacks.Callback": (mlp, {"callbacks": [keras.callbacks.Callback]}),
+    "validation_data is of 4 parts": (mlp, {"validation_data": (1, 2, 3, 4)}),
+    "hooks=3 is not a list": (mlp, {"hooks": 3}),
+    "has apply of its own, which is never called": (lambda: mlp(Halves()), {}),
+    "batch_size=8, and x comes in batches of 16": (
+        mlp,
+        {"x": Batches(drawn(8), classes(3)), "y": None, "batch_size": 8},
+    ),
+    "verbose=3 is not known": (mlp, {"verbose": 3}),
+    "a generator can be read once only": (mlp, {"x": (each for each in [(drawn(8), classes(3))]), "y": None}),
+    "leave class_weight out": (mlp, {"x": "digits", "y": None, "class_weight": {}}),
+    "validation_steps counts batches of validation_data": (mlp, {"validation_split": 0.5, "validation_steps": 1}),
+    "initial_epoch=1 lies between two evaluations": (mlp, {"initial_epoch": 1, "epochs": 3, "validation_freq": 2}),
+    "is not a Keras model": (lambda: 3, {}),
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_one_line(line):
+    make, how = MISTAKES[line]
+    with pytest.raises(crankshaft.UsageError) as raised:
+        crankshaft.fit(make(), **{"x": drawn(8), "y": classes(3), "verbose": 0, "jit": "off", **how})
+    assert line in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_dataset_of_batches_of_several_sizes_is_one_line():
+    dataset = tf.data.Dataset.from_tensor_slices((drawn(8), classes(3))).batch(BATCH).repeat()
+    with pytest.raises(crankshaft.UsageError, match="and, before its end, of others; call repeat"):
+        crankshaft.fit(mlp(), dataset, steps_per_epoch=3, epochs=3, verbose=0, jit="off")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param("binary_crossentropy", marks=pytest.mark.slow),
+        keras.losses.BinaryFocalCrossentropy(label_smoothing=0.1),
+    ],
+)
+def test_a_loss_of_two_classes_is_no_number_of_a_third_unless_that_counts_for_nothing(loss):
+    y = np.where(drawn(1) > 0, 1, 0)
+    y[3] = -1
+    how = {"x": drawn(8), "y": y, "epochs": 1, "batch_size": 35, "verbose": 0, "jit": "off"}
+    counts = np.ones(EXAMPLES, "float32")
+    with pytest.raises(crankshaft.RunError, match="labels out of range"):
+        crankshaft.fit(compiled(keras.Sequential([*LINE]), loss=loss), sample_weight=counts, **how)
+    counts[3] = 0
+    crankshaft.fit(compiled(keras.Sequential([*LINE]), loss=loss), sample_weight=counts, **how)
