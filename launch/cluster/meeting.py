@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from absl import logging
 
 from ..errors import UsageError
-from . import listeners
+from . import children, listeners
 from .cluster import Cluster, split
 
 _POLL_SECONDS = 0.1
@@ -129,7 +129,9 @@ def _explained(cluster: Cluster):
             f"{cluster.source}'s {cluster.task}, this process, is at {cluster.address}, and that port is in use "
             f"({os.strerror(error.errno)})"
         )
-        if owner := listeners.above(split(cluster.address)[1]):
+        owner = listeners.above(split(cluster.address)[1])
+        # What the supervisor was started by, a test or a server, is no task of its job.
+        if owner and (not cluster.is_chosen or owner in children.job_of(os.environ)):
             raise UsageError(f"{in_use} by process {owner}; {_inherited(cluster)}") from None
         if cluster.is_chosen:
             raise PortTakenError(f"{in_use}; all tasks have to start again, with other ports") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import socket
 
 import pytest
 
@@ -139,18 +140,22 @@ for _ in range(6000):
     assert "worker 1 ended with exit code 143, preempted; all tasks start again at once" in outcome.err
 
 
-def test_a_port_that_another_program_takes_before_its_task_listens_is_chosen_again(local):
-    """Which is no failure: with `--max_restarts=0` a failure would be the end."""
+def test_a_port_that_another_program_takes_before_its_task_listens_is_chosen_again(local, tmp_path):
+    """Which is no failure (`--max_restarts=0`). The program may be what started the supervisor, as here."""
     script = """
-import socket
 n, (_, port) = started(), config["cluster"]["worker"][index].split(":")
 print("port", port, flush=True)
 if n == 1:
-    taken = index == 1 and socket.create_server(("127.0.0.1", int(port)))
+    while index == 1 and not os.path.exists(os.path.join(os.path.dirname(__file__), "taken")):
+        time.sleep(0.01)
     from crankshaft.launch import train
     train.main(argv=["crankshaft train", "--model=mlp", "--input=digits", *sys.argv[1:]])
 """
-    outcome = local(script, "--max_restarts=0").wait().ok()
+    program = local(script, "--max_restarts=0")
+    program.until(says(program, "[worker 1] port "))
+    with socket.create_server(("127.0.0.1", int(lines_of(program.out, "worker 1")[0].removeprefix("port ")))):
+        (tmp_path / "taken").touch()
+        outcome = program.wait().ok()
     again = "as another program has taken its port; all tasks start again at once with other ports"
     assert f"[local] worker 1 ended with exit code 75, {again}" in outcome.err
     first, second = (line for line in lines_of(outcome.out, "worker 1") if line.startswith("port"))
