@@ -151,7 +151,7 @@ def with_keywords(line: str, names: Mapping[str, str]) -> str:
             return f"{names.get(name[2:], name[2:])}=False"
         return names.get(name, name)
 
-    return _FLAG.sub(keyword, line)
+    return _FLAG.sub(keyword, line).replace("see --help", "see crankshaft train --help")
 
 
 def is_lost_peer(error: Exception) -> bool:

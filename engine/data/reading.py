@@ -29,6 +29,7 @@ _WHOLE_BYTES = 64 << 20  # at once, where a split is read into memory
 _HAS_FAILED = "a source could not be read; the run ends with the reason"
 _LAST_READ_SECONDS = 1.0  # that the end of the process waits for a read that is under way
 _RECENT_READS = 64  # of which one may have failed to decode: more than are under way
+_ARRAY = "one array"
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
@@ -421,12 +422,15 @@ def _type(spec: Spec) -> str:
 
 
 def _described(nest: Any) -> str:
-    """Returns a nest's form in a few words."""
+    """Returns a nest's form in a few words: what a dictionary or a tuple holds that is not an array, too."""
     if isinstance(nest, dict):
-        return "a dict of " + ", ".join(map(str, nest))
+        parts = {name: _described(part) for name, part in nest.items()}
+        return "a dict of " + ", ".join(f"{k}" if part == _ARRAY else f"{k} ({part})" for k, part in parts.items())
     if isinstance(nest, (tuple, list)):
-        return f"a {type(nest).__name__} of {len(nest)}"
-    return "one array" if isinstance(nest, (Spec, np.ndarray)) else f"a {type(nest).__name__}"
+        held = [_described(part) for part in nest] if isinstance(nest, tuple) else []
+        within = f" ({', '.join(held)})" if {*held} - {_ARRAY} else ""
+        return f"a {type(nest).__name__} of {len(nest)}{within}"
+    return _ARRAY if isinstance(nest, (Spec, np.ndarray)) else f"a {type(nest).__name__}"
 
 
 def _name(source: Source) -> str:

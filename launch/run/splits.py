@@ -28,6 +28,9 @@ _FORMS = "give (features, labels), (features, labels, weights), (features,) with
 _COUNTS_SHOWN = 8
 _LABELS_LOOKED_AT = 1 << 17
 _BY_INDEX = ("max_bad_records", "shuffle_window")  # flags
+_ONE_SHAPE = (
+    "give examples of one shape: dataset.unbatch(); in dataset.map, tf.pad where they differ, then tf.ensure_shape"
+)
 _NEGATIVE = "a weight of the {} data is negative or not finite; give numbers of 0 or more"
 
 
@@ -300,6 +303,8 @@ def _check_elements(name: str, elements) -> None:
             "weights) or features alone, one example each"
         )
     for part in tf.nest.flatten(elements):
+        if isinstance(part, tf.RaggedTensorSpec) and not part.ragged_rank:  # `map` gets a tensor, without `to_tensor`
+            raise UsageError(f"the {name} dataset's examples are of shape {part.shape}; {_ONE_SHAPE}")
         if not isinstance(part, tf.TensorSpec):
             raise UsageError(
                 f"the {name} dataset holds a {type(part).__name__}; give dense tensors: in dataset.map, pad a ragged x "
@@ -311,10 +316,7 @@ def _check_elements(name: str, elements) -> None:
 def _check_shapes(name: str, spec) -> None:
     for what, part in fields(spec).named():
         if not part.shape.is_fully_defined():
-            raise UsageError(
-                f"the {name} dataset's examples are of shape {part.shape} ({what}); give single examples of one shape: "
-                "dataset.unbatch(); in dataset.map, tf.ensure_shape where all are of one, else pad them by tf.pad"
-            )
+            raise UsageError(f"the {name} dataset's examples are of shape {part.shape} ({what}); {_ONE_SHAPE}")
 
 
 def _checked_dataset(name: str, dataset: tf.data.Dataset, said: list[str]) -> tf.data.Dataset:
@@ -377,6 +379,11 @@ def _checked_source(name: str, source: Source) -> Source:
             raise UsageError(
                 f"the {name} data's {type(source).__name__}.element_spec holds a {type(spec).__name__} ({what}); give "
                 "a Spec(shape, dtype) for each part of an example"
+            )
+        if None in spec.shape:
+            raise UsageError(
+                f"the {name} data's {type(source).__name__}.element_spec has the shape {spec.shape} ({what}); give "
+                "whole numbers: examples of one shape, to which `read` pads shorter ones by np.pad"
             )
         _check_real(name, tf.as_dtype(spec.dtype))
     try:

@@ -74,8 +74,13 @@ def test_an_empty_or_endless_dataset_is_refused(inside):
         (lambda whole: whole.map(lambda x, y: (x, y, y)), "a weight of the train data is negative or not finite"),
         (
             lambda whole: whole.map(lambda x, y: (tf.repeat(x, tf.random.uniform([], 1, 3, tf.int32)), y)),
-            "the train dataset's examples are of shape (None,) (features); give single examples of one shape: "
-            "dataset.unbatch(); in dataset.map, tf.ensure_shape where all are of one, else pad them by tf.pad",
+            "the train dataset's examples are of shape (None,) (features); give examples of one shape: "
+            "dataset.unbatch(); in dataset.map, tf.pad where they differ, then tf.ensure_shape",
+        ),
+        (  # as tf.ragged.constant's rows are, of which `map` gets tensors
+            lambda whole: tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1.0], [1.0, 2.0]]), [1.0, 2.0])),
+            "the train dataset's examples are of shape (None,); give examples of one shape: dataset.unbatch(); "
+            "in dataset.map, tf.pad where they differ, then tf.ensure_shape",
         ),
         (
             lambda whole: whole.map(lambda x, y: (tf.RaggedTensor.from_row_lengths(x, [1]), y)),

@@ -52,6 +52,10 @@ MISTAKES = {
     "another type": (lambda x, y: (x, y.astype("S4")), f"Lines.read returned |S4, {SPEC} float32"),
     "numbers that may not fit": (lambda x, y: (x, y.astype(np.int64)), f"Lines.read returned int64, {SPEC} float32"),
     "no labels": (lambda x, y: x, f"Lines.read returned one array, {SPEC} a tuple of 2; return an array"),
+    "a list": (
+        lambda x, y: ([*x], y),
+        f"Lines.read returned a tuple of 2 (a list of 8, one array), {SPEC} a tuple of 2; return an array",
+    ),
     "nothing": (lambda x, y: None, f"Lines.read returned a NoneType, {SPEC} a tuple of 2"),
 }
 
@@ -100,6 +104,14 @@ def test_float64_is_rounded_and_smaller_types_are_taken(inside):
 def test_a_length_that_is_none_is_one_line(inside, examples, said):
     outcome = inside(*RUN, trainer=Line, data=lambda: (Lines(examples=examples), None))
     assert (outcome.code, outcome.error[: len(said)]) == (2, said)
+
+
+def test_a_source_of_examples_of_several_shapes_is_one_line(inside):
+    source = Lines()
+    source.element_spec = (Spec((None,), np.float32), Spec((), np.float32))
+    assert inside(*RUN, trainer=Line, data=lambda: (source, None)).mistake.startswith(
+        "the train data's Lines.element_spec has the shape (None,) (features); give whole numbers: examples of one"
+    )
 
 
 class Hanging(Lines):

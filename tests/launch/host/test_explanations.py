@@ -33,7 +33,7 @@ def test_a_sentence_that_goes_on_in_the_next_line_is_not_cut():
 def test_flags_are_keywords_where_a_program_called():
     line = "--seed=-1 is below 0; leave --norestore_best out, see --help, or --of_the_script"
     assert explanations.with_keywords(line, {}) == (
-        "seed=-1 is below 0; leave restore_best=False out, see --help, or of_the_script"
+        "seed=-1 is below 0; leave restore_best=False out, see crankshaft train --help, or of_the_script"
     )
     assert (
         explanations.with_keywords("--train_epochs=0 is too few", {"train_epochs": "epochs"}) == "epochs=0 is too few"
