@@ -96,9 +96,10 @@ def test_a_label_out_of_range_is_named_with_the_range(inside, label):
     labels = np.where(LABELS > 0, label, 1).astype(np.int64)
     outcome = inside(*RUN, trainer=Classes, data=lambda: ((FEATURES, labels), None))
     assert f"the loss was given a label of {label} and takes labels from 0 to below 2, as many as" in outcome.mistake
-    outcome = inside(*RUN, "--jit=on", trainer=Classes, data=lambda: ((FEATURES, labels), None))  # where it is a nan
+    outcome = inside(*RUN, "--jit=on", trainer=Classes, data=lambda: ((FEATURES, labels), None))  # the step counts
     assert outcome.code == 1
-    assert "look in the data for nan and for labels out of range" in outcome.error
+    assert outcome.error.startswith("step 1: labels from 0 to 1: ")
+    assert f" {label} on average, out of that range; correct the data" in outcome.error
 
 
 def test_what_is_no_model_is_named(inside):
