@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from crankshaft.engine.checkpoints import manifest
 from crankshaft.engine.state import RULES
@@ -98,13 +99,17 @@ def test_a_run_of_one_call_has_that_calls_rate(inside, tmp_path):
     assert json.loads((tmp_path / "r.json").read_text())["steps_per_sec"] > 0
 
 
-def test_a_checkpoint_without_replicas_of_their_own_is_refused_by_one_that_has_them(inside, tmp_path):
+def test_replicas_of_their_own_begin_with_the_one_state_of_a_checkpoint_and_can_not_become_one(inside, tmp_path):
     run = (*MLP, "--mode=train", "--strategy=mirrored", "--num_virtual_devices=2", "--optimizer=sgd")
-    run = (*run, f"--run_dir={tmp_path}")
-    inside(*run, "--train_steps=2").ok()
-    outcome = inside(*run, "--train_steps=4", "--sync_every_steps=2", "--allow_changed_config")
+    run = (*run, f"--run_dir={tmp_path}", "--allow_changed_config")
+    inside(*run, "--train_steps=3").ok()
+    inside(*run, "--train_steps=6", "--sync_every_steps=2").ok()
+    checkpoint = tf.train.load_checkpoint(str(tmp_path / "checkpoints" / "ckpt-6"))
+    (updates,) = (name for name in checkpoint.get_variable_to_shape_map() if "optimizer/iterations" in name)
+    assert checkpoint.get_tensor(updates).tolist() == [6, 6]
+    outcome = inside(*run, "--train_steps=8")
     assert "is of another model or optimizer" in outcome.mistake
-    assert "iterations: [None] int64 here, [] int64 in the checkpoint" in outcome.err
+    assert "iterations: [] int64 here, [2] int64 in the checkpoint" in outcome.err
 
 
 def test_a_complete_run_says_what_it_takes_to_go_on(inside, tmp_path):
