@@ -63,6 +63,7 @@ def events(
             *("window", now, step),
             epoch=step / 1000,
             seconds=now - begin,
+            seconds_left=(windows - window) * period,
             metrics={"loss": round(loss, 5), "accuracy": round(1 - loss / 2.5, 5)},
             learning_rate=1e-3 * (1 + seed),
             steps_per_sec=round(rate, 3),

@@ -237,6 +237,7 @@ class Record(Hook):
         values = dict(
             epoch=status.epochs,
             seconds=seconds,
+            seconds_left=status.seconds_left,
             metrics=window.means(),
             **{name: float(value) for name, value in figures.items() if not isinstance(value, (list, dict))},
             **{name: value for name, value in figures.items() if isinstance(value, (list, dict))},
@@ -247,12 +248,7 @@ class Record(Hook):
             memory_mb=environment.rss_mb(),
         )
         self._log.write("window", status.step, time=at, **values)
-        self.latest = {
-            "step": status.step,
-            "until_step": status.until_step,
-            "seconds_left": status.seconds_left,
-            **values,
-        }
+        self.latest = {"step": status.step, "until_step": status.until_step, **values}
 
     def _look_around(self) -> None:
         """Records which tasks have fallen silent, and which answer again. Once a turn of the thread that looks."""

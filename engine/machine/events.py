@@ -89,7 +89,7 @@ _SCHEMA: dict[str, dict[str, Callable[[Any], bool]]] = {
     "config": {"values": _mapping},
     "cluster": {"strategy": _text, "replicas": _whole, "workers": _TASKS, "servers": _TASKS},
     "window": {
-        **dict.fromkeys(("epoch", "seconds", "learning_rate", "loss_scale", *_RATES), _number),
+        **dict.fromkeys(("epoch", "seconds", "seconds_left", "learning_rate", "loss_scale", *_RATES), _number),
         **dict.fromkeys(("metrics", "staleness"), _numbers),
         "spent": _spans,
         "workers": _rows(),

@@ -207,22 +207,13 @@ function renderState(run) {
   for (const row of document.querySelectorAll("#lanes tr, #servers-table tr[class]")) row.classList.toggle("late", run.late);
 }
 
-function left(view) {
-  const { time = [], step = [] } = view.windows, until = view.said.start?.until_step, began = view.said.start?.time ?? 0;
-  const end = time.length - 1;
-  let begin = end;
-  while (begin > 0 && end - begin < 20 && time[begin - 1] >= began) begin--;
-  const pace = step[end] > step[begin] ? (time[end] - time[begin]) / (step[end] - step[begin]) : 1 / last(view.windows.steps_per_sec);
-  return until == null ? NaN : Math.max(0, until - step[end]) * pace;
-}
-
 function renderSummary(run) {
   const { view } = run, { said = {}, windows = {}, evaluations = {}, notes = [] } = view;
   const step = said.end?.step ?? last(windows.step), until = said.start?.until_step;
   const saved = notes.findLast((note) => note.event === "checkpoint"), spent = said.end?.goodput?.seconds ?? said.window?.spent;
   const lines = [
     ["step", step != null && `${number(step)}${until != null ? ` of ${number(until)}` : ""}`],
-    ["time left", !said.end && !run.late && windows.step && `about ${span(left(view))}`],
+    ["time left", !said.end && !run.late && said.window?.seconds_left != null && `about ${span(said.window.seconds_left)}`],
     ["goodput", spent?.total > 0 && `${Math.round((100 * spent.steps) / spent.total)} % of ${span(spent.total)}`],
     ["examples a second", last(windows.examples_per_sec)],
     ["steps a second", last(windows.steps_per_sec)],

@@ -34,6 +34,8 @@ def test_a_live_run_moves_and_a_stopped_worker_turns_red(opened, tmp_path):
         page.wait_for_selector("#lanes canvas")
         assert page.inner_text("#news") == f"{path.parent.name} runs"
         assert "3,600 of 20,000" in page.inner_text("#summary")
+        assert lines[39]["seconds_left"] == 164
+        assert "about 2 min 44 s" in page.inner_text("#summary")
         assert page.locator("#curve-charts canvas").count() == 8
         loaded = page.evaluate("performance.getEntriesByType('resource').map(each => new URL(each.name).origin)")
         assert set(loaded) == {page.evaluate("location.origin")}
