@@ -142,8 +142,8 @@ def with_keywords(line: str, names: Mapping[str, str]) -> str:
       line: the message, with flags such as `--run_dir` or `--norestore_best`.
       names: as `as_lines` takes them.
     """
-    if _COMMAND.search(line):
-        return line
+    command = _COMMAND.search(line)
+    end = command.start() if command else len(line)
 
     def keyword(found: re.Match) -> str:
         name = found[1]
@@ -151,7 +151,7 @@ def with_keywords(line: str, names: Mapping[str, str]) -> str:
             return f"{names.get(name[2:], name[2:])}=False"
         return names.get(name, name)
 
-    return _FLAG.sub(keyword, line).replace("see --help", "see crankshaft train --help")
+    return _FLAG.sub(keyword, line[:end]).replace("see --help", "see crankshaft train --help") + line[end:]
 
 
 def is_lost_peer(error: Exception) -> bool:

@@ -358,7 +358,9 @@ class WithoutBadRecords(WrappedSource):
         if error.example in self.bad:
             return  # another thread has met it meanwhile
         if len(self.bad) >= min(self._limit, len(self) - 1):
-            raise BadRecordError(error.example, f"{error}; `max_bad_records`={self._limit} are left out already")
+            raise BadRecordError(
+                error.example, f"{error}; `max_bad_records`={self._limit} are left out already; allow more"
+            )
         self.bad[error.example] = str(error)
         self._warn(f"{error}; left out, as {len(self.bad)} of the {self._limit} that `max_bad_records` allows")
 

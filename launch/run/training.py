@@ -200,7 +200,8 @@ class Training:
         """
         step, last, order = self.session.state.step, self.session.train_steps, self.session.strategy.train_order
         if self.stop:
-            raise UsageError(f"train(): the run has stopped ({self.stop}); look at run.stop before each call")
+            cure = "look at run.stop before each call; after early stopping, reset_patience() lets it go on"
+            raise UsageError(f"train(): the run has stopped ({self.stop}); {cure}")
         if steps is not None and epochs is not None:
             raise UsageError(f"train(steps={steps}, epochs={epochs}): both are given; use one of them")
         if steps is None and epochs is None:

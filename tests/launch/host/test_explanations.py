@@ -38,8 +38,9 @@ def test_flags_are_keywords_where_a_program_called():
     assert (
         explanations.with_keywords("--train_epochs=0 is too few", {"train_epochs": "epochs"}) == "epochs=0 is too few"
     )
-    command = "look at it by crankshaft train --mode=eval --run_dir=r"
-    assert explanations.with_keywords(command, {}) == command
+    command = "crankshaft train --mode=eval --run_dir=r"
+    told = explanations.with_keywords(f"--seed=3 is another; look at it by {command}", {})
+    assert told == f"seed=3 is another; look at it by {command}"
     with (
         pytest.raises(UsageError, match=r"^batch_size=0 of"),
         explanations.as_lines({"global_batch_size": "batch_size"}),
