@@ -98,10 +98,7 @@ class Auc(Pair):
         return _wrong(self.total[-1], self.count[-1])
 
     def _area(self) -> tuple:
-        return ranking.area_of_histogram(np.asarray(self.total, np.float64), np.asarray(self.count, np.float64)) or (
-            None,
-            None,
-        )
+        return ranking.area_of_histogram(*(np.asarray(x, np.float64) for x in self)) or (None, None)
 
 
 class ExactAuc(Auc):
@@ -114,12 +111,12 @@ class ExactAuc(Auc):
         return self.total.area() or (None, None)
 
 
-def _wrong(total: float, count: float, what: str = "labels", why: str = "") -> str | None:
+def _wrong(total: float, count: float) -> str | None:
     if not count:
         return None
     shown = f"{total / count:{'g' if total % count else '.0f'}}"
-    which = f"{count:g} {what} are {shown} on average" if count > 1 else f"a {what[:-1]} is {shown}"
-    return f"{which}, {why or 'not 0 or 1; give labels of two classes, and give them first: auc(labels, logits)'}"
+    which = f"{count:g} labels are {shown} on average" if count > 1 else f"a label is {shown}"
+    return f"{which}, not 0 or 1; give labels of two classes, and give them first: auc(labels, logits)"
 
 
 class KerasSums(Pair):
@@ -155,16 +152,22 @@ class Confusion(Pair):
 
 
 class Outside(Pair):
-    """The sum of numbers that are out of range, and how many there are, float64."""
+    """Sums of the largest number above a range, and of the least below, of parts of batches; counts of such parts."""
 
     def mistake(self) -> str | None:
-        return _wrong(*self, "numbers", "out of that range; correct the data, or allow for more")
+        ends = (("the largest number is at least", 1), ("the least number is at most", -1))
+        found = [
+            f"{'a number is' if parts == 1 else end} {sign * math.ceil(sign * total / parts)}"
+            for (end, sign), total, parts in zip(ends, *self, strict=True)
+            if parts
+        ]
+        return f"{' and '.join(found)}, out of that range; correct the data, or allow for more" if found else None
 
 
 # Kinds beside Mean, by the name that a row of sums carries. Those of several rows hold vectors.
 _KINDS: dict[str, type[Pair]] = {"root_mean": RootMean, "exp_mean": ExpMean, "auc": Auc, "keras": KerasSums}
 _KINDS |= {"confusion": Confusion, "outside": Outside}
-_VECTORS, _NO_NUMBERS = (Auc, KerasSums, Confusion), (Confusion, Outside)
+_VECTORS, _NO_NUMBERS = (Auc, KerasSums, Confusion, Outside), (Confusion, Outside)
 FEW_CLASSES = 100  # of so many a confusion matrix costs next to nothing
 _ENGINES = ("loss", "loss_with_penalties", "gradient_norm", "skipped")  # names of metrics that are the engine's
 _ONE_NUMBER = (
@@ -262,12 +265,9 @@ def auc(labels, logits, weights=None) -> Auc:
     scores = tf.convert_to_tensor(logits)
     logits = tf.reshape(tf.cast(scores, tf.float32), [-1])
     weights = None if weights is None else tf.reshape(tf.cast(weights, tf.float32), tf.shape(scores))
-    every = tf.ones_like(logits) if weights is None else tf.reshape(weights, [-1])
-    parts = (tf.reshape(tf.cast(labels, tf.float32), [-1]), every)
-    pair = Auc(*(ranking.by_logit(logits, part) for part in parts))
-    return weighable(
-        pair, lambda examples: auc(labels, scores, combined(weights, examples, scores)), weights is not None
-    )
+    parts = tf.cast(labels, tf.float32), tf.ones_like(logits) if weights is None else weights
+    pair = Auc(*(ranking.by_logit(logits, tf.reshape(part, [-1])) for part in parts))
+    return weighable(pair, lambda its: auc(labels, scores, combined(weights, its, scores)), weights is not None)
 
 
 def confusion_matrix(labels, predictions, mask=None) -> Confusion:

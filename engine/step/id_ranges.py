@@ -56,8 +56,11 @@ def _size(op: tf.Operation, numbered: tf.Tensor):
 
 
 def _outside(what: str, numbers: tf.Tensor, size) -> tuple[str, Outside]:
-    """Returns the name of the metric, and what it counts: numbers that are not from 0 to below `size`."""
-    outside = (numbers < 0) | (numbers >= tf.cast(size, numbers.dtype))
-    total = tf.reduce_sum(tf.where(outside, tf.cast(numbers, tf.float64), 0.0))
+    """Returns the name of the metric, and its pair of the numbers that are not from 0 to below `size`."""
+    above, below = numbers >= tf.cast(size, numbers.dtype), numbers < 0
+    values = tf.cast(numbers, tf.float64)
+    largest = tf.maximum(tf.reduce_max(tf.where(above, values, 0.0)), 0.0)  # of none it is -inf
+    least = tf.minimum(tf.reduce_min(tf.where(below, values, 0.0)), 0.0)
+    parts = tf.cast(tf.stack([tf.reduce_any(above), tf.reduce_any(below)]), tf.float64)
     name = f"{what} from 0 to {size - 1}" if isinstance(size, int) else f"{what} out of range"
-    return name, Outside(total, tf.reduce_sum(tf.cast(outside, tf.float64)))
+    return name, Outside(tf.stack([largest, least]), parts)

@@ -51,7 +51,10 @@ def data(ids: dict | None = None, labels: dict | None = None):
     ("wrong", "line"),
     [
         ({"ids": {(17, 2): 23}}, "ids from 0 to 19: a number is 23, out of that range; correct the data"),
-        ({"ids": {(3, 0): 21, (20, 1): 21}}, "ids from 0 to 19: 2 numbers are 21 on average"),
+        ({"ids": {(3, 0): 21, (20, 1): 21}}, "ids from 0 to 19: the largest number is at least 21, out of"),
+        ({"ids": {(3, 0): 21, (20, 1): 32}}, "ids from 0 to 19: the largest number is at least 27, out of"),
+        ({"ids": {(16, 0): 21, (16, 1): 32, (16, 2): 24}}, "ids from 0 to 19: a number is 32, out of"),
+        ({"labels": {9: -9, 10: 25}}, "labels from 0 to 4: a number is 25 and a number is -9, out of"),
         ({"labels": {9: 5}}, "labels from 0 to 4: a number is 5, "),
         ({"labels": {9: -1}}, "labels from 0 to 4: a number is -1, "),
         ({"ids": {(17, 2): -IDS}}, None),  # Keras's layer counts from the end
