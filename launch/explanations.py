@@ -188,9 +188,9 @@ def _by_engine(error: Exception) -> tuple[int, str] | None:
         )
     if isinstance(error, RuntimeError) and "`merge_call` called while defining" in str(error):
         return EXIT_USAGE, (
-            "a step sums over replicas within tf.cond, a loop or a tf.function, where they can't meet, as a Keras "
-            "optimizer's apply does; give it to crankshaft.make_optimizer(self, variables, optimizer) in build, whose "
-            "apply sums nothing. So does BatchNormalization(synchronized=True) with --accumulate_steps; leave one out"
+            "a step sums over replicas within tf.cond, a loop or a tf.function, where they can't meet, as "
+            "BatchNormalization(synchronized=True) does with --accumulate_steps; leave one out. So does a Keras "
+            "optimizer's apply; give it to crankshaft.make_optimizer(self, variables, optimizer) in build"
         )
     if isinstance(error, ValueError) and "If an RNN is stateful" in str(error):
         return EXIT_USAGE, (

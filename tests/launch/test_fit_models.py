@@ -147,7 +147,7 @@ MISTAKES = {
         lambda: compiled(keras.Input(batch_shape=[12, 3, 1]), layers.LSTM(2, stateful=True), layers.Dense(1)),
         {"accumulate_steps": 2, "x": X[..., np.newaxis]},
     ),
-    r"BatchNormalization\(synchronized=True\) with accumulate_steps; leave one out": (
+    r"BatchNormalization\(synchronized=True\) does with accumulate_steps; leave one out": (
         lambda: compiled(keras.Input([3]), layers.BatchNormalization(synchronized=True), layers.Dense(1)),
         {"accumulate_steps": 2, "strategy": "mirrored", "num_virtual_devices": 2},
     ),
