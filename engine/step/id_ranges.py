@@ -38,7 +38,7 @@ def note_ids(ids: tf.Tensor, size: int) -> None:
 
 def note_labels(labels: tf.Tensor, classes: int) -> None:
     """Counts labels beyond the last class, for losses that take no notice of them. Negative ones may be padding."""
-    step_context().outside.append(_outside("labels", tf.maximum(labels, 0), classes))
+    step_context().outside.append(_outside("labels", tf.maximum(tf.cast(labels, tf.int64), 0), classes))
 
 
 def _of_operations(operations: list[tf.Operation]) -> Iterator[tuple[str, Pair]]:
@@ -57,8 +57,8 @@ def _size(op: tf.Operation, numbered: tf.Tensor):
 
 def _outside(what: str, numbers: tf.Tensor, size) -> tuple[str, Outside]:
     """Returns the name of the metric, and its pair of the numbers that are not from 0 to below `size`."""
-    above, below = numbers >= tf.cast(size, numbers.dtype), numbers < 0
-    values = tf.cast(numbers, tf.float64)
+    values = tf.cast(numbers, tf.float64)  # GPUs compute with int32 on the host, for which a step would wait
+    above, below = values >= tf.cast(size, tf.float64), values < 0
     largest = tf.maximum(tf.reduce_max(tf.where(above, values, 0.0)), 0.0)  # of none it is -inf
     least = tf.minimum(tf.reduce_min(tf.where(below, values, 0.0)), 0.0)
     parts = tf.cast(tf.stack([tf.reduce_any(above), tf.reduce_any(below)]), tf.float64)
