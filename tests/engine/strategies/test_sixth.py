@@ -111,12 +111,12 @@ def test_it_trains_evaluates_and_resumes_as_one_device_does(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"strategy": "step_by_stop"}, "--strategy=step_by_stop is unknown; did you mean step_by_step?"),
+        ({"strategy": "step_by_stop"}, "strategy=step_by_stop is unknown; did you mean step_by_step?"),
         (
             {"strategy": "step_by_step", "mode": "benchmark"},
-            "--strategy=step_by_step can't be taken apart: StepByStep ",
+            "strategy=step_by_step can't be taken apart: StepByStep ",
         ),
-        ({"strategy": "step_by_step", "jit": "on"}, "--jit=on: --strategy=step_by_step does not say how its steps are"),
+        ({"strategy": "step_by_step", "jit": "on"}, "jit=on: strategy=step_by_step does not say how its steps are"),
     ],
 )
 def test_what_it_does_not_have_is_one_line(asked, says):
