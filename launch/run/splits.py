@@ -51,6 +51,11 @@ def of(config: Config, train, evaluation) -> tuple[Source | Stream, Source | Str
                 f"--{name}={value} is for examples that are read by their indices, and the train data is a stream; "
                 "leave it out"
             )
+    if config.max_bad_records and train.as_arrays() is not None:
+        raise UsageError(
+            f"--max_bad_records={config.max_bad_records} is for examples that are read as the run goes, and the train "
+            "data is in memory already; leave it out"
+        )
     return _without_bad_records(config, train), _without_bad_records(config, evaluation), said
 
 

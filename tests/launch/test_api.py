@@ -273,6 +273,7 @@ MISTAKES = {
     "no number": ({"train_steps": "x"}, "train_steps=x can't be used: it takes an integer"),
     "out of range": ({"learning_rate": -1.0}, "learning_rate=-1.0 can't be used"),
     "no argument": ({"model_arg": {"depth": 3}}, "model_arg depth: Plane has no such argument"),
+    "in memory": ({"max_bad_records": 2}, "max_bad_records=2 is for examples that are read as the run goes, and the"),
     "both lengths": ({"train_steps": 1, "train_epochs": 1}, "train_steps and train_epochs are both given"),
 }
 
