@@ -71,7 +71,7 @@ def test_a_notebook_holds_a_run_from_cell_to_cell(tmp_path):
 def test_a_mistake_in_a_notebook_is_the_programs_line(ran):
     (error,) = ran[0].cells[-1].outputs
     assert (error["output_type"], error["ename"]) == ("error", "UsageError")
-    assert error["evalue"].startswith("--model=mpl is unknown; did you mean mlp?")
+    assert error["evalue"].startswith("model=mpl is unknown; did you mean mlp?")
 
 
 def ran_as_a_script(name: str, folder) -> str:

@@ -41,7 +41,7 @@ def found(session: Session, checkpoints: Checkpoints, which: str | int) -> Manif
     else:
         manifest = next(iter(checkpoints.all(lambda each: each.step == which)), None)
     if not all(session.strategy.exchange(int(manifest is not None))):
-        steps = ", ".join(str(each.step) for each in session.checkpoints.all())
+        steps = ", ".join(map(str, sorted(each.step for each in session.checkpoints.all())))
         cure = f"use latest, best, or a step of {steps}" if steps else "none is saved yet, which save() does"
         raise UsageError(f"restore({which!r}): there is no such whole checkpoint; {cure}")
     return manifest

@@ -288,8 +288,8 @@ MISTAKES = {
     "no length": (lambda r: r.train(), "train(): how long? give steps or epochs, or open the run with train_steps"),
     "part of a step": (lambda r: r.train(steps=1.5), "train(steps=1.5): give a number above 0, a whole one of steps"),
     "none": (lambda r: r.train(steps=0), "train(steps=0): give a number above 0"),
-    "no checkpoint": (lambda r: r.restore(3), "restore(3): there is no such whole checkpoint; none is saved yet"),
-    "no word": (lambda r: r.restore("worst"), "restore('worst'): there is no such whole checkpoint; none"),
+    "no checkpoint": (lambda r: r.restore(3), "restore(3): there is no such whole checkpoint; "),
+    "no word": (lambda r: r.restore("worst"), "restore('worst'): there is no such whole checkpoint; "),
     "no JSON": (lambda r: r.save(extra={"x": np.zeros(2)}), "can't be kept with a checkpoint (Object of type ndarray"),
     "no dictionary": (
         lambda r: r.save(extra=[3, 5]),
