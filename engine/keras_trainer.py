@@ -369,8 +369,8 @@ def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
             f"Keras can't make {type(model).__name__} again from its configuration "
-            f"({' '.join(str(error).split())[:120]}); give get_config to it, or a function that returns the compiled "
-            "model in the place of the model"
+            f"({' '.join(str(error).split())[:120]}); give get_config to it, or pass a function that returns the "
+            "compiled model"
         ) from error
 
 

@@ -61,8 +61,8 @@ def run(
         among them; those not among them keep their values.
 
     Raises:
-      UsageError: a mistake in what was asked (a ValueError); the message is the line that the program would print,
-        with keywords in the place of flags.
+      UsageError: a mistake in what was asked (a ValueError); the message is what the command would print,
+        with keywords instead of flags.
       RunError: the run failed (a RuntimeError), likewise; its cause is the exception that ended it.
 
     Example:

@@ -90,7 +90,7 @@ def _check_runs(run_dir: str) -> None:
     start, cluster = last.get("start", {}), last.get("cluster", {})
     pid = start.get("pid")
     if start.get("host") == socket.gethostname() and pid is not None and not _is_there(pid):
-        raise RunError(f"{run_dir}: process {pid} has ended without a word; start the run again")
+        raise RunError(f"{run_dir}: process {pid} ended without recording why; start the run again")
     names = [str(each.get("name")) for job in ("workers", "servers") for each in cluster.get(job) or ()]
     if FLAGS.task is not None and FLAGS.task not in (*names, "chief"):
         raise UsageError(f"--task={FLAGS.task} is not a task of this run; use {', '.join(map(repr, names))}")

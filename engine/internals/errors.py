@@ -45,7 +45,7 @@ def one_line(text: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the line of an error's message that says what is wrong; the name of its class where there is none.
+    """Returns the line of an error's message that says what is wrong, or the name of its class if it has none.
 
     A line that ends within a sentence, as in Python's own longer messages, goes on in the next one.
     """

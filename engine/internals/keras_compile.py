@@ -217,7 +217,7 @@ def beside_mask(weights: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 
 
 def without_missing(labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Puts 0 in the place of labels [batch, ...] that are not finite and of weight 0, [batch] or [batch, ...].
+    """Replaces labels [batch, ...] that are not finite by 0 where their weights, [batch] or [batch, ...], are 0.
 
     A label that is missing may be NaN. Its loss times 0 would be NaN, and so would its gradient.
     """

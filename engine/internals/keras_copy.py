@@ -1,4 +1,4 @@
-"""Copies a compiled Keras model: made again from its configuration, and given what that leaves out. Host code.
+"""Copies a compiled Keras model: clones it from its configuration, and copies what that leaves out. Host code.
 
 With `keras.py` and `keras_compile.py` the only code that calls Keras's private functions.
 """
@@ -71,10 +71,10 @@ def _complete_layer(theirs: tf.keras.layers.Layer, mine: tf.keras.layers.Layer) 
     vars(mine).update((name, vars(theirs)[name]) for name in _OF_LAYER)
     own, others = ([*each._trainable_variables, *each._non_trainable_variables] for each in (theirs, mine))
     if len(own) != len(others):
-        raise ValueError(f"{where} has {len(own)} variables, and made again {len(others)}, as after enable_lora")
+        raise ValueError(f"{where} has {len(own)} variables, and its copy has {len(others)}, as after enable_lora")
     for variable, other in zip(own, others, strict=True):
         if (form := _form(variable)) != _form(other):
-            raise ValueError(f"{variable.path} is {form}, and made again {_form(other)}")
+            raise ValueError(f"{variable.path} is {form}, and in the copy {_form(other)}")
         for name in _OF_VARIABLE:
             setattr(other, name, getattr(variable, name))
     for name, value in _differing(theirs, mine, _of_keras()):
@@ -158,7 +158,7 @@ def copy_state(source: tf.keras.Model, copy: tf.keras.Model) -> None:
 def copied_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
     """Returns a new optimizer of the same class, rate, settings and exclusions, with nothing updated yet."""
     rate = optimizer._learning_rate
-    if callable(rate):  # a schedule has no state, so it is not made again, and need not have a configuration
+    if callable(rate):  # a schedule has no state: it is shared, and needs no configuration
         try:
             vars(optimizer)["_learning_rate"] = None
             config = {**optimizer.get_config(), "learning_rate": rate}

@@ -193,7 +193,7 @@ def mean(values, weights=None, direction: str | None = None) -> Mean:
       values: tensor of any shape and numeric or bool dtype, one entry an example (or a token, a pixel).
       weights: None, or a tensor that broadcasts to `values`. An entry of weight 0 does not count, NaN or infinite too,
         and its gradient here is 0. What computed it still makes NaN of that, as the square of a NaN does: put a finite
-        number in the place of such labels first, loss(tf.where(weights > 0, labels, 0.0)). Labels under the data's own
+        number instead of such labels first, loss(tf.where(weights > 0, labels, 0.0)). Labels under the data's own
         weights need not be.
       direction: "max" if a higher mean is better, as of an accuracy, or "min"; `monitor` goes by it.
 

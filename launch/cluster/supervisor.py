@@ -199,8 +199,8 @@ class Supervisor:
 
     def _reap(self) -> list[Ending]:
         codes = {task: code for task in self._tasks if (code := task.child.code) is not None}
-        # Of those found dead at once, a task that a signal killed can't have followed from another's end; nor can a
-        # mistake in what was asked, a run that diverged, or a port that was taken.
+        # Of tasks that died at once, the cause comes first: a signal does not follow from the end of another task, nor
+        # do a usage error, a run that diverged, or a port that was taken.
         dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] not in _OF_ITSELF))
         self._tasks = [task for task in self._tasks if task not in codes]
         endings = self._take(dead)

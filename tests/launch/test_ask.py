@@ -123,7 +123,9 @@ def test_who_asks_where_nobody_answers_gets_one_line(crank, tmp_path):
     assert asked("none").mistake.startswith(f"{tmp_path}/none holds no run (events.jsonl is missing)")
     nobody = 1 << 22
     recorded(tmp_path / "killed", {"event": "start", "pid": nobody, "host": os.uname().nodename})
-    assert asked("killed").error == f"{tmp_path}/killed: process {nobody} has ended without a word; start the run again"
+    assert (
+        asked("killed").error == f"{tmp_path}/killed: process {nobody} ended without recording why; start the run again"
+    )
     recorded(tmp_path / "quiet", {"event": "start", "pid": 1, "host": "elsewhere"})
     assert asked("quiet").error.startswith(f"{tmp_path}/quiet: no answer in 0.3 s")
     assert [path.name for path in (tmp_path / "quiet").iterdir()] == ["events.jsonl"]

@@ -72,7 +72,7 @@ def test_lora_of_a_function_trains_what_it_adds_and_of_a_model_is_one_line():
     before, after = ({v.path: v.numpy() for v in each.model.variables} for each in (once, run))
     moved = {path for path, value in after.items() if not np.array_equal(value, before[path])}
     assert {path.split("/")[-1] for path in moved} == {"bias", "lora_kernel_a", "lora_kernel_b"}
-    with pytest.raises(UsageError, match=r"dense has 4 variables, and made again 2, as after enable_lora"):
+    with pytest.raises(UsageError, match=r"dense has 4 variables, and its copy has 2, as after enable_lora"):
         crankshaft.fit(lora(), x, y, verbose=0)
 
 
