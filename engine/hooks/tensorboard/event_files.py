@@ -166,9 +166,9 @@ class EventFiles:
     def _new_file(self, folder: str) -> _File:
         path = os.path.join(self.directory, folder)
         os.makedirs(path, exist_ok=True)
-        # TensorBoard reads a folder's files in the order of their names, so that a later one has to sort later.
-        number = sum(_MARK in name for name in os.listdir(path))
-        name = f"events.out.{_MARK}.{int(time.time()):010d}.{number:04d}.{socket.gethostname()}.{os.getpid()}"
+        # TensorBoard reads a folder's files in the order of their names: a later one must sort later. Seconds alone
+        # repeat in a process that resumes at once, whose copied folder (a remote run_dir) lacks the earlier file.
+        name = f"events.out.{_MARK}.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         path = os.path.join(path, name)
         files.make_file(path)  # nothing, no link either, has that name
         file = self._files[folder] = _File(path, tf.io.TFRecordWriter(path))
