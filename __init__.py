@@ -11,6 +11,7 @@ from importlib.machinery import PathFinder
 TYPE_CHECKING = False  # a type checker takes it for true; typing takes as long to import as all that stands before it
 if TYPE_CHECKING:
     from .engine.build import learning_rate, make_optimizer
+    from .engine.data.data import Data
     from .engine.data.source import Source, Spec
     from .engine.keras_trainer import KerasTrainer
     from .engine.metrics.keras_metrics import KerasMetric
@@ -20,14 +21,13 @@ if TYPE_CHECKING:
     from .engine.step.gathering import gather
     from .engine.step.gradients import Update, minimize
     from .engine.trainer import Trainer
-    from .input.data import Data
     from .launch.api import Run, load_model, open_run, run
     from .launch.errors import RunError, UsageError
     from .launch.fit import fit
     from .launch.train import main
 
 _HOMES = {
-    "Data": "crankshaft.input.data",
+    "Data": "crankshaft.engine.data.data",
     "KerasMetric": "crankshaft.engine",
     "KerasTrainer": "crankshaft.engine",
     "Mean": "crankshaft.engine",
@@ -55,7 +55,7 @@ _HOMES = {
     "weighed": "crankshaft.engine",
 }
 
-_WITHOUT_TENSORFLOW = ("crankshaft.engine.data.source", "crankshaft.input.data", "crankshaft.launch.errors")
+_WITHOUT_TENSORFLOW = ("crankshaft.engine.data.source", "crankshaft.engine.data.data", "crankshaft.launch.errors")
 
 __all__ = [
     "Data",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from crankshaft.engine.data.data import Data
 from crankshaft.input import synthetic, synthetic_clicks
-from crankshaft.input.data import Data
 
 BATCH_SIZE = 64  # a replica's; with parameter servers an update's
 EVAL_EXAMPLES = 4_096

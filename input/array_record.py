@@ -15,8 +15,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..engine.data.data import Data
 from ..engine.data.source import BadRecordError
-from .data import Data, InputError, check_at_least
+from .data import InputError, check_at_least
 from .files import listing
 from .files.storage import Files, is_remote, retried
 from .known import as_bytes

@@ -9,7 +9,8 @@ import re
 
 import numpy as np
 
-from .data import Data, InputError, check_at_least, check_share, eval_count
+from ..engine.data.data import Data
+from .data import InputError, check_at_least, check_share, eval_count
 from .drawn.draws import generator, mix
 from .drawn.planted import clicks, effects, power_law_ids
 from .files import listing

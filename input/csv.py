@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.data.data import Data
 from ..engine.data.source import SourceError
-from .data import Data, InputError
+from .data import InputError
 from .files import listing
 from .files.prepared import Prepared, Writer, prepared, progress
 from .files.storage import Files

@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .data import Data
+from ..engine.data.data import Data
+from ..engine.data.treatments import Treatment
 from .files import tokens
-from .treatments import Treatment
 
 _NAMES = [field.name for field in dataclasses.fields(Data)][2:]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .data import Data
+from ..engine.data.data import Data
 from .files import listing
 from .known import order_of
 from .tables import folders

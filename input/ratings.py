@@ -12,7 +12,8 @@ import zlib
 
 import numpy as np
 
-from .data import Data, InputError, check_at_least, check_share, eval_count
+from ..engine.data.data import Data
+from .data import InputError, check_at_least, check_share, eval_count
 from .drawn.draws import generator
 from .files import listing
 from .files.text_files import read_lines

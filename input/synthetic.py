@@ -8,7 +8,8 @@ import os
 
 import numpy as np
 
-from .data import Data, InputError, check_at_least, refuse_data_dir
+from ..engine.data.data import Data
+from .data import InputError, check_at_least, refuse_data_dir
 from .drawn.draws import generator
 
 # Root mean square distance of two prototypes, in standard deviations of the noise, whatever the

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.data.data import Data
 from ..engine.data.source import BadRecordError, Source, Spec
-from .data import Data, InputError, check_at_least
+from .data import InputError, check_at_least
 from .files import listing, storage, tokens
 from .files.prepared import BUNDLED, Prepared, Writer, prepared, progress
 from .files.storage import Files

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..engine.data.data import Data
 from ..engine.data.source import BadRecordError, SourceError
-from .data import Data, check_at_least
+from .data import check_at_least
 from .files import listing
 from .known import as_bytes
 from .records import checksums, compressed, record_index

@@ -16,10 +16,10 @@ import tensorflow as tf
 from absl import logging
 
 from ..engine.data import frames
+from ..engine.data.data import Data
 from ..engine.data.py_dataset import OfBatches
 from ..engine.hooks.keras_callbacks import KerasCallbacks
 from ..engine.keras_trainer import KerasTrainer, hand_over
-from ..input.data import Data
 from . import api, explanations
 from .errors import UsageError
 from .run import fit_data

@@ -16,7 +16,8 @@ from docs.house import ROOT, arrows, between_rooms, circles, imports, source_fil
 MAY_IMPORT = {
     "engine": {"absl.logging", "keras", "numpy", "tensorboard", "tensorflow"},
     "input": {
-        *("crankshaft.engine.data.source", "crankshaft.engine.data.streamed", "crankshaft.engine.machine.files"),
+        *("crankshaft.engine.data.data", "crankshaft.engine.data.source", "crankshaft.engine.data.streamed"),
+        *("crankshaft.engine.data.treatments", "crankshaft.engine.machine.files"),
         *("filelock", "numpy", "tensorflow"),
         *("array_record", "crc32c", "pyarrow", "tokenizers"),  # extras
     },

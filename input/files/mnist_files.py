@@ -5,7 +5,8 @@ The layout: http://yann.lecun.com/exdb/mnist/. TensorFlow is imported only to do
 
 import numpy as np
 
-from ..data import Data, InputError
+from ...engine.data.data import Data
+from ..data import InputError
 from .idx import find_idx, read_idx
 
 NUM_CLASSES = 10

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..data import Data, InputError
+from ...engine.data.data import Data
+from ..data import InputError
 from ..files import listing, storage
 from . import checksums
 from . import features as described

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ...engine.data.data import Data
 from ...engine.data.source import BadRecordError, WrappedSource
 from .. import known
-from ..data import Data, InputError
+from ..data import InputError
 from ..files import listing, storage
 from . import features
 from .examples import ExampleSource

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...engine.data.data import Data
 from ...engine.data.source import BadRecordError, Source, Spec
-from ..data import Data, InputError
+from ...engine.data.treatments import MISSING, SECONDS, Treatment, hashed
+from ..data import InputError
 from ..files.prepared import Writer, prepared
 from ..known import as_bytes, as_text
-from ..treatments import MISSING, SECONDS, Treatment, hashed
 from .parquet_table import Group, ParquetTable
 from .values import EXACT_FLOAT32, Column, Texts
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..treatments import MISSING_WORDS
+from ...engine.data.treatments import MISSING_WORDS
 
 _FIRST = 64  # values that are tried before all of a block
 _BEYOND = "beyond"  # integers of which some are not int64

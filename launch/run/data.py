@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+from ...engine.data.data import Data
 from ...engine.data.source import Source, SourceError, UnavailableError
-from ...input.data import Data
 from .. import explanations
 from ..command_line.config import Config
 from ..errors import UsageError

@@ -16,6 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from ...engine import Trainer
+from ...engine.data.data import Data
 from ...engine.data.source import Spec
 from ...engine.holdings import Holdings
 from ...engine.hooks.evaluation import averaged_weights
@@ -23,7 +24,6 @@ from ...engine.internals.keras import all_layers_in, layers_in
 from ...engine.internals.variables import tf_variable
 from ...engine.machine import files
 from ...input import known
-from ...input.data import Data
 from ..errors import UsageError
 from ..host.files import write_json
 from . import predictions, splits, weights

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...engine.checkpoints.run_dir import NAMES, RunDir
+from ...engine.data.data import Data
 from ...engine.data.source import Spec
 from ...engine.machine.files import read_json
 from ...input import known
-from ...input.data import Data
 from ..command_line.config import Config
 from ..errors import UsageError
 from . import splits

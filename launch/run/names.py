@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...engine.data.data import Data
+from ...engine.data.treatments import Treatment
 from ...engine.step import batches
-from ...input.data import Data
-from ...input.treatments import Treatment
 from ..command_line.values import short
 from ..errors import UsageError
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from ...engine import Trainer
 from ...engine.data import frames
 from ...engine.data.arrays import ArraySource
+from ...engine.data.data import Data
 from ...engine.data.lent_feed import LentFeed
 from ...engine.data.source import Source, Split
 from ...engine.data.streamed import Stream
@@ -25,7 +26,6 @@ from ...engine.internals import keras
 from ...engine.mesh.mesh import Mesh
 from ...engine.step import batches
 from ...engine.strategies.base import Strategy
-from ...input.data import Data
 from ..command_line import registry
 from ..command_line.config import Config
 from ..errors import UsageError

@@ -16,6 +16,7 @@ from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, Manifest, load_weights
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.data import frames
+from ...engine.data.data import Data
 from ...engine.data.source import Source, Split
 from ...engine.data.streamed import Stream
 from ...engine.holdings import Holdings
@@ -23,7 +24,6 @@ from ...engine.internals import keras
 from ...engine.layers.embeddings import shards_in
 from ...engine.optimizers.averaging import WeightAverage
 from ...engine.reduction import Reduction
-from ...input.data import Data
 from .. import explanations
 from ..command_line import config as configs
 from ..command_line import own_files, registry

@@ -17,6 +17,7 @@ from absl import logging
 from ...engine import StepOptions, Trainer, optimizers
 from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, Manifest, RunDir, Writer
+from ...engine.data.data import Data
 from ...engine.data.lent_feed import LentFeed
 from ...engine.data.order import Order, Origin
 from ...engine.data.source import Source, Spec, Split, WithoutBadRecords
@@ -39,7 +40,6 @@ from ...engine.strategies.multi_worker import WorkerTask
 from ...engine.strategies.parameter_server.coordinator import Cluster
 from ...engine.strategies.parameter_server.placement import Rule
 from ...engine.strategies.parameter_server.strategy import ServerOptions
-from ...input.data import Data
 from ...models.classification import Classifier
 from ...models.tabular import Tabular
 from .. import terminal

@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.data.source import BadRecordError, SourceError, Spec
+from crankshaft.engine.data.treatments import MISSING_WORDS
 from crankshaft.input import csv
 from crankshaft.input.data import InputError
 from crankshaft.input.tables import columns
-from crankshaft.input.treatments import MISSING_WORDS
 
 arrow_csv = pytest.importorskip("pyarrow.csv")
 

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
+from crankshaft.engine.data.data import Data
 from crankshaft.input import known
-from crankshaft.input.data import Data
 from crankshaft.input.files import tokens
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from crankshaft import Source, Spec
 from crankshaft.engine.data.source import BadRecordError
-from crankshaft.input.data import Data
+from crankshaft.engine.data.data import Data
 
 
 class Rows(Source):

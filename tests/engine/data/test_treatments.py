@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.input.treatments import Treatment, hashed, times
+from crankshaft.engine.data.treatments import Treatment, hashed, times
 
 
 def test_times_are_read_as_they_are_in_files():

@@ -1,0 +1,51 @@
+"""A run's data: its splits, and what is known of them without reading an example. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .treatments import Treatment
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The data of a run, from the input to the session.
+
+    Attributes:
+      train: what is trained on: `(features, labels)`, `(features, labels, weights)`, `(features,)` or a dict of
+        features, of NumPy arrays whose first axis is examples, or dicts and tuples of such; or a `tf.data.Dataset` of
+        such examples, unbatched; or a `Source` or a `Stream` (`engine.data`).
+      evaluation: what is evaluated on, in the same form; None: nothing is.
+      num_classes: how many classes there are; None: labels are not classes.
+      vocabulary: which features are ids, and how many ids each has, in each of its columns where it has several: they
+        are 0..count-1, and 0 stands for what is missing or was not seen in training. None: no feature is an id.
+      ids: tells one numbering of ids from another, as a digest of which id has which number; None: the training data
+        does not decide it.
+      tokens: what text was cut into, for models that generate: `input.files.tokens.Bytes` or `Vocabulary`.
+      classes: the classes' names, in the order of the label numbers; None: they have none but their numbers.
+      words: of each feature that was text what was looked up: id i+1 is `words[feature][i]`, and 0 stands for text that
+        is empty or was not seen in training.
+      treatments: what is done to the raw values of a table's columns before they are features, by column; what is done
+        to an array of columns has the name "". None: raw values are taken as they are.
+      array_columns: the columns of a table that one array of features is made of, in its order; None: features have
+        names of their own, or none.
+      columns: how each column of a table is read, in lines for people.
+
+    Example:
+      >>> import numpy as np
+      >>> images, labels = np.zeros([100, 28, 28], "float32"), np.zeros([100], "int32")
+      >>> data = Data((images[:80], labels[:80]), (images[80:], labels[80:]), num_classes=10)
+    """
+
+    train: Any
+    evaluation: Any = None
+    num_classes: int | None = None
+    vocabulary: dict[str, int] | None = None
+    ids: int | str | None = None
+    tokens: Any = None
+    classes: tuple[str, ...] | None = None
+    words: dict[str, list[bytes]] | None = None
+    columns: str | None = None
+    treatments: dict[str, Treatment] | None = None
+    array_columns: tuple[str, ...] | None = None
