@@ -16,7 +16,7 @@ from .holdings import Holdings
 from .internals import keras
 from .metrics.means import Mean, as_loss, checked
 from .reduction import Reduction
-from .step import batches, example_counts, id_ranges
+from .step import batches, diagnosis
 from .step.context import step_context
 from .step.gradients import Gradients, Update, differentiate
 from .step.options import Given
@@ -144,7 +144,7 @@ class Trainer(tf.Module):
 
     def _metrics_of(self, batch) -> dict[str, Any]:
         with keras.computing_with(step_context().values):
-            with id_ranges.watched() as outside:
+            with diagnosis.numbers_out_of_range() as outside:
                 outputs = self._outputs_of(batches.features(batch), training=False)
                 loss = self._loss_of(outputs, batch, training=False)
             whole = self._with_penalties(loss, self.trainable_variables)
@@ -153,7 +153,7 @@ class Trainer(tf.Module):
     def _outputs_of(self, features, training: bool):
         """Returns the model's outputs, 16-bit ones as float32: a loss would lose small probabilities."""
         outputs = self.forward(features, training)
-        batches.check_looked_up(features, self)
+        diagnosis.check_looked_up(features, self)
         return tf.nest.map_structure(
             lambda x: keras.in_float32(x) if getattr(x, "dtype", None) in _HALVES else x, outputs
         )
@@ -161,8 +161,8 @@ class Trainer(tf.Module):
     def _loss_of(self, outputs, batch, training: bool) -> Mean:
         """Returns the loss, weighed by the examples' weights, once it is found to be over examples, not their pairs."""
         compute, where = self.training_loss if training else self.loss, f"{type(self).__name__}.loss"
-        with batches.labels_as_numbers(batch, self):
-            loss = example_counts.checked(compute, where, outputs, batches.counted(batch))
+        with diagnosis.labels_as_numbers(batch, self):
+            loss = diagnosis.without_pairs(compute, where, outputs, batches.counted(batch))
         return as_loss(loss, where, batches.fields(batch).weights, check_values=self.given.options.debug)
 
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:
@@ -181,7 +181,7 @@ class Trainer(tf.Module):
 
     def _with_metrics(self, loss: Mean, whole: Mean | None, outputs, batch) -> dict[str, Any]:
         where = f"{type(self).__name__}.metrics"
-        pairs = example_counts.checked(self.metrics, where, outputs, batches.without_weights(batch))
+        pairs = diagnosis.without_pairs(self.metrics, where, outputs, batches.without_weights(batch))
         losses = {"loss": loss} if whole is None else {"loss": loss, "loss_with_penalties": whole}
         return {**losses, **checked(pairs, where, batches.fields(batch).weights)}
 

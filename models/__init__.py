@@ -3,5 +3,12 @@
 if __name__ == "models":
     raise ImportError("models is a part of crankshaft; write `import crankshaft.models` in place of `import models`")
 
+from ..engine.internals.arguments import COUNT, DECAY
+
 # Of the modules that are models; the others hold what these share.
 NAMES = ("cnn", "dlrm", "logistic", "mlp", "resnet", "transformer_lm", "wide_deep")
+# The intervals of their arguments.
+ARGUMENTS = {
+    **dict.fromkeys(("dropout", "batch_norm_momentum"), DECAY),  # with all of it dropped out nothing is left to learn
+    **dict.fromkeys(("hidden_units", "bottom_units", "top_units"), COUNT),
+}

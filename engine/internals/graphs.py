@@ -11,7 +11,6 @@ import tensorflow as tf
 from .tensorflow import function_graph
 
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
-PYTHON = {"EagerPyFunc", "PrintV2", "PyFunc", "PyFuncStateless"}  # that show a batch to Python, or to people
 # Ops of `tf.random` that draw from a state of the process.
 STATEFUL_RANDOM = {
     "Multinomial",
@@ -23,17 +22,6 @@ STATEFUL_RANDOM = {
     "RandomUniform",
     "RandomUniformInt",
     "TruncatedNormal",
-}
-# Ops whose kernels on CPUs accumulate 16-bit values in 16 bits.
-_SUMS = {
-    "Cumsum",
-    "DepthwiseConv2dNativeBackpropFilter",
-    "ScatterNd",
-    "SegmentMean",
-    "SegmentSum",
-    "SegmentSumV2",
-    "TensorScatterAdd",
-    "UnsortedSegmentSum",
 }
 _ASSIGNMENTS = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
 ENGINES_OWN = "engines_own"  # name scope of assignments that are none of the step's own
@@ -74,12 +62,6 @@ def kinds(graph: tf.Graph) -> Counter[str]:
 def has(graph: tf.Graph, dtype: str) -> bool:
     """Returns whether an op of a graph, or of those that it calls, has an output of a dtype."""
     return any(output.dtype.name == dtype for op in operations(graph) for output in op.outputs)
-
-
-def sums_in_16_bits(graph: tf.Graph) -> list[str]:
-    """Returns the names of the ops that accumulate 16-bit values in 16 bits, which loses small ones."""
-    halves = (tf.bfloat16, tf.float16)
-    return [op.name for op in operations(graph) if op.type in _SUMS and op.outputs[0].dtype in halves]
 
 
 class _Place(NamedTuple):

@@ -6,9 +6,35 @@ Each equals Keras's own; any other Keras optimizer is found by name. The rules a
 import numpy as np
 import tensorflow as tf
 
-from ..step.options import OPTIMIZER_ARGUMENTS, check_arguments, parameters, unknown
+from ..internals.arguments import (
+    DECAY,
+    FINITE,
+    FROM_ZERO,
+    INT32,
+    POSITIVE,
+    Expression,
+    Interval,
+    check_arguments,
+    parameters,
+    unknown,
+)
 from .base import FusedOptimizer, Optimizer
 from .keras_adapter import KerasOptimizer
+
+# Of the engine's rules and of Keras's, which agree on the names. A tuple's or list's is that of each of its numbers.
+ARGUMENTS: dict[str, Interval | Expression] = {
+    **dict.fromkeys(("beta_1", "beta_2", "rho", "momentum", "adam_beta_1", "adam_beta_2"), DECAY),
+    **dict.fromkeys(("epsilon", "epsilon_1", "epsilon_2", "clip_threshold", "rms_rate"), POSITIVE),
+    **dict.fromkeys(("initial_accumulator_value", "beta", "adam_weight_decay", "adam_lr_ratio"), FROM_ZERO),
+    **dict.fromkeys(("clipnorm", "clipvalue"), FROM_ZERO),
+    **{f"{kind}_regularization_strength": FROM_ZERO for kind in ("l1", "l2", "l2_shrinkage")},
+    **dict.fromkeys(("muon_a", "muon_b", "muon_c"), FINITE),
+    "learning_rate_power": Interval(lower=-100, upper=0),  # FTRL's
+    "beta_2_decay": Interval(lower=-100, below=0),  # Adafactor's: 1 - step ** beta_2_decay is its beta_2
+    "ns_steps": Interval(lower=1, upper=1000, whole=True),
+    "warmup_steps": Interval(lower=0, upper=INT32, whole=True),
+    "weight_decay_exclude": Expression(),
+}
 
 
 class SGD(FusedOptimizer):
@@ -248,7 +274,7 @@ def build(name, learning_rate=None, **arguments):
     common = parameters(Optimizer).keys()
     rate = {} if learning_rate is None else {"learning_rate": learning_rate}
     known = parameters(rule).keys() | common
-    check_arguments(f"optimizer {lower}", arguments, known - {"learning_rate"}, OPTIMIZER_ARGUMENTS)
+    check_arguments(f"optimizer {lower}", arguments, known - {"learning_rate"}, ARGUMENTS)
     if lower in _RULES:
         return rule(**rate, **arguments)
     ours = {key: value for key, value in arguments.items() if key in common}

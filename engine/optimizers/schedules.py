@@ -10,9 +10,16 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from ..data.order import Order, Origin, SharedOrder
-from ..step.options import SCHEDULE_ARGUMENTS, check_arguments, parameters, unknown
+from ..internals.arguments import COUNT, FROM_ZERO, INT32, POSITIVE, Interval, check_arguments, parameters, unknown
 
 _keras = tf.keras.optimizers.schedules
+ARGUMENTS = {
+    **dict.fromkeys(("alpha", "end_learning_rate", "power", "values"), FROM_ZERO),
+    **dict.fromkeys(("decay_rate", "m_mul"), POSITIVE),
+    **dict.fromkeys(("decay_steps", "first_decay_steps"), COUNT),
+    "t_mul": Interval(lower=1, upper=1000),
+    "boundaries": Interval(lower=0, upper=INT32, whole=True),
+}
 
 
 class Constant(tf.keras.optimizers.schedules.LearningRateSchedule):
@@ -120,7 +127,7 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
     make = _SCHEDULES[schedule_name]
     positional = {"learning_rate", "remaining_steps"}
     known = parameters(make).keys() - positional
-    check_arguments(f"schedule {schedule_name}", arguments, known, SCHEDULE_ARGUMENTS)
+    check_arguments(f"schedule {schedule_name}", arguments, known, ARGUMENTS)
     schedule = make(float(learning_rate), total_steps - warmup_steps, **arguments)
     return WarmUp(schedule, warmup_steps) if warmup_steps else schedule
 

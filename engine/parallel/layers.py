@@ -17,7 +17,7 @@ from ..layers.embeddings import hashing
 from ..mesh import cuts
 from ..mesh.cuts import Box, Cut
 from ..mesh.mesh import MODEL, Mesh, current_mesh
-from ..step.id_ranges import note_ids, note_labels
+from ..step.diagnosis import note_ids, note_labels
 
 _SPLITS = (None, "columns", "rows")
 
@@ -97,7 +97,7 @@ class Embedding(tf.keras.layers.Layer):
     The table's gradient is dense, as the logits' part of it is.
 
     Args:
-      vocabulary: number of ids, from 0 on. Others end the run with an error (`engine.step.id_ranges`).
+      vocabulary: number of ids, from 0 on. Others end the run with an error (`engine.step.diagnosis`).
       size: of a row.
       split: `"vocabulary"`, or None for copies.
       stddev: of the normal distribution that the table is drawn from.

@@ -11,25 +11,16 @@ one big one. Each part draws random numbers of its own.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from ..data.arrays import Mapped
 from ..internals.keras_compile import without_missing
 from ..metrics.means import Mean, as_loss
 from .context import step_context
-
-EXACT = 1 << 24  # float32 tells whole numbers apart up to here
-_PIECE_BYTES = 64 << 20  # looked at at once
-# Ops that give the values of their inputs on; of those with more than one, the first has the values.
-_OF_FIRST = {"Cast", "ExpandDims", "GatherV2", "Identity", "Reshape", "Slice", "Squeeze", "StridedSlice", "Transpose"}
-_OF_ALL = {"ConcatV2", "Pack"}
 
 
 class Fields(NamedTuple):
@@ -78,42 +69,6 @@ def counted(batch):
 def text_fields(batch) -> list[str]:
     """Returns the names of the features and labels that are strings, which XLA does not take."""
     return [name for name, array in fields(batch).named() if tf.as_dtype(array.dtype) == tf.string]
-
-
-def check_looked_up(features, trainer) -> None:
-    """Raises ValueError where a forward pass, which was traced in this graph, takes text for numbers."""
-    text = text_fields((features,))
-    if text and _casts_text():
-        raise ValueError(
-            f"{', '.join(text)} holds strings, and {type(trainer).__name__} computes with them as with numbers; look "
-            "them up before, by tf.keras.layers.StringLookup, Hashing or TextVectorization"
-        )
-
-
-def _casts_text() -> bool:
-    if tf.executing_eagerly():
-        return False
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    return any(each.type == "Cast" and each.get_attr("SrcT") == tf.string for each in operations)
-
-
-@contextlib.contextmanager
-def labels_as_numbers(batch, trainer) -> Iterator[None]:
-    """Raises ValueError where a loss that is traced within takes labels that are text for numbers."""
-    names = [name for name in text_fields(batch) if name.startswith("labels")]
-    cause = None
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        if not names:
-            raise
-        cause = error
-    if cause or (names and _casts_text()):
-        raise ValueError(
-            f"{', '.join(names)} holds strings, and {type(trainer).__name__}.loss computes with them as with numbers; "
-            "number them before, by np.unique(labels, return_inverse=True), or look them up by "
-            "tf.keras.layers.StringLookup"
-        ) from cause
 
 
 def weighed(loss: Callable, outputs, batch) -> Mean:
@@ -194,54 +149,6 @@ def check_weighed(metrics: dict, batch, trainer) -> dict:
             "use crankshaft.weighed(self.loss, outputs, batch), or crankshaft.mean(values, weights=batch[2])"
         )
     return metrics
-
-
-def rounded(trainer, features) -> dict[str, int]:
-    """Returns each feature's largest value that the model casts from integers to floats inexactly. Host code.
-
-    Ids that stay integers are not concerned. Traces `forward` if there are numbers that large.
-
-    Args:
-      trainer: built.
-      features: an array whose first axis is examples, or a dictionary of arrays by name; any other nest is not looked
-        at.
-    """
-    named = features if isinstance(features, dict) else {"features": features}
-    large = {name: most for name, array in named.items() if (most := _largest(array)) > EXACT}
-    if not large:
-        return {}
-    specs = {name: tf.TensorSpec([None, *x.shape[1:]], x.dtype) for name, x in named.items()}
-
-    def forward(named):
-        trainer.forward(named if isinstance(features, dict) else named["features"], training=False)
-
-    try:
-        graph = tf.function(forward, autograph=False).get_concrete_function(specs).graph
-    except Exception:
-        return {}  # the step itself reports a mistake in it
-    inputs = dict(zip(sorted(named), graph.inputs, strict=False))  # what it captures comes after
-    return {name: most for name, most in large.items() if any(_casts_to_floats(inputs[name]))}
-
-
-def _largest(array) -> int:
-    """Returns the largest magnitude of an array of integers; 0 of anything else."""
-    if not isinstance(array, (np.ndarray, Mapped)) or array.dtype.kind not in "iu" or not array.nbytes:
-        return 0
-    at_once = max(1, _PIECE_BYTES * len(array) // array.nbytes)
-    pieces = (array[first : first + at_once] for first in range(0, len(array), at_once))
-    return max(max(int(piece.max()), -int(piece.min())) for piece in pieces)
-
-
-def _casts_to_floats(tensor: tf.Tensor) -> Iterator[tf.Operation]:
-    """Yields the ops by which a tensor's own values become floats."""
-    queue = [tensor]
-    for each in queue:
-        for op in each.consumers():
-            if op.type in _OF_ALL or (op.type in _OF_FIRST and each is op.inputs[0]):
-                if op.outputs[0].dtype.is_floating:
-                    yield op
-                else:
-                    queue += op.outputs
 
 
 def _named(name: str, part) -> Iterator[tuple[str, Any]]:

@@ -77,7 +77,7 @@ class StepContext:
       drawn: how many random numbers of each kind were drawn so far.
       layer_states: the generators' states in this share, for layers that compute with given values of variables.
       applied: where the code that applies an option of the run marks it.
-      counts_ids: whether ids and labels out of range are counted, since kernels do not raise for them (`id_ranges`).
+      counts_ids: whether ids and labels out of range are counted, since kernels do not raise for them (`diagnosis`).
       outside: what was counted of them so far: (the metric's name, its pair).
     """
 

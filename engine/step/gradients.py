@@ -11,7 +11,7 @@ from ..internals import keras
 from ..internals.variables import path_of, tf_variable, whole_of
 from ..mesh.cuts import Cut
 from ..metrics.means import Mean, as_loss, folded
-from . import batches, id_ranges
+from . import batches, diagnosis
 from .batches import only_if
 from .context import step_context
 from .options import CLIPS
@@ -326,7 +326,7 @@ def _gradients_of(trainer, batch, losses: Callable, variables: Sequence[Sequence
     ):
         if not watches_all:  # so that nothing is recorded of layers before which all are frozen
             tape.watch(list(map(tf_variable, sources)))
-        with id_ranges.watched() as outside:
+        with diagnosis.numbers_out_of_range() as outside:
             pairs, metrics = losses(batch)
         totals = [context.scaled(pair.total) for pair in pairs]
         if alone:

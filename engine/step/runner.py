@@ -7,21 +7,16 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import tensorflow as tf
-from absl import logging
 
 from ..internals import graphs, keras
 from ..internals.tensorflow import is_only_replica, replica_id
 from ..internals.variables import assign_local, read_local, server_of
 from ..mesh.mesh import Mesh
 from ..metrics.means import folded
+from . import diagnosis
 from .applied import Applied
 from .batches import check_weighed, only_if, with_stand_in
 from .context import Readings, StepContext
-
-_STAND_IN = (
-    "the step prints or calls Python (%s): a replica without examples, as in an epoch's smaller last batch, shows it "
-    "one example of zeros, which counts in nothing; leave it out there by its values"
-)
 
 
 class StepRunner:
@@ -70,8 +65,8 @@ class StepRunner:
             if (precision := self._trainer.given.options.precision) != "float32" and graphs.has(graph, precision):
                 self._applied.mark("precision")
             self._applied.check(self._trainer, self._mesh.shard_optimizer)
-            if present is not None and (python := graphs.PYTHON & graphs.kinds(graph).keys()):
-                logging.log_first_n(logging.WARNING, _STAND_IN, 1, ", ".join(sorted(python)))
+            if present is not None:
+                diagnosis.warn_of_stand_in(graph)
             return only_if(self._counted(present), metrics)
 
     def eval_step(

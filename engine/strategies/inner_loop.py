@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from absl import logging
 
 from ..data.arrays import is_on_gpus
 from ..health.watchdog import Arrivals
@@ -18,6 +17,7 @@ from ..internals import graphs
 from ..internals.tensorflow import as_only_replica, without_exchange
 from ..metrics.means import LoopSums, keep_scores, row_names, stack
 from ..state import TrainState
+from ..step.diagnosis import warn_of_step
 from .syncs import Syncs
 
 # A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
@@ -26,11 +26,6 @@ from .syncs import Syncs
 # resnet20 1,384 (`InnerLoop.operations`).
 _UNROLLED_STEPS = 4
 _FEW_OPERATIONS = 700
-_DRAWS = (
-    "the step draws random numbers that a resumed run draws otherwise (%s, of tf.random); use tf.random.stateless_* "
-    "with step_context().seed(), or Keras's layers"
-)
-_SUMS_IN_16_BITS = "on CPUs these accumulate 16-bit values in 16 bits, which loses digits: %s; cast to float32 before"
 
 
 def _arguments(operands, step: int, start: int, stop: int, due: int | None, extra: tuple) -> tuple:
@@ -303,10 +298,7 @@ class InnerLoop:
         batch_spec = one_batch.get_concrete_function(operands, offset).structured_outputs
         one_step = one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
         self._step_graph = one_step.graph
-        if drawn := graphs.STATEFUL_RANDOM & self.operations.keys():
-            logging.log_first_n(logging.WARNING, _DRAWS, 1, ", ".join(sorted(drawn)))
-        if inexact := graphs.sums_in_16_bits(one_step.graph):
-            logging.log_first_n(logging.WARNING, _SUMS_IN_16_BITS, 1, ", ".join(inexact[:5]))
+        warn_of_step(one_step.graph)
         local = self._strategy.experimental_local_results(self._sums(one_step.structured_outputs))
         zeros = []
         for here, x in zip(self._on_replicas(), local, strict=True):

@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from ...engine.step.options import HUGE
+from ...engine.internals.arguments import HUGE
 from ...engine.strategies import registry
 from . import rules
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from ... import input as inputs
 from ... import models
-from ...engine.step import options
-from ...engine.step.options import WEIGHT_DECAY_EXCLUDE, Interval
+from ...engine.internals.arguments import HUGE, Expression, Interval, outside
+from ...engine.internals.arguments import parameters as parameters_of
+from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ..errors import UsageError, nearest
 from . import own_files
 from .values import number
@@ -53,7 +54,7 @@ class Entry:
     summary: str
     defaults: Mapping[str, Any]
     required: tuple[str, ...] = ()
-    intervals: Mapping[str, Interval | options.Expression] = dataclasses.field(default_factory=dict)
+    intervals: Mapping[str, Interval | Expression] = dataclasses.field(default_factory=dict)
     path: str | None = None
     from_flags: tuple[str, ...] = ()
     make: Any = None
@@ -102,7 +103,7 @@ def _model(module, path: str | None) -> Entry:
         raise own_files.lacking("model", path)
     if not (isinstance(model, type) and issubclass(model, Trainer)):
         raise own_files.lacking("model", path, "a Model that is not a Trainer")
-    return dataclasses.replace(of_class(model), intervals={} if path else options.MODEL_ARGUMENTS)
+    return dataclasses.replace(of_class(model), intervals={} if path else models.ARGUMENTS)
 
 
 def _input(module, path: str | None) -> Entry:
@@ -130,13 +131,14 @@ def of_class(trainer_class: type) -> Entry:
 def optimizers() -> Mapping[str, Entry]:
     """Finds the engine's optimizers and Keras's, by lower-case name."""
     from ...engine import optimizers as engine
+    from ...engine.optimizers.rules import ARGUMENTS
 
     entries = {}
     for name, rule in engine.named().items():
-        own = [each for each in options.parameters(rule).values() if each.name not in _OF_FLAGS | CLIPS.keys()]
+        own = [each for each in parameters_of(rule).values() if each.name not in _OF_FLAGS | CLIPS.keys()]
         of_any = {**dict.fromkeys(CLIPS, 0.0), "weight_decay_exclude": WEIGHT_DECAY_EXCLUDE, "ema_warmup": True}
         defaults = {**_arguments(own)[0], **of_any}
-        entries[name] = Entry(name, _first_line(rule), defaults, intervals=options.OPTIMIZER_ARGUMENTS)
+        entries[name] = Entry(name, _first_line(rule), defaults, intervals=ARGUMENTS)
     return entries
 
 
@@ -145,14 +147,14 @@ def schedules() -> Mapping[str, Entry]:
     from ...engine.optimizers import schedules as engine
 
     return {
-        name: Entry(name, "", _arguments(_named(make)[2:])[0], intervals=options.SCHEDULE_ARGUMENTS)
+        name: Entry(name, "", _arguments(_named(make)[2:])[0], intervals=engine.ARGUMENTS)
         for name, make in engine.named().items()
     }
 
 
 _LEAST = {
     "patience": Interval(lower=1, upper=2**31 - 1, whole=True),
-    "min_delta": Interval(lower=0, upper=options.HUGE),
+    "min_delta": Interval(lower=0, upper=HUGE),
 }
 # The arguments of flags that name nothing else; those that are required are where any is given.
 ENTRIES = {
@@ -160,7 +162,7 @@ ENTRIES = {
         "the step of local SGD",
         "",
         {"learning_rate": 0.7, "momentum": 0.9},
-        intervals={"learning_rate": Interval(lower=0, upper=options.HUGE), "momentum": Interval(lower=0, below=1)},
+        intervals={"learning_rate": Interval(lower=0, upper=HUGE), "momentum": Interval(lower=0, below=1)},
     ),
     "early_stopping": Entry("early stopping", "", {"min_delta": 0.0}, ("patience",), _LEAST),
     "reduce_lr": Entry(
@@ -193,7 +195,7 @@ def parse_arguments(flag: str, pairs: list[str], entry: Entry) -> dict[str, Any]
         if name not in known:
             raise UsageError(f"--{flag} {name}: {entry.name} has no such argument; {nearest(name, known)}")
         values[name] = parse_value(flag, name, text, entry.defaults.get(name))
-        if fault := options.outside(entry.intervals, name, values[name]):
+        if fault := outside(entry.intervals, name, values[name]):
             raise UsageError(f"--{flag} {fault}; give {entry.name} one that is")
     if missing := [name for name in entry.required if name not in values]:
         raise UsageError(f"{entry.name} needs --{flag} {missing[0]}=VALUE")

@@ -15,8 +15,8 @@ from typing import Any
 
 from absl import flags
 
+from ...engine.internals.arguments import Interval
 from ...engine.metrics.monitored import Monitored
-from ...engine.step.options import Interval
 from ..errors import UsageError, nearest
 from .values import number as number_of
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
-from absl import logging
 
 from ...engine import StepOptions, Trainer, optimizers
 from ...engine.build import prepare
@@ -33,6 +32,7 @@ from ...engine.reduction.local_sgd import LocalSgd
 from ...engine.reduction.power_sgd import PowerSgd
 from ...engine.state import TrainState
 from ...engine.step import batches
+from ...engine.step.diagnosis import warn_of_rounded
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ...engine.strategies import FeedOptions, devices, jit_choice
 from ...engine.strategies.base import Measured, Strategy
@@ -217,7 +217,8 @@ def create(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = 
     state = build_state(config, strategy, options, (example, known.num_classes, known.vocabulary))
     if Holdings(state.trainer).tables:
         checks.check_tables(config, config.model_entry.name)
-    _warn_of_rounded(state.trainer, train, strategy.is_chief)
+    if strategy.is_chief and (arrays := train.as_arrays()) is not None:
+        warn_of_rounded(state.trainer, batches.features(arrays))
     strategy.bind(state, train_feed, eval_feed)
     feeds = {"train": train_feed} if eval_feed is None else {"train": train_feed, "eval": eval_feed}
     inputs = {split: about for split, feed in feeds.items() if (about := feed.about())}
@@ -349,17 +350,6 @@ def _classes_by_values(config: Config, train) -> int | None:
                 "clicks (0 and 1) or numbers is not known; use --model_arg=task=clicks or --model_arg=task=ratings"
             )
     return datasplits.num_classes(train)
-
-
-def _warn_of_rounded(trainer: Trainer, split, is_chief: bool) -> None:
-    if (arrays := split.as_arrays()) is None or not is_chief:
-        return
-    for name, most in batches.rounded(trainer, batches.features(arrays)).items():
-        logging.warning(
-            "%s: whole numbers up to %s become float32 in the model, which tells them apart up to %s; subtract an "
-            "offset, divide them, or look them up as ids",
-            *(name, f"{most:,}", f"{batches.EXACT:,}"),
-        )
 
 
 def batch_parts(config: Config) -> int:

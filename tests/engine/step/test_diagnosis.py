@@ -1,16 +1,114 @@
-"""Ids and labels out of range: counted, and named, where a kernel takes another in their place."""
+"""A step's graph is looked through: losses of pairs of examples are named, ids and labels out of range counted."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine import Trainer, mean
+from crankshaft.engine import Mean, Trainer, mean
 from crankshaft.engine.hooks import numerics
+from crankshaft.engine.metrics.means import root_mean_square
 from crankshaft.models.transformer_lm import Model
 from tests import runs
 
 IDS, CLASSES = 20, 5
+
+
+class Line(Trainer):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean((outputs - batch[1]) ** 2)
+
+
+class InMetrics(Line):
+    def loss(self, outputs, batch):
+        return mean((outputs[:, 0] - batch[1]) ** 2)
+
+    def metrics(self, outputs, batch):
+        return {"rmse": root_mean_square(outputs - batch[1])}
+
+
+class Weighted(Line):
+    def loss(self, outputs, batch):
+        return mean((outputs - batch[1]) ** 2, tf.abs(batch[1]))
+
+
+class Tokens(Trainer):
+    """A loss of each token, those of the padding without weight."""
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(5)])
+
+    def loss(self, outputs, batch):
+        return mean((outputs - batch[1]) ** 2, batch[1] > 0.2)
+
+
+class Flat(Tokens):
+    def loss(self, outputs, batch):
+        return mean(tf.reshape((outputs - batch[1]) ** 2, [-1]))
+
+
+class Pairs(Line):
+    """Each pair of examples, and that is meant."""
+
+    def loss(self, outputs, batch):
+        values = (outputs - batch[1][None, :]) ** 2
+        return Mean(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
+
+
+class OfOneSize(Tokens):
+    def loss(self, outputs, batch):
+        return mean(tf.reshape(outputs, [2, 25]))
+
+
+def data(*label_shape, kind=np.asarray):
+    rng = np.random.default_rng(0)
+    features, labels = rng.random((25, 3), np.float32), rng.random((25, *label_shape), np.float32)
+    if kind is np.asarray:
+        return features, labels
+    return tf.data.Dataset.from_tensor_slices((features, labels))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, tf.data.Dataset], ids=["arrays", "dataset"])
+@pytest.mark.parametrize(
+    ("trainer", "replicas", "options"),
+    [
+        (Line, 1, {}),
+        (Line, 2, {}),
+        (Line, 1, {"accumulate_steps": 3}),
+        (Line, 1, {"batch_parts": 2}),
+        (InMetrics, 1, {}),
+        (Weighted, 1, {}),
+    ],
+)
+def test_pairs_of_examples_are_named_with_both_shapes(bench, kind, trainer, replicas, options):
+    made = bench(trainer(), data(kind=kind), 10, replicas, **options)
+    where = f"{trainer.__name__}.{'metrics' if trainer is InMetrics else 'loss'}"
+    with pytest.raises(ValueError, match=rf"{where}: values \[n, 1\] and \[n\] .* broadcast to \[n, n\]") as error:
+        made.train(1)
+    assert "(outputs are [n, 1], labels [n]); make the shapes alike" in str(error.value)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("trainer", "label_shape"), [(Line, (1,)), (Weighted, (1,)), (Tokens, (5,)), (Flat, (5,)), (Pairs, ())]
+)
+def test_several_values_an_example_are_taken(bench, trainer, label_shape, replicas):
+    made = bench(trainer(), data(*label_shape), 10, replicas)
+    assert np.isfinite(made.train(4)["loss"]).all()
+
+
+def test_a_loss_that_is_written_for_batches_of_one_size_is_taken(bench):
+    made = bench(OfOneSize(), data(5), 10)
+    assert np.isfinite(made.train(2)["loss"]).all()
+
+
+def test_an_evaluation_alone_is_checked_too(bench):
+    made = bench(Line(), data(1), 10, eval_source=data())
+    with pytest.raises(ValueError, match=r"Line\.loss: values \[n, 1\] and \[n\] .* broadcast to \[n, n\]"):
+        made.strategy.evaluate()
 
 
 class Looked(Trainer):
@@ -36,7 +134,7 @@ class Looked(Trainer):
         return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=batch[1], logits=outputs))
 
 
-def data(ids: dict | None = None, labels: dict | None = None):
+def looked_up(ids: dict | None = None, labels: dict | None = None):
     random = np.random.default_rng(1)
     x, y = random.integers(0, IDS, [24, 3]).astype(np.int32), random.integers(0, CLASSES, 24).astype(np.int64)
     for place, value in (ids or {}).items():
@@ -62,7 +160,7 @@ def data(ids: dict | None = None, labels: dict | None = None):
     ],
 )
 def test_a_step_of_xla_counts_what_its_kernels_take_for_another(bench, wrong, line, accumulate_steps):
-    made = bench(Looked(), data(**wrong), 8, jit=True, accumulate_steps=accumulate_steps)
+    made = bench(Looked(), looked_up(**wrong), 8, jit=True, accumulate_steps=accumulate_steps)
     sums = made.train(3)
     if line is None:
         numerics.check_labels(sums, "here")
@@ -72,10 +170,10 @@ def test_a_step_of_xla_counts_what_its_kernels_take_for_another(bench, wrong, li
 
 
 def test_what_is_counted_is_no_metric_and_nothing_is_counted_where_kernels_raise(bench):
-    jitted = bench(Looked(), data(), 8, jit=True)
+    jitted = bench(Looked(), looked_up(), 8, jit=True)
     assert {*jitted.strategy.run_train_steps(1).sums.read()} > {"ids from 0 to 19", "labels from 0 to 4"}
-    by_kernels = bench(Looked(), data({(17, 2): 23}), 8, jit=False)
-    assert not any("from 0" in name for name in bench(Looked(), data(), 8).train(1))
+    by_kernels = bench(Looked(), looked_up({(17, 2): 23}), 8, jit=False)
+    assert not any("from 0" in name for name in bench(Looked(), looked_up(), 8).train(1))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"= 23 is not in \[0, 20\)"):
         by_kernels.train(3)
 
@@ -92,7 +190,7 @@ def test_weights_that_are_cut_over_a_mesh_take_none_for_zeros(bench, wrong, line
 
 
 def test_a_run_ends_before_it_saves_what_it_has_learned_of_one(tmp_path):
-    x, y = data({(17, 2): 23})
+    x, y = looked_up({(17, 2): 23})
     flags = {"jit": "on", "global_batch_size": 8, "progress": "off", "run_dir": str(tmp_path / "run")}
     with pytest.raises(
         crankshaft.RunError, match=r"^step.*: ids from 0 to 19: a number is 23, out of that range; corr"

@@ -1,0 +1,128 @@
+"""Checks of arguments by name: which ones a function takes, and the intervals in which their values lie.
+
+Host code that does without TensorFlow, so that what reads a command line can use it before TensorFlow starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import numbers
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+class Expression:
+    """Texts that are regular expressions, in the place of an `Interval`."""
+
+    def __contains__(self, value: Any) -> bool:
+        try:
+            re.compile(value)
+        except (re.error, OverflowError, RecursionError, TypeError):
+            return False
+        return True
+
+    def __str__(self) -> str:
+        return "a regular expression"
+
+
+INT32 = 2**31 - 1
+HUGE = 1e30  # far below float32's end at 3.4e38
+_TINY = 1.2e-38  # float32's smallest number of full precision
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """Numbers between two ends.
+
+    Attributes:
+      lower, upper: ends that belong to it.
+      above, below: ends that do not; each in place of `lower` or `upper`.
+      whole: whether only integers do.
+    """
+
+    lower: float | None = None
+    upper: float | None = None
+    above: float | None = None
+    below: float | None = None
+    whole: bool = False
+
+    def __post_init__(self):
+        if (self.lower is None) == (self.above is None) or (self.upper is None) == (self.below is None):
+            raise TypeError(f"{self} needs one lower end and one upper end")
+
+    def __contains__(self, value: Any) -> bool:
+        """Returns whether a value is a number of the interval; nan is of none."""
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral if self.whole else numbers.Real):
+            return False
+        number: Any = value  # a type checker does not know that `numbers.Real` compares
+        above = number > self.above if self.lower is None else number >= self.lower
+        return bool(above and (number < self.below if self.upper is None else number <= self.upper))
+
+    def __str__(self) -> str:
+        """Describes the interval: "a number from 0 to below 1", "an integer from 1 to 8"."""
+        shown = str if self.whole else "{:g}".format
+        low = f"from {shown(self.lower)}" if self.above is None else f"above {shown(self.above)}"
+        high = f"to {shown(self.upper)}" if self.below is None else f"to below {shown(self.below)}"
+        return f"{'an integer' if self.whole else 'a number'} {low} {high}"
+
+
+FROM_ZERO = Interval(lower=0, upper=HUGE)
+POSITIVE = Interval(lower=_TINY, upper=HUGE)
+FINITE = Interval(lower=-HUGE, upper=HUGE)
+DECAY = Interval(lower=0, below=1)  # of an average: with 1 it would never move
+COUNT = Interval(lower=1, upper=INT32, whole=True)
+
+
+def outside(intervals: Mapping[str, Interval | Expression], name: str, value: Any) -> str | None:
+    """Returns what is wrong with an argument's value, or None: "beta_1=2 is not a number from 0 to below 1".
+
+    Args:
+      intervals: those of the arguments that have one.
+      name: the argument's.
+      value: a number, or a tuple or list of them. None, which leaves the choice to the rule, is in each interval.
+    """
+    interval = intervals.get(name)
+    if interval is None or value is None:
+        return None
+    if value in ((), []):
+        return f"{name}= is empty and not {interval}"
+    for each in value if isinstance(value, (tuple, list)) else (value,):
+        if each not in interval:
+            return f"{name}={each} is not {interval}"
+    return None
+
+
+def unknown(kind, name, known):
+    """Returns a ValueError that says which `kind` was asked for and which of `known` are nearest to it."""
+    known = sorted(known)
+    nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    cure = f"did you mean {' or '.join(nearest)}?" if nearest else f"use {', '.join(known) or '-'}"
+    return ValueError(f"unknown {kind} {name!r}; {cure}")
+
+
+def parameters(function):
+    """Returns by name what `function` (or a class, with what its bases' constructors take) accepts by name."""
+    functions = (
+        [vars(base)["__init__"] for base in reversed(function.__mro__[:-1]) if "__init__" in vars(base)]
+        if inspect.isclass(function)
+        else [function]
+    )
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {
+        name: parameter
+        for each in functions
+        for name, parameter in inspect.signature(each).parameters.items()
+        if parameter.kind in named and name != "self"
+    }
+
+
+def check_arguments(owner, arguments, known, intervals):
+    """Raises a ValueError for the first of `arguments` that is not among `known`, or lies outside its interval."""
+    for name, value in arguments.items():
+        if name not in known:
+            raise unknown(f"argument of {owner}", name, known)
+        if fault := outside(intervals, name, value):
+            raise ValueError(f"{owner}: {fault}")

@@ -1,0 +1,277 @@
+"""Looks through the graph of a step that is traced for mistakes that train something else without any error.
+
+Text or large ids taken for numbers, losses of pairs of examples, ids and labels out of range, draws that a resumed run
+does not repeat, sums that lose digits. Replica code, but for `warn_of_rounded`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from ..data.arrays import Mapped
+from ..internals.graphs import STATEFUL_RANDOM, all_called, operations
+from ..metrics.means import Outside, Pair
+from .batches import fields, text_fields
+from .context import step_context
+
+_EXACT = 1 << 24  # float32 tells whole numbers apart up to here
+_PIECE_BYTES = 64 << 20  # looked at at once
+# Ops that give the values of their inputs on; of those with more than one, the first has the values.
+_OF_FIRST = {"Cast", "ExpandDims", "GatherV2", "Identity", "Reshape", "Slice", "Squeeze", "StridedSlice", "Transpose"}
+_OF_ALL = {"ConcatV2", "Pack"}
+_OF_SHAPES = {"Rank", "Shape", "ShapeN", "Size"}  # ops whose values are not the examples'
+_PYTHON = {"EagerPyFunc", "PrintV2", "PyFunc", "PyFuncStateless"}  # that show a batch to Python, or to people
+# Ops whose kernels on CPUs accumulate 16-bit values in 16 bits.
+_SUMS = {
+    "Cumsum",
+    "DepthwiseConv2dNativeBackpropFilter",
+    "ScatterNd",
+    "SegmentMean",
+    "SegmentSum",
+    "SegmentSumV2",
+    "TensorScatterAdd",
+    "UnsortedSegmentSum",
+}
+# Ops of which XLA and GPUs do not check that ids and labels are in range, and what they call them. On CPUs
+# TensorFlow's kernels raise; XLA takes another row in their place, GPUs zeros.
+_NUMBERED = {"GatherV2": "ids", "ResourceGather": "ids", "SparseSoftmaxCrossEntropyWithLogits": "labels"}
+_STAND_IN = (
+    "the step prints or calls Python (%s): a replica without examples, as in an epoch's smaller last batch, shows it "
+    "one example of zeros, which counts in nothing; leave it out there by its values"
+)
+_DRAWS = (
+    "the step draws random numbers that a resumed run draws otherwise (%s, of tf.random); use tf.random.stateless_* "
+    "with step_context().seed(), or Keras's layers"
+)
+_ROUNDED = (
+    "%s: whole numbers up to %s become float32 in the model, which tells them apart up to %s; subtract an offset, "
+    "divide them, or look them up as ids"
+)
+_SUMS_IN_16_BITS = "on CPUs these accumulate 16-bit values in 16 bits, which loses digits: %s; cast to float32 before"
+
+
+def check_looked_up(features, trainer) -> None:
+    """Raises ValueError where a forward pass, which was traced in this graph, takes text for numbers."""
+    text = text_fields((features,))
+    if text and _casts_text():
+        raise ValueError(
+            f"{', '.join(text)} holds strings, and {type(trainer).__name__} computes with them as with numbers; look "
+            "them up before, by tf.keras.layers.StringLookup, Hashing or TextVectorization"
+        )
+
+
+def _casts_text() -> bool:
+    if tf.executing_eagerly():
+        return False
+    here = tf.compat.v1.get_default_graph().get_operations()
+    return any(each.type == "Cast" and each.get_attr("SrcT") == tf.string for each in here)
+
+
+@contextlib.contextmanager
+def labels_as_numbers(batch, trainer) -> Iterator[None]:
+    """Raises ValueError where a loss that is traced within takes labels that are text for numbers."""
+    names = [name for name in text_fields(batch) if name.startswith("labels")]
+    cause = None
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if not names:
+            raise
+        cause = error
+    if cause or (names and _casts_text()):
+        raise ValueError(
+            f"{', '.join(names)} holds strings, and {type(trainer).__name__}.loss computes with them as with numbers; "
+            "number them before, by np.unique(labels, return_inverse=True), or look them up by "
+            "tf.keras.layers.StringLookup"
+        ) from cause
+
+
+def warn_of_rounded(trainer, features) -> None:
+    """Warns of each feature with values that the model casts from integers to floats inexactly. Host code.
+
+    Ids that stay integers are not concerned. Traces `forward` if there are numbers that large.
+
+    Args:
+      trainer: built.
+      features: an array whose first axis is examples, or a dictionary of arrays by name; any other nest is not looked
+        at.
+    """
+    named = features if isinstance(features, dict) else {"features": features}
+    large = {name: most for name, array in named.items() if (most := _largest(array)) > _EXACT}
+    if not large:
+        return
+    specs = {name: tf.TensorSpec([None, *x.shape[1:]], x.dtype) for name, x in named.items()}
+
+    def forward(named):
+        trainer.forward(named if isinstance(features, dict) else named["features"], training=False)
+
+    try:
+        graph = tf.function(forward, autograph=False).get_concrete_function(specs).graph
+    except Exception:
+        return  # the step itself reports a mistake in it
+    inputs = dict(zip(sorted(named), graph.inputs, strict=False))  # what it captures comes after
+    for name, most in large.items():
+        if any(_casts_to_floats(inputs[name])):
+            logging.warning(_ROUNDED, name, f"{most:,}", f"{_EXACT:,}")
+
+
+def _largest(array) -> int:
+    """Returns the largest magnitude of an array of integers; 0 of anything else."""
+    if not isinstance(array, (np.ndarray, Mapped)) or array.dtype.kind not in "iu" or not array.nbytes:
+        return 0
+    at_once = max(1, _PIECE_BYTES * len(array) // array.nbytes)
+    pieces = (array[first : first + at_once] for first in range(0, len(array), at_once))
+    return max(max(int(piece.max()), -int(piece.min())) for piece in pieces)
+
+
+def _casts_to_floats(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the ops by which a tensor's own values become floats."""
+    queue = [tensor]
+    for each in queue:
+        for op in each.consumers():
+            if op.type in _OF_ALL or (op.type in _OF_FIRST and each is op.inputs[0]):
+                if op.outputs[0].dtype.is_floating:
+                    yield op
+                else:
+                    queue += op.outputs
+
+
+def warn_of_step(graph: tf.Graph) -> None:
+    """Warns of draws that a resumed run does not repeat, and of ops that accumulate 16-bit values in 16 bits."""
+    halves, found = (tf.bfloat16, tf.float16), [*operations(graph)]
+    if drawn := STATEFUL_RANDOM & {op.type for op in found}:
+        logging.log_first_n(logging.WARNING, _DRAWS, 1, ", ".join(sorted(drawn)))
+    if inexact := [op.name for op in found if op.type in _SUMS and op.outputs[0].dtype in halves]:
+        logging.log_first_n(logging.WARNING, _SUMS_IN_16_BITS, 1, ", ".join(inexact[:5]))
+
+
+def warn_of_stand_in(graph: tf.Graph) -> None:
+    """Warns if a step shows its batch to Python or prints it, which may be a stand-in for a batch of no examples."""
+    if python := _PYTHON & {op.type for op in operations(graph)}:
+        logging.log_first_n(logging.WARNING, _STAND_IN, 1, ", ".join(sorted(python)))
+
+
+def without_pairs(function: Callable, where: str, outputs, batch) -> Any:
+    """Returns function(outputs, batch), of whose operations none may broadcast examples [n, 1] with examples [n].
+
+    Labels [n] and outputs [n, 1] broadcast to [n, n]. Each `tf.function`, branch and loop that it calls is looked at,
+    too. An axis that is made on purpose, as by labels[None, :] or scores[:, None], is not a mistake.
+
+    Raises:
+      ValueError: one does; says the shapes.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    result = function(outputs, batch)
+    tensors = [x for x in tf.nest.flatten((outputs, batch), expand_composites=True) if tf.is_tensor(x)]
+    size = tf.nest.flatten(batch)[0].shape[0]
+    captured = {id(outer): inner for outer, inner in getattr(graph, "captures", ())}
+    here = [x for x in (captured.get(id(x), x) for x in tensors) if getattr(x, "graph", None) is graph]
+    if size != 1 and _broadcasts(graph.get_operations()[before:], here):
+        labels = fields(batch).labels
+        raise ValueError(
+            f"{where}: values [n, 1] and [n] of n examples broadcast to [n, n], one for each pair of them (outputs are "
+            f"{_shape(outputs, size)}, labels {_shape(() if labels is None else labels, size)}); make the shapes "
+            "alike, by outputs[:, 0] or labels[:, None], or write labels[None, :] if pairs are meant"
+        )
+    return result
+
+
+def _broadcasts(operations: Iterable[tf.Operation], tensors: Iterable[tf.Tensor]) -> bool:
+    """Returns whether one of these operations pairs the examples of `tensors`, or of what is computed of them."""
+    examples = {x.name for x in tensors}
+    columns = {x.name for x in tensors if _is_column(x)}  # and what was [n, 1] all the way from there
+    for op in operations:
+        known = [x for x in op.inputs if x.name in examples]
+        if not known or op.type in _OF_SHAPES:
+            continue
+        of_columns = [x for x in known if x.name in columns]
+        if any(_is_pairs(wide, narrow, op.outputs) for wide in of_columns for narrow in known):
+            return True
+        for called in all_called(op):
+            # A branch does not take the condition, which comes first.
+            taken = zip(reversed(op.inputs), reversed(called.inputs), strict=False)
+            if _broadcasts(called.get_operations(), [inner for outer, inner in taken if outer.name in examples]):
+                return True
+        examples.update(x.name for x in op.outputs)
+        columns.update(x.name for x in op.outputs if of_columns and _is_column(x))
+    return False
+
+
+def _is_column(x: tf.Tensor) -> bool:
+    return x.shape.rank == 2 and x.shape[1] == 1
+
+
+def _is_pairs(wide: tf.Tensor, narrow: tf.Tensor, outputs) -> bool:
+    size = wide.shape[0]
+    return narrow.shape.rank == 1 and any(
+        x.shape.rank == 2 and size == narrow.shape[0] == x.shape[0] == x.shape[1] for x in outputs
+    )
+
+
+def _shape(nest, size: int | None):
+    """Returns the shape of each tensor of a nest, with n for the examples."""
+    shapes = tf.nest.map_structure(lambda x: _named(x.shape, size), nest)
+    return shapes if isinstance(shapes, str) else str(shapes).replace("'", "")
+
+
+def _named(shape: tf.TensorShape, size: int | None) -> str:
+    return f"[{', '.join('n' if axis == size else str(axis) for axis in shape)}]"
+
+
+@contextlib.contextmanager
+def numbers_out_of_range() -> Iterator[dict[str, Pair]]:
+    """Yields a dictionary that has, after the context, counts of ids and labels out of range: metrics of a step.
+
+    Counts those of operations that are traced within, where their kernels do not raise, and those that were noted.
+    """
+    found: dict[str, Pair] = {}
+    context, graph = step_context(), tf.compat.v1.get_default_graph()
+    noted, first = len(context.outside), len(graph.get_operations())
+    yield found
+    pairs = [(name, pair) for name, pair in context.outside[noted:] if pair.total.graph is graph]
+    if context.counts_ids:
+        pairs += _of_operations(graph.get_operations()[first:])
+    for name, pair in pairs:
+        found[name] = Outside(*(a + b for a, b in zip(found[name], pair, strict=True))) if name in found else pair
+
+
+def note_ids(ids: tf.Tensor, size: int) -> None:
+    """Counts ids that a table of so many rows does not have, for code that looks them up without a kernel's check."""
+    step_context().outside.append(_outside("ids", ids, size))
+
+
+def note_labels(labels: tf.Tensor, classes: int) -> None:
+    """Counts labels beyond the last class, for losses that take no notice of them. Negative ones may be padding."""
+    step_context().outside.append(_outside("labels", tf.maximum(tf.cast(labels, tf.int64), 0), classes))
+
+
+def _of_operations(operations: list[tf.Operation]) -> Iterator[tuple[str, Pair]]:
+    for op in operations:
+        if op.type in _NUMBERED and tf.get_static_value(op.inputs[1]) is None:
+            yield _outside(_NUMBERED[op.type], op.inputs[1], _size(op, op.inputs[0]))
+
+
+def _size(op: tf.Operation, numbered: tf.Tensor):
+    """Returns how many rows, or classes, an op's numbers are of: an int, or a scalar where that is not known."""
+    if op.type == "ResourceGather":
+        return tf.raw_ops.VariableShape(input=numbered)[0]
+    axis = tf.get_static_value(op.inputs[2]) if op.type == "GatherV2" else -1
+    return numbered.shape[axis] or tf.shape(numbered)[axis]
+
+
+def _outside(what: str, numbers: tf.Tensor, size) -> tuple[str, Outside]:
+    """Returns the name of the metric, and its pair of the numbers that are not from 0 to below `size`."""
+    values = tf.cast(numbers, tf.float64)  # GPUs compute with int32 on the host, for which a step would wait
+    above, below = values >= tf.cast(size, tf.float64), values < 0
+    largest = tf.maximum(tf.reduce_max(tf.where(above, values, 0.0)), 0.0)  # of none it is -inf
+    least = tf.minimum(tf.reduce_min(tf.where(below, values, 0.0)), 0.0)
+    parts = tf.cast(tf.stack([tf.reduce_any(above), tf.reduce_any(below)]), tf.float64)
+    name = f"{what} from 0 to {size - 1}" if isinstance(size, int) else f"{what} out of range"
+    return name, Outside(tf.stack([largest, least]), parts)
