@@ -25,7 +25,7 @@ from ..files.storage import is_remote
 from . import example_wire, tfds
 
 NAME = "features.json"
-_CURE = "see docs/data.md for what it holds"
+_CURE = "see docs/files.md for what it holds"
 
 
 @dataclasses.dataclass(frozen=True)
