@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from . import optimizers
+from .data import form
 from .freezing import Freezing
 from .holdings import Holdings
 from .internals import keras
@@ -20,7 +21,6 @@ from .optimizers.loss_scale import DynamicLossScale
 from .optimizers.schedules import Constant
 from .reduction import Reduction
 from .reduction.aggregation import declared
-from .step import batches
 from .step.options import Given, StepOptions
 
 
@@ -96,7 +96,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
         raise TypeError(f"{whose}.build_model returned a {type(model).__name__}; return a Keras model")
     if model.built:
         return
-    features = batches.features(trainer.given.example) if features is None else features
+    features = form.features(trainer.given.example) if features is None else features
     inputs = tf.nest.map_structure(lambda x: tf.keras.Input(x.shape[1:], dtype=tf.as_dtype(x.dtype)), features)
     try:
         model(inputs)
@@ -104,7 +104,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
             model(inputs, training=True)  # which may call more layers, such as an auxiliary head
     except (TypeError, ValueError) as error:  # as the model's first layer has it
         if isinstance(model, tf.keras.Sequential) and isinstance(features, (dict, tuple)):
-            names = ", ".join(name for name, _ in batches.fields((features,)).named())
+            names = ", ".join(name for name, _ in form.fields((features,)).named())
             raise ValueError(
                 f"{whose}'s model is a tf.keras.Sequential, which takes one array, and features are several: {names}; "
                 "return a tf.keras.Model with an input for each, or give (features, labels) if labels are among them"

@@ -14,6 +14,7 @@ import tensorflow as tf
 from absl import logging
 
 from .build import build_layers, make_optimizer
+from .data import form
 from .internals import keras_compile, keras_copy
 from .internals.errors import reason
 from .metrics import trials
@@ -21,7 +22,6 @@ from .metrics.keras_metrics import KerasMetric
 from .metrics.means import FEW_CLASSES, Mean, Pair, confusion_matrix, weighable
 from .optimizers import KerasOptimizer
 from .optimizers.loss_scale import DynamicLossScale
-from .step import batches
 from .step.context import step_context
 from .step.gathering import gather_together
 from .step.options import CLIPS, StepOptions
@@ -181,7 +181,7 @@ class KerasTrainer(Trainer):
             return outputs
 
         compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
-        features, labels = batches.fields(self.given.example)[:2]
+        features, labels = form.fields(self.given.example)[:2]
         self._losses = self._metrics = None
         if compiled["loss"] is not None:
             if labels is None:
@@ -224,7 +224,7 @@ class KerasTrainer(Trainer):
                 return Mean(self._losses_of(outputs, batch, weights)[1][name], _size(batch))
 
             pairs[name] = weighable(Mean(total, _size(batch)), weigh)
-        labels, weights = self._weighed(batches.fields(batch).labels)
+        labels, weights = self._weighed(form.fields(batch).labels)
         pairs |= self._confusion(labels, outputs, weights)
         if self._metrics is None:
             return pairs
@@ -261,7 +261,7 @@ class KerasTrainer(Trainer):
         """
         if self._losses is None:
             return tf.constant(0.0), {}
-        size, (labels, own) = _size(batch), self._weighed(batches.fields(batch).labels)
+        size, (labels, own) = _size(batch), self._weighed(form.fields(batch).labels)
         weights, parts = own if weights is None else weights, self.given.options.accumulate_steps
         if self._of_whole_batch:
             if step_context().is_training and parts > 1:
@@ -399,7 +399,7 @@ def _options(options: StepOptions, model: tf.keras.Model, is_given: bool) -> Ste
 
 def _size(batch) -> tf.Tensor:
     """Returns how many examples a batch has, scalar float32."""
-    return tf.cast(tf.shape(tf.nest.flatten(batches.features(batch))[0])[0], tf.float32)
+    return tf.cast(tf.shape(tf.nest.flatten(form.features(batch))[0])[0], tf.float32)
 
 
 def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Model) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from . import optimizers
 from .build import build_embeddings, build_layers, make_optimizer
+from .data import form
 from .holdings import Holdings
 from .internals import keras
 from .metrics.means import Mean, as_loss, checked
@@ -137,7 +138,7 @@ class Trainer(tf.Module):
     # -- the engine's own ---------------------------------------------------------------------------------------------
 
     def _to_minimize(self, batch) -> tuple[list[Mean], Callable[[], dict[str, Any]]]:
-        outputs = self._outputs_of(batches.features(batch), training=True)
+        outputs = self._outputs_of(form.features(batch), training=True)
         loss = self._loss_of(outputs, batch, training=True)
         whole = self._with_penalties(loss, self.trainable_variables)
         return [whole or loss], lambda: self._with_metrics(loss, whole, outputs, batch)
@@ -145,7 +146,7 @@ class Trainer(tf.Module):
     def _metrics_of(self, batch) -> dict[str, Any]:
         with keras.computing_with(step_context().values):
             with diagnosis.numbers_out_of_range() as outside:
-                outputs = self._outputs_of(batches.features(batch), training=False)
+                outputs = self._outputs_of(form.features(batch), training=False)
                 loss = self._loss_of(outputs, batch, training=False)
             whole = self._with_penalties(loss, self.trainable_variables)
             return {**self._with_metrics(loss, whole, outputs, batch), **outside}
@@ -163,7 +164,7 @@ class Trainer(tf.Module):
         compute, where = self.training_loss if training else self.loss, f"{type(self).__name__}.loss"
         with diagnosis.labels_as_numbers(batch, self):
             loss = diagnosis.without_pairs(compute, where, outputs, batches.counted(batch))
-        return as_loss(loss, where, batches.fields(batch).weights, check_values=self.given.options.debug)
+        return as_loss(loss, where, form.fields(batch).weights, check_values=self.given.options.debug)
 
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:
         """Returns the loss and what layers add to it; None where they add nothing."""
@@ -181,9 +182,9 @@ class Trainer(tf.Module):
 
     def _with_metrics(self, loss: Mean, whole: Mean | None, outputs, batch) -> dict[str, Any]:
         where = f"{type(self).__name__}.metrics"
-        pairs = diagnosis.without_pairs(self.metrics, where, outputs, batches.without_weights(batch))
+        pairs = diagnosis.without_pairs(self.metrics, where, outputs, form.without_weights(batch))
         losses = {"loss": loss} if whole is None else {"loss": loss, "loss_with_penalties": whole}
-        return {**losses, **checked(pairs, where, batches.fields(batch).weights)}
+        return {**losses, **checked(pairs, where, form.fields(batch).weights)}
 
     @property
     def _held(self) -> Holdings:

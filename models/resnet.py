@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from ..engine.data import form
 from ..engine.layers import BatchNormalization
-from ..engine.step import batches
 from .classification import Classifier
 
 # Blocks in each stage.
@@ -48,7 +48,7 @@ class Model(Classifier):
         self.batch_norm_momentum = batch_norm_momentum
 
     def build_model(self) -> tf.keras.Model:
-        features = batches.features(self.given.example)
+        features = form.features(self.given.example)
         if len(getattr(features, "shape", ())) != 4:
             raise ValueError("resnet takes images, [height, width, channels]; use another --model for this input")
         if self.sync_batch_norm and (parts := self.given.options.accumulate_steps) > 1:

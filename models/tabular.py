@@ -11,9 +11,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ..engine import Mean, Trainer, mean
+from ..engine.data import form
 from ..engine.layers.embeddings import Embedding, hashing
 from ..engine.metrics.means import auc, root_mean_square
-from ..engine.step import batches
 
 TASKS = ("auto", "clicks", "ratings")
 
@@ -117,11 +117,11 @@ class Tabular(Trainer):
     @property
     def num_numbers(self) -> int:
         """How many numbers an example has."""
-        numbers = self.numbers(tf.nest.map_structure(tf.convert_to_tensor, batches.features(self.given.example)))
+        numbers = self.numbers(tf.nest.map_structure(tf.convert_to_tensor, form.features(self.given.example)))
         return 0 if numbers is None else numbers.shape[1]
 
     def _find_fields(self) -> list[Field]:
-        features, vocabulary = batches.features(self.given.example), self.given.vocabulary or {}
+        features, vocabulary = form.features(self.given.example), self.given.vocabulary or {}
         if not isinstance(features, dict):
             raise ValueError(
                 f"{type(self).__module__} takes features by name, and the data has one array; use an input of ids, "
@@ -164,13 +164,13 @@ class Tabular(Trainer):
             return self.task == "clicks"
         if self.given.num_classes is not None:
             return self.given.num_classes <= 2
-        labels = batches.fields(self.given.example).labels
+        labels = form.fields(self.given.example).labels
         is_number = labels is not None and tf.as_dtype(labels.dtype).is_floating
         return not is_number and not self._has_ratings_names
 
     @property
     def _has_ratings_names(self) -> bool:
-        return {"user", "item"} <= set(batches.features(self.given.example))
+        return {"user", "item"} <= set(form.features(self.given.example))
 
     def loss(self, outputs, batch) -> Mean:
         return mean(self._losses(outputs, batch[1]))

@@ -28,12 +28,12 @@ import numpy as np
 import tensorflow as tf
 
 from ..engine import Mean, Trainer, generation, mean
+from ..engine.data import form
 from ..engine.layers import recomputed
 from ..engine.layers.one_pass import gelu, swiglu
 from ..engine.metrics.means import exp_mean
 from ..engine.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
 from ..engine.parallel.layers import part_of
-from ..engine.step import batches
 
 _STDDEV = 0.02  # GPT-2's
 _EPSILON = 1e-5
@@ -108,7 +108,7 @@ class Model(Trainer):
         }
 
     def build_model(self) -> tf.keras.Model:
-        features, tokens = batches.features(self.given.example), self.given.num_classes
+        features, tokens = form.features(self.given.example), self.given.num_classes
         if getattr(features, "ndim", 0) != 2 or not np.issubdtype(features.dtype, np.integer):
             raise ValueError(
                 "features are not rows of tokens, whole numbers [batch, context], which a language model reads; use "

@@ -91,7 +91,7 @@ class Split(abc.ABC):
     """Examples to train on or to evaluate on, in one of two forms: a `Source`, or a `Stream` (`engine.data.streamed`).
 
     Attributes:
-      element_spec: nest of `Spec`, one example in one of the forms of `engine.step.batches`.
+      element_spec: nest of `Spec`, one example in one of the forms of `engine.data.form`.
       by_index: whether any example can be read by its index; otherwise they come one after the other.
     """
 
@@ -118,7 +118,7 @@ class Source(Split):
     source knows nothing of these, and keeps no position.
 
     Attributes:
-      element_spec: nest of `Spec`, one example in one of the forms of `engine.step.batches`.
+      element_spec: nest of `Spec`, one example in one of the forms of `engine.data.form`.
       chunk_examples: how many neighbours are best read at once: 1 where single examples are read well, as from memory
         or a warm disk; more where a file is in pieces that are read whole, or far away. Such a source is shuffled by
         chunks (`engine.data.order.ChunkedOrder`); all are of this size but the last.

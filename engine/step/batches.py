@@ -1,74 +1,29 @@
-"""What a batch is, and a split of the data, which has the same form: features, labels and weights of examples.
+"""A batch in a step: its examples weighed, counted, and computed in parts, one after the other or side by side.
 
-One of three forms: `(features, labels)`, `(features, labels, weights)`, or features alone. Features and labels are
-each an array, or dictionaries and tuples of arrays (lists are taken as tuples, as Keras takes them); weights are one
-number an example. Features alone are `(features,)` if they are a tuple, and else as they are. With weights and without
-labels, labels are `()`.
-
-Also computes a batch in parts, one after the other or side by side: gradients of sums add up, so N small batches equal
-one big one. Each part draws random numbers of its own.
+Gradients of sums add up, so N small batches equal one big one. Each part draws random numbers of its own.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from ..data import form
 from ..internals.keras_compile import without_missing
 from ..metrics.means import Mean, as_loss
 from .context import step_context
 
 
-class Fields(NamedTuple):
-    """A batch's or a split's fields; None for one that it lacks."""
-
-    features: Any
-    labels: Any = None
-    weights: Any = None
-
-    def named(self) -> Iterator[tuple[str, Any]]:
-        """Yields each array with its name for messages: `features['city']`, `labels`, `weights`."""
-        for name, part in self._asdict().items():
-            if part is not None:
-                yield from _named(name, part)
-
-
-def fields(batch) -> Fields:
-    """Returns the fields of a batch, of a split or of what has their structure."""
-    if not isinstance(batch, tuple):
-        return Fields(batch)
-    features, labels, weights = (*batch, None, None)[:3]
-    return Fields(features, None if isinstance(labels, tuple) and not labels else labels, weights)
-
-
-def features(batch):
-    """Returns the features of a batch, of a split or of what has their structure."""
-    return fields(batch).features
-
-
-def without_weights(batch):
-    """Returns a batch as losses and metrics see it: (features, labels), or the features alone."""
-    parts = fields(batch)
-    if parts.labels is None:
-        return parts.features
-    return batch if parts.weights is None else (parts.features, parts.labels)
-
-
 def counted(batch):
     """Returns a batch of tensors as losses see it, with 0 for each label that is not finite and of weight 0."""
-    parts = fields(batch)
+    parts = form.fields(batch)
     if parts.labels is None or parts.weights is None:
-        return without_weights(batch)
+        return form.without_weights(batch)
     return parts.features, tf.nest.map_structure(lambda y: without_missing(y, parts.weights), parts.labels)
-
-
-def text_fields(batch) -> list[str]:
-    """Returns the names of the features and labels that are strings, which XLA does not take."""
-    return [name for name, array in fields(batch).named() if tf.as_dtype(array.dtype) == tf.string]
 
 
 def weighed(loss: Callable, outputs, batch) -> Mean:
@@ -88,7 +43,7 @@ def weighed(loss: Callable, outputs, batch) -> Mean:
       >>> def critic_loss(self, batch):  # of a Trainer with a step of its own
       ...     return weighed(self.loss, self.critic(batch[0], training=True), batch)
     """
-    return as_loss(loss(outputs, counted(batch)), "the loss", fields(batch).weights)
+    return as_loss(loss(outputs, counted(batch)), "the loss", form.fields(batch).weights)
 
 
 def with_stand_in(batch):
@@ -143,23 +98,12 @@ def check_weighed(metrics: dict, batch, trainer) -> dict:
                 'return pairs by name, which add up over replicas and steps: {"loss": crankshaft.mean(losses)}'
             )
     forgotten = [n for n, pair in metrics.items() if getattr(pair, "weigh", None) and not pair.has_weights]
-    if forgotten and fields(batch).weights is not None:
+    if forgotten and form.fields(batch).weights is not None:
         raise ValueError(
             f"{type(trainer).__name__}: the data has weights, and {forgotten[0]!r} of its step does not count them; "
             "use crankshaft.weighed(self.loss, outputs, batch), or crankshaft.mean(values, weights=batch[2])"
         )
     return metrics
-
-
-def _named(name: str, part) -> Iterator[tuple[str, Any]]:
-    if isinstance(part, dict):
-        for key, each in part.items():
-            yield from _named(f"{name}[{key!r}]", each)
-    elif isinstance(part, tuple):
-        for index, each in enumerate(part):
-            yield from _named(f"{name}[{index}]", each)
-    else:
-        yield name, part
 
 
 def accumulate(compute: Callable, batch, steps: int, parts: int = 1, loops: bool = True):

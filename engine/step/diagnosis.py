@@ -15,9 +15,9 @@ import tensorflow as tf
 from absl import logging
 
 from ..data.arrays import Mapped
+from ..data.form import fields, text_fields
 from ..internals.graphs import STATEFUL_RANDOM, all_called, operations
 from ..metrics.means import Outside, Pair
-from .batches import fields, text_fields
 from .context import step_context
 
 _EXACT = 1 << 24  # float32 tells whole numbers apart up to here

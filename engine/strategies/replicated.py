@@ -11,6 +11,7 @@ from absl import logging
 
 from ..data.feed import Feed
 from ..data.feeds import Devices, ReadFeed, RepeatedFeed, ResidentFeed, StreamedFeed
+from ..data.form import text_fields
 from ..data.lent_feed import LentFeed
 from ..data.order import Order, order_of, replica_part
 from ..data.reading import example_bytes, in_memory
@@ -21,7 +22,6 @@ from ..mesh.mesh import Mesh
 from ..metrics.means import Sums
 from ..reduction.aggregation import updates_explained
 from ..state import TrainState
-from ..step.batches import text_fields
 from ..step.context import StepContext
 from ..step.runner import StepRunner
 from .base import Measured

@@ -64,7 +64,7 @@ def described(element_spec: Any, about: dict[str, Any]) -> Features:
     float32 is stored as floats; other numbers as their bytes; text as it is.
 
     Args:
-      element_spec: nest of tuples and dicts of `Spec`, in a form of `engine.step.batches`.
+      element_spec: nest of tuples and dicts of `Spec`, in a form of `engine.data.form`.
       about: what else features.json shall say.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Data as Keras's `fit` takes it, brought into the form of a split (`engine.step.batches`). Host code."""
+"""Data as Keras's `fit` takes it, brought into the form of a split (`engine.data.form`). Host code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from ...engine.data import frames
 from ...engine.data.arrays import ArraySource
+from ...engine.data.form import fields
 from ...engine.data.py_dataset import OfBatches
 from ...engine.data.source import Source, Spec, WrappedSource
-from ...engine.step.batches import fields
 from ..errors import UsageError
 from . import splits
 

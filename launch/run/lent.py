@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...engine.data import form
 from ...engine.data.arrays import ArraySource
 from ...engine.data.source import Split
-from ...engine.step import batches
 from ..errors import UsageError
 from . import fingerprints, splits
 from .names import check_names
@@ -30,7 +30,7 @@ def checked(session: Session, data) -> Split:
             return split
     split = splits.checked("given", data, [])
     example = ArraySource(session.example)
-    wanted, found = (batches.without_weights(each.element_spec) for each in (example, split))
+    wanted, found = (form.without_weights(each.element_spec) for each in (example, split))
     if wanted != found:
         check_like("data", wanted, found)
     if not split.by_index:

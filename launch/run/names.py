@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...engine.data import form
 from ...engine.data.data import Data
 from ...engine.data.treatments import Treatment
-from ...engine.step import batches
 from ..command_line.values import short
 from ..errors import UsageError
 
@@ -132,7 +132,7 @@ def checked(known: Data, example: Any) -> Data:
         if len(classes) != known.num_classes:
             raise UsageError(f"the data names {len(classes)} classes, and num_classes={known.num_classes}; name each")
     if words is not None:
-        features = batches.features(example)
+        features = form.features(example)
         for name in words:
             if not isinstance(features, dict) or name not in features or features[name].dtype.kind not in "iu":
                 raise UsageError(

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...engine import Trainer
-from ...engine.data import frames
+from ...engine.data import form, frames
 from ...engine.data.arrays import ArraySource
 from ...engine.data.data import Data
 from ...engine.data.lent_feed import LentFeed
@@ -24,7 +24,6 @@ from ...engine.hooks import evaluation
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.internals import keras
 from ...engine.mesh.mesh import Mesh
-from ...engine.step import batches
 from ...engine.strategies.base import Strategy
 from ..command_line import registry
 from ..command_line.config import Config
@@ -79,7 +78,7 @@ class Predictor:
     def checked(self, data: Any, split: str | None = None) -> Split:
         """Returns what `Run.predict` is given as a `Source` or a `Stream`. Raises `UsageError`."""
         chosen = examples(self._session, self._taken, data, split)
-        features = self._session.names.ids(batches.features(splits.example(chosen)))
+        features = self._session.names.ids(form.features(splits.example(chosen)))
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._taken)
         found, cure = ArraySource(features).element_spec, "model.predict takes other sizes, if the model does"
         lent.check_like("features", wanted, found, cure)
@@ -184,7 +183,7 @@ def examples(run: OfRun, features: Any, data: Any, split: str | None) -> Split:
     if split is not None:
         raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
     if isinstance(data, tf.data.Dataset):
-        first, taken = (tf.nest.flatten(each)[0].shape for each in (batches.features(data.element_spec), features))
+        first, taken = (tf.nest.flatten(each)[0].shape for each in (form.features(data.element_spec), features))
         data = data.unbatch() if first.rank == len(taken) else data
     if frames.is_loader(data) or isinstance(data, (Split, tf.data.Dataset, tf.keras.utils.PyDataset)):
         return splits.checked("given", data, [])
@@ -195,7 +194,7 @@ def examples(run: OfRun, features: Any, data: Any, split: str | None) -> Split:
 
 def features_of(run: OfRun, split: Split, size: int) -> Iterator[Any]:
     """Reads a split's features as the model takes them, in batches."""
-    return (run.names.ids(batches.features(batch)) for batch in _batches(split, size))
+    return (run.names.ids(form.features(batch)) for batch in _batches(split, size))
 
 
 def _batches(split: Split, size: int) -> Iterator[Any]:
@@ -235,7 +234,7 @@ def of_input(run: OfRun, name: str) -> Mapping[str, Source | Stream]:
             "the columns as arrays, predict({'city': ['Rome']})"
         )
     train, evaluation, _ = splits.of(config, loaded.train, loaded.evaluation)
-    check_trained(f"predict({name!r})", (run.known, run.features), (loaded, batches.features(train.element_spec)))
+    check_trained(f"predict({name!r})", (run.known, run.features), (loaded, form.features(train.element_spec)))
     return {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
 
 
@@ -251,7 +250,7 @@ def computed(trainer: Trainer, example, name: str | None) -> tuple[Callable[...,
         return trainer.forward, _features_taken(trainer, example)
     model = weights.named(trainer, name)
     own = keras.inputs_of(model)
-    return model, _any_size(batches.features(example) if own is None else own)
+    return model, _any_size(form.features(example) if own is None else own)
 
 
 def _features_taken(trainer: Trainer, example) -> Any:
@@ -259,7 +258,7 @@ def _features_taken(trainer: Trainer, example) -> Any:
 
     They are the data's, or those of the model's own inputs where it takes no others, as of a GAN's noise.
     """
-    of_data = _any_size(batches.features(example))
+    of_data = _any_size(form.features(example))
     if type(trainer).forward is not Trainer.forward or (own := keras.inputs_of(trainer.model)) is None:
         return of_data
     shapes, own_shapes = ([each.shape for each in tf.nest.flatten(x)] for x in (of_data, own))

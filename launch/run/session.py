@@ -16,6 +16,7 @@ import tensorflow as tf
 from ...engine import StepOptions, Trainer, optimizers
 from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, Manifest, RunDir, Writer
+from ...engine.data import form
 from ...engine.data.data import Data
 from ...engine.data.lent_feed import LentFeed
 from ...engine.data.order import Order, Origin
@@ -31,7 +32,6 @@ from ...engine.reduction import Reduction
 from ...engine.reduction.local_sgd import LocalSgd
 from ...engine.reduction.power_sgd import PowerSgd
 from ...engine.state import TrainState
-from ...engine.step import batches
 from ...engine.step.diagnosis import warn_of_rounded
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ...engine.strategies import FeedOptions, devices, jit_choice
@@ -104,7 +104,7 @@ class Session:
     @property
     def features(self) -> Any:
         """The features of `example`."""
-        return batches.features(self.example)
+        return form.features(self.example)
 
     @property
     def trainer(self) -> Trainer:
@@ -192,7 +192,7 @@ def create(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = 
         data = dataclasses.replace(data, num_classes=_classes_by_values(config, train))
     known = names.checked(dataclasses.replace(data, train=None, evaluation=None), example)
     if trained := model_file.of_trained(config):
-        now = known, batches.features(example)
+        now = known, form.features(example)
         names.check_trained(_named_data(config), (trained.known, trained.features), now)
     splits = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_asked(config, splits, strategy)
@@ -218,7 +218,7 @@ def create(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = 
     if Holdings(state.trainer).tables:
         checks.check_tables(config, config.model_entry.name)
     if strategy.is_chief and (arrays := train.as_arrays()) is not None:
-        warn_of_rounded(state.trainer, batches.features(arrays))
+        warn_of_rounded(state.trainer, form.features(arrays))
     strategy.bind(state, train_feed, eval_feed)
     feeds = {"train": train_feed} if eval_feed is None else {"train": train_feed, "eval": eval_feed}
     inputs = {split: about for split, feed in feeds.items() if (about := feed.about())}
@@ -309,13 +309,13 @@ def build_state(
 def _check_data(config: Config, train, evaluation, num_classes: int | None) -> None:
     """Raises `UsageError` where the model or the flags can't work with the data."""
     name, is_ours = config.model_entry.name, issubclass(config.trainer_class, (Classifier, Tabular))
-    if is_ours and batches.fields(train.element_spec).labels is None:
+    if is_ours and form.fields(train.element_spec).labels is None:
         raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
     if issubclass(config.trainer_class, Classifier):
         _check_classes(config, train, num_classes)
     if evaluation is None:
         checks.check_without_evaluation(config)
-    if config.strategy == "tpu" and (text := batches.text_fields(train.element_spec)):
+    if config.strategy == "tpu" and (text := form.text_fields(train.element_spec)):
         raise UsageError(
             f"--strategy=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in the data "
             "function, or use another --strategy"
@@ -324,7 +324,7 @@ def _check_data(config: Config, train, evaluation, num_classes: int | None) -> N
 
 def _check_classes(config: Config, train, num_classes: int | None) -> None:
     """Raises `UsageError` where a model of ours takes one array and features are several, or labels are not classes."""
-    name, parts = config.model_entry.name, batches.features(train.element_spec)
+    name, parts = config.model_entry.name, form.features(train.element_spec)
     if name in registry.NAMES["model"] and isinstance(parts, (dict, tuple)) and not isinstance(parts, Spec):
         by_array = config.input_entry and "array" in config.input_entry.defaults
         cure = "add --input_arg=array=true, which makes one of columns of numbers" if by_array else "give one array"
@@ -340,7 +340,7 @@ def _check_classes(config: Config, train, num_classes: int | None) -> None:
 
 def _classes_by_values(config: Config, train) -> int | None:
     """Returns `datasplits.num_classes`; raises `UsageError` where a tabular model can't tell its task from labels."""
-    example = batches.fields(train.element_spec)
+    example = form.fields(train.element_spec)
     if train.as_arrays() is None:
         task = config.arguments("model_arg").get("task", "auto")
         is_open = task == "auto" and not {"user", "item"} <= set(example.features)

@@ -13,13 +13,13 @@ from absl import logging
 from ...engine.data import arrays as host_arrays
 from ...engine.data import frames
 from ...engine.data.arrays import ArraySource
+from ...engine.data.form import fields
 from ...engine.data.py_dataset import OfBatches
 from ...engine.data.reading import example_bytes
 from ...engine.data.source import Source, SourceError, Spec, Split, WithoutBadRecords
 from ...engine.data.streamed import OfDataset, Stream
 from ...engine.data.waiting import of_files
 from ...engine.internals import pipelines
-from ...engine.step.batches import fields
 from ..command_line.config import READING, Config
 from ..errors import UsageError
 from ..explanations import with_flags

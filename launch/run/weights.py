@@ -16,13 +16,13 @@ from ...engine.build import prepare
 from ...engine.checkpoints import load_weights, read_newest
 from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.run_dir import RunDir
+from ...engine.data import form
 from ...engine.holdings import Holdings
 from ...engine.hooks import numerics
 from ...engine.hooks.sync_check import hashes
 from ...engine.internals import variables
 from ...engine.mesh import cuts
 from ...engine.reduction import Reduction
-from ...engine.step import batches
 from ...input import known
 from ...models.classification import Classifier
 from ...models.tabular import Tabular
@@ -40,7 +40,7 @@ def write(session: Session, run_dir: str) -> None:
     """Writes what `load` makes the model from: Keras's own configuration of it, and what is known of the data."""
     models = {name: _architecture(model) for name, model in models_of(session.trainer).items()}
     model = models.pop(MODEL, None)
-    features = model_file.described(batches.features(session.example))
+    features = model_file.described(form.features(session.example))
     content = {"keras": model, **({"models": models} if models else {}), "features": features}
     content |= {"logits_of": logits_of(session.trainer), "model_is_forward": model_is_forward(session.trainer)}
     write_of_run(RunDir(run_dir).model, {**content, **known.as_json(session.known)})

@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from ...data import form
 from ...holdings import Holdings
 from ...internals.errors import reason
 from ...internals.variables import path_of
 from ...mesh.cuts import cut_of
-from ...step import batches
 from ...strategies.workers import WorkerWindow
 from ..base import Period, Status, Window, Windowed
 from ..figures import Figures
@@ -160,7 +160,7 @@ class TensorBoard(Windowed):
         forward = tf.function(lambda x: (trainer.forward if alone else model)(x, training=False), autograph=False)
         try:
             graph = forward.get_concrete_function(
-                tf.nest.map_structure(_spec, batches.features(trainer.given.example))
+                tf.nest.map_structure(_spec, form.features(trainer.given.example))
             ).graph
         except (TypeError, ValueError, tf.errors.OpError) as error:  # it takes other inputs than the features
             logging.info("no graph of %s for TensorBoard: %s", model.name, reason(error))

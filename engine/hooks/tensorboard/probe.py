@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
+from ...data import form
 from ...internals.tensorflow import as_only_replica
 from ...internals.variables import assign_local, path_of, read_local, tf_variable
 from ...layers.embeddings import Embedding
@@ -58,7 +59,7 @@ class Probe:
     @property
     def example_features(self):
         """Features of one example, zeros: their shapes and dtypes."""
-        return batches.features(self._trainer.given.example)
+        return form.features(self._trainer.given.example)
 
     def features(self, step: int):
         """Returns the features of one replica's part of the batch of a step, as tensors; None where none is known."""
@@ -78,7 +79,7 @@ class Probe:
 
     def _replicated_batch(self, operands, offset):
         batch = self._feed.next_operands(operands, offset)
-        features = self._distribution.run(lambda *b: batches.features(self._feed.batch(*b)), args=batch)
+        features = self._distribution.run(lambda *b: form.features(self._feed.batch(*b)), args=batch)
         return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], features)
 
     def _replicated_gradients(self, operands, offset, step, form, is_shared: bool):
