@@ -56,7 +56,7 @@ format: $(INSTALLED) ## mend what ruff can mend
 
 # The theme says at each build what will follow it one day.
 docs: $(INSTALLED) ## build the guides as a site into site/, by MkDocs; a broken link is an error
-	@$(VENV_PYTHON) docs/make_flags.py
+	@$(VENV_PYTHON) docs/make_pages.py
 	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --strict -q $(ARGS)
 
 clean: ## remove caches and build outputs; .venv and runs stay

@@ -1,4 +1,4 @@
-"""The record of a run, `events.jsonl`: one JSON object a line, as docs/events.md has it. Host code.
+"""The record of a run, `events.jsonl`: one JSON object a line, by `SCHEMA`. Host code.
 
 Anybody may have written the file: a line that does not match the schema is not an event, and whoever reads skips it.
 """
@@ -13,7 +13,7 @@ import sys
 import threading
 import time as clock
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from absl import logging
 
@@ -76,33 +76,110 @@ def _is_of(keys: Mapping[str, Callable], values: Mapping[str, Any], others: Call
     return all(keys.get(name, others)(value) for name, value in values.items())
 
 
+class Key(NamedTuple):
+    """What a key of an event holds.
+
+    Attributes:
+      fits: returns whether a value matches; null always does: it is unknown, or not finite.
+      about: what it is, for docs/events.md.
+    """
+
+    fits: Callable[[Any], bool]
+    about: str
+
+
 _TASKS = _rows(address=_text)
-_RATES = ("steps_per_sec", "examples_per_sec", "input_wait_fraction", "input_wait_ms", "reduce_fraction", "memory_mb")
-# What each kind's keys hold; null is what is missing, or not finite. Other keys may hold anything.
-_SCHEMA: dict[str, dict[str, Callable[[Any], bool]]] = {
+_TASK = Key(_text, "the task that it is about; null for the whole run")
+_SPENT = Key(_spans, "seconds since the run's first start by cause: [goodput](#goodput)")
+# What each kind's keys hold. Other keys may hold anything.
+SCHEMA: dict[str, dict[str, Key]] = {
     "start": {
-        **dict.fromkeys(("version", "incarnation", "pid", "until_step"), _whole),
-        **dict.fromkeys(("host", "cause", "mode"), _text),
-        **dict.fromkeys(("seconds", "spent"), _spans),
-        "steps_per_epoch": _number,
+        "version": Key(_whole, "1; it grows only if a key changes its meaning"),
+        "incarnation": Key(_whole, "0 for the run's first process, one more for each that resumes it"),
+        "pid": Key(_whole, "the process ID"),
+        "host": Key(_text, "the host's name"),
+        "cause": Key(_text, "what ended the process before; null for the first"),
+        "mode": Key(_text, "the mode"),
+        "until_step": Key(_whole, "the step at which the run ends; null if only the program knows"),
+        "steps_per_epoch": Key(_number, "steps per epoch"),
+        "seconds": Key(_spans, "what came before the first step: `start`"),
+        "spent": _SPENT,
     },
-    "config": {"values": _mapping},
-    "cluster": {"strategy": _text, "replicas": _whole, "workers": _TASKS, "servers": _TASKS},
+    "config": {"values": Key(_mapping, "all flags; `model` by its name")},
+    "cluster": {
+        "strategy": Key(_text, "the strategy"),
+        "replicas": Key(_whole, "the number of replicas"),
+        "workers": Key(_TASKS, "the `name` and `address` of each worker"),
+        "servers": Key(_TASKS, "of each parameter server"),
+    },
     "window": {
-        **dict.fromkeys(("epoch", "seconds", "seconds_left", "learning_rate", "loss_scale", *_RATES), _number),
-        **dict.fromkeys(("metrics", "staleness"), _numbers),
-        "spent": _spans,
-        "workers": _rows(),
-        "servers": _rows(rows=_numbers),
+        "epoch": Key(_number, "the epoch, with its fraction"),
+        "seconds": Key(_number, "since this process's first step"),
+        "seconds_left": Key(_number, "to the run's end, by the clock"),
+        "metrics": Key(_numbers, "means over the window"),
+        "learning_rate": Key(_number, "of the last update; `learning_rate/NAME` of several optimizers"),
+        "loss_scale": Key(_number, "of float16"),
+        "steps_per_sec": Key(_number, "steps per second"),
+        "examples_per_sec": Key(_number, "examples per second, across all replicas"),
+        "input_wait_fraction": Key(_number, "the share of the time that steps waited for input"),
+        "input_wait_ms": Key(_number, "a step's wait for input"),
+        "input_bytes_per_sec": Key(_number, "bytes read per second"),
+        "input_steps_ahead": Key(_number, "steps whose examples are ready"),
+        "reduce_fraction": Key(_number, "the share of workers' steps that waited for other workers"),
+        "workers": Key(
+            _rows(),
+            "each worker's `name`, `step_ms`, `own_ms` (without waiting for other workers), `input_wait_ms`, "
+            "`reduce_wait_ms`, `gradient_norm` (if computed); around parameter servers `steps` done, `lag` behind the "
+            "fastest in steps, and `staleness`, the mean number of others' updates between its pull and its push",
+        ),
+        "servers": Key(
+            _rows(rows=_numbers),
+            "each server's `name`, `bytes` of variables and slots, `rows` of each table, and `seconds` of its newest "
+            "answer (null if servers are not asked)",
+        ),
+        "staleness": Key(_numbers, 'how many updates missed 0, 1, ... of others (`"15"`: 15 or more)'),
+        "spent": _SPENT,
+        "memory_mb": Key(_number, "resident memory of the process, MiB"),
     },
-    "row": {},  # and numbers
-    "evaluation": {"metrics": _numbers, "seconds": _number},
-    "checkpoint": {"path": _text, "seconds": _number, "bytes": _whole, "best": _either},
-    "warning": dict.fromkeys(("text", "task", "state"), _text),
-    "fault": dict.fromkeys(("text", "task", "state"), _text),
-    "restart": {"cause": _text, "task": _text, "exit_code": _whole},
-    "end": {"reason": _text, "exit_code": _whole, "goodput": _goodput},
+    "row": {
+        "epoch": Key(_number, "the epoch; a row of `run(...).history` has numbers alone"),
+        "seconds": Key(_number, "since this process's first step"),
+        "examples_per_sec": Key(_number, "examples per second, across all replicas"),
+        "train_NAME": Key(_number, "mean of a training metric since the last row"),
+        "eval_NAME": Key(_number, "a metric of the evaluation at this step"),
+    },
+    "evaluation": {
+        "metrics": Key(_numbers, "of the evaluation"),
+        "seconds": Key(_number, "that it took"),
+    },
+    "checkpoint": {
+        "path": Key(_text, "in the run_dir"),
+        "seconds": Key(_number, "that writing took, beside training"),
+        "bytes": Key(_whole, "its size"),
+        "best": Key(_either, "whether it is the best evaluation's"),
+    },
+    "warning": {
+        "text": Key(_text, "what was logged"),
+        "task": _TASK,
+        "state": Key(_text, "`answers`: the task is heard again"),
+    },
+    "fault": {
+        "text": Key(_text, "why the run ends"),
+        "task": _TASK,
+        "state": Key(_text, "`silent`: the task has not been heard of for a second and a half"),
+    },
+    "restart": {
+        "cause": Key(_text, "what ended, and how, as `crankshaft local` saw it"),
+        "task": _TASK,
+        "exit_code": Key(_whole, "of that task"),
+    },
+    "end": {
+        "reason": Key(_text, "`done`, a signal, a hook's reason, or an error's line"),
+        "exit_code": Key(_whole, "of the process"),
+        "goodput": Key(_goodput, "`share` and `seconds`: [goodput](#goodput)"),
+    },
 }
+_FITS = {kind: {name: key.fits for name, key in keys.items()} for kind, keys in SCHEMA.items()}
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
@@ -120,7 +197,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
         return None
     values = {name: value for name, value in event.items() if name != "event"}
     others = _number if kind == "row" else lambda value: True
-    return event if _is_of(_SCHEMA.get(kind, {}), values, others) else None
+    return event if _is_of(_FITS.get(kind, {}), values, others) else None
 
 
 def read(path: str) -> Iterator[tuple[dict[str, Any], bytes]]:

@@ -1,6 +1,6 @@
 """A benchmark's result: what it begins with, and the check of `--baseline`, an earlier one to compare with. Host code.
 
-Nothing here starts TensorFlow. docs/benchmark_result.md says what each key means.
+Nothing here starts TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import errors
 from ..command_line import paths
@@ -21,17 +21,82 @@ from ..errors import UsageError
 
 VERSION = "crankshaft.benchmark/2"
 _NUMBER, _NONE = (int, float), (type(None),)
-# What a result of steps has, by type.
-_TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("date", "command", "mode", "model", "strategy"), (str,)),
-    **dict.fromkeys(("global_batch_size", "num_replicas", "step", "steps"), (int,)),
-    **dict.fromkeys(("model_arg", "input_arg", "train", "environment", "noise", "calls", "step_ms"), (dict,)),
-    **dict.fromkeys(("rounds", "warnings"), (list,)),
-    **dict.fromkeys(("examples_per_sec", "steps_per_sec", "wall_seconds", "mean", "jitter"), _NUMBER),
-    **dict.fromkeys(("input_wait_fraction", "compile_seconds", "first_step_seconds", "peak_rss_mb"), _NUMBER),
-    **dict.fromkeys(("stderr", "reduce_fraction", "device_peak_mb"), _NUMBER + _NONE),
-    "input": (str, *_NONE),
-    "interval": (list, *_NONE),
+
+
+class Key(NamedTuple):
+    """What a key of a result holds.
+
+    Attributes:
+      about: what it is, for docs/benchmark_result.md.
+      types: of its value; () is not checked, since no rate is computed of it.
+    """
+
+    about: str
+    types: tuple[type, ...] = ()
+
+
+KEYS = {
+    "schema": Key("the version, `crankshaft.benchmark/2`: the meaning of a key changes only with it"),
+    "date": Key("UTC, ISO 8601", (str,)),
+    "command": Key("as typed", (str,)),
+    "mode": Key("`benchmark`", (str,)),
+    "model": Key("the model; with the next four, the work that a baseline must share", (str,)),
+    "model_arg": Key("its arguments", (dict,)),
+    "input": Key("the input", (str, *_NONE)),
+    "input_arg": Key("its arguments", (dict,)),
+    "global_batch_size": Key("examples per step, across all replicas", (int,)),
+    "strategy": Key("the strategy", (str,)),
+    "num_replicas": Key("the number of replicas", (int,)),
+    "jit": Key("whether XLA compiled the steps"),
+    "precision": Key("the precision"),
+    "steps": Key("of all rounds", (int,)),
+    "wall_seconds": Key("of all rounds", _NUMBER),
+    "steps_per_sec": Key("`steps` divided by `wall_seconds`", _NUMBER),
+    "examples_per_sec": Key("examples of all rounds divided by `wall_seconds`", _NUMBER),
+    "rounds": Key("the totals of each round: the same four", (list,)),
+    "calls": Key(
+        "every timed call of the inner loop, in order, as columns: `steps`, `examples`, `seconds`, `input_seconds`, "
+        "`reduce_seconds`, `round`",
+        (dict,),
+    ),
+    "interval": Key("95 % of `examples_per_sec`, [low, high]; null for a single call", (list, *_NONE)),
+    "warnings": Key("what makes the figures uncertain, a line each", (list,)),
+    "noise": Key(
+        "`cpus` that the run may use; `other_cores_before` and `other_cores` that others used during warm-up and "
+        "rounds; `throttled_share`; `lost_share`",
+        (dict,),
+    ),
+    "step_ms": Key("p50, p90, p99 of a step's milliseconds: a call's time divided by its steps", (dict,)),
+    "mean": Key("of the calls' examples per second, weighted by steps", _NUMBER),
+    "stderr": Key("of that mean", _NUMBER + _NONE),
+    "jitter": Key("1.4826 times the median absolute deviation of the calls' rates", _NUMBER),
+    "input_wait_fraction": Key("the share of the wall time that steps waited for input", _NUMBER),
+    "reduce_fraction": Key("that workers waited for each other, on average; null with one", _NUMBER + _NONE),
+    "first_step_seconds": Key("to the end of the first step: tracing, compiling, the choice of `--jit=auto`", _NUMBER),
+    "compile_seconds": Key("the whole warm-up", _NUMBER),
+    "peak_rss_mb": Key("most memory of the process, MiB", _NUMBER),
+    "device_peak_mb": Key("most memory of one of its GPUs, MiB", _NUMBER + _NONE),
+    "train": Key("means of the metrics over the last call", (dict,)),
+    "step": Key("updates done, those of the warm-up too", (int,)),
+    "environment": Key("the machine and the software before the first step", (dict,)),
+    "flops_per_step": Key("operations of a step's matrix products and convolutions, counted in its graph"),
+    "flops_source": Key("how they were counted"),
+    "bytes_per_step": Key("at least: products' operands and results, gradients, variables and slots of the update"),
+    "machine": Key(
+        "`matmul_gflops` by dtype, `memory_gb_per_sec` (STREAM's triad on arrays of four caches), `cache_gb_per_sec` "
+        "(the same within `cache_mb`), medians of `samples`"
+    ),
+    "roofline": Key(
+        "`bound` (compute, memory), `limit_steps_per_sec`, `share_of_limit`, `intensity_flops_per_byte`, "
+        "`matmul_dtype`, `bandwidth` (cache if a step's data fits there), `compute_seconds`, `memory_seconds`"
+    ),
+    "profile": Key(
+        "with `--profile`: `trace`, the folder for TensorBoard; `steps` in it; `ops`, the ten that took longest, each "
+        "`name`, `type`, `ms_per_step`, `share` of all ops' time (`ops_ms_per_step`, threads added up)"
+    ),
+    "baseline": Key(
+        "with `--baseline`: `path`, `ratio`, `interval`, `verdict`, `rounds` ({ours, theirs, ratio} of each pair)"
+    ),
 }
 # Defines the work that is measured: two rates of different work can't be compared.
 _WORK = ("model", "model_arg", "input", "input_arg", "global_batch_size")
@@ -57,8 +122,8 @@ def problems(result: Any) -> list[str]:
         return [f"its schema is {version}, and this is {VERSION}"]
     wrong = [
         f"{name} is {repr(result[name])[:40] if name in result else 'missing'}"
-        for name, types in _TYPES.items()
-        if not isinstance(result.get(name), types) or name not in result
+        for name, (_, types) in KEYS.items()
+        if types and (name not in result or not isinstance(result[name], types))
     ]
     return wrong or _problems_of_calls(result["calls"])
 

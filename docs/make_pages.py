@@ -1,4 +1,7 @@
-"""Writes docs/flags.md, or the file that is named, from the flags, models and inputs: `python docs/make_flags.py`."""
+"""Writes docs/flags.md and the tables of events.md and benchmark_result.md: `python docs/make_pages.py [FOLDER]`.
+
+They are made from the flags, models and inputs, and from the schemas; FOLDER is where the pages go, by default docs/.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,20 @@ import sys
 
 from absl import flags
 
+from crankshaft.engine.machine import events
 from crankshaft.launch import ask, local, manifest, prepare
+from crankshaft.launch.benchmark import result
 from crankshaft.launch.command_line import help, registry
 from crankshaft.launch.command_line.flags import GROUPS, HELP
 from crankshaft.launch.command_line.rules import wanted
 from crankshaft.launch.monitor import report, server
 
-PATH = pathlib.Path(__file__).with_name("flags.md")
+PAGES = pathlib.Path(__file__).parent
+_MADE = re.compile(r"(<!-- made of .* -->\n).*(<!-- end -->\n)", re.DOTALL)
 
 _INTRODUCTION = """# Flags
 
-Look a flag up. This page is made from the flags by `python docs/make_flags.py`; `crankshaft train --help` says the same
+Look a flag up. This page is made from the flags by `python docs/make_pages.py`; `crankshaft train --help` says the same
 in a terminal, and `--helpshort` lists those that most runs use. Each flag has a range or a rule, checked before
 TensorFlow starts; arguments of models, inputs, optimizers and schedules are once these are imported. A flag that would
 have no effect is an error. That is known before TensorFlow starts, or, where a step or an optimizer of your own would
@@ -55,8 +61,24 @@ _LOCAL = """These stand before the `--` of `crankshaft local`; after it stand th
 and its flags."""
 
 
-def text() -> str:
-    """The page."""
+def pages() -> dict[str, str]:
+    """Returns the text of each page, by its name."""
+    kinds = [
+        [f"`{kind}`", f"`{name}`", key.about] for kind, keys in events.SCHEMA.items() for name, key in keys.items()
+    ]
+    keys = [[f"`{name}`", key.about] for name, key in result.KEYS.items()]
+    return {
+        "flags.md": _flags(),
+        "events.md": _with_table("events.md", _table(kinds, ("`event`", "key", "what it is"))),
+        "benchmark_result.md": _with_table("benchmark_result.md", _table(keys, ("key", "what it is"))),
+    }
+
+
+def _with_table(page: str, table: str) -> str:
+    return _MADE.sub(lambda found: f"{found[1]}\n{table}\n{found[2]}", (PAGES / page).read_text(encoding="utf-8"))
+
+
+def _flags() -> str:
     parts = [_INTRODUCTION]
     for title, names in GROUPS.items():
         parts.append(f"## {title}\n\n{_table([_row(flags.FLAGS[name], HELP[name]) for name in names])}")
@@ -101,4 +123,5 @@ def _table(rows: list[list[str]], heads=("flag", "takes", "default", "what it is
 
 
 if __name__ == "__main__":
-    pathlib.Path(*sys.argv[1:] or [PATH]).write_text(text(), encoding="utf-8")
+    for page, text in pages().items():
+        pathlib.Path(sys.argv[1] if sys.argv[1:] else PAGES, page).write_text(text, encoding="utf-8")
