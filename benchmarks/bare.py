@@ -1,4 +1,4 @@
-"""Nothing but calls of the inner loop, for comparisons: a session as `crankshaft train` makes it, and its rate.
+"""Nothing but calls of the inner loop, for comparisons: a run as `crankshaft train` makes it, and its rate.
 
 As a program it is a peer that takes turns (`turns.py`): `python -m benchmarks.bare` with flags of launch.train.
 """
@@ -17,7 +17,7 @@ from absl import flags
 from crankshaft.engine.machine import allocator
 from crankshaft.launch.command_line import checks, config
 from crankshaft.launch.host import process
-from crankshaft.launch.run import session
+from crankshaft.launch.run import base
 from crankshaft.launch.run.data import load
 
 
@@ -27,21 +27,21 @@ def tune() -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)
 
 
-def make(run_dir: str, *more: str) -> session.Session:
-    """A session in a run_dir of its own; `more` are flags of launch.train."""
+def make(run_dir: str, *more: str) -> base.BaseRun:
+    """A run in a run_dir of its own; `more` are flags of launch.train."""
     flags.FLAGS.unparse_flags()
     flags.FLAGS(["bare", "--mode=train", f"--run_dir={run_dir}", "--train_steps=1000000000", "--progress=plain", *more])
     asked = config.from_flags(flags.FLAGS, None, False, os.environ)
     checks.check(asked)
-    strategy = session.make_strategy(asked)
+    strategy = base.make_strategy(asked)
     allocator.keep_freed_memory_with_tensorflow()
     with contextlib.redirect_stdout(sys.stderr):  # standard output is for answers (`turns.py`)
-        made = session.create(asked, load(asked), strategy)
-        print(session.choose_jit(made))
+        made = base.BaseRun.create(asked, load(asked), strategy)
+        print(base.choose_jit(made))
     return made
 
 
-def rate(made: session.Session, steps: int) -> float:
+def rate(made: base.BaseRun, steps: int) -> float:
     """Steps a second of `steps` more steps, one or more, with nothing around them, until the device is done."""
     strategy, state = made.strategy, made.state
     began, end = time.perf_counter(), state.step + steps

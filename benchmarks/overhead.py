@@ -23,7 +23,7 @@ from crankshaft.engine import loop
 from crankshaft.engine.hooks import Periodic, StopRequest, saving
 from crankshaft.engine.hooks.writing import Writing
 from crankshaft.launch.benchmark.measure.rounds import timed_round
-from crankshaft.launch.run import asking, history, metrics, recording, session, training
+from crankshaft.launch.run import asking, base, history, metrics, recording, training
 
 from . import bare, turns
 
@@ -37,7 +37,7 @@ WORKLOADS = {
 FLAGS = ["--model=mlp", "--input=synthetic", "--input_arg=examples=60032"]
 
 
-def rate_as_benchmark(made: session.Session, steps: int) -> float:
+def rate_as_benchmark(made: base.BaseRun, steps: int) -> float:
     """`bare.rate`, but as benchmark mode does it; by the clock around it, not by its own."""
     began = time.perf_counter()
     timed_round(made.strategy, made.state, steps)
@@ -51,7 +51,7 @@ class Pieces(Periodic):
 
     name = "pieces"
 
-    def __init__(self, made: session.Session, steps: int, hooks: list, what: str, saves: bool):
+    def __init__(self, made: base.BaseRun, steps: int, hooks: list, what: str, saves: bool):
         super().__init__(steps)
         self._made, self._hooks = made, hooks
         self._saves, self._may_save = False, saves
@@ -76,7 +76,7 @@ class Pieces(Periodic):
             saving.save(self._made.checkpoints, dataclasses.replace(status, step=self._made.state.step), self._hooks)
 
 
-def measure_measuring(made: session.Session, steps: int, pieces: int) -> dict[str, list[float]]:
+def measure_measuring(made: base.BaseRun, steps: int, pieces: int) -> dict[str, list[float]]:
     """With nothing around them and in benchmark mode, in pieces, in turn, and first in turn."""
     rates: dict[str, list[float]] = {"alone": [], "benchmark mode": []}
     ways = {"alone": bare.rate, "benchmark mode": rate_as_benchmark}
@@ -86,14 +86,14 @@ def measure_measuring(made: session.Session, steps: int, pieces: int) -> dict[st
     return rates
 
 
-def recorders(made: session.Session, hooks: list, stack: contextlib.ExitStack) -> list:
+def recorders(made: base.BaseRun, hooks: list, stack: contextlib.ExitStack) -> list:
     """Makes what records a run, answers who asks, and serves Prometheus, which scrapes each second."""
     looking = Writing("looking")
     record = recording.record(made, Writing(), looking, time.monotonic())
     found = [record, *asking.asked(made, hooks, record, StopRequest(), looking)]
     for hook in found:
         stack.callback(hook.close)
-    run = types.SimpleNamespace(session=made, record=record)
+    run = types.SimpleNamespace(run=made, record=record)
     port = stack.enter_context(metrics.serving(0, "", lambda: run, {}))
     over = threading.Event()
 
@@ -106,7 +106,7 @@ def recorders(made: session.Session, hooks: list, stack: contextlib.ExitStack) -
     return found
 
 
-def measure_hooks(made: session.Session, steps: int, pieces: int, alone: bool) -> dict[str, list[float]]:
+def measure_hooks(made: base.BaseRun, steps: int, pieces: int, alone: bool) -> dict[str, list[float]]:
     """With nothing around them, with a run's hooks, and with those and a checkpoint, in pieces, in turn.
 
     `alone`: with nothing but what records the run, answers and is scraped, and without checkpoints.

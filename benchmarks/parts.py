@@ -43,7 +43,7 @@ from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.launch.benchmark.measure.rounds import Length
 from crankshaft.launch.command_line import checks
 from crankshaft.launch.command_line import config as configs
-from crankshaft.launch.run.session import choose_jit
+from crankshaft.launch.run.base import choose_jit
 
 PARTS = ("all", "whole", "step", "own_step", "input", "reduce", "update", "checkpoint")
 _PART_SECONDS = 1.5
@@ -319,9 +319,9 @@ def checkpoint(strategy, state: TrainState, part: Part, folder: str, clock=time.
     return {"seconds": clock() - began, "repeats": _CHECKPOINTS, **medians, "samples": samples}
 
 
-def measured(session, part: str) -> dict[str, Any]:
+def measured(made, part: str) -> dict[str, Any]:
     """Returns the figures of a part, or of `all`, by name; every process makes the same calls."""
-    strategy, state, feed = session.strategy, session.state, session.strategy.train_feed
+    strategy, state, feed = made.strategy, made.state, made.strategy.train_feed
     jit = bool(state.jit) and not strategy.without_jit
     make = {each.__name__: each for each in (whole, step, own_step, input, reduce, update)}
     why_no_sums = without_sums(strategy, state)

@@ -3,7 +3,7 @@
     git worktree add ../before/crankshaft $(git merge-base HEAD origin/main)
     python -m benchmarks.rates --before=../before/crankshaft --workload=mlp --turns=40 -- --jit=on
 
-Each checkout's `bare.py` makes a session as `crankshaft train` does and stays; what is timed are calls of the inner
+Each checkout's `bare.py` makes a run as `crankshaft train` does and stays; what is timed are calls of the inner
 loop and nothing around them. On a machine whose rate changes by a third within seconds that tells 2 % apart, where
 `pairs`, whose runs come one after the other, does not. What stands after `--` are more flags
 of `crankshaft train`, for both.

@@ -447,7 +447,7 @@ class Run:
     def _predicting(self, trainer: Trainer) -> tf.keras.Model:
         from .run import saved_run
 
-        return saved_run.of_session(self._session, trainer)
+        return saved_run.of_run(self._session, trainer)
 
     @property
     def _weights(self):

@@ -105,7 +105,7 @@ class Held:
                 stack.enter_context(strategy.watch())
             get = functools.partial(datas.load, config) if config.input else functools.partial(datas.call, data)
             with self.at_work():
-                session = self._create(loaded or get, strategy, _need_epochs(hooks))
+                session = _base().BaseRun.create(config, loaded or get, strategy, _need_epochs(hooks))
                 if config.is_evaluator:
                     self.code = _evaluator().watch(session)
                     return
@@ -259,33 +259,19 @@ class Held:
             with _meeting(config):
                 from ..engine.strategies.base import closing_feeds
                 from .host import isolation
-                from .run import session as sessions
+                from .run import base
             self._isolation = isolation.Isolation()
             with self.at_work():
                 checks.check_named(config)
                 check_work_of_baseline(config)
                 with _joining(config):
-                    strategy = sessions.make_strategy(config, self._record_standstill)
+                    strategy = base.make_strategy(config, self._record_standstill)
             if not process.sets_allocator(os.environ):
                 allocator.keep_freed_memory_with_tensorflow()
         if config.owns_process:
             imports.keep()
         stack.enter_context(closing_feeds(strategy))
         return strategy
-
-    def _create(self, data, strategy, needs_epochs: bool):
-        """Builds everything up to the first step. The devices are split by now, so the user's data may use TensorFlow.
-
-        `data` is the run's, or a function that returns it, which a run that only generates does not call.
-        `needs_epochs` says whether a hook acts at the ends of epochs.
-        """
-        if self.config.mode == "generate":
-            from .run import generation
-
-            return generation.create(self.config, strategy)
-        from .run import session as sessions
-
-        return sessions.create(self.config, data() if callable(data) else data, strategy, needs_epochs)
 
     def _training(self, hooks: Sequence):
         from .run import training
@@ -318,6 +304,12 @@ class Held:
 def _need_epochs(hooks: Any) -> bool:
     """Returns whether a hook may act at the ends of epochs; what is none is refused later."""
     return not isinstance(hooks, Sequence) or any(getattr(hook, "needs_epochs", True) for hook in hooks)
+
+
+def _base():
+    from .run import base
+
+    return base
 
 
 def _evaluator():

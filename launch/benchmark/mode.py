@@ -15,27 +15,27 @@ from ...engine.strategies.base import Measured
 from ..cluster import children
 from ..errors import UsageError
 from ..run import modes
-from ..run.session import Session, choose_jit
+from ..run.base import BaseRun, choose_jit
 from . import report, result
 from .measure import cost, intervals, machine, rounds, trace
 
 _TOP_OPS = 10
 
 
-def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str, Any], int, str]:
+def benchmark(run: BaseRun, variables: Mapping[str, str]) -> tuple[dict[str, Any], int, str]:
     """Times the training loop, from new weights; returns (result, exit code, report to print).
 
     Nothing of the run_dir is read or changed, except that --profile adds a trace.
     """
-    config, strategy = session.config, session.strategy
+    config, strategy = run.config, run.strategy
     if not isinstance(strategy, Measured):
         raise UsageError(
             f"--strategy={config.strategy} can't be taken apart: {type(strategy).__name__} is not an "
             "engine.strategies.base.Measured, which benchmark mode needs; train with it, or make it one"
         )
     work = result.work_asked(config)
-    measured = _measure(session, variables)
-    content = {**result.heading(config.global_batch_size), **modes.result_of(session), **work, **measured}
+    measured = _measure(run, variables)
+    content = {**result.heading(config.global_batch_size), **modes.result_of(run), **work, **measured}
     if not config.is_chief:
         return content, 0, ""
     if config.baseline:
@@ -46,25 +46,25 @@ def benchmark(session: Session, variables: Mapping[str, str]) -> tuple[dict[str,
     return content, code, report.text(content)
 
 
-def _measure(session: Session, variables: Mapping[str, str]) -> dict[str, Any]:
+def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
     """Measures the rate, what it is bound by, and with --profile which ops take the time."""
-    config = session.config
-    session.say("warm-up")
+    config = run.config
+    run.say("warm-up")
     before = time.perf_counter()
-    session.say(choose_jit(session))
+    run.say(choose_jit(run))
     choosing_seconds = time.perf_counter() - before
     measured = rounds.run(
-        session.strategy,
-        session.state,
+        run.strategy,
+        run.state,
         rounds.Length(config.benchmark_steps, config.benchmark_seconds, config.benchmark_rounds),
         variables,
-        at_round=lambda number, totals: session.say(_line(number, config.benchmark_rounds, totals)),
+        at_round=lambda number, totals: run.say(_line(number, config.benchmark_rounds, totals)),
         processes=lambda: children.job_of(variables),
     )
     for name in ("compile_seconds", "first_step_seconds"):  # a user waits for the choice of jit too
         measured[name] += choosing_seconds
-    profile, why_no_profile = _profile(session) if config.profile else (None, [])
-    limits, why_no_limits = _limits(session, measured["steps_per_sec"])
+    profile, why_no_profile = _profile(run) if config.profile else (None, [])
+    limits, why_no_limits = _limits(run, measured["steps_per_sec"])
     warnings = [*measured["warnings"], *why_no_profile, *why_no_limits]
     return measured | ({"profile": profile} if config.profile else {}) | limits | {"warnings": warnings}
 
@@ -74,17 +74,17 @@ def _line(number: int, count: int, totals: Mapping[str, Any]) -> str:
     return f"round {number} of {count}  {totals['steps']:,} steps in {totals['wall_seconds']:.2f} s  {rates}"
 
 
-def _limits(session: Session, steps_per_sec: float) -> tuple[dict[str, Any], list[str]]:
+def _limits(run: BaseRun, steps_per_sec: float) -> tuple[dict[str, Any], list[str]]:
     """Returns flops_per_step, bytes_per_step, flops_source, machine, roofline, None if not measured, and why not."""
     limits = dict.fromkeys(("flops_per_step", "bytes_per_step", "flops_source", "machine", "roofline"))
-    config, strategy = session.config, session.strategy
+    config, strategy = run.config, run.strategy
     if config.strategy == "tpu":
         return limits, ["the limits of TPUs were not measured"]
-    session.say("measuring the machine's limits")
+    run.say("measuring the machine's limits")
     device, shared_by = strategy.computes_on
     limits["machine"] = machine.probe(device, tuple(dict.fromkeys(("float32", "bfloat16", config.precision))))
     try:
-        step = cost.of_step(strategy, session.state, config.global_batch_size)
+        step = cost.of_step(strategy, run.state, config.global_batch_size)
     except cost.NotCountableError as error:
         return limits, [f"a step's operations could not be counted: {error}"]
     limits |= {"flops_per_step": step.total_flops, "bytes_per_step": step.bytes, "flops_source": cost.SOURCE}
@@ -94,13 +94,13 @@ def _limits(session: Session, steps_per_sec: float) -> tuple[dict[str, Any], lis
     return limits, []
 
 
-def _profile(session: Session) -> tuple[dict[str, Any] | None, list[str]]:
+def _profile(run: BaseRun) -> tuple[dict[str, Any] | None, list[str]]:
     """Traces ten steps; returns the trace and the ten ops that took longest, None if it can't, and why not."""
-    run_dir = session.config.run_dir
+    run_dir = run.config.run_dir
     folder = RunDir(run_dir).tensorboard if run_dir else tempfile.mkdtemp(prefix="crankshaft-profile-")
-    session.say(f"profiling {trace.STEPS} steps")
+    run.say(f"profiling {trace.STEPS} steps")
     try:
-        profile = trace.profile(session.strategy, session.state, folder)
+        profile = trace.profile(run.strategy, run.state, folder)
     except trace.NoTraceError as error:
         return None, [f"there is no profile: {error}"]
     return profile and {**profile, "ops": profile["ops"][:_TOP_OPS]}, []

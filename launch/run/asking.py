@@ -11,15 +11,15 @@ from ...engine.hooks.asked import Asked
 from ...engine.hooks.record import Record
 from ...engine.hooks.writing import Writing
 from ...engine.machine.requests import Requests
+from .base import BaseRun
 from .progress import duration, metrics_shown
-from .session import Session
 
 
 def asked(
-    session: Session, hooks: Sequence[Hook], record: Record | None, stop: StopRequest, looking: Writing
+    run: BaseRun, hooks: Sequence[Hook], record: Record | None, stop: StopRequest, looking: Writing
 ) -> list[Asked]:
     """Makes the hook that answers, where the run has a folder that whoever asks can reach; see `Asked`."""
-    config, strategy, checkpoints = session.config, session.strategy, session.checkpoints
+    config, strategy, checkpoints = run.config, run.strategy, run.checkpoints
     if checkpoints is None or config.remote:
         return []
     own = config.cluster.task if config.cluster else strategy.worker_names[0]
@@ -33,11 +33,11 @@ def asked(
         return os.path.join(checkpoints.directory, f"ckpt-{status.step}{manifest.SUFFIX}")
 
     def describe() -> str:
-        return _described(record) if record else f"{own}: step {session.state.step:,}"
+        return _described(record) if record else f"{own}: step {run.state.step:,}"
 
-    run = RunDir(config.run_dir)
-    requests = Requests(run.requests, is_mine)
-    return [Asked(requests, looking, save, stop.request, describe, run.tensorboard, others)]
+    folder = RunDir(config.run_dir)
+    requests = Requests(folder.requests, is_mine)
+    return [Asked(requests, looking, save, stop.request, describe, folder.tensorboard, others)]
 
 
 def _described(record: Record) -> str:

@@ -18,28 +18,28 @@ from ..command_line import checks
 from ..errors import UsageError
 from ..host.signals import EXIT_CODES, Signals
 from . import agreement, reading
+from .base import BaseRun
 from .modes import as_line
-from .session import Session
 
 _POLL_SECONDS = 1.0
 
 
-def watch(session: Session) -> int:
+def watch(run: BaseRun) -> int:
     """Evaluates until the run's last checkpoint is evaluated, a signal comes, or the coordinator has gone for good.
 
     After a signal the newest checkpoint is still evaluated. Returns the exit code. Raises `UsageError` where the
     coordinator's folder is another.
     """
-    config, end = session.config, session.train_steps
+    config, end = run.config, run.train_steps
     request = StopRequest()
     files = EventFiles(RunDir(config.run_dir).evaluator)
-    session.best.clean()
+    run.best.clean()
     best = None
     if Monitored.parse(config.monitor).source == "eval":
-        best = BestCheckpoint(session.best, config.monitor)
-        best.begin(_status(session))
+        best = BestCheckpoint(run.best, config.monitor)
+        best.begin(_status(run))
     else:
-        session.say(f"no best checkpoint: --monitor={config.monitor} is not known here, where none are trained on")
+        run.say(f"no best checkpoint: --monitor={config.monitor} is not known here, where none are trained on")
     (chief,) = config.cluster.job("chief")
     coordinator = Presence(chief, config.cluster_timeout_seconds)
     done, has_met = -1, False
@@ -48,16 +48,16 @@ def watch(session: Session) -> int:
             if not has_met and (has_met := bool(answers(chief))):
                 _check_run_dir(config.run_dir)
             asked_to_end = request.reason or coordinator.is_gone()  # asked first: what was saved by then is found below
-            for manifest in restored(session, newer_than=done):
+            for manifest in restored(run, newer_than=done):
                 if done < 0:
                     files.open(manifest.step - 1)
                 done = manifest.step
-                _evaluate(session, files, best)
+                _evaluate(run, files, best)
             if asked_to_end or done >= end:
                 break
             time.sleep(_POLL_SECONDS)
     files.close()
-    session.best.wait()
+    run.best.wait()
     return EXIT_CODES.get(request.reason, 0)
 
 
@@ -69,15 +69,15 @@ def _check_run_dir(run_dir: str) -> None:
         )
 
 
-def restored(session: Session, newer_than: int) -> Iterator[Manifest]:
+def restored(run: BaseRun, newer_than: int) -> Iterator[Manifest]:
     """Restores each checkpoint newer than a step, the oldest first; those that are removed meanwhile are left out."""
-    steps = checks.checkpoint_steps(session.config.run_dir)
+    steps = checks.checkpoint_steps(run.config.run_dir)
     if not steps or steps[-1] <= newer_than:
         return
-    for manifest in session.checkpoints.all(lambda each: each.step > newer_than):
-        reading.check_same_run(session, manifest)
+    for manifest in run.checkpoints.all(lambda each: each.step > newer_than):
+        reading.check_same_run(run, manifest)
         try:
-            saving.restore(session.checkpoints, session.state, manifest=manifest)
+            saving.restore(run.checkpoints, run.state, manifest=manifest)
         except (CheckpointError, tf.errors.OpError):
             if manifest.problem() is None:
                 raise
@@ -85,17 +85,15 @@ def restored(session: Session, newer_than: int) -> Iterator[Manifest]:
         yield manifest
 
 
-def _evaluate(session: Session, files: EventFiles, best: BestCheckpoint | None) -> None:
-    metrics = evaluation.evaluate(session.strategy, session.state)
-    session.say(f"evaluation at step {session.state.step}: {as_line(metrics)}")
-    files.put("", session.state.step, lambda: event_values.evaluation(metrics))
+def _evaluate(run: BaseRun, files: EventFiles, best: BestCheckpoint | None) -> None:
+    metrics = evaluation.evaluate(run.strategy, run.state)
+    run.say(f"evaluation at step {run.state.step}: {as_line(metrics)}")
+    files.put("", run.state.step, lambda: event_values.evaluation(metrics))
     if best:
-        best(_status(session, metrics))
+        best(_status(run, metrics))
 
 
-def _status(session: Session, metrics: dict | None = None) -> Status:
-    step, per_epoch = session.state.step, session.strategy.train_order.steps_per_epoch
-    strategy = session.strategy
-    return Status(
-        step, session.train_steps, 0, 0, per_epoch, None, 0.0, 0.0, session.state, strategy, evaluation=metrics
-    )
+def _status(run: BaseRun, metrics: dict | None = None) -> Status:
+    step, per_epoch = run.state.step, run.strategy.train_order.steps_per_epoch
+    strategy = run.strategy
+    return Status(step, run.train_steps, 0, 0, per_epoch, None, 0.0, 0.0, run.state, strategy, evaluation=metrics)

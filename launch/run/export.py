@@ -27,7 +27,7 @@ from ...input import known
 from ..errors import UsageError
 from ..host.files import write_json
 from . import predictions, splits, weights
-from .session import Session
+from .base import BaseRun
 
 _DEFAULT = "serving_default"
 _DATA = "assets.extra/data.json"  # in a SavedModel's place for what TensorFlow does not read
@@ -36,43 +36,43 @@ _NAMED = 20  # classes, and columns, in the README
 _WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
 
 
-def save(session: Session, path: str, name: str | None = None) -> str:
-    """Writes the model of a session, whole or not at all, and returns its path.
+def save(run: BaseRun, path: str, name: str | None = None) -> str:
+    """Writes the model of a run, whole or not at all, and returns its path.
 
     Args:
-      session: the one that it was trained in, restored.
+      run: the one that it was trained in, restored.
       path: of a .keras file; or, for a SavedModel, of the parent of the version folders, one a step, as TensorFlow
         Serving wants it.
       name: of a Keras model that the trainer holds; None is `Trainer.forward`, or of a file `Trainer.model`.
     """
     is_keras = path.endswith(".keras")
-    path = path if is_keras else os.path.join(path, str(session.state.step))
+    path = path if is_keras else os.path.join(path, str(run.state.step))
     if os.path.lexists(path):
         raise UsageError(f"--output: {path} exists; remove it or use another --output")
     if name:
-        weights.named(session.trainer, name)
-    elif getattr(session.trainer, "model", None) is None:
-        trainer, there = type(session.trainer).__name__, ", ".join(weights.models_of(session.trainer)) or "none"
+        weights.named(run.trainer, name)
+    elif getattr(run.trainer, "model", None) is None:
+        trainer, there = type(run.trainer).__name__, ", ".join(weights.models_of(run.trainer)) or "none"
         raise UsageError(
             f"--mode=export serves {trainer}.model, and there is none; name the model to serve self.model, or give "
             f"--export_model={there}"
         )
     if is_keras:
-        _save_keras(session, path, name)
+        _save_keras(run, path, name)
     else:
-        _save_serving(session, path, name)
+        _save_serving(run, path, name)
     return path
 
 
-def _save_keras(session: Session, path: str, name: str | None) -> None:
+def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
     """Writes `Trainer.model`, or that of a name, alone, with the weights that evaluation uses."""
-    if not name and type(session.trainer).forward is not Trainer.forward:
+    if not name and type(run.trainer).forward is not Trainer.forward:
         raise UsageError(
-            f"--output={path}: a .keras file can't hold {type(session.trainer).__name__}.forward; give --output a "
+            f"--output={path}: a .keras file can't hold {type(run.trainer).__name__}.forward; give --output a "
             f"folder, for a SavedModel, or --export_model={weights.MODEL} for the Keras model alone"
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    model = weights.named(weights.trained(session), name or weights.MODEL)
+    model = weights.named(weights.trained(run), name or weights.MODEL)
     with files.replacing(path, files.make_file) as temporary, tempfile.TemporaryDirectory() as folder:
         model_path = os.path.join(folder, "model.keras")  # Keras goes by the ending
         try:
@@ -93,7 +93,7 @@ def _save_keras(session: Session, path: str, name: str | None) -> None:
         )
 
 
-def _save_serving(session: Session, path: str, name: str | None) -> None:
+def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     """Writes a SavedModel, and in its `assets.extra/data.json` what is known of the data (`input.known`).
 
     The signature `serving_default` takes the features of a batch: one array as `features`, a dictionary's by their
@@ -104,8 +104,8 @@ def _save_serving(session: Session, path: str, name: str | None) -> None:
     A Keras model may have more to serve: its method `export_signatures()` returns `tf.function`s by name, each with an
     input signature of named specs, and dicts of tensors as outputs.
     """
-    trainer, names = weights.alone(session), session.names
-    forward, taken = predictions.computed(trainer, session.example, name)
+    trainer, names = weights.alone(run), run.names
+    forward, taken = predictions.computed(trainer, run.example, name)
     model, features = weights.named(trainer, name) if name else trainer.model, names.raw(taken)
     named = _named(features)
     fit = _fit(named)
@@ -134,11 +134,11 @@ def _save_serving(session: Session, path: str, name: str | None) -> None:
             module.words = names.tables
             tf.saved_model.save(module, temporary, signatures={_DEFAULT: signature, **more})
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
-        write_json(os.path.join(temporary, _DATA), known.as_json(session.known))
+        write_json(os.path.join(temporary, _DATA), known.as_json(run.known))
         with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
             others = {name: own for name, own in fit.items() if name != own}
             readme = _readme(model.name, inputs, list(signature.structured_outputs))
-            file.write(readme + _more(more, session.known, others))
+            file.write(readme + _more(more, run.known, others))
 
 
 def _named(features) -> dict[str, Any]:

@@ -11,50 +11,33 @@ from typing import Any
 
 from ...engine.checkpoints import Manifest
 from ...engine.checkpoints.run_dir import NAMES
-from ...engine.data.data import Data
 from ...engine.generation import Generates
 from ...engine.generation import generate as tokens_after
 from ...engine.hooks import numerics
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.internals.errors import counted, visible
-from ...engine.strategies.base import Strategy
 from ...input.data import InputError
 from ...input.files import tokens as kinds
 from ..command_line import checks
-from ..command_line.config import Config
 from ..errors import UsageError
-from . import agreement, fingerprints, model_file, modes, reading
-from .session import Session, build_state, checkpoints_of, step_options
+from . import fingerprints, modes, reading
+from .base import BaseRun
 
 
-def create(config: Config, strategy: Strategy) -> Session:
-    """Builds a run's model as `session.create` does, by what the run says of its data, which is not read."""
-    agreement.check_asked(config, {}, strategy)
-    about = model_file.read(config.run_dir)
-    example, steps = (about.features, None), config.train_steps or 1
-    known_data = (example, about.known.num_classes, about.known.vocabulary)
-    state = build_state(config, strategy, step_options(config, steps, strategy.batch_parts), known_data)
-    strategy.bind(state)
-    checkpoints, best = checkpoints_of(config, state, strategy, {}, {})
-    known = _readable(about.known, config.run_dir)
-    session = Session(config, strategy, state, steps, example, False, checkpoints, best, known)
-    _model(session)
-    return session
-
-
-def generate(session: Session) -> modes.Outcome:
+def generate(run: BaseRun) -> modes.Outcome:
     """Prints the prompt and what follows it by the chosen checkpoint, as it comes; all else goes to standard error."""
-    config, strategy = session.config, session.strategy
-    for manifest in reading.restored(session):
+    config, strategy = run.config, run.strategy
+    _model(run)  # which is one
+    for manifest in reading.restored(run):
         taken = f"{'best' if config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
-    _check_tokens(session, manifest)
-    numerics.check_weights(session.trainer, f"step {session.state.step}")
-    row = row_of(session, config.prompt)
-    write = _Writer(session) if strategy.is_chief else None
+    _check_tokens(run, manifest)
+    numerics.check_weights(run.trainer, f"step {run.state.step}")
+    row = row_of(run, config.prompt)
+    write = _Writer(run) if strategy.is_chief else None
     if strategy.is_chief:
-        print(_first_line(session, taken, len(row)), file=sys.stderr, flush=True)
+        print(_first_line(run, taken, len(row)), file=sys.stderr, flush=True)
     times, tokens = [], []
-    for token in itertools.chain(row[1:], follow(session, row)):
+    for token in itertools.chain(row[1:], follow(run, row)):
         if write:
             write.token(token)
         tokens.append(token)
@@ -68,64 +51,64 @@ def generate(session: Session) -> modes.Outcome:
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         print(f"{counted(len(made), 'token')}{speed}{ended}", file=sys.stderr)
     generated = {"tokens": len(made), "tokens_per_sec": rate, "seed": config.seed, "text": text}
-    return {**modes.result_of(session), "checkpoint": taken, "generated": generated}, 0, []
+    return {**modes.result_of(run), "checkpoint": taken, "generated": generated}, 0, []
 
 
-def follow(session: Session, row: Sequence[int], **how: Any) -> Iterator[int]:
+def follow(run: BaseRun, row: Sequence[int], **how: Any) -> Iterator[int]:
     """Yields the tokens that follow a row, with the weights that evaluations use, up to a document's end.
 
     Args:
-      session: the one that the model was trained in, or restored.
+      run: the one that the model was trained in, or restored.
       row: one token or more.
       **how: tokens, temperature, top_k, seed, in place of the configuration's.
     """
-    config = session.config
+    config = run.config
     how_to_draw = {"tokens": config.tokens, "seed": config.seed, **config.arguments("sampling"), **how}
     count = how_to_draw.pop("tokens")
-    end = session.known.tokens.separator if session.known.tokens else None
-    with averaged_weights(session.trainer):
-        drawn = tokens_after(session.strategy.distribution, _model(session), row, **how_to_draw)
+    end = run.known.tokens.separator if run.known.tokens else None
+    with averaged_weights(run.trainer):
+        drawn = tokens_after(run.strategy.distribution, _model(run), row, **how_to_draw)
         yield from itertools.takewhile(lambda token: token != end, itertools.islice(drawn, count))
 
 
-def row_of(session: Session, prompt: str) -> list[int]:
+def row_of(run: BaseRun, prompt: str) -> list[int]:
     """Returns the tokens of a prompt, after the separator that stands before each document. Raises `UsageError`."""
-    if session.known.tokens is None:
+    if run.known.tokens is None:
         raise UsageError(
             f"this run's {NAMES.model} does not say what text is cut into: its data was not text, or it "
             "is older; train on --input=text"
         )
     text = os.fsencode(prompt)  # as it was given, though it be no UTF-8
     try:
-        (tokens,) = session.known.tokens.tokens([kinds.Piece(text, "--prompt", 0, True)])
+        (tokens,) = run.known.tokens.tokens([kinds.Piece(text, "--prompt", 0, True)])
     except InputError:
         raise UsageError("--prompt is not text in UTF-8, which this run's vocabulary is of; give it as such") from None
-    return [session.known.tokens.separator, *tokens.tolist()]
+    return [run.known.tokens.separator, *tokens.tolist()]
 
 
-def text_after(session: Session, prompt: str | Sequence[int], **how: Any) -> str | list[int]:
+def text_after(run: BaseRun, prompt: str | Sequence[int], **how: Any) -> str | list[int]:
     """Returns what follows a prompt: text after text, tokens after tokens. See `follow`."""
-    checks.check_generation(session.config)
+    checks.check_generation(run.config)
     for name, least in (("tokens", 1), ("temperature", 0), ("top_k", 0)):  # as the flags'
         if name in how and not how[name] >= least:
             raise UsageError(f"{name}={how[name]} is out of range; use {least} or more")
     if isinstance(prompt, str):
-        row = row_of(session, prompt)
-        decoder = session.known.tokens.decoder()
+        row = row_of(run, prompt)
+        decoder = run.known.tokens.decoder()
         for token in row[1:]:  # a token's text may depend on those before it: at the beginning a space may be left out
             decoder.text(token)
-        return "".join(decoder.text(token) for token in follow(session, row, **how)) + decoder.rest()
-    row, known = [int(token) for token in prompt], session.trainer.given.num_classes
+        return "".join(decoder.text(token) for token in follow(run, row, **how)) + decoder.rest()
+    row, known = [int(token) for token in prompt], run.trainer.given.num_classes
     if not row or not all(0 <= token < (known or token + 1) for token in row):
         raise UsageError(f"prompt={row} is not a row of tokens; give one or more, each from 0 to {(known or 0) - 1}")
-    return list(follow(session, row, **how))
+    return list(follow(run, row, **how))
 
 
 class _Writer:
     """Prints text as its tokens come."""
 
-    def __init__(self, session: Session):
-        self._decoder = session.known.tokens.decoder()
+    def __init__(self, run: BaseRun):
+        self._decoder = run.known.tokens.decoder()
         self._text: list[str] = []
 
     def token(self, token: int) -> None:
@@ -142,43 +125,32 @@ class _Writer:
         print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
-def _model(session: Session) -> Generates:
-    model = getattr(session.trainer, "model", None)
+def _model(run: BaseRun) -> Generates:
+    model = getattr(run.trainer, "model", None)
     if not isinstance(model, Generates):
         raise UsageError(
-            f"{session.config.model_entry.name} does not tell which token follows others; generate with a language "
+            f"{run.config.model_entry.name} does not tell which token follows others; generate with a language "
             "model, such as --model=transformer_lm, or give self.model the methods of "
             "crankshaft.engine.generation.Generates"
         )
     return model
 
 
-def _readable(known: Data, run_dir: str) -> Data:
-    """Returns what is known of the data, once it is found that its tokens can be read. Raises `UsageError`."""
-    try:
-        _ = known.tokens and known.tokens.ids  # which reads it
-    except InputError as error:
-        raise UsageError(
-            f"{run_dir}/{NAMES.model}: {error}; restore it from a copy, or train the run on, which writes it again"
-        ) from None
-    return known
-
-
-def _check_tokens(session: Session, manifest: Manifest) -> None:
+def _check_tokens(run: BaseRun, manifest: Manifest) -> None:
     """Raises `UsageError` where the checkpoint was trained on other tokens than the run's file is of."""
     trained_on = manifest.about.get("data", {}).get("train", {}).get("ids")
-    if session.known.tokens and trained_on not in (None, fingerprints.of_ids(session.known.tokens.ids)):
+    if run.known.tokens and trained_on not in (None, fingerprints.of_ids(run.known.tokens.ids)):
         raise UsageError(
             f"{manifest.name} was trained on other tokens than {NAMES.model} in "
-            f"--run_dir={session.config.run_dir} is of; restore that file from a copy, or train the run on, which "
+            f"--run_dir={run.config.run_dir} is of; restore that file from a copy, or train the run on, which "
             "writes it again"
         )
 
 
-def _first_line(session: Session, taken: str, read: int) -> str:
-    config, context = session.config, _model(session).context
-    text = f"{config.model_entry.name}: step {session.state.step}, {taken}; "
-    text += counted(session.strategy.num_replicas, "replica")
+def _first_line(run: BaseRun, taken: str, read: int) -> str:
+    config, context = run.config, _model(run).context
+    text = f"{config.model_entry.name}: step {run.state.step}, {taken}; "
+    text += counted(run.strategy.num_replicas, "replica")
     if read > context:
         text += f"\nthe prompt's last {context:,} tokens of {read:,} are read: the model looks at no more"
     if read + config.tokens - 1 > context:

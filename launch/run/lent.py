@@ -13,28 +13,28 @@ from ...engine.data.arrays import ArraySource
 from ...engine.data.source import Split
 from ..errors import UsageError
 from . import fingerprints, splits
+from .base import BaseRun
 from .names import check_names
-from .session import Session
 
 _STREAMS = 4  # whose positions are kept: each may hold a shuffle's buffer
 
 
-def checked(session: Session, data) -> Split:
+def checked(run: BaseRun, data) -> Split:
     """Returns data as a `Source` or a `Stream`, the same one for the same dataset.
 
     Raises:
       UsageError: its form is not the run's.
     """
-    for known, split in session.lent_streams:
+    for known, split in run.lent_streams:
         if known is data:
             return split
     split = splits.checked("given", data, [])
-    example = ArraySource(session.example)
+    example = ArraySource(run.example)
     wanted, found = (form.without_weights(each.element_spec) for each in (example, split))
     if wanted != found:
         check_like("data", wanted, found)
     if not split.by_index:
-        session.lent_streams[:] = [*session.lent_streams[1 - _STREAMS :], (data, split)]
+        run.lent_streams[:] = [*run.lent_streams[1 - _STREAMS :], (data, split)]
     return split
 
 
@@ -45,22 +45,22 @@ def described(split: Any) -> str:
 
 
 @contextlib.contextmanager
-def lending(session: Session, split: Split, trains: bool, steps: int | None = None) -> Iterator[None]:
+def lending(run: BaseRun, split: Split, trains: bool, steps: int | None = None) -> Iterator[None]:
     """Makes the strategy train on data, or else evaluate it, within.
 
     Args:
-      session: of the run.
+      run: the run.
       split: `checked`.
       trains: whether steps train on it.
       steps: how many; None for whole epochs.
     """
-    strategy, config = session.strategy, session.config
-    if trains not in session.lent_feeds:
-        session.lent_feeds[trains] = strategy.lent_feed()
-    feed = session.lent_feeds[trains]
+    strategy, config = run.strategy, run.config
+    if trains not in run.lent_feeds:
+        run.lent_feeds[trains] = strategy.lent_feed()
+    feed = run.lent_feeds[trains]
     if trains:
         seed = config.seed if config.shuffle_buffer else None
-        feed.hold(split, config.global_batch_size, seed, session.state.step, steps)
+        feed.hold(split, config.global_batch_size, seed, run.state.step, steps)
     else:
         feed.hold(split, config.eval_batch_size, None, 0)
     try:

@@ -60,9 +60,9 @@ class _Collector:
         yield InfoMetricFamily("crankshaft_run", "The run.", value=self._about)
         if (training := self._training()) is None:
             return
-        yield _gauge("step", "Updates done.", training.session.state.step)
-        if training.session.train_steps:
-            yield _gauge("until_step", "The last step of the run.", training.session.train_steps)
+        yield _gauge("step", "Updates done.", training.run.state.step)
+        if training.run.train_steps:
+            yield _gauge("until_step", "The last step of the run.", training.run.train_steps)
         if training.record is not None:
             yield from _of_record(training.record)
 

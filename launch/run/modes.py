@@ -11,65 +11,65 @@ from ...engine.hooks import evaluation, numerics
 from ...engine.metrics.by_class import report
 from . import export as exports
 from . import fingerprints, model_file, prediction_files, predictions, reading, weights
-from .session import Session
+from .base import BaseRun
 
 _SHOWN_CLASSES = 20
 Outcome = tuple[dict[str, Any], int, list[str]]  # result, exit code, and what is printed once the result is written
 
 
-def evaluate(session: Session) -> Outcome:
+def evaluate(run: BaseRun) -> Outcome:
     """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
     results: dict[int, evaluation.Evaluated] = {}
-    for manifest in reading.restored(session):
-        if not results and session.trainer.given.vocabulary:
-            fingerprints.warn_of_ids(session.config, manifest, session.checkpoints.about)
-        results[manifest.step] = evaluation.evaluate(session.strategy, session.state)
-        session.say(f"evaluation at step {manifest.step}: {as_line(results[manifest.step])}")
-    found = results[session.state.step]
-    reports, tables = by_class(session, found)
-    result = result_of(session, eval=found, **reports)
+    for manifest in reading.restored(run):
+        if not results and run.trainer.given.vocabulary:
+            fingerprints.warn_of_ids(run.config, manifest, run.checkpoints.about)
+        results[manifest.step] = evaluation.evaluate(run.strategy, run.state)
+        run.say(f"evaluation at step {manifest.step}: {as_line(results[manifest.step])}")
+    found = results[run.state.step]
+    reports, tables = by_class(run, found)
+    result = result_of(run, eval=found, **reports)
     if len(results) > 1:
         result["evals"] = {str(step): metrics for step, metrics in results.items()}
     return result, 0, tables
 
 
-def export(session: Session) -> Outcome:
+def export(run: BaseRun) -> Outcome:
     """Writes the model of the latest (or chosen) checkpoint as a SavedModel or Keras file."""
-    for manifest in reading.restored(session):
-        taken = f"{'best' if session.config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
-    numerics.check_weights(session.trainer, f"step {session.state.step}")
-    config = session.config
-    session.known = model_file.read(config.run_dir).known  # the model's, whatever the data has come to be
-    path = exports.save(session, config.output_path, config.export_model)
+    for manifest in reading.restored(run):
+        taken = f"{'best' if run.config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
+    numerics.check_weights(run.trainer, f"step {run.state.step}")
+    config = run.config
+    run.known = model_file.read(config.run_dir).known  # the model's, whatever the data has come to be
+    path = exports.save(run, config.output_path, config.export_model)
     kind = "Keras model" if path.endswith(".keras") else "SavedModel"
-    line = f"{kind} of step {session.state.step}, {taken}: {path}"
-    return {**result_of(session), "export": path, "checkpoint": taken}, 0, [line]
+    line = f"{kind} of step {run.state.step}, {taken}: {path}"
+    return {**result_of(run), "export": path, "checkpoint": taken}, 0, [line]
 
 
-def predict(session: Session) -> Outcome:
+def predict(run: BaseRun) -> Outcome:
     """Writes the predictions of the latest (or chosen) checkpoint for the examples of a split."""
-    config = session.config
-    for manifest in reading.restored(session):
-        if session.trainer.given.vocabulary:
-            fingerprints.warn_of_ids(config, manifest, session.checkpoints.about)
-    numerics.check_weights(session.trainer, f"step {session.state.step}")
-    predictor = predictions.Predictor(session, config.export_model)
+    config = run.config
+    for manifest in reading.restored(run):
+        if run.trainer.given.vocabulary:
+            fingerprints.warn_of_ids(config, manifest, run.checkpoints.about)
+    numerics.check_weights(run.trainer, f"step {run.state.step}")
+    predictor = predictions.Predictor(run, config.export_model)
     examples = predictor.checked(None, config.predict_split)
     outputs = predictor(examples)
-    logits_of = None if config.export_model else weights.logits_of(session.trainer)
-    columns = prediction_files.columns(session, examples, outputs, logits_of)
+    logits_of = None if config.export_model else weights.logits_of(run.trainer)
+    columns = prediction_files.columns(run, examples, outputs, logits_of)
     count = len(next(iter(columns.values())))
-    if session.strategy.is_chief:
-        prediction_files.write(config.output, columns, session.names.classes)
-    line = f"predictions of {count:,} examples by the model of step {session.state.step}: {config.output}"
-    return {**result_of(session), "output": config.output, "examples": count}, 0, [line]
+    if run.strategy.is_chief:
+        prediction_files.write(config.output, columns, run.names.classes)
+    line = f"predictions of {count:,} examples by the model of step {run.state.step}: {config.output}"
+    return {**result_of(run), "output": config.output, "examples": count}, 0, [line]
 
 
-def by_class(session: Session, found: evaluation.Evaluated) -> tuple[dict[str, Any], list[str]]:
+def by_class(run: BaseRun, found: evaluation.Evaluated) -> tuple[dict[str, Any], list[str]]:
     """Returns what a result has of an evaluation's confusion matrices, and those of few classes as tables."""
     reports = {name: report(matrix) for name, matrix in found.confusion.items()}
     few = [each for each in reports.values() if len(each["support"]) <= _SHOWN_CLASSES]
-    return {"by_class": reports} if reports else {}, [_table(each, session.names.classes) for each in few]
+    return {"by_class": reports} if reports else {}, [_table(each, run.names.classes) for each in few]
 
 
 def _table(report: Mapping[str, Any], classes: Sequence[str] | None) -> str:
@@ -95,20 +95,20 @@ def as_line(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.6g}" for name, value in sorted(metrics.items()))
 
 
-def result_of(session: Session, **more) -> dict[str, Any]:
+def result_of(run: BaseRun, **more) -> dict[str, Any]:
     """Returns what every mode's result begins with, and `more`."""
-    config, where = session.config, session.strategy.describe()
+    config, where = run.config, run.strategy.describe()
     return {
         "mode": config.mode,
         "model": config.model_entry.name,
         "input": config.input_entry.name if config.input_entry else None,
         "strategy": config.strategy,
         "num_replicas": where["replicas"],
-        "step": session.state.step,
-        "jit": False if session.strategy.without_jit else session.state.jit,
+        "step": run.state.step,
+        "jit": False if run.strategy.without_jit else run.state.jit,
         "precision": config.precision,
         "run_dir": config.run_dir,
-        **({"classes": [*session.known.classes]} if session.known.classes else {}),
-        **session.strategy.report(),
+        **({"classes": [*run.known.classes]} if run.known.classes else {}),
+        **run.strategy.report(),
         **more,
     }

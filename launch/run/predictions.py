@@ -30,8 +30,8 @@ from ..command_line.config import Config
 from ..errors import UsageError
 from . import data as datas
 from . import lent, splits, weights
+from .base import BaseRun
 from .names import Names, check_trained
-from .session import Session
 
 _MOST_UNSHARED_BYTES = 64 << 20  # of outputs, before the processes that compute them exchange theirs
 
@@ -40,7 +40,7 @@ class Predictor:
     """Computes a run's outputs of examples in their order, on all replicas, with the weights that evaluations use.
 
     Args:
-      session: of the run.
+      run: the run.
       name: of a Keras model that the trainer holds; None is `Trainer.forward`.
 
     Attributes:
@@ -48,15 +48,15 @@ class Predictor:
         as it was when this was made.
     """
 
-    def __init__(self, session: Session, name: str | None = None):
-        self._session = session
-        self.is_cut = session.strategy.mesh.is_cut
-        self._trainer = weights.alone(session)
-        run, taken = computed(self._trainer, session.example, name)
+    def __init__(self, run: BaseRun, name: str | None = None):
+        self._run = run
+        self.is_cut = run.strategy.mesh.is_cut
+        self._trainer = weights.alone(run)
+        forward, taken = computed(self._trainer, run.example, name)
         self._taken = taken
 
         def outputs(features):
-            made = run(features, training=False)
+            made = forward(features, training=False)
             if scalars := [path for path, x in tf.keras.tree.flatten_with_path(made) if x.shape.rank == 0]:
                 raise UsageError(
                     f"predict: the model's output {'.'.join(map(str, scalars[0])) or 'itself'} is one number, of no "
@@ -68,8 +68,8 @@ class Predictor:
         def computing(is_shared: bool) -> Callable:
             def compute(features, number):
                 if self.is_cut:
-                    return Strategy.on_parts(session.strategy, outputs, features, number)
-                return session.strategy.on_parts(outputs, features, number, is_shared)
+                    return Strategy.on_parts(run.strategy, outputs, features, number)
+                return run.strategy.on_parts(outputs, features, number, is_shared)
 
             return tf.function(compute, input_signature=[taken, tf.TensorSpec([], tf.int64)], autograph=False)
 
@@ -77,8 +77,8 @@ class Predictor:
 
     def checked(self, data: Any, split: str | None = None) -> Split:
         """Returns what `Run.predict` is given as a `Source` or a `Stream`. Raises `UsageError`."""
-        chosen = examples(self._session, self._taken, data, split)
-        features = self._session.names.ids(form.features(splits.example(chosen)))
+        chosen = examples(self._run, self._taken, data, split)
+        features = self._run.names.ids(form.features(splits.example(chosen)))
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._taken)
         found, cure = ArraySource(features).element_spec, "model.predict takes other sizes, if the model does"
         lent.check_like("features", wanted, found, cure)
@@ -86,14 +86,14 @@ class Predictor:
 
     def __call__(self, split: Split) -> Any:
         """Returns the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them."""
-        session = self._session
-        done = _Gathered(session.strategy)
+        run = self._run
+        done = _Gathered(run.strategy)
         averages = any(each.weight_average is not None for each in Holdings(self._trainer).optimizers.values())
         with averaged_weights(self._trainer) if averages else contextlib.nullcontext():
-            for number, features in enumerate(features_of(session, split, session.config.eval_batch_size)):
+            for number, features in enumerate(features_of(run, split, run.config.eval_batch_size)):
                 tensors = tf.nest.map_structure(tf.convert_to_tensor, features)
                 examples = len(tf.nest.flatten(features)[0])
-                compute = self._computing(examples < session.strategy.num_replicas)
+                compute = self._computing(examples < run.strategy.num_replicas)
                 rows, outputs = compute(tensors, tf.constant(number, tf.int64))
                 done.add(examples, rows.numpy(), [x.numpy() for x in tf.nest.flatten(outputs)])
         return tf.nest.pack_sequence_as(outputs, done.all())
@@ -143,7 +143,7 @@ class _Gathered:
 
 
 class OfRun(Protocol):
-    """What is known of a run that predicts, a part of what a `Session` has: its configuration, data and names.
+    """What is known of a run that predicts, a part of what a `BaseRun` has: its configuration, data and names.
 
     `features` are those of one example of its data, a nest of arrays or specs.
     """
@@ -276,15 +276,15 @@ def _any_size(features) -> Any:
     return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), features)
 
 
-def evaluate(session: Session, split=None) -> dict[str, float]:
+def evaluate(run: BaseRun, split=None) -> dict[str, float]:
     """Computes the metrics' means over a split; None is the run's own evaluation data.
 
     Raises:
       UsageError: the split is not of the run's form, or the run has no evaluation data.
     """
     if split is None:
-        if not session.has_evaluation:
+        if not run.has_evaluation:
             raise UsageError("evaluate(): the run has no evaluation data; give evaluate a split")
-        return evaluation.evaluate(session.strategy, session.state)
-    with lent.lending(session, split, trains=False):
-        return evaluation.evaluate(session.strategy, session.state)
+        return evaluation.evaluate(run.strategy, run.state)
+    with lent.lending(run, split, trains=False):
+        return evaluation.evaluate(run.strategy, run.state)

@@ -11,30 +11,30 @@ from ...engine.hooks.record import Record
 from ...engine.hooks.writing import Writing
 from ...engine.machine import events
 from ...engine.machine.pauses import Pauses
+from .base import BaseRun
 from .progress import duration
-from .session import Session
 
 
-def record(session: Session, writing: Writing, looking: Writing, began: float, pauses: Pauses) -> Record:
+def record(run: BaseRun, writing: Writing, looking: Writing, began: float, pauses: Pauses) -> Record:
     """Makes the hook that records a run; see `Record`."""
-    config, cluster = session.config, session.config.cluster
+    config, cluster = run.config, run.config.cluster
     tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]
     servers = [task for task in tasks if task["name"].startswith("ps")]
     workers = [task for task in tasks if task not in servers and (task["name"] != "chief" or not config.coordinates)]
-    where = session.strategy.describe()
+    where = run.strategy.describe()
     around: dict[str, dict[str, Any]] = {
         "start": {"mode": config.mode},
         "config": {"values": {**config.about()["flags"], "model": config.model_entry.name}},
         "cluster": {
             "strategy": where["name"],
             "replicas": where["replicas"],
-            "workers": workers or [{"name": session.strategy.worker_names[0], "address": None}],
+            "workers": workers or [{"name": run.strategy.worker_names[0], "address": None}],
             "servers": servers,
         },
     }
     log = events.EventLog(RunDir(config.run_dir).events if config.writes_run else None)
     made = Record(log, writing, looking, around, began, pauses)
-    for checkpoints, best in ((session.checkpoints, False), (session.best, True)):
+    for checkpoints, best in ((run.checkpoints, False), (run.best, True)):
         if checkpoints is not None:
             checkpoints.written = functools.partial(_checkpoint, made, best)
     return made

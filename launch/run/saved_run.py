@@ -32,9 +32,9 @@ from ..command_line.values import differences
 from ..errors import UsageError
 from ..host import isolation
 from . import model_file, prediction_files, predictions, weights
+from .base import BaseRun
 from .names import Names, check_names
 from .predictions import OfRun
-from .session import Session
 
 _BATCH_SIZE = 32  # Keras's
 T = TypeVar("T")
@@ -194,7 +194,7 @@ class _Built(NamedTuple):
 
 
 class _OfSession(NamedTuple):
-    """What predictions need of a session (`predictions.OfRun`), without its state, which may be large."""
+    """What predictions need of a run (`predictions.OfRun`), without its state, which may be large."""
 
     config: Config
     known: Data
@@ -257,11 +257,9 @@ def of_trainer(trainer: Trainer, run: OfRun, name: str | None = None) -> tf.kera
     return with_predict(model, run, taken, None if name else weights.logits_of(trainer))
 
 
-def of_session(session: Session, trainer: Trainer) -> tf.keras.Model:
-    """Returns what `of_trainer` does of a session's trainer, or of a copy of it."""
-    return of_trainer(
-        trainer, _OfSession(session.config, session.known, session.names, session.features, session.splits)
-    )
+def of_run(run: BaseRun, trainer: Trainer) -> tf.keras.Model:
+    """Returns what `of_trainer` does of a run's trainer, or of a copy of it."""
+    return of_trainer(trainer, _OfSession(run.config, run.known, run.names, run.features, run.splits))
 
 
 def with_predict(model: tf.keras.Model, run: OfRun, features: Any, logits_of: str | None) -> tf.keras.Model:

@@ -42,10 +42,10 @@ from ..host import threads
 from ..host.files import write_of_run
 from ..host.signals import EXIT_CODES, Signals
 from . import asking, fingerprints, lent, reading, recording, results, weights
+from .base import BaseRun, choose_jit
 from .history import CallSums, History, Means, TrainMetrics
 from .modes import as_line, by_class, result_of
 from .progress import Progress, print_model_summary
-from .session import Session, choose_jit
 
 _MOST_EXTRA_BYTES = 1 << 20
 
@@ -103,7 +103,7 @@ class Training:
     """A run that trains: `restore_newest` and `begin` once, then `train_to`, `save` and `restore`, and `outcome` once.
 
     Args:
-      session: the run, put together.
+      run: the run, put together.
       user_hooks: Keras callbacks may be among them.
       check_held: raises where the run_dir is not this run's any more; None without one.
       began: when the process began to work on the run, by `time.monotonic`.
@@ -116,30 +116,30 @@ class Training:
       extra: what the program keeps with each checkpoint.
     """
 
-    def __init__(self, session: Session, user_hooks: Sequence, check_held: Callable[[], None] | None, began: float):
-        self.session = session
+    def __init__(self, run: BaseRun, user_hooks: Sequence, check_held: Callable[[], None] | None, began: float):
+        self.run = run
         users = _checked(user_hooks)
         writing, looking = Writing(), Writing("looking")  # of which the first waits for the device, if that hangs too
-        pauses, chief = Pauses(), session.strategy.is_chief
-        self.record = recording.record(session, writing, looking, began, pauses) if chief else None
-        periods = row_periods(session, users)
+        pauses, chief = Pauses(), run.strategy.is_chief
+        self.record = recording.record(run, writing, looking, began, pauses) if chief else None
+        periods = row_periods(run, users)
         self.history = History(self.record, periods)
         self.extra = Extra()
         self._stop_request = StopRequest()
-        self.signals = Signals(self._stop_request.request, session.config.owns_process, is_kept=True)
-        self._metrics = TrainMetrics(eval_period(session))
+        self.signals = Signals(self._stop_request.request, run.config.owns_process, is_kept=True)
+        self._metrics = TrainMetrics(eval_period(run))
         self._call = CallSums()
         holding = [Holding(check_held)] if check_held else []
         runs_users = any(not isinstance(user, KerasCallbacks) or user.given for user in users)
-        every, names = session.config.check_sync_every_steps, session.strategy.replica_names
-        self._sync = [SyncCheck(every, names, periods, runs_users)] if session.strategy.num_replicas > 1 else []
+        every, names = run.config.check_sync_every_steps, run.strategy.replica_names
+        self._sync = [SyncCheck(every, names, periods, runs_users)] if run.strategy.num_replicas > 1 else []
         self._final = evaluation.FinalWeights(any(getattr(user, "given", ()) for user in users))
         own = [self._call, self._final, self.extra, self.history, *holding, *users, *self._sync]
-        self._hooks = compose_hooks(session, own, self._metrics, self._stop_request, self.record, writing)
-        self._hooks += asking.asked(session, self._hooks, self.record, self._stop_request, looking)
+        self._hooks = compose_hooks(run, own, self._metrics, self._stop_request, self.record, writing)
+        self._hooks += asking.asked(run, self._hooks, self.record, self._stop_request, looking)
         self._manifest: Manifest | None = None
         self._is_ready = False
-        self.loop = Loop(session.strategy, session.state, self._hooks, session.train_steps, pauses.clock)
+        self.loop = Loop(run.strategy, run.state, self._hooks, run.train_steps, pauses.clock)
 
     @property
     def stop(self) -> str | None:
@@ -149,29 +149,29 @@ class Training:
 
     def restore_newest(self) -> None:
         """Restores the run's latest checkpoint, if there is one, writes what the run is, and says it."""
-        session, config = self.session, self.session.config
-        self._manifest = restore(session, self._hooks)
+        run, config = self.run, self.run.config
+        self._manifest = restore(run, self._hooks)
         if config.writes_run:  # not before: a run that cannot be resumed stays what it is
             write_of_run(RunDir(config.run_dir).config, config.about())
-            weights.write(session, config.run_dir)
-        if session.speaks:
-            held = Holdings(session.trainer)
+            weights.write(run, config.run_dir)
+        if run.speaks:
+            held = Holdings(run.trainer)
             print_model_summary(held.models, tables=list(held.tables.values()))
-        session.say(_first_line(session, self._manifest))
-        if config.mode == "train_and_eval" and not session.evaluates:
-            session.say("no evaluation data: no evaluation is made")
-        for line in session.strategy.about():
-            session.say(line)
+        run.say(_first_line(run, self._manifest))
+        if config.mode == "train_and_eval" and not run.evaluates:
+            run.say("no evaluation data: no evaluation is made")
+        for line in run.strategy.about():
+            run.say(line)
 
     def make_ready(self) -> None:
         """Finds a mistake in the evaluation before the first step, and chooses whether steps are one XLA program."""
-        session, steps = self.session, self.session.train_steps
-        if self._is_ready or (steps is not None and session.state.step >= steps):
+        run, steps = self.run, self.run.train_steps
+        if self._is_ready or (steps is not None and run.state.step >= steps):
             return
         self._is_ready = True
         # A mistake in the evaluation shows now, not after an epoch.
-        self._find_monitored(session.strategy.trace_evaluation() if session.evaluates else ())
-        session.say(choose_jit(session))
+        self._find_monitored(run.strategy.trace_evaluation() if run.evaluates else ())
+        run.say(choose_jit(run))
 
     def _find_monitored(self, measured: Sequence[str]) -> None:
         """Finds the metrics that hooks monitor among the rows of an evaluation, and says which they are.
@@ -185,7 +185,7 @@ class Training:
         for callbacks in (hook for hook in self._hooks if isinstance(hook, KerasCallbacks)):
             callbacks.resolve(kinds)
         for monitored in dict.fromkeys(hook.monitored.by_name for hook in monitors):
-            self.session.say(f"monitored: {monitored.described()}")
+            self.run.say(f"monitored: {monitored.described()}")
 
     def check_sync(self) -> None:
         """Raises `OutOfSyncError` where replicas differ."""
@@ -198,7 +198,7 @@ class Training:
         Raises:
           UsageError: they are not a length, or the run has stopped.
         """
-        step, last, order = self.session.state.step, self.session.train_steps, self.session.strategy.train_order
+        step, last, order = self.run.state.step, self.run.train_steps, self.run.strategy.train_order
         if self.stop:
             cure = "look at run.stop before each call; after early stopping, reset_patience() lets it go on"
             raise UsageError(f"train(): the run has stopped ({self.stop}); {cure}")
@@ -214,7 +214,7 @@ class Training:
             raise UsageError(f"train({name}={length!r}): give a number above 0, a whole one of steps")
         taken = int(length) if epochs is None else configs.steps_of(epochs, order.steps_per_epoch)
         until = step + taken if last is None else min(step + taken, last)
-        period = self.session.strategy.sync_period_steps
+        period = self.run.strategy.sync_period_steps
         if until % period and until != last:
             raise UsageError(
                 f"train(): step {until} is between two syncs, which are {period} steps apart (--sync_every_steps); "
@@ -229,7 +229,7 @@ class Training:
             with self.signals:
                 self.make_ready()
                 return self.train_to(until)
-        with lent.lending(self.session, split, trains=True, steps=steps):
+        with lent.lending(self.run, split, trains=True, steps=steps):
             until = self.end_of(steps, epochs)
             with self.signals:
                 return self.train_to(until)
@@ -244,7 +244,7 @@ class Training:
         """Returns the signal that ended the last call, or came at its end, if any; after Ctrl-C the run may go on."""
         status = self.loop.status
         reason = status.agreed_stop.reason if status.agreed_stop else self._stop_request.reason
-        if reason == "SIGINT" and self.session.strategy.num_hosts == 1:
+        if reason == "SIGINT" and self.run.strategy.num_hosts == 1:
             self._stop_request.reason = status.stop = status.agreed_stop = None
         return reason if reason in EXIT_CODES else None
 
@@ -256,20 +256,20 @@ class Training:
 
     def save(self) -> None:
         """Writes a checkpoint, in place of one of the same step, and waits until it is on the disk."""
-        checkpoints = self.session.checkpoints
+        checkpoints = self.run.checkpoints
         with self._spending("checkpoints"):
             saving.save(checkpoints, self.loop.status, self._hooks, again=True)
             checkpoints.wait()
 
     def restore(self, which: str | int) -> None:
         """Restores the best checkpoint, the latest, or that of a step; the run goes on from there."""
-        session = self.session
-        checkpoints = session.best if which == "best" else session.checkpoints
+        run = self.run
+        checkpoints = run.best if which == "best" else run.checkpoints
         checkpoints.wait()
-        manifest = reading.found(session, checkpoints, which)
-        reading.check_position(session, manifest)
+        manifest = reading.found(run, checkpoints, which)
+        reading.check_position(run, manifest)
         self.extra.values = {}
-        saving.restore(checkpoints, session.state, self._hooks, manifest)
+        saving.restore(checkpoints, run.state, self._hooks, manifest)
         self.loop.rewind()
 
     def reset_patience(self) -> None:
@@ -285,47 +285,47 @@ class Training:
         Args:
           evaluates: whether the result has an evaluation that the run itself has not made.
         """
-        session, metrics, status = self.session, self._metrics, self.loop.status
+        run, metrics, status = self.run, self._metrics, self.loop.status
         resumed_from = self._manifest.step if self._manifest else None
         means = metrics.means or metrics.window.steady_means()
-        result = result_of(session, train=means, resumed_from=resumed_from, **metrics.rates())
-        if session.bad_records:
-            result["bad_records"] = counted_bad_records(session)
-        if tables := {name: int(value) for name, value in Holdings(session.trainer).table_figures().items()}:
+        result = result_of(run, train=means, resumed_from=resumed_from, **metrics.rates())
+        if bad_records := run.bad_records():
+            result["bad_records"] = bad_records
+        if tables := {name: int(value) for name, value in Holdings(run.trainer).table_figures().items()}:
             result["tables"] = tables
             results.warn_of_full_tables(tables)
         exit_code = EXIT_CODES.get(status.agreed_stop.reason, 0) if status.agreed_stop else 0
         measured, lines = None, []
-        if session.evaluates and not exit_code:
+        if run.evaluates and not exit_code:
             changed = self._final.changed  # since the last evaluation
-            measured = None if changed else _evaluation_of(session.state.step, self._hooks)
+            measured = None if changed else _evaluation_of(run.state.step, self._hooks)
             if measured is None and (evaluates or changed):
                 measured = self._evaluation()
             if measured is not None:
-                lines.append(f"evaluation at step {session.state.step}: {as_line(measured)}")
-        best, taken = _best_of(self._hooks), session.config.restore_best and not exit_code
+                lines.append(f"evaluation at step {run.state.step}: {as_line(measured)}")
+        best, taken = _best_of(self._hooks), run.config.restore_best and not exit_code
         if best and taken:
-            _restore_best(session, best)
+            _restore_best(run, best)
             measured = best.evaluation or self._evaluation()
         if measured is not None:
-            reports, shown = by_class(session, measured)
+            reports, shown = by_class(run, measured)
             result |= {"eval": measured, **reports}
             lines += shown
         return result, exit_code, lines + self._end(result, exit_code, best, taken)
 
     def _evaluation(self) -> evaluation.Evaluated:
         with self._spending("evaluation"):
-            return evaluation.evaluate(self.session.strategy, self.session.state)
+            return evaluation.evaluate(self.run.strategy, self.run.state)
 
     def _end(self, result: dict[str, Any], exit_code: int, best: Best | None, taken: bool) -> list[str]:
         """Adds to the result how the run ended, and returns lines of it; `taken`: the model has the best weights."""
-        config, status, lines = self.session.config, self.loop.status, []
+        config, status, lines = self.run.config, self.loop.status, []
         if "loss_with_penalties" in {**result["train"], **result.get("eval", {})}:
             lines.append("loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it")
         result["stop"] = status.stop
         if status.stop:
             lines.append(f"stopped at step {result['step']}: {status.stop}")
-        if size := self.session.state.input.num_bytes:
+        if size := self.run.state.input.num_bytes:
             lines.append(f"the place in the training data takes {size / 1e6:,.3g} MB of a checkpoint")
         if best:
             result["best"] = {"metric": best.monitor, "value": best.best, "step": best.best_step}
@@ -378,27 +378,22 @@ def _checked(user_hooks: Sequence) -> list[Hook]:
     return [*others, KerasCallbacks(callbacks)] if callbacks else others
 
 
-def counted_bad_records(session: Session) -> dict[str, int]:
-    """Returns the number of records that were left out of each split, by any of the workers."""
-    return {name: len(session.strategy.bad_records(source)) for name, source in session.bad_records.items()}
-
-
 def _best_of(hooks: Sequence[Hook]) -> Best | None:
     """Returns the hook that keeps the best state, once there is a best state."""
     kept = (hook for hook in hooks if isinstance(hook, Best))
     return next((hook for hook in kept if hook.best_step is not None), None)
 
 
-def _restore_best(session: Session, best: Best) -> None:
+def _restore_best(run: BaseRun, best: Best) -> None:
     """Restores the state, step included, of the best evaluation; the run's checkpoints stay."""
     if isinstance(best, BestWeights):
         best.put_back()
     else:
-        saving.restore(session.best, session.state, manifest=reading.newest(session, session.best))
+        saving.restore(run.best, run.state, manifest=reading.newest(run, run.best))
 
 
 def compose_hooks(
-    session: Session,
+    run: BaseRun,
     user_hooks: Sequence[Hook],
     metrics: TrainMetrics,
     stop_request: StopRequest,
@@ -406,20 +401,20 @@ def compose_hooks(
     writing: Writing,
 ) -> list[Hook]:
     """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save."""
-    config = session.config
-    hooks: list[Hook] = [numerics.NanGuard(), *_guards(session)]
-    if session.evaluates:
-        hooks.append(evaluation.Evaluation(eval_period(session)))
+    config = run.config
+    hooks: list[Hook] = [numerics.NanGuard(), *_guards(run)]
+    if run.evaluates:
+        hooks.append(evaluation.Evaluation(eval_period(run)))
     hooks += [record] if record else []  # before any that saves: a window ends with what was done by then
     # Without evaluations, a metric of the training data is checked each epoch.
-    evaluates = session.evaluates and eval_period(session)
-    period: dict[str, Any] = {} if evaluates else {"every_steps": session.epoch_period}
+    evaluates = run.evaluates and eval_period(run)
+    period: dict[str, Any] = {} if evaluates else {"every_steps": run.epoch_period}
     if config.early_stopping:
         hooks.append(EarlyStopping(config.monitor, **config.arguments("early_stopping"), **period))
     if config.reduce_lr:
         hooks.append(ReduceLearningRate(config.monitor, **config.arguments("reduce_lr"), **period))
-    if session.best and session.evaluates:
-        hooks.append(BestCheckpoint(session.best, config.monitor, hooks))
+    if run.best and run.evaluates:
+        hooks.append(BestCheckpoint(run.best, config.monitor, hooks))
     elif config.restore_best:
         hooks.append(BestWeights(config.monitor))
     hooks += [metrics, *user_hooks]
@@ -429,52 +424,52 @@ def compose_hooks(
                 RunDir(config.run_dir).tensorboard if config.is_chief else None,
                 every_steps=config.summary_every_steps,
                 histogram_every_steps=config.histogram_every_steps,
-                more=row_periods(session, user_hooks) if config.summary_every_steps else (),
+                more=row_periods(run, user_hooks) if config.summary_every_steps else (),
                 config=config.deciding(),
-                probe=Probe(session.strategy, session.trainer),
+                probe=Probe(run.strategy, run.trainer),
                 writing=writing,
             )
         )
     hooks += [Progress(config.progress if config.is_chief else "off"), stop_request]
-    if session.checkpoints:
-        hooks.append(Checkpointing(session.checkpoints, config.checkpoint_every_steps, hooks))
+    if run.checkpoints:
+        hooks.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
     return hooks
 
 
-def _guards(session: Session) -> list[Hook]:
+def _guards(run: BaseRun) -> list[Hook]:
     """Makes the hooks that watch workers, where there are several, and what they wait for."""
-    strategy = session.strategy
+    strategy = run.strategy
     guards: list[Hook] = []
     if len(strategy.worker_names) > 1 and strategy.is_chief:
         guards.append(Stragglers(strategy.worker_names))
-    guards.append(InputBound(session.faster_input))
+    guards.append(InputBound(run.inputs.faster))
     return guards
 
 
-def restore(session: Session, hooks: Sequence[Hook]) -> Manifest | None:
+def restore(run: BaseRun, hooks: Sequence[Hook]) -> Manifest | None:
     """Restores the run's latest checkpoint, or begins the run where there is none, not even a broken one."""
     manifest = None
-    if session.checkpoints:
-        session.checkpoints.clean()
-        session.best.clean()
-        newest = reading.newest(session, session.checkpoints)
-        if newest is None and (problem := session.checkpoints.problem()):
-            raise UsageError(_unreadable(session, problem))
+    if run.checkpoints:
+        run.checkpoints.clean()
+        run.best.clean()
+        newest = reading.newest(run, run.checkpoints)
+        if newest is None and (problem := run.checkpoints.problem()):
+            raise UsageError(_unreadable(run, problem))
         if newest is None:
-            _check_beginning(session)
+            _check_beginning(run)
         else:
-            _check_rules(session.config, newest)
-            reading.check_same_run(session, newest)
-            reading.check_position(session, newest)
-            fingerprints.check_resumed(session.config, newest, session.checkpoints.about)
-            replicas = session.strategy.num_replicas
-            fingerprints.check_division(session.config, newest, session.checkpoints.about, replicas)
-            if session.config.is_chief:
-                threads.warn_of_others(newest, session.checkpoints.about)
-            again = session.config.allow_changed_config
-            manifest = saving.restore(session.checkpoints, session.state, hooks, newest, again)
+            _check_rules(run.config, newest)
+            reading.check_same_run(run, newest)
+            reading.check_position(run, newest)
+            fingerprints.check_resumed(run.config, newest, run.checkpoints.about)
+            replicas = run.strategy.num_replicas
+            fingerprints.check_division(run.config, newest, run.checkpoints.about, replicas)
+            if run.config.is_chief:
+                threads.warn_of_others(newest, run.checkpoints.about)
+            again = run.config.allow_changed_config
+            manifest = saving.restore(run.checkpoints, run.state, hooks, newest, again)
     if manifest is None:
-        weights.start(session)
+        weights.start(run)
     return manifest
 
 
@@ -492,8 +487,8 @@ def _check_rules(config: Config, manifest: Manifest) -> None:
         logging.warning("%s: it goes on by these", what)
 
 
-def _unreadable(session: Session, problem: str) -> str:
-    best, directory = session.best, session.checkpoints.directory
+def _unreadable(run: BaseRun, problem: str) -> str:
+    best, directory = run.best, run.checkpoints.directory
     weights = f"{best.directory} or other weights" if best.latest() else "other weights"
     return (
         f"no checkpoint in {directory} can be read ({problem}); restore it from a copy, or begin in another --run_dir, "
@@ -501,12 +496,12 @@ def _unreadable(session: Session, problem: str) -> str:
     )
 
 
-def _check_beginning(session: Session) -> None:
+def _check_beginning(run: BaseRun) -> None:
     """Raises `UsageError` where a run without a checkpoint shows that it had some; else it begins again.
 
     A best checkpoint alone may have been left by a process that was killed before it saved any other checkpoint.
     """
-    best, run_dir = session.best.latest(), session.config.run_dir
+    best, run_dir = run.best.latest(), run.config.run_dir
     if best is None:
         return
     # The second regular save waits for the first, and at the same step the best checkpoint is saved before it.
@@ -514,26 +509,26 @@ def _check_beginning(session: Session) -> None:
     if best.step > 2 * every or results.step_of(RunDir(run_dir).result):
         raise UsageError(
             f"--run_dir={run_dir} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't be gone on "
-            f"with; restore them from a copy, or use another --run_dir, with --init_from={session.best.directory} to "
+            f"with; restore them from a copy, or use another --run_dir, with --init_from={run.best.directory} to "
             "train on from there"
         )
-    if session.strategy.is_chief:
+    if run.strategy.is_chief:
         logging.warning(
             "%s has no checkpoint but best/%s: the run begins again, and that one stays until there is a better one",
             *(run_dir, best.name),
         )
 
 
-def eval_period(session: Session) -> int | Period:
+def eval_period(run: BaseRun) -> int | Period:
     """Returns the period of evaluations."""
-    period = session.config.eval_every_steps
-    return session.epoch_period if period is None else period
+    period = run.config.eval_every_steps
+    return run.epoch_period if period is None else period
 
 
-def row_periods(session: Session, hooks: Sequence[Hook]) -> set[int | Period]:
+def row_periods(run: BaseRun, hooks: Sequence[Hook]) -> set[int | Period]:
     """Returns the periods at whose ends training metrics are written: an epoch's and an evaluation's."""
     of_callbacks = {hook.epoch_steps or 0 for hook in hooks if isinstance(hook, KerasCallbacks)}
-    return {session.epoch_period, eval_period(session), *of_callbacks}
+    return {run.epoch_period, eval_period(run), *of_callbacks}
 
 
 def _evaluation_of(step: int, hooks: Sequence[Hook]) -> evaluation.Evaluated | None:
@@ -542,11 +537,11 @@ def _evaluation_of(step: int, hooks: Sequence[Hook]) -> evaluation.Evaluated | N
     return next((hook.result for hook in made if hook.step == step), None)
 
 
-def _first_line(session: Session, manifest: Manifest | None) -> str:
-    config, order, where = session.config, session.strategy.train_order, session.strategy.describe()
-    length = "no end" if session.train_steps is None else counted(session.train_steps, "step")
+def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
+    config, order, where = run.config, run.strategy.train_order, run.strategy.describe()
+    length = "no end" if run.train_steps is None else counted(run.train_steps, "step")
     epoch = f"{counted(order.num_examples, 'example')}, {counted(order.steps_per_epoch, 'step')} an epoch of"
-    if session.strategy.train_feed.is_endless:
+    if run.strategy.train_feed.is_endless:
         epoch = "examples that are not counted, batches of"
     text = (
         f"{config.model_entry.name}: {epoch} {order.batch_size}, {length}; "
@@ -554,20 +549,20 @@ def _first_line(session: Session, manifest: Manifest | None) -> str:
     )
     if manifest is None:
         return text
-    text += _batch_size_line(session, manifest)
-    if session.train_steps is None:
+    text += _batch_size_line(run, manifest)
+    if run.train_steps is None:
         return f"{text}\nresumed at step {manifest.step:,} from {config.given_run_dir}"
-    if manifest.step >= session.train_steps:
+    if manifest.step >= run.train_steps:
         more = "with more --train_steps or --train_epochs it goes on"
         if "train_steps" in config.deciding():
             more += f", with --allow_changed_config: --learning_rate_schedule={config.learning_rate_schedule} ends here"
         return f"{text}\nresumed at step {manifest.step:,}: this run is complete; {more}"
-    return f"{text}\nresumed at step {manifest.step:,} of {session.train_steps:,} from {config.given_run_dir}"
+    return f"{text}\nresumed at step {manifest.step:,} of {run.train_steps:,} from {config.given_run_dir}"
 
 
-def _batch_size_line(session: Session, manifest: Manifest) -> str:
+def _batch_size_line(run: BaseRun, manifest: Manifest) -> str:
     """Returns a line that says how a run goes on whose batch size changes here; "" where it does not."""
-    order = session.strategy.train_order
+    order = run.strategy.train_order
     origin, before = order.origin, manifest.about["flags"]["global_batch_size"]
     if origin.step != manifest.step or before == order.batch_size:
         return ""
@@ -576,6 +571,6 @@ def _batch_size_line(session: Session, manifest: Manifest) -> str:
     line = f"\nbatch size {order.batch_size}, which was {before}: {where} goes on after {origin.place:,}{of} examples"
     if order.seen:
         line += f", with a first batch of {order.size_of(origin.step)}"
-    if session.config.learning_rate_schedule != "constant" or session.config.warmup_steps:
+    if run.config.learning_rate_schedule != "constant" or run.config.warmup_steps:
         line += "; the learning rate's schedule goes on by examples"
     return line

@@ -31,19 +31,19 @@ from ..errors import UsageError
 from ..host import isolation
 from ..host.files import write_of_run
 from . import fingerprints, model_file, names
+from .base import BaseRun
 from .keras_weights import load_keras_weights
 from .model_file import MODEL
-from .session import Session
 
 
-def write(session: Session, run_dir: str) -> None:
+def write(run: BaseRun, run_dir: str) -> None:
     """Writes what `load` makes the model from: Keras's own configuration of it, and what is known of the data."""
-    models = {name: _architecture(model) for name, model in models_of(session.trainer).items()}
+    models = {name: _architecture(model) for name, model in models_of(run.trainer).items()}
     model = models.pop(MODEL, None)
-    features = model_file.described(form.features(session.example))
+    features = model_file.described(form.features(run.example))
     content = {"keras": model, **({"models": models} if models else {}), "features": features}
-    content |= {"logits_of": logits_of(session.trainer), "model_is_forward": model_is_forward(session.trainer)}
-    write_of_run(RunDir(run_dir).model, {**content, **known.as_json(session.known)})
+    content |= {"logits_of": logits_of(run.trainer), "model_is_forward": model_is_forward(run.trainer)}
+    write_of_run(RunDir(run_dir).model, {**content, **known.as_json(run.known)})
 
 
 def logits_of(trainer: Trainer) -> str | None:
@@ -82,39 +82,39 @@ def named(trainer: Trainer, name: str) -> tf.keras.Model:
     return models[name]
 
 
-def start(session: Session) -> None:
+def start(run: BaseRun) -> None:
     """Loads the weights, and nothing else, of --init_from: another run's checkpoint or a Keras file."""
-    if not (source := session.config.init_from):
+    if not (source := run.config.init_from):
         return
-    held = Holdings(session.trainer)
+    held = Holdings(run.trainer)
     grown: list[str] = []
     if source.endswith(KERAS_FILES):
-        count = _load_keras_file(session, source)
+        count = _load_keras_file(run, source)
     else:
-        taken = _load(source, {**held.layers, **held.tables}, functools.partial(_check_source, session))
+        taken = _load(source, {**held.layers, **held.tables}, functools.partial(_check_source, run))
         count, grown = len(taken), [name for name in taken if name.endswith(" rows)")]
     for optimizer in held.optimizers.values():
         if optimizer.weight_average is not None:
             optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
-    numerics.check_weights(session.trainer, f"--init_from={source}")
+    numerics.check_weights(run.trainer, f"--init_from={source}")
     more = f"; rows that it lacks begin as they were made: {', '.join(grown)}" if grown else ""
-    session.say(f"{count} weights taken from {source}{more}")
+    run.say(f"{count} weights taken from {source}{more}")
 
 
-def _check_source(session: Session, prefix: str) -> None:
+def _check_source(run: BaseRun, prefix: str) -> None:
     """Raises `UsageError` where weights of --init_from are of other features, or of ids that are numbered otherwise."""
-    config, manifest = session.config, manifests.of(prefix)
+    config, manifest = run.config, manifests.of(prefix)
     if manifest is None or config.allow_changed_config:
         return
-    fingerprints.check_begun(config, manifest, session.known.ids)
+    fingerprints.check_begun(config, manifest, run.known.ids)
     try:
         before = model_file.read(os.path.dirname(os.path.dirname(manifest.prefix)))
     except UsageError:  # a copy of the checkpoint alone
         return
     whole = f"--init_from={config.init_from}: this run's data"
-    names.check_trained(whole, (before.known, before.features), (session.known, session.features))
-    if isinstance(session.trainer, Tabular) and not session.trainer.takes_any_id:
-        _check_rows(config, session.trainer, before.known.vocabulary or {})
+    names.check_trained(whole, (before.known, before.features), (run.known, run.features))
+    if isinstance(run.trainer, Tabular) and not run.trainer.takes_any_id:
+        _check_rows(config, run.trainer, before.known.vocabulary or {})
 
 
 def _check_rows(config: Config, trainer: Tabular, before: Mapping[str, int]) -> None:
@@ -130,12 +130,12 @@ def _check_rows(config: Config, trainer: Tabular, before: Mapping[str, int]) -> 
             )
 
 
-def _load_keras_file(session: Session, source: str) -> int:
-    """Loads a Keras file into a session's model; of what is cut over a mesh each replica takes its part."""
-    model = _only_model(session.trainer, source)
+def _load_keras_file(run: BaseRun, source: str) -> int:
+    """Loads a Keras file into a run's model; of what is cut over a mesh each replica takes its part."""
+    model = _only_model(run.trainer, source)
     if not any(map(cuts.cut_of, model.variables)):
         return load_keras_weights(source, model)
-    whole = _only_model(_copy(session), source)
+    whole = _only_model(_copy(run), source)
     taken = load_keras_weights(source, whole)
     for variable, theirs in zip(model.variables, whole.variables, strict=True):
         if cuts.cut_of(variable):
@@ -159,19 +159,19 @@ def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
     return models[0]
 
 
-def trained(session: Session) -> Trainer:
-    """Returns a session's trainer, or a copy on this process's device, with the weights that evaluations use."""
-    return session.trainer if trains_what_it_hands_out(session) else HandedOut(session).trainer
+def trained(run: BaseRun) -> Trainer:
+    """Returns a run's trainer, or a copy on this process's device, with the weights that evaluations use."""
+    return run.trainer if trains_what_it_hands_out(run) else HandedOut(run).trainer
 
 
-def trains_what_it_hands_out(session: Session) -> bool:
-    """Returns whether a session's own models are whole, in this process, and those that evaluations use."""
-    strategy = session.strategy
-    return strategy.num_replicas == 1 and strategy.updates_here and not session.config.ema_decay
+def trains_what_it_hands_out(run: BaseRun) -> bool:
+    """Returns whether a run's own models are whole, in this process, and those that evaluations use."""
+    strategy = run.strategy
+    return strategy.num_replicas == 1 and strategy.updates_here and not run.config.ema_decay
 
 
 class HandedOut:
-    """A copy of a session's trainer on this process's device, with the weights that evaluations use.
+    """A copy of a run's trainer on this process's device, with the weights that evaluations use.
 
     A program may set weights of its models: `give_back` gives the run those that were set.
 
@@ -179,16 +179,16 @@ class HandedOut:
       trainer: the copy.
     """
 
-    def __init__(self, session: Session):
-        self.trainer = _copied(session)
-        self._run_weights = _weights(session.trainer)
-        averages: list[Any] = [each.weight_average for each in Holdings(session.trainer).optimizers.values()]
+    def __init__(self, run: BaseRun):
+        self.trainer = _copied(run)
+        self._run_weights = _weights(run.trainer)
+        averages: list[Any] = [each.weight_average for each in Holdings(run.trainer).optimizers.values()]
         shadows = {
             id(variable): shadow
             for average in filter(None, averages)
             for variable, shadow in zip(average.of_variables, average.shadows, strict=True)
         }
-        theirs = [variables.tf_variable(each) for each in _layers(session.trainer)]
+        theirs = [variables.tf_variable(each) for each in _layers(run.trainer)]
         self._targets = [[each, shadows[id(each)]] if id(each) in shadows else [each] for each in theirs]
         self._own = [variables.tf_variable(each) for each in _layers(self.trainer)]
         self._settle()
@@ -218,25 +218,25 @@ def hand_over_averages(trainer: Trainer) -> None:
             optimizer.weight_average.hand_over()
 
 
-def alone(session: Session) -> Trainer:
-    """Returns the session's trainer; where weights are cut over a mesh a copy on this process's device, with all."""
-    return _copied(session) if any(map(cuts.cut_of, _weights(session.trainer))) else session.trainer
+def alone(run: BaseRun) -> Trainer:
+    """Returns the run's trainer; where weights are cut over a mesh a copy on this process's device, with all."""
+    return _copied(run) if any(map(cuts.cut_of, _weights(run.trainer))) else run.trainer
 
 
-def best(session: Session) -> Trainer | None:
-    """Returns a copy of a session's trainer, with the best checkpoint's weights that evaluations use; None without."""
-    if not session.best or session.best.latest() is None:
+def best(run: BaseRun) -> Trainer | None:
+    """Returns a copy of a run's trainer, with the best checkpoint's weights that evaluations use; None without."""
+    if not run.best or run.best.latest() is None:
         return None
-    trainer = _copy(session)  # before the checkpoint is chosen that it takes
-    session.best.read(lambda manifest: take(trainer, manifest.prefix))
+    trainer = _copy(run)  # before the checkpoint is chosen that it takes
+    run.best.read(lambda manifest: take(trainer, manifest.prefix))
     return trainer
 
 
-def _copied(session: Session) -> Trainer:
-    """Makes the session's trainer again, on this process's device, with its weights and their averages."""
-    trainer = _copy(session)
+def _copied(run: BaseRun) -> Trainer:
+    """Makes the run's trainer again, on this process's device, with its weights and their averages."""
+    trainer = _copy(run)
     try:
-        for to, theirs in zip(_weights(trainer), _weights(session.trainer), strict=True):
+        for to, theirs in zip(_weights(trainer), _weights(run.trainer), strict=True):
             to.assign(cuts.whole(theirs))
     except ValueError as error:
         raise UsageError(
@@ -260,12 +260,12 @@ def _weights(trainer: Trainer) -> list:
     return _layers(trainer) + of_tables + shadows
 
 
-def _copy(session: Session) -> Trainer:
-    """Makes the session's trainer again, on this process's device."""
+def _copy(run: BaseRun) -> Trainer:
+    """Makes the run's trainer again, on this process's device."""
     with isolation.Isolation().entered():
-        trainer = type(session.trainer)(**session.config.given_arguments("model_arg"))
-        own = session.trainer.given
-        prepare(trainer, own.options, Reduction(), session.example, own.num_classes, own.vocabulary, own.num_servers)
+        trainer = type(run.trainer)(**run.config.given_arguments("model_arg"))
+        own = run.trainer.given
+        prepare(trainer, own.options, Reduction(), run.example, own.num_classes, own.vocabulary, own.num_servers)
     return trainer
 
 

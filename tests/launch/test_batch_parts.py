@@ -12,7 +12,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from crankshaft.launch.command_line import config
-from crankshaft.launch.run import session
+from crankshaft.launch.run import base
 from tests.waiting import PATIENCE
 
 
@@ -21,7 +21,7 @@ def parts(*given):
     with flagsaver.flagsaver():
         flags.FLAGS(["crankshaft train", "--input=digits", *given])
         asked = config.from_flags(flags.FLAGS, None, False, {})
-        return session.batch_parts(asked)
+        return base.batch_parts(asked)
 
 
 @pytest.mark.parametrize(

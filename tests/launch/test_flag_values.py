@@ -19,8 +19,8 @@ from crankshaft.launch.command_line import registry, rules
 from crankshaft.launch.command_line.flags import GROUPS, USES
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
+from crankshaft.launch.run import base
 from crankshaft.launch.run import data as datas
-from crankshaft.launch.run import session
 
 HOSTILE = {
     "empty": "",
@@ -90,7 +90,7 @@ def ends(monkeypatch, tmp_path, capsys):
     for place, name in ((process, "prepare"), (servers, "fail_fast"), (datas, "load")):
         monkeypatch.setattr(place, name, lambda *arguments: None)
     starts = (
-        (session, "make_strategy"),
+        (base, "make_strategy"),
         (meeting, "Meeting"),
         (servers, "serve"),
         (Supervisor, "run"),

@@ -1,0 +1,395 @@
+"""What a run is made of, put together from a configuration: strategy, data, trainer, state, checkpoints. Host code."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import tensorflow as tf
+
+from ...engine import StepOptions, Trainer, optimizers
+from ...engine.build import prepare
+from ...engine.checkpoints import Checkpoints, RunDir, Writer
+from ...engine.data import form
+from ...engine.data.data import Data
+from ...engine.data.lent_feed import LentFeed
+from ...engine.data.order import Order
+from ...engine.data.source import Source, Split, WithoutBadRecords
+from ...engine.data.streamed import Stream
+from ...engine.health import watchdog
+from ...engine.holdings import Holdings
+from ...engine.hooks.base import Period
+from ...engine.internals.errors import reason
+from ...engine.layers.embeddings import shards_in
+from ...engine.mesh.cuts import cut_of
+from ...engine.reduction import Reduction
+from ...engine.reduction.local_sgd import LocalSgd
+from ...engine.reduction.power_sgd import PowerSgd
+from ...engine.state import TrainState
+from ...engine.step.diagnosis import warn_of_rounded
+from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
+from ...engine.strategies import FeedOptions, devices, jit_choice
+from ...engine.strategies.base import Measured, Strategy
+from ...engine.strategies.multi_worker import WorkerTask
+from ...engine.strategies.parameter_server.coordinator import Cluster
+from ...engine.strategies.parameter_server.placement import Rule
+from ...engine.strategies.parameter_server.strategy import ServerOptions
+from .. import terminal
+from ..command_line import checks, registry, rules
+from ..command_line.config import Config, steps_of, whole_periods
+from ..command_line.values import plain
+from ..errors import RunError, UsageError
+from ..explanations import with_flags
+from ..host import threads
+from . import fingerprints, inputs, progress
+from .inputs import Inputs
+from .names import Names
+
+# A part of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each part.
+_LEAST_EXAMPLES_A_PART = 16
+_RECORD_SECONDS = 5.0  # for the end of a process that stands still: its disk may do so too
+
+
+@dataclasses.dataclass
+class BaseRun:
+    """A run put together: what the modes work on.
+
+    Attributes:
+      config: what was asked.
+      strategy: where steps run.
+      inputs: its data.
+      state: what steps change.
+      train_steps: updates in all; None where only the run's caller knows.
+      checkpoints: those of the run; None without a run_dir.
+      best: the checkpoint of the best evaluation; None without a run_dir.
+      known: what its model's data says of itself.
+      lent_feeds: of what the program hands in, by whether it is trained on.
+      lent_streams: the datasets that it handed in last, each with what was made of it.
+    """
+
+    config: Config
+    strategy: Strategy
+    inputs: Inputs
+    state: TrainState
+    train_steps: int | None
+    checkpoints: Checkpoints | None
+    best: Checkpoints | None
+    lent_feeds: dict[bool, LentFeed] = dataclasses.field(default_factory=dict)
+    lent_streams: list[tuple[Any, Split]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self):
+        self.known = self.inputs.known
+
+    @classmethod
+    def create(cls, config: Config, data: Data | Callable[[], Data], strategy: Strategy, needs_epochs: bool = True):
+        """Puts a run together, and restores nothing.
+
+        Args:
+          config: of the run.
+          data: as it was loaded, or what loads it, which a run that only generates does not call.
+          strategy: made by `make_strategy`.
+          needs_epochs: see `inputs.build`.
+        """
+        if config.mode == "generate":
+            found, steps = inputs.of_saved(config, strategy), config.train_steps or 1
+        else:
+            found = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
+            steps = _train_steps(config, found.order)
+        state = build_state(config, strategy, found, steps)
+        strategy.bind(state, found.feeds.get("train"), found.feeds.get("eval"))
+        run = cls(config, strategy, found, state, steps, *build_checkpoints(config, state, strategy, found))
+        for line in found.lines:
+            run.say(line)
+        return run
+
+    @functools.cached_property
+    def names(self) -> Names:
+        """What the model's numbers stand for."""
+        return Names(self.known)
+
+    @property
+    def splits(self) -> Mapping[str, Source | Stream]:
+        """The run's examples, by "train" and "eval"."""
+        return self.inputs.splits
+
+    @property
+    def example(self) -> Any:
+        """A batch of one example, zeros, in the form of the data."""
+        return self.inputs.example
+
+    @property
+    def features(self) -> Any:
+        """The features of `example`."""
+        return form.features(self.example)
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer, on which the run works."""
+        return self.state.trainer
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether there is evaluation data."""
+        return "eval" in self.inputs.feeds
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the run itself makes evaluations."""
+        return self.config.mode == "train_and_eval" and self.has_evaluation
+
+    @property
+    def epoch_period(self) -> Period:
+        """The period of what is due each epoch: the epoch's steps, rounded up to whole sync periods."""
+        order = self.strategy.train_order
+        return Period(whole_periods(order.steps_per_epoch, self.config.sync_every_steps), order.shift)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether what the run does is printed: on the chief alone, and not with --progress=off."""
+        return self.strategy.is_chief and self.config.progress != "off"
+
+    def say(self, text: str) -> None:
+        """Prints a line, where the run `speaks`."""
+        if self.speaks:
+            print(terminal.fitted(text, sys.stdout), flush=True)
+
+    def bad_records(self) -> dict[str, int]:
+        """Returns how many records were left out of each split that may have bad ones, by any of the workers."""
+        left_out = {name: split for name, split in self.splits.items() if isinstance(split, WithoutBadRecords)}
+        return {name: len(self.strategy.bad_records(split)) for name, split in left_out.items()}
+
+
+def make_strategy(config: Config, record_end: Callable[[str], None] | None = None) -> Strategy:
+    """Makes the strategy, before anything else touches the devices.
+
+    Args:
+      config: of the run.
+      record_end: called in a thread where the watchdog ends the process, with the line that says why.
+    """
+
+    def end_process(line: str) -> None:
+        if record_end:
+            recording = threading.Thread(target=record_end, args=(with_flags(line),), daemon=True)
+            recording.start()
+            recording.join(_RECORD_SECONDS)
+        watchdog.end_process(with_flags(line))
+
+    strategy = devices.create(
+        "one_device" if config.is_evaluator else config.strategy,
+        num_virtual_devices=config.num_virtual_devices,
+        mesh=rules.mesh_shape(config.mesh),
+        shard_optimizer=config.shard_optimizer,
+        tpu_address=config.tpu_address,
+        task=_task(config),
+        servers=_servers(config),
+        communication=config.communication,
+        step_timeout_seconds=_step_timeout_seconds(config),
+        end_process=end_process,
+        steps_per_loop=config.steps_per_loop,
+        feed_options=FeedOptions(
+            config.resident_data_mb << 20,
+            config.shuffle_buffer,
+            config.auto_shard_policy,
+            config.shuffle_window,
+            read_timeout_seconds=_step_timeout_seconds(config) / 2,  # a read that hangs is named, not who waits for it
+            watch=progress.watch(config.progress if config.is_chief else "off"),
+        ),
+        batch_parts=batch_parts(config),
+        owns_process=config.owns_process,
+        gpus=config.gpu_numbers,
+    )
+    checks.check_batch(config.global_batch_size, strategy.mesh.part(0, strategy.num_replicas)[1])
+    tf.config.list_logical_devices()  # starts them, so that TensorFlow's messages about it come now
+    return strategy
+
+
+def _task(config: Config) -> WorkerTask | None:
+    if config.strategy != "multi_worker":
+        return None
+    names, addresses = zip(*config.cluster.addresses, strict=True)
+    return WorkerTask(config.cluster.index, names, addresses, config.cluster.secret, config.cluster.bind)
+
+
+def _servers(config: Config) -> ServerOptions | None:
+    if not config.coordinates:
+        return None
+    cluster = config.cluster
+    return ServerOptions(
+        Cluster(cluster.job("chief")[0], cluster.job("worker"), cluster.job("ps")),
+        max_staleness_steps=config.max_staleness_steps,
+        placement_rules=tuple(Rule(*rule) for rule in config.placement_rules),
+    )
+
+
+def _step_timeout_seconds(config: Config) -> float:
+    seconds = config.step_timeout_seconds
+    return watchdog.default_timeout_seconds() if seconds is None else seconds
+
+
+def batch_parts(config: Config) -> int:
+    """Returns how many parts of a batch the CPU's cores compute in parallel: one each, where the model allows it."""
+    splits = config.trainer_class.splits_batch(**config.given_arguments("model_arg"))
+    if not splits or config.strategy != "one_device" or config.jit == "on" or not config.owns_process:
+        return 1
+    cores = threads.given()
+    examples = config.global_batch_size // config.accumulate_steps
+    return cores if 1 <= cores <= examples // _LEAST_EXAMPLES_A_PART else 1
+
+
+def _train_steps(config: Config, order: Order) -> int | None:
+    """Returns the step at which a run ends; None where only its caller knows. `order` is of its training data."""
+    if order.shift % config.sync_every_steps:
+        raise UsageError(
+            f"--global_batch_size={order.batch_size}: from step {order.origin.step} on epochs would end between two "
+            f"syncs (--sync_every_steps={config.sync_every_steps}); resume with the batch size that the run had"
+        )
+    if config.is_endless:
+        return None
+    return config.train_steps or max(1, steps_of(config.train_epochs, order.steps_per_epoch) - order.shift)
+
+
+def build_state(config: Config, strategy: Strategy, found: Inputs, train_steps: int | None) -> TrainState:
+    """Makes the trainer and all that its steps change, where the strategy has its variables."""
+    options = _step_options(config, train_steps, strategy.batch_parts, found.order)
+    known_data = found.example, found.known.num_classes, found.known.vocabulary
+
+    def make() -> TrainState:
+        trainer = config.trainer_class(**config.given_arguments("model_arg"))
+        state = TrainState(trainer)
+        prepare(trainer, options, _reduction(config), *known_data, _num_servers(config, strategy))
+        state.build()
+        return state
+
+    try:
+        state = strategy.build(make)
+    except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # of any batch
+        given_arguments = plain(config.given_arguments("model_arg"))
+        arguments = "".join(f" --model_arg={name}={value}" for name, value in given_arguments.items())
+        raise RunError(
+            f"{config.model_entry.name}{arguments} does not fit into memory ({reason(error)}); make the model smaller, "
+            "or share it out over devices by --mesh"
+        ) from error
+    held = Holdings(state.trainer)  # without optimizers, its step shows that nothing is compressed
+    if config.powersgd_rank and held.optimizers and not state.trainer.reduction.memory:
+        raise UsageError(
+            f"--powersgd_rank={config.powersgd_rank}: no gradient of {config.model_entry.name} is smaller as two "
+            "matrices of this rank; use a lower one (1, 2 and 4 are common), or leave it out"
+        )
+    if strategy.mesh.is_cut and not any(map(cut_of, held.all_weights)):
+        raise UsageError(
+            f"--mesh={config.mesh}: {config.model_entry.name} has no layer that is cut over the model's axis, so "
+            "replicas would compute the same; make it of crankshaft.engine.parallel's layers, or leave --mesh out"
+        )
+    if held.tables:
+        checks.check_tables(config, config.model_entry.name)
+    if strategy.is_chief and "train" in found.splits and (arrays := found.splits["train"].as_arrays()) is not None:
+        warn_of_rounded(state.trainer, form.features(arrays))
+    return state
+
+
+def _num_servers(config: Config, strategy) -> int:
+    """Returns how many servers tables are divided for: as many as the run began with, as its checkpoints' shards."""
+    newest = RunDir(config.run_dir).newest() if config.run_dir else None
+    return (newest and shards_in(newest.variables)) or strategy.num_servers
+
+
+def _step_options(config: Config, train_steps: int | None, batch_parts: int, order: Order | None) -> StepOptions:
+    """Makes the settings of a run's step; `order` is of its training data, None where it does not train."""
+    optimizer_arg = config.given_arguments("optimizer_arg")
+    exclude = optimizer_arg.pop("weight_decay_exclude", WEIGHT_DECAY_EXCLUDE)
+    ema_warmup = optimizer_arg.pop("ema_warmup", True)
+    clips = {ours: optimizer_arg.pop(name, 0.0) for name, ours in registry.CLIPS.items()}
+    # Modes that do not train accept any number of steps, but a schedule needs a step after its warm-up.
+    least_steps = config.warmup_steps + 1
+    has_length = config.trains and train_steps is not None
+    rate_by = order if order and order.origin.rate_steps else None
+    if rate_by and train_steps is not None:
+        train_steps = max(rate_by.rate_step(train_steps), least_steps)
+    return StepOptions(
+        seed=config.seed,
+        precision=config.precision,
+        optimizer=config.optimizer,
+        optimizer_arg=optimizer_arg,
+        learning_rate=config.learning_rate,
+        learning_rate_schedule=config.learning_rate_schedule,
+        learning_rate_schedule_arg=config.given_arguments("learning_rate_schedule_arg"),
+        warmup_steps=config.warmup_steps,
+        rate_by=rate_by,
+        total_steps=train_steps if has_length else max(train_steps or 0, least_steps),
+        weight_decay=config.weight_decay,
+        weight_decay_exclude=exclude,
+        freeze=config.frozen_steps(order.steps_per_epoch, order.shift) if order else (),
+        clip_norm=config.clip_norm,
+        **clips,
+        ema_decay=config.ema_decay,
+        ema_warmup=ema_warmup,
+        reduce_lr=bool(config.reduce_lr),
+        accumulate_steps=config.accumulate_steps,
+        batch_parts=batch_parts,
+        recompute=config.recompute,
+        on_nonfinite=config.on_nonfinite,
+        debug=config.debug,
+        check_numerics=config.check_numerics,
+    )
+
+
+def _reduction(config: Config) -> Reduction:
+    if config.sync_every_steps > 1:
+        return LocalSgd(config.sync_every_steps, optimizers.outer(**config.arguments("outer_arg")), config.reduce_dtype)
+    return (
+        PowerSgd(config.powersgd_rank, config.reduce_dtype) if config.powersgd_rank else Reduction(config.reduce_dtype)
+    )
+
+
+def build_checkpoints(
+    config: Config, state: TrainState, strategy: Strategy, found: Inputs
+) -> tuple[Checkpoints | None, Checkpoints | None]:
+    """Returns those of the run, and that of its best evaluation; of a run without a folder None."""
+    if not config.run_dir:
+        return None, None
+    about = {**config.about(), "strategy": strategy.describe(), "data": fingerprints.agreed(found.contents, strategy)}
+    about["cpu"], about["updated"] = threads.of(strategy), state.updated()
+    if of_feeds := {split: of for split, feed in found.feeds.items() if (of := feed.about())}:
+        about["input"] = of_feeds
+    if found.order and found.order.origin.step:
+        about["origin"] = dataclasses.asdict(found.order.origin)
+    life = strategy.exchange_text(uuid.uuid4().hex)[0]
+    writer = Writer(strategy.host, life, _step_timeout_seconds(config))
+    run = RunDir(config.run_dir)
+    checkpoints = Checkpoints(
+        run.checkpoints, state.checkpoint, keep=config.keep_checkpoints, about=about, writer=writer
+    )
+    best = Checkpoints(run.best, state.checkpoint, keep=1, about=about, writes=config.writes_best, writer=writer)
+    return checkpoints, best
+
+
+def choose_jit(run: BaseRun) -> str:
+    """Decides `state.jit`, measuring where that is asked for and undecided, and returns a line with the reason."""
+    config, state, strategy = run.config, run.state, run.strategy
+    if reason := config.why_no_jit or with_flags(strategy.why_no_jit or ""):
+        if config.jit == "on":
+            raise UsageError(f"--jit=on: {reason}; use --jit=auto or off")
+        strategy.without_jit = True
+        if state.jit is None:
+            state.jit = False  # a choice that was made before is kept for the next process
+        return f"XLA off: {reason}"
+    if config.jit != "auto":
+        state.jit = config.jit == "on"
+        return f"XLA {config.jit}, as asked"
+    if state.jit is None and getattr(run.trainer, "asks_for_jit", False):
+        state.jit = True
+        return "XLA on, as the model is compiled"
+    if state.jit is not None:
+        return f"XLA {'on' if state.jit else 'off'}, as this run began"
+    run.say("timing steps with XLA and without: seconds, more where the machine is busy")
+    measured, why_not = jit_choice.measure(strategy, state)
+    state.jit = jit_choice.choose(measured)
+    cast(Measured, strategy).use_loop(measured[state.jit][1])  # the others say why XLA is not for them
+    rates = {jit: f"{rate:,.0f}" for jit, (rate, _) in measured.items()}
+    with_xla = f"{rates[True]} with it" if True in rates else why_not
+    return f"XLA {'on' if state.jit else 'off'}: steps/s {rates[False]} without, {with_xla}"

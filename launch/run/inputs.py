@@ -1,0 +1,212 @@
+"""A run's data on its strategy: checked, fingerprinted, and with the feeds that bring it to replicas. Host code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...engine.checkpoints import Manifest, RunDir
+from ...engine.checkpoints.run_dir import NAMES
+from ...engine.data import form
+from ...engine.data.data import Data
+from ...engine.data.feed import Feed
+from ...engine.data.order import Order, Origin
+from ...engine.data.source import Source, Spec
+from ...engine.data.streamed import Endless, Stream
+from ...engine.strategies.base import Strategy
+from ...input.data import InputError
+from ...models.classification import Classifier
+from ...models.tabular import Tabular
+from ..command_line import checks, registry, rules
+from ..command_line.config import Config
+from ..command_line.values import short
+from ..errors import UsageError
+from . import agreement, fingerprints, model_file, names, splits
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """A run's data, on its strategy.
+
+    Attributes:
+      known: what the data says of itself, without its examples.
+      example: a batch of one example, zeros, in the form of the data.
+      splits: the examples, by "train" and "eval".
+      feeds: bring batches of them to replicas, likewise.
+      contents: their fingerprints, likewise.
+      faster: what to change where steps wait for input, for people.
+      lines: how the data is read, for people.
+    """
+
+    known: Data
+    example: Any
+    splits: Mapping[str, Source | Stream] = dataclasses.field(default_factory=dict)
+    feeds: Mapping[str, Feed] = dataclasses.field(default_factory=dict)
+    contents: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    faster: str = ""
+    lines: Sequence[str] = ()
+
+    @property
+    def order(self) -> Order | None:
+        """That of the training data; None where no data is read."""
+        return self.feeds["train"].order if "train" in self.feeds else None
+
+    @property
+    def files(self) -> Sequence[str]:
+        """Paths of those that the training data is read from, as steps go, where a source names them."""
+        return self.feeds["train"].files() if "train" in self.feeds else ()
+
+
+def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = True) -> Inputs:
+    """Checks a run's data, on all workers alike, and makes its feeds.
+
+    Args:
+      config: of the run.
+      data: as it was loaded.
+      strategy: of the run.
+      needs_epochs: whether anything but the configuration and evaluations is due at the ends of epochs.
+
+    Raises:
+      UsageError: the model or the flags can't work with the data, or workers differ.
+    """
+    train, evaluation, lines = splits.of(config, data.train, data.evaluation)
+    _check_data(config, train, evaluation, data.num_classes)
+    example = splits.example(train)
+    if data.num_classes is None and issubclass(config.trainer_class, Tabular):
+        data = dataclasses.replace(data, num_classes=_classes_by_values(config, train))
+    known = names.checked(dataclasses.replace(data, train=None, evaluation=None), example)
+    if trained := model_file.of_trained(config):
+        now = known, form.features(example)
+        names.check_trained(_named_data(config), (trained.known, trained.features), now)
+    both = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
+    agreement.check_asked(config, both, strategy)
+    if config.run_dir and config.trains and not config.remote:
+        agreement.check_run_dir(config.run_dir, strategy)
+    known_input = _known_input(config, strategy)
+    if not (needs_epochs or _needs_epochs(config, evaluation is not None, known_input("train"))):
+        train = _without_epochs(train, config, strategy)
+    seed = config.seed if config.shuffle_buffer else None
+    feeds = {"train": strategy.feed(train, config.global_batch_size, seed, **known_input("train"))}
+    if evaluation is not None:
+        feeds["eval"] = strategy.feed(evaluation, config.eval_batch_size, None, **known_input("eval"))
+    endless = feeds["train"].is_endless
+    examples = tf.data.INFINITE_CARDINALITY if endless else feeds["train"].order.num_examples
+    contents = {"train": fingerprints.of(train, examples, known.ids)}
+    if evaluation is not None:
+        contents["eval"] = fingerprints.of(evaluation, feeds["eval"].order.num_examples)
+    agreement.check_data(contents, strategy)
+    faster = splits.faster_input(train, config.resident_data_mb, config.shuffle_window)
+    return Inputs(known, example, both, feeds, contents, faster, [*lines, *([known.columns] if known.columns else [])])
+
+
+def of_saved(config: Config, strategy: Strategy) -> Inputs:
+    """Returns what a run has saved of its data, which is not read. Raises `UsageError`."""
+    agreement.check_asked(config, {}, strategy)
+    saved = model_file.read(config.run_dir)
+    try:
+        _ = saved.known.tokens and saved.known.tokens.ids  # which reads them
+    except InputError as error:
+        raise UsageError(
+            f"{config.run_dir}/{NAMES.model}: {error}; restore it from a copy, or train the run on, which writes it "
+            "again"
+        ) from None
+    return Inputs(saved.known, (saved.features, None))
+
+
+def _named_data(config: Config) -> str:
+    return f"--data_dir={config.data_dir}" if config.data_dir else "the data"
+
+
+def _needs_epochs(config: Config, evaluates: bool, known: Mapping[str, Any]) -> bool:
+    """Returns whether the length of an epoch decides anything; a run that has counted its data goes on by that."""
+    counted_before = any(count >= 0 for count in known.get("known", {}).get("counts", ()))
+    evaluates_by_epoch = evaluates and config.trains and config.eval_every_steps is None
+    freezes_by_epoch = any(rules.frozen(each)[1] is not None for each in config.freeze)
+    return counted_before or not config.train_steps or evaluates_by_epoch or freezes_by_epoch
+
+
+def _without_epochs(train: Source | Stream, config: Config, strategy: Strategy) -> Source | Stream:
+    """Returns training data that is not counted, where it may not end."""
+    if train.by_index or train.ends:
+        return train
+    if train.length == tf.data.UNKNOWN_CARDINALITY and strategy.num_hosts > 1:
+        return train
+    return Endless(train, config.train_steps * config.global_batch_size)
+
+
+def _check_data(config: Config, train, evaluation, num_classes: int | None) -> None:
+    """Raises `UsageError` where the model or the flags can't work with the data."""
+    name, is_ours = config.model_entry.name, issubclass(config.trainer_class, (Classifier, Tabular))
+    if is_ours and form.fields(train.element_spec).labels is None:
+        raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
+    if issubclass(config.trainer_class, Classifier):
+        _check_classes(config, train, num_classes)
+    if evaluation is None:
+        checks.check_without_evaluation(config)
+    if config.strategy == "tpu" and (text := form.text_fields(train.element_spec)):
+        raise UsageError(
+            f"--strategy=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in the data "
+            "function, or use another --strategy"
+        )
+
+
+def _check_classes(config: Config, train, num_classes: int | None) -> None:
+    """Raises `UsageError` where a model of ours takes one array and features are several, or labels are not classes."""
+    name, parts = config.model_entry.name, form.features(train.element_spec)
+    if name in registry.NAMES["model"] and isinstance(parts, (dict, tuple)) and not isinstance(parts, Spec):
+        by_array = config.input_entry and "array" in config.input_entry.defaults
+        cure = "add --input_arg=array=true, which makes one of columns of numbers" if by_array else "give one array"
+        shown = short(", ".join(parts) if isinstance(parts, dict) else len(parts))
+        raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {cure}")
+    if num_classes is None:
+        what = "labels that are classes" if config.input_entry else "(train, eval, num_classes), with classes"
+        raise UsageError(
+            f"{name} needs num_classes, and the data has none: {splits.labels_shown(train)}; give {what}, "
+            "numbered from 0"
+        )
+
+
+def _classes_by_values(config: Config, train) -> int | None:
+    """Returns `splits.num_classes`; raises `UsageError` where a tabular model can't tell its task from labels."""
+    example = form.fields(train.element_spec)
+    if train.as_arrays() is None:
+        task = config.arguments("model_arg").get("task", "auto")
+        is_open = task == "auto" and not {"user", "item"} <= set(example.features)
+        if is_open and tf.as_dtype(example.labels.dtype).is_floating:
+            raise UsageError(
+                f"{config.model_entry.name}: the labels are floats that are read as training goes, so whether they are "
+                "clicks (0 and 1) or numbers is not known; use --model_arg=task=clicks or --model_arg=task=ratings"
+            )
+    return splits.num_classes(train)
+
+
+def _known_input(config: Config, strategy: Strategy) -> Callable[[str], dict[str, Any]]:
+    """Returns what the run's newest checkpoint says of a split, as `strategy.feed` takes it: what need not be counted.
+
+    And of the training data where it stands, if the batch size has changed. All workers take the chief's, so that they
+    count, or not, together.
+    """
+    newest = RunDir(config.run_dir).newest() if config.run_dir else None
+    found = newest.about.get("input") if newest else None
+    found = found if isinstance(found, dict) else {}
+    if newest and config.trains and (position := _position(config, newest)):
+        found = {**found, "train": {**found.get("train", {}), "resumed": position}}
+    known = json.loads(strategy.exchange_text(json.dumps(found))[0])
+    if position := known.get("train", {}).get("resumed"):
+        position["origin"] = Origin(**position["origin"])
+    return lambda split: {"known": known[split]} if isinstance(known.get(split), dict) else {}
+
+
+def _position(config: Config, newest: Manifest) -> dict[str, Any] | None:
+    """Returns where a run stands whose batch size changes or has changed, the arguments of `Order.resumed`."""
+    if newest.about.get("flags", {}).get("global_batch_size") != config.global_batch_size:
+        newest = RunDir(config.run_dir).newest(is_whole=True) or newest  # the one that will be restored
+    before, origin = newest.about.get("flags", {}).get("global_batch_size"), newest.about.get("origin", {})
+    if not isinstance(before, int) or (before == config.global_batch_size and not origin):
+        return None
+    numbers = {each.name: int(origin.get(each.name, 0)) for each in dataclasses.fields(Origin)}
+    return {"step": newest.step, "batch_size": before, "origin": numbers}
