@@ -14,6 +14,7 @@ from .data import form
 from .freezing import Freezing
 from .holdings import Holdings
 from .internals import keras
+from .internals.errors import UsageError
 from .internals.tensorflow import SEEDED
 from .internals.variables import path_of
 from .optimizers.averaging import WeightAverage
@@ -83,8 +84,8 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
       features: that the model is called with, arrays or tensors whose shapes and dtypes count; None are the data's.
 
     Raises:
-      TypeError: it is not a Keras model.
-      ValueError: it does not take such features; says what to give.
+      UsageError: it is not a Keras model.
+      UsageError: it does not take such features; says what to give.
 
     Example:
       >>> def build(self):  # of a Trainer with a second model
@@ -93,7 +94,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
     """
     whose = type(trainer).__name__
     if not isinstance(model, tf.keras.layers.Layer):
-        raise TypeError(f"{whose}.build_model returned a {type(model).__name__}; return a Keras model")
+        raise UsageError(f"{whose}.build_model returned a {type(model).__name__}; return a Keras model")
     if model.built:
         return
     features = form.features(trainer.given.example) if features is None else features
@@ -105,7 +106,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
     except (TypeError, ValueError) as error:  # as the model's first layer has it
         if isinstance(model, tf.keras.Sequential) and isinstance(features, (dict, tuple)):
             names = ", ".join(name for name, _ in form.fields((features,)).named())
-            raise ValueError(
+            raise UsageError(
                 f"{whose}'s model is a tf.keras.Sequential, which takes one array, and features are several: {names}; "
                 "return a tf.keras.Model with an input for each, or give (features, labels) if labels are among them"
             ) from error
@@ -119,7 +120,7 @@ def build_embeddings(trainer) -> None:
       trainer: whose `build` asks; the default one does it already.
 
     Raises:
-      ValueError: a table can't be accumulated over micro-batches, as `admit_after` counts a step's ids once.
+      UsageError: a table can't be accumulated over micro-batches, as `admit_after` counts a step's ids once.
 
     Example:
       >>> def build(self):  # of a Trainer that builds nothing else
@@ -140,8 +141,8 @@ def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.O
       optimizer: the engine's, or Keras's, which is adapted; None is what the trainer's `build_optimizer` returns.
 
     Raises:
-      TypeError: it is not an optimizer.
-      ValueError: a Keras optimizer is to clip, average or accumulate, which the engine does; says by which option.
+      UsageError: it is not an optimizer.
+      UsageError: a Keras optimizer is to clip, average or accumulate, which the engine does; says by which option.
 
     Example:
       >>> def build(self):  # of a Trainer with a second model and an optimizer for each
@@ -182,7 +183,7 @@ def _multiplier(trainer, variable) -> float:
     multiplier: float = trainer.learning_rate_multiplier(variable)
     if isinstance(multiplier, numbers.Real) and 0 <= multiplier < math.inf:
         return float(multiplier)
-    raise ValueError(
+    raise UsageError(
         f"{type(trainer).__name__}.learning_rate_multiplier gives {multiplier!r} for {path_of(variable)}; return a "
         "number, 0 or more"
     )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from .internals.errors import UsageError, setting
 from .internals.variables import tf_variable
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Freezing:
       step: returns the run's step, which its `TrainState` sets.
 
     Raises:
-      ValueError: a rule finds no weight, or none is left to train.
+      UsageError: a rule finds no weight, or none is left to train.
     """
 
     def __init__(self, rules: Sequence[tuple[str, int | None]], optimizers: Iterable[Optimizer]):
@@ -43,16 +44,16 @@ class Freezing:
         for pattern, end in rules:
             found = [key for key, path in weights.items() if re.search(pattern, path)]
             if weights and not found:  # without any, the step shows that nothing is frozen
-                raise ValueError(
-                    f"`freeze`={pattern} is found in the path of none of the {len(weights)} weights, such as "
+                raise UsageError(
+                    f"{setting('freeze', pattern)} is found in the path of none of the {len(weights)} weights, such as "
                     f"{next(iter(weights.values()), '-')}; give a part of one, or a regular expression"
                 )
             for key in found:
                 until[key] = max(until.get(key, 0), math.inf if end is None else end)
         if until and len(until) == len(weights):
-            raise ValueError(
-                f"`freeze`={rules[0][0]} and all rules together freeze each of the {len(weights)} weights, and nothing "
-                "is left to train; leave some out"
+            raise UsageError(
+                f"{setting('freeze', rules[0][0])} and all rules together freeze each of the {len(weights)} weights, "
+                "and nothing is left to train; leave some out"
             )
         self._ends = sorted({end for end in until.values() if end < math.inf})
         self._sets = [frozenset(key for key, end in until.items() if end > step) for step in (0, *self._ends)]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from .freezing import Freezing
 from .internals import keras
+from .internals.errors import UsageError, setting
 from .internals.variables import held, path_of, tf_variable
 from .layers.embeddings import Embedding
 from .optimizers import Optimizer
@@ -164,7 +165,7 @@ class Holdings:
         To be called before a step is traced or run, see `Freezing.enter`.
 
         Raises:
-          ValueError: a variable has become trainable that no optimizer has state for.
+          UsageError: a variable has become trainable that no optimizer has state for.
         """
         settings = (tuple(each.settings.items()) for each in self.optimizers.values())
         return self.freezing.enter(), self._trainable(), *settings
@@ -180,10 +181,10 @@ class Holdings:
             known = {id(each) for optimizer in self.optimizers.values() for each in optimizer.of_variables}
             new = [own for key, own in weights.items() if key not in self._trainable_at_first and key not in known]
             if new and self.optimizers:
-                raise ValueError(
+                raise UsageError(
                     f"{path_of(new[0])} has been made trainable in the run, and its optimizer has no state for it; "
                     "leave it trainable where the model is made, and set trainable=False between two calls, or give "
-                    "`freeze`"
+                    f"{setting('freeze')}"
                 )
         self._form_before = flags, frozenset(weights)
         return self._form_before

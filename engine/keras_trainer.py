@@ -16,7 +16,7 @@ from absl import logging
 from .build import build_layers, make_optimizer
 from .data import form
 from .internals import keras_compile, keras_copy
-from .internals.errors import reason
+from .internals.errors import UsageError, reason, setting
 from .metrics import trials
 from .metrics.keras_metrics import KerasMetric
 from .metrics.means import FEW_CLASSES, Mean, Pair, confusion_matrix, weighable
@@ -70,8 +70,8 @@ class KerasTrainer(Trainer):
         sequence, as Keras's `fit` takes them; those of whole examples are the data's own.
 
     Raises:
-      TypeError: what was given is not a Keras model.
-      ValueError: it can't be trained as it is; says which method of `Trainer` is for what it does.
+      UsageError: what was given is not a Keras model.
+      UsageError: it can't be trained as it is; says which method of `Trainer` is for what it does.
 
     Example:
       >>> def line(units=1):
@@ -102,7 +102,7 @@ class KerasTrainer(Trainer):
         if is_given:
             check(model)
         elif not callable(model):
-            raise TypeError(f"{model!r:.60} is not a Keras model; give a compiled one, or a function that makes it")
+            raise UsageError(f"{model!r:.60} is not a Keras model; give a compiled one, or a function that makes it")
         make = (lambda: model) if is_given else model
         name = type(model).__name__ if is_given else getattr(model, "__name__", cls.__name__)
         doc = inspect.getdoc(type(model) if is_given else model)
@@ -153,7 +153,7 @@ class KerasTrainer(Trainer):
             copies = {id(theirs): mine for theirs, mine in zip(source.weights, self.model.weights, strict=True)}
             built_for = [copies[id(each)] for each in keras_copy.updated_by(inner) if id(each) in copies]
             if others := {each.path for each in variables} - {each.path for each in built_for}:
-                raise ValueError(
+                raise UsageError(
                     f"the optimizer of {type(source).__name__} was built without {min(others)}, which is trainable by "
                     "now; call compile again, with a new optimizer"
                 )
@@ -185,7 +185,7 @@ class KerasTrainer(Trainer):
         self._losses = self._metrics = None
         if compiled["loss"] is not None:
             if labels is None:
-                raise ValueError("the model is compiled with a loss, and the data has no labels; give them as y")
+                raise UsageError("the model is compiled with a loss, and the data has no labels; give them as y")
             self._losses = keras_compile.Losses(compiled["loss"], compiled["loss_weights"], output_names=names)
         self._of_whole_batch: list[str] = []
         specs = tf.nest.map_structure(spec, (features,) if labels is None else (features, labels))
@@ -265,9 +265,9 @@ class KerasTrainer(Trainer):
         weights, parts = own if weights is None else weights, self.given.options.accumulate_steps
         if self._of_whole_batch:
             if step_context().is_training and parts > 1:
-                raise ValueError(
-                    f"`accumulate_steps`: {self._of_whole_batch[0]} is a loss of a batch as a whole, and no mean over "
-                    "its examples, so it can't be computed of a part of the batch; use 1"
+                raise UsageError(
+                    f"{setting('accumulate_steps')}: {self._of_whole_batch[0]} is a loss of a batch as a whole, and no "
+                    "mean over its examples, so it can't be computed of a part of the batch; use 1"
                 )
             outputs, labels, weights = self._gathered((outputs, labels, weights))
 
@@ -277,9 +277,9 @@ class KerasTrainer(Trainer):
             examples, count = size, loss.count
             if not loss.is_even:
                 if step_context().is_training and parts > 1:
-                    raise ValueError(
-                        "`accumulate_steps`: a loss with a mask, or with a reduction of its own, is divided by a count "
-                        "over the whole batch, which can't be known for a part of it; use 1"
+                    raise UsageError(
+                        f"{setting('accumulate_steps')}: a loss with a mask, or with a reduction of its own, is "
+                        "divided by a count over the whole batch, which can't be known for a part of it; use 1"
                     )
                 examples, count = tf.unstack(
                     self.reduction.sum_statistics(tf.stack([size, 0.0 if count is None else count]))
@@ -335,27 +335,27 @@ def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
 
 
 def check(model) -> None:
-    """Raises TypeError or ValueError, one line, for what can't be trained as `compile` says."""
+    """Raises UsageError or ValueError, one line, for what can't be trained as `compile` says."""
     if not isinstance(model, tf.keras.Model):
-        raise TypeError(
+        raise UsageError(
             f"a {type(model).__name__} is not a Keras model; give a compiled one, or a function that returns one"
         )
     name = type(model).__name__
     if not model.compiled:
-        raise ValueError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
+        raise UsageError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
     for method, instead in _INSTEAD.items():
         own = getattr(model, method)
         if getattr(own, "__func__", own) is not getattr(tf.keras.Model, method):
-            raise ValueError(
+            raise UsageError(
                 f"{name} has a {method} of its own, which Keras's loop alone would call; write a crankshaft.Trainer "
                 f"with build_model and {instead}"
             )
     if model.run_eagerly:
-        raise ValueError(f"{name} is compiled with run_eagerly=True, and steps are compiled here; leave it out")
+        raise UsageError(f"{name} is compiled with run_eagerly=True, and steps are compiled here; leave it out")
     if model.optimizer is None:
-        raise ValueError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
+        raise UsageError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
     if paths := keras_compile.kept_metrics(model):
-        raise ValueError(
+        raise UsageError(
             f"{name} keeps a metric in {paths[0]}, which Keras's loop alone would show; give it to compile(metrics=), "
             "or write a crankshaft.Trainer with build_model, loss and metrics"
         )
@@ -367,7 +367,7 @@ def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
     try:
         yield
     except (NotImplementedError, TypeError, ValueError) as error:
-        raise ValueError(
+        raise UsageError(
             f"Keras can't make {type(model).__name__} again from its configuration "
             f"({' '.join(str(error).split())[:120]}); give get_config to it, or pass a function that returns the "
             "compiled model"
@@ -375,7 +375,7 @@ def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
 
 
 def _options(options: StepOptions, model: tf.keras.Model, is_given: bool) -> StepOptions:
-    """Returns the run's options with what `compile` says in them. Raises ValueError where the run says it too."""
+    """Returns the run's options with what `compile` says in them. Raises UsageError where the run says it too."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     said = dataclasses.replace(
         options,
@@ -386,12 +386,12 @@ def _options(options: StepOptions, model: tf.keras.Model, is_given: bool) -> Ste
     )
     for name, where in _OF_COMPILE.items():
         if getattr(options, name) not in (getattr(StepOptions(), name), getattr(said, name) if name in CLIPS else None):
-            raise ValueError(
-                f"`{name}` is given, and the model is compiled with an optimizer; set the {where} in compile"
+            raise UsageError(
+                f"{setting(name)} is given, and the model is compiled with an optimizer; set the {where} in compile"
             )
     if is_given and options.precision not in ("float32", model.dtype_policy.compute_dtype):
-        raise ValueError(
-            f"`precision`={options.precision}: the model is made already, in {model.dtype_policy.name}; call "
+        raise UsageError(
+            f"{setting('precision', options.precision)}: the model is made already, in {model.dtype_policy.name}; call "
             f"keras.config.set_dtype_policy('mixed_{options.precision}') before that, or give a function that makes it"
         )
     return said

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from .hooks import Hook, Status
+from .internals.errors import UsageError
 from .state import TrainState
 from .strategies.base import Strategy
 
@@ -162,7 +163,7 @@ def _next_due(hooks: Sequence[Hook], status: Status, step: int, until_step: int)
     for hook in hooks:
         wanted = hook.next_due(step, status)
         if wanted is not None and wanted <= step:
-            raise ValueError(
+            raise UsageError(
                 f"hook {hook.name} says at step {step} that it is next due at step {wanted}; return a later step from "
                 "its next_due, or None for never"
             )

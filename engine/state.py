@@ -15,6 +15,7 @@ from .checkpoints import Manifest, Part, graph
 from .data.position import Position
 from .freezing import Freezing
 from .holdings import Holdings
+from .internals.errors import UsageError
 from .internals.graphs import Assignments
 from .internals.tensorflow import TrackableNode, variables_read
 from .internals.variables import key_of, path_of, tf_variable
@@ -101,13 +102,13 @@ class TrainState:
           graph: in which the step was traced.
 
         Raises:
-          ValueError: it reads a trainable variable that is not among the trainer's.
+          UsageError: it reads a trainable variable that is not among the trainer's.
         """
         held = {id(each.handle) for variable in self.variables() for each in per_replica.components(variable)}
         others = [each for each in variables_read(graph) if each.trainable and id(each.handle) not in held]
         if others:
             first = min(others, key=path_of)
-            raise ValueError(
+            raise UsageError(
                 f"{type(self.trainer).__name__}: its step uses a trainable variable, {path_of(first)} "
                 f"{first.shape.as_list()}, that is in none of its attributes, so no checkpoint would hold it; assign "
                 "it, or its model or layer, to an attribute of the trainer (also in a list, a dictionary or a "
@@ -153,12 +154,12 @@ class TrainState:
         """Checks that a step on servers, which others take too, only adds to its variables, or replaces them.
 
         Raises:
-          ValueError: it assigns one what it has computed from its value.
+          UsageError: it assigns one what it has computed from its value.
         """
         assigned = Assignments(graph)
         for variable in self.trainer.holdings.added_to:
             if assigned.from_itself(variable.handle):
-                raise ValueError(
+                raise UsageError(
                     f"{path_of(variable)} {variable.shape.as_list()}: the step assigns what it has computed from its "
                     "value, which other workers change meanwhile, so updates would be lost; use assign_add (a layer "
                     "that compute_gradients or minimize calls may also assign a multiple of the value plus something), "

@@ -15,6 +15,7 @@ from .build import build_embeddings, build_layers, make_optimizer
 from .data import form
 from .holdings import Holdings
 from .internals import keras
+from .internals.errors import UsageError, setting
 from .metrics.means import Mean, as_loss, checked
 from .reduction import Reduction
 from .step import batches, diagnosis
@@ -45,7 +46,7 @@ class Trainer(tf.Module):
 
     def build_model(self) -> tf.keras.Model:
         """Returns the Keras model. Host code, once, in scope; the seed is set."""
-        raise NotImplementedError(f"{type(self).__name__} has no build_model(self); return a Keras model from it")
+        raise UsageError(f"{type(self).__name__} has no build_model(self); return a Keras model from it")
 
     def build_optimizer(self) -> optimizers.Optimizer:
         """Returns an engine optimizer, or a Keras one (which goes through the adapter). Default: by `given.options`."""
@@ -64,7 +65,7 @@ class Trainer(tf.Module):
     def forward(self, features, training: bool):
         """Returns the model's outputs for a batch of features. Override it to look up embeddings first."""
         if not hasattr(self, "model"):
-            raise TypeError(f"{type(self).__name__}.build sets no self.model, which forward calls; set it there")
+            raise UsageError(f"{type(self).__name__}.build sets no self.model, which forward calls; set it there")
         return self.model(features, training=training)
 
     def loss(self, outputs, batch) -> Mean:
@@ -74,9 +75,7 @@ class Trainer(tf.Module):
         weights are not in it: what `mean` returns is weighted by them afterwards. Outputs of 16 bits are converted to
         float32.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} has no loss(self, outputs, batch); return crankshaft.mean(losses)"
-        )
+        raise UsageError(f"{type(self).__name__} has no loss(self, outputs, batch); return crankshaft.mean(losses)")
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         """Returns further metrics by name, pairs as `loss` returns. The engine has loss, gradient_norm and skipped."""
@@ -171,10 +170,10 @@ class Trainer(tf.Module):
         layers = keras.concerned(self._held.layers.values(), variables)
         # What layers add is theirs, not their replica's: where replicas take turns, it would be of the wrong one.
         if (added := keras.own_losses(layers)) and self.reduction.sums_midway:
-            raise ValueError(
+            raise UsageError(
                 f"{type(self).__name__}: its layers add to the loss (add_loss, activity_regularizer) and sum up "
                 "statistics over replicas of one process; leave one of them out, or use a process for each replica "
-                "(`strategy`=multi_worker)"
+                f"({setting('strategy', 'multi_worker')})"
             )
         if not (added := [*added, *keras.regularization(layers)]):
             return None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.data.data import Data
-from ..engine.data.source import SourceError
+from ..engine.internals.errors import SourceError
 from .data import InputError
 from .files import listing
 from .files.prepared import Prepared, Writer, prepared, progress

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ..engine.internals.errors import UsageError
 
-class InputError(ValueError):
+
+class InputError(UsageError):
     """A file or an argument of an input is not usable; the message is one line for the user."""
 
 

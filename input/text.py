@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..engine.data.data import Data
-from ..engine.data.source import BadRecordError, Source, Spec
+from ..engine.data.source import Source, Spec
+from ..engine.internals.errors import BadRecordError
 from .data import InputError, check_at_least
 from .files import listing, storage, tokens
 from .files.prepared import BUNDLED, Prepared, Writer, prepared, progress

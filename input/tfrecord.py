@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..engine.data.data import Data
-from ..engine.data.source import BadRecordError, SourceError
+from ..engine.internals.errors import BadRecordError, SourceError
 from .data import check_at_least
 from .files import listing
 from .known import as_bytes

@@ -1,4 +1,4 @@
-"""The mistakes a user can make, and how they are reported: one line, an exit code, no traceback."""
+"""How mistakes are reported: one line, an exit code, no traceback. The errors themselves are the engine's."""
 
 from __future__ import annotations
 
@@ -7,26 +7,35 @@ import difflib
 import signal
 import sys
 
-from ..engine.internals.errors import one_line
+from ..engine.internals.errors import (
+    EXIT_DIVERGED,
+    EXIT_FAILED,
+    EXIT_PORT_TAKEN,
+    EXIT_SLOWER,
+    EXIT_USAGE,
+    CrankshaftError,
+    RunError,
+    UsageError,
+    one_line,
+    setting,
+)
 from . import terminal
 
-EXIT_FAILED = 1  # the run failed in a way that may pass, a write or a lost peer: start it again
-EXIT_USAGE = 2  # a mistake in what was asked: the same command will fail again, so it is not to be retried
-EXIT_SLOWER = 3  # a benchmark is shown to be slower than --fail_below allows
-# Of sysexits(3), EX_DATAERR and EX_TEMPFAIL: scripts have small codes of their own.
-EXIT_DIVERGED = 65  # not finite: a run repeats its numbers, so it would diverge again, and is not to be retried
-EXIT_PORT_TAKEN = 75  # another program took a port that Crankshaft chose: start all tasks again with other ports
+__all__ = [  # the engine's, which the rest of launch imports from here
+    "EXIT_DIVERGED",
+    "EXIT_FAILED",
+    "EXIT_PORT_TAKEN",
+    "EXIT_SLOWER",
+    "EXIT_USAGE",
+    "CrankshaftError",
+    "RunError",
+    "UsageError",
+    "setting",
+]
+
 EXIT_HUNG_UP = 129  # SIGHUP, a terminal that closed, after saving
 EXIT_INTERRUPTED = 130  # Ctrl-C, after saving
 EXIT_TERMINATED = 143  # SIGTERM, after saving; Kubernetes restarts on 128 and above
-
-
-class UsageError(ValueError):
-    """A mistake in what was asked: what was given, what was found, what to do. One line."""
-
-
-class RunError(RuntimeError):
-    """A run in Python that failed, in one line; its cause is the exception that ended it."""
 
 
 def nearest(misspelt: str, known, otherwise: str | None = None) -> str:

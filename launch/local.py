@@ -26,7 +26,7 @@ from ..engine.machine import cpus
 from . import errors, explanations
 from .cluster import listeners, own_network, restarts, shares
 from .cluster.cluster import SECRET
-from .cluster.supervisor import Spec, StartError, Supervisor
+from .cluster.supervisor import Spec, Supervisor
 from .command_line import given, help, own_flags, rules
 from .command_line.flags import GROUPS
 from .errors import UsageError
@@ -96,8 +96,6 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv if argv is None else argv
     try:
         code = _run(argv, os.environ)
-    except StartError as error:
-        code = errors.fail(errors.EXIT_FAILED, str(error))
     except Exception as error:  # the border of the program
         code = errors.fail(*explanations.explain(error, has_debug=False))
     except KeyboardInterrupt:  # before the supervisor listens to signals, or after

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from absl import flags, logging
 
 from ..engine.checkpoints import RunDir
-from ..engine.data.source import StuckStreamError
+from ..engine.internals.errors import LostPeerError, StuckStreamError
 from . import errors, explanations, held, terminal
 from .benchmark.result import check_baseline
 from .command_line import checks, given, help, own_files, rules
@@ -89,7 +89,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
         return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
     except Exception as error:  # the border of the program: every failure becomes one line here
         code = _explain(error, flags.FLAGS["debug"].value)
-        if explanations.is_lost_peer(error) or isinstance(error, StuckStreamError):
+        if isinstance(error, (LostPeerError, StuckStreamError)):  # what waits in TensorFlow, waits for ever
             process.leave(code)
     if config is not None and config.coordinates:  # a worker may be down
         process.leave(code)
@@ -128,7 +128,7 @@ def read_flags(argv: list[str], values: flags.FlagValues) -> set[str]:
             try:
                 _read_words([argv[0], *words], values, own)
             except UsageError as error:  # it is the file's
-                raise UsageError(f"--config={path}: {error}") from None
+                raise UsageError(f"--config={path}: {error.message}") from None
         raise
     logging.use_absl_handler()
     return set(own)

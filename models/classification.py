@@ -7,6 +7,7 @@ import math
 import tensorflow as tf
 
 from ..engine import Mean, Trainer, confusion_matrix, mean
+from ..engine.internals.errors import UsageError
 from ..engine.metrics.means import FEW_CLASSES, scaled
 
 
@@ -56,7 +57,7 @@ def _check_class_weight(weights, classes: int | None) -> None:
     )
     if not fine or len(weights) != classes:
         shown = ",".join(map(str, weights)) if isinstance(weights, (tuple, list)) else weights
-        raise ValueError(
+        raise UsageError(
             f"class_weight={shown} is not one number of 0 or more for each of the {classes} classes; give as many, "
             "separated by commas"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from ..engine.data import form
+from ..engine.internals.errors import UsageError
 from ..engine.layers import BatchNormalization
 from .classification import Classifier
 
@@ -42,7 +43,7 @@ class Model(Classifier):
     ):
         super().__init__(class_weight)
         if depth not in _SMALL | _LARGE:
-            raise ValueError(f"depth={depth} is unknown; use one of {', '.join(map(str, _SMALL | _LARGE))}")
+            raise UsageError(f"depth={depth} is unknown; use one of {', '.join(map(str, _SMALL | _LARGE))}")
         self.depth = depth
         self.sync_batch_norm = sync_batch_norm
         self.batch_norm_momentum = batch_norm_momentum
@@ -50,9 +51,9 @@ class Model(Classifier):
     def build_model(self) -> tf.keras.Model:
         features = form.features(self.given.example)
         if len(getattr(features, "shape", ())) != 4:
-            raise ValueError("resnet takes images, [height, width, channels]; use another --model for this input")
+            raise UsageError("resnet takes images, [height, width, channels]; use another --model for this input")
         if self.sync_batch_norm and (parts := self.given.options.accumulate_steps) > 1:
-            raise ValueError(f"sync_batch_norm=true needs whole batches, and accumulate_steps={parts}; use one of them")
+            raise UsageError(f"sync_batch_norm=true needs whole batches, and accumulate_steps={parts}; use one of them")
         images = tf.keras.Input(features.shape[1:], dtype=features.dtype)
         x = self._small(images) if self.depth in _SMALL else self._large(images)
         x = tf.keras.layers.GlobalAveragePooling2D()(x)

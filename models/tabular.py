@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ..engine import Mean, Trainer, mean
 from ..engine.data import form
+from ..engine.internals.errors import UsageError
 from ..engine.layers.embeddings import Embedding, hashing
 from ..engine.metrics.means import auc, root_mean_square
 
@@ -53,10 +54,10 @@ class Tabular(Trainer):
     def __init__(self, task: str = "auto", hash_buckets: int = 0, table_capacity: int = 0, admit_after: int = 1):
         super().__init__()
         if task not in TASKS:
-            raise ValueError(f"task={task} is unknown; use one of {', '.join(TASKS)}")
+            raise UsageError(f"task={task} is unknown; use one of {', '.join(TASKS)}")
         self.task = task
         if hash_buckets and table_capacity:
-            raise ValueError(
+            raise UsageError(
                 f"hash_buckets={hash_buckets} and table_capacity={table_capacity} both say which row an id has; use one"
             )
         self.hash_buckets = hash_buckets
@@ -66,7 +67,7 @@ class Tabular(Trainer):
     def build(self) -> None:
         classes = self.given.num_classes or 0
         if classes > 2 and self.task != "ratings" and not (self.task == "auto" and self._has_ratings_names):
-            raise ValueError(
+            raise UsageError(
                 f"labels are classes 0 to {classes - 1}, and {type(self).__module__} predicts clicks (0 or 1) or a "
                 "number; give labels of two classes, or use --model_arg task=ratings if they are numbers"
             )
@@ -123,12 +124,12 @@ class Tabular(Trainer):
     def _find_fields(self) -> list[Field]:
         features, vocabulary = form.features(self.given.example), self.given.vocabulary or {}
         if not isinstance(features, dict):
-            raise ValueError(
+            raise UsageError(
                 f"{type(self).__module__} takes features by name, and the data has one array; use an input of ids, "
                 "such as ratings, criteo or synthetic_clicks"
             )
         if not self.takes_any_id and not vocabulary:
-            raise ValueError(
+            raise UsageError(
                 f"{type(self).__module__} needs to know how many ids the features have, and the data does not say; "
                 "return a vocabulary from the data function, or use --model_arg hash_buckets=100000"
             )
@@ -138,12 +139,12 @@ class Tabular(Trainer):
             if dtype.is_floating:
                 continue
             if dtype == tf.string:
-                raise ValueError(
+                raise UsageError(
                     f"{type(self).__module__} takes ids and numbers, and feature {name!r} is text; leave "
                     "--input_arg=text=keep out, or make ids of it in the data function"
                 )
             if not (self.takes_any_id or name in vocabulary):
-                raise ValueError(
+                raise UsageError(
                     f"feature {name!r} holds integers, and the data does not say how many ids they are; use "
                     "--model_arg hash_buckets=100000, or make numbers of them (--input_arg=numbers=NAME, float32)"
                 )
@@ -151,7 +152,7 @@ class Tabular(Trainer):
             columns = [None] if len(value.shape) == 1 else range(value.shape[1])
             fields += [Field(name, column, rows) for column in columns]
         if not fields:
-            raise ValueError(
+            raise UsageError(
                 f"{type(self).__module__} needs ids, and no feature is an id; those of the data are "
                 f"{', '.join(sorted(features))}, those with a vocabulary {', '.join(sorted(vocabulary)) or 'none'}"
             )

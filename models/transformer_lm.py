@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from ..engine import Mean, Trainer, generation, mean
 from ..engine.data import form
+from ..engine.internals.errors import UsageError
 from ..engine.layers import recomputed
 from ..engine.layers.one_pass import gelu, swiglu
 from ..engine.metrics.means import exp_mean
@@ -82,16 +83,16 @@ class Model(Trainer):
         super().__init__()
         for name, choice in (("positions", positions), ("norm", norm), ("activation", activation)):
             if choice not in _CHOICES[name]:
-                raise ValueError(f"{name}={choice} is unknown; use {' or '.join(_CHOICES[name])}")
+                raise UsageError(f"{name}={choice} is unknown; use {' or '.join(_CHOICES[name])}")
         for name, number in (("layers", layers), ("width", width), ("heads", heads)):
             if number < 1:
-                raise ValueError(f"{name}={number} is none; use 1 or more")
+                raise UsageError(f"{name}={number} is none; use 1 or more")
         others = {"kv_heads": kv_heads, "hidden": hidden, "context": context, "vocabulary": vocabulary}
         for name, number in others.items():
             if number < 0:
-                raise ValueError(f"{name}={number} is none; use 1 or more, or leave it out")
+                raise UsageError(f"{name}={number} is none; use 1 or more, or leave it out")
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} is not a share; use 0 up to, not including, 1")
+            raise UsageError(f"dropout={dropout} is not a share; use 0 up to, not including, 1")
         self.context, self.vocabulary = context, vocabulary
         self.shape: dict[str, Any] = {
             "layers": layers,
@@ -110,15 +111,15 @@ class Model(Trainer):
     def build_model(self) -> tf.keras.Model:
         features, tokens = form.features(self.given.example), self.given.num_classes
         if getattr(features, "ndim", 0) != 2 or not np.issubdtype(features.dtype, np.integer):
-            raise ValueError(
+            raise UsageError(
                 "features are not rows of tokens, whole numbers [batch, context], which a language model reads; use "
                 "input=text, or data in that form"
             )
         context, vocabulary = self.context or features.shape[1], self.vocabulary or tokens
         if context < features.shape[1]:
-            raise ValueError(f"context={context} is less than the data's {features.shape[1]} tokens; use as many or 0")
+            raise UsageError(f"context={context} is less than the data's {features.shape[1]} tokens; use as many or 0")
         if tokens and vocabulary < tokens:
-            raise ValueError(f"vocabulary={vocabulary} is less than the data's {tokens} tokens; use as many or 0")
+            raise UsageError(f"vocabulary={vocabulary} is less than the data's {tokens} tokens; use as many or 0")
         part_of(self.shape["hidden"], current_mesh(), "hidden")  # which says what does divide
         options = self.given.options
         ways = {"recompute": options.recompute, "one_pass": not options.check_numerics}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from ..engine.internals.errors import UsageError
 from ..engine.layers import embeddings
 from ..engine.layers.embeddings import Embedding
 from .tabular import Tabular, relu_layers
@@ -99,7 +100,7 @@ class Model(Tabular):
         pairs = [tuple(cross.split(":")) for cross in self.crosses]
         for cross, pair in zip(self.crosses, pairs, strict=True):
             if len(pair) != 2 or not set(pair) <= set(indices):
-                raise ValueError(
+                raise UsageError(
                     f"crosses={cross} is not a pair of fields; use e.g. {':'.join([*indices, '?'][:2])}, or all"
                 )
         return [(indices[a], indices[b]) for a, b in pairs]

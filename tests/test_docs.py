@@ -159,7 +159,7 @@ def test_names_in_docstrings_and_comments_exist():
 
 
 def test_engine_names_no_flag():
-    """It knows none: `launch.explanations.with_flags` puts a flag where a message has a parameter's name."""
+    """It names settings, by `engine.internals.errors.setting`; whoever prints a message makes flags of them."""
     named = [
         (path.relative_to(ROOT).as_posix(), node.lineno, name)
         for path in SOURCES

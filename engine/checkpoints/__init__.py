@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .graph import Part
-    from .manifest import CheckpointError, Manifest
+    from .manifest import Manifest
     from .run_dir import RunDir
     from .shares import Writer
     from .store import Checkpoints
     from .weights import load_weights, read_newest
 
 _HOMES = {
-    "CheckpointError": "manifest",
     "Checkpoints": "store",
     "Manifest": "manifest",
     "Part": "graph",
@@ -25,7 +24,7 @@ _HOMES = {
     "read_newest": "weights",
 }
 
-__all__ = ["CheckpointError", "Checkpoints", "Manifest", "Part", "RunDir", "Writer", "load_weights", "read_newest"]
+__all__ = ["Checkpoints", "Manifest", "Part", "RunDir", "Writer", "load_weights", "read_newest"]
 
 
 def __getattr__(name: str):

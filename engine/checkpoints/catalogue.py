@@ -8,8 +8,9 @@ import contextlib
 import dataclasses
 import os
 
+from ..internals.errors import CheckpointError
 from . import manifest as manifests
-from .manifest import CheckpointError, Manifest
+from .manifest import Manifest
 
 _REPEATED = ("about", "variables", "versions")
 

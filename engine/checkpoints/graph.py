@@ -15,14 +15,13 @@ from typing import Any, NamedTuple, TypeVar
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from ..internals.errors import reason
+from ..internals.errors import CheckpointError, reason, setting
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
 from ..layers.embeddings import Embedding
 from ..mesh.cuts import cut_of
 from ..reduction import per_replica
 from . import slices
-from .manifest import CheckpointError
 from .slices import Rows
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of the graph's own entry
@@ -167,7 +166,8 @@ def restore(
     if again and not begins_again:
         raise CheckpointError(
             f"{prefix} has the variables of this model and does not fit {reasons}; make what is trained, and the "
-            "optimizer, as they were, or give `allow_changed_config`, with which the run goes on and these begin again"
+            f"optimizer, as they were, or give {setting('allow_changed_config')}, with which the run goes on and these "
+            "begin again"
         )
     fitting = comparison.of(lambda key: not any(part.has(key) for part in again)).fitting.values()
     slices.read(prefix, [(variable, key) for _, variable, key in fitting])

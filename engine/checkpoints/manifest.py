@@ -15,6 +15,7 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
+from ..internals.errors import CheckpointError
 from ..machine import files
 
 FORMAT = 2  # 1 had no digest of the manifest itself
@@ -29,10 +30,6 @@ _MANIFEST = re.compile(r"(?P<stem>ckpt-\d+)" + re.escape(SUFFIX))
 _OBJECTS = [("about", part) for part in ("data", "input", "origin", "cpu", "flags", "deciding", "updated")]
 _OBJECTS += [("host_state", part) for part in ("state", "hooks")]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-class CheckpointError(Exception):
-    """A checkpoint that can't be written, read or fitted to the state; the message says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,7 +296,7 @@ def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[li
                 manifests.append(read(os.path.join(directory, name)))
             except CheckpointError as error:
                 if os.path.lexists(os.path.join(directory, name)):
-                    problems[step_of(name)] = str(error)
+                    problems[step_of(name)] = error.message
                 else:  # its run has removed it meanwhile, which writes the next one before
                     removed.append(name)
     if removed and not manifests:

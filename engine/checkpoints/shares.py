@@ -15,8 +15,8 @@ import time
 import uuid
 from collections.abc import Iterable
 
+from ..internals.errors import SaveError
 from ..machine import files
-from .manifest import CheckpointError
 
 _POLL_SECONDS = 0.05
 _LEFT_ALONE_SECONDS = 5.0  # a process that is ending waits so long for the others' shares
@@ -62,7 +62,7 @@ def collect(folder: str, processes: Iterable[int], timeout_seconds: float) -> li
         that is ending waits a few seconds at most.
 
     Raises:
-      CheckpointError: a share could not be written, or did not come in time.
+      SaveError: a share could not be written, or did not come in time.
     """
     waiting, paths = set(processes), []
     seen, since = None, time.monotonic()
@@ -77,7 +77,7 @@ def collect(folder: str, processes: Iterable[int], timeout_seconds: float) -> li
             seen, since = now, time.monotonic()
         patience = timeout_seconds if threading.main_thread().is_alive() else _LEFT_ALONE_SECONDS
         if patience and time.monotonic() - since > patience:
-            raise CheckpointError(f"worker {min(waiting)} wrote nothing of its part for {patience:g} s")
+            raise SaveError(f"worker {min(waiting)} wrote nothing of its part for {patience:g} s")
         time.sleep(_POLL_SECONDS)
     return paths
 
@@ -85,7 +85,7 @@ def collect(folder: str, processes: Iterable[int], timeout_seconds: float) -> li
 def _read(folder: str, process: int) -> list[str]:
     note = files.read_json(_note(folder, process))
     if "why" in note:
-        raise CheckpointError(f"worker {process} could not write its part: {note['why']}")
+        raise SaveError(f"worker {process} could not write its part: {note['why']}")
     return [os.path.join(folder, name) for name in note["names"]]
 
 

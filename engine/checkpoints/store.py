@@ -30,13 +30,13 @@ from typing import TypeVar
 import tensorflow as tf
 from absl import logging
 
-from ..internals.errors import reason
+from ..internals.errors import CheckpointError, SaveError, reason, setting
 from ..machine import environment, files
 from . import graph, shares, slices, snapshot
 from . import manifest as manifests
 from .catalogue import Catalogue
 from .graph import Part
-from .manifest import CheckpointError, Manifest
+from .manifest import Manifest
 from .shares import Writer
 from .slices import Entry
 
@@ -110,7 +110,7 @@ class Checkpoints:
         self.keep = keep or None
         self.about = about
         self._thread: threading.Thread | None = None
-        self._error: CheckpointError | None = None
+        self._error: SaveError | None = None
         self._current_step: int | None = None  # what this object saved or restored last
         self._warned: set[str] = set()
         self.written: Callable[[Manifest, float], None] = lambda manifest, seconds: None
@@ -146,14 +146,15 @@ class Checkpoints:
             raise CheckpointError(
                 f"{self.directory} holds checkpoint files that no manifest says this run has written: "
                 f"{', '.join(names[:_LISTED])}{more}; restore their .manifest.json files from a copy, move them "
-                "elsewhere, or use another `run_dir`, with `init_from` to begin with their weights"
+                f"elsewhere, or use another {setting('run_dir')}, with {setting('init_from')} to begin with their "
+                "weights"
             )
 
     def save(self, step: int, host_state: dict, *, wait: bool = False, force: bool = False) -> None:
         """Writes the state as it is now; returns when the variables may change again.
 
         Does nothing when this object's last save or restore was of the same step, unless `force`. Waits for the save
-        before this one, and raises its CheckpointError. `host_state`, what `json` takes and NumPy scalars, is kept in
+        before this one, and raises its SaveError. `host_state`, what `json` takes and NumPy scalars, is kept in
         the manifest and is also read at once.
         """
         self.wait()
@@ -180,7 +181,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Waits until nothing is being written. Raises the write's CheckpointError, once, if it failed."""
+        """Waits until nothing is being written. Raises the write's SaveError, once, if it failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -230,7 +231,7 @@ class Checkpoints:
                 return made
         raise CheckpointError(
             f"the run that writes to {self.directory} has replaced {_MOST_READS} checkpoints, each before it was read; "
-            "let it keep more of them (`keep_checkpoints`), or write them less often"
+            f"let it keep more of them ({setting('keep_checkpoints')}), or write them less often"
         )
 
     def all(self, where: Callable[[Manifest], bool] = lambda manifest: True) -> list[Manifest]:
@@ -280,7 +281,7 @@ class Checkpoints:
     def _restore_verified(self, manifest: Manifest, parts, begins_again: bool) -> None:
         why_not = (
             f"{manifest.name} in {self.directory} is of another model or optimizer; "
-            "use another `run_dir`, or take its weights only with `init_from`"
+            f"use another {setting('run_dir')}, or take its weights only with {setting('init_from')}"
         )
         restored = graph.restore(manifest.prefix, self.state, why_not, (), parts(manifest), begins_again)
         if restored[1] and not self._writer.process:
@@ -325,9 +326,9 @@ class Checkpoints:
                 self._write_whole(saving)
         except Exception as error:  # whatever it is, it has to reach wait()
             why = getattr(error, "strerror", None) or reason(error)  # the message names the directory already
-            self._error = CheckpointError(
+            self._error = SaveError(
                 f"ckpt-{saving.step} could not be written to {self.directory}: {why}; "
-                "make room or mend the directory, or use another `run_dir`"
+                f"make room or mend the directory, or use another {setting('run_dir')}"
             )
             self._error.__cause__ = error
             with contextlib.suppress(OSError):

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from ..internals.errors import CheckpointError, setting
 from . import graph
 from . import manifest as manifests
-from .manifest import CheckpointError
 from .run_dir import RunDir
 from .store import Checkpoints
 
@@ -40,7 +40,8 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
     def load(prefix: str) -> list[str]:
         more = ", whose tables may only grow" if may_grow else ""
         why_not = (
-            f"the weights in {prefix} do not fit this model; use the same `model` and `model_arg` as that run{more}"
+            f"the weights in {prefix} do not fit this model; use the same {setting('model')} and "
+            f"{setting('model_arg')} as that run{more}"
         )
         if (there := _holders(prefix)) and not any(name == each or name.startswith(f"{each}.") for each in there):
             why_not = (
@@ -109,4 +110,4 @@ def _sealed_problem(prefix: str) -> str | None:
     try:
         return manifests.read(prefix + manifests.SUFFIX).problem()
     except CheckpointError as error:
-        return str(error)
+        return error.message

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from ..internals.errors import reason
+from ..internals.errors import reason, setting
 from ..internals.tensorflow import iterator_state, restore_iterator, shuffled
 from ..mesh.mesh import Mesh
 from ..randomness import epoch_seed
@@ -377,7 +377,8 @@ class StreamedFeed(Feed):
             return ""
         return (
             f"the step sums or gathers over replicas, and workers read files of their own ({self.share.described()}), "
-            "so that at an epoch's end one has no examples and would bring made-up ones; use `auto_shard_policy`=data"
+            "so that at an epoch's end one has no examples and would bring made-up ones; use "
+            f"{setting('auto_shard_policy', 'data')}"
         )
 
     def take(self, step: int, limit: int) -> Run:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..internals.errors import SourceError, UsageError
 from ..mesh.mesh import Mesh
 from .feed import Feed, Run
 from .order import Order, replica_part
 from .reading import example_bytes
-from .source import SourceError
 from .streamed import Stream, count, untuned
 
 _BLOCK_BYTES = 8 << 20  # of the batches of a call, at most
@@ -80,7 +80,7 @@ class LentFeed(Feed):
         elif steps is not None:
             examples = steps * batch_size
         elif split.length == tf.data.INFINITE_CARDINALITY:
-            raise ValueError("the dataset never ends, so it has no epoch; give steps, or dataset.take(examples)")
+            raise UsageError("the dataset never ends, so it has no epoch; give steps, or dataset.take(examples)")
         else:
             examples = count(split)
             self._iterators.pop(split, None)

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..internals.errors import UsageError, setting
 from ..randomness import epoch_seed
 from .source import Source
 
@@ -77,9 +78,9 @@ class Order:
 
     def __post_init__(self):
         if self.num_examples < 1:
-            raise ValueError(f"num_examples={self.num_examples} makes no batch; the data is empty")
+            raise UsageError(f"num_examples={self.num_examples} makes no batch; the data is empty")
         if self.drop_remainder and self.num_examples < self.batch_size:
-            raise ValueError(
+            raise UsageError(
                 f"num_examples={self.num_examples} makes no whole batch of batch_size={self.batch_size}, and this "
                 f"strategy takes whole ones only; use a batch of {self.num_examples} at most"
             )
@@ -142,7 +143,7 @@ class Order:
           origin: where those began.
 
         Raises:
-          ValueError: the examples that are read end within a batch, and only whole ones are taken.
+          UsageError: the examples that are read end within a batch, and only whole ones are taken.
         """
         if batch_size == self.batch_size or not step:
             return dataclasses.replace(self, origin=origin)
@@ -153,10 +154,10 @@ class Order:
         rate = (origin.rate_steps, origin.rate_examples) if origin.rate_steps else before.rate
         order = dataclasses.replace(self, origin=Origin(step, epoch, place, before.rate_step(step), *rate))
         if self.drop_remainder and order.seen:
-            raise ValueError(
-                f"`global_batch_size`={self.batch_size}, which was {batch_size}: the run has read {place} examples of "
-                "an epoch, which is no whole number of such batches, and this strategy takes whole ones only; use a "
-                f"batch that divides {place}, or {batch_size} up to the epoch's end"
+            raise UsageError(
+                f"{setting('global_batch_size', self.batch_size)}, which was {batch_size}: the run has read {place} "
+                "examples of an epoch, which is no whole number of such batches, and this strategy takes whole ones "
+                f"only; use a batch that divides {place}, or {batch_size} up to the epoch's end"
             )
         return order
 

@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from ..internals.errors import SourceError
 from .frames import as_float32
-from .source import Source, SourceError, Spec
+from .source import Source, Spec
 
 
 class OfBatches(Source):

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..internals.errors import SourceError, StuckReadError, setting
 from ..internals.tensorflow import weakly
 from .arrays import ArraySource
 from .order import Order
-from .source import Source, SourceError, Spec, StuckReadError, WrappedSource
+from .source import Source, Spec, WrappedSource
 from .waiting import of_files, result_of
 
 _WHOLE_BYTES = 64 << 20  # at once, where a split is read into memory
@@ -328,7 +329,7 @@ class Reads:
         return StuckReadError(
             f"{_name(self.source)}.read has not returned for {idle:.3g} s, at {_location(thread)}, from example "
             f"{first} on{of_files(self.source.files())}; see whether its files' disk or host answers, or raise "
-            "`step_timeout_seconds`"
+            f"{setting('step_timeout_seconds')}"
         )
 
 

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..internals.errors import BadRecordError, setting
+
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
@@ -38,35 +40,6 @@ class Spec:
     def nbytes(self) -> int:
         """Bytes of one example's array in memory; a string counts as its reference."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-
-
-class SourceError(ValueError):
-    """Data can't be read; the message is one line: the file, the record, what was found, what to do."""
-
-
-class BadRecordError(SourceError):
-    """One example can't be read, and others can.
-
-    Args:
-      example: its index.
-      line: the message.
-    """
-
-    def __init__(self, example: int, line: str):
-        super().__init__(line)
-        self.example = example
-
-
-class UnavailableError(SourceError):
-    """Data can't be read now, as the system or the network failed. It may be read the next time."""
-
-
-class StuckReadError(UnavailableError):
-    """A read has taken too long."""
-
-
-class StuckStreamError(StuckReadError):
-    """A stream has given nothing for too long; who waits for it, in TensorFlow, does so for ever."""
 
 
 # What a disk or a network says that has failed, and may work again.
@@ -314,7 +287,7 @@ class SourceSlice(WrappedSource):
         try:
             yield
         except BadRecordError as error:
-            raise BadRecordError(error.example - self._range.start, str(error)) from None
+            raise BadRecordError(error.example - self._range.start, error.message) from None
 
     def identity(self) -> str:
         return f"{self._range.start}:{self._range.stop} of {self.source.identity()}"
@@ -359,10 +332,14 @@ class WithoutBadRecords(WrappedSource):
             return  # another thread has met it meanwhile
         if len(self.bad) >= min(self._limit, len(self) - 1):
             raise BadRecordError(
-                error.example, f"{error}; `max_bad_records`={self._limit} are left out already; allow more"
+                error.example,
+                f"{error.message}; {setting('max_bad_records', self._limit)} are left out already; allow more",
             )
-        self.bad[error.example] = str(error)
-        self._warn(f"{error}; left out, as {len(self.bad)} of the {self._limit} that `max_bad_records` allows")
+        self.bad[error.example] = error.message
+        self._warn(
+            f"{error.message}; left out, as {len(self.bad)} of the {self._limit} that {setting('max_bad_records')} "
+            "allows"
+        )
 
     def _next_good(self, example: int) -> int:
         while example in self.bad:

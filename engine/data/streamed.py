@@ -19,11 +19,11 @@ import tensorflow as tf
 from absl import logging
 
 from ..internals import pipelines
-from ..internals.errors import reason
+from ..internals.errors import CrankshaftError, SourceError, UnavailableError, UsageError, reason, setting
 from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
 from .order import Order, SharedOrder
-from .source import SourceError, Spec, Split, UnavailableError, may_pass
+from .source import Spec, Split, may_pass
 from .waiting import Patience
 
 _PARSED_AT_ONCE = 256  # records: of `tf.io.parse_example` 64 alone cost twenty times as much as among thousands
@@ -32,7 +32,7 @@ _COUNTED_AT_ONCE = 1024  # examples
 _COUNT_SHOWN_SECONDS = 10
 _ENDED = (
     "the dataset has ended, and gives nothing when it is read again, as a generator that can be read only once; give "
-    "one that starts again each time, or a smaller `train_steps`"
+    f"one that starts again each time, or a smaller {setting('train_steps')}"
 )
 _READING = "IteratorGetNext"  # the operation, which an error names
 
@@ -62,7 +62,7 @@ class Stream(Split):
     def of_files(self, workers: int, worker: int) -> Stream | None:
         """Returns a worker's part, by files; None where there are fewer than workers. All workers are told alike."""
 
-    def fault(self) -> SourceError | None:
+    def fault(self) -> CrankshaftError | None:
         """Looks for what is wrong with its files, which TensorFlow's error does not name; None if it does not know."""
         return None
 
@@ -146,7 +146,7 @@ class OfFiles(Stream):
     def files(self) -> Sequence[str]:
         return self._paths
 
-    def fault(self) -> SourceError | None:
+    def fault(self) -> CrankshaftError | None:
         for path in self._paths:
             read = 0
             try:
@@ -192,7 +192,7 @@ class Endless(Stream):
     def files(self) -> Sequence[str]:
         return self._stream.files()
 
-    def fault(self) -> SourceError | None:
+    def fault(self) -> CrankshaftError | None:
         return self._stream.fault()
 
 
@@ -296,7 +296,7 @@ def divide(
       timeout_seconds: see `Patience`, of counting.
 
     Raises:
-      ValueError: the stream never ends, or there are too few files for FILE.
+      UsageError: the stream never ends, or there are too few files for FILE.
       StuckStreamError: it hangs.
       SourceError: counting a dataset takes longer than the timeout, so that it may never end.
     """
@@ -304,9 +304,10 @@ def divide(
     if isinstance(stream, Endless):
         return Share(stream, (Endless.length,))
     if stream.length == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            "the dataset never ends, so it has no epoch; give `train_steps` and, if there is evaluation data, "
-            "`eval_every_steps`, or end it by dataset.take(n), which counts batches after dataset.batch"
+        raise UsageError(
+            f"the dataset never ends, so it has no epoch; give {setting('train_steps')} and, if there is evaluation "
+            f"data, {setting('eval_every_steps')}, or end it by dataset.take(n), which counts batches after "
+            "dataset.batch"
         )
     if workers > 1 and (policy == "FILE" or (policy == "AUTO" and known.get("by") != "example")):
         own = stream.of_files(workers, processes.host)
@@ -315,9 +316,9 @@ def divide(
                 return Share(own, tuple(known["counts"]), processes.host)
             return Share(own, tuple(processes.exchange(count(own, watch))), processes.host)
         if policy == "FILE":
-            raise ValueError(
-                f"`auto_shard_policy`=file divides files among {workers} workers, and the dataset shows fewer; give "
-                "more files, or `auto_shard_policy`=auto or data"
+            raise UsageError(
+                f"{setting('auto_shard_policy', 'file')} divides files among {workers} workers, and the dataset shows "
+                f"fewer; give more files, or {setting('auto_shard_policy', 'auto')} or data"
             )
     if stream.length == tf.data.UNKNOWN_CARDINALITY and known.get("by") == "example":
         return Share(stream, tuple(known["counts"]))
@@ -342,8 +343,9 @@ def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0
             if 0 < timeout_seconds < seconds and not stream.files():  # files end
                 raise SourceError(
                     f"the dataset's examples are being counted for {seconds:.3g} s, {counted:,} so far, and it may "
-                    "never end; give `train_steps`, and `eval_every_steps` if there is evaluation data, say how many "
-                    "there are by tf.data.experimental.assert_cardinality, or raise `step_timeout_seconds`"
+                    f"never end; give {setting('train_steps')}, and {setting('eval_every_steps')} if there is "
+                    "evaluation data, say how many there are by tf.data.experimental.assert_cardinality, or raise "
+                    f"{setting('step_timeout_seconds')}"
                 )
     return counted
 

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..internals.errors import UsageError
+
 MISSING = ".missing"  # the end of the name of the feature that says where a column has no value
 SECONDS = ".seconds"
 KINDS = ("category", "hash", "date", "timestamp", "number", "id", "array")
@@ -46,7 +48,7 @@ class Treatment(NamedTuple):
     def checked(self) -> Treatment:
         """Returns the same with places as a tuple. Raises `TypeError` where it is not of its form."""
         if self.kind not in KINDS:
-            raise TypeError(f"{self.kind!r:.40} is not one of {', '.join(KINDS)}")
+            raise UsageError(f"{self.kind!r:.40} is not one of {', '.join(KINDS)}")
         np.asarray(self.fill, np.float64)
         return self._replace(places=tuple(self.places))
 

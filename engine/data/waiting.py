@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from .source import StuckStreamError
+from ..internals.errors import StuckStreamError, setting
 
 _LOOK_SECONDS = 1.0
 _COMPUTING = 0.01  # of the time for which a stream may give nothing: who computes for less is stuck
@@ -82,7 +82,7 @@ class Patience:
     def _stuck(self, idle: float) -> StuckStreamError:
         return StuckStreamError(
             f"the data is a stream{of_files(self._files)} that has given nothing for {idle:.3g} s, nor computed; see "
-            "whether the files or the host that it reads answer, or raise `step_timeout_seconds`"
+            f"whether the files or the host that it reads answer, or raise {setting('step_timeout_seconds')}"
         )
 
 

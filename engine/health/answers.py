@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
+from ..internals.errors import setting
 from .watchdog import end_process
 
 _PERIOD_SECONDS = 1.0
@@ -41,8 +42,9 @@ def explain(servers: Sequence[int], addresses: Sequence[str], timeout_seconds: f
     """Describes, in one line, servers that do not answer."""
     names = " and ".join(f"ps {server} ({addresses[server]})" for server in servers)
     return (
-        f"{names} {'have' if len(servers) > 1 else 'has'} not answered for `step_timeout_seconds`={timeout_seconds:g}: "
-        "stopped, or out of reach; start the job again: it goes on from the last checkpoint"
+        f"{names} {'have' if len(servers) > 1 else 'has'} not answered for "
+        f"{setting('step_timeout_seconds')}={timeout_seconds:g}: stopped, or out of reach; start the job again: it "
+        "goes on from the last checkpoint"
     )
 
 

@@ -18,21 +18,16 @@ import tensorflow as tf
 from absl import logging
 
 from ..internals import tensorflow
-from ..internals.errors import one_line
+from ..internals.errors import EXIT_FAILED, one_line, setting
 from . import standstill
 from .peers import Peers
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 FIRST_CALL_FACTOR = 5.0  # the first call compiles
-_EXIT_FAILED = 1  # a failure that may be tried again
 _PERIOD_SECONDS = 0.5
 _JOIN_SECONDS = 5.0
 _SILENT_SECONDS = 5.0  # ten datagrams lost in a row
 _LOST = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError, tf.errors.CancelledError)
-
-
-class LostPeerError(Exception):
-    """A peer is lost, so this process can't go on; all have to restart from the last checkpoint. One line."""
 
 
 def default_timeout_seconds() -> float:
@@ -274,7 +269,11 @@ class Watchdog:
                 f"{where}, and nothing was ever heard of {who}; let UDP through at its port to learn who is stuck",
                 -1,
             )
-        return f"{where}, and no worker is behind the others; raise `step_timeout_seconds` if steps take so long", -1
+        return (
+            f"{where}, and no worker is behind the others; raise {setting('step_timeout_seconds')} if steps take so "
+            "long",
+            -1,
+        )
 
     def _itself(self, idle: float) -> str:
         called, (_, step, _) = self._peers.called(self._peers.worker), self._mark
@@ -363,4 +362,4 @@ def end_process(line: str) -> None:
     faulthandler.dump_traceback(2)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
-    os._exit(_EXIT_FAILED)
+    os._exit(EXIT_FAILED)

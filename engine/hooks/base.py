@@ -12,6 +12,7 @@ import numbers
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..internals.errors import UsageError
 from ..metrics.means import LoopSums, Sums
 from ..state import TrainState
 
@@ -101,7 +102,7 @@ class Period:
     """Every so many steps: those that are multiples of `steps` once `shift` is added.
 
     Raises:
-      ValueError: the period is not a whole number, or below 0.
+      UsageError: the period is not a whole number, or below 0.
     """
 
     steps: int
@@ -109,7 +110,7 @@ class Period:
 
     def __post_init__(self):
         if not isinstance(self.steps, numbers.Integral) or self.steps < 0:
-            raise ValueError(f"every_steps={self.steps!r} is not a number of steps; use 1 or more, or 0 for never")
+            raise UsageError(f"every_steps={self.steps!r} is not a number of steps; use 1 or more, or 0 for never")
 
     def end_after(self, step: int) -> int:
         """Returns the first end of a period after a step."""
@@ -193,7 +194,7 @@ class Periodic(Hook):
       more: other periods, at whose ends it acts too.
 
     Raises:
-      ValueError: the period is not a whole number, or below 0.
+      UsageError: the period is not a whole number, or below 0.
 
     Example:
       >>> class Ping(Periodic):
@@ -431,13 +432,13 @@ def every_steps(steps: int, function: Callable[[Status, dict[str, float]], None]
         counted, since float16's loss scale skipped them all.
 
     Raises:
-      ValueError: the period is not 1 or more.
+      UsageError: the period is not 1 or more.
 
     Example:
       >>> hook = every_steps(100, lambda status, metrics: print(status.step, metrics["loss"]))
     """
     if isinstance(steps, numbers.Integral) and steps < 1:
-        raise ValueError(f"every_steps({steps}, ...) is never called; use 1 or more, or leave the hook out")
+        raise UsageError(f"every_steps({steps}, ...) is never called; use 1 or more, or leave the hook out")
     return _Every(function, steps, getattr(function, "__name__", "every_steps"))
 
 

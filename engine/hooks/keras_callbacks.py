@@ -17,6 +17,7 @@ import tensorflow as tf
 from absl import logging
 
 from ..holdings import Holdings
+from ..internals.errors import UsageError, setting
 from ..internals.keras import computing_alone
 from ..mesh.cuts import cut_of
 from ..metrics.means import kinds_of
@@ -49,10 +50,10 @@ _STOP = "stop_training of a Keras callback"
 _WITHOUT_STATE = ("CSVLogger", "LambdaCallback", "LearningRateScheduler", "RemoteMonitor")
 # Those that need Keras's own loop, and what does the same here.
 _INSTEAD = {
-    "BackupAndRestore": "`run_dir`, from which a run resumes to the same bits,",
-    "OrbaxCheckpoint": "`run_dir` with `checkpoint_every_steps`",
-    "ProgbarLogger": "`progress`",
-    "SwapEMAWeights": "`ema_decay`",
+    "BackupAndRestore": f"{setting('run_dir')}, from which a run resumes to the same bits,",
+    "OrbaxCheckpoint": f"{setting('run_dir')} with {setting('checkpoint_every_steps')}",
+    "ProgbarLogger": setting("progress"),
+    "SwapEMAWeights": setting("ema_decay"),
 }
 
 
@@ -85,7 +86,7 @@ class KerasCallbacks(Windowed):
       history: Keras's `History` of the run, on each process.
 
     Raises:
-      ValueError: a callback needs Keras's own loop; says what to use here.
+      UsageError: a callback needs Keras's own loop; says what to use here.
     """
 
     name = "keras_callbacks"
@@ -103,7 +104,7 @@ class KerasCallbacks(Windowed):
         super().__init__(0)
         for callback in callbacks:
             if instead := next((cure for name, cure in _INSTEAD.items() if name in _kinds(callback)), None):
-                raise ValueError(
+                raise UsageError(
                     f"Keras callback {type(callback).__name__} is for Keras's own loop; use {instead} in its place"
                 )
         self.history = tf.keras.callbacks.History()
@@ -132,7 +133,7 @@ class KerasCallbacks(Windowed):
           kinds: of the metrics that are measured, by name.
 
         Raises:
-          ValueError: the direction of one is not known.
+          UsageError: the direction of one is not known.
         """
         for callback in self._callbacks:
             if getattr(callback, "mode", None) != "auto" or "MonitorCallback" not in _kinds(callback):
@@ -143,7 +144,7 @@ class KerasCallbacks(Windowed):
             try:
                 callback.mode = monitored.directed(kinds).direction
             except ValueError:
-                raise ValueError(
+                raise UsageError(
                     f"Keras callback {type(callback).__name__}(monitor={callback.monitor!r}): whether a higher or a "
                     "lower value is better is not known; give it mode='max' or mode='min'"
                 ) from None
@@ -363,12 +364,12 @@ class _Model:
 
     def __getattr__(self, name: str):
         if name in (*_OF_WHOLE_WEIGHTS, *_COMPUTES) and any(map(cut_of, self._model.variables)):
-            raise ValueError(
+            raise UsageError(
                 f"a Keras callback asks for the model's {name}, and each replica has a part of the model; let the run "
                 "save checkpoints, and export one of them"
             )
         if name in _TRAINS:
-            raise ValueError(f"a Keras callback calls {name} of the model that the run trains; train a copy of it")
+            raise UsageError(f"a Keras callback calls {name} of the model that the run trains; train a copy of it")
         return functools.partial(self._alone, name) if name in _COMPUTES else getattr(self._model, name)
 
     def __call__(self, *arguments, **keywords):

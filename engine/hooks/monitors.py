@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from absl import logging
 
 from ..holdings import Holdings
-from ..internals.errors import counted
+from ..internals.errors import UsageError, counted
 from ..metrics.means import kinds_of
 from ..metrics.monitored import Monitored
 from .base import Hook, Period, Periodic, Status, Window
@@ -33,7 +33,7 @@ class Monitor(Periodic):
       monitor: its name, `eval_NAME` or `train_NAME`.
 
     Raises:
-      ValueError: another name; a metric that is not measured, or whose direction is not known.
+      UsageError: another name; a metric that is not measured, or whose direction is not known.
     """
 
     name = "monitor"
@@ -42,7 +42,7 @@ class Monitor(Periodic):
         super().__init__(every_steps)
         self.monitored = Monitored.parse(monitor)
         if every_steps and self.monitored.source == "eval":
-            raise ValueError(
+            raise UsageError(
                 f"monitor={monitor} needs evaluations, and this run makes none; use train_{self.monitored.metric}"
             )
         self.monitor = self.monitored.name
@@ -127,7 +127,7 @@ class Patient(Monitor):
     def __init__(self, monitor: str, patience: int, **arguments):
         super().__init__(monitor, **arguments)
         if patience < 1:
-            raise ValueError(f"patience={patience} is not a count of evaluations; use 1 or more")
+            raise UsageError(f"patience={patience} is not a count of evaluations; use 1 or more")
         self.patience = patience
         self.waited = 0
 
@@ -203,7 +203,7 @@ class ReduceLearningRate(Patient):
     def __init__(self, monitor: str, patience: int, factor: float = 0.5, min_scale: float = 1e-3, **arguments):
         super().__init__(monitor, patience, **arguments)
         if not 0 < factor < 1:
-            raise ValueError(f"factor={factor} does not lower a learning rate; use one between 0 and 1, such as 0.5")
+            raise UsageError(f"factor={factor} does not lower a learning rate; use one between 0 and 1, such as 0.5")
         self.factor = factor
         self.min_scale = min_scale
         self._warned = False

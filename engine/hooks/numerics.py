@@ -11,6 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from ..holdings import Holdings
+from ..internals.errors import LabelError, NonfiniteError
 from ..internals.variables import own_copy, path_of, tf_variable
 from ..mesh.cuts import cut_of
 from ..metrics.means import LoopSums, Pair
@@ -19,14 +20,6 @@ from ..step.options import StepOptions
 from .base import Hook, Status
 
 _PIECE_BYTES = 64 << 20
-
-
-class NonfiniteError(ArithmeticError):
-    """A loss, gradient or variable became inf or nan; the message, one line, says where and what to do."""
-
-
-class LabelError(ArithmeticError):
-    """Labels were not what a loss or a metric takes; the message, one line, says where and what to do."""
 
 
 def is_loss(name: str) -> bool:

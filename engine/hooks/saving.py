@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from ..checkpoints import CheckpointError, Checkpoints, Manifest
+from ..checkpoints import Checkpoints, Manifest
+from ..internals.errors import CheckpointError, SaveError
 from ..state import RULES, TrainState
 from .base import Hook, Periodic, Status
 from .evaluation import Evaluated
@@ -32,11 +33,11 @@ def save(checkpoints: Checkpoints, status: Status, hooks: Sequence[Hook], again:
     Each hook's `settle` is called first, so a hook that finds the state bad raises and nothing is written.
 
     Raises:
-      CheckpointError: a call was interrupted, so the variables are not those of one step; or it can't be written.
+      SaveError: a call was interrupted, so the variables are not those of one step; or it can't be written.
     """
     state = status.state
     if not state.is_whole or state.step != status.step:
-        raise CheckpointError(
+        raise SaveError(
             f"step {status.step} could not be written: the call after it was interrupted, so the variables are not "
             "those of one step; restore a checkpoint, as run.restore('latest') does, and train from there"
         )
@@ -124,7 +125,7 @@ class Checkpointing(Periodic):
         self.checkpoints.wait()
 
     def close(self) -> None:
-        with contextlib.suppress(CheckpointError):  # where the run failed, its own error is what is told
+        with contextlib.suppress(SaveError):  # where the run failed, its own error is what is told
             self.checkpoints.wait()
 
 

@@ -8,14 +8,11 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import tensorflow as tf
 
+from ..internals.errors import OutOfSyncError
 from ..internals.variables import path_of
 from ..mesh.cuts import cut_of
 from ..reduction import per_replica
 from .base import Period, Periodic, Status
-
-
-class OutOfSyncError(Exception):
-    """Replicas hold different values of a variable. One line: which replica, which variable, what to do."""
 
 
 class SyncCheck(Periodic):

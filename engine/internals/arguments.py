@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from .errors import UsageError
+
 
 class Expression:
     """Texts that are regular expressions, in the place of an `Interval`."""
@@ -51,7 +53,7 @@ class Interval:
 
     def __post_init__(self):
         if (self.lower is None) == (self.above is None) or (self.upper is None) == (self.below is None):
-            raise TypeError(f"{self} needs one lower end and one upper end")
+            raise UsageError(f"{self} needs one lower end and one upper end")
 
     def __contains__(self, value: Any) -> bool:
         """Returns whether a value is a number of the interval; nan is of none."""
@@ -100,7 +102,7 @@ def unknown(kind, name, known):
     known = sorted(known)
     nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     cure = f"did you mean {' or '.join(nearest)}?" if nearest else f"use {', '.join(known) or '-'}"
-    return ValueError(f"unknown {kind} {name!r}; {cure}")
+    return UsageError(f"unknown {kind} {name!r}; {cure}")
 
 
 def parameters(function):
@@ -125,4 +127,4 @@ def check_arguments(owner, arguments, known, intervals):
         if name not in known:
             raise unknown(f"argument of {owner}", name, known)
         if fault := outside(intervals, name, value):
-            raise ValueError(f"{owner}: {fault}")
+            raise UsageError(f"{owner}: {fault}")

@@ -1,4 +1,9 @@
-"""Words for people: an exception in one line, a number and its noun; frees what an exception holds. Host code."""
+"""The errors that Crankshaft raises, and exceptions in one line for people. Host code that needs no TensorFlow.
+
+Each error says in one line what was given, what was found, and what to do, and ends a process with its exit code. Where
+the line names a setting, by `setting`, a command line reads a flag, `--run_dir=r`, and a program in Python its keyword,
+`run_dir=r`: whoever prints the error knows which.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import contextlib
 import itertools
 import re
 import traceback
+from collections.abc import Mapping
 
 _OPERANDS_ARE_IN = ("tensorflow.", "crankshaft.engine.")  # modules
 
@@ -14,6 +20,7 @@ _AROUND = (
     *("Graph execution error", "Detected at node", "Exception enc", "File ", "From /job", "in user code", "<stack"),
     "Could not automatically infer",
 )
+_OF_KERAS = "Exception encountered when calling"  # begins what it makes of an error that a layer's call has raised
 _NAMES = r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\](?: name:)?"  # of nodes
 _WRAPPED = r"(?<=[\w,;])\n[ \t]*(?=[a-z])"  # the end of a line within a sentence
 _BOLD = r"\x1b\[[0-9;]*m"
@@ -23,6 +30,130 @@ _OF_PIPELINE = r"^Error in user-defined function passed to \S+ transformation wi
 # text; C1 too where it came as bytes that are not UTF-8.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udc9f]")
 _LONGEST_WORD = 300  # characters
+
+EXIT_FAILED = 1  # the run failed in a way that may pass, a write or a lost peer: start it again
+EXIT_USAGE = 2  # a mistake in what was given: the same command will fail again, so it is not to be retried
+EXIT_SLOWER = 3  # a benchmark is shown to be slower than --fail_below allows
+# Of sysexits(3), EX_DATAERR and EX_TEMPFAIL: scripts have small codes of their own.
+EXIT_DIVERGED = 65  # not finite: a run repeats its numbers, so it would diverge again, and is not to be retried
+EXIT_PORT_TAKEN = 75  # another program took a port that Crankshaft chose: start all tasks again with other ports
+
+# A setting within a message. Both characters act on terminals, so no text from outside that is `visible` has them.
+_SETTING = re.compile("\x02(\\w+)(?:=(.*?))?\x03", re.DOTALL)
+
+
+def setting(name: str, value: object = None) -> str:
+    """Names a setting in a message, with its value if given, for `with_flags` and `with_keywords`."""
+    return f"\x02{name}\x03" if value is None else f"\x02{name}={value}\x03"
+
+
+def with_flags(message: str) -> str:
+    """Returns a message for a command line, whose settings are flags: `--run_dir=r`."""
+    return message.replace("\x02", "--").replace("\x03", "")
+
+
+def with_keywords(message: str, names: Mapping[str, str] | None = None) -> str:
+    """Returns a message for a program in Python, whose settings are keywords, by `names` if it has others for them."""
+
+    def keyword(found: re.Match) -> str:
+        name = (names or {}).get(found[1], found[1])
+        return name if found[2] is None else f"{name}={found[2]}"
+
+    return _SETTING.sub(keyword, message)
+
+
+class CrankshaftError(Exception):
+    """A mistake or a failure in one line: what was given, what was found, what to do.
+
+    `str` of it is the line for a program in Python.
+
+    Args:
+      message: the line, with settings by `setting`.
+
+    Attributes:
+      message: the same.
+      exit_code: what a process that it ends exits with.
+      parameter: the first setting that the message names, such as "global_batch_size", or None.
+      value: that setting's value in the message, as text, or None.
+    """
+
+    exit_code = EXIT_FAILED
+
+    def __init__(self, message: str = ""):
+        if message.startswith(_OF_KERAS):
+            message = _line(message)
+        super().__init__(message)
+        self.message = message
+        first = _SETTING.search(message)
+        self.parameter, self.value = first.groups() if first else (None, None)
+
+    def __str__(self) -> str:
+        return with_keywords(self.args[0])
+
+
+class UsageError(CrankshaftError, ValueError):
+    """A mistake in what was given, a setting, a model or data. The same call fails again."""
+
+    exit_code = EXIT_USAGE
+
+
+class RunError(CrankshaftError, RuntimeError):
+    """A run that failed, in a way that may pass unless its exit code says otherwise; its cause is what ended it."""
+
+
+class SourceError(UsageError):
+    """Data can't be read: the file, the record, what was found, what to do."""
+
+
+class BadRecordError(SourceError):
+    """One example can't be read, and others can.
+
+    Args:
+      example: its index.
+      message: the line.
+    """
+
+    def __init__(self, example: int, message: str):
+        super().__init__(message)
+        self.example = example
+
+
+class UnavailableError(RunError):
+    """Data can't be read now, as the system or the network failed. It may be read the next time."""
+
+
+class StuckReadError(UnavailableError):
+    """A read has taken too long."""
+
+
+class StuckStreamError(StuckReadError):
+    """A stream has given nothing for too long; who waits for it, in TensorFlow, does so for ever."""
+
+
+class LabelError(UsageError):
+    """Labels are not what a loss or a metric takes."""
+
+
+class CheckpointError(UsageError):
+    """A checkpoint can't be read, or does not fit the state."""
+
+
+class SaveError(RunError):
+    """A checkpoint can't be written; a full disk may have room the next time."""
+
+
+class NonfiniteError(RunError):
+    """A loss, gradient or variable became inf or nan."""
+
+    exit_code = EXIT_DIVERGED
+
+
+class LostPeerError(RunError):
+    """A process that this one trains with is gone, or stuck."""
+
+
+class OutOfSyncError(RunError):
+    """Replicas hold different values of one variable."""
 
 
 def visible(text: str) -> str:
@@ -49,10 +180,14 @@ def reason(error: BaseException) -> str:
 
     A line that ends within a sentence, as in Python's own longer messages, goes on in the next one.
     """
-    lines = [line.strip() for line in re.sub(_WRAPPED, " ", re.sub(_BOLD, "", str(error))).splitlines()]
+    return _line(str(error)) or type(error).__name__
+
+
+def _line(text: str) -> str:
+    lines = [line.strip() for line in re.sub(_WRAPPED, " ", re.sub(_BOLD, "", text)).splitlines()]
     lines = [line for line in lines if line and not line.startswith(_AROUND) and "root error(s) found" not in line]
-    text = re.sub(_NAMES, "", lines[0]).strip() if lines else ""
-    return re.sub(_OF_PIPELINE, "", re.sub(_NUMBER, "", text)) or type(error).__name__
+    first = re.sub(_NAMES, "", lines[0]).strip() if lines else ""
+    return re.sub(_OF_PIPELINE, "", re.sub(_NUMBER, "", first))
 
 
 def free_frames(error: BaseException) -> None:

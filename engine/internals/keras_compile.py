@@ -16,6 +16,8 @@ from keras.src import backend
 from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
+from .errors import UsageError
+
 # What makes classes of the labels that a loss takes, of [..., classes] or of integers; -1 is none of them.
 _CLASSES_BY: dict[Callable, Callable] = {
     tf.keras.losses.sparse_categorical_crossentropy: lambda labels, axis: tf.cast(labels, tf.int64),
@@ -141,7 +143,7 @@ class Losses(CompileLoss):
         return Classified(labels, predictions, counted)
 
     def _by_output(self, weights) -> Any:
-        """Returns the weights of each output as Keras looks them up. Raises ValueError where they are not of each."""
+        """Returns the weights of each output as Keras looks them up. Raises UsageError where they are not of each."""
         form, found = self._y_pred_build_structure, [*weights]
         names = self.output_names or (sorted(form) if isinstance(form, dict) else [*range(len(form or ()))])
         if tf.keras.tree.is_nested(form) and isinstance(weights, dict) and {*found} == {*names}:
@@ -150,7 +152,7 @@ class Losses(CompileLoss):
             return dict(zip(names, found, strict=True)) if isinstance(form, dict) else found
         given = ", ".join(map(str, found)) if isinstance(weights, dict) else f"{len(found)} arrays"
         outputs = ", ".join(map(str, names)) if tf.keras.tree.is_nested(form) else "one output"
-        raise ValueError(
+        raise UsageError(
             f"sample_weight has {given}, and the model has {outputs}; give one array for each output, or None, as a "
             "list or dictionary, or one array for all"
         )
@@ -185,7 +187,7 @@ def _whole(loss, y_true, y_pred, weights) -> Whole:
     if loss.reduction == "sum":
         return Whole(tf.reduce_sum(values), None, is_even=False)
     if loss.reduction in (None, "none"):
-        raise ValueError(
+        raise UsageError(
             f"loss {loss.name} has reduction=None, so there is no one number to minimize; leave the reduction out"
         )
     size = tf.cast(tf.size(values), tf.float32)

@@ -27,6 +27,8 @@ from tensorflow.python.eager.executor import Executor
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops, script_ops
 
+from .errors import UsageError
+
 # Saves what is assigned to its attributes, and is not a tf.Module.
 TrackableNode = tf.__internal__.tracking.AutoTrackable
 _KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those that hold nothing by themselves
@@ -168,7 +170,7 @@ def without_exchange(why: str) -> contextlib.AbstractContextManager[tf.distribut
     """Has sums and gathers over replicas, but the engine's own, raise ValueError in what is traced within."""
 
     def refuse(self, *_, **__):
-        raise ValueError(why)
+        raise UsageError(why)
 
     return _as_other(is_only=False, all_reduce=refuse, all_gather=refuse)
 

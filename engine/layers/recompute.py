@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..internals import keras
+from ..internals.errors import UsageError, setting
 from ..step.context import step_context
 
 
@@ -26,7 +27,7 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
       **arguments: further arguments of the call, which get no gradient.
 
     Raises:
-      ValueError: the block adds to the loss, by add_loss or an activity regularizer.
+      UsageError: the block adds to the loss, by add_loss or an activity regularizer.
     """
     context = step_context()
     if not context.is_training:
@@ -73,9 +74,9 @@ class _Call:
         with tf.keras.StatelessScope(values, collect_losses=True, initialize_variables=False) as scope:
             self.structure = layer(*inputs, **self._arguments)
         if scope.losses:
-            raise ValueError(
-                f"`recompute` calls {layer.name} twice, and it adds to the loss (add_loss, activity_regularizer); "
-                "leave one of them out"
+            raise UsageError(
+                f"{setting('recompute')} calls {layer.name} twice, and it adds to the loss (add_loss, "
+                "activity_regularizer); leave one of them out"
             )
         moved = [scope.get_current_value(variable) for variable in others]
         self.assigned = [(v, new) for v, new, old in zip(others, moved, self._fixed, strict=True) if new is not old]

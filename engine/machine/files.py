@@ -19,6 +19,8 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..internals.errors import UsageError
+
 _RANDOM_BYTES = 8
 _MOST_JSON_BYTES = 1 << 28  # a manifest of a million variables has half
 _SUFFIX = ".tmp"
@@ -90,11 +92,11 @@ def read_json(
     """
     with open(open_regular(path, how), "rb") as file:
         if os.fstat(file.fileno()).st_size > most_bytes:
-            raise ValueError(f"it has more than {most_bytes >> 20} MiB")
+            raise UsageError(f"it has more than {most_bytes >> 20} MiB")
         try:
             return json.loads(file.read().decode(), parse_constant=parse_constant)
         except RecursionError:
-            raise ValueError("its brackets are nested too deep") from None
+            raise UsageError("its brackets are nested too deep") from None
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
+from ..internals.errors import UsageError, setting
 from ..internals.tensorflow import session_config
-
-
-class DeviceError(Exception):
-    """The devices that were asked for are not there. One line: what was asked, what was found, what to do."""
 
 
 def take(numbers: Sequence[int] | None, most: int | None = None) -> None:
@@ -22,7 +19,7 @@ def take(numbers: Sequence[int] | None, most: int | None = None) -> None:
       most: how many at most, the first ones.
 
     Raises:
-      DeviceError: the machine has GPUs, and not all of these.
+      UsageError: the machine has GPUs, and not all of these.
     """
     devices = tf.config.list_physical_devices("GPU")
     if numbers and not devices:
@@ -44,13 +41,14 @@ def take(numbers: Sequence[int] | None, most: int | None = None) -> None:
 
 
 def choose(devices: Sequence, numbers: Sequence[int] | None) -> list:
-    """Returns those of a machine's GPUs that are asked for, in their order; all for None. Raises `DeviceError`."""
+    """Returns those of a machine's GPUs that are asked for, in their order; all for None. Raises `UsageError`."""
     if numbers is None or not devices:
         return list(devices)
     if missing := [number for number in numbers if number >= len(devices)]:
-        raise DeviceError(
-            f"`gpus`={','.join(map(str, numbers))}: there is no GPU {missing[0]}; TensorFlow finds {len(devices)}, "
-            f"{'number 0' if len(devices) == 1 else f'numbers 0 to {len(devices) - 1}'}; use those, or none"
+        raise UsageError(
+            f"{setting('gpus')}={','.join(map(str, numbers))}: there is no GPU {missing[0]}; TensorFlow finds "
+            f"{len(devices)}, {'number 0' if len(devices) == 1 else f'numbers 0 to {len(devices) - 1}'}; use those, or "
+            "none"
         )
     return [gpu for number, gpu in enumerate(devices) if number in numbers]
 

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..internals.errors import UsageError
 from .files import open_regular, write_text
 
 KINDS = ("profile", "stacks", "checkpoint", "status", "stop")
@@ -139,5 +140,5 @@ def _read(folder: str, number: str, ending: str) -> str:
     with os.fdopen(open_regular(_path(folder, number, ending), os.O_NOFOLLOW), "rb") as file:
         content = file.read(_MOST_BYTES[ending] + 1)
     if len(content) > _MOST_BYTES[ending]:
-        raise ValueError(f"{number}.{ending} is too large")
+        raise UsageError(f"{number}.{ending} is too large")
     return content.decode(errors="replace")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from ..internals.errors import UsageError
 from ..internals.variables import path_of, tf_variable
 from .mesh import DATA, MODEL, Mesh, local_replicas
 
@@ -134,7 +135,7 @@ def whole(variable) -> np.ndarray:
     """Returns the whole value of a variable, cut or not, all of whose parts are in this process. Host code.
 
     Raises:
-      ValueError: other processes hold parts of it.
+      UsageError: other processes hold parts of it.
     """
     cut = cut_of(variable)
     if cut is None:
@@ -145,7 +146,7 @@ def whole(variable) -> np.ndarray:
         array[box.slices] = part.numpy()[tuple(slice(0, n) for n in box.size)]
         left.discard(box)
     if left:
-        raise ValueError(f"other processes have parts of {path_of(variable)}")
+        raise UsageError(f"other processes have parts of {path_of(variable)}")
     return array
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
+from ..internals.errors import UsageError
 from ..internals.tensorflow import Collectives, as_one_of_all, ordering_token, replica_id
 from . import collectives
 
@@ -193,7 +194,7 @@ class Mesh:
             return
         replicas = distribution.num_replicas_in_sync
         if replicas % model:
-            raise ValueError(f"model={model} does not divide {replicas} replicas")
+            raise UsageError(f"model={model} does not divide {replicas} replicas")
         devices = distribution.extended.worker_devices
         local = local_replicas(distribution)
         tokens = [ordering_token(device) for device in devices]

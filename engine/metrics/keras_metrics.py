@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..internals import keras_compile
-from ..internals.errors import reason
+from ..internals.errors import UsageError, reason
 from . import trials
 from .means import KerasSums, combined, weighable
 
@@ -25,8 +25,8 @@ class KerasMetric:
       metric: is called in `Trainer.metrics` as Keras calls it: (labels, predictions[, weights]).
 
     Raises:
-      TypeError: the argument is not a Keras metric.
-      ValueError: it is made within a step.
+      UsageError: the argument is not a Keras metric.
+      UsageError: it is made within a step.
 
     Example:
       >>> def __init__(self):  # of a Trainer
@@ -38,9 +38,9 @@ class KerasMetric:
 
     def __init__(self, metric: tf.keras.metrics.Metric):
         if not isinstance(metric, tf.keras.metrics.Metric):
-            raise TypeError(f"{metric!r} is not a tf.keras.metrics.Metric; give one, e.g. tf.keras.metrics.AUC()")
+            raise UsageError(f"{metric!r} is not a tf.keras.metrics.Metric; give one, e.g. tf.keras.metrics.AUC()")
         if tf.inside_function():
-            raise ValueError(f"KerasMetric of {metric.name} is made within a step; make it once, in __init__ or build")
+            raise UsageError(f"KerasMetric of {metric.name} is made within a step; make it once, in __init__ or build")
         self._metric = metric
         self._tried: set[tuple] = set()  # shapes and types
         # TensorFlow takes named tuples apart and makes them again by their class, which has to know the metric.
@@ -55,7 +55,7 @@ class KerasMetric:
         arguments = [tf.convert_to_tensor(x) for x in (y_true, y_pred, sample_weight) if x is not None]
         form = tuple((x.dtype, tuple(x.shape[1:].as_list())) for x in arguments if x.shape.rank)
         if len(form) < len(arguments):
-            raise ValueError(f"KerasMetric of {self._metric.name} was given a single number; give one entry an example")
+            raise UsageError(f"KerasMetric of {self._metric.name} was given a single number; give one entry an example")
         if len(arguments) == 3:
             arguments[0] = keras_compile.without_missing(arguments[0], arguments[2])
         if form not in self._tried:
@@ -101,7 +101,7 @@ class KerasMetric:
         return state
 
     def _try(self, form) -> None:
-        """Raises ValueError unless the metric's state is made of sums. Makes its variables, if there are none."""
+        """Raises UsageError unless the metric's state is made of sums. Makes its variables, if there are none."""
         random, name = np.random.default_rng(0), self._metric.name
         try:
             if not self._metric.variables:  # some of Keras's wait for the shapes of a batch
@@ -111,11 +111,11 @@ class KerasMetric:
             cure = "give it labels and predictions as its update_state takes them"
             if any(not shape for _, shape in form):
                 cure += ", [batch, 1] rather than [batch] for most: labels[:, None] and predictions[:, None]"
-            raise ValueError(
+            raise UsageError(
                 f"Keras metric {name} can't be tried on batches of {_written(form)}: {reason(error)}; {cure}"
             ) from error
         if not sums:
-            raise ValueError(
+            raise UsageError(
                 f"Keras metric {name} ({type(self._metric).__name__}) has a state that is not made of sums over "
                 "examples, so it can't be merged over batches and replicas; return pairs of crankshaft.mean, or "
                 "compute it in a hook"

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from ..internals.errors import UsageError
 from . import ranking
 
 
@@ -179,7 +180,7 @@ _ONE_NUMBER = (
 @functools.cache
 def _directed(direction: str | None) -> type[Mean]:
     if direction not in (None, "max", "min"):
-        raise ValueError(f"direction={direction!r} is unknown; use 'max' or 'min', or leave it out")
+        raise UsageError(f"direction={direction!r} is unknown; use 'max' or 'min', or leave it out")
     return type("Mean", (Mean,), {"direction": direction}) if direction else Mean
 
 
@@ -301,10 +302,10 @@ def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
     """Multiplies each example's values in a pair of `mean` by its factor, float32 [batch]; the count stays.
 
     Raises:
-      ValueError: the pair was not made by `mean`.
+      UsageError: the pair was not made by `mean`.
     """
     if pair.weigh is None:
-        raise ValueError("a loss whose examples are to be weighed has to be made by crankshaft.mean(losses)")
+        raise UsageError("a loss whose examples are to be weighed has to be made by crankshaft.mean(losses)")
 
     def weigh(examples):
         return Mean(pair.weigh(factors * examples).total, pair.weigh(examples).count)
@@ -322,11 +323,11 @@ def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Returns the examples' weights [batch] in the shape of their values [batch, ...], times the values' own weights.
 
     Raises:
-      ValueError: there are not as many examples.
+      UsageError: there are not as many examples.
     """
     size, rank = values.shape[:1], values.shape.rank
     if rank == 0 or not examples.shape[:1].is_compatible_with(size):
-        raise ValueError(
+        raise UsageError(
             f"the data has weights, one for each of {examples.shape[0] or 'the'} examples, and crankshaft.mean was "
             f"given values of shape {values.shape}; give values whose first axis is the examples"
         )
@@ -341,23 +342,23 @@ def as_pair(pair, where: str, weights=None) -> Pair:
     module stays as it is.
 
     Raises:
-      TypeError: it is not a pair; the message begins with `where` it came from.
+      UsageError: it is not a pair; the message begins with `where` it came from.
     """
     if weights is not None and getattr(pair, "weigh", None):
         pair = pair.weigh(weights)
     if isinstance(pair, _VECTORS):
         return pair
     if isinstance(pair, tf.keras.metrics.Metric):
-        raise TypeError(
+        raise UsageError(
             f"{where}: a Keras metric is not a pair; keep self.{pair.name} = crankshaft.KerasMetric(metric), made in "
             f"__init__ or build, and return self.{pair.name}(labels, predictions)"
         )
     if not (isinstance(pair, tuple) and len(pair) == 2):
-        raise TypeError(f"{where}: a {type(pair).__name__} is not a pair (total, count); {_instead(pair)}")
+        raise UsageError(f"{where}: a {type(pair).__name__} is not a pair (total, count); {_instead(pair)}")
     total, count = (tf.cast(part, tf.float32) for part in pair)
     for name, part in (("total", total), ("count", count)):
         if part.shape.rank not in (None, 0):
-            raise TypeError(
+            raise UsageError(
                 f"{where}: its {name} is not a scalar, but of shape {part.shape}; use crankshaft.mean(values)"
             )
     return (type(pair) if isinstance(pair, Mean) else Mean)(total, count)
@@ -376,7 +377,7 @@ def _instead(returned) -> str:
 def as_loss(pair, where: str, weights=None, check_values: bool = False) -> Mean:
     """Converts a loss by `as_pair`; ValueError where weights can't be applied to it. `check_values` adds asserts."""
     if weights is not None and not getattr(pair, "weigh", None):
-        raise ValueError(
+        raise UsageError(
             f"{where}: the data has weights, and its pair was not made by crankshaft.mean, so they can't be applied; "
             "return crankshaft.mean(losses), all that belongs to an example added up before"
         )
@@ -391,14 +392,13 @@ def checked(metrics, where: str, weights=None) -> dict[str, Pair]:
     """Converts pairs by name, each by `as_pair`, weighed if there are weights.
 
     Raises:
-      TypeError: one is not a pair; the message begins with `where`.
-      ValueError: a name can't be a metric's; likewise.
+      UsageError: one is not a pair, or a name can't be a metric's; the message begins with `where`.
     """
     if not isinstance(metrics, dict):
-        raise TypeError(f"{where} returned a {type(metrics).__name__}; return a dictionary of pairs, {{}} for none")
+        raise UsageError(f"{where} returned a {type(metrics).__name__}; return a dictionary of pairs, {{}} for none")
     for name in metrics:
         if not isinstance(name, str) or name in _ENGINES or _named_kind(name)[1] is not Mean:
-            raise ValueError(f"{where}: {name!r} can't be the name of a metric; the engine's own are {_ENGINES}")
+            raise UsageError(f"{where}: {name!r} can't be the name of a metric; the engine's own are {_ENGINES}")
     return {name: as_pair(pair, f"{where}[{name!r}]", weights) for name, pair in metrics.items()}
 
 

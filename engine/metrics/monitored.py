@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ..internals.errors import UsageError, setting
+
 _MINIMIZED = ("_loss", "error", "perplexity", "rmse", "mae", "mse")  # ends of names, besides `loss` itself
 _WORDS = {"max": "higher", "min": "lower"}
 
@@ -27,9 +29,9 @@ class Monitored:
 
     @classmethod
     def parse(cls, text: str) -> Monitored:
-        """Reads a spelling. Raises ValueError for another."""
+        """Reads a spelling. Raises UsageError for another."""
         if not (match := re.fullmatch(r"(?:(max|min):)?(eval|train)_(.+)", text, re.DOTALL)):
-            raise ValueError(
+            raise UsageError(
                 f"monitor={text} is unknown; use eval_NAME or train_NAME, such as eval_loss or max:eval_NAME"
             )
         return cls(*match.groups())
@@ -56,14 +58,14 @@ class Monitored:
           kinds: of the metrics that are measured, by name; empty if they are not known.
 
         Raises:
-          ValueError: it is not measured, or its direction is not known.
+          UsageError: it is not measured, or its direction is not known.
         """
         if (kind := self.find(kinds)) is None and kinds:
             raise self.not_measured(kinds)
         direction = self.direction or getattr(kind, "direction", None) or self.by_name.direction
         if direction is None:
-            raise ValueError(
-                f"`monitor`={self}: whether a higher or a lower {self.metric} is better is not known; use "
+            raise UsageError(
+                f"{setting('monitor', self)}: whether a higher or a lower {self.metric} is better is not known; use "
                 f"max:{self.name} or min:{self.name}"
             )
         return dataclasses.replace(self, direction=direction)
@@ -74,10 +76,10 @@ class Monitored:
         is_loss = self.metric == "loss" or self.metric.endswith(_MINIMIZED)
         return dataclasses.replace(self, direction=self.direction or ("min" if is_loss else None))
 
-    def not_measured(self, names: Collection[str]) -> ValueError:
+    def not_measured(self, names: Collection[str]) -> UsageError:
         """Makes the error of a metric that is none of these, which are measured."""
         known = ", ".join(f"{self.source}_{name}" for name in sorted(names))
-        return ValueError(f"`monitor`={self} is not measured in this run; use one of {known}")
+        return UsageError(f"{setting('monitor', self)} is not measured in this run; use one of {known}")
 
     def described(self) -> str:
         """Returns a few words for people."""

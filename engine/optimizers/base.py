@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from ..internals.errors import UsageError, setting
 from ..internals.tensorflow import temporary_variable
 from ..internals.variables import assign_local, is_shard, key_of, on_server, path_of, read_local, server_of, tf_variable
 from ..mesh import cuts, pieces
@@ -69,7 +70,7 @@ class Optimizer(tf.Module):
     def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None, of_options=False):
         super().__init__(name=name or type(self).__name__.lower())
         if weight_decay is not None and weight_decay < 0:
-            raise ValueError(f"weight_decay={weight_decay} is negative; use 0 for none")
+            raise UsageError(f"weight_decay={weight_decay} is negative; use 0 for none")
         self._learning_rate = learning_rate
         self.of_options = of_options
         self.weight_decay = weight_decay
@@ -102,13 +103,13 @@ class Optimizer(tf.Module):
             self.learning_rate_scale = tf.Variable(1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale")
         targets = _Targets(self.name, variables, multipliers or [1.0] * len(variables))
         if not self.is_elementwise and (cut := [target for target in targets if target.slot_cut]):
-            setting = "`shard_optimizer`" if cut[0].piece else "a mesh's model axis"
-            raise ValueError(
-                f"{setting} has each replica update a part of {cut[0].path} alone, and the rule of {self.name} may "
+            cause = setting("shard_optimizer") if cut[0].piece else "a mesh's model axis"
+            raise UsageError(
+                f"{cause} has each replica update a part of {cut[0].path} alone, and the rule of {self.name} may "
                 "look at all of it; use one of the engine's, such as adamw, or leave that out"
             )
         if wide := [target.path for target in targets if target.variable.dtype == tf.float64]:
-            raise ValueError(
+            raise UsageError(
                 f"variable {wide[0]} is float64, and losses, gradients and updates are float32; make the model in "
                 "float32, and center or scale data that needs more digits"
             )
@@ -231,14 +232,14 @@ class Optimizer(tf.Module):
         """Sets the rate of the updates to come. Host code.
 
         Raises:
-          ValueError: a schedule gives the rate.
+          UsageError: a schedule gives the rate.
         """
         rate = self._learning_rate
         constant = rate.learning_rate if isinstance(rate, Constant) else rate
         if callable(constant) or not constant:
-            raise ValueError(
+            raise UsageError(
                 f"the learning rate of {self.name} is given by a schedule, or 0, so it can't be set to {value:g}; use "
-                "`learning_rate_schedule`=constant with a rate above 0"
+                f"{setting('learning_rate_schedule', 'constant')} with a rate above 0"
             )
         self.scale_learning_rate(value / constant)
 
@@ -267,7 +268,7 @@ class Optimizer(tf.Module):
 
     def apply_gradients(self, grads_and_vars):
         """Raises an error that names what a step calls instead: Keras's method sums over replicas by itself."""
-        raise TypeError(
+        raise UsageError(
             f"optimizer {self.name} has no apply_gradients, by which no option of a run would be applied; return "
             "crankshaft.minimize(self, batch, losses, {'loss': self.optimizer}) from train_step"
         )
@@ -406,7 +407,7 @@ class FusedOptimizer(Optimizer):
         for target in targets:
             variable = target.variable
             if variable.dtype != tf.float32:
-                raise ValueError(
+                raise UsageError(
                     f"variable {target.path} is {variable.dtype.name}, and {self.name} updates "
                     "float32; keep variables in float32 and compute in less (mixed precision)"
                 )
@@ -580,7 +581,7 @@ class _Targets:
         try:
             return self._by_id[id(tf_variable(variable))]
         except KeyError:
-            raise ValueError(
+            raise UsageError(
                 f"optimizer {self._owner} was built without variable {path_of(variable)}; pass every variable to "
                 "build. What a layer makes in a later call, let it make in its build, or call it in build_model"
             ) from None

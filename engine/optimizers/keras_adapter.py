@@ -6,6 +6,7 @@ Built on the host in a strategy's scope, applied in replica code.
 import tensorflow as tf
 
 from ..internals import keras
+from ..internals.errors import UsageError
 from ..step.gradients import sum_duplicate_rows
 from .averaging import Shadows
 from .base import Optimizer, settings_of
@@ -44,7 +45,7 @@ class KerasOptimizer(Optimizer):
         self._refused = _THE_ENGINES_OWN.keys() - (_OF_COMPILE if as_compiled else ())
         made = isinstance(optimizer, tf.keras.optimizers.Optimizer)
         if not made and not callable(optimizer):
-            raise TypeError(f"{optimizer!r} is not an optimizer; {_KINDS}")
+            raise UsageError(f"{optimizer!r} is not an optimizer; {_KINDS}")
         # Behind a function, so that a checkpoint finds the object in one place only.
         self._make = (lambda: optimizer) if made else optimizer
 
@@ -84,14 +85,14 @@ class KerasOptimizer(Optimizer):
         """Those of the Keras optimizer.
 
         Raises:
-          ValueError: one has changed that the engine has taken as the optimizer was built.
+          UsageError: one has changed that the engine has taken as the optimizer was built.
         """
         optimizer, built = self.keras_optimizer, self.built_settings
         found = {**settings_of(optimizer), "weight_decay": self.weight_decay}
         changed = [name for name in _THE_ENGINES_OWN if built and found[name] != built[name]]
         if changed or (built and id(keras.own_rate(optimizer)) != self._rate_built):
             name = (changed or ["learning_rate, by a schedule,"])[0]
-            raise ValueError(f"{name} of Keras optimizer {optimizer.name} can't be set in a run; set it before")
+            raise UsageError(f"{name} of Keras optimizer {optimizer.name} can't be set in a run; set it before")
         return found
 
     def restore_settings(self, values):
@@ -102,22 +103,22 @@ class KerasOptimizer(Optimizer):
     def _build_slots(self, targets):
         optimizer = self._make()
         if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
-            raise TypeError(f"{optimizer!r} was made where an optimizer was to be; {_KINDS}")
+            raise UsageError(f"{optimizer!r} was made where an optimizer was to be; {_KINDS}")
         for option, cure in _THE_ENGINES_OWN.items():
             value = getattr(optimizer, option, None)
             if value and option in self._refused:
-                raise ValueError(
+                raise UsageError(
                     f"Keras optimizer {optimizer.name} has {option}={value}, which is the engine's "
                     f"to do; leave it out and {cure}"
                 )
         for method in ("apply", "apply_gradients"):
             if getattr(type(optimizer), method) is not getattr(tf.keras.optimizers.Optimizer, method):
-                raise ValueError(
+                raise UsageError(
                     f"Keras optimizer {optimizer.name} has {method} of its own, which is never called, since it would "
                     "sum over replicas; override update_step"
                 )
         if not keras.is_of_this_strategy(optimizer):
-            raise ValueError(
+            raise UsageError(
                 f"Keras optimizer {optimizer.name} was made outside the strategy's scope; "
                 "make it in build_optimizer, or pass a function that makes it"
             )
@@ -138,7 +139,7 @@ class KerasOptimizer(Optimizer):
         except (AttributeError, IndexError, KeyError) as error:  # of slots that were not made
             if not (changed := self.changed_settings):
                 raise
-            raise ValueError(
+            raise UsageError(
                 f"{', '.join(changed)} of Keras optimizer {self.keras_optimizer.name}, as it is set in the run, needs "
                 "optimizer state that was not made; make the optimizer with a value other than 0 of it"
             ) from error

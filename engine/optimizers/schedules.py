@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from ..data.order import Order, Origin, SharedOrder
 from ..internals.arguments import COUNT, FROM_ZERO, INT32, POSITIVE, Interval, check_arguments, parameters, unknown
+from ..internals.errors import UsageError
 
 _keras = tf.keras.optimizers.schedules
 ARGUMENTS = {
@@ -112,15 +113,15 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
       A Keras LearningRateSchedule: (integer scalar step) -> float32 scalar.
 
     Raises:
-      ValueError: an unknown name or argument (naming the nearest), or step counts that leave the schedule no step.
+      UsageError: an unknown name or argument (naming the nearest), or step counts that leave the schedule no step.
     """
     schedule_name = name.lower()
     if schedule_name not in _SCHEDULES:
         raise unknown("schedule", name, NAMES)
     if warmup_steps < 0:
-        raise ValueError(f"warmup_steps={warmup_steps} is negative; use 0 for no warm-up")
+        raise UsageError(f"warmup_steps={warmup_steps} is negative; use 0 for no warm-up")
     if warmup_steps >= total_steps:
-        raise ValueError(
+        raise UsageError(
             f"warmup_steps={warmup_steps} leaves no step of total_steps={total_steps} "
             f"for the schedule; use at most {max(total_steps - 1, 0)}"
         )
@@ -147,7 +148,7 @@ def _cosine(learning_rate, remaining_steps, alpha=0.0, decay_steps=None):
 
 def _cosine_restarts(learning_rate, remaining_steps, first_decay_steps=0, t_mul=2.0, m_mul=1.0, alpha=0.0):
     if not first_decay_steps:
-        raise ValueError("schedule cosine_restarts has no first_decay_steps; give the steps of its first period")
+        raise UsageError("schedule cosine_restarts has no first_decay_steps; give the steps of its first period")
     return _keras.CosineDecayRestarts(learning_rate, first_decay_steps, t_mul, m_mul, alpha)
 
 
@@ -162,16 +163,16 @@ def _polynomial(learning_rate, remaining_steps, end_learning_rate=0.0, power=1.0
 def _piecewise(learning_rate, remaining_steps, boundaries=(), values=None):
     boundaries = list(boundaries)
     if not boundaries:
-        raise ValueError("schedule piecewise has no boundaries; name the steps where the rate changes")
+        raise UsageError("schedule piecewise has no boundaries; name the steps where the rate changes")
     if not all(before < after for before, after in itertools.pairwise(boundaries)):
-        raise ValueError(
+        raise UsageError(
             f"schedule piecewise has boundaries {', '.join(map(str, boundaries))}; use steps each later than the one "
             "before"
         )
     if values is None:
         values = [learning_rate * 0.1**i for i in range(len(boundaries) + 1)]
     if len(values) != len(boundaries) + 1:
-        raise ValueError(
+        raise UsageError(
             f"schedule piecewise has {len(boundaries)} boundaries and {len(values)} values; "
             f"use {len(boundaries) + 1} values"
         )

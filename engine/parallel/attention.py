@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from ..internals.errors import UsageError
 from ..mesh.mesh import current_mesh
 from .layers import Dense, Dropout, part_of
 
@@ -64,7 +65,7 @@ class Attention(tf.keras.layers.Layer):
         self.mesh = current_mesh()
         self.heads, self.kv_heads, self.head_size = heads, kv_heads or heads, head_size
         if heads % self.kv_heads:
-            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={heads}; use a divisor")
+            raise UsageError(f"kv_heads={self.kv_heads} does not divide heads={heads}; use a divisor")
         self.own_kv_heads = part_of(self.kv_heads, self.mesh, "kv_heads" if kv_heads else "heads")
         self.rotary, self.dropout, self.use_bias = rotary, dropout, use_bias
         self.stddev, self.output_stddev = stddev, output_stddev
@@ -73,10 +74,10 @@ class Attention(tf.keras.layers.Layer):
     def build(self, input_shape):
         width, group = input_shape[-1], self.heads // self.kv_heads
         if not self.head_size and width % self.heads:
-            raise ValueError(f"heads={self.heads} does not divide the width, {width}; use a divisor, or give head_size")
+            raise UsageError(f"heads={self.heads} does not divide the width, {width}; use a divisor, or give head_size")
         self.own_size = self.head_size or width // self.heads
         if self.rotary and self.own_size % 2:
-            raise ValueError(f"rotary positions turn pairs, and heads are of size {self.own_size}; use an even one")
+            raise UsageError(f"rotary positions turn pairs, and heads are of size {self.own_size}; use an even one")
         made = {"use_bias": self.use_bias, "dtype": self.dtype_policy}
         columns = self.kv_heads * (group + 2) * self.own_size
         with self.mesh.scope():

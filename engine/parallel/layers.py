@@ -13,6 +13,7 @@ import random
 import tensorflow as tf
 
 from ..internals import keras
+from ..internals.errors import UsageError
 from ..layers.embeddings import hashing
 from ..mesh import cuts
 from ..mesh.cuts import Box, Cut
@@ -47,7 +48,7 @@ class Dense(tf.keras.layers.Layer):
     def __init__(self, units, split=None, activation=None, use_bias=True, stddev=None, **arguments):
         super().__init__(**arguments)
         if split not in _SPLITS:
-            raise ValueError(f'split={split!r} is unknown; use "columns", "rows" or None')
+            raise UsageError(f'split={split!r} is unknown; use "columns", "rows" or None')
         self.mesh = current_mesh()
         self.units, self.split, self.use_bias, self.stddev = units, split, use_bias, stddev
         self.activation = tf.keras.activations.get(activation)
@@ -107,7 +108,7 @@ class Embedding(tf.keras.layers.Layer):
     def __init__(self, vocabulary, size, split=None, stddev=0.02, **arguments):
         super().__init__(**arguments)
         if split not in (None, "vocabulary"):
-            raise ValueError(f'split={split!r} is unknown; use "vocabulary" or None')
+            raise UsageError(f'split={split!r} is unknown; use "vocabulary" or None')
         self.mesh = current_mesh()
         self.vocabulary, self.size, self.split, self.stddev = vocabulary, size, split, stddev
         self._initial = Normal(stddev)
@@ -317,5 +318,5 @@ def part_of(count: int, mesh, what: str) -> int:
     if count % size:
         below, above = count // size * size, -(-count // size) * size
         fits = f"{below} or {above}" if below else f"{above}"
-        raise ValueError(f"{what}={count} does not divide over the mesh's model:{size}; use {fits}")
+        raise UsageError(f"{what}={count} does not divide over the mesh's model:{size}; use {fits}")
     return count // size

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from ..internals.errors import UsageError
 from ..internals.graphs import ENGINES_OWN, Assignments
 from ..internals.tensorflow import is_only_replica
 from ..internals.variables import assign_local, not_implemented, path_of, read_local, tf_variable
@@ -109,14 +110,14 @@ def assign(
 
 @contextlib.contextmanager
 def updates_explained(replicas: int) -> Iterator[None]:
-    """Raises ValueError where a step updates a variable by a method that variables on replicas do not have."""
+    """Raises UsageError where a step updates a variable by a method that variables on replicas do not have."""
     try:
         yield
     except NotImplementedError as error:
         if not (found := not_implemented(error)):
             raise
         variable, method = found
-        raise ValueError(
+        raise UsageError(
             f"{path_of(variable)} {variable.shape.as_list()}: {method} is of one device, and there are {replicas} "
             "replicas; assign the whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or "
             "such, and make the variable with synchronization=tf.VariableSynchronization.ON_READ, aggregation="
@@ -159,12 +160,12 @@ def check(
       own: those that each replica keeps for itself.
 
     Raises:
-      ValueError: nothing says how the replicas' values become one, or they can't.
+      UsageError: nothing says how the replicas' values become one, or they can't.
     """
     known = Assignments(graph, batch, [each.handle for v in own for each in per_replica.components(v)])
     for variable in undeclared:
         if any(known.depend_on_batch(each.handle) for each in per_replica.components(variable)):
-            raise ValueError(
+            raise UsageError(
                 f"{path_of(variable)} {variable.shape.as_list()}: each of {replicas} replicas assigns it by its own "
                 "examples, and nothing says how these values become one; make it with aggregation='sum' where the "
                 "replicas' additions add up, 'mean', or 'only_first_replica', or assign what "
@@ -173,12 +174,12 @@ def check(
             )
     for variable, by in state:
         if by == MEAN and not variable.dtype.is_floating:
-            raise ValueError(
+            raise UsageError(
                 f"{path_of(variable)}: its aggregation is the mean, and it holds {variable.dtype.name}; use 'sum' or "
                 "'only_first_replica', or make it float32"
             )
         if by == SUM and not all(known.only_add(each.handle) for each in per_replica.components(variable)):
-            raise ValueError(
+            raise UsageError(
                 f"{path_of(variable)} {variable.shape.as_list()}: its aggregation is the sum, by which what replicas "
                 "add is added up, and the step assigns it something else than itself plus something; use assign_add, "
                 "or sum the batch's part by tf.distribute.get_replica_context().all_reduce('sum', ...) and leave the "

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ..internals.errors import UsageError
 from ..internals.tensorflow import as_one_of_all, is_only_replica
 from ..internals.variables import tf_variable
 from ..mesh import collectives
@@ -165,7 +166,7 @@ class Reduction(tf.Module):
         although TensorFlow may order the arithmetic differently in each replica's graph.
         """
         if mesh.is_cut and len(variables) != len(gradients):
-            raise ValueError(
+            raise UsageError(
                 "reduction.sum has to know which variables are cut over the mesh; give it variables=..., one for each "
                 "gradient"
             )

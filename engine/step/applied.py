@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..internals.errors import UsageError, setting
 from .options import OF_RATE, OF_RULE
 
 # An option that is applied in several places, and what marks them; any other is marked by its own name.
@@ -56,7 +57,7 @@ class Applied:
             self.mark("ema_decay", "ema_warmup")
 
     def check(self, trainer, has_sharded_optimizer: bool = False) -> None:
-        """Raises ValueError, one line, for the options that are set and that nothing has applied.
+        """Raises UsageError, one line, for the options that are set and that nothing has applied.
 
         Args:
           trainer: whose step was traced, prepared.
@@ -74,7 +75,7 @@ class Applied:
         shown = [*_shown({name: wanted[name] for name in missing if causes[name] == (why, cure)})]
         have = "has" if len(shown) == 1 else "have"
         whose = type(trainer).__name__
-        raise ValueError(f"{' and '.join(shown)} {have} no effect: {whose}{why}; {cure}, or leave the flag out")
+        raise UsageError(f"{' and '.join(shown)} {have} no effect: {whose}{why}; {cure}, or leave the option out")
 
     def _cause(self, name: str, value: Any, holds_optimizer: bool) -> tuple[str, str]:
         """Returns why an option is not applied, and what to write: the same for options that go together."""
@@ -110,10 +111,10 @@ def _shown(values: Mapping[str, Any]) -> Iterator[str]:
     """Yields options as they were given, with their names, which are flags', in backquotes."""
     for name, value in values.items():
         if name in _ARGUMENTS:
-            yield f"`optimizer_arg`={_ARGUMENTS[name] or name}={value}"
+            yield f"{setting('optimizer_arg', _ARGUMENTS[name] or name)}={value}"
         elif isinstance(value, dict):
-            yield from (f"`{name}`={each}={given}" for each, given in value.items())
+            yield from (setting(name, f"{each}={given}") for each, given in value.items())
         elif name == "freeze":
-            yield from (f"`{name}`={pattern}" for pattern, _ in value)
+            yield from (setting(name, pattern) for pattern, _ in value)
         else:
-            yield f"`{name}`" if value is True else f"`{name}`={value}"
+            yield setting(name, None if value is True else value)

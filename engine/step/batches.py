@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..data import form
+from ..internals.errors import UsageError
 from ..internals.keras_compile import without_missing
 from ..metrics.means import Mean, as_loss
 from .context import step_context
@@ -37,7 +38,7 @@ def weighed(loss: Callable, outputs, batch) -> Mean:
       batch: in the form of the data: (features, labels[, weights]), of tensors [examples, ...].
 
     Raises:
-      ValueError: there are weights, and the pair was not made by `crankshaft.mean`.
+      UsageError: there are weights, and the pair was not made by `crankshaft.mean`.
 
     Example:
       >>> def critic_loss(self, batch):  # of a Trainer with a step of its own
@@ -87,19 +88,19 @@ def check_weighed(metrics: dict, batch, trainer) -> dict:
     """Returns the metrics of a step.
 
     Raises:
-      TypeError: they are not pairs, as a user's own step may return them.
-      ValueError: they do not count the examples' weights.
+      UsageError: they are not pairs, as a user's own step may return them.
+      UsageError: they do not count the examples' weights.
     """
     named = metrics if isinstance(metrics, dict) else {"": metrics}
     for name, pair in named.items():
         if not hasattr(pair, "total") or named is not metrics:
-            raise TypeError(
+            raise UsageError(
                 f"{type(trainer).__name__}: its step returned a {type(pair).__name__}{name and f' as {name!r}'}; "
                 'return pairs by name, which add up over replicas and steps: {"loss": crankshaft.mean(losses)}'
             )
     forgotten = [n for n, pair in metrics.items() if getattr(pair, "weigh", None) and not pair.has_weights]
     if forgotten and form.fields(batch).weights is not None:
-        raise ValueError(
+        raise UsageError(
             f"{type(trainer).__name__}: the data has weights, and {forgotten[0]!r} of its step does not count them; "
             "use crankshaft.weighed(self.loss, outputs, batch), or crankshaft.mean(values, weights=batch[2])"
         )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from .. import randomness
+from ..internals.errors import UsageError
 from ..internals.variables import assign_local
 from ..mesh.mesh import Mesh
 from .applied import Applied
@@ -125,12 +126,12 @@ class StepContext:
             stand; no call without a name or with another returns it.
 
         Raises:
-          ValueError: outside of steps, where the draw would be the same each time; or the name is not text.
+          UsageError: outside of steps, where the draw would be the same each time; or the name is not text.
         """
         if self.step is None or self.replica is None:
-            raise ValueError("step_context().seed() is for train_step, eval_step and what they call; no step is on")
+            raise UsageError("step_context().seed() is for train_step, eval_step and what they call; no step is on")
         if name is not None and not isinstance(name, str):
-            raise ValueError(f"step_context().seed({name!r}): the name of a seed is text, such as seed(name='noise')")
+            raise UsageError(f"step_context().seed({name!r}): the name of a seed is text, such as seed(name='noise')")
         return self._seed(self.replica, *(("call", self._number("call")) if name is None else ("name", name)))
 
     def seed_layers(self, assigns: bool = True) -> None:

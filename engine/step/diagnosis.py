@@ -16,6 +16,7 @@ from absl import logging
 
 from ..data.arrays import Mapped
 from ..data.form import fields, text_fields
+from ..internals.errors import UsageError
 from ..internals.graphs import STATEFUL_RANDOM, all_called, operations
 from ..metrics.means import Outside, Pair
 from .context import step_context
@@ -57,10 +58,10 @@ _SUMS_IN_16_BITS = "on CPUs these accumulate 16-bit values in 16 bits, which los
 
 
 def check_looked_up(features, trainer) -> None:
-    """Raises ValueError where a forward pass, which was traced in this graph, takes text for numbers."""
+    """Raises UsageError where a forward pass, which was traced in this graph, takes text for numbers."""
     text = text_fields((features,))
     if text and _casts_text():
-        raise ValueError(
+        raise UsageError(
             f"{', '.join(text)} holds strings, and {type(trainer).__name__} computes with them as with numbers; look "
             "them up before, by tf.keras.layers.StringLookup, Hashing or TextVectorization"
         )
@@ -75,7 +76,7 @@ def _casts_text() -> bool:
 
 @contextlib.contextmanager
 def labels_as_numbers(batch, trainer) -> Iterator[None]:
-    """Raises ValueError where a loss that is traced within takes labels that are text for numbers."""
+    """Raises UsageError where a loss that is traced within takes labels that are text for numbers."""
     names = [name for name in text_fields(batch) if name.startswith("labels")]
     cause = None
     try:
@@ -85,7 +86,7 @@ def labels_as_numbers(batch, trainer) -> Iterator[None]:
             raise
         cause = error
     if cause or (names and _casts_text()):
-        raise ValueError(
+        raise UsageError(
             f"{', '.join(names)} holds strings, and {type(trainer).__name__}.loss computes with them as with numbers; "
             "number them before, by np.unique(labels, return_inverse=True), or look them up by "
             "tf.keras.layers.StringLookup"
@@ -164,7 +165,7 @@ def without_pairs(function: Callable, where: str, outputs, batch) -> Any:
     too. An axis that is made on purpose, as by labels[None, :] or scores[:, None], is not a mistake.
 
     Raises:
-      ValueError: one does; says the shapes.
+      UsageError: one does; says the shapes.
     """
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
@@ -175,7 +176,7 @@ def without_pairs(function: Callable, where: str, outputs, batch) -> Any:
     here = [x for x in (captured.get(id(x), x) for x in tensors) if getattr(x, "graph", None) is graph]
     if size != 1 and _broadcasts(graph.get_operations()[before:], here):
         labels = fields(batch).labels
-        raise ValueError(
+        raise UsageError(
             f"{where}: values [n, 1] and [n] of n examples broadcast to [n, n], one for each pair of them (outputs are "
             f"{_shape(outputs, size)}, labels {_shape(() if labels is None else labels, size)}); make the shapes "
             "alike, by outputs[:, 0] or labels[:, None], or write labels[None, :] if pairs are meant"

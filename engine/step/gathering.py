@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from ..internals.errors import UsageError, setting
 from ..internals.tensorflow import as_one_of_all, is_only_replica
 from ..mesh import collectives
 from .context import step_context
@@ -30,7 +31,7 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
       scalar int32 number of this replica's first one among them.
 
     Raises:
-      ValueError: the model is cut over a mesh, or the batch into micro-batches.
+      UsageError: the model is cut over a mesh, or the batch into micro-batches.
 
     Example:
       >>> def loss(self, outputs, batch):  # of a Trainer whose outputs are (images, texts), each [n, 64]
@@ -42,9 +43,9 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """
     step, reduction = step_context(), trainer.reduction
     if step.is_training and trainer.given.options.accumulate_steps > 1:
-        raise ValueError("`accumulate_steps`: gather needs a batch as a whole; use 1")
+        raise UsageError(f"{setting('accumulate_steps')}: gather needs a batch as a whole; use 1")
     if step.mesh.is_cut:
-        raise ValueError("`mesh`: gather is of models that each replica has whole; leave it out")
+        raise UsageError(f"{setting('mesh')}: gather is of models that each replica has whole; leave it out")
     if reduction.alone() or step.mesh.data.size == 1 or is_only_replica():
         return values, tf.constant(0)
     reduction.meet_midway()

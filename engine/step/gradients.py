@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..internals import keras
+from ..internals.errors import UsageError
 from ..internals.variables import path_of, tf_variable, whole_of
 from ..mesh.cuts import Cut
 from ..metrics.means import Mean, as_loss, folded
@@ -207,7 +208,7 @@ class Update:
     def apply(self, optimizer, variables: Sequence) -> None:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
         if others := [path_of(each) for each in variables if id(tf_variable(each)) not in self._places]:
-            raise ValueError(f"Update has no gradient of {others[0]}; give it all that the update is made of")
+            raise UsageError(f"Update has no gradient of {others[0]}; give it all that the update is made of")
         step_context().applied.mark("skipping")
         values = [self.gradients.values[self._places[id(tf_variable(each))]] for each in variables]
         gradients = self.gradients.with_values(values)
@@ -253,7 +254,7 @@ def minimize(
       The metrics, and those of `Update.end`.
 
     Raises:
-      ValueError: a loss is missing, or depends on none of its optimizer's variables.
+      UsageError: a loss is missing, or depends on none of its optimizer's variables.
 
     Example:
       >>> def train_step(self, batch):  # of a Trainer with two models
@@ -264,7 +265,7 @@ def minimize(
     def compute(part):
         pairs = losses(part)
         if missing := [name for name in optimizers if name not in pairs]:
-            raise ValueError(
+            raise UsageError(
                 f"{whose} minimizes {missing[0]!r}, and its losses are {', '.join(pairs)}; use one of them"
             )
         return [as_loss(pairs[name], f"{whose}: {name!r}") for name in optimizers], lambda: pairs
@@ -352,14 +353,14 @@ class UniqueSlices(tf.IndexedSlices):
 
 
 def check_reached(gradients: Sequence, owner: str) -> None:
-    """Raises ValueError if there is nothing to train: no variable, or none that the loss depends on."""
+    """Raises UsageError if there is nothing to train: no variable, or none that the loss depends on."""
     if not gradients:
-        raise ValueError(
+        raise UsageError(
             f"{owner} has no variable to train; call its model self.model, override trainable_variables, or leave some "
             "layer trainable"
         )
     if all(gradient is None for gradient in gradients):
-        raise ValueError(
+        raise UsageError(
             f"{owner}.loss depends on none of the {len(gradients)} variables that are to be trained; compute it from "
             "the outputs of forward, without stop_gradient or numpy() on the way"
         )

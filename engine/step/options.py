@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from ..internals.errors import UsageError, setting
+
 if TYPE_CHECKING:
     from ..data.order import Order
 
@@ -53,7 +55,7 @@ class StepOptions:
       check_numerics: check every op's output (slow) and name the first that is not finite.
 
     Raises:
-      ValueError: an option is out of range, or two of them clip the same gradients.
+      UsageError: an option is out of range, or two of them clip the same gradients.
 
     Example:
       >>> StepOptions(optimizer="adamw", learning_rate=0.01, clip_norm=1.0).needs_norm
@@ -106,20 +108,22 @@ class StepOptions:
 
     def __post_init__(self):
         if self.precision not in PRECISIONS:
-            raise ValueError(f"precision={self.precision} is unknown; use one of {', '.join(PRECISIONS)}")
+            raise UsageError(f"precision={self.precision} is unknown; use one of {', '.join(PRECISIONS)}")
         if self.on_nonfinite not in ON_NONFINITE:
-            raise ValueError(f"on_nonfinite={self.on_nonfinite} is unknown; use one of {', '.join(ON_NONFINITE)}")
+            raise UsageError(f"on_nonfinite={self.on_nonfinite} is unknown; use one of {', '.join(ON_NONFINITE)}")
         clips = [f"{name}={getattr(self, name)}" for name in CLIPS if getattr(self, name)]
         if len(clips) > 1:
-            raise ValueError(f"{' and '.join(clips)} clip the same gradients; use one of them")
+            raise UsageError(f"{' and '.join(clips)} clip the same gradients; use one of them")
         if self.accumulate_steps < 1:
-            raise ValueError(f"accumulate_steps={self.accumulate_steps} is not a count; use 1 or more")
+            raise UsageError(f"accumulate_steps={self.accumulate_steps} is not a count; use 1 or more")
         if self.batch_parts < 1:
-            raise ValueError(f"batch_parts={self.batch_parts} is not a count; use 1 or more")
+            raise UsageError(f"batch_parts={self.batch_parts} is not a count; use 1 or more")
         if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"ema_decay={self.ema_decay} is not a decay; use 0 (off) up to, not including, 1")
+            raise UsageError(f"ema_decay={self.ema_decay} is not a decay; use 0 (off) up to, not including, 1")
         if not self.ema_warmup and not self.ema_decay:
-            raise ValueError("ema_warmup=False is of `ema_decay`, which is off; set that too, or leave ema_warmup out")
+            raise UsageError(
+                f"ema_warmup=False is of {setting('ema_decay')}, which is off; set that too, or leave ema_warmup out"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

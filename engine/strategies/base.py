@@ -18,7 +18,7 @@ from ..data.feed import Feed
 from ..data.lent_feed import LentFeed
 from ..data.order import Order
 from ..data.source import WithoutBadRecords
-from ..internals.errors import free_frames
+from ..internals.errors import UsageError, free_frames, setting
 from ..mesh.mesh import Mesh
 from ..metrics.means import Sums
 from ..state import TrainState
@@ -177,11 +177,11 @@ class Strategy(Processes, abc.ABC):
 
     def lent_feed(self) -> LentFeed:
         """Makes the feed of data that a program hands to its run, for `lent`."""
-        raise ValueError(f"`strategy`={self.name} works on the run's own data alone")
+        raise UsageError(f"{setting('strategy', self.name)} works on the run's own data alone")
 
     def lent(self, feed: LentFeed, trains: bool) -> contextlib.AbstractContextManager[None]:
         """Makes `run_train_steps`, or else `evaluate`, use another feed within, by a loop that is compiled once."""
-        raise ValueError(f"`strategy`={self.name} works on the run's own data alone")
+        raise UsageError(f"{setting('strategy', self.name)} works on the run's own data alone")
 
     # What the outer loop calls.
 
@@ -266,7 +266,7 @@ class Strategy(Processes, abc.ABC):
     @property
     def why_no_jit(self) -> str | None:
         """Why the training loop cannot be one XLA program, or None if it can."""
-        return f"`strategy`={self.name} does not say how its steps are compiled"
+        return f"{setting('strategy', self.name)} does not say how its steps are compiled"
 
     def describe(self) -> dict:
         """Returns name, replicas, devices and hosts, for a run's first line and its result."""

@@ -11,10 +11,9 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from ..internals.errors import reason
+from ..internals.errors import UsageError, reason, setting
 from ..machine import cpus
 from ..machine import gpus as graphics
-from ..machine.gpus import DeviceError
 from ..mesh.mesh import Mesh
 from . import registry
 from .base import Strategy
@@ -40,7 +39,7 @@ def create(name: str, **settings: Any) -> Strategy:
     graphics.take(gpus, 1 if name == "one_device" and options.owns_process else None)
     made = {**_BUILT_IN, **registry.registered()}[name](options)
     if not isinstance(made, Strategy):
-        raise TypeError(f"what was registered as the strategy {name} makes a {type(made).__name__}; make a Strategy")
+        raise UsageError(f"what was registered as the strategy {name} makes a {type(made).__name__}; make a Strategy")
     return made
 
 
@@ -51,7 +50,7 @@ def _mesh(distribution: tf.distribute.Strategy, options: StrategyOptions) -> Mes
     if sizes.get("data", replicas // model) * model != replicas:
         layout = ",".join(f"{axis}:{size}" for axis, size in sizes.items())
         fitting = [f"data:{replicas // m},model:{m}" for m in range(1, replicas + 1) if replicas % m == 0]
-        raise DeviceError(f"`mesh`={layout} does not lay out {replicas} replicas; use {' or '.join(fitting)}")
+        raise UsageError(f"{setting('mesh', layout)} does not lay out {replicas} replicas; use {' or '.join(fitting)}")
     return Mesh(distribution, model, options.shard_optimizer)
 
 
@@ -129,9 +128,9 @@ def _mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strat
     if num_virtual_devices and len(devices) > num_virtual_devices:
         devices = devices[:num_virtual_devices]
     if kind == "CPU" and not num_virtual_devices:
-        raise DeviceError(
-            "`strategy`=mirrored found no GPU; use `num_virtual_devices`=N for N replicas on the CPU, "
-            "or `strategy`=one_device"
+        raise UsageError(
+            f"{setting('strategy', 'mirrored')} found no GPU; use {setting('num_virtual_devices', 'N')} for N replicas "
+            f"on the CPU, or {setting('strategy', 'one_device')}"
         )
     return tf.distribute.MirroredStrategy(devices)
 
@@ -140,7 +139,9 @@ def split(kind: str, parts: int) -> None:
     """Splits the machine's one physical device of a kind into equal logical ones."""
     physical = tf.config.get_visible_devices(kind)
     if len(physical) > 1:
-        raise DeviceError(f"`num_virtual_devices`={parts} splits one {kind}, and there are {len(physical)}; omit it")
+        raise UsageError(
+            f"{setting('num_virtual_devices', parts)} splits one {kind}, and there are {len(physical)}; omit it"
+        )
     existing = tf.config.get_logical_device_configuration(physical[0])
     if existing and len(existing) >= parts:
         return
@@ -152,9 +153,9 @@ def split(kind: str, parts: int) -> None:
     try:
         tf.config.set_logical_device_configuration(physical[0], [each] * parts)
     except RuntimeError:
-        raise DeviceError(
-            f"`num_virtual_devices`={parts} came too late: this process has used TensorFlow's devices by now; ask for "
-            "as many in its first run, or move what uses them into build_model or the data function"
+        raise UsageError(
+            f"{setting('num_virtual_devices', parts)} came too late: this process has used TensorFlow's devices by "
+            "now; ask for as many in its first run, or move what uses them into build_model or the data function"
         ) from None
 
 
@@ -167,16 +168,16 @@ def free_gpu_memory_mb(command: Sequence[str] = _FREE_MEMORY) -> int:
       command: prints one whole number of MiB a line, a line for each GPU.
 
     Raises:
-      DeviceError: the program is not there, fails, or prints something else.
+      UsageError: the program is not there, fails, or prints something else.
     """
     try:
         printed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
         return min(int(line) for line in printed.split("\n") if line.strip())
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         said = (getattr(error, "stderr", None) or "").strip().split("\n")[0] or reason(error)
-        raise DeviceError(
-            f"`num_virtual_devices`: {command[0]} did not say how much memory the GPU has free ({said}); "
-            "install it, or leave `num_virtual_devices` out"
+        raise UsageError(
+            f"{setting('num_virtual_devices')}: {command[0]} did not say how much memory the GPU has free ({said}); "
+            f"install it, or leave {setting('num_virtual_devices')} out"
         ) from None
 
 
@@ -197,9 +198,9 @@ def _find_tpu(address: str) -> tf.distribute.Strategy:
         return tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, tf.errors.OpError, OSError) as error:
         why = reason(error).split(". ")[0]
-        raise DeviceError(
-            f"`strategy`=tpu found no TPU at {address or 'this host'} ({why}); "
-            "run on a TPU host, give its `tpu_address`, or use `strategy`=one_device or mirrored"
+        raise UsageError(
+            f"{setting('strategy', 'tpu')} found no TPU at {address or 'this host'} ({why}); run on a TPU host, give "
+            f"its {setting('tpu_address')}, or use {setting('strategy', 'one_device')} or mirrored"
         ) from None
 
 

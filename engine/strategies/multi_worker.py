@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..data.arrays import is_on_gpus
-from ..health.watchdog import Arrivals, LostPeerError, Watchdog
+from ..health.watchdog import Arrivals, Watchdog
+from ..internals.errors import LostPeerError
 from ..internals.tensorflow import receive_in_chunks
 from ..mesh import collectives
 from ..mesh.mesh import Mesh

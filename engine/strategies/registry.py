@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ..internals.errors import UsageError
 from .feed_options import FeedOptions
 
 if TYPE_CHECKING:
@@ -70,12 +71,12 @@ def register(name: str, maker: Maker) -> None:
       maker: makes the `engine.strategies.base.Strategy`, before anything else touches a device.
 
     Raises:
-      ValueError: the name can't be had.
+      UsageError: the name can't be had.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise ValueError(f"{name!r} is not a name of a strategy; use lower-case letters, digits and _")
+        raise UsageError(f"{name!r} is not a name of a strategy; use lower-case letters, digits and _")
     if name in BUILT_IN:
-        raise ValueError(f"the strategy {name} comes with Crankshaft; register yours by another name")
+        raise UsageError(f"the strategy {name} comes with Crankshaft; register yours by another name")
     _own[name] = maker
 
 

@@ -17,6 +17,7 @@ from ..data.order import Order, order_of, replica_part
 from ..data.reading import example_bytes, in_memory
 from ..data.source import Source
 from ..data.streamed import divide, unwatched
+from ..internals.errors import UsageError, setting
 from ..internals.tensorflow import as_only_replica
 from ..mesh.mesh import Mesh
 from ..metrics.means import Sums
@@ -145,7 +146,9 @@ class Replicated(Measured):
 
     def lent_feed(self) -> LentFeed:
         if self._static_shapes:
-            raise ValueError(f"`strategy`={self.name} takes batches of one shape, and data that is handed in has any")
+            raise UsageError(
+                f"{setting('strategy', self.name)} takes batches of one shape, and data that is handed in has any"
+            )
         return LentFeed(self.num_replicas, self.mesh)
 
     @contextlib.contextmanager
@@ -179,7 +182,7 @@ class Replicated(Measured):
         if self.batch_parts > 1:
             return f"each batch is computed in {self.batch_parts} parts, a thread each, of which XLA would use one"
         if self._state.trainer.given.options.recompute:
-            return "`recompute` computes blocks twice, and XLA would merge that into once"
+            return f"{setting('recompute')} computes blocks twice, and XLA would merge that into once"
         if not self.train_feed.compilable:
             return "a tf.data.Dataset cannot be read within an XLA program"
         return None

@@ -22,7 +22,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ...engine.data.source import SourceError
+from ...engine.internals.errors import SourceError
 from ..data import InputError
 from . import storage
 from .storage import Files, is_remote

@@ -23,7 +23,8 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from ...engine.data.source import SourceError, UnavailableError, may_pass
+from ...engine.data.source import may_pass
+from ...engine.internals.errors import CrankshaftError, SourceError, UnavailableError
 from ...engine.machine import files
 from ..data import InputError
 
@@ -83,7 +84,7 @@ def retried(path: str, read: Callable[[], Any], before: Callable[[], None] | Non
         try:
             return read()
         except Exception as error:
-            if isinstance(error, SourceError) or not may_pass(error):
+            if isinstance(error, CrankshaftError) or not may_pass(error):
                 raise
             why = getattr(error, "strerror", None) or _why(error)
             if seconds is None:
@@ -225,7 +226,7 @@ class Files:
         try:
             now = state_of(path)
         except InputError as error:
-            raise SourceError(f"{error} (it was there as the run began)") from None
+            raise SourceError(f"{error.message} (it was there as the run began)") from None
         cure = "let files be as they are while a run reads them: restore it, and resume the run"
         if now.nbytes != was.nbytes:
             raise SourceError(f"{path} has {now.nbytes:,} bytes, and had {was.nbytes:,} as the run began; {cure}")

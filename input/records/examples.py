@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...engine.data.source import BadRecordError, Source
+from ...engine.data.source import Source
+from ...engine.internals.errors import BadRecordError
 from . import example_wire
 from .features import Feature, Features, nested
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...engine.data.data import Data
-from ...engine.data.source import BadRecordError, WrappedSource
+from ...engine.data.source import WrappedSource
+from ...engine.internals.errors import BadRecordError
 from .. import known
 from ..data import InputError
 from ..files import listing, storage

@@ -1,7 +1,4 @@
-"""Tables in files, as sources: features by their columns' names, labels by one; read by row groups.
-
-Host code.
-"""
+"""Tables in files, as sources: features by their columns' names, labels by one; read by row groups. Host code."""
 
 from __future__ import annotations
 
@@ -19,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...engine.data.data import Data
-from ...engine.data.source import BadRecordError, Source, Spec
+from ...engine.data.source import Source, Spec
 from ...engine.data.treatments import MISSING, SECONDS, Treatment, hashed
+from ...engine.internals.errors import BadRecordError
 from ..data import InputError
 from ..files.prepared import Writer, prepared
 from ..known import as_bytes, as_text

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...engine.data.source import SourceError
+from ...engine.internals.errors import SourceError
 from ..data import InputError
 from ..files import listing, storage
 from . import values as values_of

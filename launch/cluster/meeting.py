@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from ..errors import UsageError
+from ..errors import EXIT_PORT_TAKEN, RunError, UsageError
 from . import children, listeners
 from .cluster import Cluster, split
 
@@ -33,7 +33,7 @@ _READY, _STARTING = (bytes((0, 0, 0, 4, flags, 0, 0, 0, 0)) for flags in (0, 1))
 _SAYS = {_READY[3:]: "ready", _STARTING[3:]: "starting"}
 
 
-class ClusterError(Exception):
+class ClusterError(RunError):
     """The cluster did not come together, and may when tried again: which task, what to look at. One line."""
 
 
@@ -68,6 +68,8 @@ class Wait:
 
 class PortTakenError(ClusterError):
     """Another program has a port that Crankshaft chose, and no user named: it chooses another. One line."""
+
+    exit_code = EXIT_PORT_TAKEN
 
 
 def check_bindable(cluster: Cluster) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...engine.machine import events
-from ..errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_USAGE
+from ..errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError
 from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import meeting, shares
 from .children import Child, Children
@@ -52,10 +52,6 @@ class Spec:
     @property
     def name(self) -> str:
         return self.kind if self.kind in ("chief", "evaluator") else f"{self.kind} {self.index}"
-
-
-class StartError(Exception):
-    """A task can't be started: which, and why. One line."""
 
 
 class Task(NamedTuple):
@@ -123,7 +119,7 @@ class Supervisor:
         """Runs until the job is done, given up or asked to end. Returns the exit code; no process it started is left.
 
         Raises:
-          StartError: a task can't be started.
+          RunError: a task can't be started.
         """
         with self._children, self._signals():
             try:
@@ -174,7 +170,7 @@ class Supervisor:
                 stderr=subprocess.PIPE,
             )
         except OSError as error:
-            raise StartError(f"{spec.name} can't be started: {error}") from None
+            raise RunError(f"{spec.name} can't be started: {error}") from None
         output = self._output.follow(spec.name, index, child.pid, (child.stdout, child.stderr))
         self._tasks.append(Task(spec.name, child, output))
         cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""

@@ -93,7 +93,7 @@ class RemoteFolder:
                     self.push()
             except RunError as error:
                 self._remove.detach()  # nothing is lost
-                raise RunError(f"{error}; its files are in {self.folder}") from None
+                raise RunError(f"{error.message}; its files are in {self.folder}") from None
 
     def _push_until(self, ended: threading.Event) -> None:
         warned = False

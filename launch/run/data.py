@@ -10,10 +10,11 @@ import functools
 from collections.abc import Callable, Sequence
 
 from ...engine.data.data import Data
-from ...engine.data.source import Source, SourceError, UnavailableError
+from ...engine.data.source import Source
+from ...engine.internals.errors import SourceError, UnavailableError
 from .. import explanations
 from ..command_line.config import Config
-from ..errors import UsageError
+from ..errors import EXIT_USAGE, UsageError
 
 _MOST_VALUES = 4  # of a tuple in place of a `Data`
 
@@ -40,8 +41,8 @@ def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
         both = splits.of(config, loaded.train, loaded.evaluation)[:2]
         return [split for split in both if split is not None and split.by_index and split.as_arrays() is None]
     except Exception as error:  # the border of what a worker does by itself
-        kind = UnavailableError if isinstance(error, UnavailableError) else SourceError
-        raise kind(explanations.explain(error)[1]) from None
+        code, line = explanations.explain(error)
+        raise (SourceError if code == EXIT_USAGE else UnavailableError)(line) from None
 
 
 def call(data: Callable | Sequence | Data) -> Data:

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from ...engine.checkpoints import CheckpointError, Manifest, RunDir
+from ...engine.checkpoints import Manifest, RunDir
 from ...engine.hooks import Status, StopRequest, evaluation, saving
 from ...engine.hooks.saving import BestCheckpoint
 from ...engine.hooks.tensorboard import event_values
 from ...engine.hooks.tensorboard.event_files import EventFiles
+from ...engine.internals.errors import CheckpointError
 from ...engine.metrics.monitored import Monitored
 from ..cluster.meeting import Presence, answers
 from ..command_line import checks

@@ -17,8 +17,8 @@ import tensorflow as tf
 from absl import logging
 
 from ...engine.checkpoints import Manifest, RunDir
-from ...engine.data.source import SourceError, Spec, Split
-from ...input.data import InputError
+from ...engine.data.source import Spec, Split
+from ...engine.internals.errors import CrankshaftError
 from ...input.files import storage
 from ..command_line.config import Config
 from ..command_line.values import differences
@@ -57,7 +57,7 @@ def _written(paths: Sequence[str]) -> int:
     some = [path for path in paths[:: -(-len(paths) // _MOST_FILES)] if not storage.is_remote(path)]
     times = []
     for path in some:
-        with contextlib.suppress(InputError, SourceError):
+        with contextlib.suppress(CrankshaftError):
             times.append(storage.state_of(path).written_ns)
     return zlib.crc32(repr(times).encode())
 

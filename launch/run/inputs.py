@@ -111,8 +111,8 @@ def of_saved(config: Config, strategy: Strategy) -> Inputs:
         _ = saved.known.tokens and saved.known.tokens.ids  # which reads them
     except InputError as error:
         raise UsageError(
-            f"{config.run_dir}/{NAMES.model}: {error}; restore it from a copy, or train the run on, which writes it "
-            "again"
+            f"{config.run_dir}/{NAMES.model}: {error.message}; restore it from a copy, or train the run on, which "
+            "writes it again"
         ) from None
     return Inputs(saved.known, (saved.features, None))
 

@@ -10,8 +10,7 @@ import zipfile
 import h5py
 import keras
 
-from ...engine.checkpoints import CheckpointError
-from ...engine.internals.errors import reason
+from ...engine.internals.errors import CheckpointError, reason
 
 _LISTED = 8
 

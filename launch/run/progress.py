@@ -18,7 +18,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 from ...engine.hooks.base import Hook, Rates, Status, Window
-from ...engine.internals.errors import visible
+from ...engine.internals.errors import UsageError, visible
 from ...engine.mesh import cuts
 from .. import terminal
 
@@ -200,7 +200,7 @@ def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.
 def as_shown(mode: str, file) -> str:
     """Resolves --progress: "bar" in a terminal or a notebook, else "plain", or "off". Raises ValueError if unknown."""
     if mode not in MODES:
-        raise ValueError(f"progress={mode} is unknown; use one of {', '.join(MODES)}")
+        raise UsageError(f"progress={mode} is unknown; use one of {', '.join(MODES)}")
     if mode != "auto":
         return mode
     return "bar" if file.isatty() or _in_notebook(file) else "plain"

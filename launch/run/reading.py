@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import tensorflow as tf
 from absl import logging
 
-from ...engine.checkpoints import CheckpointError, Checkpoints, Manifest
+from ...engine.checkpoints import Checkpoints, Manifest
 from ...engine.hooks import saving
+from ...engine.internals.errors import CheckpointError
 from ..command_line import checks
 from ..command_line import config as configs
 from ..errors import UsageError

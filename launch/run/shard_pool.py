@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from ...engine.data.source import SourceError, UnavailableError
-from ...input.data import InputError
+from ...engine.internals.errors import UnavailableError
 from ...input.records.shard_writing import Shard, ShardRequest
 from ..errors import UsageError
 from ..host import process
@@ -86,5 +85,5 @@ def _write(shard: Shard) -> dict[str, int]:
         return shard_job.write(request, _here[2], shard, count)
     except UnavailableError as error:
         raise OSError(str(error)) from None
-    except (SourceError, InputError) as error:
-        raise UsageError(str(error)) from None  # which is made of its line alone, and so can be sent
+    except UsageError as error:
+        raise UsageError(error.message) from None  # which is made of its line alone, and so can be sent

@@ -16,10 +16,11 @@ from ...engine.data.arrays import ArraySource
 from ...engine.data.form import fields
 from ...engine.data.py_dataset import OfBatches
 from ...engine.data.reading import example_bytes
-from ...engine.data.source import Source, SourceError, Spec, Split, WithoutBadRecords
+from ...engine.data.source import Source, Spec, Split, WithoutBadRecords
 from ...engine.data.streamed import OfDataset, Stream
 from ...engine.data.waiting import of_files
 from ...engine.internals import pipelines
+from ...engine.internals.errors import SourceError
 from ..command_line.config import READING, Config
 from ..errors import UsageError
 from ..explanations import with_flags
@@ -213,7 +214,7 @@ def _without_frames(name: str, split):
     try:
         parts = tuple(map(frames.as_arrays, split)) if isinstance(split, (tuple, list)) else frames.as_arrays(split)
     except SourceError as error:
-        raise UsageError(f"the {name} data: {error}") from None
+        raise UsageError(f"the {name} data: {error.message}") from None
     return parts
 
 
@@ -254,7 +255,7 @@ def as_arrays(nest):
         try:
             return frames.as_float32(x)
         except SourceError as error:
-            raise UsageError(str(error)) from None
+            raise UsageError(error.message) from None
 
     return tf.nest.map_structure(array, tf.keras.tree.lists_to_tuples(nest))
 

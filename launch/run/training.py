@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from ...engine.checkpoints import CheckpointError, Manifest, RunDir
+from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints import manifest as manifests
 from ...engine.holdings import Holdings
 from ...engine.hooks import Hook, StopRequest, evaluation, numerics, saving
@@ -28,7 +28,7 @@ from ...engine.hooks.sync_check import SyncCheck
 from ...engine.hooks.tensorboard import TensorBoard
 from ...engine.hooks.tensorboard.probe import Probe
 from ...engine.hooks.writing import Writing
-from ...engine.internals.errors import counted
+from ...engine.internals.errors import CheckpointError, counted
 from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
 from ...engine.metrics.means import kinds_of

@@ -15,7 +15,8 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, Writer
+from crankshaft.engine.checkpoints import Checkpoints, Writer
+from crankshaft.engine.internals.errors import SaveError
 from crankshaft.engine.mesh import cuts
 from crankshaft.engine.mesh.cuts import Cut
 from crankshaft.engine.mesh.mesh import Mesh
@@ -36,7 +37,7 @@ def whole(box: cuts.Box) -> tf.Tensor:
 def saved(checkpoints: Checkpoints, step: int) -> str:
     try:
         checkpoints.save(step, {}, wait=True)
-    except CheckpointError as error:
+    except SaveError as error:
         return str(error)
     return "saved"
 

@@ -23,8 +23,9 @@ from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, Split
 from crankshaft.engine.data.streamed import OfDataset
 from crankshaft.engine.hooks.stragglers import Stragglers
-from crankshaft.engine.hooks.sync_check import OutOfSyncError, SyncCheck
+from crankshaft.engine.hooks.sync_check import SyncCheck
 from crankshaft.engine.hooks.tensorboard import TensorBoard
+from crankshaft.engine.internals.errors import OutOfSyncError
 from crankshaft.engine.mesh import collectives
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState

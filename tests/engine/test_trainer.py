@@ -8,6 +8,7 @@ from absl import logging
 from crankshaft.engine import StepOptions, Trainer, make_optimizer, mean, step_context
 from crankshaft.engine.build import prepare
 from crankshaft.engine.holdings import Holdings
+from crankshaft.engine.internals.errors import UsageError
 from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction import Reduction
 from crankshaft.models.cnn import Model as Cnn
@@ -410,9 +411,9 @@ def test_models_and_optimizers_in_lists_and_dictionaries_are_found_once():
 
 
 def test_what_must_be_overridden_says_so():
-    with pytest.raises(NotImplementedError, match="Trainer has no build_model"):
+    with pytest.raises(UsageError, match="Trainer has no build_model"):
         Trainer().build_model()
-    with pytest.raises(NotImplementedError, match="Trainer has no loss"):
+    with pytest.raises(UsageError, match="Trainer has no loss"):
         Trainer().loss(None, None)
 
 

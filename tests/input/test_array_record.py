@@ -9,7 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from crankshaft.engine.data.source import BadRecordError, SourceError, Spec, WithoutBadRecords
+from crankshaft.engine.data.source import Spec, WithoutBadRecords
+from crankshaft.engine.internals.errors import BadRecordError, SourceError
 from crankshaft.input import array_record
 from crankshaft.input.data import InputError
 from crankshaft.input.records import example_wire

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.data.source import BadRecordError, SourceError, Spec
+from crankshaft.engine.data.source import Spec
 from crankshaft.engine.data.treatments import MISSING_WORDS
+from crankshaft.engine.internals.errors import BadRecordError, SourceError
 from crankshaft.input import csv
 from crankshaft.input.data import InputError
 from crankshaft.input.tables import columns

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from crankshaft.engine.data.source import SourceError
+from crankshaft.engine.internals.errors import SourceError
 from crankshaft.input import parquet
 from crankshaft.input.data import InputError
 from tests.input.test_parquet import all_of, pq, table, written

@@ -15,7 +15,8 @@ from PIL import Image, ImageOps
 
 from crankshaft.engine.data import reading
 from crankshaft.engine.data.order import Order
-from crankshaft.engine.data.source import BadRecordError, SourceError, SourceSlice, WithoutBadRecords
+from crankshaft.engine.data.source import SourceSlice, WithoutBadRecords
+from crankshaft.engine.internals.errors import BadRecordError, SourceError
 from crankshaft.input import images
 from crankshaft.input.data import InputError
 
@@ -400,7 +401,7 @@ def test_an_image_that_does_not_decode_is_named(tmp_path, encode, damage):
         write(tmp_path / "a" / f"{number}.jpg", DAMAGES[damage](encode(9)) if number == 3 else jpeg(number))
     train = loaded(tmp_path, min_area=1.0, flip=False).train
     bad = next(at for at, path in enumerate(train.files()) if path.endswith("3.jpg"))
-    with pytest.raises(BadRecordError, match=r"a/3\.jpg .*; replace it, or let `max_bad_records`") as caught:
+    with pytest.raises(BadRecordError, match=r"a/3\.jpg .*; replace it, or let max_bad_records") as caught:
         examples(train)
     assert caught.value.example == bad
     assert "\n" not in str(caught.value)

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from crankshaft.engine.data.source import BadRecordError
+from crankshaft.engine.internals.errors import BadRecordError
 from crankshaft.input import array_record, tfrecord
 from crankshaft.input.data import InputError
 from crankshaft.input.records import example_wire, shard_writing

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.data.source import BadRecordError, SourceError, WithoutBadRecords
+from crankshaft.engine.data.source import WithoutBadRecords
+from crankshaft.engine.internals.errors import BadRecordError, SourceError
 from crankshaft.input import tfrecord
 from crankshaft.input.data import InputError
 from crankshaft.input.records import checksums, record_index

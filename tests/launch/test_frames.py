@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft.engine.data import frames
-from crankshaft.engine.data.source import SourceError
+from crankshaft.engine.internals.errors import SourceError
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.run import splits
 

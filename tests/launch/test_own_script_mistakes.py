@@ -116,10 +116,10 @@ def test_an_export_without_a_model_says_what_is_served(inside, tmp_path):
 )
 def test_a_gpu_is_split_by_what_the_driver_says_is_free(prints, says):
     assert devices.free_gpu_memory_mb(("printf", "81000\\n79000\\n")) == 79000
-    with pytest.raises(devices.DeviceError) as failed:
+    with pytest.raises(UsageError) as failed:
         devices.free_gpu_memory_mb(("no-such-program",) if prints is None else ("printf", prints))
     assert says in str(failed.value)
-    assert "leave `num_virtual_devices` out" in str(failed.value)
+    assert "leave num_virtual_devices out" in str(failed.value)
 
 
 def test_an_evaluation_batch_of_one_shape_divides_over_the_replicas():

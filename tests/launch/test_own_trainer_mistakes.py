@@ -97,8 +97,7 @@ def test_a_label_out_of_range_is_named_with_the_range(inside, label):
     outcome = inside(*RUN, trainer=Classes, data=lambda: ((FEATURES, labels), None))
     assert f"the loss was given a label of {label} and takes labels from 0 to below 2, as many as" in outcome.mistake
     outcome = inside(*RUN, "--jit=on", trainer=Classes, data=lambda: ((FEATURES, labels), None))  # the step counts
-    assert outcome.code == 1
-    assert outcome.error.startswith(f"step 1: labels from 0 to 1: a number is {label}, out of that range; correct the")
+    assert outcome.mistake.startswith(f"step 1: labels from 0 to 1: a number is {label}, out of that range; correct")
 
 
 def test_what_is_no_model_is_named(inside):

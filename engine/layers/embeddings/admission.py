@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from ...internals.errors import UsageError
 from ...internals.variables import own_copy, path_of, server_of
 from . import hashing
 
@@ -63,7 +64,7 @@ class Admission(tf.Module):
         self._buckets = -(-rows // _BUCKET)
         self._cells = max(_LEAST_CELLS, _SKETCH_CELLS * rows)
         if "GPU" in (shard.device or ""):
-            raise ValueError(
+            raise UsageError(
                 f"{path} is on {shard.device}, and admit_after needs its table in a host's memory; train on CPUs, on "
                 "parameter servers, or with hashed ids"
             )

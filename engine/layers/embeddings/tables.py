@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ...internals.errors import UsageError
 from ...internals.tensorflow import as_one_of_all
 from ...internals.variables import mark_shard, own_copy
 from ...reduction.wire import fetch
@@ -64,7 +65,7 @@ class Embedding(tf.Module):
       admits: whether lookups of training may give rows to new ids.
 
     Raises:
-      ValueError: an argument is out of range.
+      UsageError: an argument is out of range.
 
     Example:
       >>> users = Embedding("users", rows=1000, width=16)  # an attribute of a Trainer, whose model calls users(ids)
@@ -109,17 +110,17 @@ class Embedding(tf.Module):
     def _check(self) -> None:
         for name, value in {"rows": self.rows, "width": self.width, "num_shards": self.num_shards or 1}.items():
             if value is None or value < 1:
-                raise ValueError(f"embedding {self.name}: {name}={value} is not a size; use 1 or more")
+                raise UsageError(f"embedding {self.name}: {name}={value} is not a size; use 1 or more")
         if self.combiner not in COMBINERS:
-            raise ValueError(f"embedding {self.name}: combiner={self.combiner} is unknown; use sum, mean or sqrtn")
+            raise UsageError(f"embedding {self.name}: combiner={self.combiner} is unknown; use sum, mean or sqrtn")
         if self.unknown not in UNKNOWN:
-            raise ValueError(f"embedding {self.name}: unknown={self.unknown} is not a way; use row_0 or error")
+            raise UsageError(f"embedding {self.name}: unknown={self.unknown} is not a way; use row_0 or error")
         if self.padding_id is not None and self.combiner is None:
-            raise ValueError(f"embedding {self.name}: padding_id={self.padding_id} needs a combiner; use e.g. sum")
+            raise UsageError(f"embedding {self.name}: padding_id={self.padding_id} needs a combiner; use e.g. sum")
         try:
             inspect.signature(self.initializer).bind(None)
         except TypeError:
-            raise ValueError(
+            raise UsageError(
                 f"embedding {self.name}: initializer takes {inspect.signature(self.initializer)}, and is given draws "
                 "[n, width], even in (0, 1), to make rows of; use e.g. lambda draws: 0.1 * tf.math.ndtri(draws)"
             ) from None
@@ -128,22 +129,22 @@ class Embedding(tf.Module):
 
     def _check_admission(self) -> None:
         if not 1 <= self.admit_after <= admission.MAX_ADMIT_AFTER:
-            raise ValueError(
+            raise UsageError(
                 f"embedding {self.name}: admit_after={self.admit_after} is out of range; use 1 to "
                 f"{admission.MAX_ADMIT_AFTER}"
             )
         others = {"hash_ids": self.hash_ids, "unknown": self.unknown != "row_0"}
         if unfit := [name for name, is_given in others.items() if is_given]:
-            raise ValueError(
+            raise UsageError(
                 f"embedding {self.name}: {unfit[0]} does not go with admit_after={self.admit_after}, by which training "
                 "gives out the rows; leave one of them out"
             )
 
     def check_accumulation(self, steps: int) -> None:
-        """Raises ValueError where this table does not allow `accumulate_steps`. Host code, in the strategy's scope."""
+        """Raises UsageError where this table does not allow `accumulate_steps`. Host code, in the strategy's scope."""
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if self.admit_after and steps > 1 and replicas > 1:
-            raise ValueError(
+            raise UsageError(
                 f"embedding {self.name}: replicas tell each other of ids to be admitted once a step, and there are "
                 f"{replicas} with accumulate_steps={steps}; use 1, one replica, or a table without admit_after"
             )
@@ -165,7 +166,7 @@ class Embedding(tf.Module):
                 name=f"{self.name}/shard_{shard}",
             )
             if number > 1 and isinstance(variable, tf.distribute.DistributedValues):
-                raise ValueError(f"embedding {self.name}: {self._why_not_on_replicas(number)}")
+                raise UsageError(f"embedding {self.name}: {self._why_not_on_replicas(number)}")
             for copy in tf.distribute.get_strategy().experimental_local_results(variable):
                 self._fill(copy, shard, number, seed)
             mark_shard(variable, self)
@@ -221,7 +222,7 @@ class Embedding(tf.Module):
           tf.errors.InvalidArgumentError: an unknown id, with `unknown="error"`.
         """
         if training is None and self.admissions:
-            raise ValueError(
+            raise UsageError(
                 f"embedding {self.name}: with admit_after, a lookup has to know whether it is for training; "
                 "call it with training=training, as forward has it"
             )
@@ -238,7 +239,7 @@ class Embedding(tf.Module):
         if self.hash_ids:
             return hashing.bucket(ids, self.rows)
         if ids.dtype == tf.string:
-            raise ValueError(
+            raise UsageError(
                 f"embedding {self.name}: ids are strings; use hash_ids=True, or look them up before, by "
                 "tf.keras.layers.StringLookup"
             )

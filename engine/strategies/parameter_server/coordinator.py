@@ -21,11 +21,10 @@ import numpy as np
 import tensorflow as tf
 
 from ...data.feed import Run
-from ...data.source import SourceError
 from ...health import answers
 from ...health.peers import is_gone
-from ...health.watchdog import FIRST_CALL_FACTOR, LostPeerError
-from ...internals.errors import counted, reason
+from ...health.watchdog import FIRST_CALL_FACTOR
+from ...internals.errors import CrankshaftError, LostPeerError, UsageError, counted, reason, setting
 from ...internals.tensorflow import ends_executor
 from .leases import Counters, Lease, LeaseLoop, Returned, UpdateLoop
 
@@ -35,10 +34,6 @@ _PROBE_SECONDS = 0.5
 _LEASE_SECONDS = 0.25  # to start one and to take it back costs about 10 ms, of the coordinator's time too
 _WORKERS_AT_THAT = 8
 _REPEATED = ("Start cancelling closures", "Remote function on worker", "Cluster update failed")
-
-
-class LeaseError(Exception):
-    """What a worker ran failed as often as it was tried: where, on which data, with what. One line."""
 
 
 class Cluster(NamedTuple):
@@ -136,7 +131,7 @@ class Leases:
         *,
         timeout_seconds: float,
         describe: Callable[[Lease, int], str],
-        fault_of_data: Callable[[BaseException], SourceError | None],
+        fault_of_data: Callable[[BaseException], CrankshaftError | None],
     ):
         self._coordinator = coordinator
         self._cluster = cluster
@@ -202,8 +197,8 @@ class Leases:
         """Returns what comes back within so many seconds, as soon as anything has; [] if nothing does.
 
         Raises:
-          LeaseError: a lease has failed too often.
-          SourceError: a worker can't read what it is to train on.
+          UsageError: a lease has failed too often.
+          CrankshaftError: a worker can't read what it is to train on.
           LostPeerError: a parameter server is lost, or nothing moves.
         """
         done: list[Done] = []
@@ -258,7 +253,7 @@ class Leases:
             each = self._open[lease.number]
             each.failures += 1
             if each.failures > _MAX_RETRIES:
-                raise LeaseError(self._explain_failure(each, error)) from error
+                raise UsageError(self._explain_failure(each, error)) from error
         for lease, _ in failed:
             self._schedule(self._open[lease.number])
 
@@ -285,7 +280,7 @@ class Leases:
         return int(steps) - lease.steps_before, int(starts) - lease.starts_before
 
     def _check_hidden_retries(self, counts: np.ndarray) -> None:
-        """Raises LeaseError where a lease has silently been run again too often.
+        """Raises UsageError where a lease has silently been run again too often.
 
         TensorFlow does so where it takes an error for the consequence of another.
         """
@@ -295,7 +290,7 @@ class Leases:
                 each.begun = (steps, starts)
             elif starts - each.begun[1] > _MAX_RETRIES:
                 each.failures = starts - each.begun[1]
-                raise LeaseError(self._explain_failure(each, None))
+                raise UsageError(self._explain_failure(each, None))
 
     def _explain_stuck(self, counts: np.ndarray) -> str:
         if quiet := answers.silent("ps", range(len(self._cluster.servers))):
@@ -311,7 +306,7 @@ class Leases:
             parts.append(f"{self._named(worker)} does not answer")
         times = "" if self._patience == 1.0 else f"{self._patience:g} times "  # while workers build a graph
         return (
-            f"no update for {times}`step_timeout_seconds`={self._timeout_seconds:g}: "
+            f"no update for {times}{setting('step_timeout_seconds')}={self._timeout_seconds:g}: "
             f"{'; '.join(parts) or 'no worker has taken what was handed out'}"
         )
 

@@ -21,9 +21,9 @@ import tensorflow as tf
 
 from ...data.order import ChunkedOrder, Order
 from ...data.reading import Reader, as_stored, packed, stored_dtypes
-from ...data.source import Source, SourceError, UnavailableError, WithoutBadRecords
-from ...health.watchdog import FIRST_CALL_FACTOR, LostPeerError
-from ...internals.errors import reason
+from ...data.source import Source, WithoutBadRecords
+from ...health.watchdog import FIRST_CALL_FACTOR
+from ...internals.errors import CrankshaftError, LostPeerError, SourceError, UnavailableError, reason, setting
 from ...internals.tensorflow import answer_to, called_by_name
 
 _READ, _DESCRIBE, _VERIFY, _BAD, _DISMISS = (
@@ -77,9 +77,9 @@ class Sources:
         def marked(*arguments):
             try:
                 return function(*arguments)
-            except SourceError as error:
+            except CrankshaftError as error:
                 kind = "Unavailable" if isinstance(error, UnavailableError) else "Source"
-                line = " ".join(str(error).split())
+                line = " ".join(error.message.split())
                 raise SourceError(f"[{kind}Error] {self._task}: {line} [end]") from None
 
         return marked
@@ -102,7 +102,7 @@ class Sources:
     def _verify(self) -> list[np.ndarray]:
         for reader in [*self._readers.values()]:
             if error := reader.find_undecodable():
-                raise error if isinstance(error, SourceError) else SourceError(reason(error))
+                raise error if isinstance(error, CrankshaftError) else SourceError(reason(error))
         return _as_text([])
 
     def _bad(self) -> list[np.ndarray]:
@@ -155,7 +155,7 @@ def difference(wanted: dict, own: Sequence[dict]) -> str:
     return f"{what}; give all tasks the same files, and the same command line"
 
 
-def failure(error: Any) -> SourceError | None:
+def failure(error: Any) -> CrankshaftError | None:
     """Returns what a task's source has raised, if an error says so; the message begins with the task."""
     said = _SAID.search(str(error)) if isinstance(error, tf.errors.OpError) else None
     return {"Source": SourceError, "Unavailable": UnavailableError}[said[1]](said[2]) if said else None
@@ -200,7 +200,7 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
         if answer is None:
             raise LostPeerError(
                 f"worker {worker} ({address}) has not opened its files for {FIRST_CALL_FACTOR:g} times "
-                f"`step_timeout_seconds`={timeout_seconds:g}; see whether it is there, and reaches them"
+                f"{setting('step_timeout_seconds')}={timeout_seconds:g}; see whether it is there, and reaches them"
             )
         if isinstance(answer, Exception):
             raise failure(answer) or answer
@@ -209,7 +209,7 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
                 raise SourceError(f"worker {worker} ({address}): {difference(describe(source), answer)}")
 
 
-def undecodable(workers: int) -> SourceError | None:
+def undecodable(workers: int) -> CrankshaftError | None:
     """Returns what is wrong with an example that a worker has read and can't decode, if there is one."""
     return next(
         (fault for each in _ask(_VERIFY, _jobs_tasks(worker=workers), _ANSWER_SECONDS) if (fault := failure(each))),

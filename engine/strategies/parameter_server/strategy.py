@@ -18,11 +18,11 @@ from ...data.arrays import ArraySource
 from ...data.feed import Feed
 from ...data.feeds import Devices, RepeatedFeed, ResidentFeed
 from ...data.order import order_of
-from ...data.source import Source, SourceError, WithoutBadRecords
+from ...data.source import Source, WithoutBadRecords
 from ...data.streamed import divide, unwatched
 from ...health import answers, standstill
 from ...health.peers import LastHeard
-from ...health.watchdog import LostPeerError
+from ...internals.errors import CrankshaftError, LostPeerError, UsageError, setting
 from ...internals.tensorflow import let_coordinator_compute
 from ...metrics.means import LoopSums, Sums
 from ...state import TrainState
@@ -235,10 +235,10 @@ class ParameterServer(Measured):
         if (arrays := split.as_arrays()) is not None:
             return ResidentFeed(Workers(self.coordinator), ArraySource(arrays), order)
         if split.by_epoch:
-            raise ValueError(
-                f"`strategy`={self.name} has workers read leases that may be of two epochs at once, and the data has "
-                "methods that are to be called between epochs (on_epoch_begin, on_epoch_end); leave them out, or give "
-                "a tf.data.Dataset, which the coordinator reads"
+            raise UsageError(
+                f"{setting('strategy', self.name)} has workers read leases that may be of two epochs at once, and the "
+                "data has methods that are to be called between epochs (on_epoch_begin, on_epoch_end); leave them "
+                "out, or give a tf.data.Dataset, which the coordinator reads"
             )
         index = next((index for index, each in enumerate(self._read_here) if each is split), len(self._read_here))
         self._read_here[index:] = self._read_here[index:] or [split]
@@ -459,7 +459,7 @@ class ParameterServer(Measured):
         index = next(index for index, each in enumerate(self._read_here) if each is source)
         return {*source.bad} | sources.bad_records(index, len(self.cluster.workers))
 
-    def _fault_of_data(self, error: BaseException) -> SourceError | None:
+    def _fault_of_data(self, error: BaseException) -> CrankshaftError | None:
         """Returns what was wrong with the data, if that is why a worker has failed."""
         return sources.failure(error) or (sources.undecodable(len(self.cluster.workers)) if self._sources else None)
 

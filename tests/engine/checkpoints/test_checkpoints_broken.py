@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import CheckpointError, Checkpoints, load_weights
+from crankshaft.engine.checkpoints import Checkpoints, load_weights
 from crankshaft.engine.checkpoints import manifest as manifests
+from crankshaft.engine.internals.errors import CheckpointError, SaveError
 from tests.engine.checkpoints.checkpoint_cases import (
     bits,
     data_file,
@@ -204,7 +205,7 @@ def test_a_file_that_has_come_into_a_checkpoints_place_is_not_replaced(tmp_path)
     (tmp_path / "ckpt-2.index").write_bytes(b"dear")
     before = names(tmp_path)
     checkpoints.save(2, {})
-    with pytest.raises(CheckpointError, match=r"ckpt-2.index is there, and this run is not known to have written it"):
+    with pytest.raises(SaveError, match=r"ckpt-2.index is there, and this run is not known to have written it"):
         checkpoints.wait()
     assert names(tmp_path) == before
     assert (tmp_path / "ckpt-2.index").read_bytes() == b"dear"
@@ -248,7 +249,7 @@ def test_a_directory_that_can_not_be_made_is_told_at_wait(tmp_path):
     (tmp_path / "file").write_text("in the way")
     checkpoints = make(tmp_path / "file" / "checkpoints", make_state())
     checkpoints.save(1, {})
-    with pytest.raises(CheckpointError, match=r"ckpt-1 could not be written to .*Not a directory.*`run_dir`"):
+    with pytest.raises(SaveError, match=r"ckpt-1 could not be written to .*Not a directory.*run_dir"):
         checkpoints.wait()
     checkpoints.wait()  # told once
     (tmp_path / "file").unlink()
@@ -262,7 +263,7 @@ def test_a_full_disk_is_told_and_leaves_the_checkpoint_before(tmp_path):
     state.large = tf.Variable(tf.random.stateless_uniform([500_000], [1, 2]))
     with files_no_larger_than(1_000_000):
         checkpoints.save(2, {})
-        with pytest.raises(CheckpointError, match=r"ckpt-2 could not be written.*File too large") as caught:
+        with pytest.raises(SaveError, match=r"ckpt-2 could not be written.*File too large") as caught:
             checkpoints.save(3, {})  # a save waits for the one before it, and tells of it
     assert len(str(caught.value).splitlines()) == 1
     assert names(tmp_path) == before
@@ -285,7 +286,7 @@ def test_what_was_restored_stays_until_the_next_is_whole(tmp_path):
         flip_a_bit(tmp_path, step)
     checkpoints = make(tmp_path, state, keep=3)
     assert checkpoints.restore().step == 1
-    with files_no_larger_than(10), pytest.raises(CheckpointError, match="ckpt-4 could not be written"):
+    with files_no_larger_than(10), pytest.raises(SaveError, match="ckpt-4 could not be written"):
         checkpoints.save(4, {}, wait=True)
     assert make(tmp_path, state).restore().step == 1
     checkpoints.save(4, {}, wait=True)

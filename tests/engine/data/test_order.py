@@ -117,9 +117,7 @@ def test_batches_of_one_size_alone_go_on_only_where_they_divide_what_is_read():
     whole = Order(40, 8, 8, seed=1, drop_remainder=True)
     found = np.concatenate(batches(whole.resumed(4, 4, Origin()), 7, 4))
     np.testing.assert_array_equal(found, np.concatenate(batches(order, 10))[16:])
-    with pytest.raises(
-        ValueError, match=r"`global_batch_size`=8, which was 4: .* 12 examples .* batch that divides 12"
-    ):
+    with pytest.raises(ValueError, match=r"global_batch_size=8, which was 4: .* 12 examples .* batch that divides 12"):
         whole.resumed(3, 4, Origin())
 
 

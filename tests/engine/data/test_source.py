@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from crankshaft.engine.data import reading
 from crankshaft.engine.data.order import ChunkedOrder, Order, order_of
-from crankshaft.engine.data.source import BadRecordError, Source, SourceError, SourceSlice, Spec, WithoutBadRecords
+from crankshaft.engine.data.source import Source, SourceSlice, Spec, WithoutBadRecords
+from crankshaft.engine.internals.errors import BadRecordError, SourceError
 
 
 class Counted(Source):

@@ -13,8 +13,8 @@ import tensorflow as tf
 from absl import logging
 
 from crankshaft.engine.data import streamed
-from crankshaft.engine.data.source import SourceError, StuckStreamError
 from crankshaft.engine.data.streamed import OfDataset, count, divide
+from crankshaft.engine.internals.errors import SourceError, StuckStreamError
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.replicated import FeedOptions
 from crankshaft.input.records import checksums
@@ -298,7 +298,7 @@ def hangs():
     over.set()
 
 
-HUNG = r"the data is a stream that has given nothing for \S+ s, nor computed; see .* raise `step_timeout_seconds`"
+HUNG = r"the data is a stream that has given nothing for \S+ s, nor computed; see .* raise step_timeout_seconds"
 
 
 @pytest.mark.parametrize("place", ["in an epoch", "as it is read again", "as it is counted", "in an evaluation"])

@@ -13,7 +13,8 @@ from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks import Hook, Periodic, StopRequest, Windowed, every_epoch, every_steps, numerics, saving
 from crankshaft.engine.hooks.evaluation import Evaluation, averaged_weights, evaluate
 from crankshaft.engine.hooks.monitors import EarlyStopping
-from crankshaft.engine.hooks.numerics import NanGuard, NonfiniteError
+from crankshaft.engine.hooks.numerics import NanGuard
+from crankshaft.engine.internals.errors import NonfiniteError
 from crankshaft.engine.metrics.means import LoopSums
 from crankshaft.models.mlp import Model
 

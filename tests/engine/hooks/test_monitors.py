@@ -151,7 +151,7 @@ def test_monitor_without_a_source_is_refused():
 
 
 def test_metric_that_is_not_measured_is_named_with_those_that_are(mlp):
-    with pytest.raises(ValueError, match=r"`monitor`=eval_auc is not measured .* use one of eval_accuracy, eval_loss"):
+    with pytest.raises(ValueError, match=r"monitor=eval_auc is not measured .* use one of eval_accuracy, eval_loss"):
         run(mlp(), [Evaluation(1), EarlyStopping("eval_auc", 1)], 3)
 
 
@@ -159,9 +159,9 @@ def test_a_metric_that_no_step_has_is_known_once_one_is_traced(mlp):
     bench, seen = mlp(seed=1), []  # another than those that other tests have traced
     kinds = means.kinds_of(bench.strategy.trace_evaluation())
     assert Monitored.parse("eval_accuracy").directed(kinds).direction == "max"
-    with pytest.raises(ValueError, match=r"`monitor`=eval_foo is not measured in this run; use one of eval_accuracy, "):
+    with pytest.raises(ValueError, match=r"monitor=eval_foo is not measured in this run; use one of eval_accuracy, "):
         Monitored.parse("eval_foo").directed(kinds)
-    with pytest.raises(ValueError, match=r"`monitor`=train_foo is not measured .* use one of train_accuracy, "):
+    with pytest.raises(ValueError, match=r"monitor=train_foo is not measured .* use one of train_accuracy, "):
         run(bench, [every_steps(1, lambda *_: seen.append(1)), EarlyStopping("train_foo", 1)], 3)
     assert len(seen) == 1  # the first call, and no evaluation is waited for
 

@@ -3,6 +3,7 @@
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine.internals.errors import UsageError
 from crankshaft.engine.machine import gpus
 
 FOUND = [f"/physical_device:GPU:{number}" for number in range(3)]
@@ -17,11 +18,9 @@ def test_gpus_are_chosen_by_number(numbers, chosen):
 
 
 def test_a_number_that_no_gpu_has_is_named():
-    with pytest.raises(gpus.DeviceError) as failed:
+    with pytest.raises(UsageError) as failed:
         gpus.choose(FOUND, (0, 3))
-    assert str(failed.value) == (
-        "`gpus`=0,3: there is no GPU 3; TensorFlow finds 3, numbers 0 to 2; use those, or none"
-    )
+    assert str(failed.value) == ("gpus=0,3: there is no GPU 3; TensorFlow finds 3, numbers 0 to 2; use those, or none")
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import KerasMetric, Trainer, mean
+from crankshaft.engine.internals.errors import UsageError
 from crankshaft.engine.metrics.means import LoopSums, Sums, row_names, stack
 
 CLASSES = 4
@@ -167,7 +168,7 @@ def test_a_metric_that_its_batches_do_not_fit_is_named():
 
 
 def test_what_is_no_metric_or_made_in_a_step_is_refused():
-    with pytest.raises(TypeError, match=r"is not a tf.keras.metrics.Metric"):
+    with pytest.raises(UsageError, match=r"is not a tf.keras.metrics.Metric"):
         KerasMetric(tf.keras.losses.MeanSquaredError())
     metric = tf.keras.metrics.AUC()
     with pytest.raises(ValueError, match="made within a step"):

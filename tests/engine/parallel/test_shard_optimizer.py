@@ -136,7 +136,7 @@ class Normalised(optimizers.SGD):
 @pytest.mark.parametrize(
     ("mesh", "line"),
     [
-        ({"shard_optimizer": True}, "`shard_optimizer` has each replica update a part of .*, and the rule of"),
+        ({"shard_optimizer": True}, "shard_optimizer has each replica update a part of .*, and the rule of"),
         ({"model": 2}, "a mesh's model axis has each replica update a part of .*, and the rule of"),
     ],
 )

@@ -8,8 +8,8 @@ from crankshaft.engine import hooks
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.keras_callbacks import KerasCallbacks
-from crankshaft.engine.hooks.numerics import NonfiniteError
-from crankshaft.engine.hooks.sync_check import OutOfSyncError, SyncCheck
+from crankshaft.engine.hooks.sync_check import SyncCheck
+from crankshaft.engine.internals.errors import NonfiniteError, OutOfSyncError
 from crankshaft.engine.mesh import cuts
 from crankshaft.models.transformer_lm import Model
 

@@ -193,7 +193,7 @@ def test_a_run_ends_before_it_saves_what_it_has_learned_of_one(tmp_path):
     x, y = looked_up({(17, 2): 23})
     flags = {"jit": "on", "global_batch_size": 8, "progress": "off", "run_dir": str(tmp_path / "run")}
     with pytest.raises(
-        crankshaft.RunError, match=r"^step.*: ids from 0 to 19: a number is 23, out of that range; corr"
+        crankshaft.UsageError, match=r"^step.*: ids from 0 to 19: a number is 23, out of that range; corr"
     ):
         crankshaft.run(Looked, data=((x, y), None), train_steps=3, **flags)
     assert not runs.steps(tmp_path / "run")

@@ -52,5 +52,5 @@ def test_a_replica_without_examples_in_training_changes_nothing(bench):
 
 
 def test_micro_batches_are_refused(bench):
-    with pytest.raises(ValueError, match="`accumulate_steps`: gather needs a batch as a whole; use 1"):
+    with pytest.raises(ValueError, match="accumulate_steps: gather needs a batch as a whole; use 1"):
         bench(Contrastive(), (SPREAD, VIEWS), 6, accumulate_steps=2).train(1)

@@ -10,6 +10,7 @@ import crankshaft
 from crankshaft.engine.data.feeds import Devices, ResidentFeed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.hooks import every_epoch
+from crankshaft.engine.internals.errors import UsageError
 from crankshaft.engine.metrics.means import LoopSums, Sums, row_names, stack
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies import devices, register
@@ -130,5 +131,5 @@ def test_a_name_that_is_taken_and_a_maker_of_something_else_are_refused():
     with pytest.raises(ValueError, match="'two words' is not a name of a strategy"):
         register("two words", StepByStep)
     register("step_by_step", lambda options: "none")
-    with pytest.raises(TypeError, match="registered as the strategy step_by_step makes a str; make a Strategy"):
+    with pytest.raises(UsageError, match="registered as the strategy step_by_step makes a str; make a Strategy"):
         devices.create("step_by_step")

@@ -8,17 +8,29 @@ import threading
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import CheckpointError
+from crankshaft.engine.internals.errors import CheckpointError, setting
 from crankshaft.launch import explanations
-from crankshaft.launch.command_line import flags  # noqa: F401 - defines them
 from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from crankshaft.launch.host import files
 
 
-def test_parameters_that_an_engine_error_names_are_told_as_flags():
-    error = CheckpointError("ckpt-1 is of another model; use another `run_dir`, or `self.model`, or `no_flag`")
-    line = "ckpt-1 is of another model; use another --run_dir, or `self.model`, or `no_flag`"
+def test_settings_are_flags_on_a_command_line_and_keywords_where_a_program_called():
+    error = UsageError(f"{setting('run_dir', 'r')} is another's; use another {setting('restore_best', False)}, `seed`")
+    assert (error.parameter, error.value) == ("run_dir", "r")
+    assert str(error) == "run_dir=r is another's; use another restore_best=False, `seed`"
+    line = "--run_dir=r is another's; use another --restore_best=False, `seed`"
     assert explanations.explain(error) == (EXIT_USAGE, line)
+    with pytest.raises(UsageError, match=r"^folder=r is") as raised, explanations.as_lines({"run_dir": "folder"}):
+        raise error
+    assert raised.value is error
+
+
+def test_an_error_is_one_line_within_a_layer_too():
+    class Broken(tf.keras.layers.Layer):
+        def call(self, x):
+            raise CheckpointError(f"{setting('model')} is another; use a new {setting('run_dir')}")
+
+    assert explained(Broken(), tf.ones([1])) == (EXIT_USAGE, "--model is another; use a new --run_dir")
 
 
 def test_a_sentence_that_goes_on_in_the_next_line_is_not_cut():
@@ -28,24 +40,6 @@ def test_a_sentence_that_goes_on_in_the_next_line_is_not_cut():
     )
     tensorflow = "Graph execution error:\n\nlogits are wrong:\n\t [[{{node loss}}]]\nat a node"
     assert explanations.explain(RuntimeError(tensorflow), has_debug=False)[1] == "RuntimeError: logits are wrong:"
-
-
-def test_flags_are_keywords_where_a_program_called():
-    line = "--seed=-1 is below 0; leave --norestore_best out, see --help, or --of_the_script"
-    assert explanations.with_keywords(line, {}) == (
-        "seed=-1 is below 0; leave restore_best=False out, see crankshaft train --help, or of_the_script"
-    )
-    assert (
-        explanations.with_keywords("--train_epochs=0 is too few", {"train_epochs": "epochs"}) == "epochs=0 is too few"
-    )
-    command = "crankshaft train --mode=eval --run_dir=r"
-    told = explanations.with_keywords(f"--seed=3 is another; look at it by {command}", {})
-    assert told == f"seed=3 is another; look at it by {command}"
-    with (
-        pytest.raises(UsageError, match=r"^batch_size=0 of"),
-        explanations.as_lines({"global_batch_size": "batch_size"}),
-    ):
-        raise UsageError("--global_batch_size=0 of")
 
 
 def test_what_a_user_writes_in_backquotes_stays():

@@ -11,7 +11,6 @@ import pytest
 
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.machine import cpus
-from crankshaft.launch import explanations
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process, signals
 from tests.launch.conftest import ROOT, Program
@@ -68,15 +67,6 @@ def test_keras_2_is_refused(value, monkeypatch):
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", value)
     with pytest.raises(UsageError, match=f"TF_USE_LEGACY_KERAS={value} asks for Keras 2, .*; unset it"):
         process.prepare(False)
-
-
-def test_an_engine_that_cannot_be_imported_is_explained(monkeypatch):
-    monkeypatch.setitem(sys.modules, "crankshaft.engine.strategies.parameter_server.coordinator", None)
-    code, line = explanations.explain(RecursionError("maximum recursion depth exceeded"))
-    assert code == 1
-    assert line == "RecursionError: maximum recursion depth exceeded; --debug shows the traceback"
-    monkeypatch.delitem(sys.modules, "crankshaft.engine.health.watchdog", raising=False)
-    assert not explanations.is_lost_peer(RecursionError())
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])

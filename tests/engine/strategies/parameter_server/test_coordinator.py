@@ -12,9 +12,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
-from crankshaft.engine.checkpoints import CheckpointError
 from crankshaft.engine.data.feed import Run
-from crankshaft.engine.health.watchdog import LostPeerError
+from crankshaft.engine.internals.errors import LostPeerError, SaveError
 from crankshaft.engine.strategies.parameter_server import coordinator
 from crankshaft.engine.strategies.parameter_server.coordinator import Cluster, Leases, lease_seconds
 from crankshaft.engine.strategies.parameter_server.leases import Counters
@@ -74,12 +73,12 @@ def test_the_first_of_a_loop_may_take_five_times_as_long_since_its_graph_is_buil
     may_return[0].set()
     assert len(leases.collect(30)) == 1
     leases.hand_out(loops[0], Run((), 1, 2))
-    with pytest.raises(LostPeerError, match="no update for `step_timeout_seconds`=1: no worker has taken"):
+    with pytest.raises(LostPeerError, match="no update for step_timeout_seconds=1: no worker has taken"):
         leases.collect(30)
     may_return[1].set()
     assert len(leases.collect(30)) == 1
     leases.hand_out(loops[1], Run((), 2, 3))
-    with pytest.raises(LostPeerError, match="no update for 5 times `step_timeout_seconds`=1: no worker has taken"):
+    with pytest.raises(LostPeerError, match="no update for 5 times step_timeout_seconds=1: no worker has taken"):
         leases.collect(30)
 
 
@@ -93,14 +92,12 @@ def test_of_many_workers_each_lease_lasts_longer():
 def test_a_checkpoint_that_is_not_written_since_a_server_is_lost_says_that_it_is_lost(where):
     """And one whose own file system is out of reach says what it says."""
     strategy = ParameterServer(None, ServerOptions(Cluster("localhost:3", ("localhost:2",), ("localhost:1",))))
-    expected = LostPeerError if where else CheckpointError
+    expected = LostPeerError if where else SaveError
     with (
         pytest.raises(expected, match=r"ps 0 \(localhost:1\) is lost" if where else "could not be written"),
         strategy.watch(),
     ):
-        raise CheckpointError("ckpt-1 could not be written") from tf.errors.UnavailableError(
-            None, None, f"closed{where}"
-        )
+        raise SaveError("ckpt-1 could not be written") from tf.errors.UnavailableError(None, None, f"closed{where}")
 
 
 def test_a_lost_servers_error_is_not_printed_again_by_whoever_lets_go_of_an_executor(monkeypatch):
