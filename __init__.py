@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .engine.data.source import Source, Spec
     from .engine.keras_trainer import KerasTrainer
     from .engine.metrics.keras_metrics import KerasMetric
-    from .engine.metrics.means import Mean, auc, confusion_matrix, mean, root_mean_square
+    from .engine.metrics.means import auc, confusion_matrix, mean, root_mean_square
+    from .engine.metrics.pairs import Mean
     from .engine.step.batches import weighed
     from .engine.step.context import step_context
     from .engine.step.gathering import gather

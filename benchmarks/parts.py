@@ -31,7 +31,7 @@ from absl import flags
 from crankshaft.engine.checkpoints import Checkpoints, Writer
 from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.internals.tensorflow import computed_whole
-from crankshaft.engine.metrics.means import Mean
+from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import with_stand_in

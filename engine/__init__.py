@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .build import build_embeddings, build_layers, learning_rate, make_optimizer
     from .layers.embeddings import Embedding
     from .metrics.keras_metrics import KerasMetric
-    from .metrics.means import Mean, auc, confusion_matrix, mean, root_mean_square
+    from .metrics.means import auc, confusion_matrix, mean, root_mean_square
+    from .metrics.pairs import Mean
     from .step.batches import weighed
     from .step.context import step_context
     from .step.gathering import gather
@@ -40,7 +41,7 @@ _HOMES = {
     "Embedding": "crankshaft.engine.layers.embeddings",
     "KerasMetric": "crankshaft.engine.metrics.keras_metrics",
     "KerasTrainer": "crankshaft.engine.keras_trainer",
-    "Mean": "crankshaft.engine.metrics.means",
+    "Mean": "crankshaft.engine.metrics.pairs",
     "StepOptions": "crankshaft.engine.step.options",
     "Trainer": "crankshaft.engine.trainer",
     "Update": "crankshaft.engine.step.gradients",

@@ -19,7 +19,8 @@ from .internals import keras_compile, keras_copy
 from .internals.errors import UsageError, reason, setting
 from .metrics import trials
 from .metrics.keras_metrics import KerasMetric
-from .metrics.means import FEW_CLASSES, Mean, Pair, confusion_matrix, weighable
+from .metrics.means import FEW_CLASSES, confusion_matrix, weighable
+from .metrics.pairs import Mean, Pair
 from .optimizers import KerasOptimizer
 from .optimizers.loss_scale import DynamicLossScale
 from .step.context import step_context

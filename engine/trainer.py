@@ -16,7 +16,8 @@ from .data import form
 from .holdings import Holdings
 from .internals import keras
 from .internals.errors import UsageError, setting
-from .metrics.means import Mean, as_loss, checked
+from .metrics.means import as_loss, checked
+from .metrics.pairs import Mean
 from .reduction import Reduction
 from .step import batches, diagnosis
 from .step.context import step_context

@@ -16,7 +16,7 @@ from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Split
 from crankshaft.engine.data.streamed import OfDataset
 from crankshaft.engine.mesh.mesh import Mesh
-from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..internals.errors import UsageError
-from ..metrics.means import LoopSums, Sums
+from ..metrics.sums import LoopSums, Sums
 from ..state import TrainState
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from absl import logging
 
 from ..holdings import Holdings
 from ..internals.variables import own_copy, tf_variable
-from ..metrics.means import Confusion, or_nan, values_by_name
+from ..metrics.pairs import Confusion
+from ..metrics.sums import or_nan, values_by_name
 from ..state import TrainState
 from . import numerics
 from .base import Hook, Period, Periodic, Status

@@ -20,8 +20,8 @@ from ..holdings import Holdings
 from ..internals.errors import UsageError, setting
 from ..internals.keras import computing_alone
 from ..mesh.cuts import cut_of
-from ..metrics.means import kinds_of
 from ..metrics.monitored import Monitored
+from ..metrics.sums import kinds_of
 from ..state import TrainState
 from .base import Period, Status, Window, Windowed
 from .evaluation import averaged_weights
@@ -197,7 +197,7 @@ class KerasCallbacks(Windowed):
     def __call__(self, status: Status) -> None:
         self.window.add(status)
         if not self._several and status.sums is not None:
-            self._several = [name for name, kind in kinds_of(status.sums.names).items() if kind.is_several]
+            self._several = [name for name, kind in kinds_of(status.sums.specs).items() if kind.is_several]
         ends = self._period.ends_at(status.step)
         if self._at_batches and status.steps:
             self._tell("on_train_batch_end", self._batch(status.step - 1), self._logs_of(self.window.means()))

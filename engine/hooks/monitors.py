@@ -9,8 +9,8 @@ from absl import logging
 
 from ..holdings import Holdings
 from ..internals.errors import UsageError, counted
-from ..metrics.means import kinds_of
 from ..metrics.monitored import Monitored
+from ..metrics.sums import kinds_of
 from .base import Hook, Period, Periodic, Status, Window
 
 _ROUNDING = 1e-6  # of a float32, as which a scale is kept
@@ -65,7 +65,7 @@ class Monitor(Periodic):
     def __call__(self, status: Status) -> None:
         if self.monitored.source == "train" and status.sums is not None:
             if not self._is_resolved:
-                self.resolve(kinds_of(status.sums.names))
+                self.resolve(kinds_of(status.sums.specs))
             self.window.add(status)
         super().__call__(status)
 

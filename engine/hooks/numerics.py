@@ -14,7 +14,8 @@ from ..holdings import Holdings
 from ..internals.errors import LabelError, NonfiniteError
 from ..internals.variables import own_copy, path_of, tf_variable
 from ..mesh.cuts import cut_of
-from ..metrics.means import LoopSums, Pair
+from ..metrics.pairs import Pair
+from ..metrics.sums import LoopSums
 from ..reduction import per_replica
 from ..step.options import StepOptions
 from .base import Hook, Status

@@ -8,7 +8,8 @@ import tensorflow as tf
 from ..internals import keras_compile
 from ..internals.errors import UsageError, reason
 from . import trials
-from .means import KerasSums, combined, weighable
+from .means import combined, weighable
+from .pairs import KerasSums
 
 
 class KerasMetric:

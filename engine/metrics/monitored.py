@@ -44,7 +44,7 @@ class Monitored:
         return f"{self.direction}:{self.name}" if self.direction else self.name
 
     def find(self, kinds: Mapping[str, Any]) -> Any:
-        """Returns the kind of the metric among those that are measured (`means.kinds_of`), None if it is none of them.
+        """Returns the kind of the metric among those that are measured (`sums.kinds_of`), None if it is none of them.
 
         A metric with several values has the names NAME_0 or NAME_KEY.
         """

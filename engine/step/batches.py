@@ -15,7 +15,8 @@ import tensorflow as tf
 from ..data import form
 from ..internals.errors import UsageError
 from ..internals.keras_compile import without_missing
-from ..metrics.means import Mean, as_loss
+from ..metrics.means import as_loss
+from ..metrics.pairs import Mean
 from .context import step_context
 
 

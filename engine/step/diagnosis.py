@@ -18,7 +18,7 @@ from ..data.arrays import Mapped
 from ..data.form import fields, text_fields
 from ..internals.errors import UsageError
 from ..internals.graphs import STATEFUL_RANDOM, all_called, operations
-from ..metrics.means import Outside, Pair
+from ..metrics.pairs import Outside, Pair
 from .context import step_context
 
 _EXACT = 1 << 24  # float32 tells whole numbers apart up to here

@@ -11,7 +11,9 @@ from ..internals import keras
 from ..internals.errors import UsageError
 from ..internals.variables import path_of, tf_variable, whole_of
 from ..mesh.cuts import Cut
-from ..metrics.means import Mean, as_loss, folded
+from ..metrics.means import as_loss
+from ..metrics.pairs import Mean
+from ..metrics.sums import folded
 from . import batches, diagnosis
 from .batches import only_if
 from .context import step_context

@@ -12,7 +12,7 @@ from ..internals import graphs, keras
 from ..internals.tensorflow import is_only_replica, replica_id
 from ..internals.variables import assign_local, read_local, server_of
 from ..mesh.mesh import Mesh
-from ..metrics.means import folded
+from ..metrics.sums import folded
 from . import diagnosis
 from .applied import Applied
 from .batches import check_weighed, only_if, with_stand_in

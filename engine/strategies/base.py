@@ -20,7 +20,7 @@ from ..data.order import Order
 from ..data.source import WithoutBadRecords
 from ..internals.errors import UsageError, free_frames, setting
 from ..mesh.mesh import Mesh
-from ..metrics.means import Sums
+from ..metrics.sums import RowSpec, Sums
 from ..state import TrainState
 
 if TYPE_CHECKING:
@@ -215,8 +215,8 @@ class Strategy(Processes, abc.ABC):
     def evaluate(self) -> Sums:
         """Sums the metrics over the whole evaluation set, each example once."""
 
-    def trace_evaluation(self) -> Sequence[str]:
-        """Traces a step of the evaluation, if it can be had before, and returns the names of its rows of metrics."""
+    def trace_evaluation(self) -> Sequence[RowSpec]:
+        """Traces a step of the evaluation, if it can be had before, and describes its rows of metrics."""
         return ()
 
     def on_parts(

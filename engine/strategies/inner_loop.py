@@ -15,7 +15,7 @@ from ..data.arrays import is_on_gpus
 from ..health.watchdog import Arrivals
 from ..internals import graphs
 from ..internals.tensorflow import as_only_replica, without_exchange
-from ..metrics.means import LoopSums, keep_scores, row_names, stack
+from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
 from ..state import TrainState
 from ..step.diagnosis import warn_of_step
 from .syncs import Syncs
@@ -70,7 +70,7 @@ class InnerLoop:
       feed: one of `engine.data.feeds`.
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
       sums_dtype: of the metrics' sums; float64 but where the device has none.
-      keeps_scores: return each example's score where a metric is of their order (`metrics.means.stack`), not in XLA's.
+      keeps_scores: return each example's score where a metric is of their order (`metrics.sums.stack`), not in XLA's.
       syncs: bring replicas that train by themselves in step; None where they are always in step.
       unrolls: make several steps one iteration, if they are small.
       state: what the steps change, whose step each call moves on; None of steps that are not a run's.
@@ -109,7 +109,7 @@ class InnerLoop:
         self._step = step
         self._feed = feed
         self._sums_dtype = sums_dtype
-        self._names: list[str] = []
+        self._specs: list[RowSpec] = []
         self._step_graph = None
         # An XLA program is on one device, which has the whole loop.
         self._hosted = is_on_gpus(strategy) and not jit
@@ -155,9 +155,9 @@ class InnerLoop:
         self._taken = (step, limit), (operands, start, stop)
 
     @property
-    def names(self) -> list[str]:
-        """The names of the rows of metrics that a call returns; known once the loop is traced."""
-        return self._names
+    def specs(self) -> list[RowSpec]:
+        """Describes the rows of metrics that a call returns; known once the loop is traced."""
+        return self._specs
 
     def untrace(self) -> None:
         """Frees what `trace` has taken from the feed; the compiled program stays."""
@@ -202,7 +202,7 @@ class InnerLoop:
         return operations.total() <= _FEW_OPERATIONS and not graphs.CONVOLUTIONS & operations.keys()
 
     def _result(self, sums, steps: int, input_seconds: float) -> LoopResult:
-        return LoopResult(LoopSums(self._names, sums), steps, input_seconds)
+        return LoopResult(LoopSums(self._specs, sums), steps, input_seconds)
 
     def _loop(self, operands, numbers):
         """Computes a call: the sums of its metrics over this host's replicas, [rows, 2], and the scores that it keeps.
@@ -303,8 +303,8 @@ class InnerLoop:
         zeros = []
         for here, x in zip(self._on_replicas(), local, strict=True):
             with here:
-                named = tf.zeros([len(self._names), 2], x.dtype)
-                zeros.append((named, _joined(x.dtype)) if keep_scores(self._names) else named)
+                named = tf.zeros([total_rows(self._specs), 2], x.dtype)
+                zeros.append((named, _joined(x.dtype)) if any(spec.keeps_scores for spec in self._specs) else named)
         return one_step, zeros
 
     def _sums(self, outputs):
@@ -355,7 +355,7 @@ class InnerLoop:
             batch = self._feed.batch(*batch)
             with self._exchange():
                 metrics = self._step(batch, step, observed, *more)
-            self._names = [*row_names(metrics, self._keeps_scores)]
+            self._specs = row_specs(metrics, self._keeps_scores)
             return stack(metrics, self._sums_dtype, self._keeps_scores)
 
         return self._strategy.run(run, args=batch)

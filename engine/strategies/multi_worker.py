@@ -16,7 +16,8 @@ from ..internals.errors import LostPeerError
 from ..internals.tensorflow import receive_in_chunks
 from ..mesh import collectives
 from ..mesh.mesh import Mesh
-from ..metrics.means import Mean, Sums
+from ..metrics.pairs import Mean
+from ..metrics.sums import Sums
 from ..state import TrainState
 from .base import Stop
 from .feed_options import FeedOptions

@@ -20,7 +20,7 @@ from ..data.streamed import divide, unwatched
 from ..internals.errors import UsageError, setting
 from ..internals.tensorflow import as_only_replica
 from ..mesh.mesh import Mesh
-from ..metrics.means import Sums
+from ..metrics.sums import RowSpec, Sums
 from ..reduction.aggregation import updates_explained
 from ..state import TrainState
 from ..step.context import StepContext
@@ -254,10 +254,10 @@ class Replicated(Measured):
     def sync_period_steps(self) -> int:
         return self._syncs.period_steps if self._syncs else 1
 
-    def trace_evaluation(self) -> Sequence[str]:
+    def trace_evaluation(self) -> Sequence[RowSpec]:
         """Traces the first call of the first evaluation: mistakes in it show now, and it need not be traced again."""
         self._eval_loop.trace(0, self._eval_steps)
-        return self._eval_loop.names
+        return self._eval_loop.specs
 
     @property
     def _parts(self) -> int:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ..data.arrays import is_on_gpus
 from ..health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
 from ..mesh import collectives
-from ..metrics.means import LoopSums, keep_scores
+from ..metrics.sums import LoopSums, total_rows
 from .inner_loop import InnerLoop, LoopResult
 
 OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row
@@ -136,8 +136,8 @@ class WorkersLoop(InnerLoop):
 
     def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
         sums, rows = tensors
-        shared = [name for name in self._names if not name.startswith(OWN)]
-        own = [name.removeprefix(OWN) for name in self._names if name.startswith(OWN)]
+        shared = [spec for spec in self._specs if not spec.name.startswith(OWN)]
+        own = [spec.name.removeprefix(OWN) for spec in self._specs if spec.name.startswith(OWN)]
         rows = WorkerRows([*FROM_HOST, *self._measured, *own], rows)
         return LoopResult(LoopSums(shared, sums), steps, input_seconds, rows)
 
@@ -146,21 +146,23 @@ class WorkersLoop(InnerLoop):
         with tf.control_dependencies([began]):
             numbers = tf.identity(numbers)
         sums = super()._loop(operands, numbers)
-        sums, scores = sums[: len(self._names)], sums[len(self._names) :]
+        sums, scores = sums[: total_rows(self._specs)], sums[total_rows(self._specs) :]
         with tf.control_dependencies([sums]):
             seconds, waited = tf.timestamp() - began, self._arrivals.take_seconds()
-        own = tf.constant([name.startswith(OWN) for name in self._names])
+        own = tf.constant([spec.name.startswith(OWN) for spec in self._specs for _ in range(spec.rows)])
         measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(numbers[2] - numbers[1], tf.float64)}
         row = tf.concat([from_host, [measured[name] for name in self._measured], tf.boolean_mask(sums, own)[:, 0]], 0)
         sums, rows = self._over_workers(tf.boolean_mask(sums, ~own), row)
-        return tf.concat([sums, scores], 0) if keep_scores(self._names) else sums, rows
+        return tf.concat([sums, scores], 0) if any(spec.keeps_scores for spec in self._specs) else sums, rows
 
     def _over_workers(self, sums: tf.Tensor, row: tf.Tensor):
         """Returns ([metrics, 2] summed over workers, [workers, figures])."""
-        sums.set_shape([sum(not name.startswith(OWN) for name in self._names), 2])
+        sums.set_shape([total_rows([spec for spec in self._specs if not spec.name.startswith(OWN)]), 2])
         # Padded, not multiplied by zero: another worker's NaN is not mine.
         rows = tf.pad(row[tf.newaxis], [[self._worker, self._num_workers - 1 - self._worker], [0, 0]])
-        rows.set_shape([self._num_workers, len(FROM_HOST) + len(self._measured) + len(self._names) - sums.shape[0]])
+        rows.set_shape(
+            [self._num_workers, len(FROM_HOST) + len(self._measured) + total_rows(self._specs) - sums.shape[0]]
+        )
         mine = tf.concat([tf.reshape(sums, [-1]), tf.reshape(rows, [-1])], 0)
 
         def replica():

@@ -31,7 +31,7 @@ from ...engine.hooks.writing import Writing
 from ...engine.internals.errors import CheckpointError, counted
 from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
-from ...engine.metrics.means import kinds_of
+from ...engine.metrics.sums import RowSpec, kinds_of
 from ...engine.state import RULES
 from ...engine.strategies.base import Stop
 from .. import explanations
@@ -173,7 +173,7 @@ class Training:
         self._find_monitored(run.strategy.trace_evaluation() if run.evaluates else ())
         run.say(choose_jit(run))
 
-    def _find_monitored(self, measured: Sequence[str]) -> None:
+    def _find_monitored(self, measured: Sequence[RowSpec]) -> None:
         """Finds the metrics that hooks monitor among the rows of an evaluation, and says which they are.
 
         Without an evaluation those of training are found once a step is traced.

@@ -133,14 +133,13 @@ def test_several_features_of_a_sequential_are_named(inside, several):
         ({"error": lambda x: (x, tf.ones_like(x))}, "Wrong.metrics['error']: its total is not a scalar, but of shape"),
         ({"loss": mean}, "Wrong.metrics: 'loss' can't be the name of a metric"),
         ({"skipped": mean}, "Wrong.metrics: 'skipped' can't be the name of a metric"),
-        ({"auc:error": mean}, "Wrong.metrics: 'auc:error' can't be the name of a metric"),
         (
             {"p": lambda _: metric()},
             "a Keras metric is not a pair; keep self.precision = crankshaft.KerasMetric(metric)",
         ),
         ({1: mean}, "Wrong.metrics: 1 can't be the name of a metric"),
     ],
-    ids=["none", "mean", "vector", "loss", "skipped", "kind", "keras", "number"],
+    ids=["none", "mean", "vector", "loss", "skipped", "keras", "number"],
 )
 def test_metrics_that_cannot_be_summed_are_named(inside, metrics, says):
     class Wrong(Line):

@@ -11,7 +11,7 @@ from crankshaft.engine.build import prepare
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.evaluation import evaluate
 from crankshaft.engine.layers import Products
-from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.replicated import Replicated

@@ -24,7 +24,7 @@ from ...health import answers, standstill
 from ...health.peers import LastHeard
 from ...internals.errors import CrankshaftError, LostPeerError, UsageError, setting
 from ...internals.tensorflow import let_coordinator_compute
-from ...metrics.means import LoopSums, Sums
+from ...metrics.sums import LoopSums, RowSpec, Sums, total_rows
 from ...state import TrainState
 from ...step.runner import StepRunner
 from ..base import Measured
@@ -409,7 +409,7 @@ class ParameterServer(Measured):
         self._state.advance(steps)
         waited = sum(each.returned.took.seconds for each in done) / len(self.cluster.workers) + self._lease_seconds
         self._lease_seconds = 0.0
-        sums = _summed(self._train_loop.names, done)
+        sums = _summed(self._train_loop.specs, done)
         return LoopResult(sums, steps, waited, WorkerRows([*_ROW], rows), compiles)
 
     def _collect(self) -> list[Done]:
@@ -434,10 +434,10 @@ class ParameterServer(Measured):
             self._leases.hand_out(self._train_loop, run)
             self._next_step = run.stop
 
-    def trace_evaluation(self) -> Sequence[str]:
+    def trace_evaluation(self) -> Sequence[RowSpec]:
         """Traces a step of the evaluation: mistakes in it show now."""
         self._eval_loop.one_step(0)
-        return self._eval_loop.names
+        return self._eval_loop.specs
 
     def evaluate(self) -> Sums:
         """Sums the metrics over the whole evaluation set, each example once, by all workers."""
@@ -451,7 +451,7 @@ class ParameterServer(Measured):
                 self._leases.hand_out(self._eval_loop, run)
                 step = run.stop
             if done := self._collect():
-                sums.add(_summed(self._eval_loop.names, done))
+                sums.add(_summed(self._eval_loop.specs, done))
         self._evaluations += 1
         return sums
 
@@ -473,10 +473,9 @@ class ParameterServer(Measured):
         return where
 
 
-def _summed(names: list[str], done: list[Done]) -> LoopSums:
-    sums = [each.returned.sums for each in done]
-    scores = [each[len(names) :] for each in sums]
-    return LoopSums(names, np.concatenate([np.sum([each[: len(names)] for each in sums], axis=0), *scores]))
+def _summed(specs: list[RowSpec], done: list[Done]) -> LoopSums:
+    sums, rows = [each.returned.sums for each in done], total_rows(specs)
+    return LoopSums(specs, np.concatenate([np.sum([x[:rows] for x in sums], axis=0), *(x[rows:] for x in sums)]))
 
 
 def connect(cluster: Cluster) -> tf.distribute.ParameterServerStrategy:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ....engine.machine import cpus, environment
-from ....engine.metrics.means import values_by_name
+from ....engine.metrics.sums import values_by_name
 from ....engine.state import TrainState
 from . import intervals, noise
 from .statistics import Call, columns, describe_round, summarize

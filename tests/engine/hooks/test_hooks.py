@@ -15,7 +15,8 @@ from crankshaft.engine.hooks.evaluation import Evaluation, averaged_weights, eva
 from crankshaft.engine.hooks.monitors import EarlyStopping
 from crankshaft.engine.hooks.numerics import NanGuard
 from crankshaft.engine.internals.errors import NonfiniteError
-from crankshaft.engine.metrics.means import LoopSums
+from crankshaft.engine.metrics.pairs import Mean
+from crankshaft.engine.metrics.sums import LoopSums, RowSpec
 from crankshaft.models.mlp import Model
 
 EXAMPLES, BATCH = 70, 16  # 5 steps an epoch, the last of 6 examples
@@ -107,7 +108,7 @@ def test_window_that_was_kept_is_not_emptied_by_the_hook(mlp):
             kept.append(self.window)
 
     run(mlp(), [Keeps(2)], 4)
-    assert [window.host_state()["loss"][1] for window in kept] == [2 * BATCH, 2 * BATCH]
+    assert [window.host_state()["loss"][2] for window in kept] == [2 * BATCH, 2 * BATCH]
 
 
 def test_evaluates_when_due_and_at_the_last_step_once(mlp):
@@ -197,7 +198,7 @@ def test_resumed_run_has_its_state_and_that_of_hooks_with_one_name(mlp, tmp_path
     saved, hooks = hooks_of(resumed)
     manifest = saving.restore(saved, resumed.state, hooks)
     assert (manifest.step, resumed.state.step) == (4, 4)
-    assert [hook.window.host_state()["loss"][1] for hook in hooks[:2]] == [4 * BATCH] * 2
+    assert [hook.window.host_state()["loss"][2] for hook in hooks[:2]] == [4 * BATCH] * 2
     run(resumed, hooks, 9)
     for a, b in zip(resumed.arrays(), whole.arrays(), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -413,5 +414,5 @@ def test_check_numerics_finds_the_first_op_of_a_training_step(mlp, check_numeric
 
 
 def test_sums_are_read_once_however_many_hooks_keep_them():
-    sums = LoopSums(["loss"], tf.constant([[6.0, 3.0]], tf.float64))
+    sums = LoopSums([RowSpec("loss", Mean)], tf.constant([[6.0, 3.0]], tf.float64))
     assert sums.read() is sums.read()

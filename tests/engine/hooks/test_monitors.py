@@ -13,7 +13,7 @@ from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks import Hook, every_steps, saving
 from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
-from crankshaft.engine.metrics import means
+from crankshaft.engine.metrics import means, sums
 from crankshaft.engine.metrics.keras_metrics import KerasMetric
 from crankshaft.engine.metrics.monitored import Monitored
 from crankshaft.models.mlp import Model
@@ -57,7 +57,7 @@ def run(bench, hooks, until):
 
 
 def measured(**pairs) -> dict:
-    return means.kinds_of(means.row_names({"loss": means.mean([1.0]), **pairs}))
+    return sums.kinds_of(sums.row_specs({"loss": means.mean([1.0]), **pairs}))
 
 
 def improvements(monitor, **arguments):
@@ -157,7 +157,7 @@ def test_metric_that_is_not_measured_is_named_with_those_that_are(mlp):
 
 def test_a_metric_that_no_step_has_is_known_once_one_is_traced(mlp):
     bench, seen = mlp(seed=1), []  # another than those that other tests have traced
-    kinds = means.kinds_of(bench.strategy.trace_evaluation())
+    kinds = sums.kinds_of(bench.strategy.trace_evaluation())
     assert Monitored.parse("eval_accuracy").directed(kinds).direction == "max"
     with pytest.raises(ValueError, match=r"monitor=eval_foo is not measured in this run; use one of eval_accuracy, "):
         Monitored.parse("eval_foo").directed(kinds)

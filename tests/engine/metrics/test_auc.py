@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, auc, mean
 from crankshaft.engine.hooks import numerics
-from crankshaft.engine.metrics.means import Sums
+from crankshaft.engine.metrics.sums import Sums
 
 
 class Scored(Trainer):

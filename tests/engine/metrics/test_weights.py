@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from crankshaft.engine import Mean, Trainer, mean
 from crankshaft.engine.metrics.keras_metrics import KerasMetric
-from crankshaft.engine.metrics.means import auc, folded, root_mean_square
+from crankshaft.engine.metrics.means import auc, root_mean_square
+from crankshaft.engine.metrics.sums import folded
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.reduction.power_sgd import PowerSgd

@@ -8,7 +8,7 @@ import tensorflow as tf
 from crankshaft.engine.data.arrays import ArraySource, as_kept, take
 from crankshaft.engine.health.watchdog import Arrivals
 from crankshaft.engine.hooks.stragglers import Stragglers
-from crankshaft.engine.metrics.means import Mean
+from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd

@@ -11,7 +11,7 @@ from crankshaft.engine.data.feeds import Devices, ResidentFeed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.hooks import every_epoch
 from crankshaft.engine.internals.errors import UsageError
-from crankshaft.engine.metrics.means import LoopSums, Sums, row_names, stack
+from crankshaft.engine.metrics.sums import LoopSums, Sums, row_specs, stack
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies import devices, register
 from crankshaft.engine.strategies.base import Strategy
@@ -47,20 +47,20 @@ class StepByStep(Strategy):
         self.eval_step = self._compiled(eval_feed, eval_step)
 
     def _compiled(self, feed, step):
-        names = []
+        specs = []
 
         @tf.function(autograph=False)
         def run(operands, place, number):
             def on_replica(*batch):
                 metrics = step(feed.batch(*batch), number)
-                names[:] = row_names(metrics)
+                specs[:] = row_specs(metrics)
                 return stack(metrics, tf.float64)
 
             return self.distribution.run(on_replica, args=feed.next_operands(operands, place))
 
         def call(number):
             operands, place, _ = feed.take(number, 1)
-            return LoopSums(names, run(operands, tf.constant(place, tf.int64), tf.constant(number, tf.int64)))
+            return LoopSums(specs, run(operands, tf.constant(place, tf.int64), tf.constant(number, tf.int64)))
 
         return call
 

@@ -21,7 +21,7 @@ from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.hooks import Hook, StopRequest
 from crankshaft.engine.hooks.evaluation import Evaluation
-from crankshaft.engine.metrics.means import LoopSums
+from crankshaft.engine.metrics.sums import LoopSums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.replicated import Replicated
@@ -119,7 +119,7 @@ METRICS = {"loss": 0.5, "accuracy": 0.25, "auc": 0.75, "precision": 0.125, "reca
 def test_a_bar_of_80_columns_holds_five_metrics_and_what_else_there_is_room_for(bound, terminal, monkeypatch):
     file, read = terminal
     fcntl.ioctl(file.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    monkeypatch.setattr("crankshaft.engine.metrics.means.Sums.means", lambda sums: METRICS)
+    monkeypatch.setattr("crankshaft.engine.metrics.sums.Sums.means", lambda sums: METRICS)
     run(bound, [Steps(2, 1.0), Progress("bar", file=file)], 8)
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in re.split(r"[\r\n]+", read())]
     shown = [line for line in lines if "loss" in line]

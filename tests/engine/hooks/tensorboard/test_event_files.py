@@ -14,7 +14,7 @@ from crankshaft.engine.hooks import saving
 from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.hooks.tensorboard import TensorBoard, event_values
 from crankshaft.engine.hooks.tensorboard.event_files import EventFiles, cut_back
-from crankshaft.engine.metrics.means import LoopSums
+from crankshaft.engine.metrics.sums import LoopSums
 from tests.engine.hooks.tensorboard.boards import Every, raw_events, run, scalars
 from tests.limits import files_no_larger_than
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from crankshaft.engine.data.order import Order
-from crankshaft.engine.metrics.means import Mean
+from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.strategies.inner_loop import LoopResult
 
 

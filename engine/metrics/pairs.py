@@ -1,0 +1,161 @@
+"""The kinds of (total, count) pairs, which merge exactly, whatever the sizes of batches and replicas' parts of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from . import ranking
+
+
+class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
+    """The base of all kinds of pairs: a sum and a count.
+
+    Attributes:
+      weigh: a function that makes the pair again, each example counting by its weight, float32 [batch]; None where the
+        examples' values are not known.
+      has_weights: whether it was made with weights, which are multiplied by the examples'.
+      direction: "max" or "min", the better one of its values; None if it is not known. TensorFlow takes named tuples
+        apart and makes them again by their class, so this is the class's, and so is `is_several`.
+      is_several: whether it may have several values, by names.
+    """
+
+    weigh: Callable[[tf.Tensor], Pair] | None = None
+    has_weights = False
+    direction: str | None = None
+    is_several = False
+
+    def mistake(self) -> str | None:
+        """Returns what is wrong with what was summed, if it makes the value wrong. Host code."""
+        return None
+
+
+class Mean(Pair):
+    """A sum and the number of things summed. Its value is total / count.
+
+    Pairs are added over steps, replicas and workers before they are divided: that is exact on uneven batches.
+
+    Args:
+      total: scalar float32, the sum.
+      count: scalar float32, the number of things summed, or the sum of their weights.
+
+    Example:
+      >>> Mean(total=6.0, count=4.0).value()
+      1.5
+    """
+
+    def value(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+class RootMean(Mean):
+    """A pair of squares, of errors: its value is the root of their mean."""
+
+    direction = "min"
+
+    def value(self) -> float | None:
+        return math.sqrt(self.total / self.count) if self.count else None
+
+
+class ExpMean(Mean):
+    """A pair whose value is e to the mean, e^709 at most: of losses in nats, the perplexity."""
+
+    direction = "min"
+
+    def value(self) -> float | None:
+        return float(np.exp(np.minimum(self.total / self.count, 709.0))) if self.count else None
+
+
+class Auc(Pair):
+    """Labels and weights by logit; its value is the area under the ROC curve.
+
+    In a step both are sparse (`ranking.by_logit`). Training adds up a histogram of both, float32
+    [ranking.BUCKETS + 1, 2], as total and a count of 0, and the host has its columns; its area has an error. An
+    evaluation keeps them all, see `ExactAuc`.
+    """
+
+    direction = "max"
+
+    def value(self) -> float | None:
+        return math.nan if self.mistake() else self._area()[0]
+
+    def error_bound(self) -> float:
+        """Returns the most that the value may be off by."""
+        return self._area()[1] or 0.0
+
+    def mistake(self) -> str | None:
+        return _wrong(self.total[-1], self.count[-1])
+
+    def _area(self) -> tuple:
+        return ranking.area_of_histogram(*(np.asarray(x, np.float64) for x in self)) or (None, None)
+
+
+class ExactAuc(Auc):
+    """What an evaluation has kept of an `Auc`: a `ranking.Ranking` as total, and a count of 0. Host code."""
+
+    def mistake(self) -> str | None:
+        return _wrong(*self.total.wrong)
+
+    def _area(self) -> tuple:
+        return self.total.area() or (None, None)
+
+
+def _wrong(total: float, count: float) -> str | None:
+    if not count:
+        return None
+    shown = f"{total / count:{'g' if total % count else '.0f'}}"
+    which = f"{count:g} labels are {shown} on average" if count > 1 else f"a label is {shown}"
+    return f"{which}, not 0 or 1; give labels of two classes, and give them first: auc(labels, logits)"
+
+
+class KerasSums(Pair):
+    """The state of a Keras metric that is made of sums, float32 [values], and its number of updates, in each entry.
+
+    It is made by a `KerasMetric`, whose own subclass knows the metric and gives its value.
+    """
+
+    is_several = True
+
+    def value(self) -> None:
+        return None  # the metric is not known any more
+
+
+class Confusion(Pair):
+    """Numbers of examples by label and prediction, float32 [classes * classes], which an evaluation alone adds up.
+
+    The first count is that of labels which are none of the classes.
+    """
+
+    def value(self) -> None:
+        return None  # it is no number
+
+    def mistake(self) -> str | None:
+        if not self.count[0]:
+            return None
+        return f"{self.count[0]:g} labels are not classes from 0 to {len(self.matrix()) - 1}; number them from 0"
+
+    def matrix(self) -> np.ndarray:
+        """Returns the numbers of examples, int64 [classes, classes]: a row a label, a column a prediction."""
+        counts = np.asarray(self.total).astype(np.int64)
+        return counts.reshape(math.isqrt(len(counts)), -1)
+
+
+class Outside(Pair):
+    """Sums of the largest number above a range, and of the least below, of parts of batches; counts of such parts."""
+
+    def mistake(self) -> str | None:
+        ends = (("the largest number is at least", 1), ("the least number is at most", -1))
+        found = [
+            f"{'a number is' if parts == 1 else end} {sign * math.ceil(sign * total / parts)}"
+            for (end, sign), total, parts in zip(ends, *self, strict=True)
+            if parts
+        ]
+        return f"{' and '.join(found)}, out of that range; correct the data, or allow for more" if found else None
+
+
+# Kinds that hold vectors, in several rows of sums; kinds whose value is not a number.
+VECTORS, NO_NUMBERS = (Auc, KerasSums, Confusion, Outside), (Confusion, Outside)

@@ -1,0 +1,273 @@
+"""Sums of metrics: rows of a tensor that the inner loop adds up on the device, merged and finished by host code."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from . import ranking
+from .pairs import NO_NUMBERS, VECTORS, Auc, Confusion, ExactAuc, ExpMean, KerasSums, Mean, Outside, Pair, RootMean
+
+# The kinds of pairs by their names in a checkpoint, each before those that it is a subclass of.
+_KINDS: dict[str, type[Pair]] = {"root_mean": RootMean, "exp_mean": ExpMean, "auc": Auc, "keras": KerasSums}
+_KINDS |= {"confusion": Confusion, "outside": Outside, "mean": Mean}
+
+
+class RowSpec(NamedTuple):
+    """Describes the rows of a tensor of sums that hold one metric.
+
+    Attributes:
+      name: the metric's name.
+      kind: of its pairs.
+      rows: one, or one for each entry of a vector.
+    """
+
+    name: str
+    kind: type[Pair]
+    rows: int = 1
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether the metric's scores come after all rows, see `stack`."""
+        return issubclass(self.kind, Auc) and self.rows == 1
+
+
+def folded(metrics: dict[str, Pair]) -> dict[str, Pair]:
+    """Returns what training adds up: a histogram in place of an `Auc`'s sparse parts, and no confusion matrix."""
+
+    def dense(pair):
+        sparse = isinstance(pair, Auc) and isinstance(pair.total, tf.IndexedSlices)
+        return Auc(ranking.histogram(*pair), tf.zeros([])) if sparse else pair
+
+    return {name: dense(pair) for name, pair in metrics.items() if not isinstance(pair, Confusion)}
+
+
+def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False) -> tf.Tensor:
+    """Stacks the pairs into one [rows, 2] tensor, ordered as `row_specs`: a row a metric, or a row a vector's entry.
+
+    The inner loop carries it in float64: a sum of so many float32 values is then exact for all practical lengths, so it
+    does not depend on where the loop was cut.
+
+    With `keeps_scores` an `Auc` has one row, which stays 0, and the rows of `ranking.entries` come after those of all
+    metrics; they are not to be added up, but joined.
+    """
+    scalars, vectors = _in_order(metrics)
+    rows = [tf.stack([tf.cast(tf.stack(metrics[name]), dtype) for name in scalars])] if scalars else []
+    scores: list[tf.Tensor] = []
+    for name in vectors:
+        pair = metrics[name]
+        if keeps_scores and isinstance(pair, Auc):
+            rows.append(tf.zeros([1, 2], dtype))
+            scores.append(ranking.entries(len(scores), *pair, dtype))
+        elif isinstance(pair, Auc):
+            rows.append(tf.cast(folded({name: pair})[name].total, dtype))
+        else:
+            rows.append(tf.cast(tf.stack(pair, axis=1), dtype))
+    rows += scores
+    return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
+
+
+def row_specs(metrics: dict[str, Mean], keeps_scores: bool = False) -> list[RowSpec]:
+    """Describes the rows of `stack`, in their order."""
+    scalars, vectors = _in_order(metrics)
+
+    def rows(pair) -> int:
+        if isinstance(pair, Auc):
+            return 1 if keeps_scores else ranking.BUCKETS + 1
+        return pair.total.shape[0]
+
+    specs = [RowSpec(name, type(metrics[name])) for name in scalars]
+    return specs + [RowSpec(name, type(metrics[name]), rows(metrics[name])) for name in vectors]
+
+
+def total_rows(specs: Sequence[RowSpec]) -> int:
+    """Returns the number of rows, without scores."""
+    return sum(spec.rows for spec in specs)
+
+
+def _in_order(metrics: dict) -> tuple[list[str], list[str]]:
+    names = sorted(metrics)
+    vectors = [name for name in names if isinstance(metrics[name], VECTORS)]
+    return [name for name in names if name not in vectors], vectors
+
+
+def kinds_of(specs: Sequence[RowSpec]) -> dict[str, type[Pair]]:
+    """Returns the kinds of the metrics that are numbers, by name."""
+    return {spec.name: spec.kind for spec in specs if not issubclass(spec.kind, NO_NUMBERS)}
+
+
+def values_by_name(pairs: Mapping[str, Any]) -> dict[str, float | None]:
+    """Returns values by name, a vector's as NAME_0 and so on, a dictionary's as NAME_KEY; None of a mean of nothing.
+
+    Left out are confusion matrices, numbers out of range, a gradients' norm that no step has measured, and a Keras
+    metric of a checkpoint that no step has added to.
+    """
+    results: dict[str, float | None] = {}
+    for name, pair in pairs.items():
+        if isinstance(pair, NO_NUMBERS) or type(pair) is KerasSums or (name == "gradient_norm" and not pair.count):
+            continue
+        value = pair.value()
+        results |= {f"{name}_{key}": x for key, x in value.items()} if isinstance(value, dict) else {name: value}
+        if isinstance(pair, Auc) and (bound := pair.error_bound()):
+            results[f"{name}_error_bound"] = bound
+    return results
+
+
+def or_nan(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Returns numbers by name, nan for None."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
+
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class OnDevice(Protocol[T_co]):
+    """What a call of the inner loop returned, which waits for the device when it is read."""
+
+    @property
+    def is_read(self) -> bool: ...
+
+    def read(self) -> T_co: ...
+
+
+class Known(NamedTuple, Generic[T]):
+    """A value that the host has, in place of one that is read from a device."""
+
+    values: T
+    is_read: bool = True
+
+    def read(self) -> T:
+        return self.values
+
+
+class Merged(Generic[T]):
+    """What several calls returned, merged as it is read. Override `_joined`. Host code.
+
+    Adding does not wait for a device: it reads only calls that are long done. Reading waits.
+    """
+
+    COLLAPSE_AT = 64  # of so many parts all but the newest are merged: it bounds the memory of what is not read
+    IN_FLIGHT = 2  # calls that a device may still be computing
+
+    def __init__(self, values: T | None = None):
+        self._parts: list[OnDevice[T]] = [] if values is None else [Known(values)]
+
+    def add(self, part: OnDevice[T]) -> None:
+        """Adds what one call returned, without reading it."""
+        self._parts.append(part)
+        if len(self._parts) >= self.COLLAPSE_AT:
+            self._join(len(self._parts) - self.IN_FLIGHT)
+
+    def extend(self, other: Merged[T]) -> None:
+        """Adds what later calls returned, likewise; it stays in `other` too."""
+        other._join(sum(1 for _ in itertools.takewhile(lambda part: part.is_read, other._parts)))
+        for part in other._parts:
+            self.add(part)
+
+    def _read(self, nothing: T) -> T:
+        self._join(len(self._parts))
+        return self._parts[0].read() if self._parts else nothing
+
+    def _join(self, oldest: int) -> None:
+        if oldest > 1:
+            read = (part.read() for part in self._parts[:oldest])
+            self._parts[:oldest] = [Known(functools.reduce(self._joined, read))]
+
+    def _joined(self, older: T, newer: T) -> T:
+        raise NotImplementedError
+
+
+class Sums(Merged[dict[str, Pair]]):
+    """The sums of some steps, held as the device returned them until they are read. Host code.
+
+    Args:
+      values: what `host_state` returned.
+    """
+
+    def __init__(self, values: Mapping[str, Sequence] | None = None):
+        pairs = {
+            name: _KINDS[kind](*(np.array(x) if isinstance(x, list) else x for x in pair))
+            for name, (kind, *pair) in (values or {}).items()
+        }
+        super().__init__(pairs or None)
+
+    def values(self) -> dict[str, Pair]:
+        """Returns the pair (total, count), of its kind, float64, by name. Waits for the steps that were added."""
+        return dict(self._read({}))
+
+    def host_state(self) -> dict[str, list]:
+        """Returns the values as JSON takes them: the kind of each pair, its total and its count. Waits as `values`."""
+        return {
+            name: [
+                next(key for key, kind in _KINDS.items() if isinstance(pair, kind)),
+                *(x.tolist() if isinstance(x, np.ndarray) else x for x in pair),
+            ]
+            for name, pair in self.values().items()
+        }
+
+    def exchange_scores(self, exchange_bytes: Callable[[bytes], list[bytes]]) -> None:
+        """Joins the scores that this process has kept with those of the others that train with it; all have to call it.
+
+        Args:
+          exchange_bytes: `Processes.exchange_bytes`.
+        """
+        values = self.values()
+        for name, pair in values.items():
+            if isinstance(pair, ExactAuc):
+                everyones = map(ranking.Ranking.from_bytes, exchange_bytes(pair.total.to_bytes()))
+                values[name] = ExactAuc(functools.reduce(operator.add, everyones), 0.0)
+        self._parts = [Known(values)]
+
+    def means(self) -> dict[str, float]:
+        """Returns `values_by_name` of the values, nan for None. Waits as `values` does."""
+        return or_nan(values_by_name(self.values()))
+
+    def _joined(self, older: dict[str, Pair], newer: dict[str, Pair]) -> dict[str, Pair]:
+        joined = dict(older)
+        for name, pair in newer.items():
+            old = older.get(name)
+            same = old is not None and np.shape(old[0]) == np.shape(pair[0])  # else what was kept is of another
+            joined[name] = type(pair)(old[0] + pair[0], old[1] + pair[1]) if same else pair
+        return joined
+
+
+class LoopSums:
+    """The result of one call of the inner loop: a [rows, 2] tensor, and what its rows are. Read at most once.
+
+    Rows after those of `specs` are scores, see `stack`.
+    """
+
+    def __init__(self, specs: Sequence[RowSpec], tensor: tf.Tensor | np.ndarray):
+        self.specs, self._tensor = specs, tensor
+        self._read: dict[str, Pair] | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the host has the values, and need not wait for them."""
+        return self._read is not None
+
+    def read(self) -> dict[str, Pair]:
+        """Returns the pair (total, count), of its kind, by name."""
+        if self._read is None:
+            array = np.asarray(self._tensor, np.float64)
+            scores = array[total_rows(self.specs) :].reshape(-1, 4)
+            pairs: dict[str, Pair] = {}
+            start, kept = 0, itertools.count()
+            for spec in self.specs:
+                if spec.keeps_scores:
+                    pairs[spec.name] = ExactAuc(ranking.Ranking(scores[scores[:, 0] == next(kept), 1:]), 0.0)
+                elif issubclass(spec.kind, VECTORS):
+                    pairs[spec.name] = spec.kind(*array[start : start + spec.rows].T)
+                else:
+                    pairs[spec.name] = spec.kind(*map(float, array[start]))
+                start += spec.rows
+            self._read = pairs  # at once: threads read it too
+        return self._read
