@@ -122,6 +122,7 @@ def test_where_calls_are_cut_changes_no_bit(bench, replicas, jit, options):
     for calls_of in (100, 1, 7):
         put_back()
         sums = made.train(100, calls_of)
+        sums = {name: np.asarray(pair).tolist() for name, pair in sums.items()}
         kept = {name: pair for name, pair in sums.items() if options or name != "gradient_norm"}
         found.append((made.arrays(), kept))
     (arrays, sums), *others = found
