@@ -1,25 +1,27 @@
 """Criteo's click logs: 13 integers, 26 categories, clicked or not; from --data_dir, or drawn.
 
-Host code, NumPy only.
+Host code, NumPy only; files are read by `pyarrow`.
 """
 
 from __future__ import annotations
 
-import re
+from typing import Any
 
 import numpy as np
 
 from ..engine.data.data import Data
-from .data import InputError, check_at_least, check_share, eval_count
+from .data import check_at_least, check_share, eval_count
 from .drawn.draws import generator, mix
 from .drawn.planted import clicks, effects, power_law_ids
 from .files import listing
-from .tables.delimited import BadRecords, read_records, shown
+from .tables.csv_records import Layout, Records
+from .tables.csv_types import Converter
+from .tables.folders import TableFiles
+from .tables.parquet_table import library
 
 _INTEGERS, _CATEGORIES = 13, 26
-_COLUMNS = 1 + _INTEGERS + _CATEGORIES
-_DIGITS = 8  # hexadecimal, of a category
-_CATEGORY = re.compile(b"[0-9a-fA-F]{0,%d}" % _DIGITS)
+_INTEGER_NAMES = [f"I{number}" for number in range(1, _INTEGERS + 1)]
+_CATEGORY_NAMES = [f"C{number}" for number in range(1, _CATEGORIES + 1)]
 
 _KIND = listing.Kind(
     "train.txt, day_0, day_1 ..., or any .txt or .tsv file, plain or .gz",
@@ -95,80 +97,30 @@ def load(
 
 def _read(data_dir: str, examples: int, max_bad_records: int) -> tuple[np.ndarray, ...]:
     """Reads the first `examples` (0: all): integers int64, categories uint32, their missing mask, labels float32."""
-    bad_records = BadRecords(max_bad_records)
-    pieces, count = [], 0
-    for path in listing.find(data_dir, _KIND).paths:
-        for piece in read_records(path, _parse, _why_bad, bad_records):
-            pieces.append(piece)
-            count += len(piece[-1])
-            if 0 < examples <= count:
-                break
-        if 0 < examples <= count:
-            break
-    bad_records.warn()
-    if not pieces:
-        raise InputError(f"data_dir={data_dir} holds no lines: expected label, 13 integers, 26 categories in each")
+    library("criteo")
+    import pyarrow.compute as pc
+
+    files = listing.find(data_dir, _KIND)
+    converters = {"label": Converter("int", "^[01]$", "a label 0 or 1")}
+    converters |= dict.fromkeys(_INTEGER_NAMES, Converter("int", expects="an integer or nothing"))
+    hexadecimal = Converter("text", "^[0-9a-fA-F]{0,8}$", "up to 8 hexadecimal digits or nothing")
+    converters |= dict.fromkeys(_CATEGORY_NAMES, hexadecimal)
+    layout = Layout("\t", tuple(converters), is_lines=True, has_quotes=False)
+    records = Records(TableFiles(files, {}), [layout] * len(files.paths), 1, converters, max_bad_records)
+    pieces = []
+    for _, table in records.tables(examples):
+        integers = np.stack([table[name].fill_null(0).to_numpy() for name in _INTEGER_NAMES], 1)
+        values = np.stack([_hexadecimal(table[name]) for name in _CATEGORY_NAMES], 1)
+        missing = np.stack([pc.equal(table[name], "").to_numpy() for name in _CATEGORY_NAMES], 1)
+        pieces.append((integers, values, missing, table["label"].to_numpy().astype(np.float32)))
     return tuple(np.concatenate(column)[: examples or None] for column in zip(*pieces, strict=True))
 
 
-def _parse(lines: list[bytes]) -> tuple[np.ndarray, ...]:
-    """Parses lines into the columns that `_read` returns; raises ValueError or OverflowError if one is malformed."""
-    rows = [line.split(b"\t") for line in lines]
-    if set(map(len, rows)) != {_COLUMNS}:
-        raise ValueError("not as many columns in each line")
-    labels, *columns = zip(*rows, strict=True)
-    if not set(labels) <= {b"0", b"1"}:
-        raise ValueError("a label that is neither 0 nor 1")
-    integers = [np.array([int(field) if field else 0 for field in column], np.int64) for column in columns[:_INTEGERS]]
-    categories = columns[_INTEGERS:]
-    # One byte more than a category may have shows those that are longer; an unused byte is 0.
-    text = np.array(categories, f"S{_DIGITS + 1}").view(np.uint8).reshape(_CATEGORIES, len(lines), _DIGITS + 1)
-    if any(b"\0" in line for line in lines) or text[..., _DIGITS].any():
-        raise ValueError("a category that is too long")
-    values = _hexadecimal(text[..., :_DIGITS])
-    return np.stack(integers, 1), values.T, (text[..., 0] == 0).T, (np.array(labels) == b"1").astype(np.float32)
-
-
-def _hexadecimal(text: np.ndarray) -> np.ndarray:
-    """Converts hexadecimal digits, uint8 along the last axis and padded with zero bytes, to uint32 values."""
-    digits = np.full(256, 255, np.uint8)
-    for value, both in enumerate("00 11 22 33 44 55 66 77 88 99 aA bB cC dD eE fF".split()):
-        digits[[ord(character) for character in both]] = value
-    values = np.zeros(text.shape[:-1], np.uint32)
-    for column in range(text.shape[-1]):
-        digit, used = digits[text[..., column]], text[..., column] != 0
-        if (digit[used] == 255).any():
-            raise ValueError("a category that is not a hexadecimal number")
-        values = np.where(used, values * np.uint32(16) + digit, values)
-    return values
-
-
-def _why_bad(line: bytes) -> str | None:
-    """Returns what makes a line malformed for `_parse`; None if nothing does."""
-    fields = line.split(b"\t")
-    if len(fields) != _COLUMNS:
-        without_label = " (a test file, without labels?)" if len(fields) == _COLUMNS - 1 else ""
-        return (
-            f"expected {_COLUMNS} columns between tabs, the label, 13 integers and 26 categories, "
-            f"found {len(fields)}{without_label} ({shown(line)})"
-        )
-    if fields[0] not in (b"0", b"1"):
-        return f"expected a label 0 or 1, found {shown(fields[0])}"
-    for column, field in enumerate(fields[1:], 1):
-        if column <= _INTEGERS:
-            if not _is_integer(field):
-                return f"expected an integer or nothing in I{column}, found {shown(field)}"
-        elif not _CATEGORY.fullmatch(field):
-            name = f"C{column - _INTEGERS}"
-            return f"expected up to {_DIGITS} hexadecimal digits or nothing in {name}, found {shown(field)}"
-    return None
-
-
-def _is_integer(field: bytes) -> bool:
-    try:
-        return not field or -(2**63) <= int(field) < 2**63
-    except ValueError:
-        return False
+def _hexadecimal(column: Any) -> np.ndarray:
+    """Returns the values of hexadecimal digits, uint32; none are 0."""
+    coded = column.combine_chunks().dictionary_encode()
+    words = coded.dictionary.to_pylist()
+    return np.fromiter((int(word or "0", 16) for word in words), np.uint32, len(words))[coded.indices]
 
 
 def _generate(seed: int, examples: int) -> tuple[np.ndarray, ...]:

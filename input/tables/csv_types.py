@@ -16,7 +16,7 @@ _FIRST = 64  # values that are tried before all of a block
 _BEYOND = "beyond"  # integers of which some are not int64
 _LEADING_ZERO = r"^\s*[+-]?0([0-9]+|[xX].*)\s*$"  # or hexadecimal, which `pyarrow` would read
 _INTEGER = r"^\s*[+-]?[0-9]+\s*$"
-_NUMBER = r"(?i)^\s*[+-]?([0-9]+\.?[0-9]*(e[+-]?[0-9]+)?|\.[0-9]+(e[+-]?[0-9]+)?|inf|infinity)\s*$"
+NUMBER = r"(?i)^\s*[+-]?([0-9]+\.?[0-9]*(e[+-]?[0-9]+)?|\.[0-9]+(e[+-]?[0-9]+)?|inf|infinity)\s*$"
 _COMMA = r"[0-9]+,[0-9]+|[0-9]{1,3}(\.[0-9]{3})+,[0-9]+"
 _THOUSANDS = r"[0-9]{1,3}([,'\x{2019} \x{a0}\x{202f}][0-9]{3})+([.,][0-9]+)?|[0-9]{1,3}(\.[0-9]{3}){2,}"
 _CURRENCY = r"[$\x{20ac}\x{a3}\x{a5}]"
@@ -35,7 +35,7 @@ _NEXT = {
     "time": ("time",),
     "zoned": ("zoned",),
 }
-_WORDS = {"int": "an integer", "float": "a number", "date": "a date (2024-02-29)"}
+_WORDS = {"int": "an integer", "float": "a number", "float32": "a number", "date": "a date (2024-02-29)"}
 _WORDS |= {"time": "a date and time (2024-02-29 12:30:00)", "zoned": "a time with its zone (2024-02-29T12:30:00Z)"}
 
 
@@ -58,7 +58,7 @@ class Form(NamedTuple):
 _FORMS = {
     "numbers": Form(
         ("int", _BEYOND, "float"),
-        _NUMBER,
+        NUMBER,
         _FORMATTED,
         "a number (1234.5, without decimal comma, thousands separators, % or currency)",
     ),
@@ -80,30 +80,39 @@ class Unfit(ValueError):
 
 
 class Converter:
-    """Converts a column's fields to values of a kind: "int", "float", "date", "time", "zoned" or "text".
+    """Converts a column's fields to values of a kind: "int", "float", "float32", "date", "time", "zoned" or "text".
+
+    Args:
+      kind: of the values.
+      pattern: that fields have to match; a number has to be finite then. "" takes all, and none for a missing value.
+      expects: what a field has to be, for people; "" is as the kind says.
 
     Attributes:
       type: of `pyarrow`, what it makes.
-      expects: what a field has to be, for people.
+      expects: the same.
     """
 
-    def __init__(self, kind: str):
+    def __init__(self, kind: str, pattern: str = "", expects: str = ""):
         import pyarrow as pa
 
-        self._kind, self._pa = kind, pa
-        self.expects = _WORDS.get(kind, "text")
+        self._kind, self._pattern, self._pa = kind, pattern, pa
+        self.expects = expects or _WORDS.get(kind, "text")
         self.type = {
             "int": pa.int64(),
             "float": pa.float64(),
+            "float32": pa.float32(),
             "date": pa.date32(),
             "time": pa.timestamp("us"),
             "zoned": pa.timestamp("us", "UTC"),
         }.get(kind, pa.string())
+        self._parses = pa.float64() if kind == "float32" else self.type  # as Python and NumPy round
 
     def convert(self, fields) -> Any:
         """Converts an array of text; one of `MISSING_WORDS` is no value, but as text. Raises `Unfit`."""
         import pyarrow.compute as pc
 
+        if self._pattern:
+            self._check(fields, pc.match_substring_regex(fields, self._pattern))
         if self._kind == "text":
             return fields
         is_gone = _are_missing(fields)
@@ -112,17 +121,36 @@ class Converter:
         try:
             if self._kind == "int" and pc.any(pc.match_substring(fields, "x", ignore_case=True)).as_py():
                 raise self._pa.ArrowInvalid("hexadecimal")
-            return fields.cast(self.type)
+            values = fields.cast(self._parses)
         except self._pa.ArrowInvalid:
             parsed = [
                 None if field is None else self._parsed(row, field) for row, field in enumerate(fields.to_pylist())
             ]
-            return self._pa.array(parsed, self.type)
+            values = self._pa.array(parsed, self._parses)
+        if self.type != self._parses:
+            values = values.cast(self.type, safe=False)
+        if self._pattern and self._pa.types.is_floating(self.type):
+            self._check(fields, pc.fill_null(pc.is_finite(values), False))
+        return values
+
+    def unfit(self, fields) -> list[int]:
+        """Returns which fields of an array of text `convert` does not take."""
+        try:
+            self.convert(fields)
+            return []
+        except Unfit:
+            half = len(fields) // 2
+            return [*self.unfit(fields[:half]), *(half + row for row in self.unfit(fields[half:]))] if half else [0]
+
+    def _check(self, fields, is_fit) -> None:
+        row = self._pa.compute.index(is_fit, False).as_py()
+        if row >= 0:
+            raise Unfit(row, fields[row].as_py())
 
     def _parsed(self, row: int, field: str) -> Any:
         try:
-            if self._kind in ("int", "float"):
-                return number(field) if self._kind == "float" else integer(field)
+            if self._kind in ("int", "float", "float32"):
+                return integer(field) if self._kind == "int" else number(field)
             return self._pa.array([field]).cast(self.type)[0].as_py()
         except (ValueError, self._pa.ArrowInvalid):
             raise Unfit(row, field) from None

@@ -110,20 +110,20 @@ def test_only_the_first_examples_are_taken(load, examples, expected):
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        (line() + "\t", "expected 40 columns between tabs, the label, 13 integers and 26 categories, found 41"),
-        (line()[2:], "found 39 (a test file, without labels?)"),
-        (line("2"), "expected a label 0 or 1, found '2'"),
-        (line(""), "expected a label 0 or 1, found ''"),
-        (line(integers={0: "1.5"}), "expected an integer or nothing in I1, found '1.5'"),
-        (line(integers={12: 2**63}), "expected an integer or nothing in I13, found '9223372036854775808'"),
-        (line(integers={3: "9" * 400}), "expected an integer or nothing in I4, found '9999"),
-        (line(categories={0: "xyz"}), "expected up to 8 hexadecimal digits or nothing in C1, found 'xyz'"),
+        (line() + "\t", "expected 40 fields, found 41 ('1\\t\\t"),
+        (line()[2:], "expected 40 fields, found 39"),
+        (line("2"), "label: expected a label 0 or 1, found '2'"),
+        (line(""), "label: expected a label 0 or 1, found ''"),
+        (line(integers={0: "1.5"}), "I1: expected an integer or nothing, found '1.5'"),
+        (line(integers={12: 2**63}), "I13: expected an integer or nothing, found '9223372036854775808'"),
+        (line(integers={3: "9" * 400}), "I4: expected an integer or nothing, found '9999"),
+        (line(categories={0: "xyz"}), "C1: expected up to 8 hexadecimal digits or nothing, found 'xyz'"),
         (
             line(categories={25: "123456789"}),
-            "expected up to 8 hexadecimal digits or nothing in C26, found '123456789'",
+            "C26: expected up to 8 hexadecimal digits or nothing, found '123456789'",
         ),
-        (line(categories={7: "12\0"}), "nothing in C8, found '12\\x00'"),
-        (line(categories={7: "é"}), "nothing in C8, found 'é'"),
+        (line(categories={7: "12\0"}), "C8: expected up to 8 hexadecimal digits or nothing, found '12\\x00'"),
+        (line(categories={7: "é"}), "C8: expected up to 8 hexadecimal digits or nothing, found 'é'"),
     ],
 )
 def test_a_malformed_line_is_named_and_can_be_skipped(load, bad, problem):
@@ -149,7 +149,7 @@ def test_lines_are_refused_one_by_one_exactly_where_they_are_together(load):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "is empty"), ("\n", "holds no lines"), ([line()], "holds 1 usable records: expected at least 2")],
+    [("", "is empty"), ("\n", "has no records"), ([line()], "holds 1 usable records: expected at least 2")],
 )
 def test_files_without_lines_enough_are_refused(load, content, message):
     with pytest.raises(InputError, match=message):

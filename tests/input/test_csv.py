@@ -1,5 +1,6 @@
 """CSV: types are found over all files, records are read at random from a typed form, mistakes name file and record."""
 
+import gzip
 import pathlib
 import re
 import sys
@@ -291,11 +292,24 @@ def test_quoted_fields_hold_anything(tmp_path):
     assert all_of(source)[0]["text"].tolist() == [field.encode() for field in given]
 
 
-@pytest.mark.parametrize(("delimiter", "character"), [(";", ";"), ("tab", "\t")])
-def test_other_delimiters(tmp_path, delimiter, character):
-    text = (HEADER + records(0, 3)).replace(",", character)
-    source = csv.load(written(tmp_path, text, name="{}.tsv"), 0, delimiter=delimiter).train
-    assert all_of(source)[0]["id"].tolist() == [0, 1, 2]
+@pytest.mark.parametrize(("delimiter", "characters"), [(";", ";"), ("tab", "\t"), ("::", "::")])
+def test_other_delimiters_gzip_and_names_by_an_argument_make_no_difference(tmp_path, delimiter, characters):
+    expected = all_of(csv.load(written(tmp_path / "plain", HEADER + records(0, 3000)), 0).train)
+    for header, names in ((HEADER, ()), ("", tuple(HEADER.strip().split(",")))):
+        text = gzip.compress((header + records(0, 3000)).replace(",", characters).encode())
+        folder = written(tmp_path / f"packed{len(names)}", text, name="{}.tsv.gz")
+        source = csv.load(folder, 0, delimiter=delimiter, names=names).train
+        tf.nest.map_structure(np.testing.assert_array_equal, all_of(source), expected)
+    with pytest.raises(InputError, match=r"0.tsv.gz:1: expected 3 fields, found 4 "):
+        csv.load(folder, 0, delimiter=delimiter, names=("id", "price", "label"))
+    with pytest.raises(InputError, match="names=id,id has one name twice"):
+        csv.load(folder, 0, names=("id", "id"))
+
+
+def test_a_half_of_a_double_delimiter_is_text(tmp_path):
+    text = "x::label\na:b::1\n::0\n" + "c::1\n" * 3
+    source = csv.load(written(tmp_path, text), 0, delimiter="::", text="keep").train
+    assert all_of(source)[0]["x"].tolist() == [b"a:b", b"", b"c", b"c", b"c"]
 
 
 def test_missing_values_are_bad_records_or_zero(tmp_path):
@@ -429,8 +443,14 @@ def test_a_file_that_has_changed_is_read_anew(tmp_path):
 @pytest.mark.parametrize(
     ("texts", "line"),
     [
-        ([HEADER + records(0, 2) + "7,1,x\n"], "0.csv:4: expected 4 fields, as the header has, found 3; mend it"),
-        ([HEADER + '1,2,"two\nlines",1,5\n'], "0.csv:3: expected 4 fields, as the header has, found 5; mend it"),
+        (
+            [HEADER + records(0, 2) + "7,1,x\n"],
+            "0.csv:4: expected 4 fields, as the header has, found 3 ('7,1,x'); mend it",
+        ),
+        (
+            [HEADER + '1,2,"two\nlines",1,5\n'],
+            "0.csv:3: expected 4 fields, as the header has, found 5 ('1,2,two\\nlines,1,5'); mend it",
+        ),
         ([HEADER + '1,2,"x,1\n'], "0.csv:2: unexpected end of data; mend the record, a quote may not be closed"),
         ([HEADER + '1,2,"x"y,1\n'], "0.csv:2: ',' expected after '\"'; mend the record"),
         ([HEADER], "0.csv has a header and no records; give files that have some"),
@@ -439,7 +459,7 @@ def test_a_file_that_has_changed_is_read_anew(tmp_path):
         (["id,,label\n1,2,3\n"], "0.csv:1: expected a header, a name for each column, found a column without a name"),
         ([HEADER + records(0, 1), "id,label\n1,1\n"], "1.csv:1: the header is id, label, and that of"),
         (["\n\n"], "0.csv is empty: expected a header and records, found nothing"),
-        ([b"\x1f\x8b\x08"], "0.csv is gzip: expected CSV; unpack it"),
+        ([b"\x1f\x8b\x08"], "0.csv is not a whole gzip file: expected one that unpacks, found"),
         ([b"x,label\n\xff,1\n"], "expected text in UTF-8, found 0xff; convert the file"),
         (
             ["x,y\n1,2\n"],
@@ -458,7 +478,7 @@ def test_mistakes_are_one_line(tmp_path, texts, line):
 
 @pytest.mark.parametrize("delimiter", ["", "ab", '"', "\n", "é"])
 def test_what_is_no_delimiter_is_one_line(tmp_path, delimiter):
-    with pytest.raises(InputError, match="is not a delimiter; give one character of ASCII, or tab"):
+    with pytest.raises(InputError, match="is not a delimiter; give one character of ASCII, it twice, or tab"):
         csv.load(written(tmp_path, HEADER + records(0, 1)), 0, delimiter=delimiter)
 
 

@@ -137,6 +137,24 @@ def test_subfolders_are_read_where_a_kind_says_so_and_a_circle_of_links_ends(tmp
     assert found(tmp_path, kind) == ["a.row", "b.row"]
 
 
+def test_a_folders_files_come_by_their_numbers_the_plain_one_of_two_and_no_hidden_ones(tmp_path):
+    write(tmp_path, "day_10", "day_9.gz", "day_2", "day_2.gz", ".day_1", "days", "day_3.txt.bak")
+    (tmp_path / "day_5").mkdir()
+    assert found(tmp_path, listing.Kind("days", (r"day_[0-9]+",))) == ["day_2", "day_9.gz", "day_10"]
+    assert found(tmp_path, listing.Kind("days", ("absent", r"days|day_10"))) == ["day_10", "days"]
+    assert found(tmp_path / "days", listing.Kind("days", ("any",))) == ["days"]  # a file is taken whatever its name
+
+
+def test_a_folder_without_such_files_is_refused_with_what_it_holds(tmp_path):
+    with pytest.raises(InputError, match=r"expected rows .*, found an empty folder"):
+        found(tmp_path)
+    write(tmp_path, "notes.md")
+    with pytest.raises(InputError, match=r"expected rows .*, found notes\.md"):
+        found(tmp_path)
+    with pytest.raises(InputError, match=r"absent: expected rows .*, found nothing"):
+        found(tmp_path / "absent")
+
+
 LOADS = {
     "csv": (lambda where: csv.load(where, 0).train, "{}.csv", lambda x: f"x,label\n{x}.5,{x}\n".encode()),
     "text": (lambda where: text.load(where, 0, context=1).train, "{}.txt", lambda x: b"%d\n" % x),

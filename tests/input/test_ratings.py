@@ -134,16 +134,16 @@ def test_neither_split_is_ever_empty(load, share, held_out):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (b"a\tx\t3", "expected 4 columns between tabs, found 3 ('a\\tx\\t3')"),
-        (b"a\tx\t3\t4\t5", "expected 4 columns between tabs, found 5"),
-        (b"a\tx\tgood\t4", "expected a rating that is a number, found 'good'"),
-        (b"a\tx\t\t4", "expected a rating that is a number, found ''"),
-        (b"a\tx\tnan\t4", "expected a rating that is a number, found 'nan'"),
-        (b"a\tx\t-inf\t4", "expected a rating that is a number, found '-inf'"),
-        (b"a\tx\t1e39\t4", "expected a rating that is a number, found '1e39'"),
-        (b"a\tx\t3\tnoon", "expected a timestamp, in seconds, that is a number, found 'noon'"),
-        (b"\tx\t3\t4", "expected the id of a user, found an empty field"),
-        (b"a\t\t3\t4", "expected the id of an item, found an empty field"),
+        (b"a\tx\t3", "expected 4 fields, as the header has, found 3 ('a\\tx\\t3')"),
+        (b"a\tx\t3\t4\t5", "expected 4 fields, as the header has, found 5"),
+        (b"a\tx\tgood\t4", "rating: expected a number, found 'good'"),
+        (b"a\tx\t\t4", "rating: expected a number, found ''"),
+        (b"a\tx\tnan\t4", "rating: expected a number, found 'nan'"),
+        (b"a\tx\t-inf\t4", "rating: expected a number, found '-inf'"),
+        (b"a\tx\t1e39\t4", "rating: expected a number, found '1e39'"),
+        (b"a\tx\t3\tnoon", "timestamp: expected a number, of seconds, found 'noon'"),
+        (b"\tx\t3\t4", "user: expected the id of a user, found ''"),
+        (b"a\t\t3\t4", "item: expected the id of an item, found ''"),
         (b"\xff\tx\t3\t4", "expected UTF-8, found '\\\\xff\\tx\\t3\\t4'"),
     ],
 )
@@ -165,7 +165,7 @@ def test_an_open_quote_costs_one_line_and_not_the_rest(load, refusal, line):
 
 
 def test_a_first_line_that_is_malformed_is_not_taken_for_a_header(refusal):
-    assert "ratings.tsv:1: expected a rating that is a number, found 'x'" in refusal("1\t2\tx\t4\n" + text())
+    assert "ratings.tsv:1: rating: expected a number, found 'x'" in refusal("1\t2\tx\t4\n" + text())
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_first_line_that_is_malformed_is_not_taken_for_a_header(refusal):
     [
         ("", "ratings.tsv is empty"),
         ("\n\n", "ratings.tsv:1: expected user, item, rating[, timestamp] between tabs, commas or '::', found ''"),
-        (TYPED, "holds no ratings"),
+        (TYPED, "has a header and no records"),
         (text(rows=ROWS[:1]), "holds 1 usable records: expected at least 2"),
         ("a;b;c\n", "ratings.tsv:1: expected user, item, rating[, timestamp] between tabs, commas or '::'"),
         ("a\tb\tbad\n", "ratings.tsv:1: expected columns user, item, rating[, timestamp], found no user in 'a,b,bad'"),

@@ -47,14 +47,14 @@ def test_tables_are_as_large_as_the_files_vocabularies_and_skipped_lines_are_tol
     assert table_rows(run, 4) == {6, 8}  # five users, seven items, and what is not known
     warned = [line for line in outcome.err.splitlines() if "malformed" in line]
     assert len(warned) == 1
-    assert f"1 malformed record was skipped; the first: {ratings}:11: expected 4 columns" in warned[0]
+    assert f"1 malformed record was skipped; the first: {ratings}:11: expected 4 fields" in warned[0]
     inside(*flags, "--train_steps=6", trainer=Factors).ok()
     assert json.loads((run / "result.json").read_text())["step"] == 6
 
 
 def test_malformed_lines_end_a_run_before_tensorflow_with_one_line(crank, ratings):
     outcome = crank("--model=mlp", "--input=ratings", f"--data_dir={ratings}", tensorflow=False)
-    assert outcome.mistake.startswith(f"{ratings}:11: expected 4 columns between commas, found 1 ('torn li'); ")
+    assert outcome.mistake.startswith(f"{ratings}:11: expected 4 fields, as the header has, found 1 ('torn li'); ")
 
 
 def test_a_users_own_data_brings_its_vocabulary(inside, tmp_path):

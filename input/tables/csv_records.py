@@ -1,0 +1,381 @@
+"""Records of CSV and of other delimited text, parsed in blocks by `pyarrow`; a malformed record is named by its line.
+
+Host code. `pyarrow` lets a quote pass that is not closed, or that text follows, and it counts rows, not lines. So
+quotes are counted here, and a block in which something is wrong is read again by Python's csv, which names the line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import io
+import itertools
+import logging
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..data import InputError
+from ..files.prepared import progress
+from ..files.storage import Files
+from .csv_types import Converter, Unfit
+from .folders import TableFiles
+
+_BLOCK_BYTES = 4 << 20  # that are parsed at once
+_BLOCK_BYTES_A_COLUMN = 1 << 10  # or more, for as many records as make a call for each column worth it
+_MOST_RECORD_BYTES = 256 << 20
+_ROWS = 10_000  # that Python's csv parses at once
+_GZIP = b"\x1f\x8b"
+_BOM = b"\xef\xbb\xbf"
+_SHOWN = 60  # characters of a field or record in a message
+
+
+class Layout(NamedTuple):
+    """How the records of a file are written.
+
+    Attributes:
+      delimiter: between fields: one character, or the same one twice.
+      names: of all fields of a record, in their order; none of an empty file.
+      header: the first record, if it is not data: the names as they stand in the file.
+      is_lines: whether each line is a record: a line break in quotes is malformed then, so a quote that is not closed
+        costs one record.
+      has_quotes: whether fields may be quoted.
+    """
+
+    delimiter: str
+    names: tuple[str, ...]
+    header: tuple[str, ...] = ()
+    is_lines: bool = False
+    has_quotes: bool = True
+
+
+class BadRecords:
+    """The malformed records of all files: counts them, keeps the first, and refuses too many.
+
+    Args:
+      allowed: so many are left out; None where that can't be chosen.
+    """
+
+    def __init__(self, allowed: int | None):
+        self._allowed = allowed
+        self.count = 0
+        self._first = ""
+
+    def add(self, where: str, problem: str) -> None:
+        """Counts a malformed record; `problem` is of the form "expected ..., found ...". Raises `InputError`."""
+        self.count += 1
+        self._first = self._first or f"{where}: {problem}"
+        if self._allowed is None:
+            raise InputError(f"{self._first}; mend it")
+        if self.count > self._allowed:
+            more = f" (the first of more than max_bad_records={self._allowed} malformed records)" * (self._allowed > 0)
+            skip = f"skip such lines by --input_arg max_bad_records={max(10, 2 * self.count)}"
+            raise InputError(f"{self._first}{more}; mend the line, or {skip}")
+
+    def warn(self) -> None:
+        """Logs one line about the records that were left out, if there are any."""
+        if self.count:
+            records = "1 malformed record was" if self.count == 1 else f"{self.count} malformed records were"
+            logging.warning("%s skipped; the first: %s", records, self._first)
+
+
+class Records:
+    """The records of files, in order, as tables of `pyarrow`.
+
+    Args:
+      found: the files.
+      layouts: of each.
+      passes: how often they will be read, for lines of progress.
+      converters: of the columns that are read, if that is known before: a field that does not fit makes its record
+        malformed. None reads all columns, as text.
+      allowed: how many malformed records are left out; None is none, and the files' user can't choose.
+
+    Attributes:
+      names: of the columns, those of the folders' names last.
+      digest: of the files' bytes, once they were read.
+    """
+
+    def __init__(
+        self,
+        found: TableFiles,
+        layouts: Sequence[Layout],
+        passes: int = 1,
+        converters: Mapping[str, Converter] | None = None,
+        allowed: int | None = None,
+    ):
+        self._files, self._layouts, self._converters, self._allowed = found.files, layouts, converters, allowed
+        own = [*converters] if converters else [*next(layout.names for layout in layouts if layout.names)]
+        self._own, self._keys = own, {name: values for name, values in found.keys.items() if name not in own}
+        self.names = [*own, *self._keys]
+        self._done = progress(f"reading {self._files.paths[0]}", passes * sum(self._files.sizes))
+        self._bytes_before = 0  # in the passes that are over
+        self.digest = 0
+
+    def tables(self, most: int = 0) -> Iterator[tuple[str, Any]]:
+        """Yields (path, table) with all records, the columns in the order of `names`; may be called again.
+
+        Args:
+          most: it ends after so many records or some more; 0 is after all.
+
+        Raises:
+          InputError: a record is malformed, or too many are; a file can't be read, or none has records.
+        """
+        self.digest, yielded, bad = 0, 0, BadRecords(self._allowed)
+        for number, path in enumerate(self._files.paths):
+            layout, records, digest = self._layouts[number], 0, 0
+            with self._files.stream(number) as stream:
+                nbytes = max(_BLOCK_BYTES, _BLOCK_BYTES_A_COLUMN * len(self.names))
+                for line, block in _blocks(path, _unpacked(stream), layout, nbytes):
+                    digest = zlib.crc32(block, digest)
+                    table = self._parsed(path, layout, line, block.removeprefix(_BOM) if line == 0 else block, bad)
+                    self._refuse_header(layout, path, table, records)
+                    records += len(table)
+                    for name, values in self._keys.items():
+                        table = table.append_column(name, _repeated(values[number], len(table)))
+                    if len(table):
+                        yield path, table
+                    self._done(self._bytes_before + stream.tell())
+                    if 0 < most <= yielded + records:
+                        break
+            yielded += records
+            if 0 < most <= yielded:
+                break
+            self.digest = zlib.crc32(digest.to_bytes(4, "little"), self.digest)
+            self._bytes_before += self._files.sizes[number]
+        bad.warn()
+        if not yielded:
+            has = "has a header and no records" if any(each.header for each in self._layouts) else "has no records"
+            raise InputError(f"{self._files.paths[0]} {has}; give files that have some")
+
+    def _parsed(self, path: str, layout: Layout, line: int, block: bytes, bad: BadRecords) -> Any:
+        """Parses whole records, of which the first begins after a line."""
+        import pyarrow as pa
+
+        skip = int(line == 0 and bool(layout.header))
+        try:
+            return self._converted(self._split(layout, block).slice(skip))
+        except (pa.ArrowInvalid, Unfit, _MalformedError):
+            return self._converted(self._checked(path, layout, line, block, skip, bad))
+
+    def _split(self, layout: Layout, block: bytes) -> Any:
+        """Splits a block into columns of text. Raises an error if anything looks malformed."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        from pyarrow import csv as arrow
+
+        character = layout.delimiter[0]
+        if layout.has_quotes and not _is_regular(block, character):
+            raise _MalformedError
+        names, gaps = [*layout.names], []
+        if len(layout.delimiter) > 1:  # between its characters stands an empty field
+            gaps = [f"\0{number}" for number in range(1, len(names))]
+            names = [*itertools.chain(*zip(["", *gaps], names, strict=True))][1:]
+        wanted = [*self._own, *gaps]
+        if not block.strip(b"\r\n"):
+            return pa.table({name: pa.array([], pa.string()) for name in self._own})
+        table = arrow.read_csv(
+            pa.BufferReader(block),
+            read_options=arrow.ReadOptions(column_names=names, block_size=len(block) + 1),
+            parse_options=arrow.ParseOptions(
+                delimiter=character,
+                quote_char='"' if layout.has_quotes else False,
+                newlines_in_values=layout.has_quotes and not layout.is_lines,
+            ),
+            convert_options=arrow.ConvertOptions(
+                column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted
+            ),
+        )
+        filled = any(pc.any(pc.not_equal(table[name], "")).as_py() for name in gaps)
+        broken = layout.is_lines and layout.has_quotes and b'"' in block
+        if filled or (broken and any(pc.any(pc.match_substring(table[n], "\n")).as_py() for n in self._own)):
+            raise _MalformedError
+        return table.select(self._own)
+
+    def _converted(self, table: Any) -> Any:
+        import pyarrow as pa
+
+        if self._converters is None:
+            return table
+        return pa.table({name: each.convert(table[name]) for name, each in self._converters.items()})
+
+    def _checked(self, path: str, layout: Layout, line: int, block: bytes, skip: int, bad: BadRecords) -> Any:
+        """Splits a block by Python's csv, and leaves malformed records out; raises as `tables` does."""
+        import pyarrow as pa
+
+        records = itertools.islice(records_of(path, io.BytesIO(block), layout, line), skip, None)
+        tables = [self._whole(path, layout, [], bad)]
+        while some := [*itertools.islice(records, _ROWS)]:
+            tables.append(self._whole(path, layout, some, bad))
+        return pa.concat_tables(tables)
+
+    def _whole(self, path: str, layout: Layout, records: list, bad: BadRecords) -> Any:
+        """Returns those of some records that are not malformed."""
+        import pyarrow as pa
+
+        problems: list[tuple[int, str]] = []
+        lines: list[int] = []
+        rows: list[list[str]] = []
+        for at, row in records:
+            if isinstance(row, str):
+                problems.append((at, row))
+            elif len(row) != len(layout.names):
+                of_header = ", as the header has" * bool(layout.header)
+                record = shown(layout.delimiter.join(row))
+                problems.append((at, f"expected {len(layout.names)} fields{of_header}, found {len(row)} ({record})"))
+            else:
+                lines.append(at)
+                rows.append(row)
+        fields = [*zip(*rows, strict=True)] or [()] * len(layout.names)
+        columns = {name: pa.array(fields[layout.names.index(name)], pa.string()) for name in self._own}
+        unfit: dict[int, str] = {}
+        for name, converter in (self._converters or {}).items():
+            for row_number in converter.unfit(columns[name]):
+                found = shown(columns[name][row_number].as_py())
+                unfit.setdefault(row_number, f"{name}: expected {converter.expects}, found {found}")
+        for at, problem in sorted([*problems, *((lines[number], problem) for number, problem in unfit.items())]):
+            bad.add(f"{path}:{at}", problem)
+        return pa.table(columns).filter(pa.array([number not in unfit for number in range(len(rows))], pa.bool_()))
+
+    def _refuse_header(self, layout: Layout, path: str, table: Any, records: int) -> None:
+        """Raises `InputError` if a record is the header again."""
+        import pyarrow.compute as pc
+
+        if len(layout.header) < 2 or self._converters is not None:
+            return  # a word like others; a record that does not fit
+        is_header = None
+        for name, raw in zip(layout.names, layout.header, strict=True):
+            equal = pc.equal(table.column(name), raw)
+            is_header = equal if is_header is None else pc.and_(is_header, equal)
+            if not pc.any(is_header).as_py():
+                return
+        raise InputError(
+            f"{path}, record {records + pc.index(is_header, True).as_py() + 1}: expected values, found the header "
+            "again; remove it"
+        )
+
+
+class _MalformedError(ValueError):
+    """Some record of a block looks malformed."""
+
+
+def first_record(files: Files, number: int, layout: Layout) -> tuple[int, list[str] | str]:
+    """Returns (the line where it ends, its fields, or what is wrong with it) of a file's first record."""
+    path = files.paths[number]
+    with files.stream(number) as stream, _whole_gzip(path):
+        return next(records_of(path, _unpacked(stream), layout), (1, []))
+
+
+def _unpacked(stream: io.BufferedReader) -> Any:
+    """Returns a stream of what a file holds, which may be gzip: its first bytes say so, not its name."""
+    return gzip.GzipFile(fileobj=stream) if stream.peek(2)[:2] == _GZIP else stream
+
+
+@contextlib.contextmanager
+def _whole_gzip(path: str) -> Iterator[None]:
+    """Raises `InputError` for what reading a gzip file raises that is not whole."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path} is not a whole gzip file: expected one that unpacks, found: {error}") from error
+
+
+def _blocks(path: str, stream: Any, layout: Layout, nbytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yields (lines before, bytes) of whole records. Raises `InputError` if a gzip file is not whole."""
+    line = 0
+    with _whole_gzip(path):
+        while layout.names and (block := stream.read(nbytes)):
+            parts = [block, stream.readline()]
+            quotes = sum(part.count(b'"') for part in parts) if layout.has_quotes and not layout.is_lines else 0
+            size = len(block)
+            while quotes % 2 and size < _MOST_RECORD_BYTES and (part := stream.readline()):
+                parts.append(part)
+                quotes, size = quotes + part.count(b'"'), size + len(part)
+            yield line, (block := b"".join(parts))
+            line += block.count(b"\n")
+
+
+def _is_regular(block: bytes, delimiter: str) -> bool:
+    """Returns whether quotes stand where they may.
+
+    The first, third, ... quote opens a field, the others close one (two that follow one another do both). So before
+    the former, and after the latter, stands a delimiter, a line's end, or a quote.
+    """
+    if b'"' not in block:
+        return True
+    codes = np.frombuffer(b"\n" + block + b"\n", np.uint8)
+    at = np.flatnonzero(codes == ord('"'))
+    beside = codes[np.where(np.arange(len(at)) % 2 == 0, at - 1, at + 1)]
+    between = np.frombuffer(f'{delimiter}\r\n"'.encode(), np.uint8)
+    return len(at) % 2 == 0 and bool(np.isin(beside, between).all())
+
+
+def records_of(path: str, stream: Any, layout: Layout, line: int = 0) -> Iterator[tuple[int, list[str] | str]]:
+    """Yields (the line where it ends, its fields, or what is wrong with it) of each record, but empty lines.
+
+    Args:
+      path: for messages.
+      stream: of bytes.
+      layout: of the records; `names` and `header` are not used.
+      line: lines before the stream.
+
+    Raises:
+      InputError: where the next record begins is not known, as a quote is not closed; or text is not UTF-8.
+    """
+    how: dict[str, Any] = {"delimiter": layout.delimiter[0], "strict": True}
+    how["quoting"] = csv.QUOTE_MINIMAL if layout.has_quotes else csv.QUOTE_NONE
+    limit = csv.field_size_limit(_MOST_RECORD_BYTES)
+    try:
+        if layout.is_lines:
+            text = io.TextIOWrapper(stream, "utf-8-sig" if not line else "utf-8", "surrogateescape", newline="")
+            for number, raw in enumerate(text, line + 1):
+                if each := raw.rstrip("\r\n"):
+                    yield number, _fields(each, layout, how)
+            return
+        text = io.TextIOWrapper(stream, "utf-8-sig" if not line else "utf-8", newline="")
+        reader = csv.reader(text, **how)
+        for row in reader:
+            if row:
+                yield line + reader.line_num, _undoubled(row, layout)
+    except csv.Error as error:
+        raise InputError(
+            f"{path}:{line + reader.line_num}: {error}; mend the record, a quote may not be closed or doubled"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}, after line {line + reader.line_num}: expected text in UTF-8, found "
+            f"0x{error.object[error.start]:02x}; convert the file"
+        ) from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _fields(line: str, layout: Layout, how: dict[str, Any]) -> list[str] | str:
+    """Returns a line's fields, or what is wrong with it."""
+    try:
+        line.encode()
+        return _undoubled(next(csv.reader([line], **how)), layout)
+    except UnicodeEncodeError:
+        return f"expected UTF-8, found {shown(line.encode(errors='surrogateescape'))}"
+    except csv.Error:
+        return f"expected quotes around whole fields, and closed, found {shown(line)}"
+
+
+def _undoubled(row: list[str], layout: Layout) -> list[str]:
+    """Returns the fields between delimiters of two characters: each second one is empty."""
+    return row if len(layout.delimiter) == 1 else layout.delimiter[0].join(row).split(layout.delimiter)
+
+
+def shown(text: bytes | str) -> str:
+    """Quotes and shortens a line or field for a message, with unprintable characters escaped."""
+    if isinstance(text, bytes):
+        text = text[: 4 * _SHOWN].decode("utf-8", "backslashreplace")
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+
+
+def _repeated(value: str, times: int) -> Any:
+    import pyarrow as pa
+
+    return pa.repeat(pa.scalar(value, pa.string()), times)
