@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from .engine.step.gathering import gather
     from .engine.step.gradients import Update, minimize
     from .engine.trainer import Trainer
-    from .launch.api import Run, load_model, open_run, run
+    from .launch.api import load_model, open_run, run
     from .launch.errors import RunError, UsageError
     from .launch.fit import fit
+    from .launch.run.run import Run
     from .launch.train import main
 
 _HOMES = {
@@ -32,7 +33,7 @@ _HOMES = {
     "KerasMetric": "crankshaft.engine",
     "KerasTrainer": "crankshaft.engine",
     "Mean": "crankshaft.engine",
-    "Run": "crankshaft.launch.api",
+    "Run": "crankshaft.launch.run.run",
     "RunError": "crankshaft.launch.errors",
     "Trainer": "crankshaft.engine",
     "Source": "crankshaft.engine.data.source",

@@ -38,11 +38,12 @@ from crankshaft.engine.step.batches import with_stand_in
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.trainer import Trainer
-from crankshaft.launch import held, train
+from crankshaft.launch import assembly, train
 from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.launch.benchmark.measure.rounds import Length
 from crankshaft.launch.command_line import checks
 from crankshaft.launch.command_line import config as configs
+from crankshaft.launch.run import modes
 from crankshaft.launch.run.base import choose_jit
 
 PARTS = ("all", "whole", "step", "own_step", "input", "reduce", "update", "checkpoint")
@@ -350,15 +351,14 @@ def main() -> None:
     own = train.parse([sys.argv[0], "--mode=benchmark", *sys.argv[1:]])
     config = configs.from_flags(flags.FLAGS, None, False, os.environ, own)
     checks.check(config)
-    run = held.Held(config)
-    run.open(None, ())
-    if run.session is None:  # a parameter server, until the chief ended
-        sys.exit(run.code)
-    with run, run.at_work():
-        print(choose_jit(run.session), file=sys.stderr)
-        figures = measured(run.session, part.value)
-        if config.is_chief:
-            print(json.dumps(figures, indent=1))
+    run = assembly.assemble(config, None, ())
+
+    def measure(run) -> modes.Outcome:
+        print(choose_jit(run), file=sys.stderr)
+        figures = measured(run, part.value)
+        return modes.Outcome(figures, report=json.dumps(figures, indent=1) if config.is_chief else "")
+
+    run.execute(measure)
 
 
 def _seconds(clock, act) -> float:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from .hooks import Hook, Status
+from .hooks.base import Window
 from .internals.errors import UsageError
 from .state import TrainState
 from .strategies.base import Strategy
@@ -56,10 +57,14 @@ class Loop:
             hook.begin(self.status)
         _agree_to_stop(self.status, together=True)
 
-    def train_to(self, step: int) -> Status:
-        """Trains up to a step, or until a hook stops the run, calling each hook after each call of the inner loop."""
+    def train_to(self, step: int) -> Window:
+        """Trains up to a step, or until a hook stops the run, calling each hook after each call of the inner loop.
+
+        Returns:
+          The sums of these steps, unread.
+        """
         strategy, state, order = self._strategy, self._state, self._strategy.train_order
-        feed = strategy.train_feed
+        feed, window = strategy.train_feed, Window()
         self._call_hooks()
         bytes_before = feed.bytes_read if feed else None
         before = self._clock()
@@ -88,9 +93,10 @@ class Loop:
                 seconds_left=self._seconds_left(after, state.step),
             )
             bytes_before = bytes_now
+            window.add(self.status)
             self._call_hooks()
             before = self._clock()  # the time that hooks take is not counted as the steps'
-        return self.status
+        return window
 
     def _seconds_left(self, now: float, step: int) -> float | None:
         if self._first is None or step <= self._first[1]:

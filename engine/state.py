@@ -12,6 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from .checkpoints import Manifest, Part, graph
+from .checkpoints.manifest import check_extra
 from .data.position import Position
 from .freezing import Freezing
 from .holdings import Holdings
@@ -55,6 +56,7 @@ class TrainState:
         is (`Strategy.without_jit`).
       is_whole: whether all variables are those of `step`, so that they may be saved. They are not while a compiled call
         changes them, nor after one that was interrupted, until a checkpoint is restored.
+      extra: what the program keeps beside the run's state, plain JSON by name.
     """
 
     def __init__(self, trainer: Trainer):
@@ -62,6 +64,7 @@ class TrainState:
         self.step = 0
         self.jit: bool | None = None
         self.is_whole = True
+        self.extra: dict[str, Any] = {}
         self._named: set[int] = set()  # handles of variables that a line was logged of
 
     def build(self) -> None:
@@ -255,13 +258,18 @@ class TrainState:
             "settings": {path: changed for path, each in optimizers if (changed := each.changed_settings)},
             "slots_since": {path: each.slots_since for path, each in optimizers if each.slots_since},
             "updates_missed": {path: missed for path, each in optimizers if (missed := each.updates_missed)},
+            "extra": self.extra,
         }
+        check_extra(self.extra)  # the program may have changed it since it was set
         return {"jit": self.jit, "rules": RULES, **{name: values for name, values in found.items() if values}}
 
     def restore_host_state(self, values: dict) -> None:
         """Restores the plain JSON part, and the step from its variable."""
         self.step, self.is_whole = int(self.step_variable.numpy()), True
         self.jit = values.get("jit")
+        if not isinstance(extra := values.get("extra", {}), dict):
+            raise TypeError(f"extra is of type {type(extra).__name__}, not a dictionary")
+        self.extra = extra
         for path, optimizer in Holdings(self.trainer).optimizers.items():
             optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})
         self.freezing.restored()

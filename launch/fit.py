@@ -160,7 +160,7 @@ def _train(arguments: types.SimpleNamespace) -> api.Run:
         run = api.run_within(arguments.trainer_class, data=data, hooks=hooks, once_failed=hands_over, **said)
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
     hands_over(run)
-    if removes and run._held.config.writes_run and not run._held.code:
+    if removes and run.config.writes_run and not run.code:
         backups[0].on_train_end()  # which removes the folder
         run.run_dir = None
     return run

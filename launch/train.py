@@ -20,7 +20,7 @@ from absl import flags, logging
 
 from ..engine.checkpoints import RunDir
 from ..engine.internals.errors import LostPeerError, StuckStreamError
-from . import errors, explanations, held, terminal
+from . import assembly, errors, explanations, terminal
 from .benchmark.result import check_baseline
 from .command_line import checks, given, help, own_files, rules
 from .command_line import config as configs
@@ -83,7 +83,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
         )
         checks.check(config)
         check_baseline(config)
-        code = held.perform(config, data, hooks).code
+        code = assembly.perform(config, data, hooks).code
         _say_where(config)
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
         return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")

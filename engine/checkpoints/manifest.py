@@ -15,7 +15,7 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
-from ..internals.errors import CheckpointError
+from ..internals.errors import CheckpointError, UsageError
 from ..machine import files
 
 FORMAT = 2  # 1 had no digest of the manifest itself
@@ -30,6 +30,7 @@ _MANIFEST = re.compile(r"(?P<stem>ckpt-\d+)" + re.escape(SUFFIX))
 _OBJECTS = [("about", part) for part in ("data", "input", "origin", "cpu", "flags", "deciding", "updated")]
 _OBJECTS += [("host_state", part) for part in ("state", "hooks")]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_EXTRA_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,6 +262,37 @@ def as_read(about: dict, host_state: dict) -> dict[str, dict]:
         raise CheckpointError(f"{name} can't keep {reprlib.repr(host_state)}: {error}") from error
     _check_objects(name, record)
     return record
+
+
+def check_extra(values: dict[str, Any]) -> None:
+    """Checks what a program keeps with a checkpoint.
+
+    Raises:
+      UsageError: a run that resumes would not get the values back, or they are many.
+    """
+    try:
+        text = json.dumps(values, allow_nan=False)
+        if not isinstance(values, dict):
+            raise TypeError(f"it is of type {type(values).__name__}, not a dictionary")
+        if as_read({}, {"extra": values})["host_state"]["extra"] != _with_lists(values):
+            raise ValueError("its keys are not all text")
+    except (CheckpointError, TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"extra={reprlib.repr(values)} can't be kept with a checkpoint ({error}); give a dictionary by names, of "
+            "numbers, text, and lists and dictionaries of them"
+        ) from None
+    if len(text) > _MOST_EXTRA_BYTES:
+        raise UsageError(
+            f"extra takes {len(text):,} bytes, and a checkpoint keeps {_MOST_EXTRA_BYTES:,} at most; write a file "
+            "beside the run, and keep its name"
+        )
+
+
+def _with_lists(value: Any) -> Any:
+    """Returns plain JSON with lists in the place of tuples."""
+    if isinstance(value, dict):
+        return {name: _with_lists(each) for name, each in value.items()}
+    return [*map(_with_lists, value)] if isinstance(value, (list, tuple)) else value
 
 
 def _scalar(value: Any) -> Any:

@@ -87,6 +87,7 @@ class Checkpoints:
     Args:
       writes: whether this run writes here at all.
       writer: which of the processes this one is.
+      check: raises where the run has lost its folder to another, or to nobody. Called before each save.
 
     Attributes:
       written: called once one is whole, in the thread that wrote it, with its manifest and the seconds that took.
@@ -101,7 +102,9 @@ class Checkpoints:
         about: dict,
         writes: bool = True,
         writer: Writer | None = None,
+        check: Callable[[], None] = lambda: None,
     ):
+        self.check = check
         self.directory = os.path.abspath(directory)
         self.writes = writes
         self._writer = writer or Writer()
@@ -160,6 +163,7 @@ class Checkpoints:
         self.wait()
         if step == self._current_step and not force:
             return
+        self.check()
         self._saves += 1
         kept = manifests.as_read(self.about, host_state)
         entries, variables = snapshot.take(self.state)  # takes part in gathering what differs by replica

@@ -98,7 +98,7 @@ def rules_of(manifest: Manifest) -> int:
 
 
 class Checkpointing(Periodic):
-    """Saves a checkpoint every so many steps and where the run ends.
+    """Saves a checkpoint every so many steps and where the run ends, and ends a run that has lost its folder.
 
     Stands last among a run's hooks, so that the checkpoint has what the others did at the same step.
 
@@ -116,6 +116,13 @@ class Checkpointing(Periodic):
         self.checkpoints = checkpoints
         self.hooks = hooks
 
+    def begin(self, status: Status) -> None:
+        self.checkpoints.check()
+
+    def __call__(self, status: Status) -> None:
+        self.checkpoints.check()
+        super().__call__(status)
+
     def act(self, status: Status) -> None:
         save(self.checkpoints, status, self.hooks)
 
@@ -127,28 +134,6 @@ class Checkpointing(Periodic):
     def close(self) -> None:
         with contextlib.suppress(SaveError):  # where the run failed, its own error is what is told
             self.checkpoints.wait()
-
-
-class Holding(Hook):
-    """Ends a run that has lost its run_dir, after the call in which that happened.
-
-    Args:
-      check: raises where the run_dir is another's, or gone.
-    """
-
-    name = "held_run_dir"
-
-    def __init__(self, check: Callable[[], None]):
-        self._check = check
-
-    def begin(self, status: Status) -> None:
-        self._check()
-
-    def __call__(self, status: Status) -> None:
-        self._check()
-
-    def settle(self, status: Status) -> None:
-        self._check()
 
 
 class Best(Monitor):

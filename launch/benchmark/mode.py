@@ -5,6 +5,7 @@ Every process of a strategy calls the same functions in the same order.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -22,8 +23,8 @@ from .measure import cost, intervals, machine, rounds, trace
 _TOP_OPS = 10
 
 
-def benchmark(run: BaseRun, variables: Mapping[str, str]) -> tuple[dict[str, Any], int, str]:
-    """Times the training loop, from new weights; returns (result, exit code, report to print).
+def benchmark(run: BaseRun) -> modes.Outcome:
+    """Times the training loop, from new weights.
 
     Nothing of the run_dir is read or changed, except that --profile adds a trace.
     """
@@ -34,16 +35,16 @@ def benchmark(run: BaseRun, variables: Mapping[str, str]) -> tuple[dict[str, Any
             "engine.strategies.base.Measured, which benchmark mode needs; train with it, or make it one"
         )
     work = result.work_asked(config)
-    measured = _measure(run, variables)
+    measured = _measure(run, os.environ)
     content = {**result.heading(config.global_batch_size), **modes.result_of(run), **work, **measured}
     if not config.is_chief:
-        return content, 0, ""
+        return modes.Outcome(content)
     if config.baseline:
         theirs = result.read_baseline(config.baseline)
         content["baseline"] = {"path": config.baseline, **intervals.compare([content], [theirs])}
         content["warnings"] += result.warnings(content, theirs)
     code = result.exit_code(content["baseline"], config.fail_below) if config.baseline else 0
-    return content, code, report.text(content)
+    return modes.Outcome(content, code, report=report.text(content))
 
 
 def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:

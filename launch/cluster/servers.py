@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from ...engine.data.source import Source
 from ...engine.machine.requests import Requests, answer_stacks
@@ -32,8 +33,8 @@ def serve(
     load: Callable[[], Sequence[Source]],
     gpus: Sequence[int] | None = None,
     run_dir: str | None = None,
-) -> int:
-    """Serves until a signal, the run's end, or until the coordinator has been gone for too long. Returns the exit code.
+) -> NoReturn:
+    """Serves until a signal, the run's end, or until the coordinator has been gone for too long. Ends the process.
 
     Args:
       cluster: with this process as a worker or a parameter server.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import flags as absl_flags
+from absl.testing import flagsaver
 
 from ...engine.internals import keras, tensorflow
 
@@ -19,11 +21,15 @@ class Isolation:
 
     Of the thread: Keras's dtype policy, the numbers in its layers' names and its own random generator; and whether
     TensorFlow checks numerics. Of the process: the random generators of Python and NumPy, and TensorFlow's global seed.
-    A run finds Keras's state as a new process has it. Collectives of a `MirroredStrategy` made within get distinct
-    keys: TensorFlow numbers each strategy's from the same one.
+    And a script's own flags, where it looks for them. A run finds Keras's state as a new process has it. Collectives of
+    a `MirroredStrategy` made within get distinct keys: TensorFlow numbers each strategy's from the same one.
+
+    Args:
+      script_flags: values of the script's own absl flags, by name; those that it does not name stay as they are.
     """
 
-    def __init__(self):
+    def __init__(self, script_flags: Mapping[str, Any] | None = None):
+        self._script_flags = script_flags
         self._keras: dict[str, Any] | None = None
         self._drawn: tuple[Any, ...] | None = None
         self._thread = threading.local()
@@ -38,6 +44,13 @@ class Isolation:
         if getattr(self._thread, "is_within", False):
             yield
             return
+        flags = self._script_flags
+        if flags is not None:
+            absl_flags.FLAGS.mark_as_parsed()
+        with flagsaver.flagsaver(**flags) if flags else contextlib.nullcontext():
+            yield from self._entered(draws)
+
+    def _entered(self, draws: bool) -> Iterator[None]:
         if self._keras is None:
             tensorflow.use_new_collective_keys()
         programs = keras.exchange_state(self._keras or {})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
@@ -23,9 +24,14 @@ from ...engine.data.source import Source, Split, WithoutBadRecords
 from ...engine.data.streamed import Stream
 from ...engine.health import watchdog
 from ...engine.holdings import Holdings
+from ...engine.hooks import Hook, StopRequest
 from ...engine.hooks.base import Period
+from ...engine.hooks.evaluation import FinalWeights
+from ...engine.hooks.record import Record
+from ...engine.hooks.sync_check import SyncCheck
 from ...engine.internals.errors import reason
 from ...engine.layers.embeddings import shards_in
+from ...engine.loop import Loop
 from ...engine.mesh.cuts import cut_of
 from ...engine.reduction import Reduction
 from ...engine.reduction.local_sgd import LocalSgd
@@ -46,18 +52,23 @@ from ..command_line.values import plain
 from ..errors import RunError, UsageError
 from ..explanations import with_flags
 from ..host import threads
+from ..host.signals import Signals
 from . import fingerprints, inputs, progress
+from .history import History, TrainMetrics
 from .inputs import Inputs
 from .names import Names
 
 # A part of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each part.
 _LEAST_EXAMPLES_A_PART = 16
 _RECORD_SECONDS = 5.0  # for the end of a process that stands still: its disk may do so too
+T = TypeVar("T", bound="BaseRun")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False, eq=False)
 class BaseRun:
-    """A run put together: what the modes work on.
+    """A run put together: what the modes work on, functions that take it.
+
+    `Run` adds what a program calls. Of runs that train, `training.prepare` sets the attributes from `loop` on.
 
     Attributes:
       config: what was asked.
@@ -70,6 +81,15 @@ class BaseRun:
       known: what its model's data says of itself.
       lent_feeds: of what the program hands in, by whether it is trained on.
       lent_streams: the datasets that it handed in last, each with what was made of it.
+      hooks: of a run that trains, in the order in which they act.
+      record: the one of them that writes the run's events; None of workers but the chief.
+      sync_check: the one that compares replicas, where there are several.
+      resumed_from: the step of the checkpoint that it was resumed from; None without one.
+      is_ready: whether its steps were checked and their compiler was chosen.
+      loop: the outer loop.
+      signals: the context in which a signal ends training at a step; what becomes of the run then is its caller's.
+      stop_request, rows, metrics, final: hooks: by which signals end the run, its history, its newest means, and
+        whether the weights have changed since they were evaluated.
     """
 
     config: Config
@@ -81,12 +101,30 @@ class BaseRun:
     best: Checkpoints | None
     lent_feeds: dict[bool, LentFeed] = dataclasses.field(default_factory=dict)
     lent_streams: list[tuple[Any, Split]] = dataclasses.field(default_factory=list)
+    hooks: list[Hook] = dataclasses.field(default_factory=list)
+    record: Record | None = None
+    sync_check: SyncCheck | None = None
+    resumed_from: int | None = None
+    is_ready: bool = False
+    loop: Loop = dataclasses.field(init=False)
+    signals: Signals = dataclasses.field(init=False)
+    stop_request: StopRequest = dataclasses.field(init=False)
+    rows: History = dataclasses.field(init=False)
+    metrics: TrainMetrics = dataclasses.field(init=False)
+    final: FinalWeights = dataclasses.field(init=False)
 
     def __post_init__(self):
         self.known = self.inputs.known
 
     @classmethod
-    def create(cls, config: Config, data: Data | Callable[[], Data], strategy: Strategy, needs_epochs: bool = True):
+    def create(
+        cls: type[T],
+        config: Config,
+        data: Data | Callable[[], Data],
+        strategy: Strategy,
+        needs_epochs: bool = True,
+        check_folder: Callable[[], None] = lambda: None,
+    ) -> T:
         """Puts a run together, and restores nothing.
 
         Args:
@@ -94,6 +132,7 @@ class BaseRun:
           data: as it was loaded, or what loads it, which a run that only generates does not call.
           strategy: made by `make_strategy`.
           needs_epochs: see `inputs.build`.
+          check_folder: raises where the run_dir is not this run's any more.
         """
         if config.mode == "generate":
             found, steps = inputs.of_saved(config, strategy), config.train_steps or 1
@@ -102,14 +141,15 @@ class BaseRun:
             steps = _train_steps(config, found.order)
         state = build_state(config, strategy, found, steps)
         strategy.bind(state, found.feeds.get("train"), found.feeds.get("eval"))
-        run = cls(config, strategy, found, state, steps, *build_checkpoints(config, state, strategy, found))
+        saved = build_checkpoints(config, state, strategy, found, check_folder)
+        run = cls(config, strategy, found, state, steps, *saved)
         for line in found.lines:
             run.say(line)
         return run
 
     @functools.cached_property
     def names(self) -> Names:
-        """What the model's numbers stand for."""
+        """What the model's numbers stand for: `classes`, by label number, and `ids(features)`, which looks up text."""
         return Names(self.known)
 
     @property
@@ -131,6 +171,19 @@ class BaseRun:
     def trainer(self) -> Trainer:
         """The trainer, on which the run works."""
         return self.state.trainer
+
+    @property
+    def step(self) -> int:
+        """Updates done."""
+        return self.state.step
+
+    @property
+    def stop(self) -> str | None:
+        """Why the run trains no further: its end, or what a hook said; None while it does."""
+        if not self.config.trains:
+            return None
+        status = self.loop.status
+        return status.stop or (f"step {status.step} is the last of the run" if status.last else None)
 
     @property
     def has_evaluation(self) -> bool:
@@ -157,6 +210,10 @@ class BaseRun:
         """Prints a line, where the run `speaks`."""
         if self.speaks:
             print(terminal.fitted(text, sys.stdout), flush=True)
+
+    def spending(self, kind: str) -> contextlib.AbstractContextManager[None]:
+        """Counts the time within as spent on something, one of `goodput.KINDS`."""
+        return self.record.spending(kind) if self.record else contextlib.nullcontext()
 
     def bad_records(self) -> dict[str, int]:
         """Returns how many records were left out of each split that may have bad ones, by any of the workers."""
@@ -347,9 +404,12 @@ def _reduction(config: Config) -> Reduction:
 
 
 def build_checkpoints(
-    config: Config, state: TrainState, strategy: Strategy, found: Inputs
+    config: Config, state: TrainState, strategy: Strategy, found: Inputs, check_folder: Callable[[], None]
 ) -> tuple[Checkpoints | None, Checkpoints | None]:
-    """Returns those of the run, and that of its best evaluation; of a run without a folder None."""
+    """Returns those of the run, and that of its best evaluation; of a run without a folder None.
+
+    `check_folder` raises where the folder is not this run's any more.
+    """
     if not config.run_dir:
         return None, None
     about = {**config.about(), "strategy": strategy.describe(), "data": fingerprints.agreed(found.contents, strategy)}
@@ -361,10 +421,9 @@ def build_checkpoints(
     life = strategy.exchange_text(uuid.uuid4().hex)[0]
     writer = Writer(strategy.host, life, _step_timeout_seconds(config))
     run = RunDir(config.run_dir)
-    checkpoints = Checkpoints(
-        run.checkpoints, state.checkpoint, keep=config.keep_checkpoints, about=about, writer=writer
-    )
-    best = Checkpoints(run.best, state.checkpoint, keep=1, about=about, writes=config.writes_best, writer=writer)
+    how: dict[str, Any] = {"about": about, "writer": writer, "check": check_folder}
+    checkpoints = Checkpoints(run.checkpoints, state.checkpoint, keep=config.keep_checkpoints, **how)
+    best = Checkpoints(run.best, state.checkpoint, keep=1, writes=config.writes_best, **how)
     return checkpoints, best
 
 

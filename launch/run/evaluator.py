@@ -18,17 +18,17 @@ from ..cluster.meeting import Presence, answers
 from ..command_line import checks
 from ..errors import UsageError
 from ..host.signals import EXIT_CODES, Signals
-from . import agreement, reading
+from . import agreement, restoring
 from .base import BaseRun
-from .modes import as_line
+from .modes import Outcome, as_line
 
 _POLL_SECONDS = 1.0
 
 
-def watch(run: BaseRun) -> int:
+def watch(run: BaseRun) -> Outcome:
     """Evaluates until the run's last checkpoint is evaluated, a signal comes, or the coordinator has gone for good.
 
-    After a signal the newest checkpoint is still evaluated. Returns the exit code. Raises `UsageError` where the
+    After a signal the newest checkpoint is still evaluated. Raises `UsageError` where the
     coordinator's folder is another.
     """
     config, end = run.config, run.train_steps
@@ -59,7 +59,7 @@ def watch(run: BaseRun) -> int:
             time.sleep(_POLL_SECONDS)
     files.close()
     run.best.wait()
-    return EXIT_CODES.get(request.reason, 0)
+    return Outcome({}, EXIT_CODES.get(request.reason, 0))
 
 
 def _check_run_dir(run_dir: str) -> None:
@@ -76,7 +76,7 @@ def restored(run: BaseRun, newer_than: int) -> Iterator[Manifest]:
     if not steps or steps[-1] <= newer_than:
         return
     for manifest in run.checkpoints.all(lambda each: each.step > newer_than):
-        reading.check_same_run(run, manifest)
+        restoring.check_same_run(run, manifest)
         try:
             saving.restore(run.checkpoints, run.state, manifest=manifest)
         except (CheckpointError, tf.errors.OpError):

@@ -20,7 +20,7 @@ from ...input.data import InputError
 from ...input.files import tokens as kinds
 from ..command_line import checks
 from ..errors import UsageError
-from . import fingerprints, modes, reading
+from . import fingerprints, modes, restoring
 from .base import BaseRun
 
 
@@ -28,7 +28,7 @@ def generate(run: BaseRun) -> modes.Outcome:
     """Prints the prompt and what follows it by the chosen checkpoint, as it comes; all else goes to standard error."""
     config, strategy = run.config, run.strategy
     _model(run)  # which is one
-    for manifest in reading.restored(run):
+    for manifest in restoring.restored(run):
         taken = f"{'best' if config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
     _check_tokens(run, manifest)
     numerics.check_weights(run.trainer, f"step {run.state.step}")
@@ -51,7 +51,7 @@ def generate(run: BaseRun) -> modes.Outcome:
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         print(f"{counted(len(made), 'token')}{speed}{ended}", file=sys.stderr)
     generated = {"tokens": len(made), "tokens_per_sec": rate, "seed": config.seed, "text": text}
-    return {**modes.result_of(run), "checkpoint": taken, "generated": generated}, 0, []
+    return modes.Outcome({**modes.result_of(run), "checkpoint": taken, "generated": generated})
 
 
 def follow(run: BaseRun, row: Sequence[int], **how: Any) -> Iterator[int]:

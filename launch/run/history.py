@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from ...engine.hooks import Hook, Status, Windowed
+from ...engine.hooks import Status, Windowed
 from ...engine.hooks.base import Period, Rates, Window
 from ...engine.hooks.record import Record
 from ..errors import UsageError
@@ -146,15 +146,3 @@ class Means(Mapping[str, float]):
 
     def __repr__(self) -> str:
         return repr(self._read)
-
-
-class CallSums(Hook):
-    """Adds up the metrics of one call of `Training.train_to`."""
-
-    name = "call_sums"
-
-    def __init__(self):
-        self.window = Window()
-
-    def __call__(self, status: Status) -> None:
-        self.window.add(status)

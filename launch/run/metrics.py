@@ -18,13 +18,13 @@ _LOOPBACK = "127.0.0.1"
 
 
 @contextlib.contextmanager
-def serving(port: int, address: str, training: Callable[[], Any], about: dict[str, str]) -> Iterator[int]:
+def serving(port: int, address: str, run: Callable[[], Any], about: dict[str, str]) -> Iterator[int]:
     """Serves /metrics within, in a thread; yields the port.
 
     Args:
       port: to listen at; 0 takes a free one.
       address: of this host; empty is loopback's.
-      training: returns the run's `Training`, None before there is one.
+      run: returns the run, None before there is one.
       about: labels that name the run.
 
     Raises:
@@ -33,7 +33,7 @@ def serving(port: int, address: str, training: Callable[[], Any], about: dict[st
     import prometheus_client
 
     registry = prometheus_client.CollectorRegistry()
-    registry.register(_Collector(training, about))
+    registry.register(_Collector(run, about))
     prometheus_client.ProcessCollector(registry=registry)  # memory, CPU time, open files
     try:
         server = Server(address or _LOOPBACK, port, prometheus_client.make_wsgi_app(registry))
@@ -48,8 +48,8 @@ def serving(port: int, address: str, training: Callable[[], Any], about: dict[st
 class _Collector:
     """Makes the figures of a run when they are scraped."""
 
-    def __init__(self, training: Callable[[], Any], about: dict[str, str]):
-        self._training, self._about = training, about
+    def __init__(self, run: Callable[[], Any], about: dict[str, str]):
+        self._run, self._about = run, about
 
     def describe(self) -> list:
         return []
@@ -58,13 +58,13 @@ class _Collector:
         from prometheus_client.core import InfoMetricFamily
 
         yield InfoMetricFamily("crankshaft_run", "The run.", value=self._about)
-        if (training := self._training()) is None:
+        if (run := self._run()) is None:
             return
-        yield _gauge("step", "Updates done.", training.run.state.step)
-        if training.run.train_steps:
-            yield _gauge("until_step", "The last step of the run.", training.run.train_steps)
-        if training.record is not None:
-            yield from _of_record(training.record)
+        yield _gauge("step", "Updates done.", run.step)
+        if run.train_steps:
+            yield _gauge("until_step", "The last step of the run.", run.train_steps)
+        if run.record is not None:
+            yield from _of_record(run.record)
 
 
 def _of_record(record) -> Iterator[Any]:

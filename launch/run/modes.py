@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...engine.hooks import evaluation, numerics
 from ...engine.metrics.by_class import report
 from . import export as exports
-from . import fingerprints, model_file, prediction_files, predictions, reading, weights
+from . import fingerprints, model_file, prediction_files, predictions, restoring, weights
 from .base import BaseRun
 
 _SHOWN_CLASSES = 20
-Outcome = tuple[dict[str, Any], int, list[str]]  # result, exit code, and what is printed once the result is written
+
+
+class Outcome(NamedTuple):
+    """What a mode comes to.
+
+    Attributes:
+      result: plain JSON.
+      code: the exit code.
+      lines: printed once the result is written, where the run `speaks`.
+      report: printed then in any case.
+    """
+
+    result: dict[str, Any]
+    code: int = 0
+    lines: Sequence[str] = ()
+    report: str = ""
 
 
 def evaluate(run: BaseRun) -> Outcome:
     """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
     results: dict[int, evaluation.Evaluated] = {}
-    for manifest in reading.restored(run):
+    for manifest in restoring.restored(run):
         if not results and run.trainer.given.vocabulary:
             fingerprints.warn_of_ids(run.config, manifest, run.checkpoints.about)
         results[manifest.step] = evaluation.evaluate(run.strategy, run.state)
@@ -30,12 +45,12 @@ def evaluate(run: BaseRun) -> Outcome:
     result = result_of(run, eval=found, **reports)
     if len(results) > 1:
         result["evals"] = {str(step): metrics for step, metrics in results.items()}
-    return result, 0, tables
+    return Outcome(result, lines=tables)
 
 
 def export(run: BaseRun) -> Outcome:
     """Writes the model of the latest (or chosen) checkpoint as a SavedModel or Keras file."""
-    for manifest in reading.restored(run):
+    for manifest in restoring.restored(run):
         taken = f"{'best' if run.config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
     numerics.check_weights(run.trainer, f"step {run.state.step}")
     config = run.config
@@ -43,13 +58,13 @@ def export(run: BaseRun) -> Outcome:
     path = exports.save(run, config.output_path, config.export_model)
     kind = "Keras model" if path.endswith(".keras") else "SavedModel"
     line = f"{kind} of step {run.state.step}, {taken}: {path}"
-    return {**result_of(run), "export": path, "checkpoint": taken}, 0, [line]
+    return Outcome({**result_of(run), "export": path, "checkpoint": taken}, lines=[line])
 
 
 def predict(run: BaseRun) -> Outcome:
     """Writes the predictions of the latest (or chosen) checkpoint for the examples of a split."""
     config = run.config
-    for manifest in reading.restored(run):
+    for manifest in restoring.restored(run):
         if run.trainer.given.vocabulary:
             fingerprints.warn_of_ids(config, manifest, run.checkpoints.about)
     numerics.check_weights(run.trainer, f"step {run.state.step}")
@@ -62,7 +77,7 @@ def predict(run: BaseRun) -> Outcome:
     if run.strategy.is_chief:
         prediction_files.write(config.output, columns, run.names.classes)
     line = f"predictions of {count:,} examples by the model of step {run.state.step}: {config.output}"
-    return {**result_of(run), "output": config.output, "examples": count}, 0, [line]
+    return Outcome({**result_of(run), "output": config.output, "examples": count}, lines=[line])
 
 
 def by_class(run: BaseRun, found: evaluation.Evaluated) -> tuple[dict[str, Any], list[str]]:

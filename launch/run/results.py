@@ -2,13 +2,101 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from absl import logging
 
+from ...engine.checkpoints import RunDir
 from ...engine.machine.files import read_json
-from ..host.files import write_json
+from .. import explanations
+from ..command_line.config import Config
+from ..errors import EXIT_USAGE, RunError
+from ..host.files import finite, write_json, write_of_run
+from ..host.process import LockedRunDir
+from ..host.signals import EXIT_CODES
+
+
+class Ending:
+    """How a run ends: with a result, or by an error. Either is written where the run's files are, and to its record.
+
+    Args:
+      config: of the run.
+      lock: on its run_dir; None of a run that writes none.
+      began: when the work on the run began, by `time.monotonic`.
+
+    Attributes:
+      result: as result.json has it, once it is known.
+      code: the exit code, likewise.
+      run: once it is put together, a `BaseRun`.
+    """
+
+    def __init__(self, config: Config, lock: LockedRunDir | None, began: float):
+        self._config, self._lock, self._began = config, lock, began
+        self.result: dict[str, Any] = {}
+        self.code = 0
+        self.run: Any = None
+
+    def check_folder(self) -> None:
+        """Raises `UsageError` where the run_dir is not this run's any more."""
+        if self._lock:
+            self._lock.check()
+
+    def set(self, result: dict[str, Any], code: int) -> None:
+        """Sets what the run has come to, and writes it."""
+        self.check_folder()
+        self._write(result, code)
+
+    def end(self, kind, error: BaseException | None, trace) -> None:
+        """Records how the run has ended; takes what `__exit__` does."""
+        if isinstance(error, Exception):
+            self._write_failure(error)
+        loop = getattr(self.run, "loop", None)
+        if loop is None or self.run.record is None:
+            return
+        line, code = None, self.code
+        if isinstance(error, Exception):
+            code, line = explanations.explain(error, has_debug=False)
+        elif error is not None:
+            code, line = EXIT_CODES["SIGINT"], type(error).__name__
+        self.run.record.finish(line or loop.status.stop or "done", code, is_fault=isinstance(error, Exception))
+
+    def by_standstill(self, line: str) -> None:
+        """Records the end of a process that stands still, and why."""
+        self.end(RunError, RunError(line), None)
+
+    def _write(self, result: dict[str, Any], code: int) -> None:
+        if self._config.mode != "generate":
+            result.setdefault("wall_seconds", time.monotonic() - self._began)
+        self.result, self.code = (result := finite(result)), code
+        if self._lock and self._lock.is_in_place:
+            write_of_run(RunDir(self._config.run_dir).result, result)
+        if self._config.is_chief:
+            write(result, self._config.values)
+
+    def _write_failure(self, error: Exception) -> None:
+        """Writes which error ended the run as its result.
+
+        Before the first step a mistake leaves none, and any error leaves the result of an earlier start as it is: it
+        shows that the run had ended, should its checkpoints be gone. What fails after the run's own result was
+        written, as printing it may, leaves that.
+        """
+        if self.result:
+            return
+        config, loop = self._config, getattr(self.run, "loop", None)
+        code, line = explanations.explain(error, has_debug=False)
+        has_result = self._lock and os.path.exists(RunDir(config.run_dir).result)
+        if not (loop and loop.status.steps) and (code == EXIT_USAGE or has_result):
+            return
+        model = config.own_class.__name__ if config.own_class else config.model
+        step = loop.status.step if loop else None
+        of_run = {"mode": config.mode, "model": model, "run_dir": config.given_run_dir, "step": step}
+        try:
+            self._write({**of_run, "error": line, "exit_code": code}, code)
+        except OSError as failed:
+            logging.warning("the result, %s, is not written: %s", line, explanations.of_system(failed))
 
 
 def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Chooses and restores the checkpoints of a run that are read, the same on all its workers. Host code."""
+"""Restores the checkpoints of a run, the same on all its workers: to train on from, and to read. Host code."""
 
 from __future__ import annotations
 
@@ -7,14 +7,92 @@ from collections.abc import Iterator
 import tensorflow as tf
 from absl import logging
 
-from ...engine.checkpoints import Checkpoints, Manifest
+from ...engine.checkpoints import Checkpoints, Manifest, RunDir
 from ...engine.hooks import saving
 from ...engine.internals.errors import CheckpointError
+from ...engine.state import RULES
 from ..command_line import checks
 from ..command_line import config as configs
+from ..command_line.config import Config
 from ..errors import UsageError
-from . import fingerprints
+from ..host import threads
+from . import fingerprints, results, weights
 from .base import BaseRun
+
+
+def to_train(run: BaseRun) -> Manifest | None:
+    """Restores the run's latest checkpoint, or begins the run where there is none, not even a broken one."""
+    manifest = _checked_newest(run) if run.checkpoints else None
+    if manifest is None:
+        weights.start(run)
+        return None
+    return saving.restore(run.checkpoints, run.state, run.hooks, manifest, run.config.allow_changed_config)
+
+
+def _checked_newest(run: BaseRun) -> Manifest | None:
+    """Returns the checkpoint that the run goes on from, if any. Raises `UsageError` where it can't."""
+    run.checkpoints.clean()
+    run.best.clean()
+    manifest, about = newest(run, run.checkpoints), run.checkpoints.about
+    if manifest is None:
+        if problem := run.checkpoints.problem():
+            raise UsageError(_unreadable(run, problem))
+        _check_beginning(run)
+        return None
+    _check_rules(run.config, manifest)
+    check_same_run(run, manifest)
+    check_position(run, manifest)
+    fingerprints.check_resumed(run.config, manifest, about)
+    fingerprints.check_division(run.config, manifest, about, run.strategy.num_replicas)
+    if run.config.is_chief:
+        threads.warn_of_others(manifest, about)
+    return manifest
+
+
+def _check_rules(config: Config, manifest: Manifest) -> None:
+    """Raises `UsageError` or warns where a run was begun by other rules of shuffling and updating: its bits differ."""
+    if (before := saving.rules_of(manifest)) == RULES:
+        return
+    what = f"--run_dir={config.run_dir} was begun by rules {before} of shuffling and updating, and these are {RULES}"
+    if not config.allow_changed_config:
+        raise UsageError(
+            f"{what}: its numbers would not be those of one run; use another --run_dir, the version that began it, or "
+            "--allow_changed_config"
+        )
+    if config.is_chief:
+        logging.warning("%s: it goes on by these", what)
+
+
+def _unreadable(run: BaseRun, problem: str) -> str:
+    best, directory = run.best, run.checkpoints.directory
+    weights = f"{best.directory} or other weights" if best.latest() else "other weights"
+    return (
+        f"no checkpoint in {directory} can be read ({problem}); restore it from a copy, or begin in another --run_dir, "
+        f"from the start or, with --init_from, from {weights}"
+    )
+
+
+def _check_beginning(run: BaseRun) -> None:
+    """Raises `UsageError` where a run without a checkpoint shows that it had some; else it begins again.
+
+    A best checkpoint alone may have been left by a process that was killed before it saved any other checkpoint.
+    """
+    best, run_dir = run.best.latest(), run.config.run_dir
+    if best is None:
+        return
+    # The second regular save waits for the first, and at the same step the best checkpoint is saved before it.
+    every = best.about.get("flags", {}).get("checkpoint_every_steps") or best.step
+    if best.step > 2 * every or results.step_of(RunDir(run_dir).result):
+        raise UsageError(
+            f"--run_dir={run_dir} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't be gone on "
+            f"with; restore them from a copy, or use another --run_dir, with --init_from={run.best.directory} to "
+            "train on from there"
+        )
+    if run.strategy.is_chief:
+        logging.warning(
+            "%s has no checkpoint but best/%s: the run begins again, and that one stays until there is a better one",
+            *(run_dir, best.name),
+        )
 
 
 def newest(run: BaseRun, checkpoints: Checkpoints) -> Manifest | None:

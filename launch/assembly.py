@@ -1,0 +1,184 @@
+"""Puts a run together, from a checked configuration to its first step, and runs it. Host code.
+
+What a mistake in a configuration or a file shows comes before TensorFlow is imported, and so does the wait for the
+other processes of a cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from absl import logging
+
+from ..engine.machine import allocator
+from .benchmark.result import check_work_of_baseline
+from .cluster import cluster, meeting, servers
+from .command_line import checks, own_files
+from .command_line.config import Config
+from .host import imports, process, signals
+from .run import data as datas
+from .run.results import Ending
+
+if TYPE_CHECKING:
+    from ..engine.strategies.base import Strategy
+    from .host.isolation import Isolation
+    from .run.modes import Outcome
+    from .run.run import Run
+
+_START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
+
+
+def perform(
+    config: Config,
+    data,
+    hooks: Sequence,
+    script_flags: Mapping[str, Any] | None = None,
+    once_failed: Callable[[Run], None] | None = None,
+) -> Run:
+    """Does what a checked configuration asks for, writes its result, and returns the run; raises errors as they come.
+
+    It takes what `assemble` and `Run.execute` do.
+    """
+    run = assemble(config, data, hooks, script_flags)
+    run.execute(_mode(config), once_failed)
+    return run
+
+
+def _mode(config: Config) -> Callable[[Run], Outcome]:
+    """Returns the function that does what the run is to do."""
+    from .benchmark.mode import benchmark
+    from .run import evaluator, generation, modes, training
+
+    if config.is_evaluator:
+        return evaluator.watch
+    others = {"benchmark": benchmark, "eval": modes.evaluate, "export": modes.export, "predict": modes.predict}
+    others["generate"] = generation.generate
+    return others.get(config.mode, training.whole)
+
+
+def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
+    """Puts a run together, up to its first step, and opens it; a task that serves others does so until they end.
+
+    Args:
+      config: checked.
+      data: what or what returns the data, if the configuration names no input.
+      hooks: the user's.
+      script_flags: values of the script's own flags; None in a process that belongs to the run, which has parsed them.
+    """
+    began = time.monotonic()
+    if config.strategy == "parameter_server":
+        servers.fail_fast()
+    process.prepare()
+    if config.serves:
+        _serve(config, data)
+    with contextlib.ExitStack() as stack:
+        if config.remote and (config.writes_run or config.mode == "export"):
+            stack.enter_context(config.remote.pushing())
+        lock = stack.enter_context(process.lock(config.run_dir)) if config.writes_run else None
+        ending = Ending(config, lock, began)
+        stack.push(ending.end)
+        if config.metrics_port is not None:
+            _serve_metrics(config, ending, stack)
+        early = config.input and not own_files.is_path(config.input) and config.mode != "generate"
+        loaded = datas.load(config) if early else None
+        strategy, isolation = _start(config, ending, script_flags, stack)
+        from .run import run as runs
+        from .run import training
+
+        if not config.is_evaluator:
+            stack.enter_context(strategy.watch())
+        get = functools.partial(datas.load, config) if config.input else functools.partial(datas.call, data)
+        with runs.at_work(config, isolation):
+            run = runs.Run.create(config, loaded or get, strategy, _need_epochs(hooks), ending.check_folder)
+            ending.run = run
+            stack.callback(run.lent_streams.clear)
+            if config.trains:
+                training.prepare(run, hooks, began - process.age_seconds() if config.owns_process else began)
+                stack.callback(training.close, run)
+        run.open(ending, isolation, stack.pop_all())
+    return run
+
+
+def _serve(config: Config, data) -> NoReturn:
+    """Serves others, as a worker or a parameter server, until they end."""
+    load = functools.partial(datas.sources, config, data)
+    run_dir = None if config.remote else config.run_dir
+    timeout_seconds, quiet = config.cluster_timeout_seconds, not config.debug
+    servers.serve(config.cluster, timeout_seconds, quiet, load, gpus=config.gpu_numbers, run_dir=run_dir)
+
+
+def _start(
+    config: Config, ending: Ending, script_flags: Mapping[str, Any] | None, stack: contextlib.ExitStack
+) -> tuple[Strategy, Isolation]:
+    """Starts TensorFlow, meets the other processes if any, and makes the strategy. `stack` ends with it."""
+    with process.without_start_up_noise(quiet=config.cluster is not None and not config.debug):
+        with _meeting(config):
+            from ..engine.strategies.base import closing_feeds
+            from .host.isolation import Isolation
+            from .run import base
+            from .run.run import at_work
+        isolation = Isolation(script_flags)
+        with at_work(config, isolation):
+            checks.check_named(config)
+            check_work_of_baseline(config)
+            with _joining(config):
+                strategy = base.make_strategy(config, ending.by_standstill)
+        if not process.sets_allocator(os.environ):
+            allocator.keep_freed_memory_with_tensorflow()
+    if config.owns_process:
+        imports.keep()
+    stack.enter_context(closing_feeds(strategy))
+    return strategy, isolation
+
+
+def _serve_metrics(config: Config, ending: Ending, stack: contextlib.ExitStack) -> None:
+    from .run import metrics
+
+    port, task = config.metrics_port, config.cluster.task if config.cluster else "chief"
+    port += config.cluster.index if config.cluster and port and config.cluster.is_on_one_host else 0
+    about = {"model": config.model or "", "strategy": config.strategy, "run_dir": config.given_run_dir or ""}
+    about |= {"task": task}
+    port = stack.enter_context(metrics.serving(port, config.bind or "", lambda: ending.run, about))
+    if config.is_chief and config.progress != "off":
+        print(f"metrics: http://{config.bind or '127.0.0.1'}:{port}/metrics", flush=True)
+
+
+def _need_epochs(hooks: Any) -> bool:
+    """Returns whether a hook may act at the ends of epochs; what is none is refused later."""
+    return not isinstance(hooks, Sequence) or any(getattr(hook, "needs_epochs", True) for hook in hooks)
+
+
+@contextlib.contextmanager
+def _meeting(config: Config):
+    """Waits for the other processes, if any, before TensorFlow is imported, which is done within, and afterwards."""
+    if not config.cluster or config.is_evaluator:
+        yield
+        return
+    with meeting.Meeting(config.cluster) as peers:
+        peers.wait(config.cluster_timeout_seconds)
+        if config.strategy == "multi_worker" and config.is_chief and not config.cluster.secret:
+            logging.warning(
+                "workers believe what arrives at their UDP ports; for them to know each other, set %s, the same random "
+                "text for all of them",
+                cluster.SECRET,
+            )
+        yield
+        peers.wait(config.cluster_timeout_seconds, ready=True)
+
+
+@contextlib.contextmanager
+def _joining(config: Config):
+    """Prepares for TensorFlow's joining a cluster, if any, which is done within and holds Python's lock meanwhile."""
+    if not config.cluster or config.is_evaluator:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(meeting.limited(config.cluster_timeout_seconds + _START_SECONDS))
+        stack.enter_context(signals.keeping_sigterm())
+        stack.enter_context(meeting.keep_others_out(config.cluster))
+        yield

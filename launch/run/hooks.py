@@ -1,0 +1,203 @@
+"""The hooks of a run, composed from its configuration, with the record of the run and its answers. Host code."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...engine.checkpoints import Manifest, RunDir
+from ...engine.checkpoints import manifest as manifests
+from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
+from ...engine.hooks.asked import Asked
+from ...engine.hooks.base import Period
+from ...engine.hooks.input_bound import InputBound
+from ...engine.hooks.keras_callbacks import KerasCallbacks
+from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
+from ...engine.hooks.record import Record
+from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
+from ...engine.hooks.stragglers import Stragglers
+from ...engine.hooks.sync_check import SyncCheck
+from ...engine.hooks.tensorboard import TensorBoard
+from ...engine.hooks.tensorboard.probe import Probe
+from ...engine.hooks.writing import Writing
+from ...engine.machine import events
+from ...engine.machine.pauses import Pauses
+from ...engine.machine.requests import Requests
+from ..errors import UsageError
+from .base import BaseRun
+from .history import History, TrainMetrics
+from .progress import Progress, duration, metrics_shown
+
+
+def compose(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) -> list[Hook]:
+    """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save.
+
+    Args:
+      run: whose record, rows, metrics, final weights and request to stop they are.
+      user_hooks: Keras callbacks may be among them.
+      began: when the process began to work on the run, by `time.monotonic`.
+      pauses: of the process.
+
+    Raises:
+      UsageError: one of the user's is neither a hook nor a callback.
+    """
+    users = _checked(user_hooks)
+    writing, looking = Writing(), Writing("looking")  # of which the first waits for the device, if that hangs too
+    if run.strategy.is_chief:
+        run.record = record(run, writing, looking, began, pauses)
+    periods = _row_periods(run, users)
+    run.rows = History(run.record, periods)
+    run.metrics = TrainMetrics(_eval_period(run))
+    run.final = evaluation.FinalWeights(any(getattr(user, "given", ()) for user in users))
+    run.stop_request = StopRequest()
+    runs_users = any(not isinstance(user, KerasCallbacks) or user.given for user in users)
+    if run.strategy.num_replicas > 1:
+        names = run.strategy.replica_names
+        run.sync_check = SyncCheck(run.config.check_sync_every_steps, names, periods, runs_users)
+    own = [run.metrics, run.final, run.rows, *users, *([run.sync_check] if run.sync_check else [])]
+    return in_order(run, own, periods, writing, looking)
+
+
+def _checked(user_hooks: Sequence) -> list[Hook]:
+    """Returns the user's hooks; Keras callbacks become one, the last. Raises `UsageError` for what is neither."""
+    if not isinstance(user_hooks, Sequence):
+        raise UsageError(f"hooks={user_hooks!r} is not a list; put hooks into one, hooks=[...]")
+    callbacks = [hook for hook in user_hooks if isinstance(hook, tf.keras.callbacks.Callback)]
+    others = [hook for hook in user_hooks if hook not in callbacks]
+    for hook in others:
+        if not isinstance(hook, Hook):
+            raise UsageError(
+                f"hook {hook!r} is neither an engine.hooks.Hook nor a Keras callback; wrap a function by every_epoch "
+                "or every_steps"
+            )
+    return [*others, KerasCallbacks(callbacks)] if callbacks else others
+
+
+def in_order(
+    run: BaseRun, own: Sequence[Hook], periods: set[int | Period], writing: Writing, looking: Writing
+) -> list[Hook]:
+    """Returns `own`, those that watch and write, with all others of a run around them."""
+    config = run.config
+    hooks: list[Hook] = [numerics.NanGuard(), *_guards(run)]
+    if run.evaluates:
+        hooks.append(evaluation.Evaluation(_eval_period(run)))
+    hooks += [run.record] if run.record else []  # before any that saves: a window ends with what was done by then
+    # Without evaluations, a metric of the training data is checked each epoch.
+    evaluates = run.evaluates and _eval_period(run)
+    period: dict[str, Any] = {} if evaluates else {"every_steps": run.epoch_period}
+    if config.early_stopping:
+        hooks.append(EarlyStopping(config.monitor, **config.arguments("early_stopping"), **period))
+    if config.reduce_lr:
+        hooks.append(ReduceLearningRate(config.monitor, **config.arguments("reduce_lr"), **period))
+    if run.best and run.evaluates:
+        hooks.append(BestCheckpoint(run.best, config.monitor, hooks))
+    elif config.restore_best:
+        hooks.append(BestWeights(config.monitor))
+    hooks += own
+    if config.run_dir:
+        hooks.append(
+            TensorBoard(
+                RunDir(config.run_dir).tensorboard if config.is_chief else None,
+                every_steps=config.summary_every_steps,
+                histogram_every_steps=config.histogram_every_steps,
+                more=periods if config.summary_every_steps else (),
+                config=config.deciding(),
+                probe=Probe(run.strategy, run.trainer),
+                writing=writing,
+            )
+        )
+    hooks += [Progress(config.progress if config.is_chief else "off"), run.stop_request]
+    if run.checkpoints:
+        hooks.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
+    return [*hooks, *_asked(run, hooks, looking)]
+
+
+def _guards(run: BaseRun) -> list[Hook]:
+    """Makes the hooks that watch workers, where there are several, and what they wait for."""
+    strategy = run.strategy
+    guards: list[Hook] = []
+    if len(strategy.worker_names) > 1 and strategy.is_chief:
+        guards.append(Stragglers(strategy.worker_names))
+    guards.append(InputBound(run.inputs.faster))
+    return guards
+
+
+def _eval_period(run: BaseRun) -> int | Period:
+    """Returns the period of evaluations."""
+    period = run.config.eval_every_steps
+    return run.epoch_period if period is None else period
+
+
+def _row_periods(run: BaseRun, hooks: Sequence[Hook]) -> set[int | Period]:
+    """Returns the periods at whose ends training metrics are written: an epoch's and an evaluation's."""
+    of_callbacks = {hook.epoch_steps or 0 for hook in hooks if isinstance(hook, KerasCallbacks)}
+    return {run.epoch_period, _eval_period(run), *of_callbacks}
+
+
+def record(run: BaseRun, writing: Writing, looking: Writing, began: float, pauses: Pauses) -> Record:
+    """Makes the hook that records a run; see `Record`."""
+    config, cluster = run.config, run.config.cluster
+    tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]
+    servers = [task for task in tasks if task["name"].startswith("ps")]
+    workers = [task for task in tasks if task not in servers and (task["name"] != "chief" or not config.coordinates)]
+    where = run.strategy.describe()
+    around: dict[str, dict[str, Any]] = {
+        "start": {"mode": config.mode},
+        "config": {"values": {**config.about()["flags"], "model": config.model_entry.name}},
+        "cluster": {
+            "strategy": where["name"],
+            "replicas": where["replicas"],
+            "workers": workers or [{"name": run.strategy.worker_names[0], "address": None}],
+            "servers": servers,
+        },
+    }
+    log = events.EventLog(RunDir(config.run_dir).events if config.writes_run else None)
+    made = Record(log, writing, looking, around, began, pauses)
+    for checkpoints, best in ((run.checkpoints, False), (run.best, True)):
+        if checkpoints is not None:
+            checkpoints.written = functools.partial(_checkpoint, made, best)
+    return made
+
+
+def _checkpoint(record: Record, best: bool, manifest: Manifest, seconds: float) -> None:
+    size = sum(each["bytes"] for each in manifest.files.values())
+    record.checkpoint(best, f"{'best' if best else 'checkpoints'}/{manifest.name}", manifest.step, seconds, size)
+
+
+def _asked(run: BaseRun, hooks: Sequence[Hook], looking: Writing) -> list[Asked]:
+    """Makes the hook that answers `crankshaft ask`, where the run has a folder that whoever asks can reach."""
+    config, strategy, checkpoints = run.config, run.strategy, run.checkpoints
+    if checkpoints is None or config.remote:
+        return []
+    own = config.cluster.task if config.cluster else strategy.worker_names[0]
+    others = {name: address for name, address in config.cluster.addresses if name != own} if config.coordinates else {}
+
+    def is_mine(kind: str, task: str | None) -> bool:
+        return task == own or (task is None and strategy.is_chief) or (kind == "profile" and task in others)
+
+    def save(status: Status) -> str:
+        saving.save(checkpoints, status, hooks)
+        return os.path.join(checkpoints.directory, f"ckpt-{status.step}{manifests.SUFFIX}")
+
+    def describe() -> str:
+        return _described(run.record) if run.record else f"{own}: step {run.state.step:,}"
+
+    folder = RunDir(config.run_dir)
+    requests = Requests(folder.requests, is_mine)
+    return [Asked(requests, looking, save, run.stop_request.request, describe, folder.tensorboard, others)]
+
+
+def _described(record: Record) -> str:
+    latest, goodput = record.latest, record.spent
+    if not latest:
+        return f"starting, for {duration(goodput['total'] + record.age)}"
+    step, until, left = latest["step"], latest["until_step"], latest["seconds_left"]
+    parts = [f"step {step:,}" + (f"/{until:,}" if until else ""), *metrics_shown(latest["metrics"])]
+    parts += [f"epoch {latest['epoch']:.3g}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
+    parts += [f"{duration(left)} left"] if left is not None else []
+    parts += [f"goodput {goodput['steps'] / goodput['total']:.0%} of {duration(goodput['total'])}"]
+    return "  ".join([*parts, *([record.saved] if record.saved else []), f"as of {duration(record.age)} ago"])

@@ -1,0 +1,466 @@
+"""An object for a run: what a program calls, and how the run is kept open between calls and closed. Host code."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import tensorflow as tf
+from absl import logging
+
+from ...engine.checkpoints.manifest import check_extra
+from ...engine.hooks import numerics, saving
+from ...engine.hooks.monitors import reset_patience
+from ...engine.strategies.base import Stop, closing_feeds
+from .. import explanations, terminal
+from ..command_line.config import Config
+from ..errors import RunError, UsageError
+from ..host.isolation import Isolation
+from ..host.signals import Standby
+from . import agreement, generation, lent, modes, prediction_files, predictions, saved_run, training, weights
+from .base import BaseRun
+from .history import Means, Rows
+from .results import Ending
+
+
+class Run(BaseRun):
+    """A run: the result of `crankshaft.run`, or an open run of `open_run`.
+
+    Attributes:
+      run_dir: where its files are; None if there are none.
+      is_open: whether it is open.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.run_dir: str | None = self.config.given_run_dir
+        self.is_open = False
+        self._isolation = Isolation()
+        self._stack = contextlib.ExitStack()
+        self._predictors: dict[str | None, Any] = {}
+        self._standby = Standby(self._end_by_signal)
+        self._has_agreed_to_end = False  # by a signal, with the other workers
+        self._copy: Any = None  # of the models, if it is not those of the run that are handed out
+
+    def open(self, ending: Ending, isolation: Isolation, stack: contextlib.ExitStack) -> None:
+        """Opens the run.
+
+        Args:
+          ending: has its result.
+          isolation: its own state of what it shares with the program.
+          stack: of all that it holds until it is closed.
+        """
+        self.is_open, self._ending, self._isolation, self._stack = True, ending, isolation, stack
+
+    def __repr__(self) -> str:
+        result = self.result
+        metrics = result.get("eval") or result.get("train") or {}
+        shown = "".join(f", {name}={value:.6g}" for name, value in sorted(metrics.items()) if value is not None)
+        return f"Run(step={self.step}{shown}, run_dir={self.run_dir!r})"
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind, error, _) -> None:
+        self._end(error)
+
+    def close(self) -> None:
+        """Ends the run: saves it, writes its result, and frees what it holds. A run that is closed stays so.
+
+        Raises:
+          RunError: the run can't be saved: its weights are not finite, or a call was interrupted in the middle.
+        """
+        self._end(None)
+
+    def train(self, steps: int | None = None, epochs: float | None = None, data=None) -> Means:
+        """Trains the given number of steps or epochs, from where the run is.
+
+        With neither, it trains to the end of a run that has one. It ends earlier where the run does, or a hook stops
+        it: `stop` then says why, and further calls are a mistake. On a GPU it returns before all is done.
+
+        Args:
+          steps: updates.
+          epochs: passes over the data; a part of one is rounded up to whole steps.
+          data: what to train on in place of the run's own data: of its form, and of any length, which costs no
+            compilation. Arrays and sources are shuffled (not with `shuffle_buffer=0`), streams read in their order:
+            with `steps`, the same dataset goes on where the last call left it, and is read no further. Batches are of
+            `global_batch_size` examples, or of all there are. These steps count as the run's, and its own data goes on
+            with the batch of the step that they lead to.
+
+        Returns:
+          The means of the metrics over these steps, by name; read where they are looked at.
+
+        Raises:
+          UsageError: the run is closed or has stopped, the length is not one, or data is of another form.
+          RunError: training failed. After an error outside the compiled steps, in a hook or in the data, the run can
+            go on from its step; after one within them, `restore` takes it back to a checkpoint.
+        """
+        with self._call("train", steps=steps, epochs=epochs, data=data) as split:
+            return training.train(self, steps, epochs, split)
+
+    def save(self, extra: dict[str, Any] | None = None) -> None:
+        """Writes a checkpoint of the run as it is, and waits until it is on the disk.
+
+        Args:
+          extra: sets `extra`, which each checkpoint from now on has with it.
+
+        Raises:
+          UsageError: the run is closed or has no run_dir, or `extra` is not a dictionary of plain JSON.
+        """
+        with self._call("save"):
+            if not self.checkpoints:
+                raise UsageError("save(): the run has no folder to write to; give open_run a run_dir")
+            if extra is not None:
+                self.extra = extra
+            with self.spending("checkpoints"):
+                saving.save(self.checkpoints, self.loop.status, self.hooks, again=True)
+                self.checkpoints.wait()
+
+    def restore(self, which: str | int) -> None:
+        """Takes the run back to a checkpoint: weights, optimizer, step, place in the data, hooks and `extra`.
+
+        Args:
+          which: "best", by --monitor, "latest", or the step of a checkpoint that is kept.
+
+        Raises:
+          UsageError: the run is closed, or there is no such checkpoint.
+        """
+        with self._call("restore", which=which):
+            if not self.checkpoints:
+                raise UsageError(f"restore({which!r}): the run has no checkpoints; give open_run a run_dir")
+            training.restore(self, which)
+
+    def reset_patience(self) -> None:
+        """Makes early stopping and `reduce_lr` begin again: the next evaluation is the first that they see.
+
+        A run that early stopping has stopped goes on, on other data for example: `train` trains again.
+
+        Raises:
+          UsageError: the run is closed.
+        """
+        with self._call("reset_patience"):
+            if reset_patience(self.hooks):
+                self.loop.go_on()
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What each checkpoint has with it of the program's own, plain JSON by name; of a resumed run what it had."""
+        return self.state.extra
+
+    @extra.setter
+    def extra(self, values: dict[str, Any]) -> None:
+        check_extra(values)
+        self.state.extra = values
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """As `result.json` has it, plain JSON: step, train, eval, steps_per_sec, stop and more; {} of an open run."""
+        return self._ending.result
+
+    @property
+    def code(self) -> int:
+        """The exit code of a process that has done nothing but the run."""
+        return self._ending.code
+
+    @property
+    def history(self) -> Rows:
+        """The rows so far, one for each window of training metrics or evaluation."""
+        return self.rows.rows if self.config.trains else Rows()
+
+    @property
+    def models(self) -> dict[str, tf.keras.Model]:
+        """The Keras models that the trainer holds, by the names of its attributes, as they are trained."""
+        return weights.models_of(self.trainer)
+
+    @property
+    def model(self) -> tf.keras.Model:
+        """The trained Keras model, with the last weights; with their moving average, if there is one.
+
+        After training on one device it is the model that is trained; on replicas or servers, and with an average, one
+        copy on this process's device, which has the run's weights after each call. Weights that you set are the run's.
+
+        It computes `Trainer.forward`; `models` has the Keras models alone.
+        """
+        if weights.trains_what_it_hands_out(self):
+            return saved_run.of_run(self, weights.trained(self))
+        if self._copy is None:
+            self._copy = weights.HandedOut(self)
+        else:
+            self._copy.give_back()
+            self._copy.refresh()
+        return saved_run.of_run(self, self._copy.trainer)
+
+    def best_model(self) -> tf.keras.Model:
+        """Returns a Keras model, as `model`, with the weights of the best evaluation by --monitor.
+
+        Raises:
+          UsageError: none was kept.
+        """
+        trainer = weights.best(self)
+        if trainer is None:
+            raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
+        return saved_run.of_run(self, trainer)
+
+    def predict(
+        self, data: Any = None, name: str | None = None, *, split: str | None = None, columns: bool = False
+    ) -> Any:
+        """Computes the outputs of `Trainer.forward`, as NumPy arrays in the examples' order, 16-bit ones as float32.
+
+        Examples are computed `eval_batch_size` at a time, over all replicas, with the weights that evaluations use;
+        each process of a run makes the call, and has all outputs.
+
+        Args:
+          data: features in the form of the run's: an array, a dictionary or a tuple of arrays, whose first axis is
+            examples; what was text before it was looked up for training may be text or ids. Or a `Source`, a `Stream`,
+            a `tf.data.Dataset` or a `PyDataset`, with labels or without; or the name of an input, such as "digits".
+            None is the run's own data.
+          name: of a model among `models`, which then takes the features in place of `Trainer.forward`.
+          split: "eval" or "train", of the run's own data or a named input's; None is that of evaluations, if any.
+          columns: whether to return arrays by name, as `--mode=predict` writes them: "class", "class_name",
+            "probability" and so on, and "id" where the data names its examples.
+
+        Raises:
+          UsageError: the model does not take such features, or there is no such split or model.
+
+        Example:
+          >>> run.predict(split="eval").argmax(-1)  # doctest: +SKIP
+        """
+
+        def checked(data):
+            if name not in self._predictors or self._predictors[name].is_cut:
+                self._predictors[name] = predictions.Predictor(self, name)
+            return self._predictors[name].checked(data, split)
+
+        with self._call("predict", False, data, checked, name=name, split=split) as examples:
+            outputs = self._predictors[name](examples)
+            if not columns:
+                return outputs
+            logits_of = None if name else weights.logits_of(self.trainer)
+            return prediction_files.columns(self, examples, outputs, logits_of)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] = "",
+        *,
+        tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        seed: int | None = None,
+    ) -> str | list[int]:
+        """Generates text after a prompt, up to a document's end, with the weights that evaluations use.
+
+        Args:
+          prompt: text, of a run on text, which the model reads as a document's beginning; then text is returned. Or
+            tokens, one or more, read as they are; then tokens are.
+          tokens: how many, at most.
+          temperature: 0 always takes the likeliest.
+          top_k: of how many of the likeliest to draw; 0 is all.
+          seed: decides what is drawn; None is the run's.
+
+        Raises:
+          UsageError: the model predicts no next token (`engine.generation.Generates`), the prompt is empty, or an
+            argument is out of range.
+        """
+        drawn = {} if seed is None else {"seed": seed}
+        how = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **drawn}
+        with self._call("generate", while_open=False, prompt=prompt, **how):
+            return generation.text_after(self, prompt, **how)
+
+    def evaluate(self, data=None) -> dict[str, float]:
+        """Computes the metrics' means, with the weights that evaluations use, each example once.
+
+        Args:
+          data: a split of the form of the run's, of any length: arrays, a source or a stream; None is the run's own
+            evaluation data.
+
+        Raises:
+          UsageError: data is of another form, or the run has none to evaluate on.
+        """
+        with self._call("evaluate", while_open=False, data=data) as split:
+            return predictions.evaluate(self, split)
+
+    def execute(self, mode: Callable[[Run], modes.Outcome], once_failed: Callable[[Run], None] | None = None) -> None:
+        """Does what the run is to do, writes its result, and closes it.
+
+        Args:
+          mode: does it.
+          once_failed: called with a run that an error ends, while it can still be read.
+        """
+        with self._closing():
+            try:
+                with self._at_work():
+                    self._end_with(mode(self))
+            except BaseException:
+                if once_failed:
+                    try:
+                        once_failed(self)
+                    except Exception as error:  # what has ended the run is what is raised
+                        logging.warning("the weights trained so far are not handed over: %s", error)
+                raise
+
+    def begin(self) -> None:
+        """Restores the newest checkpoint of an open run, and begins its hooks; closes it after an error."""
+        try:
+            with self._at_work():
+                training.restore_newest(self)
+                self.loop.begin()
+        except Exception as error:
+            self._release(error)
+            raise
+        self._stack.enter_context(self._standby)
+
+    @contextlib.contextmanager
+    def _call(self, method: str, while_open: bool = True, data=None, checked=None, **arguments) -> Iterator[Any]:
+        """Makes one call, the same in each process of the run; yields data that is given to it, checked.
+
+        Within, the run's own state of what it shares with the program is set, and signals wait or end training at a
+        step. An error that the run can't go on after closes it: what other processes are part of.
+
+        Args:
+          method: its name.
+          while_open: whether a run that is closed can't do it.
+          data: see `train`.
+          checked: checks data and makes a split of it; None is for data of the run's form, if any is given.
+          **arguments: as they were given, to compare.
+        """
+        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
+        if while_open and not self.config.trains:
+            raise UsageError(f"a run of mode={self.config.mode} does not train; use crankshaft.open_run")
+        if while_open and not self.is_open:
+            raise UsageError(
+                f"{method}({given}): the run is closed; open it again, on the same run_dir if it is to go on"
+            )
+        with self._standby.calling(), explanations.as_lines():
+            try:
+                with self._at_work(draws=method == "train"):
+                    split = None if data is None and not checked else (checked or self._checked)(data)
+                    if self._copy is not None:
+                        self._copy.give_back()
+                    if method != "close" and (ended_by := self._agree(f"{method}({given})", split)):
+                        self._has_agreed_to_end = True
+                        self._standby.note(ended_by)
+                        raise UsageError(f"{method}({given}): the run ends, since a worker got {ended_by}")
+                    with self._ended_by_signals() if method == "train" else contextlib.nullcontext():
+                        yield split
+                    if self._copy is not None:
+                        self._copy.refresh()
+            except Exception as error:
+                alone = self.strategy.num_hosts == 1 and not self.config.coordinates
+                if self.is_open and not (alone or isinstance(error, UsageError)):
+                    self._release(error)
+                raise
+
+    @contextlib.contextmanager
+    def _at_work(self, draws: bool = True) -> Iterator[None]:
+        """Enters the state in which the run finds its process; `draws`: with its own random generators.
+
+        A run that is closed is open again within, to compute.
+        """
+        with contextlib.ExitStack() as stack:
+            if not self.is_open:
+                stack.enter_context(self.strategy.watch())
+                stack.enter_context(closing_feeds(self.strategy))
+            stack.enter_context(at_work(self.config, self._isolation, draws))
+            yield
+
+    @contextlib.contextmanager
+    def _ended_by_signals(self) -> Iterator[None]:
+        """Makes a signal end training at a step, and is answered at the end of the call."""
+        try:
+            with self.signals:
+                yield
+        finally:
+            self._standby.note(training.take_signal(self))
+
+    def _checked(self, data):
+        return lent.checked(self, data)
+
+    def _agree(self, call: str, split=None) -> str | None:
+        """Compares what processes that train together do next: a call, or end by a signal, whose name then is `call`.
+
+        `split` is data that is given to the call, if any.
+
+        Returns:
+          The signal by which all are to end instead, if one of them got one.
+
+        Raises:
+          UsageError: one of them makes another call.
+          OutOfSyncError: the program has set a variable to other values in one of them.
+        """
+        if self.strategy.num_hosts == 1:
+            return None
+        call = call if split is None else f"{call} on {lent.described(split)}"
+        ended_by = agreement.check_call(call, self.strategy)
+        if self.sync_check:
+            self.sync_check.act(self.loop.status)
+        return ended_by
+
+    def _end_with(self, outcome: modes.Outcome) -> None:
+        """Writes the result, and then prints what there is for people."""
+        self._ending.set(outcome.result, outcome.code)
+        for line in outcome.lines:
+            self.say(line)
+        if outcome.report:
+            print(outcome.report, flush=True)
+
+    @contextlib.contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Closes the run after the body, which may have failed."""
+        try:
+            yield
+        except BaseException as error:
+            self._release(error)
+            raise
+        self._release(None)
+
+    def _release(self, error: BaseException | None) -> None:
+        """Frees what the run holds, after an error, which may be explained by another that is raised, or without."""
+        self.is_open = False
+        if self.config.coordinates and not self.code and error is None:
+            cast(Any, self.strategy).dismiss()
+        self._stack.__exit__(*((type(error), error, error.__traceback__) if error else (None, None, None)))
+
+    def _end_by_signal(self, name: str) -> None:
+        """Does what a signal is to do: ends the run, and then what it would have done without one."""
+        if self.is_open and (name != "SIGINT" or self.strategy.num_hosts > 1):
+            status = self.loop.status
+            status.agreed_stop = status.agreed_stop or Stop(name)
+            status.stop = str(status.agreed_stop)
+            self._end(None, ended_by=name)
+        signal.raise_signal(signal.Signals[name])
+
+    def _end(self, error: BaseException | None, ended_by: str | None = None) -> None:
+        """Saves and closes an open run; several processes save it only where none of them failed.
+
+        After an error of the program's, or a signal (`ended_by`), what keeps the run from being saved is logged instead
+        of raised.
+        """
+        if not self.is_open:
+            return
+        if error is not None and self.strategy.num_hosts > 1:
+            with explanations.as_lines():
+                self._release(error)
+            return
+        try:
+            with self._call("close"), self._closing():
+                agreed = None if self._has_agreed_to_end else self._agree(ended_by or "close()")
+                self._standby.note(None if ended_by else agreed)
+                with self.signals:
+                    self.loop.end()
+                self._end_with(training.outcome(self, evaluates=False))
+                self._standby.note(None if ended_by else training.take_signal(self))
+        except (UsageError, RunError) as problem:
+            if error is None and not ended_by:
+                raise
+            logging.error("the run is closed, and not saved: %s", problem)
+
+
+@contextlib.contextmanager
+def at_work(config: Config, isolation: Isolation, draws: bool = True) -> Iterator[None]:
+    """Enters the state in which a run finds its process; `draws`: with its own random generators."""
+    with isolation.entered(draws), terminal.escaping():
+        if config.check_numerics:
+            numerics.enable()
+        yield
