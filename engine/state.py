@@ -268,7 +268,7 @@ class TrainState:
         self.step, self.is_whole = int(self.step_variable.numpy()), True
         self.jit = values.get("jit")
         if not isinstance(extra := values.get("extra", {}), dict):
-            raise TypeError(f"extra is of type {type(extra).__name__}, not a dictionary")
+            raise UsageError(f"extra is of type {type(extra).__name__}, not a dictionary")
         self.extra = extra
         for path, optimizer in Holdings(self.trainer).optimizers.items():
             optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..engine.data.data import Data
-from ..engine.internals.errors import BadRecordError
+from ..engine.internals.errors import BadRecordError, setting
 from .data import InputError, check_at_least
 from .files import listing
 from .files.storage import Files, is_remote, retried
@@ -138,7 +138,7 @@ class ArrayRecords(ExampleSource):
                     raise BadRecordError(
                         index,
                         f"{self.where(index)} can't be read ({_first_line(its_own)}); restore the file, or leave such "
-                        "records out by --max_bad_records",
+                        f"records out by {setting('max_bad_records')}",
                     ) from None
             raise error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.internals.errors import UsageError
+from ..engine.internals.errors import UsageError, setting
 
 
 class InputError(UsageError):
@@ -17,7 +17,7 @@ def refuse_data_dir(data_dir: str | None, input_name: str) -> None:
     if data_dir:
         raise InputError(
             f"data_dir={data_dir} is not read by input={input_name}, which brings its own data; "
-            "leave --data_dir out or choose another --input"
+            f"leave {setting('data_dir')} out or choose another {setting('input')}"
         )
 
 

@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 
 from ..engine.data.data import Data
+from ..engine.internals.errors import setting
 from .data import InputError, check_at_least, check_share, eval_count
 from .drawn.draws import generator
 from .files import listing
@@ -70,7 +71,7 @@ def load(
         to split by, or an argument out of range.
     """
     if not data_dir:
-        raise InputError(f"input=ratings needs --data_dir: a file, or a folder with {_KIND.expected}")
+        raise InputError(f"input=ratings needs {setting('data_dir')}: a file, or a folder with {_KIND.expected}")
     if split not in ("time", "random"):
         raise InputError(f"split={split} is unknown; use time or random")
     check_share("eval_share", eval_share)
@@ -128,7 +129,7 @@ def _layout(files: Files, number: int, with_times: bool) -> Layout:
         raise InputError(
             f"{path}:{line}: expected user, item, rating[, timestamp] between tabs, commas or '::', found "
             f"{fields if isinstance(fields, str) else shown(delimiter.join(fields))}; if the folder holds other tables "
-            "too, pass the file of ratings as --data_dir"
+            f"too, pass the file of ratings as {setting('data_dir')}"
         )
     where, found = f"{path}:{line}", shown(delimiter.join(fields))
     is_header = not any(re.match(NUMBER, field) for field in fields)
@@ -140,7 +141,8 @@ def _layout(files: Files, number: int, with_times: bool) -> Layout:
     indices = _named(where, fields) if is_header else dict(zip(_COLUMNS, range(len(fields)), strict=False))
     if with_times and "timestamp" not in indices:
         raise InputError(
-            f"{where}: split=time needs a fourth column, the timestamp, found {found}; use --input_arg split=random"
+            f"{where}: split=time needs a fourth column, the timestamp, found {found}; use {setting('input_arg')} "
+            "split=random"
         )
     columns = {index: name for name, index in indices.items()}
     names = tuple(columns.get(index, f"field {index + 1}") for index in range(len(fields)))
@@ -162,6 +164,6 @@ def _named(where: str, fields: list[str]) -> dict[str, int]:
     if missing := [column for column in _COLUMNS[:3] if column not in indices]:
         raise InputError(
             f"{where}: expected columns user, item, rating[, timestamp], found no {missing[0]} in "
-            f"{shown(','.join(fields))}; name them so, or pass the file of ratings as --data_dir"
+            f"{shown(','.join(fields))}; name them so, or pass the file of ratings as {setting('data_dir')}"
         )
     return indices

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..engine.data.data import Data
-from ..engine.internals.errors import BadRecordError, SourceError
+from ..engine.internals.errors import BadRecordError, SourceError, setting
 from .data import check_at_least
 from .files import listing
 from .known import as_bytes
@@ -154,7 +154,8 @@ class TFRecords(ExampleSource):
 
     def _bad(self, index: int, what: str) -> BadRecordError:
         return BadRecordError(
-            index, f"{self.where(index)}: {what}; restore the file, or leave such records out by --max_bad_records"
+            index,
+            f"{self.where(index)}: {what}; restore the file, or leave such records out by {setting('max_bad_records')}",
         )
 
 

@@ -25,7 +25,7 @@ from .benchmark.result import check_baseline
 from .command_line import checks, given, help, own_files, rules
 from .command_line import config as configs
 from .command_line import flags as our_flags
-from .errors import UsageError, nearest
+from .errors import UsageError, nearest, setting
 from .host import process
 from .host import remote as remotes
 
@@ -128,7 +128,7 @@ def read_flags(argv: list[str], values: flags.FlagValues) -> set[str]:
             try:
                 _read_words([argv[0], *words], values, own)
             except UsageError as error:  # it is the file's
-                raise UsageError(f"--config={path}: {error.message}") from None
+                raise UsageError(f"{setting('config', path)}: {error.message}") from None
         raise
     logging.use_absl_handler()
     return set(own)
@@ -140,7 +140,7 @@ def _read_words(argv: list[str], values: flags.FlagValues, own: list[str]) -> No
     except flags.UnrecognizedFlagError as error:
         known = [name for names in our_flags.GROUPS.values() for name in names] + own
         cure = our_flags.REPLACED.get(error.flagname) or nearest(error.flagname, known, "see --help")
-        raise UsageError(f"--{error.flagname} is unknown; {cure}") from None
+        raise UsageError(f"{setting(error.flagname)} is unknown; {cure}") from None
     except flags.Error as error:
         raise rules.explain(error, values) from None
     except ValueError as error:  # of absl's own flags

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...engine.internals.errors import setting
 from ..data import InputError
 from . import listing, storage
 
@@ -60,7 +61,7 @@ def find(
       InputError: nothing is there, a line has no label, or a class is not one of those of training.
     """
     if not data_dir:
-        raise InputError(f"--{flag} is not given; name {_expected(kind)}")
+        raise InputError(f"{setting(flag)} is not given; name {_expected(kind)}")
     pairs: list[tuple[str, str]] = []
     by_lists = True
     for part in listing.parts(data_dir):
@@ -101,8 +102,8 @@ def _numbered(pairs: list[tuple[str, str]], by_lists: bool, flag: str, training:
     for path, text in pairs:
         if text not in numbers:
             raise InputError(
-                f"--{flag}: {path} is of class {text}, which the training data has not ({known}); let both have the "
-                "same classes"
+                f"{setting(flag)}: {path} is of class {text}, which the training data has not ({known}); let both have "
+                "the same classes"
             )
     labels = np.array([numbers[text] for text in texts], np.int32)
     if training is None:
@@ -126,7 +127,7 @@ def _in_class_folders(
     beside, classes = listing.files_and_folders(folder)
     classes = [name for name in classes if not name.startswith(".")]
     if not classes:
-        raise InputError(f"--{flag}={folder}: expected {_expected(kind)}, found {listing.what_is_there(folder)}")
+        raise InputError(f"{setting(flag, folder)}: expected {_expected(kind)}, found {listing.what_is_there(folder)}")
     left_out["beside the folders of classes"] += [name for name in beside if not name.startswith(".")]
     pairs = []
     for name in classes:
@@ -147,7 +148,7 @@ def _in_class_folders(
             own = []  # a folder above those of classes
         if not own:
             raise InputError(
-                f"--{flag}={folder}: the class folder {name} has no {kind.expected} file, but "
+                f"{setting(flag, folder)}: the class folder {name} has no {kind.expected} file, but "
                 f"{listing.what_is_there(inside)}; each folder in it is a class: remove it, or name the folder above "
                 "the classes"
             )

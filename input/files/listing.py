@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ...engine.internals.errors import setting
 from ..data import InputError
 from .storage import Files, gfile, is_remote, retried
 
@@ -78,14 +79,16 @@ def find(data_dir: str | None, kind: Kind, flag: str = "data_dir") -> Files:
       InputError: nothing is given, nothing is there, or what is there is not complete, or all of it is empty.
     """
     if not data_dir:
-        raise InputError(f"--{flag} is not given; name a folder with {kind.expected}, a glob, or files, commas between")
+        raise InputError(
+            f"{setting(flag)} is not given; name a folder with {kind.expected}, a glob, or files, commas between"
+        )
     found: dict[str, str] = {}
     for part in parts(data_dir):
         left_out: dict[str, list[str]] = collections.defaultdict(list)
         listed = in_folder if is_folder(part) else _matching
         entries = listed(part, kind, flag, left_out)
         if not entries:
-            raise InputError(f"--{flag}={part}: expected {kind.expected}, found {what_is_there(part)}")
+            raise InputError(f"{setting(flag, part)}: expected {kind.expected}, found {what_is_there(part)}")
         for entry in entries:
             if entry.resolved in found:
                 left_out[f"the same file as {os.path.basename(found[entry.resolved])}"].append(entry.path)
@@ -298,8 +301,8 @@ def _of_one_split(entries: list[Entry], folder: str, flag: str, left_out: dict[s
     if wanted is None:
         prefix = sorted(splits)[0]
         raise InputError(
-            f"--{flag}={folder} has files of several splits ({', '.join(sorted({*splits.values()}))}); name those "
-            f"of one by a glob: --{flag}={glob.escape(prefix)}*"
+            f"{setting(flag, folder)} has files of several splits ({', '.join(sorted({*splits.values()}))}); name "
+            f"those of one by a glob: {setting(flag, glob.escape(prefix))}*"
         )
     prefixes = tuple(f"{prefix}-" for prefix, split in splits.items() if split == wanted)
     others = [entry.name for entry in entries if not entry.path.startswith(prefixes)]
@@ -319,7 +322,7 @@ def _check_sets(entries: list[Entry], flag: str, is_folder: bool) -> None:
             example = f"{glob.escape(prefix)}-*-of-{max(by_count):05d}*"
             raise InputError(
                 f"{prefix} is there in sets of other numbers of files ({counts}), one of which may be an older one: "
-                f"remove that, or name one by a glob: --{flag}={example}"
+                f"remove that, or name one by a glob: {setting(flag, example)}"
             )
         count, of = next(iter(by_count.items()))
         if twice := next((paths for paths in of.values() if len(paths) > 1), None):
@@ -333,7 +336,7 @@ def _check_sets(entries: list[Entry], flag: str, is_folder: bool) -> None:
             if is_folder:
                 raise InputError(
                     f"{names} is missing, of a set of {count} files; restore it, or name those to be read by a glob, "
-                    f"--{flag}={glob.escape(prefix)}-*"
+                    f"{setting(flag, glob.escape(prefix))}-*"
                 )
             logging.warning("%d of the %d files of %s are read, without %s", len(of), count, prefix, names)
 

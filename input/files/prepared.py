@@ -22,7 +22,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ...engine.internals.errors import SourceError
+from ...engine.internals.errors import SourceError, setting
 from ..data import InputError
 from . import storage
 from .storage import Files, is_remote
@@ -170,7 +170,7 @@ def prepared(
     except OSError as error:
         raise InputError(
             f"{path}, prepared of {files.paths[0]}, can't be written ({error.strerror or error}); name a folder for it "
-            "by --input_arg=prepared_dir=FOLDER"
+            f"by {setting('input_arg')}=prepared_dir=FOLDER"
         ) from None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...engine.data.source import Source
-from ...engine.internals.errors import BadRecordError
+from ...engine.internals.errors import BadRecordError, setting
 from . import example_wire
 from .features import Feature, Features, nested
 
@@ -80,7 +80,7 @@ class ExampleSource(Source):
             raise BadRecordError(
                 index,
                 f"{self.where(index)} {error}; say in features.json what records hold, write the record again, or "
-                "leave such ones out by --max_bad_records",
+                f"leave such ones out by {setting('max_bad_records')}",
             ) from None
 
 

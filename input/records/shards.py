@@ -11,7 +11,7 @@ import numpy as np
 
 from ...engine.data.data import Data
 from ...engine.data.source import WrappedSource
-from ...engine.internals.errors import BadRecordError
+from ...engine.internals.errors import BadRecordError, setting
 from .. import known
 from ..data import InputError
 from ..files import listing, storage
@@ -157,7 +157,7 @@ class Renumbered(WrappedSource):
                 raise BadRecordError(
                     index,
                     f"{self.source.where(index)} has a label that is none of its {len(numbers)} classes; write it "
-                    "again, or leave such ones out by --max_bad_records",
+                    f"again, or leave such ones out by {setting('max_bad_records')}",
                 )
             renumbered[rows] = np.array(numbers)[labels[rows]]
         return (features, renumbered, *rest)

@@ -18,7 +18,7 @@ import numpy as np
 from ...engine.data.data import Data
 from ...engine.data.source import Source, Spec
 from ...engine.data.treatments import MISSING, SECONDS, Treatment, hashed
-from ...engine.internals.errors import BadRecordError
+from ...engine.internals.errors import BadRecordError, setting
 from ..data import InputError
 from ..files.prepared import Writer, prepared
 from ..known import as_bytes, as_text
@@ -34,7 +34,7 @@ _MOST_CLASSES = 1 << 20
 _MOST_WORDS = 1 << 20  # of a column: some 100 MB in memory
 _FEW_ROWS = 10  # of which all values may differ by chance
 _MOST_SHOWN = 40  # columns in the table of treatments
-_HASH = "too many to be learnt; hash them, by --input_arg=text=hash --model_arg=hash_buckets=1000000"
+_HASH = f"too many to learn; hash them, by {setting('input_arg')}=text=hash {setting('model_arg')}=hash_buckets=1000000"
 _LABEL = None  # the labels' key among a group's arrays
 
 
@@ -165,8 +165,8 @@ def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
     shown = _list(table.columns)
     if choice.label not in {NONE, *table.columns}:
         raise InputError(
-            f"{table.where} has no column {choice.label!r}; name the label's by --input_arg=label=NAME, one of "
-            f"{shown}, or {NONE}"
+            f"{table.where} has no column {choice.label!r}; name the label's by {setting('input_arg')}=label=NAME, one "
+            f"of {shown}, or {NONE}"
         )
     for argument in ("features", "numbers", "texts"):
         for name in getattr(choice, argument):
@@ -182,7 +182,7 @@ def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
             readable = _list((name for name in names if table.columns[name]), ",")
             raise InputError(
                 f"{table.where}: column {name!r} is neither of numbers nor of text; name those to be read by "
-                f"--input_arg=features={readable}"
+                f"{setting('input_arg')}=features={readable}"
                 if name != choice.label
                 else f"{table.where}: column {name!r} is not of numbers or text, which labels are; choose another label"
             )
@@ -207,7 +207,8 @@ def _check_exact(tables: list[ParquetTable], features: list[Feature], choice: Ch
             if most > EXACT_FLOAT32:
                 raise InputError(
                     f"{table.where}: column {name!r} has {most:,}, and float32 tells whole numbers apart up to 2^24 "
-                    f"only; leave it out if these are ids, or have them rounded by --input_arg=numbers={name}"
+                    "only; leave it out if these are ids, or have them rounded by "
+                    f"{setting('input_arg')}=numbers={name}"
                 )
 
 
@@ -581,7 +582,7 @@ def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks
     cure = (
         "and has one in each row to train on, so it has no column of its own; fill it"
         if lacks_flag
-        else "fill it, or have another read by --input_arg=missing=zero, mean, column or a number"
+        else f"fill it, or have another read by {setting('input_arg')}=missing=zero, mean, column or a number"
     )
     for row in np.flatnonzero(missing.reshape(len(missing), -1).any(1)).tolist():
         problems.setdefault(row, f"column {name!r} has no value{' ' if lacks_flag else '; '}{cure}")

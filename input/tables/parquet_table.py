@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...engine.internals.errors import SourceError
+from ...engine.internals.errors import SourceError, setting
 from ..data import InputError
 from ..files import listing, storage
 from . import values as values_of
@@ -153,7 +153,8 @@ class ParquetTable:
             if EXACT_FLOAT64 < most <= _MOST_INT64:
                 raise InputError(
                     f"{self.where}: column {name!r} holds whole numbers up to {most:.17g} as floats, which tell them "
-                    f"apart up to 2^53 only; write integers or text, or --input_arg=numbers={name} if these are no ids"
+                    f"apart up to 2^53 only; write integers or text, or {setting('input_arg')}=numbers={name} if these "
+                    "are no ids"
                 )
             if EXACT_FLOAT32 < most <= EXACT_FLOAT64:
                 self.columns[name] = Column("int64", self.columns[name].shape, "as floats")
@@ -204,7 +205,7 @@ class ParquetTable:
         if name in self.lacking and not may_lack:
             raise InputError(
                 f"{self.lacking[name]}; give files of the same columns, or name the features to be read by "
-                "--input_arg=features=..."
+                f"{setting('input_arg')}=features=..."
             )
 
     @functools.cached_property

@@ -14,7 +14,7 @@ from typing import Any
 from ...engine.checkpoints import RunDir
 from ...engine.strategies.base import Measured
 from ..cluster import children
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from ..run import modes
 from ..run.base import BaseRun, choose_jit
 from . import report, result
@@ -31,7 +31,7 @@ def benchmark(run: BaseRun) -> modes.Outcome:
     config, strategy = run.config, run.strategy
     if not isinstance(strategy, Measured):
         raise UsageError(
-            f"--strategy={config.strategy} can't be taken apart: {type(strategy).__name__} is not an "
+            f"{setting('strategy', config.strategy)} can't be taken apart: {type(strategy).__name__} is not an "
             "engine.strategies.base.Measured, which benchmark mode needs; train with it, or make it one"
         )
     work = result.work_asked(config)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from ..errors import EXIT_PORT_TAKEN, RunError, UsageError
+from ..errors import EXIT_PORT_TAKEN, RunError, UsageError, setting
 from . import children, listeners
 from .cluster import Cluster, split
 
@@ -126,7 +126,9 @@ def _explained(cluster: Cluster):
         ) from None
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(f"--bind={cluster.bind} is not an address of this host; see `ip address`") from None
+            raise UsageError(
+                f"{setting('bind', cluster.bind)} is not an address of this host; see `ip address`"
+            ) from None
         in_use = (
             f"{cluster.source}'s {cluster.task}, this process, is at {cluster.address}, and that port is in use "
             f"({os.strerror(error.errno)})"
@@ -143,7 +145,9 @@ def _explained(cluster: Cluster):
 def _inherited(cluster: Cluster) -> str:
     """Returns the cure where a process has the variables of the task that started it."""
     unset = f"unset {cluster.source} for this one, or " if cluster.source == "TF_CONFIG" else ""
-    return f"the task has started this one, which inherits its variables; {unset}give it --strategy=one_device"
+    return (
+        f"the task has started this one, which inherits its variables; {unset}give it {setting('strategy')}=one_device"
+    )
 
 
 def _listen(cluster: Cluster) -> socket.socket:
@@ -225,7 +229,9 @@ class Meeting:
                 missing = [peer for peer in peers if peer not in seen or (said[peer] and peer not in here)]
                 what = "did not come" if missing else "came, left, and did not come back"
                 away = missing or [peer for peer in peers if peer not in here]
-                raise ClusterError(_missing(away, f"{what} within --cluster_timeout_seconds={timeout_seconds:g}"))
+                raise ClusterError(
+                    _missing(away, f"{what} within {setting('cluster_timeout_seconds')}={timeout_seconds:g}")
+                )
             time.sleep(_POLL_SECONDS)
 
 

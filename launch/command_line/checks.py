@@ -12,7 +12,7 @@ from typing import Any
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.metrics.monitored import Monitored
 from ..cluster import meeting, places
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from ..host import process
 from . import config as configs
 from . import paths, rules
@@ -52,12 +52,15 @@ def check(config: Config) -> None:
 
 def _check_metrics(config: Config) -> None:
     if config.bind and config.cluster is None and config.metrics_port is None:
-        raise UsageError(f"--bind={config.bind} has no use without several tasks or --metrics_port; leave it out")
+        raise UsageError(
+            f"{setting('bind', config.bind)} has no use without several tasks or {setting('metrics_port')}; leave it "
+            "out"
+        )
     if config.metrics_port is not None and not config.trains:
-        line = f"--metrics_port={config.metrics_port} has no use with --mode={config.mode}"
+        line = f"{setting('metrics_port', config.metrics_port)} has no use with {setting('mode', config.mode)}"
         raise UsageError(f"{line}; it serves a run that trains, so leave it out")
     if config.metrics_port is not None and importlib.util.find_spec("prometheus_client") is None:
-        raise UsageError("--metrics_port needs prometheus_client; pip install 'crankshaft[monitor]'")
+        raise UsageError(f"{setting('metrics_port')} needs prometheus_client; pip install 'crankshaft[monitor]'")
 
 
 def check_named(config: Config) -> None:
@@ -68,12 +71,12 @@ def check_named(config: Config) -> None:
     for flag in ARGUMENTS:
         config.given_arguments(flag)
     if config.run_dir and (before := configs.read(config.run_dir)):
-        check_same_run(config, f"--run_dir={config.run_dir}", before)
+        check_same_run(config, setting("run_dir", config.run_dir), before)
     if config.eval_data_dir and not (config.input_entry and config.input_entry.reads_eval_data):
         name = config.input_entry.name if config.input_entry else "the script's data"
         raise UsageError(
-            f"--eval_data_dir={config.eval_data_dir} is not read by {name}; leave it out, or choose an input of files, "
-            "such as tfrecord"
+            f"{setting('eval_data_dir', config.eval_data_dir)} is not read by {name}; leave it out, or choose an input "
+            "of files, such as tfrecord"
         )
 
 
@@ -81,35 +84,38 @@ def _check_data_dirs(config: Config) -> None:
     for flag in ("data_dir", "eval_data_dir"):
         path = config.values[flag]
         if path and not re.search(r"[,*?\[]|^[a-z0-9]+://", path) and not os.path.exists(path):
-            raise UsageError(f"--{flag}={path} does not exist; give the folder that holds the input's files")
+            raise UsageError(f"{setting(flag, path)} does not exist; give the folder that holds the input's files")
 
 
 def _check_export(config: Config) -> None:
     if config.cluster:
         raise UsageError(
-            f"--mode=export is done by one process, and there are {len(config.cluster.addresses)}; give one "
-            "of them --strategy=one_device"
+            f"{setting('mode')}=export is done by one process, and there are {len(config.cluster.addresses)}; give one "
+            f"of them {setting('strategy')}=one_device"
         )
     path = config.output_path
     if (ending := os.path.splitext(path)[1]) not in ("", ".keras") and not os.path.isdir(path):
         raise UsageError(
-            f"--output={path} ends in {ending}, and an export is a folder or a .keras file; give one, or a / at the "
-            "end of a folder of this name"
+            f"{setting('output', path)} ends in {ending}, and an export is a folder or a .keras file; give one, or a / "
+            "at the end of a folder of this name"
         )
     _check_output(path, folder=ending != ".keras")
 
 
 def _check_predictions(config: Config) -> None:
     if not config.output:
-        raise UsageError(f"--mode=predict needs --output=FILE, one of {', '.join(PREDICTION_FILES)}")
+        raise UsageError(
+            f"{setting('mode')}=predict needs {setting('output')}=FILE, one of {', '.join(PREDICTION_FILES)}"
+        )
     if (ending := os.path.splitext(config.output)[1]) not in PREDICTION_FILES:
         raise UsageError(
-            f"--output={config.output} ends in {ending or 'nothing'}; give a file of predictions one of the endings "
-            f"{', '.join(PREDICTION_FILES)}"
+            f"{setting('output', config.output)} ends in {ending or 'nothing'}; give a file of predictions one of the "
+            f"endings {', '.join(PREDICTION_FILES)}"
         )
     if ending == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UsageError(
-            f"--output={config.output} is written by pyarrow; pip install 'crankshaft[parquet]', or write .csv or .npz"
+            f"{setting('output', config.output)} is written by pyarrow; pip install 'crankshaft[parquet]', or write "
+            ".csv or .npz"
         )
     if config.is_chief:
         _check_output(config.output)
@@ -118,9 +124,11 @@ def _check_predictions(config: Config) -> None:
 def _check_output(path: str, folder: bool = False) -> None:
     """Raises `UsageError` where a file is there already, or can't be made; or, of a folder, none can be made in it."""
     if not folder and os.path.lexists(path):
-        raise UsageError(f"--output: {path} exists; remove it or use another --output")
+        raise UsageError(f"{setting('output')}: {path} exists; remove it or use another {setting('output')}")
     if not folder and not os.path.isdir(os.path.dirname(path)):
-        raise UsageError(f"--output={path}: there is no folder {os.path.dirname(path)}; make it, or correct the path")
+        raise UsageError(
+            f"{setting('output', path)}: there is no folder {os.path.dirname(path)}; make it, or correct the path"
+        )
     paths.check_writable("output", path if folder else os.path.dirname(path))
 
 
@@ -128,8 +136,8 @@ def check_generation(config: Config) -> None:
     """Raises `UsageError` where a run's replicas can't generate."""
     if config.strategy in ("tpu", "parameter_server"):
         raise UsageError(
-            f"rows of tokens that grow can't be read with --strategy={config.strategy}; generate with --mode=generate "
-            "--strategy=one_device"
+            f"rows of tokens that grow can't be read with {setting('strategy', config.strategy)}; generate with "
+            f"{setting('mode')}=generate {setting('strategy')}=one_device"
         )
 
 
@@ -139,20 +147,23 @@ def check_batch(global_batch_size: int, replicas: int) -> None:
         return
     below = global_batch_size // replicas * replicas
     near = " or ".join(str(n) for n in (below, below + replicas) if n)
-    raise UsageError(f"--global_batch_size={global_batch_size} does not divide over {replicas} replicas; use {near}")
+    raise UsageError(
+        f"{setting('global_batch_size', global_batch_size)} does not divide over {replicas} replicas; use {near}"
+    )
 
 
 def check_tables(config: Config, model: str) -> None:
     """Raises `UsageError` where a model's embedding tables can't be trained."""
     if config.strategy == "tpu":
         raise UsageError(
-            f"--strategy=tpu: {model} holds embedding tables, of which a step updates a few rows, and XLA has no "
-            "kernels for that; use --strategy=one_device, mirrored, multi_worker or parameter_server"
+            f"{setting('strategy')}=tpu: {model} holds embedding tables, of which a step updates a few rows, and XLA "
+            f"has no kernels for that; use {setting('strategy')}=one_device, mirrored, multi_worker or parameter_server"
         )
     if config.shard_optimizer:
         raise UsageError(
-            f"--shard_optimizer: {model} holds embedding tables, of which a step updates a few rows, and replicas "
-            "would exchange them whole; leave it out, or cut them over servers by --strategy=parameter_server"
+            f"{setting('shard_optimizer')}: {model} holds embedding tables, of which a step updates a few rows, and "
+            "replicas would exchange them whole; leave it out, or cut them over servers by "
+            f"{setting('strategy')}=parameter_server"
         )
 
 
@@ -161,11 +172,12 @@ def _check_strategy(config: Config) -> None:
         places.arrive(config.cluster, config.cluster_timeout_seconds)
         meeting.check_bindable(config.cluster)
     if config.is_evaluator and not config.run_dir:
-        raise UsageError("an evaluator finds its checkpoints in --run_dir; give the run's")
+        raise UsageError(f"an evaluator finds its checkpoints in {setting('run_dir')}; give the run's")
     if config.is_evaluator and config.remote:
         raise UsageError(
-            f"--run_dir={config.remote.url} is copied here as a process begins, and an evaluator looks for checkpoints "
-            "that come later; use --mode=train_and_eval without one, or a folder that all tasks share"
+            f"{setting('run_dir', config.remote.url)} is copied here as a process begins, and an evaluator looks for "
+            f"checkpoints that come later; use {setting('mode')}=train_and_eval without one, or a folder that all "
+            "tasks share"
         )
     mesh = rules.mesh_shape(config.mesh)
     if config.strategy == "multi_worker" and not mesh:
@@ -176,13 +188,15 @@ def _check_strategy(config: Config) -> None:
     if virtual:
         check_batch(config.global_batch_size, mesh.get("data") or max(1, virtual // mesh.get("model", 1)))
         if virtual > 1 and config.jit == "on":
-            raise UsageError(f"--jit=on needs one replica, and there are {virtual}; use --jit=auto or off")
+            raise UsageError(
+                f"{setting('jit')}=on needs one replica, and there are {virtual}; use {setting('jit')}=auto or off"
+            )
     if mesh.get("model", 1) > 1:
-        _check_shared_out(config, f"--mesh={config.mesh}")
+        _check_shared_out(config, setting("mesh", config.mesh))
     if config.shard_optimizer:
-        _check_shared_out(config, "--shard_optimizer")
+        _check_shared_out(config, setting("shard_optimizer"))
     if config.jit == "on" and config.why_no_jit:
-        raise UsageError(f"--jit=on: {config.why_no_jit}; use --jit=auto or off")
+        raise UsageError(f"{setting('jit')}=on: {config.why_no_jit}; use {setting('jit')}=auto or off")
 
 
 def _check_shared_out(config: Config, flag: str) -> None:
@@ -192,11 +206,11 @@ def _check_shared_out(config: Config, flag: str) -> None:
         ("sync_every_steps", 1, "lets replicas train by themselves, and those that share out a model can't"),
     ):
         if (value := config.values[name]) > unlike:
-            raise UsageError(f"{flag} does not go with --{name}={value}, which {why}; leave one out")
+            raise UsageError(f"{flag} does not go with {setting(name, value)}, which {why}; leave one out")
     if config.remote and config.strategy == "multi_worker":
         raise UsageError(
-            f"{flag}: workers write parts of one checkpoint, and each has --run_dir={config.remote.url} in a copy of "
-            "its own; use a folder that all of them see"
+            f"{flag}: workers write parts of one checkpoint, and each has {setting('run_dir', config.remote.url)} in a "
+            "copy of its own; use a folder that all of them see"
         )
 
 
@@ -204,20 +218,21 @@ def _check_servers(config: Config) -> None:
     _ = config.placement_rules  # reads the rules, and so finds their mistakes
     if config.reduce_dtype == "float16":
         raise UsageError(
-            "--reduce_dtype=float16 has no room for the small gradients of a mean, which is what workers push; use "
-            "bfloat16"
+            f"{setting('reduce_dtype')}=float16 has no room for the small gradients of a mean, which is what workers "
+            "push; use bfloat16"
         )
 
 
 def _check_amounts(config: Config) -> None:
     if config.trains and config.train_steps and config.warmup_steps >= config.train_steps:
         raise UsageError(
-            f"--warmup_steps={config.warmup_steps} leaves nothing of --train_steps={config.train_steps}; use fewer"
+            f"{setting('warmup_steps', config.warmup_steps)} leaves nothing of "
+            f"{setting('train_steps', config.train_steps)}; use fewer"
         )
     if config.accumulate_steps > config.global_batch_size:
         raise UsageError(
-            f"--accumulate_steps={config.accumulate_steps} is more than the {config.global_batch_size} examples of "
-            "--global_batch_size; use fewer"
+            f"{setting('accumulate_steps', config.accumulate_steps)} is more than the {config.global_batch_size} "
+            f"examples of {setting('global_batch_size')}; use fewer"
         )
 
 
@@ -226,19 +241,19 @@ def _check_sync_periods(config: Config) -> None:
     steps = config.sync_every_steps
     if steps == 1:
         return
-    apart = f"--sync_every_steps={steps}, whose replicas differ between syncs"
+    apart = f"{setting('sync_every_steps', steps)}, whose replicas differ between syncs"
     for name in configs.PERIODS:
         if (period := config.values[name]) and period % steps:
             above = configs.whole_periods(period, steps)
             near = " or ".join(str(n) for n in (above - steps, above) if n)
-            raise UsageError(f"--{name}={period} is not a multiple of {apart}; use {near}")
+            raise UsageError(f"{setting(name, period)} is not a multiple of {apart}; use {near}")
     for name, unlike in (("precision", "float16"), ("ema_decay", config.ema_decay), ("strategy", "tpu")):
         if config.values[name] and config.values[name] == unlike:
-            raise UsageError(f"--{name}={unlike} can't be had with {apart}; leave one of them out")
+            raise UsageError(f"{setting(name, unlike)} can't be had with {apart}; leave one of them out")
     if config.powersgd_rank:
         raise UsageError(
-            f"--powersgd_rank={config.powersgd_rank} is of sums in each step, and --sync_every_steps={steps} makes "
-            "none; leave one of them out"
+            f"{setting('powersgd_rank', config.powersgd_rank)} is of sums in each step, and "
+            f"{setting('sync_every_steps', steps)} makes none; leave one of them out"
         )
 
 
@@ -248,50 +263,53 @@ def _check_monitor(config: Config) -> None:
         evaluates = (
             "the evaluator keeps it in best/"
             if config.cluster and config.cluster.job("evaluator")
-            else ("--mode=train makes no evaluations; use --mode=train_and_eval")
+            else f"{setting('mode')}=train makes no evaluations; use {setting('mode')}=train_and_eval"
         )
-        raise UsageError(f"--restore_best takes the best evaluation's weights, and {evaluates}")
+        raise UsageError(f"{setting('restore_best')} takes the best evaluation's weights, and {evaluates}")
     if config.eval_every_steps and config.mode == "train":
-        evaluates, instead = "--mode=train makes no evaluations", "use --mode=train_and_eval, or leave the flag out"
+        evaluates, instead = (
+            f"{setting('mode')}=train makes no evaluations",
+            f"use {setting('mode')}=train_and_eval, or leave the flag out",
+        )
         if config.cluster and config.cluster.job("evaluator"):
-            evaluates, instead = "the evaluator evaluates each checkpoint", "use --checkpoint_every_steps"
-        raise UsageError(f"--eval_every_steps={config.eval_every_steps}: {evaluates}; {instead}")
+            evaluates, instead = "the evaluator evaluates each checkpoint", f"use {setting('checkpoint_every_steps')}"
+        raise UsageError(f"{setting('eval_every_steps', config.eval_every_steps)}: {evaluates}; {instead}")
     if monitored.source == "train" or config.mode not in ("train", "train_and_eval"):
         return
     if config.mode == "train":
-        why, instead = "--mode=train makes no evaluations", " or --mode=train_and_eval"
+        why, instead = f"{setting('mode')}=train makes no evaluations", f" or {setting('mode')}=train_and_eval"
         if config.cluster and config.cluster.job("evaluator"):
             why, instead = "the evaluator's are not known to the run", ""
     elif config.eval_every_steps == 0:
-        why, instead = "--eval_every_steps=0 makes none before the end", " or evaluate more often"
+        why, instead = f"{setting('eval_every_steps')}=0 makes none before the end", " or evaluate more often"
     else:
         return
     for flag in ("early_stopping", "reduce_lr"):
         if getattr(config, flag):
             raise UsageError(
-                f"--{flag} watches --monitor={config.monitor}, and {why}; use "
-                f"--monitor={dataclasses.replace(monitored, source='train')}{instead}"
+                f"{setting(flag)} watches {setting('monitor', config.monitor)}, and {why}; use "
+                f"{setting('monitor')}={dataclasses.replace(monitored, source='train')}{instead}"
             )
 
 
 def check_without_evaluation(config: Config) -> None:
     """Raises `UsageError` for what needs evaluation data, where there is none."""
-    give = "return (train, eval) from the data function, or use --validation_split=0.1"
+    give = f"return (train, eval) from the data function, or use {setting('validation_split')}=0.1"
     if config.mode == "eval" or config.is_evaluator:
-        what = "an evaluator" if config.is_evaluator else "--mode=eval"
+        what = "an evaluator" if config.is_evaluator else f"{setting('mode')}=eval"
         raise UsageError(f"{what} needs evaluation data, and the data has none; {give}")
     if config.mode != "train_and_eval":
         return
     if config.eval_every_steps or config.restore_best:
-        what = "--restore_best" if config.restore_best else f"--eval_every_steps={config.eval_every_steps}"
+        what = setting("restore_best") if config.restore_best else setting("eval_every_steps", config.eval_every_steps)
         raise UsageError(f"{what} needs evaluation data, and the data has none; {give}")
     monitored = Monitored.parse(config.monitor)
     watching = [flag for flag in ("early_stopping", "reduce_lr") if config.values[flag]]
     if monitored.source == "eval" and (watching or monitored.metric != "loss"):
-        who = f"--{watching[0]} watches --monitor" if watching else "--monitor"
+        who = f"{setting(watching[0])} watches {setting('monitor')}" if watching else setting("monitor")
         raise UsageError(
             f"{who}={config.monitor}, and there is no evaluation data; use "
-            f"--monitor={dataclasses.replace(monitored, source='train')}, or {give}"
+            f"{setting('monitor')}={dataclasses.replace(monitored, source='train')}, or {give}"
         )
 
 
@@ -300,13 +318,18 @@ def _check_checkpoints(config: Config) -> None:
     which = config.eval_checkpoint
     if which == "all" and config.mode != "eval":
         raise UsageError(
-            f"--eval_checkpoint=all is for --mode=eval, and --mode={config.mode} takes one; give latest, best or a step"
+            f"{setting('eval_checkpoint')}=all is for {setting('mode')}=eval, and {setting('mode', config.mode)} takes "
+            "one; give latest, best or a step"
         )
     steps = checkpoint_steps(config.run_dir, which)
     if not steps:
-        raise UsageError(f"--run_dir={config.run_dir} has no checkpoint in {NAMES.folder(which)}/; train first")
+        raise UsageError(
+            f"{setting('run_dir', config.run_dir)} has no checkpoint in {NAMES.folder(which)}/; train first"
+        )
     if which not in ("latest", "best", "all", *map(str, steps)):
-        raise UsageError(f"--eval_checkpoint={which} is none of latest, best, all, {', '.join(map(str, steps))}")
+        raise UsageError(
+            f"{setting('eval_checkpoint', which)} is none of latest, best, all, {', '.join(map(str, steps))}"
+        )
 
 
 def checkpoint_steps(run_dir: str, which: str = "latest") -> list[int]:
@@ -327,8 +350,8 @@ def _check_init_from(config: Config) -> None:
     if config.run_dir and checkpoint_steps(config.run_dir):
         return  # by now the run has its own weights
     raise UsageError(
-        f"--init_from={source} does not exist; give a run's folder, a checkpoint, .../ckpt-1000, or Keras's .keras or "
-        ".weights.h5"
+        f"{setting('init_from', source)} does not exist; give a run's folder, a checkpoint, .../ckpt-1000, or Keras's "
+        ".keras or .weights.h5"
     )
 
 
@@ -336,7 +359,8 @@ def check_init_from(source: str) -> bool:
     """Returns whether there are weights at a path. Raises `UsageError` where what is there can't be read as such."""
     if source.endswith((".h5", ".hdf5")) and not source.endswith(KERAS_FILES):
         raise UsageError(
-            f"--init_from={source} is in Keras's older format; load it with Keras, and save it as .weights.h5 or .keras"
+            f"{setting('init_from', source)} is in Keras's older format; load it with Keras, and save it as "
+            ".weights.h5 or .keras"
         )
     there = [path for path in (source, f"{source}.index") if os.path.exists(path)]
     for path in there:
@@ -352,8 +376,8 @@ def _check_run_dir(config: Config) -> None:
         for folder in (run.checkpoints, run.best):
             if os.path.islink(folder):  # another run may write there, and its lock is not ours
                 raise UsageError(
-                    f"--run_dir: {folder} is a link to {os.readlink(folder)}, and a run writes and removes checkpoints "
-                    "in its own folder alone; make all of --run_dir a link, or use another"
+                    f"{setting('run_dir')}: {folder} is a link to {os.readlink(folder)}, and a run writes and removes "
+                    f"checkpoints in its own folder alone; make all of {setting('run_dir')} a link, or use another"
                 )
             if os.path.lexists(folder):
                 paths.check_writable("run_dir", folder)
@@ -361,8 +385,8 @@ def _check_run_dir(config: Config) -> None:
     for path in (run.model, run.events, run.result) if config.trains else ():
         if os.path.exists(path) and not os.path.isfile(path):
             raise UsageError(
-                f"--run_dir: {path} is not a regular file, and the run is to write one there; move it elsewhere, or "
-                "use another --run_dir"
+                f"{setting('run_dir')}: {path} is not a regular file, and the run is to write one there; move it "
+                f"elsewhere, or use another {setting('run_dir')}"
             )
 
 
@@ -384,5 +408,5 @@ def check_same_run(config: Config, where: str, before: Mapping[str, Any]) -> Non
     if changed := differences(before["deciding"], now):
         raise UsageError(
             f"{where} is a run of another configuration ({'; '.join(changed)}); "
-            "use another --run_dir, the same flags, or --allow_changed_config"
+            f"use another {setting('run_dir')}, the same flags, or {setting('allow_changed_config')}"
         )

@@ -26,7 +26,7 @@ from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.machine import allocator, cpus
 from ...engine.machine.files import open_regular
 from .. import terminal
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from . import imports
 from .signals import EXIT_CODES
 
@@ -313,8 +313,8 @@ class LockedRunDir:
                 words = Path(self._owner.lock_file).read_text(encoding="utf-8").split()
             pid, host = [*words, "unknown", "unknown"][:2]
             raise UsageError(
-                f"--run_dir={self._run_dir} is in use by process {pid} on host {host}, as its file {_OWNER} says; wait "
-                f"for it or end it, remove {_OWNER} if it has ended, or use another --run_dir"
+                f"{setting('run_dir', self._run_dir)} is in use by process {pid} on host {host}, as its file {_OWNER} "
+                f"says; wait for it or end it, remove {_OWNER} if it has ended, or use another {setting('run_dir')}"
             ) from None
         except OSError as error:
             raise _no_lock(self._run_dir, error, _OWNER) from None
@@ -329,8 +329,8 @@ class LockedRunDir:
         with contextlib.suppress(OSError):  # a file system that does not answer for a moment
             if not self.is_in_place:
                 raise UsageError(
-                    f"--run_dir={self._run_dir} was removed or replaced while its run went on, and what is done now "
-                    "would not be kept; leave it in its place, and start again"
+                    f"{setting('run_dir', self._run_dir)} was removed or replaced while its run went on, and what is "
+                    "done now would not be kept; leave it in its place, and start again"
                 )
             if self._file is None or _identity(RunDir(self._run_dir).lock) != _identity(self._file):
                 self.release()
@@ -368,7 +368,9 @@ def _take(lock: int, run_dir: str) -> bool:
     if not is_ours:
         owner = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
         cure = ", which is this one; close its run" if owner == str(os.getpid()) else "; wait for it, end it"
-        raise UsageError(f"--run_dir={run_dir} is in use by process {owner}{cure}, or use another --run_dir")
+        raise UsageError(
+            f"{setting('run_dir', run_dir)} is in use by process {owner}{cure}, or use another {setting('run_dir')}"
+        )
     if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link
         return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
@@ -379,5 +381,6 @@ def _take(lock: int, run_dir: str) -> bool:
 
 def _no_lock(run_dir: str, error: OSError, name: str = NAMES.lock) -> UsageError:
     return UsageError(
-        f"--run_dir={run_dir}: its file {name} can't be locked ({error.strerror}); remove it, or use another --run_dir"
+        f"{setting('run_dir', run_dir)}: its file {name} can't be locked ({error.strerror}); remove it, or use another "
+        f"{setting('run_dir')}"
     )

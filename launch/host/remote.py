@@ -22,14 +22,14 @@ from absl import logging
 
 from ...engine.checkpoints.manifest import SUFFIX, WRITING
 from ...engine.checkpoints.run_dir import NAMES
-from ..errors import RunError, UsageError
+from ..errors import RunError, UsageError, setting
 from . import process
 
 _PUSH_SECONDS = 1.0
 # What is of this machine alone: locks, files that are not whole yet. Event files are never read again by a run.
 _NOT_PUSHED = re.compile(r"\.lock.*|.*\.tmp|.*\.writing|ckpt-\d+_temp\w*")
 _NOT_PULLED = (NAMES.tensorboard, NAMES.logs, NAMES.export)
-_CURE = "see that it is there and that this machine may write to it, or use another --run_dir"
+_CURE = f"see that it is there and that this machine may write to it, or use another {setting('run_dir')}"
 
 
 def of(run_dir: str | None) -> RemoteFolder | None:
@@ -58,7 +58,7 @@ class RemoteFolder:
         self.folder = tempfile.mkdtemp(prefix="crankshaft-run-")
         self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self._pushed: dict[str, tuple[int, int]] = {}  # by path within the folder: size, time of change
-        with _explained(UsageError, f"--run_dir={url} can't be read"):
+        with _explained(UsageError, f"{setting('run_dir', url)} can't be read"):
             self._pull()
 
     def _pull(self) -> None:
@@ -78,7 +78,7 @@ class RemoteFolder:
     @contextlib.contextmanager
     def pushing(self) -> Iterator[None]:
         """Copies what is written, from a thread, and the rest in the end. Raises `RunError` where that fails."""
-        with _explained(UsageError, f"--run_dir={self.url} can't be written"):
+        with _explained(UsageError, f"{setting('run_dir', self.url)} can't be written"):
             _gfile().makedirs(self.url)
         ended = threading.Event()
         thread = threading.Thread(target=self._push_until, args=(ended,), name="crankshaft-push", daemon=True)
@@ -89,7 +89,9 @@ class RemoteFolder:
             ended.set()
             thread.join()
             try:
-                with _explained(RunError, f"what the run has written can't be copied to --run_dir={self.url}"):
+                with _explained(
+                    RunError, f"what the run has written can't be copied to {setting('run_dir', self.url)}"
+                ):
                     self.push()
             except RunError as error:
                 self._remove.detach()  # nothing is lost

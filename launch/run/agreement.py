@@ -21,7 +21,7 @@ from ...engine.machine import environment, files
 from ..command_line.config import Config
 from ..command_line.flags import ABOUT
 from ..command_line.values import short
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from ..host.signals import EXIT_CODES
 from . import fingerprints
 
@@ -69,8 +69,8 @@ def check_run_dir(run_dir: str, strategy) -> None:
         os.remove(path)
     if blind:
         raise UsageError(
-            f"--run_dir={run_dir} is another folder at {' and '.join(blind)} than at the chief, which writes the "
-            "checkpoints that all resume from; give a folder of a file system that all hosts share"
+            f"{setting('run_dir', run_dir)} is another folder at {' and '.join(blind)} than at the chief, which writes "
+            "the checkpoints that all resume from; give a folder of a file system that all hosts share"
         )
 
 

@@ -49,7 +49,7 @@ from .. import terminal
 from ..command_line import checks, registry, rules
 from ..command_line.config import Config, steps_of, whole_periods
 from ..command_line.values import plain
-from ..errors import RunError, UsageError
+from ..errors import RunError, UsageError, setting
 from ..explanations import with_flags
 from ..host import threads
 from ..host.signals import Signals
@@ -302,8 +302,9 @@ def _train_steps(config: Config, order: Order) -> int | None:
     """Returns the step at which a run ends; None where only its caller knows. `order` is of its training data."""
     if order.shift % config.sync_every_steps:
         raise UsageError(
-            f"--global_batch_size={order.batch_size}: from step {order.origin.step} on epochs would end between two "
-            f"syncs (--sync_every_steps={config.sync_every_steps}); resume with the batch size that the run had"
+            f"{setting('global_batch_size', order.batch_size)}: from step {order.origin.step} on epochs would end "
+            f"between two syncs ({setting('sync_every_steps', config.sync_every_steps)}); resume with the batch size "
+            "that the run had"
         )
     if config.is_endless:
         return None
@@ -329,18 +330,19 @@ def build_state(config: Config, strategy: Strategy, found: Inputs, train_steps: 
         arguments = "".join(f" --model_arg={name}={value}" for name, value in given_arguments.items())
         raise RunError(
             f"{config.model_entry.name}{arguments} does not fit into memory ({reason(error)}); make the model smaller, "
-            "or share it out over devices by --mesh"
+            f"or share it out over devices by {setting('mesh')}"
         ) from error
     held = Holdings(state.trainer)  # without optimizers, its step shows that nothing is compressed
     if config.powersgd_rank and held.optimizers and not state.trainer.reduction.memory:
         raise UsageError(
-            f"--powersgd_rank={config.powersgd_rank}: no gradient of {config.model_entry.name} is smaller as two "
-            "matrices of this rank; use a lower one (1, 2 and 4 are common), or leave it out"
+            f"{setting('powersgd_rank', config.powersgd_rank)}: no gradient of {config.model_entry.name} is smaller as "
+            "two matrices of this rank; use a lower one (1, 2 and 4 are common), or leave it out"
         )
     if strategy.mesh.is_cut and not any(map(cut_of, held.all_weights)):
         raise UsageError(
-            f"--mesh={config.mesh}: {config.model_entry.name} has no layer that is cut over the model's axis, so "
-            "replicas would compute the same; make it of crankshaft.engine.parallel's layers, or leave --mesh out"
+            f"{setting('mesh', config.mesh)}: {config.model_entry.name} has no layer that is cut over the model's "
+            "axis, so replicas would compute the same; make it of crankshaft.engine.parallel's layers, or leave "
+            f"{setting('mesh')} out"
         )
     if held.tables:
         checks.check_tables(config, config.model_entry.name)
@@ -432,7 +434,7 @@ def choose_jit(run: BaseRun) -> str:
     config, state, strategy = run.config, run.state, run.strategy
     if reason := config.why_no_jit or with_flags(strategy.why_no_jit or ""):
         if config.jit == "on":
-            raise UsageError(f"--jit=on: {reason}; use --jit=auto or off")
+            raise UsageError(f"{setting('jit')}=on: {reason}; use {setting('jit')}=auto or off")
         strategy.without_jit = True
         if state.jit is None:
             state.jit = False  # a choice that was made before is kept for the next process

@@ -16,7 +16,7 @@ from ...engine.internals.errors import CheckpointError
 from ...engine.metrics.monitored import Monitored
 from ..cluster.meeting import Presence, answers
 from ..command_line import checks
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from ..host.signals import EXIT_CODES, Signals
 from . import agreement, restoring
 from .base import BaseRun
@@ -65,8 +65,8 @@ def watch(run: BaseRun) -> Outcome:
 def _check_run_dir(run_dir: str) -> None:
     if not agreement.appears(RunDir(run_dir).lock):
         raise UsageError(
-            f"--run_dir={run_dir} is another folder here than at the coordinator, which writes the checkpoints that an "
-            "evaluator reads; give a folder of a file system that all hosts share"
+            f"{setting('run_dir', run_dir)} is another folder here than at the coordinator, which writes the "
+            "checkpoints that an evaluator reads; give a folder of a file system that all hosts share"
         )
 
 

@@ -24,7 +24,7 @@ from ...engine.internals.keras import all_layers_in, layers_in
 from ...engine.internals.variables import tf_variable
 from ...engine.machine import files
 from ...input import known
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from ..host.files import write_json
 from . import predictions, splits, weights
 from .base import BaseRun
@@ -48,14 +48,14 @@ def save(run: BaseRun, path: str, name: str | None = None) -> str:
     is_keras = path.endswith(".keras")
     path = path if is_keras else os.path.join(path, str(run.state.step))
     if os.path.lexists(path):
-        raise UsageError(f"--output: {path} exists; remove it or use another --output")
+        raise UsageError(f"{setting('output')}: {path} exists; remove it or use another {setting('output')}")
     if name:
         weights.named(run.trainer, name)
     elif getattr(run.trainer, "model", None) is None:
         trainer, there = type(run.trainer).__name__, ", ".join(weights.models_of(run.trainer)) or "none"
         raise UsageError(
-            f"--mode=export serves {trainer}.model, and there is none; name the model to serve self.model, or give "
-            f"--export_model={there}"
+            f"{setting('mode')}=export serves {trainer}.model, and there is none; name the model to serve self.model, "
+            f"or give {setting('export_model', there)}"
         )
     if is_keras:
         _save_keras(run, path, name)
@@ -68,8 +68,9 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
     """Writes `Trainer.model`, or that of a name, alone, with the weights that evaluation uses."""
     if not name and type(run.trainer).forward is not Trainer.forward:
         raise UsageError(
-            f"--output={path}: a .keras file can't hold {type(run.trainer).__name__}.forward; give --output a "
-            f"folder, for a SavedModel, or --export_model={weights.MODEL} for the Keras model alone"
+            f"{setting('output', path)}: a .keras file can't hold {type(run.trainer).__name__}.forward; give "
+            f"{setting('output')} a folder, for a SavedModel, or {setting('export_model', weights.MODEL)} for the "
+            "Keras model alone"
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
     model = weights.named(weights.trained(run), name or weights.MODEL)
@@ -79,8 +80,8 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
             model.save(model_path)
         except NotImplementedError as error:  # as Keras has it of a model that does not say what it is made of
             raise UsageError(
-                f"--output={path}: Keras can't write a {type(model).__name__}, which has no get_config; give it one, "
-                "or give --output a folder, for a SavedModel"
+                f"{setting('output', path)}: Keras can't write a {type(model).__name__}, which has no get_config; give "
+                f"it one, or give {setting('output')} a folder, for a SavedModel"
             ) from error
         shutil.copyfile(model_path, temporary)
     kinds = {f"{type(each).__module__}.{type(each).__name__}" for each in layers_in(model)}

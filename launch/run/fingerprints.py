@@ -22,7 +22,7 @@ from ...engine.internals.errors import CrankshaftError
 from ...input.files import storage
 from ..command_line.config import Config
 from ..command_line.values import differences
-from ..errors import UsageError
+from ..errors import UsageError, setting
 
 # What is read of an array: it takes milliseconds, whatever its size.
 _MOST_ROWS = 1024
@@ -108,8 +108,8 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> 
         changes = _differences(manifest, about, "train")
         if changes and not config.allow_changed_config:
             raise UsageError(
-                f"--run_dir={config.run_dir} is a run of other training data ({'; '.join(changes)}); use another "
-                "--run_dir, the same data, or --allow_changed_config"
+                f"{setting('run_dir', config.run_dir)} is a run of other training data ({'; '.join(changes)}); use "
+                f"another {setting('run_dir')}, the same data, or {setting('allow_changed_config')}"
             )
         if config.is_chief:
             logging.warning("%s; if that is not meant, use another --run_dir", _what_changed(manifest, about, "train"))
@@ -143,10 +143,15 @@ def check_begun(config: Config, manifest: Manifest, ids: Any) -> None:
         return
     run_dir = os.path.dirname(os.path.dirname(manifest.prefix))
     tokens = config.input_entry and "tokenizer" in config.input_entry.defaults
-    cure = f"--input_arg=tokenizer={RunDir(run_dir).model} in place of vocabulary_size" if tokens else "that run's data"
+    cure = (
+        f"{setting('input_arg')}=tokenizer={RunDir(run_dir).model} in place of vocabulary_size"
+        if tokens
+        else "that run's data"
+    )
     raise UsageError(
-        f"--init_from={config.init_from} was trained with other words, tokens or classes than this data has, so its "
-        f"weights would mean others; use {cure}, or --allow_changed_config to begin with them all the same"
+        f"{setting('init_from', config.init_from)} was trained with other words, tokens or classes than this data has, "
+        f"so its weights would mean others; use {cure}, or {setting('allow_changed_config')} to begin with them all "
+        "the same"
     )
 
 
@@ -162,9 +167,9 @@ def check_division(config: Config, manifest: Manifest, about: dict[str, Any], nu
     else:
         division = _division(before)
     raise UsageError(
-        f"--run_dir={config.run_dir} divided its training data {division}, and this run divides it {_division(now)}: "
-        "begin in another --run_dir, run as many workers on the same files, or give --allow_changed_config, and the "
-        "epoch goes on with other examples"
+        f"{setting('run_dir', config.run_dir)} divided its training data {division}, and this run divides it "
+        f"{_division(now)}: begin in another {setting('run_dir')}, run as many workers on the same files, or give "
+        f"{setting('allow_changed_config')}, and the epoch goes on with other examples"
     )
 
 
@@ -178,10 +183,10 @@ def _division(about: dict[str, Any]) -> str:
 def check_evaluated(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:
     """Raises `UsageError` where ids are numbered otherwise than for the checkpoint, and that was not allowed."""
     if _OTHER_IDS in _differences(manifest, about, "train") and not config.allow_changed_config:
-        where = f"--data_dir={config.data_dir}" if config.data_dir else "the training data"
+        where = setting("data_dir", config.data_dir) if config.data_dir else "the training data"
         raise UsageError(
-            f"{where} numbers ids otherwise than the training data of --run_dir={config.run_dir} did, so that rows of "
-            "its tables would mean others; use the run's own data, or --allow_changed_config"
+            f"{where} numbers ids otherwise than the training data of {setting('run_dir', config.run_dir)} did, so "
+            f"that rows of its tables would mean others; use the run's own data, or {setting('allow_changed_config')}"
         )
 
 

@@ -19,7 +19,7 @@ from ...engine.internals.errors import counted, visible
 from ...input.data import InputError
 from ...input.files import tokens as kinds
 from ..command_line import checks
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from . import fingerprints, modes, restoring
 from .base import BaseRun
 
@@ -76,13 +76,15 @@ def row_of(run: BaseRun, prompt: str) -> list[int]:
     if run.known.tokens is None:
         raise UsageError(
             f"this run's {NAMES.model} does not say what text is cut into: its data was not text, or it "
-            "is older; train on --input=text"
+            f"is older; train on {setting('input')}=text"
         )
     text = os.fsencode(prompt)  # as it was given, though it be no UTF-8
     try:
-        (tokens,) = run.known.tokens.tokens([kinds.Piece(text, "--prompt", 0, True)])
+        (tokens,) = run.known.tokens.tokens([kinds.Piece(text, setting("prompt"), 0, True)])
     except InputError:
-        raise UsageError("--prompt is not text in UTF-8, which this run's vocabulary is of; give it as such") from None
+        raise UsageError(
+            f"{setting('prompt')} is not text in UTF-8, which this run's vocabulary is of; give it as such"
+        ) from None
     return [run.known.tokens.separator, *tokens.tolist()]
 
 
@@ -130,7 +132,7 @@ def _model(run: BaseRun) -> Generates:
     if not isinstance(model, Generates):
         raise UsageError(
             f"{run.config.model_entry.name} does not tell which token follows others; generate with a language "
-            "model, such as --model=transformer_lm, or give self.model the methods of "
+            f"model, such as {setting('model')}=transformer_lm, or give self.model the methods of "
             "crankshaft.engine.generation.Generates"
         )
     return model
@@ -142,8 +144,8 @@ def _check_tokens(run: BaseRun, manifest: Manifest) -> None:
     if run.known.tokens and trained_on not in (None, fingerprints.of_ids(run.known.tokens.ids)):
         raise UsageError(
             f"{manifest.name} was trained on other tokens than {NAMES.model} in "
-            f"--run_dir={run.config.run_dir} is of; restore that file from a copy, or train the run on, which "
-            "writes it again"
+            f"{setting('run_dir', run.config.run_dir)} is of; restore that file from a copy, or train the run on, "
+            "which writes it again"
         )
 
 

@@ -24,7 +24,7 @@ from ...models.tabular import Tabular
 from ..command_line import checks, registry, rules
 from ..command_line.config import Config
 from ..command_line.values import short
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from . import agreement, fingerprints, model_file, names, splits
 
 
@@ -118,7 +118,7 @@ def of_saved(config: Config, strategy: Strategy) -> Inputs:
 
 
 def _named_data(config: Config) -> str:
-    return f"--data_dir={config.data_dir}" if config.data_dir else "the data"
+    return setting("data_dir", config.data_dir) if config.data_dir else "the data"
 
 
 def _needs_epochs(config: Config, evaluates: bool, known: Mapping[str, Any]) -> bool:
@@ -149,8 +149,8 @@ def _check_data(config: Config, train, evaluation, num_classes: int | None) -> N
         checks.check_without_evaluation(config)
     if config.strategy == "tpu" and (text := form.text_fields(train.element_spec)):
         raise UsageError(
-            f"--strategy=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in the data "
-            "function, or use another --strategy"
+            f"{setting('strategy')}=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in "
+            f"the data function, or use another {setting('strategy')}"
         )
 
 
@@ -159,7 +159,11 @@ def _check_classes(config: Config, train, num_classes: int | None) -> None:
     name, parts = config.model_entry.name, form.features(train.element_spec)
     if name in registry.NAMES["model"] and isinstance(parts, (dict, tuple)) and not isinstance(parts, Spec):
         by_array = config.input_entry and "array" in config.input_entry.defaults
-        cure = "add --input_arg=array=true, which makes one of columns of numbers" if by_array else "give one array"
+        cure = (
+            f"add {setting('input_arg')}=array=true, which makes one of columns of numbers"
+            if by_array
+            else "give one array"
+        )
         shown = short(", ".join(parts) if isinstance(parts, dict) else len(parts))
         raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {cure}")
     if num_classes is None:
@@ -179,7 +183,8 @@ def _classes_by_values(config: Config, train) -> int | None:
         if is_open and tf.as_dtype(example.labels.dtype).is_floating:
             raise UsageError(
                 f"{config.model_entry.name}: the labels are floats that are read as training goes, so whether they are "
-                "clicks (0 and 1) or numbers is not known; use --model_arg=task=clicks or --model_arg=task=ratings"
+                f"clicks (0 and 1) or numbers is not known; use {setting('model_arg')}=task=clicks or "
+                f"{setting('model_arg')}=task=ratings"
             )
     return splits.num_classes(train)
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...engine.data.source import Source, Split
 from ...engine.machine import files
 from ...input.tables.parquet_table import library
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from .predictions import OfRun
 
 _MOST_COLUMNS = 10_000
@@ -61,7 +61,7 @@ def write(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | 
     In a table each number has a column of its own: NAME_0, NAME_1_2, or by the names of classes NAME_cat.
     """
     if os.path.lexists(path):
-        raise UsageError(f"--output: {path} exists; remove it or use another --output")
+        raise UsageError(f"{setting('output')}: {path} exists; remove it or use another {setting('output')}")
     table = columns if path.endswith(".npz") else _table(path, columns, classes)
     with files.replacing(path, files.make_file) as temporary:
         if path.endswith(".parquet"):
@@ -83,7 +83,9 @@ def write(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | 
 def _table(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | None) -> dict[str, np.ndarray]:
     width = sum(int(np.prod(array.shape[1:])) for array in columns.values())
     if width > _MOST_COLUMNS:
-        raise UsageError(f"--output={path} would have {width:,} columns; write .npz, which keeps arrays as they are")
+        raise UsageError(
+            f"{setting('output', path)} would have {width:,} columns; write .npz, which keeps arrays as they are"
+        )
     table: dict[str, np.ndarray] = {}
     for name, array in columns.items():
         of_classes = classes if classes and name in ("probability", "output") else None

@@ -14,7 +14,7 @@ from ...engine.state import RULES
 from ..command_line import checks
 from ..command_line import config as configs
 from ..command_line.config import Config
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from ..host import threads
 from . import fingerprints, results, weights
 from .base import BaseRun
@@ -53,11 +53,14 @@ def _check_rules(config: Config, manifest: Manifest) -> None:
     """Raises `UsageError` or warns where a run was begun by other rules of shuffling and updating: its bits differ."""
     if (before := saving.rules_of(manifest)) == RULES:
         return
-    what = f"--run_dir={config.run_dir} was begun by rules {before} of shuffling and updating, and these are {RULES}"
+    what = (
+        f"{setting('run_dir', config.run_dir)} was begun by rules {before} of shuffling and updating, and these are "
+        f"{RULES}"
+    )
     if not config.allow_changed_config:
         raise UsageError(
-            f"{what}: its numbers would not be those of one run; use another --run_dir, the version that began it, or "
-            "--allow_changed_config"
+            f"{what}: its numbers would not be those of one run; use another {setting('run_dir')}, the version that "
+            f"began it, or {setting('allow_changed_config')}"
         )
     if config.is_chief:
         logging.warning("%s: it goes on by these", what)
@@ -67,8 +70,8 @@ def _unreadable(run: BaseRun, problem: str) -> str:
     best, directory = run.best, run.checkpoints.directory
     weights = f"{best.directory} or other weights" if best.latest() else "other weights"
     return (
-        f"no checkpoint in {directory} can be read ({problem}); restore it from a copy, or begin in another --run_dir, "
-        f"from the start or, with --init_from, from {weights}"
+        f"no checkpoint in {directory} can be read ({problem}); restore it from a copy, or begin in another "
+        f"{setting('run_dir')}, from the start or, with {setting('init_from')}, from {weights}"
     )
 
 
@@ -84,9 +87,9 @@ def _check_beginning(run: BaseRun) -> None:
     every = best.about.get("flags", {}).get("checkpoint_every_steps") or best.step
     if best.step > 2 * every or results.step_of(RunDir(run_dir).result):
         raise UsageError(
-            f"--run_dir={run_dir} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't be gone on "
-            f"with; restore them from a copy, or use another --run_dir, with --init_from={run.best.directory} to "
-            "train on from there"
+            f"{setting('run_dir', run_dir)} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't "
+            f"be gone on with; restore them from a copy, or use another {setting('run_dir')}, with "
+            f"{setting('init_from', run.best.directory)} to train on from there"
         )
     if run.strategy.is_chief:
         logging.warning(
@@ -104,7 +107,7 @@ def newest(run: BaseRun, checkpoints: Checkpoints) -> Manifest | None:
         if manifest is None and step >= 0:
             raise UsageError(
                 f"{run.config.cluster.task} finds no checkpoint of step {step} in {checkpoints.directory}, and the "
-                "chief restores it; put --run_dir on a file system that all workers see"
+                f"chief restores it; put {setting('run_dir')} on a file system that all workers see"
             )
     return manifest
 
@@ -148,7 +151,7 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
                 yield manifest
     if not count:
         cure = f"{problem}; mend it" if (problem := checkpoints.problem()) else "train first"
-        raise UsageError(f"--run_dir={config.run_dir} has no whole checkpoint ({which}); {cure}")
+        raise UsageError(f"{setting('run_dir', config.run_dir)} has no whole checkpoint ({which}); {cure}")
 
 
 def check_same_run(run: BaseRun, manifest: Manifest) -> None:
@@ -191,4 +194,4 @@ def _listed(run: BaseRun, which: str) -> list[Manifest]:
     if manifests or which == "all":
         return manifests
     steps = ", ".join(str(manifest.step) for manifest in run.checkpoints.all())
-    raise UsageError(f"--eval_checkpoint={which} is none of latest, best, all, {steps}")
+    raise UsageError(f"{setting('eval_checkpoint', which)} is none of latest, best, all, {steps}")

@@ -16,7 +16,7 @@ from ...input.records import shard_writing
 from ...input.records.features import Features
 from ...input.records.shard_writing import Shard, ShardRequest
 from ..command_line import registry
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from . import data, splits
 
 
@@ -37,13 +37,13 @@ def load(request: ShardRequest) -> Loaded:
     for name, split in by_name.items():
         if not split.by_index:
             raise UsageError(
-                f"the {name} data of --input={request.input} is a tf.data.Dataset, whose examples have no number; give "
-                "arrays or a Source"
+                f"the {name} data of {setting('input', request.input)} is a tf.data.Dataset, whose examples have no "
+                "number; give arrays or a Source"
             )
         if split.draws:
             raise UsageError(
-                f"the {name} data of --input={request.input} draws its examples again each epoch, and shards would "
-                "keep one draw of them; turn that off by --input_arg"
+                f"the {name} data of {setting('input', request.input)} draws its examples again each epoch, and shards "
+                f"would keep one draw of them; turn that off by {setting('input_arg')}"
             )
     return Loaded(by_name, shard_writing.described(train.element_spec, known.as_json(loaded)))
 

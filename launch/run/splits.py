@@ -22,7 +22,7 @@ from ...engine.data.waiting import of_files
 from ...engine.internals import pipelines
 from ...engine.internals.errors import SourceError
 from ..command_line.config import READING, Config
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from ..explanations import with_flags
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
@@ -49,13 +49,13 @@ def of(config: Config, train, evaluation) -> tuple[Source | Stream, Source | Str
     for name in () if train.by_index else _BY_INDEX:
         if value := getattr(config, name):
             raise UsageError(
-                f"--{name}={value} is for examples that are read by their indices, and the train data is a stream; "
-                "leave it out"
+                f"{setting(name, value)} is for examples that are read by their indices, and the train data is a "
+                "stream; leave it out"
             )
     if config.max_bad_records and train.as_arrays() is not None:
         raise UsageError(
-            f"--max_bad_records={config.max_bad_records} is for examples that are read as the run goes, and the train "
-            "data is in memory already; leave it out"
+            f"{setting('max_bad_records', config.max_bad_records)} is for examples that are read as the run goes, and "
+            "the train data is in memory already; leave it out"
         )
     return _without_bad_records(config, train), _without_bad_records(config, evaluation), said
 
@@ -86,8 +86,8 @@ def prepare(train, evaluation, validation_split: float = 0.0) -> tuple[Any, Any,
     train = checked("train", train, said)
     if validation_split and evaluation is not None:
         raise UsageError(
-            f"--validation_split={validation_split} takes evaluation data from the training data, and the data has its "
-            "own; leave the flag out, or return the training data alone"
+            f"{setting('validation_split', validation_split)} takes evaluation data from the training data, and the "
+            "data has its own; leave the flag out, or return the training data alone"
         )
     if validation_split:
         return *divided(train, validation_split), said
@@ -422,19 +422,19 @@ def divided(train, share: float) -> tuple[Source, Source]:
     """Splits into (all but the last examples, the last ones), by Keras's rule."""
     if train.by_index and train.by_epoch:
         raise UsageError(
-            f"--validation_split={share} takes the last examples, and the data has on_epoch_begin or on_epoch_end, "
-            "which may put others there; return two datasets, (train, eval), from the data function"
+            f"{setting('validation_split', share)} takes the last examples, and the data has on_epoch_begin or "
+            "on_epoch_end, which may put others there; return two datasets, (train, eval), from the data function"
         )
     if not train.by_index:
         raise UsageError(
-            f"--validation_split={share} divides arrays, and the data is a tf.data.Dataset; return (dataset.skip(n), "
-            "dataset.take(n)) from the data function"
+            f"{setting('validation_split', share)} divides arrays, and the data is a tf.data.Dataset; return "
+            "(dataset.skip(n), dataset.take(n)) from the data function"
         )
     examples = len(train)
     first = math.floor(examples * (1.0 - share))
     if not 0 < first < examples:
         raise UsageError(
-            f"--validation_split={share} of {examples} examples leaves {first} to train on and {examples - first} to "
-            "evaluate; use another share"
+            f"{setting('validation_split', share)} of {examples} examples leaves {first} to train on and "
+            f"{examples - first} to evaluate; use another share"
         )
     return train.between(0, first), train.for_evaluation().between(first, examples)

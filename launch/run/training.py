@@ -19,7 +19,7 @@ from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
 from ...engine.metrics.sums import RowSpec, kinds_of
 from ..command_line import config as configs
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from ..host.files import write_of_run
 from ..host.signals import EXIT_CODES, Signals
 from . import hooks, lent, restoring, results, weights
@@ -134,8 +134,8 @@ def _end_of(run: BaseRun, steps: int | None, epochs: float | None) -> int:
     period = run.strategy.sync_period_steps
     if until % period and until != last:
         raise UsageError(
-            f"train(): step {until} is between two syncs, which are {period} steps apart (--sync_every_steps); "
-            f"train to a multiple of {period}"
+            f"train(): step {until} is between two syncs, which are {period} steps apart "
+            f"({setting('sync_every_steps')}); train to a multiple of {period}"
         )
     return until
 

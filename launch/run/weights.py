@@ -27,7 +27,7 @@ from ...input import known
 from ...models.classification import Classifier
 from ...models.tabular import Tabular
 from ..command_line.config import KERAS_FILES, Config
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from ..host import isolation
 from ..host.files import write_of_run
 from . import fingerprints, model_file, names
@@ -96,7 +96,7 @@ def start(run: BaseRun) -> None:
     for optimizer in held.optimizers.values():
         if optimizer.weight_average is not None:
             optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
-    numerics.check_weights(run.trainer, f"--init_from={source}")
+    numerics.check_weights(run.trainer, setting("init_from", source))
     more = f"; rows that it lacks begin as they were made: {', '.join(grown)}" if grown else ""
     run.say(f"{count} weights taken from {source}{more}")
 
@@ -111,7 +111,7 @@ def _check_source(run: BaseRun, prefix: str) -> None:
         before = model_file.read(os.path.dirname(os.path.dirname(manifest.prefix)))
     except UsageError:  # a copy of the checkpoint alone
         return
-    whole = f"--init_from={config.init_from}: this run's data"
+    whole = f"{setting('init_from', config.init_from)}: this run's data"
     names.check_trained(whole, (before.known, before.features), (run.known, run.features))
     if isinstance(run.trainer, Tabular) and not run.trainer.takes_any_id:
         _check_rows(config, run.trainer, before.known.vocabulary or {})
@@ -124,9 +124,10 @@ def _check_rows(config: Config, trainer: Tabular, before: Mapping[str, int]) -> 
         rows = before.get(field.feature, field.rows)
         if rows > field.rows or (rows != field.rows and (field.feature != last or field.column)):
             raise UsageError(
-                f"feature {field.feature!r} has {field.rows:,} ids, and {rows:,} in --init_from={config.init_from}: "
-                "its table's rows would be those of other ids; begin a run with --model_arg=table_capacity=N or "
-                "--model_arg=hash_buckets=N, which has room for ids to come"
+                f"feature {field.feature!r} has {field.rows:,} ids, and {rows:,} in "
+                f"{setting('init_from', config.init_from)}: its table's rows would be those of other ids; begin a run "
+                f"with {setting('model_arg')}=table_capacity=N or {setting('model_arg')}=hash_buckets=N, which has "
+                "room for ids to come"
             )
 
 
@@ -153,7 +154,7 @@ def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
     models = [model for model in Holdings(trainer).models if model.variables]
     if len(models) != 1:
         raise UsageError(
-            f"--init_from={source} holds the weights of one Keras model, and {type(trainer).__name__} has "
+            f"{setting('init_from', source)} holds the weights of one Keras model, and {type(trainer).__name__} has "
             f"{len(models)}; load them in its build with load_weights, or give a run's checkpoint"
         )
     return models[0]
@@ -241,7 +242,7 @@ def _copied(run: BaseRun) -> Trainer:
     except ValueError as error:
         raise UsageError(
             f"{error}, so no process has the model; make it of the run's checkpoint, in one process: crankshaft train "
-            "--mode=export, or crankshaft.load_model"
+            f"{setting('mode')}=export, or crankshaft.load_model"
         ) from error
     return trainer
 

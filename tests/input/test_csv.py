@@ -140,7 +140,7 @@ def test_a_number_that_is_written_otherwise_is_one_line_with_its_row(tmp_path, f
     with pytest.raises(InputError) as caught:
         csv.load(folder, 0, delimiter=";")
     assert re.search(f"1.csv, record 22: column 'x': expected a number .* {re.escape(repr(field))}", str(caught.value))
-    assert "--input_arg=texts=x" in str(caught.value)
+    assert "input_arg=texts=x" in str(caught.value)
     assert f"{field}0".encode() in csv.load(folder, 0, delimiter=";", texts=("x",)).words["x"]
     assert csv.load(folder, 0, delimiter=";", features=("label",), label="none").vocabulary == {"label": 2}
     if field != "?":
@@ -262,7 +262,7 @@ def test_text_is_hashed_or_kept_where_that_is_asked_for(tmp_path):
 def test_more_words_than_are_learnt_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(columns, "_MOST_WORDS", 5)
     folder = written(tmp_path, "y,label\n" + "".join(f"c{n},1\n" for n in range(9)))
-    with pytest.raises(InputError, match=r"'y' has more than 5 different words, .*text=hash --model_arg=hash_buckets="):
+    with pytest.raises(InputError, match=r"'y' has more than 5 different words, .*text=hash model_arg=hash_buckets="):
         csv.load(folder, 0)
     assert len(all_of(csv.load(folder, 0, text="hash").train)[1]) == 9
 
@@ -463,7 +463,7 @@ def test_a_file_that_has_changed_is_read_anew(tmp_path):
         ([b"x,label\n\xff,1\n"], "expected text in UTF-8, found 0xff; convert the file"),
         (
             ["x,y\n1,2\n"],
-            "0.csv has no column 'label'; name the label's by --input_arg=label=NAME, one of x, y, or none",
+            "0.csv has no column 'label'; name the label's by input_arg=label=NAME, one of x, y, or none",
         ),
     ],
 )

@@ -41,7 +41,7 @@ def test_a_glob_in_a_folder_whose_name_has_brackets_is_named_escaped_in_messages
     write(tmp_path, "[v2]/a-00000-of-00002.row", "[v2]/a-00000-of-00003.row")
     with pytest.raises(InputError, match=r"sets of other numbers of files \(1 of 2 and 1 of 3\)") as refused:
         found(tmp_path / "[v2]")
-    assert found(re.search(r"--data_dir=(.*)", str(refused.value))[1]) == ["a-00000-of-00003.row"]
+    assert found(re.search(r"data_dir=(.*)", str(refused.value))[1]) == ["a-00000-of-00003.row"]
 
 
 def test_all_suffixes_of_a_kind_are_read_packed_and_upper_case_ones_too(tmp_path):

@@ -323,7 +323,7 @@ def test_a_list_of_another_length_is_a_bad_record(tmp_path, strange):
     [
         (
             {"label": "class"},
-            "has no column 'class'; name the label's by --input_arg=label=NAME, one of id, age, price",
+            "has no column 'class'; name the label's by input_arg=label=NAME, one of id, age, price",
         ),
         ({"features": ("size",)}, "features=size: "),
         ({"numbers": ("size",)}, "numbers=size: "),
@@ -332,7 +332,7 @@ def test_a_list_of_another_length_is_a_bad_record(tmp_path, strange):
         ({"missing": "drop"}, "missing=drop is unknown; use refuse, zero, mean"),
         ({"array": True}, "column 'city' is text; leave it out"),
         ({"features": ("when",)}, "column 'when' is neither of numbers nor of text; name those to be read"),
-        ({}, "column 'when' is neither of numbers nor of text; name those to be read by --input_arg=features=id,age"),
+        ({}, "column 'when' is neither of numbers nor of text; name those to be read by input_arg=features=id,age"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, arguments, line):

@@ -109,9 +109,7 @@ def test_files_that_grow_while_they_are_read_are_refused(source):
 
 def test_a_folder_that_cannot_be_written_is_one_line(source, tmp_path):
     (tmp_path / ".crankshaft").write_text("in the way")
-    with pytest.raises(
-        InputError, match=r"can't be written \(.*\); name a folder for it by --input_arg=prepared_dir=F"
-    ):
+    with pytest.raises(InputError, match=r"can't be written \(.*\); name a folder for it by input_arg=prepared_dir=F"):
         make(source)
     files = Files([str(source)])
     found = prepared(files, "doubled", {}, doubled(files), str(tmp_path / "there" / "deep"))

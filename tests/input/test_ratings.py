@@ -152,7 +152,7 @@ def test_a_malformed_line_is_named_and_can_be_skipped(load, refusal, line, probl
     content = b"\n".join([*lines[:4], line, *lines[4:]])
     message = refusal(content)
     assert f"ratings.tsv:5: {problem}" in message
-    assert "--input_arg max_bad_records=10" in message
+    assert "input_arg max_bad_records=10" in message
     check_rows(load(content, max_bad_records=1))
 
 
@@ -177,10 +177,10 @@ def test_a_first_line_that_is_malformed_is_not_taken_for_a_header(refusal):
         (text(rows=ROWS[:1]), "holds 1 usable records: expected at least 2"),
         ("a;b;c\n", "ratings.tsv:1: expected user, item, rating[, timestamp] between tabs, commas or '::'"),
         ("a\tb\tbad\n", "ratings.tsv:1: expected columns user, item, rating[, timestamp], found no user in 'a,b,bad'"),
-        ("movieId,title,genres\n1,Heat,Crime\n", "pass the file of ratings as --data_dir"),
+        ("movieId,title,genres\n1,Heat,Crime\n", "pass the file of ratings as data_dir"),
         ("user\tuser_id\titem\trating\n", "expected one column for user, found 'user' and 'user_id'"),
         ("1\t2\t3\t4\t5\n", "expected 3 or 4 columns where the first line does not name them, found 5"),
-        ("a\tb\t1\n" * 3, "split=time needs a fourth column, the timestamp, found 'a\\tb\\t1'; use --input_arg split="),
+        ("a\tb\t1\n" * 3, "split=time needs a fourth column, the timestamp, found 'a\\tb\\t1'; use input_arg split="),
         ("user,item,rating\na,b,1\n", "split=time needs a fourth column, the timestamp, found 'user,item,rating'"),
         (b"\xff\xfeu\0s\0e\0r\0", "ratings.tsv:1: expected UTF-8"),
     ],
@@ -205,7 +205,7 @@ def test_arguments_out_of_range_are_refused(refusal, arguments, message):
 
 @pytest.mark.parametrize("data_dir", [None, ""])
 def test_without_a_data_dir_it_is_asked_for(data_dir):
-    with pytest.raises(InputError, match="input=ratings needs --data_dir"):
+    with pytest.raises(InputError, match="input=ratings needs data_dir"):
         ratings.load(data_dir, 0)
 
 

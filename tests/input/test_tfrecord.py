@@ -236,7 +236,7 @@ def test_flipped_bit_is_named_and_may_be_left_out(shards):
     found[len(found) // 2] ^= 4
     path.write_bytes(found)
     source = opened(folder)
-    with pytest.raises(BadRecordError, match=r"00002-of-00003: record \d+ \(byte [\d,]+\): .*--max_bad_records") as bad:
+    with pytest.raises(BadRecordError, match=r"00002-of-00003: record \d+ \(byte [\d,]+\): .*max_bad_records") as bad:
         read_all(source)
     said: list[str] = []
     kept = read_all(WithoutBadRecords(source, 1, said.append))[0]

@@ -41,7 +41,7 @@ MISTAKES = {
     "a job without tasks": (config({"worker": []}), ["cluster is empty"]),
     "a job that is not a list": (config({"worker": "a:1"}), ["worker='a:1'", "not a list"]),
     "parameter servers": (config({"worker": TWO, "ps": ["c:3"]}), ["'ps'", "use that, or leave ps out"]),
-    "an evaluator": (config({"worker": TWO, "evaluator": ["c:3"]}), ["'evaluator'", "--mode=eval"]),
+    "an evaluator": (config({"worker": TWO, "evaluator": ["c:3"]}), ["'evaluator'", "mode=eval"]),
     "an unknown job": (config({"wroker": TWO}), ["'wroker'", "use chief, worker"]),
     "two chiefs": (config({"chief": TWO}, {"type": "chief", "index": 0}), ["2 chiefs", "list one"]),
     "no task": ({"TF_CONFIG": json.dumps({"cluster": {"worker": TWO}})}, ["has no task", "which of"]),
@@ -149,7 +149,7 @@ def test_bind_is_the_one_address_at_which_a_task_waits_for_its_peers():
     mine = dataclasses.replace(on_this_host([port]), bind="127.0.0.2")
     with meeting.Meeting(mine):
         assert [meeting.answers(f"127.0.0.{end}:{port}") for end in (1, 2)] == ["", "starting"]
-    with pytest.raises(UsageError, match=r"^--bind=192.0.2.1 is not an address of this host"):
+    with pytest.raises(UsageError, match=r"^bind=192.0.2.1 is not an address of this host"):
         meeting.check_bindable(dataclasses.replace(mine, bind="192.0.2.1"))
 
 
@@ -243,7 +243,7 @@ def test_workers_that_come_late_are_awaited():
 def test_workers_that_do_not_come_are_named_by_all_who_did():
     # The first gives up before the second does: it did come, so the second must not name it.
     ports = free_ports(3)
-    line = f"worker 2 (localhost:{ports[2]}) did not come within --cluster_timeout_seconds=2; start it, or look at"
+    line = f"worker 2 (localhost:{ports[2]}) did not come within cluster_timeout_seconds=2; start it, or look at"
     for code, said in come(ports, [0.0, 0.3, None], 2.0):
         assert code == 1
         assert said.startswith(line)
@@ -288,7 +288,7 @@ def test_what_listens_at_a_peers_port_and_is_no_task_is_named_in_time(says):
     own, other = free_ports(2)
     with socket.create_server(("", other)) as listener:
         threading.Thread(target=lambda: listener.accept()[0].send(says), daemon=True).start()
-        line = r"^worker 1 \(.*\) did not come within --cluster_timeout_seconds=0.5; it is stopped, or another program"
+        line = r"^worker 1 \(.*\) did not come within cluster_timeout_seconds=0.5; it is stopped, or another program"
         with (
             meeting.Meeting(on_this_host([own, other])) as peers,
             pytest.raises(meeting.ClusterError, match=line),

@@ -93,7 +93,7 @@ def test_a_lock_that_cannot_be_opened_is_named(tmp_path, make, monkeypatch):
     else:
         monkeypatch.setattr(process.os, "open", refused)
     with (
-        pytest.raises(UsageError, match=rf"--run_dir={tmp_path}: its file .lock can't be locked \(.*\); remove it"),
+        pytest.raises(UsageError, match=rf"run_dir={tmp_path}: its file .lock can't be locked \(.*\); remove it"),
         process.lock(str(tmp_path)),
     ):
         pass
