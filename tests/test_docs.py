@@ -172,6 +172,19 @@ def test_engine_names_no_flag():
     assert named == []
 
 
+def test_settings_that_messages_name_are_flags():
+    named = [
+        (path.relative_to(ROOT).as_posix(), node.lineno, node.args[0].value)
+        for path in SOURCES
+        if not path.is_relative_to(ROOT / "tests")
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setting"
+        if isinstance(node.args[0], ast.Constant)
+    ]
+    assert len(named) > 100
+    assert [each for each in named if each[2] != "help" and not known(each[2], OF_TRAIN)] == []
+
+
 def test_what_is_not_there_is_found_missing():
     """Of the two tests above: they would pass, too, if they found nothing at all."""
     text = "`engine/state.py`, `state.py` and `tests/gone.py::test_it`; `engine.gone`, `engine.state.RULES`"

@@ -1,8 +1,8 @@
 """The errors that Crankshaft raises, and exceptions in one line for people. Host code that needs no TensorFlow.
 
 Each error says in one line what was given, what was found, and what to do, and ends a process with its exit code. Where
-the line names a setting, by `setting`, a command line reads a flag, `--run_dir=r`, and a program in Python its keyword,
-`run_dir=r`: whoever prints the error knows which.
+the line names a setting, by `setting`, a command line reads a flag, `--NAME=VALUE`, and a program in Python a keyword,
+`NAME=VALUE`: whoever prints the error knows which.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def setting(name: str, value: object = None) -> str:
 
 
 def with_flags(message: str) -> str:
-    """Returns a message for a command line, whose settings are flags: `--run_dir=r`."""
+    """Returns a message for a command line, whose settings are flags: `--NAME=VALUE`."""
     return message.replace("\x02", "--").replace("\x03", "")
 
 

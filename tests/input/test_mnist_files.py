@@ -278,7 +278,7 @@ def test_without_a_folder_keras_provides_or_the_cure_is_told(tmp_path):
     found, *_, message = done.stdout.splitlines()  # Keras prints a line of its own between them.
     assert found == f"(7, 28, 28, 1) float32 {arrays[EVAL_LABELS].tolist()}"
     assert message.startswith("input=mnist has no data_dir and Keras could not download it")
-    for name in (TRAIN_IMAGES, TRAIN_LABELS, EVAL_IMAGES, EVAL_LABELS, "--data_dir=FOLDER"):
+    for name in (TRAIN_IMAGES, TRAIN_LABELS, EVAL_IMAGES, EVAL_LABELS, "data_dir=FOLDER"):
         assert name in message
 
 
