@@ -134,6 +134,10 @@ class LabelError(UsageError):
     """Labels are not what a loss or a metric takes."""
 
 
+class LeaseError(UsageError):
+    """What a worker ran failed as often as it was tried: where, on which data, with what."""
+
+
 class CheckpointError(UsageError):
     """A checkpoint can't be read, or does not fit the state."""
 

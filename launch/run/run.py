@@ -348,7 +348,8 @@ class Run(BaseRun):
                         self._copy.refresh()
             except Exception as error:
                 alone = self.strategy.num_hosts == 1 and not self.config.coordinates
-                if self.is_open and not (alone or isinstance(error, UsageError)):
+                # Its kinds, of data and files, may be one process's alone.
+                if self.is_open and not (alone or type(error) is UsageError):
                     self._release(error)
                 raise
 

@@ -24,7 +24,7 @@ from ...data.feed import Run
 from ...health import answers
 from ...health.peers import is_gone
 from ...health.watchdog import FIRST_CALL_FACTOR
-from ...internals.errors import CrankshaftError, LostPeerError, UsageError, counted, reason, setting
+from ...internals.errors import CrankshaftError, LeaseError, LostPeerError, counted, reason, setting
 from ...internals.tensorflow import ends_executor
 from .leases import Counters, Lease, LeaseLoop, Returned, UpdateLoop
 
@@ -197,7 +197,7 @@ class Leases:
         """Returns what comes back within so many seconds, as soon as anything has; [] if nothing does.
 
         Raises:
-          UsageError: a lease has failed too often.
+          LeaseError: a lease has failed too often.
           CrankshaftError: a worker can't read what it is to train on.
           LostPeerError: a parameter server is lost, or nothing moves.
         """
@@ -253,7 +253,7 @@ class Leases:
             each = self._open[lease.number]
             each.failures += 1
             if each.failures > _MAX_RETRIES:
-                raise UsageError(self._explain_failure(each, error)) from error
+                raise LeaseError(self._explain_failure(each, error)) from error
         for lease, _ in failed:
             self._schedule(self._open[lease.number])
 
@@ -280,7 +280,7 @@ class Leases:
         return int(steps) - lease.steps_before, int(starts) - lease.starts_before
 
     def _check_hidden_retries(self, counts: np.ndarray) -> None:
-        """Raises UsageError where a lease has silently been run again too often.
+        """Raises LeaseError where a lease has silently been run again too often.
 
         TensorFlow does so where it takes an error for the consequence of another.
         """
@@ -290,7 +290,7 @@ class Leases:
                 each.begun = (steps, starts)
             elif starts - each.begun[1] > _MAX_RETRIES:
                 each.failures = starts - each.begun[1]
-                raise UsageError(self._explain_failure(each, None))
+                raise LeaseError(self._explain_failure(each, None))
 
     def _explain_stuck(self, counts: np.ndarray) -> str:
         if quiet := answers.silent("ps", range(len(self._cluster.servers))):
