@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Freezing:
     """The weights that are frozen, step by step.
 
-    A weight that is frozen keeps its slots. The updates that it misses do not count in the correction of its slots'
-    bias, so its first update is that of a new run, as in PyTorch, which counts each weight's own.
+    A weight that is frozen keeps its slots and its count of updates (`Optimizer.update_counts`), so its first update is
+    that of a new run.
 
     Args:
       rules: (regular expression, step): a weight in whose path it is found is not updated before that step; None is
@@ -37,9 +37,8 @@ class Freezing:
     """
 
     def __init__(self, rules: Sequence[tuple[str, int | None]], optimizers: Iterable[Optimizer]):
-        self._optimizers = list(optimizers)
         self.step: Callable[[], int] = lambda: 0
-        weights = {key: path for each in self._optimizers for key, path in each.paths.items()}
+        weights = {key: path for each in optimizers for key, path in each.paths.items()}
         until: dict[int, float] = {}
         for pattern, end in rules:
             found = [key for key, path in weights.items() if re.search(pattern, path)]
@@ -57,8 +56,6 @@ class Freezing:
             )
         self._ends = sorted({end for end in until.values() if end < math.inf})
         self._sets = [frozenset(key for key, end in until.items() if end > step) for step in (0, *self._ends)]
-        self._entered: frozenset[int] | None = None
-        self._form: tuple = ()
 
     def next_change(self, step: int) -> int | None:
         """Returns the next step at which other weights are frozen; None if there is none."""
@@ -73,19 +70,3 @@ class Freezing:
     def updates(self, variable) -> bool:
         """Returns whether the run's step may update a variable, Keras's or TensorFlow's: one that is not frozen."""
         return id(tf_variable(variable)) not in self.frozen
-
-    def enter(self) -> tuple:
-        """Makes the optimizers count what their weights miss; returns what a program traced at the run's step is for.
-
-        To be called before a step is traced or run. Waits for the device where what is frozen has changed.
-        """
-        if (frozen := self.frozen) is not self._entered:
-            for optimizer in self._optimizers:
-                optimizer.freeze(frozen)
-            self._entered = frozen
-            self._form = frozen, *(tuple(each.updates_missed.items()) for each in self._optimizers)
-        return self._form
-
-    def restored(self) -> None:
-        """Makes the next call of `enter` look at the optimizers, which were restored."""
-        self._entered = None

@@ -162,13 +162,13 @@ class Holdings:
     def step_form(self) -> tuple:
         """Returns what a training step that is traced now depends on: what is trained, and the optimizers' settings.
 
-        To be called before a step is traced or run, see `Freezing.enter`.
+        To be called before a step is traced or run.
 
         Raises:
           UsageError: a variable has become trainable that no optimizer has state for.
         """
         settings = (tuple(each.settings.items()) for each in self.optimizers.values())
-        return self.freezing.enter(), self._trainable(), *settings
+        return self.freezing.frozen, self._trainable(), *settings
 
     def _trainable(self) -> tuple:
         """Returns which layers and weights are trainable now: a program may change that between two calls."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from .checkpoints import Manifest, Part, graph
+from .checkpoints import Manifest, Matching, graph
 from .checkpoints.manifest import check_extra
 from .data.position import Position
 from .freezing import Freezing
@@ -20,14 +20,14 @@ from .internals.errors import UsageError
 from .internals.graphs import Assignments
 from .internals.tensorflow import TrackableNode, variables_read
 from .internals.variables import key_of, path_of, tf_variable
-from .optimizers.averaging import WeightAverage
+from .optimizers import KerasOptimizer, Optimizer
 from .reduction import aggregation, per_replica
 from .trainer import Trainer
 
 # The version of the rules by which a run's numbers come about: the order of examples, random draws, updates. A change
 # that alters the bits of runs takes the next number, so that no run continues unnoticed with other bits than it began
 # with. Checkpoints that name none are of rules 1.
-RULES = 8
+RULES = 9
 
 
 class OfHooks(TrackableNode):
@@ -216,51 +216,50 @@ class TrainState:
                 optimizers[f"{path}.weight_average"] = optimizer.weight_average
         return optimizers
 
-    def parts(self, manifest: Manifest) -> list[Part]:
-        """Returns what can begin again where other variables are trained than in the run that saved a checkpoint.
+    def matching(self, manifest: Manifest) -> Matching:
+        """Returns how this state matches a checkpoint by name, where the run that saved it trained other variables.
 
-        Those are the slots of each optimizer, all of them, with its count of updates for the correction of their bias,
-        while its schedule goes on; the weights' averages of variables that had none; the reduction's memory; float16's
-        loss scale.
+        A variable's slots are restored with its count of updates, or are new with a count of 0; an average that the
+        checkpoint lacks begins at the variable. A Keras optimizer's state, and the reduction's memory, which are not
+        kept by name, are restored where all variables are the same, or are new.
         """
         before, now = manifest.about.get("updated", {}), self.updated()
-        kept_here = manifest.host_state.get("state", {})
-        since, missed = kept_here.get("slots_since", {}), kept_here.get("updates_missed", {})
-        parts = []
+        memory = graph.prefix_of(("trainer", "reduction"))
+        moved: dict[str, graph.Moved] = {}
+        tops, together = [memory, graph.prefix_of(("trainer", "loss_scale"))], [memory]
+        for path, optimizer in Holdings(self.trainer).optimizers.items():
+            at = ("trainer", *path.split("."))
+            tops.append(graph.prefix_of(at))
+            together += [*_slots_of(at, optimizer), graph.prefix_of((*at, "keras_optimizer"))]
+            if (theirs := before.get(path, now[path])) != now[path]:
+                moved |= _moved_slots(at, optimizer, theirs, now[path])
+                if _by_table(theirs).keys() != _by_table(now[path]).keys():
+                    moved[memory] = graph.Moved(())
+            average = f"{path}.weight_average"
+            for place, name in enumerate(now[average] if before.get(average) else ()):
+                there = [str(before[average].index(name))] if name in before[average] else []
+                moved[_shadow(at, str(place))] = graph.Moved(tuple(_shadow(at, each) for each in there))
+        return Matching(moved, tuple(tops), together, self._settle)
+
+    def _settle(self, is_new: Callable[[str], bool]) -> None:
+        """Makes what belongs to slots, and to averages, that were not restored, new as these are."""
         for path, optimizer in Holdings(self.trainer).optimizers.items():
             at, average = ("trainer", *path.split(".")), optimizer.weight_average
-            kept = ("iterations", "learning_rate_scale", "weight_average")
-            moved = _moved(before.get(path, now[path]), now[path], optimizer)
-            counts = missed.get(path, {})
-            if moved:
-                counts = {key: counts[there.prefixes[0]] for key, there in moved.items() if there.prefixes[0] in counts}
-            settle = functools.partial(optimizer.settle_slots, int(since.get(path, 0)), counts)
-            slots = {key: there.below((*at, "slots")) for key, there in (moved or {}).items()}
-            slots = {graph.prefix_of((*at, "slots", key)): there for key, there in slots.items()}
-            parts.append(Part(f"the slots of {path}", at, moved is None, settle, kept, moved=slots))
-            path, at = f"{path}.weight_average", (*at, "weight_average")
-            theirs, ours = before.get(path), now.get(path)
-            known: list[tuple[Any, str]] = []
-            if average is not None and theirs:
-                places = {name: graph.key_of((*at, "shadows", str(i))) for i, name in enumerate(theirs)}
-                shadows = zip(ours, average.shadows, strict=True)
-                known = [(shadow, places[name]) for name, shadow in shadows if name in places]
-            settle = functools.partial(_settle_average, average)
-            parts.append(Part(f"the average {path}", at, bool(theirs and ours and theirs != ours), settle, known=known))
-        others = any(part.is_other for part in parts)
-        parts.append(Part("the reduction's memory", ("trainer", "reduction"), others, lambda again: None))
-        return [*parts, Part("the loss scale", ("trainer", "loss_scale"), False, lambda again: None)]
+            of_keras = is_new(graph.prefix_of((*at, "keras_optimizer")))
+            new = [of_keras or is_new(slots) for slots in _slots_of(at, optimizer)]
+            if any(new):
+                optimizer.update_counts.assign(np.where(new, 0, optimizer.update_counts.numpy()))
+            if of_keras and isinstance(optimizer, KerasOptimizer):
+                optimizer.keras_optimizer.iterations.assign(optimizer.iterations)
+            if average is not None:
+                average.reset([n for n in range(len(average.shadows)) if is_new(_shadow(at, str(n)))])
 
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""
         optimizers = Holdings(self.trainer).optimizers.items()
-        found = {
-            "settings": {path: changed for path, each in optimizers if (changed := each.changed_settings)},
-            "slots_since": {path: each.slots_since for path, each in optimizers if each.slots_since},
-            "updates_missed": {path: missed for path, each in optimizers if (missed := each.updates_missed)},
-            "extra": self.extra,
-        }
         check_extra(self.extra)  # the program may have changed it since it was set
+        settings = {path: changed for path, each in optimizers if (changed := each.changed_settings)}
+        found = {"settings": settings, "extra": self.extra}
         return {"jit": self.jit, "rules": RULES, **{name: values for name, values in found.items() if values}}
 
     def restore_host_state(self, values: dict) -> None:
@@ -272,7 +271,6 @@ class TrainState:
         self.extra = extra
         for path, optimizer in Holdings(self.trainer).optimizers.items():
             optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})
-        self.freezing.restored()
 
     @property
     def freezing(self) -> Freezing:
@@ -280,27 +278,37 @@ class TrainState:
         return self.trainer.holdings.freezing
 
 
-def _moved(before: list[str], now: list[str], optimizer) -> dict[str, graph.Moved] | None:
-    """Returns which slots of a checkpoint are whose, by the keys of variables here, where tables have other shards.
+def _slots_of(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:
+    """Returns what the keys begin with of the slots of each variable of an optimizer."""
+    variables = enumerate(optimizer.of_variables)
+    return [graph.prefix_of((*at, "slots", key_of(variable, place))) for place, variable in variables]
+
+
+def _moved_slots(at, optimizer: Optimizer, before: list[str], now: list[str]) -> dict[str, graph.Moved]:
+    """Returns where a checkpoint has the slots and counts of an optimizer's variables, by the beginning of keys here.
 
     Args:
-      before: names of the variables that the optimizer was of, in its order.
-      now: of those that it is of.
+      at: the attributes from the state to the optimizer.
       optimizer: built.
-
-    Returns:
-      Empty where all keys are the same; None where they are other variables, or the slots have no such keys.
+      before: names of the variables that the optimizer of the checkpoint was of, in its order; tables may have had
+        another number of shards.
+      now: of those that it is of.
     """
-    theirs, ours = map(_by_table, (before, now))
-    if before == now or theirs.keys() != ours.keys() or not getattr(optimizer, "slots", None):
-        return {} if before == now else None
-    places = {}
-    for name, numbers in ours.items():
+    theirs, variables = _by_table(before), optimizer.of_variables
+    counts, places, moved = graph.key_of((*at, "update_counts")), [0] * len(now), {}
+    for name, numbers in _by_table(now).items():
         for shard, number in enumerate(numbers):
-            key = key_of(optimizer.of_variables[number], number)
+            key, there = key_of(variables[number], number), theirs.get(name, [])
             leaf = key.partition("_")[2]
-            places[key] = graph.Moved(tuple(f"{there:04d}_{leaf}" for there in theirs[name]), shard, len(numbers))
-    return places
+            slots = tuple(graph.prefix_of((*at, "slots", f"{each:04d}_{leaf}")) for each in there)
+            moved[graph.prefix_of((*at, "slots", key))] = graph.Moved(slots, shard, len(numbers))
+            places[number] = there[0] if there else None
+    moved[counts] = graph.Moved((counts,), places=tuple(places))
+    return {**moved, graph.prefix_of((*at, "keras_optimizer")): graph.Moved(())}
+
+
+def _shadow(at: tuple[str, ...], place: str) -> str:
+    return graph.prefix_of((*at, "weight_average", "shadows", place))
 
 
 def _by_table(names: list[str]) -> dict[str, list[int]]:
@@ -309,11 +317,6 @@ def _by_table(names: list[str]) -> dict[str, list[int]]:
     for place, name in enumerate(names):
         places.setdefault(re.sub(r"/shards/\d+/$", "/shards/", name), []).append(place)
     return places
-
-
-def _settle_average(average: WeightAverage | None, begins_again: bool) -> None:
-    if average is not None and begins_again:
-        average.reset()
 
 
 def host_of(device: str) -> str:

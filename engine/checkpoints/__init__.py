@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .graph import Part
+    from .graph import Matching
     from .manifest import Manifest
     from .run_dir import RunDir
     from .shares import Writer
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "Checkpoints": "store",
     "Manifest": "manifest",
-    "Part": "graph",
+    "Matching": "graph",
     "RunDir": "run_dir",
     "Writer": "shares",
     "load_weights": "weights",
     "read_newest": "weights",
 }
 
-__all__ = ["Checkpoints", "Manifest", "Part", "RunDir", "Writer", "load_weights", "read_newest"]
+__all__ = ["Checkpoints", "Manifest", "Matching", "RunDir", "Writer", "load_weights", "read_newest"]
 
 
 def __getattr__(name: str):

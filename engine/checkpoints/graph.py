@@ -7,10 +7,10 @@ by that graph when it reads. Both are followed here, for variables of any strate
 from __future__ import annotations
 
 import collections
-import dataclasses
 import itertools
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
@@ -22,15 +22,16 @@ from ..layers.embeddings import Embedding
 from ..mesh.cuts import cut_of
 from ..reduction import per_replica
 from . import slices
-from .slices import Rows
+from .slices import Picked, Rows
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of the graph's own entry
-T = TypeVar("T")
 _LISTED = 8
+_MISSING, _EXTRA, _RESHAPED = "missing in the checkpoint", "only in the checkpoint", "of another shape or type"
 _VALUE = "VARIABLE_VALUE"
 _ATTRIBUTE = f".ATTRIBUTES/{_VALUE}"
 _COUNTER = "save_counter"  # a variable of TensorFlow's, which it adds at the first save; it belongs to no state
 COUNTER_KEY = f"{_COUNTER}/{_ATTRIBUTE}"
+Key = str | Rows | Picked
 
 
 class Moved(NamedTuple):
@@ -39,89 +40,37 @@ class Moved(NamedTuple):
     Attributes:
       prefixes: what the checkpoint's keys begin with.
       shard, number: see `slices.Rows`.
+      places: see `slices.Picked`; None where all is read.
     """
 
     prefixes: tuple[str, ...]
     shard: int = 0
     number: int = 1
-
-    def below(self, path: tuple[str, ...]) -> Moved:
-        """Returns the same of names under a path, which are one attribute each."""
-        return self._replace(prefixes=tuple(prefix_of((*path, name)) for name in self.prefixes))
+    places: tuple[int | None, ...] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A part of a state that can begin again where a checkpoint does not fit it, such as an optimizer's slots.
+class Matching(NamedTuple):
+    """How a state matches a checkpoint by name, of a run that may have trained other variables by another optimizer.
 
     Attributes:
-      name: for people.
-      path: the attributes from the state to it.
-      is_other: whether it is of other variables than the checkpoint's, though all shapes may fit.
-      settle: called once all else was restored, with whether it begins again.
-      without: its attributes that are not part of it.
-      known: what is read though it begins again: (variable, key) of values that the checkpoint has in another place.
       moved: where the checkpoint has what is kept for a variable, by the beginning of the keys here.
+      may_differ: what the keys begin with that either side may lack, such as an optimizer's.
+      together: what keys begin with that are read all, or none of them, such as those of a variable's slots.
+      settle: called after the rest was read, with a function that returns whether a key's value is new, not read.
     """
 
-    name: str
-    path: tuple[str, ...]
-    is_other: bool
-    settle: Callable[[bool], None]
-    without: tuple[str, ...] = ()
-    known: list[tuple[Any, str]] = dataclasses.field(default_factory=list)
-    moved: Mapping[str, Moved] = dataclasses.field(default_factory=dict)
-
-    def has(self, key: str) -> bool:
-        """Returns whether an entry of a checkpoint is of this part."""
-        inside = prefix_of(self.path)
-        return key.startswith(inside) and not key.startswith(
-            tuple(inside + prefix_of((each,)) for each in self.without)
-        )
+    moved: Mapping[str, Moved] = types.MappingProxyType({})
+    may_differ: tuple[str, ...] = ()
+    together: Sequence[str] = ()
+    settle: Callable[[Callable[[str], bool]], None] = lambda is_new: None
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """How a state differs from a checkpoint.
+class _Difference(NamedTuple):
+    """An entry that only one side has, or that has another shape or type: its key here, else there; a line of it."""
 
-    Attributes:
-      fitting: what fits, by the key that it has here: (name, variable, its key or `Rows` in the checkpoint).
-      missing, extra, reshaped: {key: line for people}; `extra` by the checkpoint's keys, the others by those here.
-      forms: [shape, dtype] of all that the checkpoint holds, by its keys.
-    """
-
-    fitting: dict[str, tuple[str, Any, str | Rows]]
-    missing: dict[str, str]
-    extra: dict[str, str]
-    reshaped: dict[str, str]
-    forms: dict[str, tuple[list[int], tf.DType]]
-
-    @property
-    def fits(self) -> bool:
-        """Whether all that either has is in the other."""
-        return not (self.missing or self.extra or self.reshaped)
-
-    def of(self, is_meant: Callable[[str], bool]) -> Comparison:
-        """Returns what there is of entries whose keys are meant."""
-
-        def meant(entries: dict[str, T]) -> dict[str, T]:
-            return {key: entry for key, entry in entries.items() if is_meant(key)}
-
-        parts = (meant(self.missing), meant(self.extra), meant(self.reshaped))
-        return Comparison(meant(self.fitting), *parts, self.forms)
-
-    def message(self) -> str:
-        """Formats the differences, on one line."""
-        titles = ("missing in the checkpoint", "only in the checkpoint", "of another shape or type")
-        return "; ".join(
-            f"{title} ({len(lines)}): {'; '.join([*lines.values()][:_LISTED])}"
-            + (f" and {len(lines) - _LISTED} more" if len(lines) > _LISTED else "")
-            for title, lines in zip(titles, self._differences(), strict=True)
-            if lines
-        )
-
-    def _differences(self) -> tuple[dict[str, str], ...]:
-        return self.missing, self.extra, self.reshaped
+    kind: str
+    key: str
+    line: str
 
 
 def restore(
@@ -129,8 +78,8 @@ def restore(
     root,
     why_not: str,
     at: tuple[str, ...] = (),
-    parts: Sequence[Part] = (),
-    begins_again: bool = False,
+    matching: Matching | None = None,
+    allow_changed: bool = False,
     may_grow: bool = False,
 ) -> tuple[list[str], str]:
     """Reads what a checkpoint has under the path `at` into the variables under `root`: all, or none.
@@ -140,56 +89,51 @@ def restore(
       root: what is tracked there.
       why_not: what an error begins with if the checkpoint is of something else.
       at: the attributes from the checkpoint's root to it.
-      parts: of `root`, that can begin again.
-      begins_again: whether they may.
+      matching: what is kept for variables, by their names.
+      allow_changed: whether what may differ does; what the checkpoint lacks of it stays as it is.
       may_grow: whether tables may have more rows than in the checkpoint; those that it lacks stay as they are.
 
     Returns:
-      The names of the variables that were read, of tables that have grown with how many rows were; and which parts
-      begin again and why, for people, "" if none does.
+      The names of the variables that were read, of tables that have grown with how many rows were; and how what may
+      differ does, for people, "" if it does not.
 
     Raises:
       CheckpointError: before any variable is changed, if the checkpoint can't be read, or variables are missing in it,
         extra, or of another shape or type.
     """
+    matching = matching or Matching()
     try:
-        moved = {each: place for part in parts for each, place in part.moved.items()}
-        comparison = compare(prefix, root, at, moved, may_grow)
+        fitting, differences = _compare(prefix, root, at, matching.moved, may_grow)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
-    theirs = {part.name: comparison.of(part.has) for part in parts}
-    rest = comparison.of(lambda key: not any(part.has(key) for part in parts))
-    again = [part for part in parts if part.is_other or not theirs[part.name].fits]
-    if not rest.fits or not rest.fitting:
-        raise CheckpointError(f"{why_not}: {comparison.message()}")
-    reasons = "; ".join(f"{part.name} ({theirs[part.name].message() or 'of other variables'})" for part in again)
-    if again and not begins_again:
+    others = [each for each in differences if not each.key.startswith(matching.may_differ)]
+    if others or all(key.startswith(matching.may_differ) for key in fitting):
+        raise CheckpointError(f"{why_not}: {_message(others)}")
+    if differences and not allow_changed:
         raise CheckpointError(
-            f"{prefix} has the variables of this model and does not fit {reasons}; make what is trained, and the "
-            f"optimizer, as they were, or give {setting('allow_changed_config')}, with which the run goes on and these "
-            "begin again"
+            f"{prefix} has the variables of this model and another optimizer state ({_message(differences)}); make "
+            f"what is trained, and the optimizer, as they were, or give {setting('allow_changed_config')}, with which "
+            "the run goes on by what matches"
         )
-    fitting = comparison.of(lambda key: not any(part.has(key) for part in again)).fitting.values()
-    slices.read(prefix, [(variable, key) for _, variable, key in fitting])
-    for part in parts:
-        part.settle(part in again)
-        if part in again:
-            slices.read(prefix, [each for each in part.known if each[1] in comparison.forms])
-    return [name for name, _, _ in fitting], reasons
+    lacking = [each.key for each in differences if each.kind != _EXTRA]
+    new = (*lacking, *(each for each in matching.together if any(key.startswith(each) for key in lacking)))
+    found = [value for key, value in fitting.items() if not key.startswith(new)]
+    slices.read(prefix, [(variable, key) for _, variable, key in found])
+    matching.settle(lambda key: key.startswith(new))
+    return [name for name, _, _ in found], _message(differences)
 
 
-def compare(
-    prefix: str,
-    root,
-    at: tuple[str, ...] = (),
-    moved: Mapping[str, Moved] | None = None,
-    may_grow: bool = False,
-) -> Comparison:
+def _compare(
+    prefix: str, root, at: tuple[str, ...], moved: Mapping[str, Moved], may_grow: bool
+) -> tuple[dict[str, tuple[str, Any, Key]], list[_Difference]]:
     """Matches the variables under `root` with those of the checkpoint under the path `at`. Reads no value.
 
     Matches as TensorFlow will: the two graphs are walked together, by the names of children; what is `moved`, by its
     keys. A table's shards fit those of another number. Under an object whose `optional_in_checkpoint` is true,
     variables may be missing and extra, and are not listed.
+
+    Returns:
+      What fits, by its key here: (name, variable, its key in the checkpoint); and how the two differ.
     """
     reader = tf.train.load_checkpoint(prefix)
     dtypes = reader.get_variable_to_dtype_map()
@@ -201,21 +145,24 @@ def compare(
     together, walked = _walk_together(root, stored, start), [*walk(root)]
     shards = _shards(walked, together, stored, forms)
     matched: set[str] = set()
-    fitting: dict[str, tuple[str, Any, str | Rows]] = {}
-    missing, reshaped = {}, {}
+    fitting: dict[str, tuple[str, Any, Key]] = {}
+    missing, reshaped = [], []
     for path, node in walked:
         if not is_variable(node):
             continue
         path, stored_id = together.get(id(node), (path, None))
         name, own = _readable(at + path), key_of(at + path)
-        keys, place = _keys_in(own, stored_id, stored, shards.get(id(node)), moved or {})
+        keys, place = _keys_in(own, stored_id, stored, shards.get(id(node)), moved)
         keys = [key for key in keys if key in forms]
         if not keys:
-            missing[own] = f"{name} {_form_here(node)}"
+            missing.append(_Difference(_MISSING, own, f"{name} {_form_here(node)}"))
             continue
         matched.update(keys)
-        if len(keys) == place.number and not (may_grow and place.prefixes):
-            key: str | Rows = keys[place.shard]
+        if place.places is not None:
+            key: Key = Picked(keys[0], place.places)
+            shape, dtype = [len(place.places)], forms[keys[0]][1]
+        elif len(keys) == place.number and not (may_grow and place.prefixes):
+            key = keys[place.shard]
             shape, dtype = forms[key]
         else:
             key = Rows(tuple(keys), tuple(forms[each][0][0] for each in keys), place.shard, place.number)
@@ -229,13 +176,22 @@ def compare(
             fitting[own] = name, node, key
         else:
             lost = " (a table can't lose rows)" if id(node) in shards and node.shape[0] < shape[0] else ""
-            reshaped[own] = f"{name}: {here} here, {there} in the checkpoint{lost}"
+            line = f"{name}: {here} here, {there} in the checkpoint{lost}"
+            reshaped.append(_Difference(_RESHAPED, own, line))
     left = sorted(key for key in forms.keys() - matched - {KEY, COUNTER_KEY} if key.startswith(prefix_of(at)))
-    extra = {key: f"{_readable_key(key)} {_form(*forms[key])}" for key in left}
-    comparison = Comparison(fitting, missing, extra, reshaped, forms)
+    extra = [_Difference(_EXTRA, key, f"{_readable_key(key)} {_form(*forms[key])}") for key in left]
     optional = tuple(prefix_of(at + path) for path, node in walked if getattr(node, "optional_in_checkpoint", False))
-    needed = comparison.of(lambda key: not key.startswith(optional))
-    return dataclasses.replace(comparison, missing=needed.missing, extra=needed.extra)
+    return fitting, [each for each in (*missing, *extra) if not each.key.startswith(optional)] + reshaped
+
+
+def _message(differences: Sequence[_Difference]) -> str:
+    """Formats how a state and a checkpoint differ, on one line."""
+    found = []
+    for kind in (_MISSING, _EXTRA, _RESHAPED):
+        if lines := [each.line for each in differences if each.kind == kind]:
+            more = f" and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
+            found.append(f"{kind} ({len(lines)}): {'; '.join(lines[:_LISTED])}{more}")
+    return "; ".join(found)
 
 
 def _shards(walked, together, stored, forms) -> dict[int, Moved]:

@@ -81,6 +81,18 @@ class Rows(NamedTuple):
         return len(range(self.shard, sum(self.sizes), self.number))
 
 
+class Picked(NamedTuple):
+    """Some elements of a vector in a checkpoint, in another order.
+
+    Attributes:
+      key: the vector's.
+      places: of each element here, its place there; None is 0 here.
+    """
+
+    key: str
+    places: tuple[int | None, ...]
+
+
 def of_value(value: tf.Tensor, key: str) -> Entry:
     """Makes the entry of a value that was read."""
     return Entry(key, [Slice("", host_of(value.device), lambda: value)])
@@ -206,7 +218,7 @@ def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterat
         yield batch
 
 
-def read(prefix: str, pairs: Iterable[tuple[Any, str | Rows]]) -> None:
+def read(prefix: str, pairs: Iterable[tuple[Any, str | Rows | Picked]]) -> None:
     """Reads entries of a checkpoint into variables, Keras's or TensorFlow's: (variable, key), of fitting shapes.
 
     A variable that differs by replica takes rows of an array, one that is cut over a mesh each replica's part, whatever
@@ -216,6 +228,10 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str | Rows]]) -> None:
     for variable, key in pairs:
         if isinstance(key, Rows):
             _read_rows(prefix, key, variable)
+        elif isinstance(key, Picked):
+            there = tf.train.load_checkpoint(prefix).get_tensor(key.key)
+            picked = [0 if at is None else there[at] for at in key.places]
+            _assign(tf_variable(variable), tf.constant(picked, there.dtype))
         elif cuts.cut_of(variable):
             _read_parts(prefix, key, variable)
         else:

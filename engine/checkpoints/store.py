@@ -24,7 +24,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import tensorflow as tf
@@ -35,7 +35,7 @@ from ..machine import environment, files
 from . import graph, shares, slices, snapshot
 from . import manifest as manifests
 from .catalogue import Catalogue
-from .graph import Part
+from .graph import Matching
 from .manifest import Manifest
 from .shares import Writer
 from .slices import Entry
@@ -253,8 +253,8 @@ class Checkpoints:
     def restore(
         self,
         manifest: Manifest | None = None,
-        parts: Callable[[Manifest], Sequence[Part]] = lambda manifest: (),
-        begins_again: bool = False,
+        matching: Callable[[Manifest], Matching] = lambda manifest: Matching(),
+        allow_changed: bool = False,
     ) -> Manifest | None:
         """Restores the state's variables from a checkpoint, the latest one if None, and returns its manifest.
 
@@ -262,8 +262,9 @@ class Checkpoints:
 
         Args:
           manifest: which checkpoint.
-          parts: returns the parts of the state that can begin again where a checkpoint does not fit them.
-          begins_again: whether they may; they are named in a line.
+          matching: returns how the state matches a checkpoint by name.
+          allow_changed: whether optimizer state may differ from the checkpoint's: what matches is restored, and a
+            warning lists the differences.
 
         Raises:
           CheckpointError: before any variable is changed, when the checkpoint is broken or is not one of this state:
@@ -273,23 +274,23 @@ class Checkpoints:
         if manifest is not None:
             if problem := self._catalogue.problem(manifest):
                 raise CheckpointError(f"{problem}, in {self.directory}; restore another checkpoint")
-            self._restore_verified(manifest, parts, begins_again)
+            self._restore_verified(manifest, matching(manifest), allow_changed)
             return manifest
 
         def restore(newest: Manifest) -> Manifest:
-            self._restore_verified(newest, parts, begins_again)
+            self._restore_verified(newest, matching(newest), allow_changed)
             return newest
 
         return self.read(restore)
 
-    def _restore_verified(self, manifest: Manifest, parts, begins_again: bool) -> None:
+    def _restore_verified(self, manifest: Manifest, matching: Matching, allow_changed: bool) -> None:
         why_not = (
             f"{manifest.name} in {self.directory} is of another model or optimizer; "
             f"use another {setting('run_dir')}, or take its weights only with {setting('init_from')}"
         )
-        restored = graph.restore(manifest.prefix, self.state, why_not, (), parts(manifest), begins_again)
-        if restored[1] and not self._writer.process:
-            logging.warning("%s does not fit these, which begin again: %s", manifest.name, restored[1])
+        _, differences = graph.restore(manifest.prefix, self.state, why_not, (), matching, allow_changed)
+        if differences and not self._writer.process:
+            logging.warning("%s has another optimizer state; what matches goes on: %s", manifest.name, differences)
         self._current_step = manifest.step
 
     def _valid(self, where: Callable[[Manifest], bool] = lambda manifest: True):

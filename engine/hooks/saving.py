@@ -53,7 +53,7 @@ def restore(
     state: TrainState,
     hooks: Sequence[Hook] = (),
     manifest: Manifest | None = None,
-    begins_again: bool = False,
+    allow_changed: bool = False,
 ) -> Manifest | None:
     """Restores a run's state and hooks from what `save` kept. Host code, before the loop begins.
 
@@ -62,7 +62,8 @@ def restore(
       state: built, of the same model and optimizer as the checkpoint's.
       hooks: in the same order as when saved, where names repeat; a hook that the checkpoint does not know stays new.
       manifest: which checkpoint; None is the latest valid one.
-      begins_again: whether what depends on which variables are trained may begin again (`TrainState.parts`).
+      allow_changed: whether other variables may be trained than by the run that saved it, or by another optimizer; what
+        matches by name goes on (`TrainState.matching`).
 
     Returns:
       The manifest of what was restored; None, with nothing changed, if there is no checkpoint.
@@ -70,7 +71,7 @@ def restore(
     Raises:
       CheckpointError: the checkpoint can't be read, or a hook can't restore what it holds.
     """
-    manifest = checkpoints.restore(manifest, state.parts, begins_again)
+    manifest = checkpoints.restore(manifest, state.matching, allow_changed)
     if manifest is None:
         return None
     # What was measured by other rules is forgotten like what was measured on other data.

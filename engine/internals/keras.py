@@ -275,11 +275,11 @@ def decays(optimizer: tf.keras.optimizers.Optimizer, variable: Any) -> bool:
     return optimizer._use_weight_decay(variable)
 
 
-def learning_rate(optimizer: tf.keras.optimizers.Optimizer, before: int) -> Any:
-    """Returns an optimizer's own rate; a schedule's, after so many updates more than it has counted."""
+def learning_rate(optimizer: tf.keras.optimizers.Optimizer, updates_ago: int) -> Any:
+    """Returns an optimizer's own rate; a schedule's, that of so many updates ago."""
     schedule = own_rate(optimizer)
-    if before and isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
-        return schedule(tf.maximum(optimizer.iterations + before, 0))
+    if updates_ago and isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
+        return schedule(tf.maximum(optimizer.iterations - updates_ago, 0))
     return optimizer.learning_rate
 
 
@@ -295,14 +295,22 @@ def update_here(optimizer: tf.keras.optimizers.Optimizer) -> None:
         optimizer.__class__ = type(type(optimizer).__name__, (type(optimizer), _LocalUpdates), {})
 
 
-def update(optimizer: tf.keras.optimizers.Optimizer, gradients: list, variables: list, rates: list) -> None:
+def update(
+    optimizer: tf.keras.optimizers.Optimizer, gradients: list, variables: list, rates: list, counts: list[tf.Tensor]
+) -> None:
     """Applies an optimizer's rule, and counts the step. Replica code.
 
-    `rates` has for each variable its rate, and how many of the optimizer's updates it has missed.
+    Args:
+      optimizer: prepared by `update_here`.
+      gradients: of the variables.
+      variables: of this replica, some of those that the optimizer was built for.
+      rates: for each variable its rate, and how many updates it has had, int64 scalars.
+      counts: the updates of each variable for which the optimizer was built.
     """
+    optimizer.most_updates = tf.reduce_max(tf.stack(counts))
     optimizer._backend_update_step(gradients, variables, rates)
     if optimizer.use_ema:
-        _average(optimizer)
+        _average(optimizer, counts)
     tf.raw_ops.AssignAddVariableOp(resource=optimizer._iterations.value.handle, value=tf.ones([], tf.int64))
 
 
@@ -312,16 +320,15 @@ def averages(optimizer: tf.keras.optimizers.Optimizer) -> list[tuple[tf.Variable
     return list(zip(map(tf_variable, optimizer._trainable_variables), shadows, strict=True))
 
 
-def _average(optimizer: tf.keras.optimizers.Optimizer) -> None:
+def _average(optimizer: tf.keras.optimizers.Optimizer, counts: list[tf.Tensor]) -> None:
     """Moves the averages of the weights, and puts them into the weights where that is due, as Keras does. Replica code.
 
     Their first values are the weights' after the first update.
     """
-    done = read_local(optimizer._iterations.value)
-    momentum = tf.where(done > 0, optimizer.ema_momentum, 0.0)
     every = optimizer.ema_overwrite_frequency
-    is_due = every and (done + 1) % every == 0
-    for variable, shadow in averages(optimizer):
+    is_due = every and (read_local(optimizer._iterations.value) + 1) % every == 0
+    for (variable, shadow), done in zip(averages(optimizer), counts, strict=True):
+        momentum = tf.where(done > 0, optimizer.ema_momentum, 0.0)
         value, share = read_local(variable), tf.cast(momentum, variable.dtype)
         average = share * read_local(shadow) + (1 - share) * value
         assign_local(shadow, average)
@@ -336,13 +343,17 @@ class _LocalUpdates(tf.keras.optimizers.Optimizer):
     which ends in a call of its super's: here it arrives at the bare rule.
     """
 
-    updates_missed = 0
+    most_updates = None  # while it updates: how many updates the variable has had that was updated most often
+    own_updates = None  # while a variable is updated: how many updates it has had
 
     @property
     def iterations(self):
-        return super().iterations - self.updates_missed if self.updates_missed else super().iterations
+        counts = (each for each in (self.own_updates, self.most_updates) if each is not None)
+        return next(counts, super().iterations)
 
     def _backend_update_step(self, gradients, variables, learning_rates):
-        for gradient, variable, (rate, self.updates_missed) in zip(gradients, variables, learning_rates, strict=True):
-            self.update_step(gradient, variable, rate)
-        self.updates_missed = 0
+        try:
+            for gradient, variable, (rate, self.own_updates) in zip(gradients, variables, learning_rates, strict=True):
+                self.update_step(gradient, variable, rate)
+        finally:
+            self.own_updates = self.most_updates = None

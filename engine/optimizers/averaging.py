@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -82,10 +82,16 @@ class WeightAverage(tf.Module, Shadows):
         """The variables that have a shadow, in order."""
         return [variable for variable, _ in self._pairs()]
 
-    def reset(self) -> None:
-        """Restarts the average from the variables' present values. Host code, after weights were loaded."""
-        for variable, shadow in self._components():
-            shadow.assign(tf.identity(variable))
+    def reset(self, places: Collection[int] | None = None) -> None:
+        """Restarts averages from the variables' present values. Host code, after weights were loaded.
+
+        Args:
+          places: of the variables, in the order of `build`; None is all.
+        """
+        for place, pair in enumerate(self._pairs()):
+            for variable, shadow in zip(*map(per_replica.components, pair), strict=True):
+                if places is None or place in places:
+                    shadow.assign(tf.identity(variable))
 
     def update(self, variables: Sequence, updates: tf.Tensor) -> None:
         """Updates the shadows once, after the variables' update. Replica code.

@@ -53,7 +53,8 @@ class Optimizer(tf.Module):
       of_options: whether it is made of a run's options, and of nothing else (`engine.optimizers.chosen`).
 
     Variables, made by `build` and held by a checkpoint: iterations, int64 scalar, updates applied so far;
-    learning_rate_scale, float32 scalar, 1.0 until a hook lowers it, which multiplies every rate.
+    learning_rate_scale, float32 scalar, 1.0 until a hook lowers it, which multiplies every rate; update_counts, int64
+    [variables], the updates of each variable, by which the bias of its slots is corrected, as in PyTorch.
     """
 
     # Whether only the product of gradient and rate matters: a factor of all gradients may then be applied to the rate.
@@ -64,8 +65,6 @@ class Optimizer(tf.Module):
     weight_average = None
     # The dtype in which gradients travel to a server.
     reduce_dtype = tf.float32
-    # The count of updates at which the slots were made again, in a run that has come to train other variables.
-    slots_since = 0
 
     def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None, of_options=False):
         super().__init__(name=name or type(self).__name__.lower())
@@ -77,6 +76,7 @@ class Optimizer(tf.Module):
         self.weight_decay_exclude = weight_decay_exclude
         self.iterations = None
         self.learning_rate_scale = None
+        self.update_counts = None
         self._scale_before: tuple[tf.Tensor, tf.Tensor] | None = None  # of how many updates, which scale they had
         self._targets = None
         self.built_settings: Mapping[str, Any] = types.MappingProxyType({})
@@ -89,7 +89,7 @@ class Optimizer(tf.Module):
         super().__setattr__(name, value)
 
     def build(self, variables, multipliers=None):
-        """Makes `iterations`, `learning_rate_scale` and the slots. Once, eager, in strategy scope.
+        """Makes `iterations`, `learning_rate_scale`, `update_counts` and the slots. Once, eager, in strategy scope.
 
         Args:
           variables: Keras variables or tf.Variables; their order names the slots in a checkpoint.
@@ -101,6 +101,8 @@ class Optimizer(tf.Module):
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
         with tf.distribute.get_strategy().extended.colocate_vars_with(self.iterations):
             self.learning_rate_scale = tf.Variable(1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale")
+            counts = tf.zeros([len(variables)], tf.int64)
+            self.update_counts = tf.Variable(counts, trainable=False, name="update_counts")
         targets = _Targets(self.name, variables, multipliers or [1.0] * len(variables))
         if not self.is_elementwise and (cut := [target for target in targets if target.slot_cut]):
             cause = setting("shard_optimizer") if cut[0].piece else "a mesh's model axis"
@@ -161,38 +163,6 @@ class Optimizer(tf.Module):
         """The paths of `updated_variables`, by the `id` of each."""
         return {id(target.variable): target.path for target in self._targets or ()}
 
-    @property
-    def updates_missed(self):
-        """{key of a slot's variable: (updates that it missed, the count at which it was frozen, None if it is not)}."""
-        found = {target.key: (target.missed, target.frozen_at) for target in self._targets or ()}
-        return {key: counts for key, counts in found.items() if counts != (0, None)}
-
-    def settle_slots(self, since, missed, begins_again):
-        """Sets from which update on the slots, just restored or just made, are. Host code, before a step is traced.
-
-        Args:
-          since: as the checkpoint has it.
-          missed: likewise, `updates_missed`.
-          begins_again: whether the slots are new.
-        """
-        self.slots_since = int(self.iterations.numpy()) if begins_again else since
-        for target in self._targets:
-            target.missed, target.frozen_at = (0, None) if begins_again else missed.get(target.key, (0, None))
-
-    def freeze(self, frozen):
-        """Counts from here on the updates that frozen variables miss. Host code; waits for the device.
-
-        Args:
-          frozen: the `id`s of the tf.Variables that are frozen from the next update on.
-        """
-        changed = [t for t in self._targets or () if (id(t.variable) in frozen) != (t.frozen_at is not None)]
-        done = int(self.iterations.numpy()) if changed else 0
-        for target in changed:
-            if target.frozen_at is None:
-                target.frozen_at = done
-            else:
-                target.missed, target.frozen_at = target.missed + done - target.frozen_at, None
-
     def current_learning_rate(self):
         """Returns the rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
         return self._rate(tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale))
@@ -251,20 +221,21 @@ class Optimizer(tf.Module):
         return tf.cast(rate, tf.float32) * scale
 
     def read_progress(self):
-        """Returns iterations and learning_rate_scale, float64 [2], made where both variables are. Replica code."""
+        """Returns iterations, learning_rate_scale and update_counts, float64, made where they are. Replica code."""
         with on_server(self.iterations):
-            return tf.stack([tf.cast(read_local(v), tf.float64) for v in (self.iterations, self.learning_rate_scale)])
+            progress = (self.iterations, self.learning_rate_scale, self.update_counts)
+            return tf.concat([tf.reshape(tf.cast(read_local(v), tf.float64), [-1]) for v in progress], 0)
 
     def _progress(self):
-        """Returns (iterations, learning_rate_scale), int64 and float32 scalars, of the update to be made.
+        """Returns (iterations, learning_rate_scale, update_counts) as they are before the update to be made.
 
         The first update of a step may go by what the step read as it began. Further ones, and one within a condition or
         loop, read variables where they are.
         """
         pulled = step_context().readings.progress.pop(id(self), None)
         if pulled is None or pulled.graph is not tf.compat.v1.get_default_graph():
-            return tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale)
-        return tf.cast(pulled[0], tf.int64), tf.cast(pulled[1], tf.float32)
+            return tuple(map(tf.convert_to_tensor, (self.iterations, self.learning_rate_scale, self.update_counts)))
+        return tf.cast(pulled[0], tf.int64), tf.cast(pulled[1], tf.float32), tf.cast(pulled[2:], tf.int64)
 
     def apply_gradients(self, grads_and_vars):
         """Raises an error that names what a step calls instead: Keras's method sums over replicas by itself."""
@@ -278,8 +249,8 @@ class Optimizer(tf.Module):
 
         Args:
           gradients: for each variable a tensor of its shape, or of its piece's where replicas share its update out,
-            tf.IndexedSlices of its rows, or None (that variable is left alone, as are frozen ones), summed over
-            replicas already; a list or `Gradients`.
+            tf.IndexedSlices of its rows, or None (that variable is left alone and counts no update, as frozen ones),
+            summed over replicas already; a list or `Gradients`.
           variables: among those `build` was given, in any order.
         """
         if self._targets is None:
@@ -291,21 +262,24 @@ class Optimizer(tf.Module):
         pairs = [
             (gradient, self._targets[variable])
             for gradient, variable in zip(gradients, variables, strict=True)
-            if gradient is not None and self._targets[variable].multiplier and self._targets[variable].frozen_at is None
+            if gradient is not None and self._targets[variable].is_updated
         ]
         updated = [target for _, target in pairs]
         pairs = [_OpenPiece.of(*pair) if pair[1].piece else pair for pair in pairs]
-        iterations, scale = self._progress()
+        iterations, scale, counts = self._progress()
         learning_rate = self._rate(iterations, scale)
         if self.weight_decay:
             pairs = self._decay(pairs, learning_rate * self.weight_decay)
-        self._update(pairs, learning_rate * factor, iterations - self.slots_since if self.slots_since else iterations)
+        self._update(pairs, learning_rate * factor, counts)
         if opened := [target for _, target in pairs if isinstance(target, _OpenPiece)]:
             _close(opened)
         for target in updated:
             target.constrain()
         # Every replica counts for itself: assign_add on a mirrored variable would synchronise.
         tf.raw_ops.AssignAddVariableOp(resource=self.iterations.handle, value=tf.ones([], tf.int64))
+        places = {target.position for target in updated}
+        now = tf.constant([int(place in places) for place in range(len(self._targets.variables))], tf.int64)
+        tf.raw_ops.AssignAddVariableOp(resource=self.update_counts.handle, value=now)
         if self.weight_average is not None:
             self.weight_average.update(variables, tf.convert_to_tensor(self.iterations))
 
@@ -313,10 +287,13 @@ class Optimizer(tf.Module):
         """Makes the variables the rule needs beside each target. Host code, in strategy scope."""
         raise NotImplementedError
 
-    def _update(self, pairs, learning_rate, iterations):
-        """Applies the rule to (gradient, target) pairs, each at `target.rate`, after `iterations` updates of the slots.
+    def _update(self, pairs, learning_rate, counts):
+        """Applies the rule to (gradient, target) pairs, each at `target.rate`. Replica code.
 
-        Replica code.
+        Args:
+          pairs: to be updated.
+          learning_rate: of a target with a multiplier of 1, float32 scalar.
+          counts: int64, the updates before this one of the variable at each position.
         """
         raise NotImplementedError
 
@@ -375,14 +352,14 @@ class FusedOptimizer(Optimizer):
         return {}
 
     def scalars(self, learning_rate, step):
-        """Computes a step's scalars, once for all variables.
+        """Computes the scalars of an update, at once for all variables.
 
         Args:
-          learning_rate: float32 scalar tensor.
-          step: float64 scalar tensor, 1.0 for the first update.
+          learning_rate: float32 tensor, scalar or [variables].
+          step: float64 tensor [variables], 1.0 for a variable's first update.
 
         Returns:
-          {argument: number or scalar tensor}; they come to the kernels in float32.
+          {argument: number or tensor, scalar or [variables]}; they come to the kernels in float32, as scalars.
         """
         return {"lr": learning_rate}
 
@@ -424,17 +401,11 @@ class FusedOptimizer(Optimizer):
                 cuts.mark(variable, target.slot_cut, self.initial_slots()[slot])
         self.slots = slots
 
-    def _update(self, pairs, learning_rate, iterations):
-        step = tf.cast(iterations + 1, tf.float64)
-        for alike in _grouped(pairs, lambda target: (target.multiplier, target.missed)).values():
-            first = alike[0][1]
-            scalars = self.scalars(first.rate(learning_rate), step - float(first.missed) if first.missed else step)
-            self._update_alike(alike, {name: tf.cast(value, tf.float32) for name, value in scalars.items()})
-
-    def _update_alike(self, pairs, scalars):
-        """Updates pairs of one rate, each on the device of its variable."""
+    def _update(self, pairs, learning_rate, counts):
+        scalars = self.scalars(self._targets.rates(learning_rate), tf.cast(counts + 1, tf.float64))
+        scalars = {name: tf.cast(value, tf.float32) for name, value in scalars.items()}
         pairs = [(sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g, target) for g, target in pairs]
-        for server, there in _grouped(pairs, lambda target: server_of(target.variable)).items():
+        for server, there in _by_server(pairs).items():
             values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g, _ in there]
             if server is None:
                 self._apply(there, values, scalars)
@@ -447,12 +418,14 @@ class FusedOptimizer(Optimizer):
 
     def _apply(self, pairs, values, scalars):
         """Runs the kernels, each with its slots; `values` are the gradients', of touched rows or of all."""
+        each = {name: tf.unstack(value) for name, value in scalars.items() if value.shape.rank}
         for (gradient, target), value in zip(pairs, values, strict=True):
             slots = {name: slot.handle for name, slot in self.slots[target.key].items()}
+            own = {**scalars, **{name: parts[target.position] for name, parts in each.items()}}
             if isinstance(gradient, tf.IndexedSlices):
-                self.sparse(target.handle, slots, value, gradient.indices, scalars)
+                self.sparse(target.handle, slots, value, gradient.indices, own)
             else:
-                self.dense(target.handle, slots, value, scalars)
+                self.dense(target.handle, slots, value, own)
 
 
 def settings_of(optimizer: Any) -> dict[str, Any]:
@@ -474,11 +447,11 @@ def _shape(gradient, target):
     return target.variable.shape
 
 
-def _grouped(pairs, key):
-    """Groups pairs by `key` of their target, in order."""
-    groups: dict[Any, list] = {}
+def _by_server(pairs):
+    """Groups pairs by the server of their target's variable, None where it is on none, in order."""
+    groups: dict[str | None, list] = {}
     for gradient, target in pairs:
-        groups.setdefault(key(target), []).append((gradient, target))
+        groups.setdefault(server_of(target.variable), []).append((gradient, target))
     return groups
 
 
@@ -487,14 +460,18 @@ class _Target:
 
     def __init__(self, variable, position, multiplier=1.0):
         self.given = variable
+        self.position = position
         self.multiplier = multiplier
         self.variable = tf_variable(variable)
         self.path = path_of(variable)
         self.key = key_of(variable, position)
         self.decays = True
-        self.missed = 0  # updates of the others while it was frozen
-        self.frozen_at: int | None = None  # the count of updates at which it was, if it is
         self.piece = pieces.piece_of(self.variable, current_mesh())
+
+    @property
+    def is_updated(self) -> bool:
+        """Whether the step that is traced updates it: it is not frozen, for good or at this step."""
+        return bool(self.multiplier) and id(self.variable) not in step_context().frozen
 
     @property
     def slot_cut(self) -> Cut | None:
@@ -572,6 +549,11 @@ class _Targets:
     def variables(self):
         """All variables, frozen ones too, in order."""
         return [target.variable for target in self._by_id.values()]
+
+    def rates(self, learning_rate):
+        """Returns each variable's share of the learning rate, float32 [variables]; the rate itself if all are equal."""
+        multipliers = [target.multiplier or 1.0 for target in self._by_id.values()]
+        return learning_rate if {*multipliers} == {1.0} else learning_rate * tf.constant(multipliers, tf.float32)
 
     def __iter__(self):
         """Yields the targets that are updated: all but the frozen ones."""

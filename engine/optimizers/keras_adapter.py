@@ -52,7 +52,7 @@ class KerasOptimizer(Optimizer):
     def _rate(self, iterations, scale, updates_ago=0):
         if self._learning_rate is not None:
             return super()._rate(iterations, scale, updates_ago)
-        rate = keras.learning_rate(self.keras_optimizer, self.slots_since - updates_ago)
+        rate = keras.learning_rate(self.keras_optimizer, updates_ago)
         return tf.cast(tf.convert_to_tensor(rate), tf.float32) * scale
 
     def set_learning_rate(self, value):
@@ -129,13 +129,14 @@ class KerasOptimizer(Optimizer):
     def _decays(self, target):
         return super()._decays(target) and keras.decays(self.keras_optimizer, target.given)
 
-    def _update(self, pairs, learning_rate, iterations):
+    def _update(self, pairs, learning_rate, counts):
         # Keras squares the values of slices one by one: of a row that occurs twice it would take a sum of squares.
         gradients = [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g, _ in pairs]
         variables = [_on_this_replica(target.variable) for _, target in pairs]
-        rates = [(target.rate(learning_rate), target.missed) for _, target in pairs]
+        each = tf.unstack(counts)
+        rates = [(target.rate(learning_rate), each[target.position]) for _, target in pairs]
         try:
-            keras.update(self.keras_optimizer, gradients, variables, rates)
+            keras.update(self.keras_optimizer, gradients, variables, rates, [each[t.position] for t in self._targets])
         except (AttributeError, IndexError, KeyError) as error:  # of slots that were not made
             if not (changed := self.changed_settings):
                 raise

@@ -42,7 +42,7 @@ def send(
     """Takes float32 tensors to a server, which they reach as one, or as few as they can be: each costs a message.
 
     Args:
-      exact: scalars that travel as they are.
+      exact: tensors that travel as they are.
       rounded: tensors that travel in `reduce_dtype`.
       shapes: of those: each a `tf.TensorShape`, or an int32 vector that the server has.
       server: a device.
@@ -53,7 +53,7 @@ def send(
       (exact, rounded), float32, on the server.
     """
     step_context().applied.mark("reduce_dtype")
-    layout = Layout([tf.TensorShape([])] * len(exact), shapes, reduce_dtype, pack_bytes)
+    layout = Layout([each.shape for each in exact], shapes, reduce_dtype, pack_bytes)
     packs = layout.pack(exact, rounded)
     with tf.device(server):
         return layout.unpack(packs)

@@ -41,7 +41,7 @@ class Readings:
       loss_scale: scalar float32, what the step's losses are multiplied by; None is 1.
       variables: Keras variables with their values, where reading each would take a message to a server.
       moved: Keras variables that layers may assign, each read where the layers begin to compute.
-      progress: by the `id` of an optimizer what its `read_progress` gave, float64 [2]: its next update takes it.
+      progress: by the `id` of an optimizer what its `read_progress` gave: its next update takes it.
       summed: by the `id` of a variable to which replicas add, its value: see `Reduction.values_before`.
     """
 
@@ -77,6 +77,7 @@ class StepContext:
       share: which of this replica's micro-batches, and of their parts, is computed: an int or scalar int32.
       drawn: how many random numbers of each kind were drawn so far.
       layer_states: the generators' states in this share, for layers that compute with given values of variables.
+      frozen: the `id`s of the tf.Variables that this step does not update.
       applied: where the code that applies an option of the run marks it.
       counts_ids: whether ids and labels out of range are counted, since kernels do not raise for them (`diagnosis`).
       outside: what was counted of them so far: (the metric's name, its pair).
@@ -95,6 +96,7 @@ class StepContext:
     share: int | tf.Tensor = 0
     drawn: Counter = dataclasses.field(default_factory=Counter)
     layer_states: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()
+    frozen: frozenset[int] = frozenset()
     applied: Applied = dataclasses.field(default_factory=Applied)
     counts_ids: bool = False
     outside: list[tuple] = dataclasses.field(default_factory=list)

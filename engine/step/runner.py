@@ -151,6 +151,7 @@ class StepRunner:
             mesh=self._mesh,
             readings=readings or Readings(),
             generators=self._holdings.seed_generators,
+            frozen=self._holdings.freezing.frozen,
             applied=self._applied,
             counts_ids=self._counts_ids,
         )

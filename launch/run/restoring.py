@@ -177,7 +177,7 @@ def _unless_swept(run: BaseRun, checkpoints: Checkpoints, manifest: Manifest) ->
     found = failure = None
     try:
         again = run.config.allow_changed_config
-        found = saving.restore(checkpoints, run.state, manifest=manifest, begins_again=again)
+        found = saving.restore(checkpoints, run.state, manifest=manifest, allow_changed=again)
     except (CheckpointError, tf.errors.OpError) as error:
         failure = error
     # Workers that evaluate together all restore it, or none.

@@ -52,7 +52,7 @@ class Probe:
             numbers = tf.constant(offset, tf.int64), tf.constant(step, tf.int64)
             parts = self._strategy.mesh.part(0, self._strategy.num_replicas)[1]
             is_shared = self._feed.is_shared(step, parts)
-            gradients = self._gradients(operands, *numbers, self._holdings.freezing.enter(), is_shared)
+            gradients = self._gradients(operands, *numbers, self._holdings.freezing.frozen, is_shared)
         paths = [path_of(v) for v in self._trainer.trainable_variables]
         return {path: gradients[path] for path in paths if path in gradients}
 

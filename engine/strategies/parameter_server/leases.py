@@ -22,7 +22,6 @@ from .feed import Took, timestamp_after
 
 COUNT_SCOPE = "count_step"  # of the ops that count a step, by which a trace's steps are known
 LAGS = 16  # of staleness: updates with 0, 1, ... of others between their pull and their push, and with 15 or more
-PROGRESS = tf.TensorShape([2, 2])  # of an optimizer, two float64 as float32 lanes
 
 
 class Lease(NamedTuple):
@@ -144,7 +143,8 @@ class Pull:
             mine = [each for where, each in progressing if where == server]
             held = [each for where, each in placed if where == server]
             shapes = [tf.TensorShape(each.shape) for each in held]
-            self._servers.append((server, mine, held, wire.Layout([PROGRESS] * len(mine), shapes, reduce_dtype)))
+            progress = [tf.TensorShape([2 + len(each.of_variables), 2]) for each in mine]  # float64 as float32 lanes
+            self._servers.append((server, mine, held, wire.Layout(progress, shapes, reduce_dtype)))
 
     def packs(self) -> list[tf.Tensor]:
         """Reads the variables as they are now: vectors of each server, with the progress there."""

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.reduction import wire
-from crankshaft.engine.strategies.parameter_server.leases import PROGRESS
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])
@@ -32,7 +31,7 @@ def test_exact_values_keep_all_bits_beside_rounded_ones(dtype):
 def test_an_optimizers_progress_travels_exactly(dtype):
     """More updates than float32 can count, as `Pull` packs them beside variables."""
     progress = tf.constant([2.0**40 + 1, 0.1], tf.float64)
-    layout = wire.Layout([PROGRESS], [tf.TensorShape([2])], dtype)
+    layout = wire.Layout([tf.TensorShape([2, 2])], [tf.TensorShape([2])], dtype)
     (lanes,), (values,) = layout.unpack(layout.pack([tf.bitcast(progress, tf.float32)], [tf.constant([1.5, -2.0])]))
     np.testing.assert_array_equal(tf.bitcast(lanes, tf.float64), progress)
     np.testing.assert_array_equal(values, [1.5, -2.0])
