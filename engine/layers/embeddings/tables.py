@@ -299,14 +299,13 @@ class Embedding(tf.Module):
                 return mine.sparse_read(rows)
             mine.sparse_read(rows[:0])  # tapes watch what is read so, and no handle
             return _read_some(mine.handle, rows)
-        unique, positions = tf.unique(rows)
         if self.padding_id is None:
+            unique, positions = tf.unique(rows)
             return _expand(self._gather(unique), positions)
-        # What stands for no id has a row of zeros, after those of the table.
-        there = unique >= 0
-        found = tf.pad(self._gather(tf.boolean_mask(unique, there)), [[0, 1], [0, 0]])
-        places = tf.where(there, tf.cumsum(tf.cast(there, tf.int32)) - 1, tf.shape(found)[0] - 1)
-        return _expand(found, tf.gather(places, positions))
+        # What stands for no id comes first, and has a row of zeros before those of the table.
+        unique, positions = tf.unique(tf.concat([[tf.constant(NO_ROW, rows.dtype)], rows], 0))
+        found = tf.pad(self._gather(unique[1:]), [[1, 0], [0, 0]])
+        return _expand(found, positions[1:])
 
     def _gather(self, rows: tf.Tensor, note: Callable = mark_unique) -> tf.Tensor:
         """Gathers rows [n] as [n, width]: each server is asked for its own. `note` is called for each shard's."""
