@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..engine.data.data import Data
-from ..engine.internals.errors import BadRecordError, setting
+from ..engine.internals.errors import BadRecordError, UnavailableError, setting
 from .data import InputError, check_at_least
 from .files import listing
 from .files.storage import Files, is_remote, retried
@@ -128,6 +128,8 @@ class ArrayRecords(ExampleSource):
         try:
             path = self._files.paths[shard]
             return retried(path, lambda: self._shard(shard).read(numbers), self._shard.cache_clear)
+        except UnavailableError:
+            raise
         except RuntimeError as error:  # what it raises for whatever is wrong
             for number in numbers:
                 try:
@@ -161,6 +163,8 @@ class _Shard:
             self._reader = retried(path, lambda: shards.library().ArrayRecordReader(path, _RANDOM_ACCESS))
             is_whole, self.records = self._reader.ok(), self._reader.num_records()
             options = self._reader.writer_options_string() or ""
+        except UnavailableError:
+            raise
         except RuntimeError as error:
             raise InputError(f"{path} can't be read ({_first_line(error)}); restore the file") from None
         if not is_whole:

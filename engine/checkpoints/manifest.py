@@ -194,6 +194,8 @@ def read(path: str) -> Manifest:
         manifest = Manifest(prefix=path.removesuffix(WRITING).removesuffix(SUFFIX), **record)
         _check_files(name, manifest)
         return manifest
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(f"{name}: can't be read: {error.strerror}") from error
     except ValueError as error:
