@@ -22,6 +22,7 @@ import urllib.request
 from crankshaft.engine import loop
 from crankshaft.engine.hooks import Periodic, StopRequest, saving
 from crankshaft.engine.hooks.writing import Writing
+from crankshaft.engine.machine.pauses import Pauses
 from crankshaft.launch.benchmark.measure.rounds import timed_round
 from crankshaft.launch.run import asking, base, history, metrics, recording, training
 
@@ -62,7 +63,7 @@ class Pieces(Periodic):
         self._begin_piece(status)
 
     def act(self, status):
-        status.sums.read()
+        status.segment.sums.read()
         self._made.checkpoints.wait()  # a piece's checkpoint is written within it, or the wait counts
         seconds = time.perf_counter() - self._began
         self.rates[self._names[self._saves]].append(self.every_steps / seconds)
@@ -89,7 +90,7 @@ def measure_measuring(made: base.BaseRun, steps: int, pieces: int) -> dict[str, 
 def recorders(made: base.BaseRun, hooks: list, stack: contextlib.ExitStack) -> list:
     """Makes what records a run, answers who asks, and serves Prometheus, which scrapes each second."""
     looking = Writing("looking")
-    record = recording.record(made, Writing(), looking, time.monotonic())
+    record = recording.record(made, Writing(), looking, time.monotonic(), Pauses())
     found = [record, *asking.asked(made, hooks, record, StopRequest(), looking)]
     for hook in found:
         stack.callback(hook.close)

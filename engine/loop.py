@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from .hooks import Hook, Status
-from .hooks.base import Window
 from .internals.errors import UsageError
+from .meter import Meter, Segment, Totals
 from .state import TrainState
 from .strategies.base import Strategy
 
@@ -28,6 +28,7 @@ class Loop:
       clock: returns seconds, of a clock that may stand still while the process does.
 
     Attributes:
+      meter: merges what the calls did.
       status: where the run stands; its `stop` and `agreed_stop` say why a run ended early.
     """
 
@@ -45,10 +46,21 @@ class Loop:
         self._uncalled: list[Hook] = []  # that have not seen the newest call
         self._is_due = False  # whether something is due at the step of the newest call
         self._first: tuple[float, int] | None = None  # when the first call had ended, and its step
-        where = state.step, until_step, 0, 0, order.steps_per_epoch, None, 0.0, 0.0, state, strategy
-        self.status = Status(*where, hook_seconds=self._hook_seconds, epoch_shift=order.shift)
+        self.meter = Meter()
+        self._calls = self.meter.window()  # of `train_to`
+        self.status = Status(
+            step=state.step,
+            until_step=until_step,
+            segment=Segment(state.step),
+            steps_per_epoch=order.steps_per_epoch,
+            epoch_shift=order.shift,
+            state=state,
+            strategy=strategy,
+            meter=self.meter,
+            hook_seconds=self._hook_seconds,
+        )
         for hook in hooks:
-            hook.attach(state)
+            hook.attach(state, self.meter)
 
     def begin(self) -> None:
         """Begins the hooks, any of which may stop the run."""
@@ -57,14 +69,15 @@ class Loop:
             hook.begin(self.status)
         _agree_to_stop(self.status, together=True)
 
-    def train_to(self, step: int) -> Window:
+    def train_to(self, step: int) -> Totals:
         """Trains up to a step, or until a hook stops the run, calling each hook after each call of the inner loop.
 
         Returns:
-          The sums of these steps, unread.
+          The totals of these steps, unread.
         """
         strategy, state, order = self._strategy, self._state, self._strategy.train_order
-        feed, window = strategy.train_feed, Window()
+        feed = strategy.train_feed
+        self._calls.take()  # of one that raised
         self._call_hooks()
         bytes_before = feed.bytes_read if feed else None
         before = self._clock()
@@ -75,28 +88,28 @@ class Loop:
             result = strategy.run_train_steps(due - first)
             after = self._clock()
             bytes_now = feed.bytes_read if feed else None
+            segment = Segment(
+                first,
+                examples=order.examples_before(first + result.steps) - order.examples_before(first),
+                seconds=after - before,
+                input_bytes=None if bytes_now is None else bytes_now - (bytes_before or 0),
+                steps_ahead=feed.steps_ahead if feed else None,
+                **result._asdict(),
+            )
+            bytes_before = bytes_now
+            self.meter.add(segment)
             self._uncalled, self._is_due = [*self._hooks], state.step == due
             self.status = dataclasses.replace(
                 self.status,
                 step=state.step,
-                steps=result.steps,
-                examples=order.examples_before(first + result.steps) - order.examples_before(first),
-                sums=result.sums,
-                seconds=after - before,
-                input_seconds=result.input_seconds,
-                workers=result.workers,
-                input_bytes=None if bytes_now is None else bytes_now - (bytes_before or 0),
-                steps_ahead=feed.steps_ahead if feed else None,
+                segment=segment,
                 evaluation=None,
                 off_schedule=False,
-                compiles=result.compiles,
                 seconds_left=self._seconds_left(after, state.step),
             )
-            bytes_before = bytes_now
-            window.add(self.status)
             self._call_hooks()
             before = self._clock()  # the time that hooks take is not counted as the steps'
-        return window
+        return self._calls.take()
 
     def _seconds_left(self, now: float, step: int) -> float | None:
         if self._first is None or step <= self._first[1]:
@@ -108,7 +121,7 @@ class Loop:
 
     def rewind(self) -> None:
         """Makes the hooks continue from the state's step, which was restored together with theirs."""
-        self.status = dataclasses.replace(self.status, step=self._state.step, steps=0)
+        self.status = dataclasses.replace(self.status, step=self._state.step, segment=Segment(self._state.step))
         self.go_on()
         self._uncalled, self._first = [], None
         for hook in self._hooks:

@@ -43,7 +43,7 @@ class InPieces(Hook):
 
     def __call__(self, status):
         if status.step == self._end:
-            status.sums.read()  # waits for them
+            status.segment.sums.read()  # waits for them
             self._rates.put((self._end - self._first) / (time.perf_counter() - self._began))
             self.begin(status)
 

@@ -131,9 +131,10 @@ class Asked(Hook):
 
     def _begin_profile(self, status: Status) -> None:
         self._due, self._began_at = (_in_step(status, PROFILED_STEPS), "profile"), status.step
+        call = status.segment
         for request in self._taken("profile"):
             if request.task in self._addresses:
-                milliseconds = max(_LEAST_TRACE_MS, round(1e3 * PROFILED_STEPS * status.seconds / max(1, status.steps)))
+                milliseconds = max(_LEAST_TRACE_MS, round(1e3 * PROFILED_STEPS * call.seconds / max(1, call.steps)))
                 # A daemon: the process does not wait for a trace of a task that is lost.
                 threading.Thread(target=self._trace, args=(request, milliseconds), daemon=True).start()
             elif not self._profiling:
@@ -147,8 +148,8 @@ class Asked(Hook):
 
     def _end_profile(self, status: Status) -> None:
         if self._profiling:
-            if status.sums is not None:
-                status.sums.read()  # waits for the devices
+            if status.segment.sums is not None:
+                status.segment.sums.read()  # waits for the devices
             tf.profiler.experimental.stop()
         profiled, self._profiling = self._profiling, []
         for request in profiled:

@@ -1,7 +1,7 @@
 """The contract of hooks and the basic ones: callables with a period, called by the outer loop on the host.
 
-A hook sees every call of the inner loop (so that it can gather sums without waiting for a device) and acts when it is
-due. Its own state, if it has any, goes into each checkpoint.
+A hook sees every call of the inner loop and acts when it is due. What calls have added up to since it last acted, it
+takes from a window of the run's meter. Its own state, if it has any, goes into each checkpoint.
 """
 
 from __future__ import annotations
@@ -10,41 +10,34 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..internals.errors import UsageError
-from ..metrics.sums import LoopSums, Sums
+from ..meter import Meter, Segment, Window
 from ..state import TrainState
 
 if TYPE_CHECKING:
     from ..strategies.base import Stop, Strategy
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class Status:
     """Where a run stands: one small record, handed to every hook after each call of the inner loop.
 
     Attributes:
       step: global steps (updates) done.
-      until_step: where the run ends; None where only its caller knows.
-      steps: steps done by this call.
-      examples: in the batches of this call; an epoch's last batch may be a smaller one.
+      until_step: where the run ends; None if only its caller knows.
+      segment: what the newest call did: its steps, examples, metrics and time.
       steps_per_epoch: of the training data, in batches of the run's present size.
-      epoch_shift: what is added to the step to count epochs; not 0 where the run was resumed with another batch size.
-      sums: this call's metrics, unread: reading waits for the device.
-      seconds: wall time of this call.
-      input_seconds: spent in it waiting for input.
-      input_bytes: read meanwhile by this process, ahead mostly; None where nothing is read as steps go.
-      steps_ahead: whose examples are read and not taken yet; None where that is not known.
+      epoch_shift: what is added to the step to count epochs; not 0 if the run was resumed with another batch size.
       state: the `TrainState`.
       strategy: where steps run, for hooks that evaluate.
-      workers: each worker's figures of this call, unread, where there are several (`WorkerRows`).
+      meter: merges the segments of all calls.
       evaluation: the metrics of an evaluation at this step, once a hook has made one.
       off_schedule: whether that was made only because the run ends here.
       stop: set by a hook that wants the run to end, to the reason. Of several workers, any one's hook may: all end at
         one step, this one if something is due at it, else after the next call or two.
       agreed_stop: why the run ends, and which worker wants it to, once all know.
-      compiles: whether a program was compiled in this call.
       seconds_left: to the run's end, by the clock since the first call, evaluations and checkpoints included; None if
         the end or the rate is not known.
       hook_seconds: what hooks have taken so far, by `Hook.spent_on`; and what agreeing with other processes has.
@@ -57,25 +50,18 @@ class Status:
 
     step: int
     until_step: int | None
-    steps: int
-    examples: int
+    segment: Segment
     steps_per_epoch: int
-    sums: LoopSums | None
-    seconds: float
-    input_seconds: float
+    epoch_shift: int = 0
     state: TrainState
     strategy: Strategy
-    workers: Any = None
-    input_bytes: int | None = None
-    steps_ahead: float | None = None
+    meter: Meter
     evaluation: dict[str, float] | None = None
     off_schedule: bool = False
     stop: str | None = None
     agreed_stop: Stop | None = None
-    compiles: bool = False
     seconds_left: float | None = None
     hook_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    epoch_shift: int = 0
 
     @property
     def epoch(self) -> int:
@@ -135,7 +121,7 @@ class Hook:
       ...     name = "slowest"
       ...     seconds = 0.0
       ...     def __call__(self, status):
-      ...         self.seconds = max(self.seconds, status.seconds)
+      ...         self.seconds = max(self.seconds, status.segment.seconds)
       ...     def end(self, status):
       ...         print(f"the slowest call took {self.seconds:.3f} s")
     """
@@ -145,8 +131,8 @@ class Hook:
     ends_last = False
     needs_epochs = False
 
-    def attach(self, state: TrainState) -> None:
-        """Has the state keep more (`TrainState.of_hooks`). Called once, before it is restored."""
+    def attach(self, state: TrainState, meter: Meter) -> None:
+        """Has the state keep more (`TrainState.of_hooks`), and makes windows. Called once, before a restore."""
 
     def begin(self, status: Status) -> None:
         """Prepares the hook; called before the first step of this process."""
@@ -238,106 +224,8 @@ class Periodic(Hook):
         raise NotImplementedError
 
 
-class Rates:
-    """Adds up calls of the inner loop: their steps, examples, time and input.
-
-    Args:
-      leaves_out_first: whether the first call, which compiles, counts only until there is another.
-      memory_seconds: of more time than this, older calls count for less.
-
-    Attributes:
-      calls: that were added.
-    """
-
-    def __init__(self, leaves_out_first: bool = False, memory_seconds: float = math.inf):
-        self.calls = 0
-        self._leaves_out_first = leaves_out_first
-        self._memory_seconds = memory_seconds
-        self._totals: dict[str, float] = {}
-
-    def add(self, status: Status) -> None:
-        """Adds one call."""
-        fade = 1.0 - status.seconds / self._memory_seconds if self.seconds > self._memory_seconds else 1.0
-        if self._leaves_out_first and self.calls == 1:
-            fade = 0.0
-        latest = {"seconds": status.seconds, "steps": status.steps, "examples": status.examples}
-        latest["input_seconds"] = status.input_seconds
-        if status.input_bytes is not None:
-            latest["input_bytes"] = status.input_bytes
-        if status.steps_ahead is not None:
-            latest |= {"steps_ahead": status.steps_ahead, "calls_ahead": 1}
-        totals = self._totals if fade == 1.0 else {name: max(0.0, fade) * x for name, x in self._totals.items()}
-        self._totals = {**totals, **{name: totals.get(name, 0) + value for name, value in latest.items()}}
-        self.calls += 1
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of the calls."""
-        return self._totals.get("seconds", 0.0)
-
-    @property
-    def steps(self) -> int:
-        """The steps that the calls did."""
-        return int(self._totals.get("steps", 0))
-
-    @property
-    def speeds(self) -> dict[str, float]:
-        """`steps_per_sec` and `examples_per_sec`; none where no time has passed."""
-        return {f"{name}_per_sec": self._totals[name] / self.seconds for name in ("steps", "examples") if self.seconds}
-
-    @property
-    def input(self) -> dict[str, float]:
-        """What input takes, of this process; none where no time has passed.
-
-        `input_wait_fraction`: the share of the time in which steps wait for input. And of what is read as steps go,
-        from files or a dataset: `input_wait_ms`, of a step; `input_bytes_per_sec`; where it is known,
-        `input_steps_ahead`: steps whose examples are there before they are asked for, on average over the calls.
-        """
-        if not self.seconds:
-            return {}
-        totals, waited = self._totals, self._totals["input_seconds"]
-        figures = {"input_wait_fraction": min(1.0, waited / self.seconds)}
-        if "input_bytes" in totals:
-            figures["input_wait_ms"] = 1e3 * waited / max(1.0, totals["steps"])
-            figures["input_bytes_per_sec"] = totals["input_bytes"] / self.seconds
-        if totals.get("calls_ahead"):
-            figures["input_steps_ahead"] = totals["steps_ahead"] / totals["calls_ahead"]
-        return figures
-
-
-class Window(Rates):
-    """Calls of the inner loop, with the sums of their metrics.
-
-    Args:
-      values: what `host_state` returned: of the metrics alone.
-    """
-
-    def __init__(self, values: dict | None = None):
-        super().__init__()
-        self._sums = Sums(values)
-
-    def add(self, status: Status) -> None:
-        super().add(status)
-        if status.sums is not None:
-            self._sums.add(status.sums)
-
-    def means(self) -> dict[str, float]:
-        """Returns the metrics' means. Waits for the steps that were added."""
-        return self._sums.means()
-
-    def steady_means(self) -> dict[str, float]:
-        """Returns `means` but that of the gradients' norm, which is measured only where something is due."""
-        return {name: mean for name, mean in self.means().items() if name != "gradient_norm"}
-
-    def host_state(self) -> dict[str, list]:
-        """Returns the metrics' sums as JSON takes them. Waits as `means` does."""
-        return self._sums.host_state()
-
-
 class Windowed(Periodic):
-    """A periodic hook with a window of the calls since it last acted, whose metrics survive a restart.
-
-    `act` may keep `window`: the next one is a new object.
+    """A periodic hook with a window of the calls since it last took them, whose metrics survive a restart.
 
     Args:
       every_steps: as `Periodic` takes it.
@@ -345,33 +233,19 @@ class Windowed(Periodic):
       more: likewise.
 
     Attributes:
-      window: the sums since the hook last acted; `means()` reads them.
+      window: a `Window` of the run's meter; `window.take()` returns the `Totals` of the calls since the last time, and
+        `window.totals` leaves them in it.
 
     Example:
       >>> class Loss(Windowed):
       ...     def act(self, status):
-      ...         print(status.step, self.window.means()["loss"])
+      ...         print(status.step, self.window.take().means()["loss"])
     """
 
-    def __init__(self, every_steps: int | Period, at_end: bool = False, more: Collection[int | Period] = ()):
-        super().__init__(every_steps, at_end, more)
-        self.window = Window()
+    window: Window
 
-    def __call__(self, status: Status) -> None:
-        self.window.add(status)
-        if self.is_due(status):
-            self.act(status)
-            self.window = Window()
-
-    def host_state(self) -> dict:
-        return {"window": self.window.host_state()}
-
-    def restore_host_state(self, values: dict) -> None:
-        self.window = Window(values.get("window"))
-
-    def data_changed(self, splits: set[str]) -> None:
-        if "train" in splits:
-            self.window = Window()
+    def attach(self, state: TrainState, meter: Meter) -> None:
+        self.window = meter.window(self.name)
 
 
 class StopRequest(Hook):
@@ -410,7 +284,7 @@ class _Every(Windowed):
         self._function = function
 
     def act(self, status: Status) -> None:
-        self._function(status, {"loss": math.nan, **self.window.means()})
+        self._function(status, {"loss": math.nan, **self.window.take().means()})
 
 
 class _EveryEpoch(_Every):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from absl import logging
 
-from .base import Hook, Rates, Status
+from ..meter import Meter
+from ..state import TrainState
+from .base import Hook, Status
 
 
 class InputBound(Hook):
@@ -23,21 +25,22 @@ class InputBound(Hook):
     def __init__(self, cure: str, share: float = 0.1, window_seconds: float = 5.0):
         super().__init__()
         self._cure, self._share, self._window_seconds = cure, share, window_seconds
-        self._rates: Rates | None = None
-        self._said = False
+        self._began = self._said = False
+
+    def attach(self, state: TrainState, meter: Meter) -> None:
+        self._window = meter.window()
 
     def __call__(self, status: Status) -> None:
-        if self._rates is None:
-            self._rates = Rates()
+        if not self._began:
+            self._began = True
+            self._window.take()
+        if self._said or self._window.seconds < self._window_seconds:
             return
-        self._rates.add(status)
-        if self._said or self._rates.seconds < self._window_seconds:
-            return
-        rates, self._rates = self._rates, Rates()
-        waits = rates.input["input_wait_fraction"]
+        totals = self._window.take()
+        waits = totals.input["input_wait_fraction"]
         if waits > self._share:
             self._said = True
             logging.warning(
                 "step %d: steps wait for input %.0f%% of the time (%s examples/s); %s",
-                *(status.step, 100 * waits, f"{rates.speeds['examples_per_sec']:,.0f}", self._cure),
+                *(status.step, 100 * waits, f"{totals.speeds['examples_per_sec']:,.0f}", self._cure),
             )

@@ -20,10 +20,11 @@ from ..holdings import Holdings
 from ..internals.errors import UsageError, setting
 from ..internals.keras import computing_alone
 from ..mesh.cuts import cut_of
+from ..meter import Meter
 from ..metrics.monitored import Monitored
 from ..metrics.sums import kinds_of
 from ..state import TrainState
-from .base import Period, Status, Window, Windowed
+from .base import Period, Status, Windowed
 from .evaluation import averaged_weights
 
 _OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights")
@@ -120,7 +121,8 @@ class KerasCallbacks(Windowed):
         self._best: dict[Any, tf.Variable] = {}  # the weights that a callback is to restore, in bytes
         self._begun: list[int | None] = [None, None]  # the epoch, and the step of the batch, that callbacks have begun
 
-    def attach(self, state: TrainState) -> None:
+    def attach(self, state: TrainState, meter: Meter) -> None:
+        super().attach(state, meter)
         holding = [each for each in self._callbacks if "EarlyStopping" in _kinds(each) and each.restore_best_weights]
         self._best = {each: state.of_hooks.variable(f"best_weights_{i}") for i, each in enumerate(holding)}
 
@@ -195,18 +197,18 @@ class KerasCallbacks(Windowed):
         return min(ends, step + self._stride - self._batch(step) % self._stride) if self._at_batches else ends
 
     def __call__(self, status: Status) -> None:
-        self.window.add(status)
-        if not self._several and status.sums is not None:
-            self._several = [name for name, kind in kinds_of(status.sums.specs).items() if kind.is_several]
+        sums = status.segment.sums
+        if not self._several and sums is not None:
+            self._several = [name for name, kind in kinds_of(sums.specs).items() if kind.is_several]
         ends = self._period.ends_at(status.step)
-        if self._at_batches and status.steps:
-            self._tell("on_train_batch_end", self._batch(status.step - 1), self._logs_of(self.window.means()))
+        if self._at_batches and status.segment.steps:
+            self._tell("on_train_batch_end", self._batch(status.step - 1), self._logs_of(self.window.totals.means()))
         if status.evaluation is not None:
             self._tell("on_test_begin", {})
             self._tell("on_test_end", self._logs_of(status.evaluation))
         if ends:
             evaluation = {f"val_{name}": value for name, value in self._logs_of(status.evaluation or {}).items()}
-            self._logs, self.window = {**self._logs_of(self.window.means()), **evaluation}, Window()
+            self._logs = {**self._logs_of(self.window.take().means()), **evaluation}
             self._tell("on_epoch_end", self._epoch(status) - 1, self._logs)
             for callback in self._callbacks:
                 if "MonitorCallback" in _kinds(callback) and callback.best != callback.best:
@@ -227,10 +229,9 @@ class KerasCallbacks(Windowed):
     def host_state(self) -> dict:
         for callback, variable in self._best.items():
             variable.assign(_packed(callback.best_weights or ()))
-        return {**super().host_state(), "callbacks": [*map(_state_of, self._callbacks)], "begun": [*self._begun]}
+        return {"callbacks": [*map(_state_of, self._callbacks)], "begun": [*self._begun]}
 
     def restore_host_state(self, values: dict) -> None:
-        super().restore_host_state(values)
         self._states = values.get("callbacks")
         self._begun = [*values.get("begun", (None, None))]
 

@@ -9,9 +9,11 @@ from absl import logging
 
 from ..holdings import Holdings
 from ..internals.errors import UsageError, counted
+from ..meter import Meter, Window
 from ..metrics.monitored import Monitored
 from ..metrics.sums import kinds_of
-from .base import Hook, Period, Periodic, Status, Window
+from ..state import TrainState
+from .base import Hook, Period, Periodic, Status
 
 _ROUNDING = 1e-6  # of a float32, as which a scale is kept
 
@@ -49,9 +51,13 @@ class Monitor(Periodic):
         self.min_delta = abs(min_delta)
         self.best: float | None = None
         self.best_step: int | None = None
-        self.window = Window()
+        self._window: Window | None = None
         self._is_resolved = False
         self._best_by: str | None = None  # the direction by which a restored value is the best
+
+    def attach(self, state: TrainState, meter: Meter) -> None:
+        if self.monitored.source == "train":
+            self._window = meter.window(self.name)
 
     def resolve(self, kinds: Mapping[str, type]) -> None:
         """Finds the metric, and its direction, among those that are measured. Called once before the first look."""
@@ -63,17 +69,14 @@ class Monitor(Periodic):
         return super().is_due(status) if self.every_steps else status.evaluation is not None
 
     def __call__(self, status: Status) -> None:
-        if self.monitored.source == "train" and status.sums is not None:
-            if not self._is_resolved:
-                self.resolve(kinds_of(status.sums.specs))
-            self.window.add(status)
+        if self._window and not self._is_resolved and (sums := status.segment.sums) is not None:
+            self.resolve(kinds_of(sums.specs))
         super().__call__(status)
 
     def act(self, status: Status) -> None:
         if not self._is_resolved:
             self.resolve(kinds_of(status.strategy.trace_evaluation()))
-        metrics = status.evaluation if self.monitored.source == "eval" else self.window.means()
-        self.window = Window()
+        metrics = self._window.take().means() if self._window else status.evaluation
         if self.monitored.source == "eval" and self.monitored.metric not in metrics:  # NAME_9 of four values
             raise self.monitored.not_measured(metrics)
         value = metrics.get(self.monitored.metric, math.nan)
@@ -94,7 +97,8 @@ class Monitor(Periodic):
     def forget(self) -> None:
         """Forgets what was measured."""
         self.best = self.best_step = None
-        self.window = Window()
+        if self._window:
+            self._window.take()
 
     def _is_better(self, value: float) -> bool:
         if math.isnan(value):
@@ -106,12 +110,11 @@ class Monitor(Periodic):
 
     def host_state(self) -> dict:
         best = {"best": self.best, "best_step": self.best_step, "direction": self.monitored.direction}
-        return {"monitor": self.monitor, **best, "window": self.window.host_state()}
+        return {"monitor": self.monitor, **best}
 
     def restore_host_state(self, values: dict) -> None:
         if values.get("monitor") == self.monitor:  # another metric's best says nothing
             self.recall(values)
-            self.window = Window(values["window"])
 
     def data_changed(self, splits: set[str]) -> None:
         if self.monitored.source in splits:

@@ -162,7 +162,7 @@ class NanGuard(Hook):
 
     def __call__(self, status: Status) -> None:
         before = self._unchecked
-        self._unchecked = (status.step - status.steps + 1, status.step, status.sums)
+        self._unchecked = (status.segment.first_step + 1, status.step, status.segment.sums)
         if before is not None:
             self._check(status, *before)
 

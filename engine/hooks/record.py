@@ -18,8 +18,9 @@ from typing import Any
 from ..machine import environment
 from ..machine.events import VERSION, EventLog
 from ..machine.pauses import Pauses
-from ..strategies.workers import WorkerWindow
-from .base import Hook, Status, Window
+from ..meter import Meter, Totals
+from ..state import TrainState
+from .base import Hook, Status
 from .figures import Figures
 from .goodput import Goodput, Past
 from .writing import Writing
@@ -70,13 +71,15 @@ class Record(Hook):
         self._figures: Figures | None = None
         self._cut_at = self._loop_began = began
         self._aside: dict[str, float] = {}
-        self._compiling: tuple[float, int] = (0.0, 0)  # seconds and steps of the window's calls that compiled
         self._silent: set[str] = set()
         self._evaluated_seconds = 0.0
         self._warnings = _Warnings(self)
         self.past = Past()
         self.latest: dict[str, Any] = {}
         self.saved, self.saved_at = "", 0.0
+
+    def attach(self, state: TrainState, meter: Meter) -> None:
+        self._window = meter.window()
 
     def begin(self, status: Status) -> None:
         self._log.cut(status.step, self.past.see)
@@ -109,11 +112,6 @@ class Record(Hook):
 
     def __call__(self, status: Status) -> None:
         self._status = status
-        self._window.add(status)
-        if status.workers is not None:
-            self._workers.add(status.workers)
-        if status.compiles:
-            self._compiling = self._compiling[0] + status.seconds, self._compiling[1] + status.steps
         if status.evaluation is not None:
             spent = status.hook_seconds.get("evaluation", 0.0)
             seconds, self._evaluated_seconds = spent - self._evaluated_seconds, spent
@@ -200,8 +198,6 @@ class Record(Hook):
 
     def _begin_window(self, status: Status, now: float) -> None:
         self._status, self._cut_at = status, now
-        self._window, self._workers = Window(), WorkerWindow()
-        self._compiling = (0.0, 0)
         self._hooks_before = dict(status.hook_seconds)
         self._paused_before = self._pauses.seconds
 
@@ -214,18 +210,18 @@ class Record(Hook):
         self._pauses.look()
         aside["down"] = self._pauses.seconds - self._paused_before
         self._aside = {}
-        time_spent = now - self._cut_at, self._compiling, aside
-        figures = {**self._figures.read(), **status.strategy.activity()} if self._window.calls else {}
-        work = functools.partial(self._write_window, status, self._window, self._workers, time_spent, figures)
+        totals = self._window.take()
+        figures = {**self._figures.read(), **status.strategy.activity()} if totals.calls else {}
+        work = functools.partial(self._write_window, status, totals, now - self._cut_at, aside, figures)
         self._writing.do(functools.partial(work, now - self._loop_began, time.time()))
         self._begin_window(status, now)
 
     def _write_window(
-        self, status: Status, window: Window, workers: WorkerWindow, time_spent, figures, seconds: float, at: float
+        self, status: Status, window: Totals, elapsed: float, aside, figures, seconds: float, at: float
     ) -> None:
         """Writes a window; reads what calls returned, and so waits for the device. In the thread."""
-        (elapsed, compiling, aside), calls = time_spent, (window.seconds, window.steps)
-        rows = _named(status.strategy.worker_names, workers.take())
+        calls, compiling = (window.seconds, window.steps), window.compiling
+        rows = _named(status.strategy.worker_names, window.workers())
         waited, waiting = _waits(rows, window) if rows else (window.input.get("input_wait_fraction", 0.0), 0.0)
         self._goodput.add(elapsed, calls, compiling, waited * window.seconds, waiting * window.seconds, aside)
         if not window.calls:
@@ -283,7 +279,7 @@ def _named(names: Sequence[str], rows: list[dict[str, float]]) -> list[dict[str,
     return [{"name": name, **row} for name, row in zip(names, rows, strict=False)]
 
 
-def _waits(rows: list[dict[str, Any]], window: Window) -> tuple[float, float]:
+def _waits(rows: list[dict[str, Any]], window: Totals) -> tuple[float, float]:
     """Returns the shares of the time for which workers, on average, waited for input, and for others.
 
     In step that is for the slowest of them. Around parameter servers, where each goes on by itself, a worker that is at

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ..checkpoints import Checkpoints, Manifest
 from ..internals.errors import CheckpointError, SaveError
+from ..meter import Meter, unused
 from ..state import RULES, TrainState
 from .base import Hook, Periodic, Status
 from .evaluation import Evaluated
@@ -17,11 +18,7 @@ def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
     """Returns hooks by the name that their state has in a checkpoint; a repeated name gets its number: `log-2`."""
     named: dict[str, Hook] = {}
     for hook in hooks:
-        name, number = hook.name, 1
-        while name in named:
-            number += 1
-            name = f"{hook.name}-{number}"
-        named[name] = hook
+        named[unused(hook.name, named)] = hook
     return named
 
 
@@ -45,7 +42,8 @@ def save(checkpoints: Checkpoints, status: Status, hooks: Sequence[Hook], again:
         hook.settle(status)
     state.input.take(status.step)
     of_hooks = {name: values for name, hook in by_name(hooks).items() if (values := hook.host_state())}
-    checkpoints.save(status.step, {"state": state.host_state(), "hooks": of_hooks}, force=again)
+    host_state = {"state": state.host_state(), "hooks": of_hooks, "meter": status.meter.host_state()}
+    checkpoints.save(status.step, host_state, force=again)
 
 
 def restore(
@@ -54,6 +52,7 @@ def restore(
     hooks: Sequence[Hook] = (),
     manifest: Manifest | None = None,
     allow_changed: bool = False,
+    meter: Meter | None = None,
 ) -> Manifest | None:
     """Restores a run's state and hooks from what `save` kept. Host code, before the loop begins.
 
@@ -64,6 +63,7 @@ def restore(
       manifest: which checkpoint; None is the latest valid one.
       allow_changed: whether other variables may be trained than by the run that saved it, or by another optimizer; what
         matches by name goes on (`TrainState.matching`).
+      meter: the loop's, whose windows are restored too; None restores none.
 
     Returns:
       The manifest of what was restored; None, with nothing changed, if there is no checkpoint.
@@ -85,6 +85,9 @@ def restore(
                 whose = f"hooks.{name}"
                 hook.restore_host_state(kept[name])
                 hook.data_changed(changed)
+        if meter is not None:
+            whose = "meter"
+            meter.restore_host_state({} if "train" in changed else manifest.host_state.get("meter", {}))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{manifest.name} in {checkpoints.directory}: its host_state.{whose} can't be taken up ({error!r}); "
@@ -128,7 +131,7 @@ class Checkpointing(Periodic):
         save(self.checkpoints, status, self.hooks)
 
     def end(self, status: Status) -> None:
-        if status.steps:  # else no step was done, so nothing is new
+        if status.segment.steps:  # else no step was done, so nothing is new
             save(self.checkpoints, status, self.hooks)  # does nothing if this step was saved
         self.checkpoints.wait()
 

@@ -10,8 +10,9 @@ import time
 
 from absl import logging
 
-from ..strategies.workers import WorkerWindow
-from . import Hook, Status
+from ..meter import Meter
+from ..state import TrainState
+from .base import Hook, Status
 
 
 class Stragglers(Hook):
@@ -35,23 +36,22 @@ class Stragglers(Hook):
         self._window_seconds = window_seconds
         self._windows = windows
         self._clock = clock
-        self._window = WorkerWindow()
         self._slow = [0] * len(names)  # windows in a row
         self._began = 0.0
+
+    def attach(self, state: TrainState, meter: Meter) -> None:
+        self._window = meter.window()
 
     def begin(self, status: Status) -> None:
         self._began = self._clock()
 
     def __call__(self, status: Status) -> None:
-        if status.workers is None:
-            return
-        self._window.add(status.workers)
         if self._clock() - self._began >= self._window_seconds:
             self._look(status.step)
             self._began = self._clock()
 
     def _look(self, step: int) -> None:
-        rows = {worker: each for worker, each in enumerate(self._window.take()) if "own_ms" in each}
+        rows = {worker: each for worker, each in enumerate(self._window.take().workers()) if "own_ms" in each}
         if len(rows) < 2:
             return
         for worker, figures in rows.items():

@@ -29,6 +29,11 @@ class WorkerRows:
         self._tensor = tensor
         self._rows: list[dict[str, float]] | None = None
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the host has the rows, and need not wait for them."""
+        return self._rows is not None
+
     def read(self) -> list[dict[str, float]]:
         """Returns a dictionary for each worker, in their order.
 
@@ -40,66 +45,6 @@ class WorkerRows:
             array = np.asarray(self._tensor, np.float64)
             self._rows = [dict(zip(self._names, map(float, row), strict=True)) for row in array]
         return self._rows
-
-
-class WorkerWindow:
-    """The rows of some calls of the inner loop, added up by worker."""
-
-    IN_FLIGHT = 2  # calls that a device may be at work on yet: their rows are left unread
-
-    def __init__(self):
-        self._unread: list[WorkerRows] = []
-        self._sums: list[dict[str, float]] = []
-        self._norms: list[float] = []
-
-    def add(self, rows: WorkerRows) -> None:
-        self._unread.append(rows)
-        self._read_all_but(self.IN_FLIGHT)
-
-    def _read_all_but(self, newest: int) -> None:
-        done = len(self._unread) - newest
-        for rows in self._unread[: max(0, done)]:
-            figures = rows.read()
-            self._sums = self._sums or [dict.fromkeys(row, 0.0) for row in figures]
-            self._sums = [
-                {name: before[name] + row[name] for name in row}
-                for before, row in zip(self._sums, figures, strict=True)
-            ]
-            norms = [row.get("gradient_norm", 0.0) for row in figures]  # 0 of a call at whose end nobody looks
-            self._norms = [new or old for new, old in zip(norms, self._norms or norms, strict=True)]
-        del self._unread[: max(0, done)]
-
-    def take(self) -> list[dict[str, float]]:
-        """Returns what the window holds; it is empty afterwards. Waits for the calls that were added.
-
-        Returns:
-          A dictionary for each worker, none if no call was added: milliseconds a step `step_ms` (all of it), `own_ms`
-          (without waiting for other workers), `reduce_wait_ms`, these three not of GPUs; `input_wait_ms`; and
-          `gradient_norm`, of the newest call at whose end somebody looked, if there was one. Around parameter servers
-          without these two, and of a worker that has done nothing without times, but with `steps`, `lag` (the steps
-          that the fastest did more) and `staleness`: how many updates of others came between its pull and its push, on
-          average.
-        """
-        self._read_all_but(0)
-        sums, norms, self._sums, self._norms = self._sums, self._norms, [], []
-        most = max((row["steps"] for row in sums), default=0.0)
-        return [_figures(row, norm, most) for row, norm in zip(sums, norms, strict=True)]
-
-
-def _figures(sums: dict[str, float], norm: float, most_steps: float) -> dict[str, float]:
-    a_step = 1e3 / max(1.0, sums["steps"])
-    figures = {"input_wait_ms": a_step * sums["input_seconds"]}
-    if norm:
-        figures["gradient_norm"] = norm
-    if "seconds" in sums and sums["steps"]:
-        figures["step_ms"] = a_step * sums["seconds"]
-        figures["own_ms"] = a_step * (sums["seconds"] - sums.get("reduce_seconds", 0.0))
-    if "reduce_seconds" in sums:
-        figures["reduce_wait_ms"] = a_step * sums["reduce_seconds"]
-    if "staleness" in sums:
-        figures |= {"steps": sums["steps"], "lag": most_steps - sums["steps"]}
-        figures["staleness"] = sums["staleness"] / max(1.0, sums["steps"])
-    return figures
 
 
 class WorkersLoop(InnerLoop):

@@ -13,6 +13,7 @@ from ...engine.hooks.saving import BestCheckpoint
 from ...engine.hooks.tensorboard import event_values
 from ...engine.hooks.tensorboard.event_files import EventFiles
 from ...engine.internals.errors import CheckpointError
+from ...engine.meter import Meter, Segment
 from ...engine.metrics.monitored import Monitored
 from ..cluster.meeting import Presence, answers
 from ..command_line import checks
@@ -95,6 +96,13 @@ def _evaluate(run: BaseRun, files: EventFiles, best: BestCheckpoint | None) -> N
 
 
 def _status(run: BaseRun, metrics: dict | None = None) -> Status:
-    step, per_epoch = run.state.step, run.strategy.train_order.steps_per_epoch
-    strategy = run.strategy
-    return Status(step, run.train_steps, 0, 0, per_epoch, None, 0.0, 0.0, run.state, strategy, evaluation=metrics)
+    return Status(
+        step=run.state.step,
+        until_step=run.train_steps,
+        segment=Segment(run.state.step),
+        steps_per_epoch=run.strategy.train_order.steps_per_epoch,
+        state=run.state,
+        strategy=run.strategy,
+        meter=Meter(),
+        evaluation=metrics,
+    )

@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ...engine.hooks import Status, Windowed
-from ...engine.hooks.base import Period, Rates, Window
+from ...engine.hooks.base import Period
 from ...engine.hooks.record import Record
+from ...engine.meter import Meter, Totals
+from ...engine.state import TrainState
 from ..errors import UsageError
 
 
@@ -46,7 +48,7 @@ class History(Windowed):
     """Keeps `rows`, and writes each to the run's record, from which a resumed run takes those up to its checkpoint.
 
     A row is plain JSON: step, epoch (with its fraction), seconds since the run began in this process, examples_per_sec
-    of the window and what `Window.input` has of it, `train_NAME` of each metric of the window that ends there and
+    of the window and what `Totals.input` has of it, `train_NAME` of each metric of the window that ends there and
     `eval_NAME` of each metric of an evaluation made there.
 
     Args:
@@ -74,17 +76,18 @@ class History(Windowed):
         return status.evaluation is not None or super().is_due(status)
 
     def __call__(self, status: Status) -> None:
-        self._seconds += status.seconds
+        self._seconds += status.segment.seconds
         super().__call__(status)
 
     def act(self, status: Status) -> None:
+        totals = self.window.take()
         row = {
             "step": status.step,
             "epoch": status.epochs,
             "seconds": self._seconds,
-            "examples_per_sec": self.window.speeds.get("examples_per_sec"),
-            **self.window.input,
-            **{f"train_{name}": mean for name, mean in self.window.steady_means().items()},
+            "examples_per_sec": totals.speeds.get("examples_per_sec"),
+            **totals.input,
+            **{f"train_{name}": mean for name, mean in totals.steady_means().items()},
             **{f"eval_{name}": value for name, value in (status.evaluation or {}).items()},
         }
         row = {name: value if value is None or math.isfinite(value) else None for name, value in row.items()}
@@ -101,38 +104,37 @@ class TrainMetrics(Windowed):
     def __init__(self, every_steps: int | Period):
         super().__init__(every_steps, at_end=True)
         self.means: dict[str, float] = {}
-        self._run = Rates(leaves_out_first=True)
 
-    def __call__(self, status: Status) -> None:
-        super().__call__(status)
-        self._run.add(status)
+    def attach(self, state: TrainState, meter: Meter) -> None:
+        super().attach(state, meter)
+        self._run = meter.window(leaves_out_first=True)
 
     def act(self, status: Status) -> None:
-        self.means = self.window.steady_means()
+        self.means = self.window.take().steady_means()
 
     def rates(self) -> dict[str, float | None]:
         """Returns the run's rates after the first call; of the first if it was all, None without a step."""
-        return {"steps_per_sec": None, "examples_per_sec": None, **self._run.speeds, **self._run.input}
+        totals = self._run.totals
+        return {"steps_per_sec": None, "examples_per_sec": None, **totals.speeds, **totals.input}
 
     def host_state(self) -> dict:
-        return {**super().host_state(), "means": self.means}
+        return {"means": self.means}
 
     def restore_host_state(self, values: dict) -> None:
-        super().restore_host_state(values)
         self.means = values.get("means", {})
 
 
 class Means(Mapping[str, float]):
-    """The means of a call's metrics by name. Reading the first of them waits for the device."""
+    """The means of metrics by name. Reading the first of them waits for the device."""
 
-    def __init__(self, window: Window):
-        self._window = window
+    def __init__(self, totals: Totals):
+        self._totals = totals
         self._means: dict[str, float] | None = None
 
     @property
     def _read(self) -> dict[str, float]:
         if self._means is None:
-            self._means = self._window.steady_means()
+            self._means = self._totals.steady_means()
         return self._means
 
     def __getitem__(self, name: str) -> float:

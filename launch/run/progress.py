@@ -17,9 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from ...engine.hooks.base import Hook, Rates, Status, Window
+from ...engine.hooks import Hook, Status
 from ...engine.internals.errors import UsageError, visible
 from ...engine.mesh import cuts
+from ...engine.meter import Meter, Totals, merged
+from ...engine.state import TrainState
 from .. import terminal
 
 MODES = ("auto", "bar", "plain", "off")
@@ -49,10 +51,12 @@ class Progress(Hook):
         self._seconds_between = redraw_seconds if self.mode == "bar" else line_seconds
         self._clock = clock
         self._bar: Bar | None = None
-        self._window = Window()
-        self._recent = Rates(leaves_out_first=True, memory_seconds=_RECENT_SECONDS)
+        self._recent: list[Totals] = []  # one at most
         self._shown_at = 0.0
         self._shown_step: int | None = None
+
+    def attach(self, state: TrainState, meter: Meter) -> None:
+        self._metrics, self._calls = meter.window(), meter.window(leaves_out_first=True)
 
     def begin(self, status: Status) -> None:
         self._shown_at = self._clock()
@@ -61,13 +65,12 @@ class Progress(Hook):
             atexit.register(self.close)  # after an exception, the terminal's cursor has to come back
 
     def rewind(self, status: Status) -> None:
-        self._window, self._shown_step = Window(), None
+        self._shown_step = None
+        self._metrics.take()
 
     def __call__(self, status: Status) -> None:
         if self.mode == "off":
             return
-        self._window.add(status)
-        self._recent.add(status)
         now = self._clock()
         if status.evaluation is not None or status.last or status.stop or now - self._shown_at >= self._seconds_between:
             self._shown_at = now
@@ -76,7 +79,7 @@ class Progress(Hook):
             self._say("  ".join([_step(status), "evaluation", *metrics_shown(status.evaluation)]))
 
     def end(self, status: Status) -> None:
-        if self.mode != "off" and status.steps and self._shown_step != status.step:
+        if self.mode != "off" and status.segment.steps and self._shown_step != status.step:
             self._show(status)
         self.close()
 
@@ -88,15 +91,23 @@ class Progress(Hook):
             atexit.unregister(self.close)
 
     def _show(self, status: Status) -> None:
-        metrics, self._window = metrics_shown(self._window.means()), Window()
+        metrics = metrics_shown(self._metrics.take().means())
         epoch = f"epoch {status.epochs:.3g}"
-        speed = f"{self._recent.speeds.get('examples_per_sec', 0):,.0f} examples/s"
+        speed = f"{self._rate():,.0f} examples/s"
         left = "" if status.seconds_left is None else f"{duration(status.seconds_left)} left"
         self._shown_step = status.step
         if self._bar is None:
             self._say("  ".join(filter(None, [_step(status), *metrics, epoch, speed, left])))
             return
         self._bar.draw(status.step, *_fitting(_step(status), metrics, [epoch, left, speed], self._bar.width))
+
+    def _rate(self) -> float:
+        """Returns the examples per second of the last seconds."""
+        calls = self._calls.totals
+        recent = calls if calls.seconds >= _RECENT_SECONDS else merged([*self._recent, calls])
+        if calls is recent and calls.calls > 1:
+            self._recent = [self._calls.take()]
+        return recent.speeds.get("examples_per_sec", 0.0)
 
     def _say(self, line: str) -> None:
         if self._bar is not None:

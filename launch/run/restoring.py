@@ -26,7 +26,8 @@ def to_train(run: BaseRun) -> Manifest | None:
     if manifest is None:
         weights.start(run)
         return None
-    return saving.restore(run.checkpoints, run.state, run.hooks, manifest, run.config.allow_changed_config)
+    allow_changed = run.config.allow_changed_config
+    return saving.restore(run.checkpoints, run.state, run.hooks, manifest, allow_changed, run.loop.meter)
 
 
 def _checked_newest(run: BaseRun) -> Manifest | None:

@@ -155,7 +155,7 @@ def restore(run: BaseRun, which: str | int) -> None:
     checkpoints.wait()
     manifest = restoring.found(run, checkpoints, which)
     restoring.check_position(run, manifest)
-    saving.restore(checkpoints, run.state, run.hooks, manifest)
+    saving.restore(checkpoints, run.state, run.hooks, manifest, meter=run.loop.meter)
     run.loop.rewind()
 
 
@@ -170,7 +170,7 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
       evaluates: whether the result has an evaluation that the run itself has not made.
     """
     metrics, status = run.metrics, run.loop.status
-    means = metrics.means or metrics.window.steady_means()
+    means = metrics.means or metrics.window.totals.steady_means()
     result = result_of(run, train=means, resumed_from=run.resumed_from, **metrics.rates())
     if bad_records := run.bad_records():
         result["bad_records"] = bad_records

@@ -33,7 +33,6 @@ from crankshaft.engine.step.options import StepOptions
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.multi_worker import MultiWorker, WorkerTask
 from crankshaft.engine.strategies.replicated import FeedOptions
-from crankshaft.engine.strategies.workers import WorkerWindow
 from crankshaft.launch.cluster import tf_config
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
@@ -270,19 +269,19 @@ class Slowed(Mlp):
 def figures_of_a_slow_one(strategy: MultiWorker, folder: pathlib.Path) -> dict:
     """Trains for a while with the last worker slowed: what each worker's figures are, and who is warned of."""
     state = bound(strategy, Slowed(strategy.host == strategy.num_hosts - 1))
-    window = WorkerWindow()
+    window = hooks.Windowed(1000)
     hook = Stragglers(strategy.host_names, window_seconds=0.3, windows=2)
     warnings = []
     logging.get_absl_logger().addFilter(lambda record: warnings.append(record.getMessage()))
     board = TensorBoard(str(folder / "tensorboard") if strategy.is_chief else None, every_steps=20)
-    loop.train(strategy, state, [hooks.every_steps(20, lambda status, _: window.add(status.workers)), hook, board], 60)
-    return {"figures": window.take(), "warnings": [line for line in warnings if "is slow" in line]}
+    loop.train(strategy, state, [hooks.every_steps(20, lambda *_: None), window, hook, board], 60)
+    return {"figures": window.window.totals.workers(), "warnings": [line for line in warnings if "is slow" in line]}
 
 
 def out_of_step(strategy: MultiWorker) -> str:
     """A value of one worker's copy is changed by one bit: what comparing says before and after."""
     state = bound(strategy, Mlp((32,)))
-    status = hooks.Status(state.step, 1000, 0, 0, 10, None, 0.0, 0.0, state, strategy)
+    status = loop.Loop(strategy, state, [], 1000).status
     check = SyncCheck(1, strategy.replica_names)
     check.begin(status)
     check.act(status)

@@ -34,7 +34,7 @@ class Hang(Hook):
 
     def __call__(self, status):
         if status.step >= 1000:
-            status.sums._tensor = Never()
+            status.segment.sums._tensor = Never()
 
 
 main(hooks=[Hang()])

@@ -14,8 +14,8 @@ from ...holdings import Holdings
 from ...internals.errors import reason
 from ...internals.variables import path_of
 from ...mesh.cuts import cut_of
-from ...strategies.workers import WorkerWindow
-from ..base import Period, Status, Window, Windowed
+from ...meter import Totals
+from ..base import Period, Status, Windowed
 from ..figures import Figures
 from ..writing import Writing
 from . import event_values
@@ -30,8 +30,8 @@ class TensorBoard(Windowed):
     """Writes scalars every so many steps, at epochs' ends and at the last step, and evaluations where there are any.
 
     `train/`: each metric's mean since the last time, learning_rate, loss_scale if there is one, epoch, steps_per_sec,
-    examples_per_sec, what `Window.input` has, of tables that give rows to ids `tables/...`, and of each of several
-    workers `workers/<i>/...`, see `WorkerWindow`; histograms `weights/...` and `gradients/...`, of what is cut over a
+    examples_per_sec, what `Totals.input` has, of tables that give rows to ids `tables/...`, and of each of several
+    workers `workers/<i>/...`, see `Totals.workers`; histograms `weights/...` and `gradients/...`, of what is cut over a
     mesh its first part's; once, the model's graph and, if they look like images, some inputs, and the configuration as
     a table. `eval/`: the metrics of each evaluation, and once, for TensorBoard to show beside them, the
     hyper-parameters.
@@ -67,7 +67,6 @@ class TensorBoard(Windowed):
         self.probe = probe
         self._files = EventFiles(directory, writing)
         self._figures: Figures | None = None
-        self._workers = WorkerWindow()
         self._restored = False
         self._has_images = True
         self._weights: Callable | None = None
@@ -98,8 +97,6 @@ class TensorBoard(Windowed):
         return histograms if due is None else min(due, histograms)
 
     def __call__(self, status: Status) -> None:
-        if status.workers is not None:
-            self._workers.add(status.workers)
         super().__call__(status)
         self._has_images = self._has_images or self._put_images(status.step)
         if status.evaluation is not None:
@@ -111,11 +108,10 @@ class TensorBoard(Windowed):
     def act(self, status: Status) -> None:
         tables = {f"tables/{name}": value for name, value in Holdings(status.state.trainer).table_figures().items()}
         figures = {**self._figures.read(), "epoch": status.epochs}
-        figures |= {**self.window.speeds, **self.window.input, **status.strategy.figures(), **tables}
-        workers, self._workers = self._workers, WorkerWindow()
+        totals = self.window.take()
+        figures |= {**totals.speeds, **totals.input, **status.strategy.figures(), **tables}
         # The thread reads the sums, and so it is the one that waits for the device.
-        window = self.window
-        self._files.put("train", status.step, lambda: _training_scalars(window, figures, workers))
+        self._files.put("train", status.step, lambda: _training_scalars(totals, figures))
 
     def settle(self, status: Status) -> None:
         self._files.flush()  # so that a run that is resumed from this checkpoint has no gap
@@ -126,9 +122,11 @@ class TensorBoard(Windowed):
     def close(self) -> None:
         self._files.close()
 
+    def host_state(self) -> dict:
+        return {"has_begun": True}
+
     def restore_host_state(self, values: dict) -> None:
-        super().restore_host_state(values)
-        self._restored = True
+        self._restored = values["has_begun"]
 
     def _put_histograms(self, status: Status) -> None:
         trainer = status.state.trainer
@@ -177,13 +175,13 @@ class TensorBoard(Windowed):
         return features is not None
 
 
-def _training_scalars(window: Window, figures_of_run: dict, workers: WorkerWindow) -> list:
+def _training_scalars(totals: Totals, figures_of_run: dict) -> list:
     scalars = {
         f"workers/{worker}/{name}": value
-        for worker, figures in enumerate(workers.take())
+        for worker, figures in enumerate(totals.workers())
         for name, value in figures.items()
     }
-    scalars |= window.means() | figures_of_run
+    scalars |= totals.means() | figures_of_run
     return event_values.scalars({name: float(value) for name, value in scalars.items()})
 
 

@@ -77,12 +77,12 @@ def test_loop_stops_where_a_hook_is_due(mlp):
     assert {3, 6, 9, 10} <= set(record.steps)
 
 
-def test_moments_count_an_epochs_smaller_last_batch_by_its_examples(mlp):
+def test_calls_count_an_epochs_smaller_last_batch_by_its_examples(mlp):
     class Examples(Hook):
         name = "examples"
 
         def __call__(self, status):
-            counted.append((status.examples, status.sums.read()["loss"][1]))
+            counted.append((status.segment.examples, status.segment.sums.read()["loss"][1]))
 
     counted = []
     run(mlp(), [every_steps(3, lambda *_: None), Examples()], 12)
@@ -100,15 +100,15 @@ def test_users_function_gets_the_means_since_last_time(mlp):
     assert [loss for _, loss in seen] == [total / count for total, count in totals]
 
 
-def test_window_that_was_kept_is_not_emptied_by_the_hook(mlp):
+def test_totals_that_a_hook_keeps_are_not_changed_by_later_calls(mlp):
     kept = []
 
     class Keeps(Windowed):
         def act(self, status):
-            kept.append(self.window)
+            kept.append(self.window.take())
 
     run(mlp(), [Keeps(2)], 4)
-    assert [window.host_state()["loss"][2] for window in kept] == [2 * BATCH, 2 * BATCH]
+    assert [totals.host_state()["loss"][2] for totals in kept] == [2 * BATCH, 2 * BATCH]
 
 
 def test_evaluates_when_due_and_at_the_last_step_once(mlp):
@@ -196,10 +196,14 @@ def test_resumed_run_has_its_state_and_that_of_hooks_with_one_name(mlp, tmp_path
 
     resumed = mlp(dropout=0.5)
     saved, hooks = hooks_of(resumed)
-    manifest = saving.restore(saved, resumed.state, hooks)
+    again = loop.Loop(resumed.strategy, resumed.state, hooks, 9)
+    manifest = saving.restore(saved, resumed.state, hooks, meter=again.meter)
     assert (manifest.step, resumed.state.step) == (4, 4)
-    assert [hook.window.host_state()["loss"][2] for hook in hooks[:2]] == [4 * BATCH] * 2
-    run(resumed, hooks, 9)
+    assert [hook.window.totals.host_state()["loss"][2] for hook in hooks[:2]] == [4 * BATCH] * 2
+    again.begin()
+    again.train_to(9)
+    again.end()
+    assert [hook.window.totals.host_state()["loss"][2] for hook in hooks[:2]] == [EXAMPLES + 4 * BATCH] * 2
     for a, b in zip(resumed.arrays(), whole.arrays(), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -231,7 +235,7 @@ def test_nan_guard_ends_a_run_whose_loss_is_nan_in_one_line_with_a_cure(mlp):
 def test_nan_guard_reads_the_call_before_and_never_the_newest(mlp):
     class Unread(Hook):
         def __call__(self, status):
-            newest.append(status.sums)
+            newest.append(status.segment.sums)
             read.append([sums.is_read for sums in newest])
 
     class EachStep(Periodic):

@@ -11,7 +11,6 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, loop, mean
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.hooks import Hook, every_steps
-from crankshaft.engine.hooks.base import Rates
 from crankshaft.engine.hooks.input_bound import InputBound
 from crankshaft.engine.strategies.replicated import FeedOptions
 
@@ -54,16 +53,13 @@ def slow_dataset():
 
 
 class Kept(Hook):
-    """Keeps the rates of all calls but the first, which compiles."""
+    """Keeps all calls; `window` has all but the first, which compiles."""
 
-    def __init__(self):
-        super().__init__()
-        self.rates, self.moments = Rates(), []
+    def attach(self, state, meter):
+        self.window, self.calls = meter.window(leaves_out_first=True), []
 
     def __call__(self, status):
-        if self.moments:
-            self.rates.add(status)
-        self.moments.append(status)
+        self.calls.append(status.segment)
 
 
 @pytest.fixture
@@ -82,7 +78,7 @@ def watched(bench):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_steps_that_wait_for_a_source_say_so(watched, replicas):
-    found = watched(Waiting(SECONDS), 12, replicas).rates.input
+    found = watched(Waiting(SECONDS), 12, replicas).window.totals.input
     # Two reads at a time: a step takes half of SECONDS at least, nearly all of it waiting, but on a busy machine.
     assert found["input_wait_fraction"] > 0.2
     assert found["input_wait_ms"] > 0.1e3 * SECONDS
@@ -90,17 +86,17 @@ def test_steps_that_wait_for_a_source_say_so(watched, replicas):
 
 
 def test_steps_that_wait_for_a_dataset_say_so_though_the_wait_is_in_the_loop(watched):
-    moments = watched(slow_dataset(), 24).moments
+    calls = watched(slow_dataset(), 24).calls
     # The second epoch's shuffle reads all of it first.
-    assert max(status.input_seconds for status in moments[1:]) > 0.2 * SECONDS * EXAMPLES / BATCH
-    assert all(status.input_seconds <= status.seconds for status in moments)
+    assert max(call.input_seconds for call in calls[1:]) > 0.2 * SECONDS * EXAMPLES / BATCH
+    assert all(call.input_seconds <= call.seconds for call in calls)
 
 
 @pytest.mark.parametrize(("chunk_examples", "epochs_read"), [(1, 2), (16, 1)])  # a window of chunks holds them all
 def test_bytes_are_those_that_a_source_has_read(watched, chunk_examples, epochs_read):
     kept = watched(Waiting(chunk_examples=chunk_examples), 24)  # two epochs
     epoch = EXAMPLES * (WIDTH + 1) * 4
-    read = sum(status.input_bytes for status in kept.moments)
+    read = sum(call.input_bytes for call in kept.calls)
     assert epochs_read * epoch <= read <= (epochs_read + 1) * epoch
 
 
@@ -110,12 +106,12 @@ def test_what_is_read_ahead_of_idle_steps_is_counted(watched):
             time.sleep(0.05)
 
     # Blocks of one step: two in the pipeline's buffer and two at work.
-    assert 1 <= watched(Waiting(), 24, hooks=[Idle()]).moments[-1].steps_ahead <= 5
+    assert 1 <= watched(Waiting(), 24, hooks=[Idle()]).calls[-1].steps_ahead <= 5
 
 
 def test_data_in_memory_reads_nothing(watched):
     arrays = np.ones([EXAMPLES, WIDTH], np.float32), np.ones(EXAMPLES, np.float32)
-    found = watched(arrays, 24).rates.input
+    found = watched(arrays, 24).window.totals.input
     assert set(found) == {"input_wait_fraction"}
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import hooks
+from crankshaft.engine import loop
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.keras_callbacks import KerasCallbacks
@@ -35,7 +35,7 @@ def checkpoints(directory, bench):
 
 
 def status(bench):
-    return hooks.Status(bench.state.step, 1000, 0, 0, 10, None, 0.0, 0.0, bench.state, bench.strategy)
+    return loop.Loop(bench.strategy, bench.state, [], 1000).status
 
 
 def wholes(bench):

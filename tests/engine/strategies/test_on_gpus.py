@@ -8,6 +8,7 @@ import tensorflow as tf
 from crankshaft.engine.data.arrays import ArraySource, as_kept, take
 from crankshaft.engine.health.watchdog import Arrivals
 from crankshaft.engine.hooks.stragglers import Stragglers
+from crankshaft.engine.meter import Meter, Segment, Totals
 from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction
@@ -16,7 +17,7 @@ from crankshaft.engine.strategies import replicated
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.strategies.multi_worker import watched_figures
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
-from crankshaft.engine.strategies.workers import WorkersLoop, WorkerWindow
+from crankshaft.engine.strategies.workers import WorkersLoop
 from crankshaft.input import synthetic_clicks
 from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.models.cnn import Model as Cnn
@@ -178,18 +179,20 @@ def rows_of(device: str):
 )
 def test_of_gpus_no_time_is_told_that_the_host_s_clock_does_not_see(device, timed):
     """Their work is done long after the host has handed it out. What the host itself waits for is told."""
-    window = WorkerWindow()
-    window.add(rows_of(device))
-    (figures,) = window.take()
+    totals = Totals()
+    totals.add(Segment(0, workers=rows_of(device)))
+    (figures,) = totals.workers()
     assert set(figures) == timed | {"input_wait_ms"}
 
 
 def test_who_is_slow_is_not_guessed_where_no_times_are_told(caplog):
     class Status:
-        step, workers = 3, rows_of("GPU:0")
+        step = 3
 
-    hook = Stragglers(["worker 0"], window_seconds=0.0, windows=1)
+    hook, meter, rows = Stragglers(["worker 0"], window_seconds=0.0, windows=1), Meter(), rows_of("GPU:0")
+    hook.attach(None, meter)
     hook.begin(Status)
+    meter.add(Segment(0, workers=rows))
     hook(Status)
     assert not caplog.records
-    assert rounds.reduce_seconds(Status.workers) is None
+    assert rounds.reduce_seconds(rows) is None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from crankshaft.engine.strategies.workers import WorkerRows, WorkerWindow
+from crankshaft.engine.meter import Segment, Totals
+from crankshaft.engine.strategies.workers import WorkerRows
 
 NAMES = ["seconds", "input_seconds", "steps", "reduce_seconds", "gradient_norm"]
 
 
 def taken(*calls):
-    window = WorkerWindow()
+    totals = Totals()
     for rows in calls:
-        window.add(WorkerRows(NAMES, np.asarray(rows)))
-    return window.take()
+        totals.add(Segment(0, workers=WorkerRows(NAMES, np.asarray(rows))))
+    return totals.workers()
 
 
 def test_a_worker_s_times_are_a_step_s_and_its_norm_of_the_newest_call_that_has_one():

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
+from crankshaft.engine import loop
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks import saving
 from crankshaft.engine.hooks.evaluation import Evaluation
@@ -34,21 +35,22 @@ def test_scalars_are_the_means_since_the_last_time_and_rates(made, tmp_path):
     assert all(value > 0 for value in train["steps_per_sec"].values())
 
 
-def test_rates_are_those_of_the_steps(tmp_path, made):
-    """Two calls of 8 steps in 2 s each, a half of it waiting for input."""
+def test_rates_are_those_of_the_steps(tmp_path, made, monkeypatch):
+    """Two calls of 2 steps in 4 s each, a half of it waiting for input."""
 
-    class Fixed(TensorBoard):
-        def __call__(self, status):
-            status.seconds, status.input_seconds, status.steps, status.examples = 2.0, 1.0, 8, 8 * BATCH
-            super().__call__(status)
+    def run_train_steps(limit):
+        nonlocal now
+        now += 4.0
+        return train_steps(limit)._replace(input_seconds=2.0)
 
-    bench = made()
-    hooks = [Every(1), Fixed(tmp_path, 2)]
-    run(bench, hooks, 2)
+    bench, now = made(), 0.0
+    train_steps = bench.strategy.run_train_steps
+    monkeypatch.setattr(bench.strategy, "run_train_steps", run_train_steps)
+    loop.train(bench.strategy, bench.state, [Every(2), TensorBoard(tmp_path, 4)], 4, clock=lambda: now)
     train = scalars(tmp_path / "train")
-    assert train["steps_per_sec"] == {2: 4}
-    assert train["examples_per_sec"] == {2: 4 * BATCH}
-    assert train["input_wait_fraction"] == {2: 0.5}
+    assert train["steps_per_sec"] == {4: 0.5}
+    assert train["examples_per_sec"] == {4: 0.5 * BATCH}
+    assert train["input_wait_fraction"] == {4: 0.5}
 
 
 def test_evaluations_are_in_a_folder_of_their_own(made, tmp_path):

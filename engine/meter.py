@@ -1,0 +1,297 @@
+"""Measures a run: what each call of the inner loop did, merged for all that report it. Host code.
+
+The loop gives each call's `Segment` to one `Meter`. Whoever reports, such as a hook, has a `Window` of the meter, and
+takes from it the `Totals` of the calls since it last took them. Each call is merged once, however many windows there
+are: the meter keeps one `Totals` from each window's beginning to the next one's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from .metrics.sums import LoopSums, Merged, Sums
+
+if TYPE_CHECKING:
+    from .strategies.workers import WorkerRows
+
+
+class Segment(NamedTuple):
+    """What one call of the inner loop did.
+
+    Attributes:
+      first_step: the global step at which it began.
+      steps: steps done.
+      examples: in their batches; an epoch's last batch may be a smaller one.
+      sums: the metrics, unread: reading waits for the device. None before the first call.
+      seconds: wall time.
+      input_seconds: spent in it waiting for input.
+      input_bytes: read meanwhile by this process, ahead mostly; None if no data is read as steps go.
+      steps_ahead: steps whose examples are read and not taken yet; None if that is not known.
+      workers: each worker's figures, unread, if there are several (`WorkerRows`).
+      compiles: whether a program was compiled.
+    """
+
+    first_step: int
+    steps: int = 0
+    examples: int = 0
+    sums: LoopSums | None = None
+    seconds: float = 0.0
+    input_seconds: float = 0.0
+    input_bytes: int | None = None
+    steps_ahead: float | None = None
+    workers: WorkerRows | None = None
+    compiles: bool = False
+
+
+class Totals:
+    """Merged calls: their steps, examples, time and input, the metrics and the workers' figures.
+
+    Args:
+      sums: of the metrics, as `host_state` returned them.
+    """
+
+    def __init__(self, sums: Mapping[str, Sequence] | None = None):
+        self._counts: dict[str, float] = {}
+        self._sums, self._rows = Sums(sums), _Rows()
+
+    def add(self, segment: Segment) -> None:
+        """Adds a call, without waiting for it."""
+        counts = {"calls": 1, "seconds": segment.seconds, "steps": segment.steps, "examples": segment.examples}
+        counts["input_seconds"] = segment.input_seconds
+        if segment.input_bytes is not None:
+            counts["input_bytes"] = segment.input_bytes
+        if segment.steps_ahead is not None:
+            counts |= {"steps_ahead": segment.steps_ahead, "calls_ahead": 1}
+        if segment.compiles:
+            counts |= {"compile_seconds": segment.seconds, "compile_steps": segment.steps}
+        self._count(counts)
+        if segment.sums is not None:
+            self._sums.add(segment.sums)
+        if segment.workers is not None:
+            self._rows.add(segment.workers)
+
+    def extend(self, later: Totals) -> None:
+        """Adds later calls, likewise."""
+        self._count(later._counts)
+        self._sums.extend(later._sums)
+        self._rows.extend(later._rows)
+
+    def _count(self, counts: Mapping[str, float]) -> None:
+        for name, count in counts.items():
+            self._counts[name] = self._counts.get(name, 0) + count
+
+    @property
+    def calls(self) -> int:
+        """How many calls there were in this process."""
+        return int(self._counts.get("calls", 0))
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the calls."""
+        return self._counts.get("seconds", 0.0)
+
+    @property
+    def steps(self) -> int:
+        """The steps that the calls did."""
+        return int(self._counts.get("steps", 0))
+
+    @property
+    def compiling(self) -> tuple[float, int]:
+        """Seconds and steps of the calls that compiled a program."""
+        return self._counts.get("compile_seconds", 0.0), int(self._counts.get("compile_steps", 0))
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """`steps_per_sec` and `examples_per_sec`; empty if no time has passed."""
+        return {f"{name}_per_sec": self._counts[name] / self.seconds for name in ("steps", "examples") if self.seconds}
+
+    @property
+    def input(self) -> dict[str, float]:
+        """Figures of this process's input; empty if no time has passed.
+
+        `input_wait_fraction`: the share of the time in which steps wait for input. And of data that is read as steps
+        go, from files or a dataset: `input_wait_ms`, per step; `input_bytes_per_sec`; if it is known,
+        `input_steps_ahead`: steps whose examples are there before they are needed, on average over the calls.
+        """
+        if not self.seconds:
+            return {}
+        counts, waited = self._counts, self._counts["input_seconds"]
+        figures = {"input_wait_fraction": min(1.0, waited / self.seconds)}
+        if "input_bytes" in counts:
+            figures["input_wait_ms"] = 1e3 * waited / max(1.0, counts["steps"])
+            figures["input_bytes_per_sec"] = counts["input_bytes"] / self.seconds
+        if counts.get("calls_ahead"):
+            figures["input_steps_ahead"] = counts["steps_ahead"] / counts["calls_ahead"]
+        return figures
+
+    def means(self) -> dict[str, float]:
+        """Returns the metrics' means by name. Waits for the calls."""
+        return self._sums.means()
+
+    def steady_means(self) -> dict[str, float]:
+        """Returns `means` but that of the gradients' norm, which is measured only where something is due."""
+        return {name: mean for name, mean in self.means().items() if name != "gradient_norm"}
+
+    def workers(self) -> list[dict[str, float]]:
+        """Returns each worker's figures; an empty list if there is one worker. Waits for the calls.
+
+        Milliseconds per step `step_ms` (all of it), `own_ms` (without waiting for other workers), `reduce_wait_ms`,
+        these three not of GPUs; `input_wait_ms`; and `gradient_norm`, of the newest call at whose end something was
+        due, if there was one. Around parameter servers without these two, and of a worker that has done nothing
+        without times, but with `steps`, `lag` (the steps that the fastest did more) and `staleness`: how many updates
+        of others came between its pull and its push, on average.
+        """
+        return self._rows.figures()
+
+    def host_state(self) -> dict[str, list]:
+        """Returns the metrics' sums as JSON takes them. Waits for the calls."""
+        return self._sums.host_state()
+
+
+def merged(parts: Iterable[Totals]) -> Totals:
+    """Merges totals, in their order, into new ones."""
+    whole = Totals()
+    for part in parts:
+        whole.extend(part)
+    return whole
+
+
+class Window:
+    """A reader's view of a meter: the calls since it last took them. Made by `Meter.window`."""
+
+    def __init__(self, meter: Meter, leaves_out_first: bool):
+        self._meter, self.leaves_out_first = meter, leaves_out_first
+        self.restored: Totals | None = None
+        self.start = 0
+
+    @property
+    def totals(self) -> Totals:
+        """The calls since they were last taken, which stay; a copy."""
+        restored = [self.restored] if self.restored else []
+        return merged([*restored, *self._meter.since(self.start)])
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the calls since they were last taken in this process."""
+        return sum(part.seconds for part in self._meter.since(self.start))
+
+    @property
+    def calls(self) -> int:
+        """How many calls there were since they were last taken in this process."""
+        return sum(part.calls for part in self._meter.since(self.start))
+
+    def take(self) -> Totals:
+        """Returns the calls since they were last taken; the next ones begin with the next call."""
+        totals, self.restored = self.totals, None
+        self._meter.begin(self)
+        return totals
+
+
+class Meter:
+    """Merges the calls of a loop for the windows on them. A checkpoint keeps the metrics of windows with a name."""
+
+    def __init__(self):
+        self._parts = {0: Totals()}  # each from the beginning of a window to that of the next, by its number
+        self._windows: list[Window] = []
+        self._named: dict[str, Window] = {}
+        self._calls = 0
+
+    def window(self, name: str | None = None, leaves_out_first: bool = False) -> Window:
+        """Makes a window, which begins with the next call.
+
+        Args:
+          name: by which a checkpoint keeps it, a repeated one with its number: `log-2`. None keeps nothing.
+          leaves_out_first: whether the run's first call, which compiles, is left out once there is another.
+        """
+        window = Window(self, leaves_out_first)
+        self._windows.append(window)
+        self.begin(window)
+        if name is not None:
+            self._named[unused(name, self._named)] = window
+        return window
+
+    def add(self, segment: Segment) -> None:
+        """Adds a call of the loop."""
+        if self._calls == 1:
+            for window in self._windows:
+                if window.leaves_out_first:
+                    window.take()
+        self._calls += 1
+        self._parts[max(self._parts)].add(segment)
+
+    def since(self, start: int) -> list[Totals]:
+        """Returns the merged calls since a window's `start`, in their order."""
+        return [part for number, part in self._parts.items() if number >= start]
+
+    def begin(self, window: Window) -> None:
+        """Makes a window begin with the next call."""
+        newest = max(self._parts)
+        if self._parts[newest].calls:
+            newest += 1
+            self._parts[newest] = Totals()
+        window.start = newest
+        starts, kept = {each.start for each in self._windows}, {}
+        for number, part in self._parts.items():
+            if number in starts or number == newest:
+                kept[number] = last = part
+            elif kept:  # no window begins here any more
+                last.extend(part)
+        self._parts = kept
+
+    def forget(self) -> None:
+        """Forgets the calls in the windows with a name: the metrics are of other data."""
+        for window in self._named.values():
+            window.take()
+
+    def host_state(self) -> dict:
+        """Returns the metrics' sums of each window with a name: plain JSON. Waits for the calls."""
+        return {name: sums for name, each in self._named.items() if (sums := each.totals.host_state())}
+
+    def restore_host_state(self, values: Mapping[str, Mapping[str, Sequence]]) -> None:
+        """Restores what `host_state` returned; windows that it does not have begin with the next call."""
+        self.forget()
+        for name, window in self._named.items():
+            window.restored = Totals(values.get(name))
+
+
+def unused(name: str, names: Iterable[str]) -> str:
+    """Returns a name, with a number where it is among `names` already: `log-2`."""
+    numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(each for each in numbered if each not in names)
+
+
+class _Rows(Merged[list[dict[str, float]]]):
+    """The rows of workers' figures that end calls (`engine.strategies.workers.WorkerRows`), added up by worker."""
+
+    def figures(self) -> list[dict[str, float]]:
+        """Returns `Totals.workers`."""
+        rows = self._read([])
+        most = max((row["steps"] for row in rows), default=0.0)
+        return [_figures(row, most) for row in rows]
+
+    def _joined(self, older: list[dict[str, float]], newer: list[dict[str, float]]) -> list[dict[str, float]]:
+        joined = []
+        for before, row in zip(older, newer, strict=True):
+            added = {name: before[name] + value for name, value in row.items()}
+            if "gradient_norm" in row:  # 0 of a call at whose end nothing was due
+                added["gradient_norm"] = row["gradient_norm"] or before["gradient_norm"]
+            joined.append(added)
+        return joined
+
+
+def _figures(sums: dict[str, float], most_steps: float) -> dict[str, float]:
+    per_step = 1e3 / max(1.0, sums["steps"])
+    figures = {"input_wait_ms": per_step * sums["input_seconds"]}
+    if sums.get("gradient_norm"):
+        figures["gradient_norm"] = sums["gradient_norm"]
+    if "seconds" in sums and sums["steps"]:
+        figures["step_ms"] = per_step * sums["seconds"]
+        figures["own_ms"] = per_step * (sums["seconds"] - sums.get("reduce_seconds", 0.0))
+    if "reduce_seconds" in sums:
+        figures["reduce_wait_ms"] = per_step * sums["reduce_seconds"]
+    if "staleness" in sums:
+        figures |= {"steps": sums["steps"], "lag": most_steps - sums["steps"]}
+        figures["staleness"] = sums["staleness"] / max(1.0, sums["steps"])
+    return figures
