@@ -19,7 +19,7 @@ from ..engine.machine import allocator
 from .benchmark.result import check_work_of_baseline
 from .cluster import cluster, meeting, servers
 from .command_line import checks, own_files
-from .command_line.config import Config
+from .command_line.config import WITHOUT_DATA, Config
 from .host import imports, process, signals
 from .run import data as datas
 from .run.results import Ending
@@ -84,7 +84,7 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
         stack.push(ending.end)
         if config.metrics_port is not None:
             _serve_metrics(config, ending, stack)
-        early = config.input and not own_files.is_path(config.input) and config.mode != "generate"
+        early = config.input and not own_files.is_path(config.input) and config.mode not in WITHOUT_DATA
         loaded = datas.load(config) if early else None
         strategy, isolation = _start(config, ending, script_flags, stack)
         from .run import run as runs
@@ -98,7 +98,8 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
             ending.run = run
             stack.callback(run.lent_streams.clear)
             if config.trains:
-                training.prepare(run, hooks, began - process.age_seconds() if config.owns_process else began)
+                since = time.monotonic() - process.age_seconds() if config.owns_process else began
+                training.prepare(run, hooks, since)
                 stack.callback(training.close, run)
         run.open(ending, isolation, stack.pop_all())
     return run

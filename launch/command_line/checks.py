@@ -46,7 +46,7 @@ def check(config: Config) -> None:
     _check_init_from(config)
     if config.mode == "generate":
         check_generation(config)
-    else:
+    if config.mode not in configs.WITHOUT_DATA:
         _check_data_dirs(config)
 
 

@@ -32,6 +32,7 @@ DECIDING = named(lambda flag: flag.decides)
 PERIODS = named(lambda flag: flag.is_period)
 OF_THIS_CALL = named(lambda flag: flag.of_call)
 READING = ("eval", "export", "predict", "generate")  # modes that read a run, and change nothing of it
+WITHOUT_DATA = ("export", "generate")  # those of them that read no data, but what the run has saved of it
 # Python types by absl's type of flag; all other flags are strings.
 _KINDS = {"int": (int,), "float": (int, float), "bool": (bool,)}
 _CURE = (

@@ -47,7 +47,7 @@ from ...engine.strategies.parameter_server.placement import Rule
 from ...engine.strategies.parameter_server.strategy import ServerOptions
 from .. import terminal
 from ..command_line import checks, registry, rules
-from ..command_line.config import Config, steps_of, whole_periods
+from ..command_line.config import WITHOUT_DATA, Config, steps_of, whole_periods
 from ..command_line.values import plain
 from ..errors import RunError, UsageError, setting
 from ..explanations import with_flags
@@ -78,7 +78,6 @@ class BaseRun:
       train_steps: updates in all; None where only the run's caller knows.
       checkpoints: those of the run; None without a run_dir.
       best: the checkpoint of the best evaluation; None without a run_dir.
-      known: what its model's data says of itself.
       lent_feeds: of what the program hands in, by whether it is trained on.
       lent_streams: the datasets that it handed in last, each with what was made of it.
       hooks: of a run that trains, in the order in which they act.
@@ -113,9 +112,6 @@ class BaseRun:
     metrics: TrainMetrics = dataclasses.field(init=False)
     final: FinalWeights = dataclasses.field(init=False)
 
-    def __post_init__(self):
-        self.known = self.inputs.known
-
     @classmethod
     def create(
         cls: type[T],
@@ -129,12 +125,12 @@ class BaseRun:
 
         Args:
           config: of the run.
-          data: as it was loaded, or what loads it, which a run that only generates does not call.
+          data: as it was loaded, or what loads it, which a mode without data does not call.
           strategy: made by `make_strategy`.
           needs_epochs: see `inputs.build`.
           check_folder: raises where the run_dir is not this run's any more.
         """
-        if config.mode == "generate":
+        if config.mode in WITHOUT_DATA:
             found, steps = inputs.of_saved(config, strategy), config.train_steps or 1
         else:
             found = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
@@ -151,6 +147,11 @@ class BaseRun:
     def names(self) -> Names:
         """What the model's numbers stand for: `classes`, by label number, and `ids(features)`, which looks up text."""
         return Names(self.known)
+
+    @property
+    def known(self) -> Data:
+        """What the data says of itself."""
+        return self.inputs.known
 
     @property
     def splits(self) -> Mapping[str, Source | Stream]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import tensorflow as tf
-
 from ...engine.checkpoints import Manifest, RunDir
-from ...engine.hooks import Status, StopRequest, evaluation, saving
+from ...engine.hooks import Status, StopRequest, evaluation
 from ...engine.hooks.saving import BestCheckpoint
 from ...engine.hooks.tensorboard import event_values
 from ...engine.hooks.tensorboard.event_files import EventFiles
-from ...engine.internals.errors import CheckpointError
 from ...engine.meter import Meter, Segment
 from ...engine.metrics.monitored import Monitored
 from ..cluster.meeting import Presence, answers
@@ -77,14 +74,8 @@ def restored(run: BaseRun, newer_than: int) -> Iterator[Manifest]:
     if not steps or steps[-1] <= newer_than:
         return
     for manifest in run.checkpoints.all(lambda each: each.step > newer_than):
-        restoring.check_same_run(run, manifest)
-        try:
-            saving.restore(run.checkpoints, run.state, manifest=manifest)
-        except (CheckpointError, tf.errors.OpError):
-            if manifest.problem() is None:
-                raise
-            continue
-        yield manifest
+        if restoring.unless_swept(run, run.checkpoints, manifest):
+            yield manifest
 
 
 def _evaluate(run: BaseRun, files: EventFiles, best: BestCheckpoint | None) -> None:

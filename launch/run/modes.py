@@ -10,7 +10,7 @@ import numpy as np
 from ...engine.hooks import evaluation, numerics
 from ...engine.metrics.by_class import report
 from . import export as exports
-from . import fingerprints, model_file, prediction_files, predictions, restoring, weights
+from . import fingerprints, prediction_files, predictions, restoring, weights
 from .base import BaseRun
 
 _SHOWN_CLASSES = 20
@@ -54,7 +54,6 @@ def export(run: BaseRun) -> Outcome:
         taken = f"{'best' if run.config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
     numerics.check_weights(run.trainer, f"step {run.state.step}")
     config = run.config
-    run.known = model_file.read(config.run_dir).known  # the model's, whatever the data has come to be
     path = exports.save(run, config.output_path, config.export_model)
     kind = "Keras model" if path.endswith(".keras") else "SavedModel"
     line = f"{kind} of step {run.state.step}, {taken}: {path}"

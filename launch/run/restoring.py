@@ -141,13 +141,13 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
     count = 0
     if which in ("latest", "best"):
         while newest_one := newest(run, checkpoints):
-            if manifest := _unless_swept(run, checkpoints, newest_one):
+            if manifest := unless_swept(run, checkpoints, newest_one):
                 count += 1
                 yield manifest
                 break
     else:
         for manifest in _listed(run, which):
-            if _unless_swept(run, checkpoints, manifest):
+            if unless_swept(run, checkpoints, manifest):
                 count += 1
                 yield manifest
     if not count:
@@ -171,7 +171,8 @@ def check_position(run: BaseRun, manifest: Manifest) -> None:
         )
 
 
-def _unless_swept(run: BaseRun, checkpoints: Checkpoints, manifest: Manifest) -> Manifest | None:
+def unless_swept(run: BaseRun, checkpoints: Checkpoints, manifest: Manifest) -> Manifest | None:
+    """Restores a checkpoint, to read it, and returns its manifest; None where the run has removed it meanwhile."""
     check_same_run(run, manifest)
     if run.config.mode == "eval":
         fingerprints.check_evaluated(run.config, manifest, checkpoints.about)

@@ -33,17 +33,6 @@ class Run(BaseRun):
       is_open: whether it is open.
     """
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.run_dir: str | None = self.config.given_run_dir
-        self.is_open = False
-        self._isolation = Isolation()
-        self._stack = contextlib.ExitStack()
-        self._predictors: dict[str | None, Any] = {}
-        self._standby = Standby(self._end_by_signal)
-        self._has_agreed_to_end = False  # by a signal, with the other workers
-        self._copy: Any = None  # of the models, if it is not those of the run that are handed out
-
     def open(self, ending: Ending, isolation: Isolation, stack: contextlib.ExitStack) -> None:
         """Opens the run.
 
@@ -52,7 +41,13 @@ class Run(BaseRun):
           isolation: its own state of what it shares with the program.
           stack: of all that it holds until it is closed.
         """
-        self.is_open, self._ending, self._isolation, self._stack = True, ending, isolation, stack
+        self.run_dir: str | None = self.config.given_run_dir
+        self.is_open = True
+        self._ending, self._isolation, self._stack = ending, isolation, stack
+        self._standby = Standby(self._end_by_signal)
+        self._has_agreed_to_end = False  # by a signal, with the other workers
+        self._predictors: dict[str | None, Any] = {}
+        self._copy: Any = None  # of the models, if it is not those of the run that are handed out
 
     def __repr__(self) -> str:
         result = self.result

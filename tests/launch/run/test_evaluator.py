@@ -25,6 +25,7 @@ def test_each_checkpoint_is_hashed_once_however_many_are_kept(tmp_path, monkeypa
     state = State(value=tf.Variable(0.0))
     session = types.SimpleNamespace(
         config=types.SimpleNamespace(run_dir=str(tmp_path), allow_changed_config=True, mode="train"),
+        strategy=types.SimpleNamespace(exchange=lambda value: [value]),
         checkpoints=Checkpoints(tmp_path / "checkpoints", state, keep=None, about=ABOUT),
         state=state,
     )

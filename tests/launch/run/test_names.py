@@ -50,8 +50,8 @@ def test_text_is_predicted_as_it_was_looked_up_for_training(towns):
 
 
 def test_an_export_takes_text_and_says_its_classes(towns):
-    other = data(words=[b"other", *WORDS[1:]])  # what the run was trained on is in the export, not what the data is now
-    folder = pathlib.Path(run_towns(towns.run_dir, "export", other).result["export"])
+    # What the run was trained on is in the export: no data is read.
+    folder = pathlib.Path(run_towns(towns.run_dir, "export", lambda: 1 / 0).result["export"])
     serve = tf.saved_model.load(folder).signatures["serving_default"]
     assert serve.structured_input_signature[1]["city"].dtype == tf.string
     found = serve(city=tf.constant(RAW["city"]), size=tf.constant(RAW["size"]))["outputs"]
