@@ -24,7 +24,7 @@ from ..engine.checkpoints import RunDir
 from ..engine.internals.errors import counted
 from ..engine.machine import cpus
 from . import errors, explanations
-from .cluster import listeners, own_network, restarts, shares
+from .cluster import listeners, restarts, shares
 from .cluster.cluster import SECRET
 from .cluster.supervisor import Spec, Supervisor
 from .command_line import given, help, own_flags, rules
@@ -37,8 +37,8 @@ _TRAIN = ("-m", "crankshaft", "train")
 _WINDOW_SECONDS = 600  # failures longer ago are forgotten
 _STRATEGIES = {False: "multi_worker", True: "parameter_server"}  # with --ps
 _LISTENING = {  # by whether sockets can be bound to loopback once they listen
-    True: "who can log in to this machine can have TensorFlow's servers run code; --own_network keeps others out",
-    False: "TensorFlow's servers listen on all interfaces and trust whoever calls; --own_network keeps others out",
+    True: "who can log in to this machine can have TensorFlow's servers run code; its own network keeps others out",
+    False: "TensorFlow's servers listen on all interfaces and trust whoever calls; its own network keeps others out",
 }
 FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the tasks'
 
@@ -53,12 +53,6 @@ def _define_flags() -> None:
     integer("workers", 2, "Processes that train together.", 1, 1000)
     integer("ps", 0, "Parameter servers: the workers then have a coordinator, called chief, for company.", 0, 1000)
     flags.DEFINE_bool("evaluator", False, "With --ps: a process that evaluates each checkpoint.", flag_values=FLAGS)
-    flags.DEFINE_bool(
-        "own_network",
-        False,
-        "Give the tasks a network that only they are in: no one else reaches their ports, and they reach no one.",
-        flag_values=FLAGS,
-    )
     integer("max_restarts", 5, "Restarts after failures within ten minutes; one more failure ends it.", 0)
     seconds("grace_seconds", 30, "What tasks have to save and end after a signal, before they are killed.")
 
@@ -123,11 +117,8 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
             "crankshaft train --strategy=mirrored --num_virtual_devices=2, or a Linux container"
         )
     command = _read_command(argv[cut + 1 :])
-    if FLAGS.own_network:
-        own_network.enter()
     supervisor = _supervisor(command, environment)
-    if not FLAGS.own_network:
-        supervisor.say(_LISTENING[listeners.can_be_closed()])
+    supervisor.say(_LISTENING[listeners.can_be_closed()])
     return supervisor.run()
 
 

@@ -37,6 +37,7 @@ _MESHES = ("strategy", "mirrored", "multi_worker")
 _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
 REPLACED = {  # flags that are gone, and what to use
     "benchmark_part": "in a checkout of Crankshaft, `python -m benchmarks.parts --part=NAME` times parts of a step",
+    "own_network": 'start it in a network of its own: unshare -rn sh -c "ip link set lo up; exec crankshaft local ..."',
 }
 EITHER = (("train_steps", "train_epochs"), ("benchmark_steps", "benchmark_seconds"))  # a length, said in two ways
 _LOCAL_SGD = ("sync_every_steps",)

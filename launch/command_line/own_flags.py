@@ -12,7 +12,7 @@ from absl.testing import flagsaver
 
 from ..errors import UsageError, nearest
 from . import given, help, rules
-from .flags import GROUPS
+from .flags import GROUPS, REPLACED
 
 
 def read(
@@ -97,7 +97,9 @@ def check_of_tasks(words: Sequence[str], has_own: bool) -> None:
         try:
             rest = flags.FLAGS(["task", *(word for word in words if word.partition("=")[0] not in read_there)], has_own)
         except flags.UnrecognizedFlagError as error:
-            near = nearest(error.flagname, [name for names in GROUPS.values() for name in names], "see --help")
+            near = REPLACED.get(error.flagname) or nearest(
+                error.flagname, [name for names in GROUPS.values() for name in names], "see --help"
+            )
             raise UsageError(f"--{error.flagname} is unknown to crankshaft train; {near}") from None
         except flags.Error as error:
             raise rules.explain(error, flags.FLAGS) from None
