@@ -67,8 +67,8 @@ class KerasTrainer(Trainer):
 
     Attributes:
       asks_for_jit: whether it is compiled with `jit_compile`.
-      weighs_outputs: whether the data's labels are (labels, weights), the weights of each output, or of each step of a
-        sequence, as Keras's `fit` takes them; those of whole examples are the data's own.
+      weighs_outputs: that weights may be of outputs, or of each step of a sequence, as Keras's `fit` takes them: labels
+        then are `WeighedLabels`; weights of whole examples are the data's own.
 
     Raises:
       UsageError: what was given is not a Keras model.
@@ -85,7 +85,7 @@ class KerasTrainer(Trainer):
 
     make: Callable[..., tf.keras.Model]
     is_given = False
-    weighs_outputs = False
+    weighs_outputs = True
 
     def __init__(self, **arguments):
         super().__init__()
@@ -247,7 +247,7 @@ class KerasTrainer(Trainer):
 
     def _weighed(self, labels) -> tuple[Any, Any]:
         """Returns (labels, weights) of what the data has as labels; weights are None where it has none of outputs."""
-        return labels if self.weighs_outputs else (labels, None)
+        return labels if isinstance(labels, form.WeighedLabels) else (labels, None)
 
     def _sum(self, name: str, metric: keras_compile.Metric, labels, predictions, weights=None) -> Pair:
         """Returns what a batch adds to a metric of one output; only one of `weighted_metrics` can be weighed."""

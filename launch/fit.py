@@ -5,25 +5,24 @@ It says in a run's words what Keras's arguments say: data as splits, lengths as 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import numbers
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from ..engine.data import frames
+from ..engine.data import entry, frames, views
 from ..engine.data.data import Data
-from ..engine.data.py_dataset import OfBatches
+from ..engine.data.source import Source
+from ..engine.data.streamed import Stream
 from ..engine.hooks.keras_callbacks import KerasCallbacks
 from ..engine.keras_trainer import KerasTrainer, hand_over
 from . import api, explanations
 from .errors import UsageError
-from .run import fit_data
-from .run.splits import divided
 
 # Flags that an argument of `fit` says.
 _SAID_BY = {
@@ -44,6 +43,9 @@ _COUNTS = {  # the least of each, and whether it may be None
 }
 _CHOICES = {"verbose": ("auto", 0, 1, 2), "shuffle": (True, False, None)}
 _PROGRESS = {0: "off", 1: "auto", 2: "plain", "auto": "auto"}
+_BATCH_SIZE = 32  # Keras's
+_OF_AN_INPUT = ("y", "sample_weight", "class_weight", "validation_data", "validation_steps")
+_RULES = entry.Rules(as_keras=True, weighs_outputs=True)
 _OF_PROCESSES = ("multi_worker", "parameter_server")  # they have to be there before TensorFlow does anything
 
 
@@ -105,62 +107,89 @@ def fit(
       >>> len(run.history.history["loss"])
       3
     """
-    return _train(types.SimpleNamespace(**locals()))
+    return _train(Arguments(**locals()))
 
 
-def _train(arguments: types.SimpleNamespace) -> api.Run:
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments of `fit`."""
+
+    model: Any
+    x: Any
+    y: Any
+    batch_size: int | None
+    epochs: int
+    verbose: int | str
+    callbacks: Sequence[tf.keras.callbacks.Callback] | None
+    validation_split: float
+    validation_data: Any
+    shuffle: bool
+    class_weight: Mapping[int, float] | None
+    sample_weight: Any
+    initial_epoch: int
+    steps_per_epoch: int | None
+    validation_steps: int | None
+    validation_batch_size: int | None
+    validation_freq: int
+    hooks: Sequence
+    flags: Mapping[str, Any]
+
+    @property
+    def is_model(self) -> bool:
+        """Whether there is a model, and not a function that makes it."""
+        return isinstance(self.model, tf.keras.layers.Layer)
+
+    @property
+    def names_input(self) -> bool:
+        return isinstance(self.x, str)
+
+    @property
+    def run_epochs(self) -> int:
+        return self.epochs - self.initial_epoch
+
+    @property
+    def share(self) -> float:
+        """The share of the examples that is evaluated on."""
+        return self.validation_split if self.validation_data is None else 0.0
+
+
+def _train(arguments: Arguments) -> api.Run:
     """Runs what the arguments of `fit` ask for."""
-    is_model = isinstance(arguments.model, tf.keras.layers.Layer)
     with explanations.as_lines(_SAID_BY):
         _check(arguments)
-        arguments.run_epochs = arguments.epochs - arguments.initial_epoch
-        if arguments.validation_data is not None:
-            arguments.validation_split = 0.0
-        if is_model and (strategy := arguments.flags.get("strategy")) in _OF_PROCESSES:
-            raise UsageError(
-                f"strategy={strategy} has to be there before a model is made; give fit a function that makes and "
-                "compiles the model, and one that returns the data if that is TensorFlow's"
-            )
-        arguments.trainer_class = KerasTrainer.of(arguments.model)
+        trainer_class = KerasTrainer.of(arguments.model)
         callbacks = tf.nest.flatten(arguments.callbacks or [])
         backups = [each for each in callbacks if isinstance(each, tf.keras.callbacks.BackupAndRestore)]
         hook = KerasCallbacks(
             [each for each in callbacks if each not in backups],
             epoch_steps=arguments.steps_per_epoch,
             first_epoch=arguments.initial_epoch,
-            batch_stride=arguments.model.steps_per_execution if is_model else 1,
+            batch_stride=arguments.model.steps_per_execution if arguments.is_model else 1,
             verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
         )
-        arguments.columns = frames.columns_of(arguments.x)
-        arguments.x = fit_data.given(arguments.x)
-        size = fit_data.batch_size_of(arguments.x)
-        if (arguments.batch_size or size) != size and isinstance(arguments.x, (tf.data.Dataset, OfBatches)):
-            raise UsageError(
-                f"batch_size={arguments.batch_size}, and x comes in batches of {size}; leave batch_size out"
-            )
-        arguments.batch_size = arguments.batch_size or size
-        length = _length(arguments)
-        removes = bool(backups) and _backs_up(backups[0], arguments)
-        is_named = isinstance(arguments.x, str)
-        _check_used(arguments, is_named)
-        own_order = {"shuffle_buffer": 0} if not arguments.shuffle or isinstance(arguments.x, tf.data.Dataset) else {}
-        said = {
-            "input": arguments.x if is_named else None,
-            "global_batch_size": arguments.batch_size,
-            "eval_batch_size": arguments.validation_batch_size or arguments.batch_size,
-            "validation_split": arguments.validation_split if is_named else 0.0,
+        train = None if arguments.names_input or _makes_data(arguments.x) else _entered(arguments, arguments.x)
+        batch_size = _batch_size(arguments, train)
+        epoch = _pass(arguments, train, batch_size)
+        _check_used(arguments, train, epoch)
+        own_order = {} if arguments.shuffle and (train is None or train.by_index) else {"shuffle_buffer": 0}
+        backed_up = _backed_up(backups[0], arguments, epoch) if backups else {}
+        flags = {
+            "input": arguments.x if arguments.names_input else None,
+            "global_batch_size": batch_size,
+            "eval_batch_size": arguments.validation_batch_size or batch_size,
+            "validation_split": arguments.share,
             "progress": _PROGRESS[arguments.verbose],
             **own_order,
-            **length,
+            **_length(arguments, train, epoch),
             **arguments.flags,
+            **backed_up,
         }
-        data = None if is_named else functools.partial(_data, arguments)
+        data = None if arguments.names_input else functools.partial(_data, arguments, train, batch_size)
         hands_over = functools.partial(_hand_over, arguments.model)
-        hooks = [*arguments.hooks, hook]
-        run = api.run_within(arguments.trainer_class, data=data, hooks=hooks, once_failed=hands_over, **said)
+        run = api.run_within(trainer_class, data=data, hooks=[*arguments.hooks, hook], once_failed=hands_over, **flags)
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
     hands_over(run)
-    if removes and run.config.writes_run and not run.code:
+    if backups and _removes(backups[0], arguments) and run.config.writes_run and not run.code:
         backups[0].on_train_end()  # which removes the folder
         run.run_dir = None
     return run
@@ -171,44 +200,56 @@ def _hand_over(model: tf.keras.Model | Callable[..., tf.keras.Model], run: api.R
         hand_over(run.trainer, run.model, model)
 
 
-def _backs_up(backup: tf.keras.callbacks.BackupAndRestore, arguments: types.SimpleNamespace) -> bool:
-    """Sets the flags that do what the callback does, and says it; returns whether a good end removes the folder."""
-    flags, often = arguments.flags, backup.save_freq
-    removes = backup.delete_checkpoint and flags.get("run_dir") is None
-    own = {
-        "run_dir": backup.backup_dir,
-        "checkpoint_every_steps": (arguments.steps_per_epoch or _pass(arguments)) if often == "epoch" else int(often),
-    }
-    flags |= {name: value for name, value in own.items() if flags.get(name) is None}
+def _backed_up(backup: tf.keras.callbacks.BackupAndRestore, arguments: Arguments, epoch: int | None) -> dict[str, Any]:
+    """Returns the flags that do what the callback does, and logs that they replace it."""
+    often = backup.save_freq
+    every = (arguments.steps_per_epoch or epoch) if often == "epoch" else int(often)
+    own = {"run_dir": backup.backup_dir, "checkpoint_every_steps": every}
+    flags = {name: value for name, value in own.items() if arguments.flags.get(name) is None}
     stays = "stays, so that the same call trains no further then"
-    end = "is removed at the end of the training (delete_checkpoint=False keeps it)" if removes else stays
-    logging.warning("BackupAndRestore: run_dir=%s resumes the run in its place, and %s", flags["run_dir"], end)
-    return removes
+    removed = "is removed at the end of the training (delete_checkpoint=False keeps it)"
+    logging.warning(
+        "BackupAndRestore: run_dir=%s resumes the run in its place, and %s",
+        *({**arguments.flags, **flags}["run_dir"], removed if _removes(backup, arguments) else stays),
+    )
+    return flags
 
 
-def _data(arguments: types.SimpleNamespace) -> Data:
-    most = arguments.run_epochs * (arguments.steps_per_epoch or 0) if fit_data.never_ends(arguments.x) else None
-    whole = (arguments.x, arguments.y, arguments.sample_weight)
-    splits = [fit_data.split_of("x", *whole, is_trained_on=True, most_batches=most)]
-    if arguments.validation_split:
-        splits = [*divided(splits[0], arguments.validation_split)]
-    if arguments.class_weight is not None:  # as by Keras, of what is trained on alone
-        splits[0] = fit_data.weighed(splits[0], arguments.class_weight)
-    if (validation := arguments.validation_data) is not None:
-        parts = validation if isinstance(validation, (tuple, list)) else (validation,)
-        how = {
-            "batch_size": arguments.validation_batch_size or arguments.batch_size,
-            "most_batches": arguments.validation_steps,
-        }
-        splits.append(fit_data.split_of("validation_data", *parts, **how))
-    if form := next(filter(None, map(fit_data.form_of_weights, splits)), None):
-        arguments.trainer_class.weighs_outputs = True
-        splits = [fit_data.with_weighed_labels(split, form) for split in splits]
-    train, evaluation = (*splits, None)[:2]
-    return Data(train, evaluation, array_columns=arguments.columns)
+def _removes(backup: tf.keras.callbacks.BackupAndRestore, arguments: Arguments) -> bool:
+    """Returns whether a good end removes the callback's folder."""
+    return backup.delete_checkpoint and arguments.flags.get("run_dir") is None
 
 
-def _check(arguments: types.SimpleNamespace) -> None:
+def _makes_data(x: Any) -> bool:
+    return callable(x) and not isinstance(x, tf.keras.utils.PyDataset)
+
+
+def _entered(arguments: Arguments, x: Any) -> Source | Stream:
+    """Returns what is trained on, as a source or a stream."""
+    x = x() if (made := _makes_data(x)) else x
+    parts = x if made and isinstance(x, tuple) and arguments.y is None else (x, arguments.y, arguments.sample_weight)
+    return entry.split("x", parts, dataclasses.replace(_RULES, is_even=True))
+
+
+def _data(arguments: Arguments, train: Source | Stream | None, batch_size: int) -> Data:
+    """Returns the run's data."""
+    train = _entered(arguments, arguments.x) if train is None else train
+    if _never_ends(train):
+        examples = arguments.run_epochs * (arguments.steps_per_epoch or 0) * (train.batch_examples or batch_size)
+        train = views.first(train, examples)
+    evaluation, steps = None, arguments.validation_steps
+    if arguments.validation_data is not None:
+        parts = arguments.validation_data() if _makes_data(arguments.validation_data) else arguments.validation_data
+        parts = parts if isinstance(parts, (tuple, list)) else (parts,)
+        evaluation = entry.split("validation_data", parts, dataclasses.replace(_RULES, is_even=steps is not None))
+        if steps is not None:
+            size = evaluation.batch_examples or arguments.validation_batch_size or batch_size
+            evaluation = views.first(evaluation, steps * size)
+    columns = frames.columns_of(arguments.x)
+    return Data(train, evaluation, array_columns=columns, class_weight=arguments.class_weight)
+
+
+def _check(arguments: Arguments) -> None:
     """Raises `UsageError` for an argument of a type or value that `fit` does not take."""
     for name in _SAID_BY.keys() & arguments.flags.keys():
         raise UsageError(f"fit has no {name}; use {_SAID_BY[name]}")
@@ -234,20 +275,27 @@ def _check(arguments: types.SimpleNamespace) -> None:
             raise UsageError(
                 f"callbacks={each!r:.60} is not a tf.keras.callbacks.Callback; give objects of such a class"
             )
+    if arguments.x is None:
+        raise UsageError("x is not given; give an array, or a dictionary or list of arrays")
+    if arguments.is_model and (strategy := arguments.flags.get("strategy")) in _OF_PROCESSES:
+        raise UsageError(
+            f"strategy={strategy} has to be there before a model is made; give fit a function that makes and compiles "
+            "the model, and one that returns the data if that is TensorFlow's"
+        )
     if isinstance(parts := arguments.validation_data, (tuple, list)) and not 1 <= len(parts) <= 3:
         raise UsageError(f"validation_data is of {len(parts)} parts; give (x, y), (x, y, weights), or what x may be")
     if not isinstance(arguments.hooks, Sequence):
         raise UsageError(f"hooks={arguments.hooks!r:.60} is not a list; give a list of engine.hooks")
 
 
-def _check_used(arguments: types.SimpleNamespace, is_named: bool) -> None:
+def _check_used(arguments: Arguments, train: Source | Stream | None, epoch: int | None) -> None:
     """Raises `UsageError` for what would be left out without a word."""
-    for name in ("y", "sample_weight", "class_weight", "validation_data", "validation_steps") if is_named else ():
+    for name in _OF_AN_INPUT if arguments.names_input else ():
         if getattr(arguments, name) is not None:
             raise UsageError(f"x={arguments.x!r} names an input, which has all of its own; leave {name} out")
-    if arguments.validation_steps and arguments.validation_split:
+    if arguments.validation_steps and arguments.share:
         raise UsageError("validation_steps counts batches of validation_data; give that, or leave validation_steps out")
-    if (steps := arguments.steps_per_epoch) and not fit_data.never_ends(arguments.x) and steps != _pass(arguments):
+    if (steps := arguments.steps_per_epoch) and not _never_ends(train) and steps != epoch:
         logging.warning(
             "steps_per_epoch=%d: an epoch goes on in the data where the one before it ended; where finite data ends, "
             "Keras would end an epoch early",
@@ -260,23 +308,34 @@ def _check_used(arguments: types.SimpleNamespace, is_named: bool) -> None:
         )
 
 
-def _length(arguments: types.SimpleNamespace) -> dict[str, Any]:
+def _batch_size(arguments: Arguments, train: Source | Stream | None) -> int:
+    """Returns the examples of a step: those of the batches that x comes in, if it does."""
+    size = train.batch_examples if train is not None else None
+    if size and arguments.batch_size not in (None, size):
+        raise UsageError(f"batch_size={arguments.batch_size}, and x comes in batches of {size}; leave batch_size out")
+    return size or arguments.batch_size or _BATCH_SIZE
+
+
+def _length(arguments: Arguments, train: Source | Stream | None, epoch: int | None) -> dict[str, Any]:
     """Returns the flags that say how long a run is, and when it evaluates, if not at the end of each pass."""
-    evaluates = arguments.validation_data is not None or arguments.validation_split > 0 or isinstance(arguments.x, str)
-    epoch, often = arguments.steps_per_epoch, arguments.validation_freq
-    if not epoch and fit_data.never_ends(arguments.x):
+    evaluates = arguments.validation_data is not None or arguments.validation_split > 0 or arguments.names_input
+    steps, often = arguments.steps_per_epoch, arguments.validation_freq
+    if not steps and _never_ends(train):
         raise UsageError("the dataset never ends, so it has no epoch; give steps_per_epoch")
-    length = {"train_steps": arguments.run_epochs * epoch} if epoch else {"train_epochs": arguments.run_epochs}
-    if not evaluates or (often == 1 and not epoch):
+    length = {"train_steps": arguments.run_epochs * steps} if steps else {"train_epochs": arguments.run_epochs}
+    if not evaluates or (often == 1 and not steps):
         return length
-    if not (epoch := epoch or _pass(arguments)):
+    if not (epoch := steps or epoch):
         raise UsageError("validation_freq counts epochs, and the length of the data is not known; give steps_per_epoch")
     return {**length, "eval_every_steps": epoch * often}
 
 
-def _pass(arguments: types.SimpleNamespace) -> int | None:
+def _never_ends(train: Source | Stream | None) -> bool:
+    return isinstance(train, Stream) and train.length == tf.data.INFINITE_CARDINALITY
+
+
+def _pass(arguments: Arguments, train: Source | Stream | None, batch_size: int) -> int | None:
     """Returns the steps of one pass over the data; None where that takes reading it."""
-    if isinstance(arguments.x, (str, tf.data.Dataset)) or callable(arguments.x):
+    if train is None or not train.by_index:
         return None
-    examples = math.floor(len(tf.nest.flatten(arguments.x)[0]) * (1 - arguments.validation_split))
-    return -(-examples // arguments.batch_size)
+    return -(-math.floor(len(train) * (1 - arguments.share)) // batch_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from .treatments import Treatment
@@ -31,6 +32,7 @@ class Data:
       array_columns: the columns of a table that one array of features is made of, in its order; None: features have
         names of their own, or none.
       columns: how each column of a table is read, in lines for people.
+      class_weight: weights of the classes of what is trained on, by class; a class without one weighs 1. None: all do.
 
     Example:
       >>> import numpy as np
@@ -49,3 +51,4 @@ class Data:
     columns: str | None = None
     treatments: dict[str, Treatment] | None = None
     array_columns: tuple[str, ...] | None = None
+    class_weight: Mapping[int, float] | None = None

@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
+
+from .arrays import Mapped
+from .source import Source, Spec, Split
+from .streamed import Stream
+
+_LABELS_LOOKED_AT = 1 << 17
 
 
 class Fields(NamedTuple):
@@ -26,6 +33,13 @@ class Fields(NamedTuple):
         for name, part in self._asdict().items():
             if part is not None:
                 yield from _named(name, part)
+
+
+class WeighedLabels(NamedTuple):
+    """Labels with weights of outputs, or of each step of a sequence, which only a trainer of a Keras model takes."""
+
+    labels: Any
+    weights: Any
 
 
 def fields(batch) -> Fields:
@@ -52,6 +66,45 @@ def without_weights(batch):
 def text_fields(batch) -> list[str]:
     """Returns the names of the features and labels that are strings, which XLA does not take."""
     return [name for name, array in fields(batch).named() if tf.as_dtype(array.dtype) == tf.string]
+
+
+def example(split: Split):
+    """Returns one example of zeros, or of empty strings, with a batch axis of 1."""
+    return tf.nest.map_structure(zeros, split.element_spec)
+
+
+def zeros(spec: Spec) -> np.ndarray:
+    """Returns a batch of one example, of zeros or empty strings."""
+    shape = [1, *spec.shape]
+    is_text = tf.as_dtype(spec.dtype) == tf.string
+    return np.full(shape, b"", object) if is_text else np.zeros(shape, spec.dtype)
+
+
+def labels_shown(split: Source | Stream) -> str:
+    """Describes a split's labels, by the first of them that is not a whole number from 0 to below 2^31 if one is."""
+    spec = fields(split.element_spec).labels
+    kind = f"its labels are {tf.as_dtype(spec.dtype).name}{list(spec.shape) or ''}" if isinstance(spec, Spec) else ""
+    if not kind or not split.by_index or tf.as_dtype(spec.dtype) == tf.string:
+        return kind or "its labels are several"
+    most = min(len(split), _LABELS_LOOKED_AT)
+    for rows in np.array_split(np.arange(most), -(-most // 1024)):
+        values = np.asarray(fields(split.read(rows)).labels).reshape(-1)
+        odd = values[~((values >= 0) & (values < 1 << 31) & (np.floor(values) == values))]
+        if len(odd):
+            return f"{kind}, {odd[0]} among them"
+    return kind
+
+
+def num_classes(split: Split) -> int | None:
+    """Returns how many classes labels in arrays are of, by their values: integers from 0 on, or floats 0 and 1."""
+    arrays = split.as_arrays()
+    labels = None if arrays is None else fields(arrays).labels
+    if not isinstance(labels, (np.ndarray, Mapped)) or labels.ndim != 1 or not len(labels):
+        return None
+    values = np.asarray(labels)
+    if values.dtype.kind == "f":
+        return 2 if ((values == 0) | (values == 1)).all() else None
+    return int(values.max()) + 1 if values.dtype.kind in "iu" and values.min() >= 0 else None
 
 
 def _named(name: str, part) -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from ..internals.errors import SourceError
 _EXACT_FLOAT32 = 1 << 24  # up to here float32 tells whole numbers apart
 
 
-def as_arrays(nest: Any, may_lack: bool = False) -> Any:
+def as_arrays(nest: Any, may_lack: bool = False, as_one: bool = False) -> Any:
     """Returns a nest with arrays in the place of what holds their values.
 
     A data frame (pandas's, polars's) becomes a dictionary of its columns by name, a series an array, and a list of
@@ -25,6 +25,7 @@ def as_arrays(nest: Any, may_lack: bool = False) -> Any:
     Args:
       nest: the data.
       may_lack: whether columns may lack values, which then are nan, or empty text.
+      as_one: whether a data frame becomes one array of its columns, as Keras takes it.
 
     Raises:
       SourceError: a column lacks values that it may not, or lists are of several lengths; names it.
@@ -32,16 +33,17 @@ def as_arrays(nest: Any, may_lack: bool = False) -> Any:
     if hasattr(nest, "to_numpy"):
         if not hasattr(nest, "columns"):
             return _column(f"series {getattr(nest, 'name', None)!r}", nest, may_lack)
-        return {str(name): _column(f"column {name!r}", nest[name], may_lack) for name in nest.columns}
+        columns = {str(name): _column(f"column {name!r}", nest[name], may_lack) for name in nest.columns}
+        return nest.to_numpy() if as_one else columns
     if isinstance(nest, dict):
-        return {name: as_arrays(each, may_lack) for name, each in nest.items()}
+        return {name: as_arrays(each, may_lack, as_one) for name, each in nest.items()}
     if isinstance(nest, list) and nest and _is_plain(nest):
         try:
             return np.array(nest)
         except ValueError as error:
             raise SourceError(f"a list of lists that are not of one length can't be an array ({error})") from None
     if isinstance(nest, (list, tuple)) and not hasattr(nest, "_fields"):
-        return type(nest)(as_arrays(each, may_lack) for each in nest)
+        return type(nest)(as_arrays(each, may_lack, as_one) for each in nest)
     return nest
 
 

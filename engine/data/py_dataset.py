@@ -50,7 +50,7 @@ class OfBatches(Source):
         first, last = self._batch(0, is_first=True), self._batch(number - 1)
         if not self.by_epoch:
             self._read_first = {0: first, number - 1: last}
-        self.chunk_examples = self._size(first)
+        self.chunk_examples = self.batch_examples = self._size(first)
         self._examples = (number - 1) * self.chunk_examples + self._size(last)
         self.element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), first)
 

@@ -66,10 +66,12 @@ class Split(abc.ABC):
     Attributes:
       element_spec: nest of `Spec`, one example in one of the forms of `engine.data.form`.
       by_index: whether any example can be read by its index; otherwise they come one after the other.
+      batch_examples: the size of the batches that a run on it makes where it is not told another; None: of no size.
     """
 
     element_spec: Any
     by_index: bool
+    batch_examples: int | None = None
 
     def as_arrays(self) -> Any:
         """Returns all examples as a nest of arrays [examples, ...] that need not be read first; None: they have to."""

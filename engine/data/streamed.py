@@ -71,7 +71,7 @@ class OfDataset(Stream):
     """A user's `tf.data.Dataset` of single examples, each epoch in its own order."""
 
     def __init__(self, dataset: tf.data.Dataset):
-        self.element_spec = _specs(dataset)
+        self.element_spec = specs(dataset)
         self.length = int(dataset.cardinality())
         self.ends = pipelines.ends(dataset)
         self.files_written = pipelines.files_written(dataset)
@@ -123,7 +123,7 @@ class OfFiles(Stream):
     def element_spec(self) -> Any:  # type: ignore[override]
         # When it is first asked for: to make a pipeline starts TensorFlow, before a strategy has divided its devices.
         with tf.init_scope():
-            return _specs(self.examples(None, tf.constant(0, tf.int64)))
+            return specs(self.examples(None, tf.constant(0, tf.int64)))
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         paths, last = tf.constant(self._paths), len(self._paths) - 1
@@ -164,27 +164,19 @@ class OfFiles(Stream):
         return OfFiles(self._paths[worker::workers], self._read, files_at_once=self._files_at_once)
 
 
-class Endless(Stream):
-    """A stream for a run that needs no epochs: it is not counted, and batches go on from one pass to the next.
+class WrappedStream(Stream):
+    """A stream that wraps another, and reads as that one does."""
 
-    Args:
-      stream: of unknown length, or without an end itself.
-      epoch_examples: what is shown as an epoch.
-    """
-
-    length = tf.data.INFINITE_CARDINALITY
-    ends = False
-
-    def __init__(self, stream: Stream, epoch_examples: int):
-        self.element_spec, self.files_written = stream.element_spec, stream.files_written
-        self.epoch_examples = epoch_examples
+    def __init__(self, stream: Stream):
         self._stream = stream
+        self.element_spec, self.length, self.ends = stream.element_spec, stream.length, stream.ends
+        self.files_written, self.batch_examples = stream.files_written, stream.batch_examples
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         return self._stream.examples(seed, epoch)
 
     def of_files(self, workers: int, worker: int) -> Stream | None:
-        return None
+        return self._stream.of_files(workers, worker)
 
     def identity(self) -> str:
         return self._stream.identity()
@@ -196,7 +188,24 @@ class Endless(Stream):
         return self._stream.fault()
 
 
-def _specs(dataset: tf.data.Dataset) -> Any:
+class Endless(WrappedStream):
+    """A stream for a run that needs no epochs: it is not counted, and batches go on from one pass to the next.
+
+    Args:
+      stream: of unknown length, or without an end itself.
+      epoch_examples: what is shown as an epoch.
+    """
+
+    def __init__(self, stream: Stream, epoch_examples: int):
+        super().__init__(stream)
+        self.length, self.ends = tf.data.INFINITE_CARDINALITY, False
+        self.epoch_examples = epoch_examples
+
+    def of_files(self, workers: int, worker: int) -> Stream | None:
+        return None
+
+
+def specs(dataset: tf.data.Dataset) -> Any:
     """Returns the nest of `Spec` of a dataset's elements, dense tensors of a known shape."""
     return tf.nest.map_structure(lambda x: Spec(x.shape, x.dtype.as_numpy_dtype), dataset.element_spec)
 
@@ -302,7 +311,7 @@ def divide(
     """
     known, workers = known or {}, processes.num_hosts
     if isinstance(stream, Endless):
-        return Share(stream, (Endless.length,))
+        return Share(stream, (stream.length,))
     if stream.length == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
             f"the dataset never ends, so it has no epoch; give {setting('train_steps')} and, if there is evaluation "

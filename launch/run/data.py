@@ -6,17 +6,21 @@ has started.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+from absl import logging
+
 from ...engine.data.data import Data
-from ...engine.data.source import Source
-from ...engine.internals.errors import SourceError, UnavailableError
+from ...engine.data.source import Source, WithoutBadRecords
+from ...engine.internals.errors import SourceError, UnavailableError, with_flags
 from .. import explanations
-from ..command_line.config import Config
-from ..errors import EXIT_USAGE, UsageError
+from ..command_line.config import READING, Config
+from ..errors import EXIT_USAGE, UsageError, setting
 
 _MOST_VALUES = 4  # of a tuple in place of a `Data`
+_BY_INDEX = ("max_bad_records", "shuffle_window")  # flags
 
 
 def load(config: Config) -> Data:
@@ -35,14 +39,51 @@ def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
     try:
         if config.input is None and data is None:
             raise UsageError("it was started without data; give all tasks the same command line")
-        from . import splits
-
-        loaded = load(config) if config.input else call(data)
-        both = splits.of(config, loaded.train, loaded.evaluation)[:2]
+        entered, _ = enter(config, load(config) if config.input else call(data))
+        both = (entered.train, entered.evaluation)
         return [split for split in both if split is not None and split.by_index and split.as_arrays() is None]
     except Exception as error:  # the border of what a worker does by itself
         code, line = explanations.explain(error)
         raise (SourceError if code == EXIT_USAGE else UnavailableError)(line) from None
+
+
+def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
+    """Returns a run's data with a `Source` or a `Stream` for each split, the same in each process, and lines to print.
+
+    Bad records are left out where the run is to tolerate any.
+
+    Raises:
+      UsageError: data can't be trained on, or not with these flags.
+    """
+    from ...engine.data import entry, views  # with TensorFlow
+
+    share = config.validation_split
+    evaluates_other = data.evaluation is not None and config.mode in READING  # examples than the run was to evaluate
+    weighs_outputs = getattr(config.own_class, "weighs_outputs", False)
+    entered, notes = entry.enter(data, 0.0 if evaluates_other else share, weighs_outputs)
+    train, evaluation = entered.train, entered.evaluation
+    if share and evaluates_other:
+        train = views.divided(train, share)[0]
+    for name in () if train.by_index else _BY_INDEX:
+        if value := getattr(config, name):
+            raise UsageError(
+                f"{setting(name, value)} is for examples that are read by their indices, and the train data is a "
+                "stream; leave it out"
+            )
+    if config.max_bad_records:
+        if train.as_arrays() is not None:
+            raise UsageError(
+                f"{setting('max_bad_records', config.max_bad_records)} is for examples that are read as the run goes, "
+                "and the train data is in memory already; leave it out"
+            )
+        train, evaluation = (_without_bad_records(split, config.max_bad_records) for split in (train, evaluation))
+    return dataclasses.replace(entered, train=train, evaluation=evaluation), notes
+
+
+def _without_bad_records(split, limit: int):
+    if split is None or not split.by_index or split.as_arrays() is not None:
+        return split
+    return WithoutBadRecords(split, limit, lambda line: logging.warning("%s", with_flags(line)))
 
 
 def call(data: Callable | Sequence | Data) -> Data:
@@ -59,3 +100,21 @@ def call(data: Callable | Sequence | Data) -> Data:
     if len(values) == 1 and hasattr(values[0], "shape"):  # an array alone is features, which no other form can be
         return Data((values[0],))
     return Data(*values)
+
+
+def faster_input(train, resident_data_mb: int, shuffle_window: int) -> str:
+    """Returns what makes the input faster, for a run whose steps wait for it."""
+    from ...engine.data.reading import example_bytes  # with TensorFlow
+
+    more = "or give the run more cores"
+    if not train.by_index:
+        parallel = "have the dataset read and map in parallel (num_parallel_calls=tf.data.AUTOTUNE)"
+        return f"{parallel}; write its examples to files that `crankshaft prepare` indexes; {more}"
+    ways = []
+    if resident_data_mb < (needed := -(-example_bytes(train) * len(train) >> 20)) and not train.draws:
+        ways.append(f"--resident_data_mb={needed} keeps the data in memory, if there is room for {needed:,} MiB")
+    if train.as_arrays() is None:
+        if train.chunk_examples == 1 and not shuffle_window and train.files():
+            ways.append("--shuffle_window=64 reads neighbours together, for a slow or distant disk")
+        ways.append("`crankshaft prepare` writes files that take less to read")
+    return "; ".join([*ways, more])

@@ -16,6 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from ...engine import Trainer
+from ...engine.data import form
 from ...engine.data.data import Data
 from ...engine.data.source import Spec
 from ...engine.holdings import Holdings
@@ -26,7 +27,7 @@ from ...engine.machine import files
 from ...input import known
 from ..errors import UsageError, setting
 from ..host.files import write_json
-from . import predictions, splits, weights
+from . import predictions, weights
 from .base import BaseRun
 
 _DEFAULT = "serving_default"
@@ -113,7 +114,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     specs = {fit[name]: tf.TensorSpec(x.shape, x.dtype, name=fit[name]) for name, x in named.items()}
     # A batch of one example; an axis of any size has one.
     inputs = {
-        name: splits.zeros(Spec(tuple(size or 1 for size in spec.shape[1:]), spec.dtype.as_numpy_dtype))
+        name: form.zeros(Spec(tuple(size or 1 for size in spec.shape[1:]), spec.dtype.as_numpy_dtype))
         for name, spec in specs.items()
     }
     module = tf.Module()

@@ -25,7 +25,8 @@ from ..command_line import checks, registry, rules
 from ..command_line.config import Config
 from ..command_line.values import short
 from ..errors import UsageError, setting
-from . import agreement, fingerprints, model_file, names, splits
+from . import agreement, fingerprints, model_file, names
+from . import data as datas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +74,10 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     Raises:
       UsageError: the model or the flags can't work with the data, or workers differ.
     """
-    train, evaluation, lines = splits.of(config, data.train, data.evaluation)
+    data, lines = datas.enter(config, data)
+    train, evaluation = data.train, data.evaluation
     _check_data(config, train, evaluation, data.num_classes)
-    example = splits.example(train)
+    example = form.example(train)
     if data.num_classes is None and issubclass(config.trainer_class, Tabular):
         data = dataclasses.replace(data, num_classes=_classes_by_values(config, train))
     known = names.checked(dataclasses.replace(data, train=None, evaluation=None), example)
@@ -99,7 +101,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     if evaluation is not None:
         contents["eval"] = fingerprints.of(evaluation, feeds["eval"].order.num_examples)
     agreement.check_data(contents, strategy)
-    faster = splits.faster_input(train, config.resident_data_mb, config.shuffle_window)
+    faster = datas.faster_input(train, config.resident_data_mb, config.shuffle_window)
     return Inputs(known, example, both, feeds, contents, faster, [*lines, *([known.columns] if known.columns else [])])
 
 
@@ -169,13 +171,12 @@ def _check_classes(config: Config, train, num_classes: int | None) -> None:
     if num_classes is None:
         what = "labels that are classes" if config.input_entry else "(train, eval, num_classes), with classes"
         raise UsageError(
-            f"{name} needs num_classes, and the data has none: {splits.labels_shown(train)}; give {what}, "
-            "numbered from 0"
+            f"{name} needs num_classes, and the data has none: {form.labels_shown(train)}; give {what}, numbered from 0"
         )
 
 
 def _classes_by_values(config: Config, train) -> int | None:
-    """Returns `splits.num_classes`; raises `UsageError` where a tabular model can't tell its task from labels."""
+    """Returns `form.num_classes`; raises `UsageError` where a tabular model can't tell its task from labels."""
     example = form.fields(train.element_spec)
     if train.as_arrays() is None:
         task = config.arguments("model_arg").get("task", "auto")
@@ -186,7 +187,7 @@ def _classes_by_values(config: Config, train) -> int | None:
                 f"clicks (0 and 1) or numbers is not known; use {setting('model_arg')}=task=clicks or "
                 f"{setting('model_arg')}=task=ratings"
             )
-    return splits.num_classes(train)
+    return form.num_classes(train)
 
 
 def _known_input(config: Config, strategy: Strategy) -> Callable[[str], dict[str, Any]]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...engine.data import form
+from ...engine.data import entry, form, views
 from ...engine.data.arrays import ArraySource
 from ...engine.data.source import Split
 from ..errors import UsageError
-from . import fingerprints, splits
+from . import fingerprints
 from .base import BaseRun
 from .names import check_names
 
@@ -28,7 +28,15 @@ def checked(run: BaseRun, data) -> Split:
     for known, split in run.lent_streams:
         if known is data:
             return split
-    split = splits.checked("given", data, [])
+    own = form.fields(run.example).labels
+    rules = entry.Rules(
+        weighs_outputs=getattr(run.config.own_class, "weighs_outputs", False),
+        look_up=run.names.ids,
+        may_lack=bool(run.known.treatments),
+    )
+    split = entry.split("given", data, rules)
+    if isinstance(own, form.WeighedLabels):
+        split = views.weighed_as(split, tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), own.weights))
     example = ArraySource(run.example)
     wanted, found = (form.without_weights(each.element_spec) for each in (example, split))
     if wanted != found:

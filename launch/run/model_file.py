@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...engine.checkpoints.run_dir import NAMES, RunDir
+from ...engine.data import form
 from ...engine.data.data import Data
 from ...engine.data.source import Spec
 from ...engine.machine.files import read_json
 from ...input import known
 from ..command_line.config import Config
 from ..errors import UsageError
-from . import splits
 
 MODEL = "model"  # the attribute of the one that `Trainer.forward` computes, unless the trainer says otherwise
 
@@ -73,7 +73,7 @@ def _zeros(described: dict[str, Any]) -> Any:
         return {name: _zeros(value) for name, value in described["dict"].items()}
     if "tuple" in described:
         return tuple(_zeros(value) for value in described["tuple"])
-    return splits.zeros(Spec(tuple(described["shape"]), described["dtype"]))
+    return form.zeros(Spec(tuple(described["shape"]), described["dtype"]))
 
 
 def described(features) -> Any:

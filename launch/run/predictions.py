@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...engine import Trainer
-from ...engine.data import form, frames
+from ...engine.data import entry, form
 from ...engine.data.arrays import ArraySource
 from ...engine.data.data import Data
 from ...engine.data.lent_feed import LentFeed
@@ -29,7 +29,7 @@ from ..command_line import registry
 from ..command_line.config import Config
 from ..errors import UsageError
 from . import data as datas
-from . import lent, splits, weights
+from . import lent, weights
 from .base import BaseRun
 from .names import Names, check_trained
 
@@ -78,7 +78,7 @@ class Predictor:
     def checked(self, data: Any, split: str | None = None) -> Split:
         """Returns what `Run.predict` is given as a `Source` or a `Stream`. Raises `UsageError`."""
         chosen = examples(self._run, self._taken, data, split)
-        features = self._run.names.ids(form.features(splits.example(chosen)))
+        features = self._run.names.ids(form.features(form.example(chosen)))
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._taken)
         found, cure = ArraySource(features).element_spec, "model.predict takes other sizes, if the model does"
         lent.check_like("features", wanted, found, cure)
@@ -182,14 +182,8 @@ def examples(run: OfRun, features: Any, data: Any, split: str | None) -> Split:
         return _named(of_input(run, data), split)
     if split is not None:
         raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
-    if isinstance(data, tf.data.Dataset):
-        first, taken = (tf.nest.flatten(each)[0].shape for each in (form.features(data.element_spec), features))
-        data = data.unbatch() if first.rank == len(taken) else data
-    if frames.is_loader(data) or isinstance(data, (Split, tf.data.Dataset, tf.keras.utils.PyDataset)):
-        return splits.checked("given", data, [])
-    arrays = frames.as_arrays(data, may_lack=bool(run.known.treatments))
-    arrays = tf.nest.map_structure(np.asarray, splits.as_arrays(run.names.ids(arrays)))
-    return ArraySource((arrays,) if isinstance(arrays, tuple) else arrays)
+    rules = entry.Rules(look_up=run.names.ids, may_lack=bool(run.known.treatments))
+    return entry.features(data, len(tf.nest.flatten(features)[0].shape), rules)
 
 
 def features_of(run: OfRun, split: Split, size: int) -> Iterator[Any]:
@@ -233,7 +227,8 @@ def of_input(run: OfRun, name: str) -> Mapping[str, Source | Stream]:
             f"predict({name!r}): it numbers ids by its own examples, and the model by those it was trained on; give "
             "the columns as arrays, predict({'city': ['Rome']})"
         )
-    train, evaluation, _ = splits.of(config, loaded.train, loaded.evaluation)
+    entered, _ = datas.enter(config, loaded)
+    train, evaluation = entered.train, entered.evaluation
     check_trained(f"predict({name!r})", (run.known, run.features), (loaded, form.features(train.element_spec)))
     return {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
 

@@ -15,9 +15,9 @@ from ...engine import StepOptions, Trainer
 from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, Manifest, load_weights
 from ...engine.checkpoints.run_dir import NAMES, RunDir
-from ...engine.data import frames
+from ...engine.data import entry, frames
 from ...engine.data.data import Data
-from ...engine.data.source import Source, Split
+from ...engine.data.source import Source
 from ...engine.data.streamed import Stream
 from ...engine.holdings import Holdings
 from ...engine.internals import keras
@@ -283,7 +283,7 @@ def with_predict(model: tf.keras.Model, run: OfRun, features: Any, logits_of: st
 
     def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
         with explanations.as_lines():
-            if columns or split or x is None or isinstance(x, (str, Split, tf.data.Dataset)) or frames.is_loader(x):
+            if columns or split or x is None or isinstance(x, str) or entry.comes_whole(x):
                 examples = predictions.examples(run, features, x, split)
                 read = predictions.features_of(run, examples, batch_size or _BATCH_SIZE)
                 parts = [model.predict_on_batch(checked(batch)) for batch in read]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...engine.data import reading
+from ...engine.data import entry, reading
 from ...engine.data.source import Source
 from ...input import known
 from ...input.records import shard_writing
@@ -17,7 +17,7 @@ from ...input.records.features import Features
 from ...input.records.shard_writing import Shard, ShardRequest
 from ..command_line import registry
 from ..errors import UsageError, setting
-from . import data, splits
+from . import data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,8 @@ def load(request: ShardRequest) -> Loaded:
     """Loads the input and checks that it can be written."""
     load_input = registry.find("input", request.input).make
     loaded = data.call(load_input(request.data_dir, request.seed, **request.arguments))
-    train, evaluation, _ = splits.prepare(loaded.train, loaded.evaluation)
+    entered, _ = entry.enter(loaded)
+    train, evaluation = entered.train, entered.evaluation
     by_name = {name: split for name, split in (("train", train), ("eval", evaluation)) if split is not None}
     for name, split in by_name.items():
         if not split.by_index:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft import Data
 from crankshaft.engine import Trainer, mean
+from crankshaft.engine.data import entry
 from crankshaft.engine.data.arrays import Mapped
-from crankshaft.launch.run import splits
 from tests.launch.line import FEATURES, LABELS, RUN, Line
 
 TWO = ("--strategy=mirrored", "--num_virtual_devices=2")
@@ -307,8 +308,8 @@ def test_a_file_is_divided_without_a_copy(results, tmp_path):
 
     found = [results(data, "--validation_split=0.2")[0] for data in (mapped, lambda: ((FEATURES, LABELS), None))]
     assert found[0]["eval"] == found[1]["eval"]
-    first, last = splits.prepare(*mapped(), validation_split=0.2)[:2]
-    assert all(isinstance(part.as_arrays()[0], Mapped) for part in (first, last))
+    data = entry.enter(Data(*mapped()), validation_split=0.2)[0]
+    assert all(isinstance(part.as_arrays()[0], Mapped) for part in (data.train, data.evaluation))
 
 
 def test_a_split_is_refused_where_it_cannot_be(inside, results, tmp_path):

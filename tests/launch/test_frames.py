@@ -10,10 +10,9 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine.data import frames
+from crankshaft.engine.data import entry, frames
 from crankshaft.engine.internals.errors import SourceError
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.run import splits
 
 ROWS = 20
 X = {"age": np.arange(ROWS) / 10.0, "score": np.arange(ROWS)[::-1] % 7, "place": np.array(["a", "bc"] * (ROWS // 2))}
@@ -102,10 +101,10 @@ def test_ids_that_float32_would_round_are_one_line(form):
             x = pytest.importorskip("pandas").DataFrame(x)
         if form in ("loader", "py_dataset"):
             x = Loader(5, [x, Y[:5]]) if form == "loader" else Batches(x)
-            return splits.checked("train", x, [])
+            return entry.split("train", x)
         if form == "matrix":
-            return splits.checked("train", (np.stack([x["score"], x["age"]], 1), Y), [])
-        return splits.checked("train", (X, x["age"]) if form == "labels" else (x, Y), [])
+            return entry.split("train", (np.stack([x["score"], x["age"]], 1), Y))
+        return entry.split("train", (X, x["age"]) if form == "labels" else (x, Y))
 
     error = SourceError if form in ("loader", "py_dataset") else UsageError
     with pytest.raises(

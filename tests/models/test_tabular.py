@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from crankshaft.engine import StepOptions
 from crankshaft.engine.build import prepare
+from crankshaft.engine.data import form
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.evaluation import evaluate
 from crankshaft.engine.layers import Products
@@ -15,7 +16,6 @@ from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.replicated import Replicated
-from crankshaft.launch.run import splits
 from crankshaft.models import dlrm, wide_deep
 from tests.bench import split_of
 
@@ -47,7 +47,7 @@ def prepared(trainer, source, vocabulary, eval_source=None, batch=100, shuffle=T
         arrays = next(source.batch(1).as_numpy_iterator()) if isinstance(source, tf.data.Dataset) else source
         example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), arrays)
         if num_classes is None:
-            num_classes = splits.num_classes(split_of(source))
+            num_classes = form.num_classes(split_of(source))
         prepare(trainer, options, Reduction(), example, num_classes, vocabulary)
         state.build()
     eval_feed = None if eval_source is None else strategy.feed(split_of(eval_source), 700, None)

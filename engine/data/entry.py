@@ -1,0 +1,497 @@
+"""Where user data enters: what users pass becomes a `Source` or a `Stream`, with its weights. Host code.
+
+`run`, `fit`, `train(data)`, `evaluate(data)` and `predict(data)` all come through here, and nothing else converts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..internals import pipelines
+from ..internals.errors import SourceError, UsageError, setting
+from . import arrays as host_arrays
+from . import frames, views
+from .arrays import ArraySource
+from .data import Data
+from .form import fields
+from .py_dataset import OfBatches
+from .source import Source, Spec, Split
+from .streamed import OfDataset, Stream
+from .waiting import of_files
+
+_FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
+_COUNTS_SHOWN = 8
+_ONE_SHAPE = (
+    "give examples of one shape: dataset.unbatch(); in dataset.map, tf.pad where they differ, then tf.ensure_shape"
+)
+_NEGATIVE = "a weight of the {} data is negative or not finite; give numbers of 0 or more"
+_NONE = type(tf.type_spec_from_value(None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """How a split's data is taken, where callers differ.
+
+    Attributes:
+      as_keras: as Keras's `fit` takes it: a data frame is one array, a list of one array is that, and a dataset's
+        batches, which all have to be there, keep their size and the shapes of the first.
+      is_even: of such a dataset, whether all batches but the last must have one size.
+      weighs_outputs: whether weights may be several: of outputs, or of steps of a sequence.
+      look_up: makes features of raw ones that are arrays, nests of arrays.
+      may_lack: whether columns of data frames may lack values, which `look_up` fills.
+    """
+
+    as_keras: bool = False
+    is_even: bool = False
+    weighs_outputs: bool = False
+    look_up: Callable[[Any], Any] | None = None
+    may_lack: bool = False
+
+
+def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = False) -> tuple[Data, list[str]]:
+    """Converts the splits of a run's data; returns the data, and lines to print.
+
+    Args:
+      data: as users and inputs make it.
+      validation_split: the share of the training data that is taken for evaluation, see `views.divided`.
+      weighs_outputs: see `Rules`.
+
+    Raises:
+      UsageError: what was passed can't be trained on.
+    """
+    notes: list[str] = []
+    rules = Rules(weighs_outputs=weighs_outputs)
+    train, evaluation = split("train", data.train, rules, notes), None
+    if data.evaluation is not None:
+        if validation_split:
+            raise UsageError(
+                f"{setting('validation_split', validation_split)} takes evaluation data from the training data, and "
+                "the data has its own; leave it out, or return the training data alone"
+            )
+        evaluation = split("eval", data.evaluation, rules, notes)
+        if isinstance(evaluation, Stream) and evaluation.length == tf.data.INFINITE_CARDINALITY:
+            raise UsageError(
+                "the eval dataset never ends, and an evaluation reads all of it; end it by dataset.take(n), which "
+                "counts batches after dataset.batch"
+            )
+        _check_alike(train, evaluation)
+    elif validation_split:
+        train, evaluation = views.divided(train, validation_split)
+    if data.class_weight is not None:
+        train = views.weighed_by_class(train, data.class_weight)
+    train, evaluation = views.weighed_alike([train, evaluation])
+    return dataclasses.replace(data, train=train, evaluation=evaluation, class_weight=None), notes
+
+
+def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None = None) -> Source | Stream:
+    """Converts one split.
+
+    Arrays, in one of the forms of a batch, become an `ArraySource`: float64, NumPy's default, becomes float32, as do
+    weights, and lists become tuples. A `tf.data.Dataset`, of batches or single examples, becomes a `Stream`, a
+    `PyDataset` a source.
+
+    Args:
+      name: of the split, for messages.
+      data: in one of the forms of a batch, or what comes whole: a `Source`, a `Stream`, a dataset, a loader.
+      rules: how it is taken.
+      notes: lines to print are added to it.
+
+    Raises:
+      UsageError: it can't be trained on.
+    """
+    notes = [] if notes is None else notes
+    data = _alone(name, data)
+    if isinstance(data, Iterator):
+        raise UsageError(
+            f"the {name} data: a {type(data).__name__} can be read once only, and not from where a run resumes; give a "
+            "keras.utils.PyDataset, or tf.data.Dataset.from_generator(function, output_signature=...).batch(...)"
+        )
+    if frames.is_loader(data):
+        notes.append(f"the {name} data is a {type(data).__name__}: each epoch reads it from its beginning")
+        data = frames.of_loader(data)
+    if isinstance(data, tf.data.Dataset):
+        return _of_dataset(name, data, rules, notes)
+    if isinstance(data, tf.keras.utils.PyDataset):
+        data = OfBatches(data)
+    if isinstance(data, Stream):
+        elements = data.examples(None, tf.constant(0, tf.int64)).element_spec
+        _check_elements(name, elements)
+        _check_shapes(name, elements)
+        notes.append(f"the {name} data is a stream{of_files(data.files())}: without an index, so it is read in order")
+        return data
+    if isinstance(data, Source) and not isinstance(data, ArraySource):
+        return _checked_source(name, data, rules)
+    if isinstance(data, ArraySource):
+        arrays = data.as_arrays()
+        data = arrays if isinstance(arrays, (tuple, dict)) else (arrays,)
+    return ArraySource(_of_arrays(name, data, rules))
+
+
+def features(data: Any, rank: int, rules: Rules) -> Source | Stream:
+    """Converts what a run is to predict on: features alone, or what comes whole, with labels or without.
+
+    Args:
+      data: see `crankshaft.Run.predict`.
+      rank: of the first of the features that the model takes, with its axis of examples, of which a dataset's batches
+        are told.
+      rules: how it is taken.
+    """
+    if isinstance(data, tf.data.Dataset):
+        taken = tf.nest.flatten(fields(data.element_spec).features)[0].shape.rank
+        data = data.unbatch() if taken == rank else data
+    if comes_whole(data) or isinstance(data, Iterator):
+        return split("given", data, rules)
+    arrays = frames.as_arrays(data, may_lack=rules.may_lack)
+    arrays = tf.nest.map_structure(np.asarray, _dense(rules.look_up(arrays) if rules.look_up else arrays))
+    return ArraySource((arrays,) if isinstance(arrays, tuple) else arrays)
+
+
+def comes_whole(data: Any) -> bool:
+    """Returns whether data comes with all of an example, its labels and weights, and is no nest of arrays."""
+    return isinstance(data, (Split, tf.data.Dataset, tf.keras.utils.PyDataset)) or frames.is_loader(data)
+
+
+def _alone(name: str, data: Any) -> Any:
+    """Returns what comes whole without the tuple that it may be in."""
+    first = data[0] if isinstance(data, (tuple, list)) and data else None
+    if not comes_whole(first) and not isinstance(first, Iterator):
+        return data
+    for part, value in zip(("labels", "weights"), data[1:], strict=False):
+        if value is not None:
+            kind = type(first).__name__
+            raise UsageError(f"the {name} data is a {kind}, which comes with all of an example; leave its {part} out")
+    return first
+
+
+def _check_alike(train: Split, evaluation: Split) -> None:
+    """Checks that both have labels or neither, and the same features by name; weights may be in one alone."""
+    trained, evaluated = (
+        {name for name, _ in fields(each.element_spec)._replace(weights=None).named()} for each in (train, evaluation)
+    )
+    for one, name, other, other_name in ((trained, "train", evaluated, "eval"), (evaluated, "eval", trained, "train")):
+        if only := sorted(one - other):
+            raise UsageError(
+                f"the {name} data has {only[0]}, and the {other_name} data has {', '.join(sorted(other))}; give both "
+                "in one form"
+            )
+
+
+# -- arrays
+
+
+def _of_arrays(name: str, data: Any, rules: Rules) -> Any:
+    """Returns a split in arrays, in one of the forms of a batch, with weights in float32."""
+    made, labels, weights = fields(_in_form(name, _without_frames(name, data, rules)))
+    if made is None:
+        raise UsageError(f"the {name} data has no features; give an array, or a dictionary or list of arrays")
+    if rules.as_keras and isinstance(made, (tuple, list)) and len(made) == 1:
+        made = made[0]
+    if labels is not None and any(each is None for each in tf.keras.tree.flatten(labels)):
+        raise UsageError(
+            f"the {name} data: y has None in the place of an output's labels; give the labels of the others by the "
+            "names of their outputs, y={'name': labels}"
+        )
+    if rules.weighs_outputs and weights is not None:
+        examples = np.shape(tf.nest.flatten((made, 0))[0])[:1]
+        weights = views.of_all(labels, weights, lambda: np.ones(examples, np.float32))
+        weights = weights[:, 0] if np.ndim(weights) == 2 and np.shape(weights)[1] == 1 else weights
+    made = _dense(made if rules.look_up is None else rules.look_up(made))
+    labels, weights = (None if part is None else _dense(part) for part in (labels, weights))
+    if weights is None:
+        arrays = (made, labels) if labels is not None else (made,) if isinstance(made, tuple) else made
+        _check_arrays(name, arrays)
+        return arrays
+    labels = () if labels is None else labels
+    _check_arrays(name, (made, labels, weights))
+    return made, labels, _checked_weights(name, weights, rules)
+
+
+def _without_frames(name: str, data: Any, rules: Rules) -> Any:
+    """Returns a split with arrays for what data frames and lists of its parts hold; those parts may be in a list."""
+
+    def arrays(part):
+        return frames.as_arrays(part, may_lack=rules.may_lack, as_one=rules.as_keras)
+
+    try:
+        return tuple(map(arrays, data)) if isinstance(data, (tuple, list)) else arrays(data)
+    except SourceError as error:
+        raise UsageError(f"the {name} data: {error.message}") from None
+
+
+def _in_form(name: str, split):
+    """Returns the split with tuples for lists, without a tuple around lone features, and with () for no labels."""
+    if isinstance(split, (tuple, list)):
+        if not 1 <= len(split) <= 3:
+            raise UsageError(f"the {name} data is {len(split)} values; {_FORMS}")
+        split = tuple(split)
+        if len(split) > 1 and split[1] is None:
+            split = split[:1] if len(split) == 2 or split[2] is None else (split[0], (), split[2])
+        if len(split) == 3 and split[2] is None:
+            split = split[:2]
+        return split[0] if len(split) == 1 and not isinstance(split[0], (tuple, list)) else split
+    if isinstance(split, dict):
+        return split
+    alone = "; ((features, labels), None) is training data alone" if hasattr(split, "shape") else ""
+    raise UsageError(f"the {name} data is a {type(split).__name__}; {_FORMS}{alone}")
+
+
+def _dense(nest: Any):
+    """Converts a nest to NumPy arrays and tuples.
+
+    Eager tensors become arrays, memory maps are read in pieces, float64, NumPy's default, becomes float32, and lists
+    become tuples.
+
+    Raises:
+      UsageError: an array is sparse or ragged, or holds ids that float32 would round.
+    """
+
+    def array(x):
+        if hasattr(x, "shape") and not hasattr(x, "__array__"):
+            raise UsageError(
+                f"a {type(x).__name__} is not a dense array; make it one: tf.sparse.to_dense(x), SciPy's x.toarray(), "
+                "or a ragged tensor's x.to_tensor(), which pads examples with zeros to the longest"
+            )
+        return frames.as_float32(np.asarray(x) if tf.is_tensor(x) else host_arrays.of(x))
+
+    return tf.nest.map_structure(array, tf.keras.tree.lists_to_tuples(nest))
+
+
+def _check_arrays(name: str, split: Any) -> None:
+    """Raises `UsageError` unless a split, in a form of a batch, is of arrays, all of as many examples."""
+    for what, array in fields(split).named():
+        _check_array(name, what, array)
+    counts = [len(array) for array in tf.nest.flatten(split)]
+    if len(set(counts)) > 1:
+        shown = ", ".join(map(str, counts[:_COUNTS_SHOWN])) + (", ..." if len(counts) > _COUNTS_SHOWN else "")
+        raise UsageError(
+            f"the {name} data has arrays of {shown} examples; give as many of each (make a list of examples an array "
+            "by np.stack, of examples padded to one shape)"
+        )
+    if not counts or counts[0] == 0:
+        raise UsageError(f"the {name} data has no examples; give at least one")
+
+
+def _checked_weights(name: str, weights: Any, rules: Rules) -> Any:
+    """Returns weights in float32."""
+    if not rules.weighs_outputs:
+        _check_weights(name, weights, np.shape(weights)[1:])
+    weights = tf.nest.map_structure(lambda each: np.asarray(each, np.float32), weights)
+    for each in tf.nest.flatten(weights):
+        if wrong := np.argwhere(~(np.isfinite(each) & (each >= 0)))[:1].tolist():
+            value, example = each[tuple(wrong[0])], wrong[0][0]
+            raise UsageError(f"{_NEGATIVE.format(name)} (found {value} at example {example})")
+    if not any(each.any() for each in tf.nest.flatten(weights)):
+        raise UsageError(f"all weights of the {name} data are 0, so no example counts; give some more than that")
+    return weights
+
+
+def _check_array(name: str, what: str, array) -> None:
+    where = f"the {name} data"
+    if not np.ndim(array) or not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise UsageError(
+            f"{where} holds a {type(array).__name__} ({what}); give NumPy arrays whose first axis is examples"
+        )
+    objects = np.ravel(array) if array.dtype == object else ()
+    if strange := next((type(x).__name__ for x in objects if not isinstance(x, (str, bytes))), None):
+        raise UsageError(
+            f"{where} has an array of Python objects ({what}), a {strange} among them; give an array of numbers, such "
+            "as np.stack makes of arrays of one shape (pad them to the longest by np.pad), or of text alone"
+        )
+    try:
+        _check_real(name, tf.as_dtype(array.dtype))
+    except TypeError:
+        raise UsageError(
+            f"{where} has an array of {array.dtype} ({what}), which TensorFlow does not take; give numbers or text"
+        ) from None
+
+
+def _check_real(name: str, dtype: tf.DType) -> None:
+    if dtype.is_complex:
+        raise UsageError(
+            f"the {name} data holds complex numbers ({dtype.name}), of which layers take the real part; give both "
+            "parts (array.real, array.imag) as features"
+        )
+
+
+def _check_weights(name: str, weights, shape) -> None:
+    """Raises `UsageError` unless weights are one number an example; `shape` is of one example's."""
+    dtype = None if isinstance(weights, (tuple, dict)) else tf.as_dtype(weights.dtype)
+    if dtype is None or not (dtype.is_floating or dtype.is_integer or dtype == tf.bool):
+        kind = f"a {type(weights).__name__}" if dtype is None else f"of type {dtype.name}"
+        raise UsageError(f"the weights of the {name} data, its third part, are {kind}; give one number an example")
+    if tuple(shape):
+        raise UsageError(
+            f"the weights of the {name} data, its third part, are of shape {[*shape]} an example; give one number an "
+            "example"
+        )
+
+
+# -- datasets, streams and sources
+
+
+def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[str]) -> OfDataset:
+    if dataset.cardinality() == 0:
+        raise UsageError(f"the {name} data is an empty dataset; give at least one example")
+    comes_in_batches = rules.as_keras or _comes_in_batches(name, dataset)
+    if any(isinstance(part, _NONE) for part in tf.nest.flatten(dataset.element_spec)):
+        dataset = dataset.map(_in_batches_without_none if comes_in_batches else _without_none)
+    _check_elements(name, dataset.element_spec)
+    batch_examples = None
+    if rules.as_keras:
+        batch_examples = _batch_examples(name, dataset)
+        dataset = _of_known_shape(_of_one_size(name, dataset, batch_examples) if rules.is_even else dataset)
+    elif comes_in_batches:
+        dataset = dataset.unbatch()
+        notes.append(
+            f"the {name} dataset comes in batches: taken apart into examples, of which the run makes batches of its own"
+        )
+    _check_shapes(name, dataset.element_spec)
+    _check_caches(name, dataset)
+    weights = fields(dataset.element_spec).weights
+    if weights is not None and not rules.weighs_outputs:
+        _check_weights(name, weights, getattr(weights, "shape", ()))
+
+    def checked(features, labels, weights):
+        def fine(each):
+            each = tf.cast(each, tf.float32)
+            is_fine = tf.reduce_all(tf.math.is_finite(each) & (each >= 0))
+            tf.debugging.Assert(is_fine, [_NEGATIVE.format(name), each])
+            return each
+
+        return features, labels, tf.nest.map_structure(fine, weights)
+
+    stream = OfDataset(dataset if weights is None else dataset.map(checked))
+    stream.batch_examples = batch_examples
+    return stream
+
+
+def _in_batches_without_none(x, y=None, weights=None) -> tuple:
+    return _without_none(x, y, weights, tf.shape(tf.nest.flatten(x)[0])[:1])
+
+
+def _without_none(x, y=None, weights=None, examples=()) -> tuple:
+    """Returns an element of a dataset with ones in the place of weights that are None."""
+    if weights is None:
+        return (x,) if y is None else (x, y)
+    return x, () if y is None else y, views.of_all(y, weights, lambda: tf.ones(examples))
+
+
+def _batch_examples(name: str, dataset: tf.data.Dataset) -> int:
+    """Returns the size of a dataset's batches."""
+    sizes = {part.shape[0] if part.shape.rank else 0 for part in tf.nest.flatten(dataset.element_spec)}
+    if sizes == {None}:  # of .batch(), which may end in a smaller one
+        sizes = {int(tf.shape(part)[0]) for batch in dataset.take(1) for part in tf.nest.flatten(batch)}
+    size = sizes.pop() if len(sizes) == 1 else 0
+    if not size:
+        raise UsageError(f"the {name} dataset is empty, or its elements are not batches; call dataset.batch(32)")
+    return size
+
+
+def _of_one_size(name: str, dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """Returns a dataset of batches that fails where they are not of one size, but for a smaller last one."""
+    line = (
+        f"{name} has batches of {size} examples and, before its end, of others; call repeat() and such before batch()"
+    )
+
+    def checked(is_last: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
+        examples = tf.shape(tf.nest.flatten(batch)[0])[0]
+        with tf.control_dependencies([tf.debugging.Assert(~is_last & (examples <= size), [line])]):
+            return examples < size, tf.nest.map_structure(tf.identity, batch)
+
+    return dataset.scan(tf.constant(False), checked)
+
+
+def _of_known_shape(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset of batches as one of examples, all of the shape of the first where theirs is not known."""
+    examples = dataset.unbatch()
+    if all(part.shape.is_fully_defined() for part in tf.nest.flatten(examples.element_spec)):
+        return examples
+    (shapes,) = [tf.nest.map_structure(lambda x: x.shape[1:], batch) for batch in dataset.take(1)]
+    if not isinstance(shapes, tuple):
+        return examples.map(lambda x: tf.nest.map_structure(tf.ensure_shape, x, shapes))
+    return examples.map(lambda *parts: tf.nest.map_structure(tf.ensure_shape, parts, shapes))
+
+
+def _check_elements(name: str, elements) -> None:
+    """Raises `UsageError` unless elements of this specification are single examples in a form of a batch."""
+    if isinstance(elements, tuple) and not 1 <= len(elements) <= 3:
+        raise UsageError(
+            f"the {name} dataset's elements are {len(elements)} values; give (features, labels), (features, labels, "
+            "weights) or features alone, one example each"
+        )
+    for part in tf.nest.flatten(elements):
+        if isinstance(part, tf.RaggedTensorSpec) and not part.ragged_rank:  # `map` gets a tensor, without `to_tensor`
+            raise UsageError(f"the {name} dataset's examples are of shape {part.shape}; {_ONE_SHAPE}")
+        if not isinstance(part, tf.TensorSpec):
+            raise UsageError(
+                f"the {name} dataset holds a {type(part).__name__}; give dense tensors: in dataset.map, pad a ragged x "
+                "to one shape for all by x.to_tensor(shape=[most, ...]), and make a sparse x dense: tf.sparse.to_dense"
+            )
+        _check_real(name, part.dtype)
+
+
+def _check_shapes(name: str, spec) -> None:
+    for what, part in fields(spec).named():
+        if not part.shape.is_fully_defined():
+            raise UsageError(f"the {name} dataset's examples are of shape {part.shape} ({what}); {_ONE_SHAPE}")
+
+
+def _comes_in_batches(name: str, dataset: tf.data.Dataset) -> bool:
+    parts = [part for part in tf.nest.flatten(dataset.element_spec) if not isinstance(part, _NONE)]
+    sizes = {part.shape[0] if part.shape.rank else 0 for part in parts}
+    if len(sizes) > 1 or sizes == {0}:
+        return False
+    if sizes == {None}:  # as .batch() makes them
+        return True
+    is_batch = pipelines.comes_in_batches(dataset)
+    if is_batch is None:
+        (size,) = sizes
+        raise UsageError(
+            f"the {name} dataset's elements have {size} rows in each part, which are {size} examples or one: its "
+            "operations don't tell. If each element is a batch, end the dataset with unbatch(); if it is one example, "
+            "with batch(1)"
+        )
+    return bool(is_batch)
+
+
+def _check_caches(name: str, dataset: tf.data.Dataset) -> None:
+    """Raises `UsageError` where a killed process has left a cache half written: TensorFlow leaves it so."""
+    for path in pipelines.files_written(dataset):
+        for lock in tf.io.gfile.glob(f"{glob.escape(path)}*.lockfile"):
+            raise UsageError(
+                f"the {name} dataset's cache {path} is being written, or was when its process was killed: {lock} is "
+                "there; if no other process reads this dataset, delete that file"
+            )
+
+
+def _checked_source(name: str, source: Source, rules: Rules) -> Source:
+    """Checks what a source says of its examples; what it reads is checked as it is read."""
+    for what, spec in fields(source.element_spec).named():
+        if not isinstance(spec, Spec):
+            raise UsageError(
+                f"the {name} data's {type(source).__name__}.element_spec holds a {type(spec).__name__} ({what}); give "
+                "a Spec(shape, dtype) for each part of an example"
+            )
+        if None in spec.shape:
+            raise UsageError(
+                f"the {name} data's {type(source).__name__}.element_spec has the shape {spec.shape} ({what}); give "
+                "whole numbers: examples of one shape, to which `read` pads shorter ones by np.pad"
+            )
+        _check_real(name, tf.as_dtype(spec.dtype))
+    try:
+        examples = len(source)
+    except (TypeError, ValueError) as error:  # Python's own check: a float, a number below 0
+        where = f"the {name} data's {type(source).__name__}.__len__"
+        raise UsageError(f"{where}: {error}; return how many examples there are") from None
+    if not examples:
+        raise UsageError(f"the {name} data has no examples; give at least one")
+    weights = fields(source.element_spec).weights
+    if weights is not None and not rules.weighs_outputs:
+        _check_weights(name, weights, getattr(weights, "shape", ()))
+    return source

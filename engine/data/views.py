@@ -1,0 +1,215 @@
+"""Views of a source or a stream: some of its examples, or with the weights of classes, of outputs, of steps. Host code.
+
+A view reads as what it is a view of, and copies nothing but the labels and weights of arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..internals.errors import UsageError, setting
+from .arrays import ArraySource
+from .form import WeighedLabels, example, fields
+from .source import Source, Spec, Split, WrappedSource
+from .streamed import Stream, WrappedStream, specs
+
+
+def divided(train: Source | Stream, share: float) -> tuple[Source, Source]:
+    """Splits into (all but the last examples, the last ones), by Keras's rule.
+
+    The last examples, as they stand: so it depends neither on the seed nor on how many workers there are.
+
+    Raises:
+      UsageError: the examples have no fixed positions, or one of the two would be empty.
+    """
+    asked = setting("validation_split", share)
+    if not train.by_index:
+        raise UsageError(
+            f"{asked} divides arrays, and the data is a tf.data.Dataset; return (dataset.skip(n), dataset.take(n)) "
+            "from the data function"
+        )
+    if train.by_epoch:
+        raise UsageError(
+            f"{asked} takes the last examples, and the data has on_epoch_begin or on_epoch_end, which may put others "
+            "there; return two datasets, (train, eval), from the data function"
+        )
+    examples = len(train)
+    first = math.floor(examples * (1.0 - share))
+    if not 0 < first < examples:
+        raise UsageError(
+            f"{asked} of {examples} examples leaves {first} to train on and {examples - first} to evaluate; use "
+            "another share"
+        )
+    return train.between(0, first), train.for_evaluation().between(first, examples)
+
+
+def first(split: Source | Stream, examples: int) -> Source | Stream:
+    """Returns the first examples of a split."""
+    if split.by_index:
+        return split.between(0, min(len(split), examples))
+    return _Piped(split, lambda dataset: dataset.take(examples), is_whole=False)
+
+
+def weighed_by_class(split: Source | Stream, class_weight: Mapping[int, float]) -> Source | Stream:
+    """Returns a split with the weights of its examples' classes; a class without one weighs 1.
+
+    Args:
+      split: with labels [n] or [n, 1] of classes, or [n, classes], of which the largest counts, and without weights.
+      class_weight: by class.
+
+    Raises:
+      UsageError: labels are not classes, there are weights, or a key is not a class.
+    """
+    parts = fields(split.element_spec)
+    if parts.weights is not None:
+        raise UsageError("class_weight and sample weights are both given; multiply them, and leave class_weight out")
+    if parts.labels is None or isinstance(parts.labels, (dict, tuple)):
+        raise UsageError("class_weight is for labels that are one array of classes; give sample_weight")
+    by_class = _by_class(class_weight)
+    return _made(split, lambda y: (y, _weights(y, by_class)), f"{sorted(by_class.items())} of ")
+
+
+def weighed_alike(splits: Sequence[Source | Stream | None]) -> list[Source | Stream | None]:
+    """Returns splits with `WeighedLabels` for labels where one of them has weights of outputs or of steps."""
+    forms = [form for split in splits if split is not None and (form := _form_of_weights(split)) is not None]
+    return [split if split is None or not forms else weighed_as(split, forms[0]) for split in splits]
+
+
+def _form_of_weights(split: Split) -> Any:
+    """Returns the shapes of an example's weights where they are several: of outputs, or of steps of a sequence."""
+    if (weights := fields(split.element_spec).weights) is None:
+        return None
+    form = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape), weights)
+    return None if form == tf.TensorShape([]) else form
+
+
+def weighed_as(split: Source | Stream, form: Any) -> Source | Stream:
+    """Returns a split with `WeighedLabels` for labels. What it has no weights of weighs 1.
+
+    Args:
+      split: one number for the weight of an example counts for all outputs and steps of it.
+      form: nest of the shapes of an example's weights.
+    """
+    labels = fields(split.element_spec).labels
+    if isinstance(labels, WeighedLabels):
+        return split
+    if labels is None:
+        raise UsageError("sample_weight of outputs, or of time steps, weighs what labels are compared with; give y")
+
+    def spread(weights, examples) -> Any:
+        def weight(shape: tf.TensorShape) -> tf.Tensor:
+            weighed = tf.ones([examples, *shape])
+            return weighed if weights is None else weighed * tf.reshape(weights, [examples, *[1] * shape.rank])
+
+        if weights is not None:
+            weights = tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), weights)
+        is_whole = not isinstance(weights, (dict, tuple)) and (weights is None or weights.shape.rank == 1)
+        return tf.nest.map_structure(weight, form) if is_whole else weights
+
+    def weighed(y, weights=None) -> tuple:
+        examples = tf.shape(tf.nest.flatten(y)[0])[0]
+        return (WeighedLabels(y, of_all(y, spread(weights, examples), lambda: tf.ones([examples]))),)
+
+    return _made(split, weighed)
+
+
+def of_all(labels: Any, weights: Any, ones: Callable[[], Any]) -> Any:
+    """Returns weights with ones for outputs that have none: None, or not in a dictionary as labels are one."""
+    if isinstance(weights, dict) and isinstance(labels, dict):
+        weights = {**dict.fromkeys(labels), **weights}
+    return tf.nest.map_structure(lambda each: ones() if each is None else each, weights)
+
+
+def _by_class(class_weight: Mapping[int, float]) -> dict[int, float]:
+    with contextlib.suppress(ArithmeticError, AttributeError, TypeError, ValueError):
+        by_class = {int(each): float(weight) for each, weight in class_weight.items()}
+        if by_class.keys() == class_weight.keys():  # not of "1", nor of 1.5, which no label is
+            return by_class
+    raise UsageError(
+        f"class_weight={class_weight!r:.80} is not a number for each number of a class, and another key would weigh no "
+        "example; give a dictionary such as {0: 1.0, 1: 2.5}"
+    )
+
+
+def _weights(labels: tf.Tensor, class_weight: Mapping[int, float]) -> tf.Tensor:
+    """Returns the weight of each label's class, float32 [n]; 1 of a class that has none. As Keras has it."""
+    labels = labels[:, 0] if labels.shape.rank == 2 and labels.shape[1] == 1 else labels
+    labels = tf.argmax(labels, axis=-1) if labels.shape.rank == 2 else labels
+    if labels.shape.rank != 1:
+        raise UsageError(
+            f"class_weight: labels are of shape {labels.shape}, so an example has no class; give sample_weight"
+        )
+    classes = tf.cast(tf.round(tf.cast(labels, tf.float32)), tf.int64)
+    is_its = tf.cast(classes[:, tf.newaxis] == tf.constant([*class_weight], tf.int64), tf.float32)
+    return tf.reduce_sum(is_its * [*class_weight.values()], 1) + 1.0 - tf.reduce_sum(is_its, 1)
+
+
+def _made(split: Source | Stream, function: Callable[..., tuple], about: str = "") -> Source | Stream:
+    """Returns a split whose labels and weights are made of another's.
+
+    Args:
+      split: with labels.
+      function: of labels and, where there are any, weights, nests of tensors [n, ...]; returns what is in their places.
+      about: what tells it from other functions, for the identity of a source that is read.
+    """
+
+    def made(x, *parts):
+        return x, *function(*tf.nest.map_structure(tf.convert_to_tensor, parts))
+
+    def row(*parts):
+        rows = tf.nest.map_structure(lambda part: tf.convert_to_tensor(part)[tf.newaxis], parts)
+        return tf.nest.map_structure(lambda part: part[0], made(*rows))
+
+    if not split.by_index:
+        return _Piped(split, lambda dataset: dataset.map(row))
+    if (arrays := split.as_arrays()) is not None:
+        x, *parts = made(*arrays)
+        return ArraySource((x, *tf.nest.map_structure(np.asarray, parts)))
+    return _Decoded(split, made, about)
+
+
+class _Decoded(WrappedSource):
+    """A source whose examples are made of another's; see `_made`."""
+
+    def __init__(self, source: Source, function: Callable[..., tuple], about: str):
+        super().__init__(source)
+        self._function, self._about = function, about
+        made = tf.nest.map_structure(np.asarray, function(*example(source)))
+        self.element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), made)
+
+    def decode(self, stored: Any, seeds: Any) -> Any:
+        return self._function(*super().decode(stored, seeds))
+
+    def identity(self) -> str:
+        return f"{self._about}{super().identity()}"
+
+
+class _Piped(WrappedStream):
+    """A stream whose examples a pipeline makes of another's.
+
+    Args:
+      stream: the other.
+      pipe: of a dataset of examples.
+      is_whole: whether it makes one of each example, so that files can be divided before.
+    """
+
+    def __init__(self, stream: Stream, pipe: Callable[[tf.data.Dataset], tf.data.Dataset], is_whole: bool = True):
+        super().__init__(stream)
+        self._pipe, self._is_whole = pipe, is_whole
+        made = self.examples(None, tf.constant(0, tf.int64))
+        self.element_spec = specs(made)
+        if not is_whole:
+            self.length, self.ends = int(made.cardinality()), True
+
+    def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
+        return self._pipe(self._stream.examples(seed, epoch))
+
+    def of_files(self, workers: int, worker: int) -> Stream | None:
+        own = self._stream.of_files(workers, worker) if self._is_whole else None
+        return own and _Piped(own, self._pipe)
