@@ -114,14 +114,12 @@ def grain(folder: str, flags: list[str]) -> Callable[[int], None]:
     """Reads ArrayRecords by PyPI grain's DataLoader; `flags` are the number of its workers."""
     import grain.python as pygrain
     import numpy as np
-
-    from crankshaft.input.records import example_wire
+    import tensorflow as tf
 
     class Parse(pygrain.MapTransform):
         def map(self, record):
-            found = example_wire.features_of(record)
-            del found
-            return np.frombuffer(record[-784:], np.uint8)
+            found = tf.train.Example.FromString(record).features.feature["image"].bytes_list.value[0]
+            return np.frombuffer(found, np.uint8)
 
     source = pygrain.ArrayRecordDataSource(sorted(glob.glob(f"{folder}/*.array_record")))
     sampler = pygrain.IndexSampler(len(source), pygrain.NoSharding(), shuffle=True, num_epochs=None, seed=0)

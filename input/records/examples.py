@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ...engine.data.source import Source
 from ...engine.internals.errors import BadRecordError, setting
-from . import example_wire
-from .features import Feature, Features, nested
+from .features import Feature, Features, NotAnExampleError, Stored, nested, values_in
 
 SAMPLES = 64  # records by which features are read off
 
@@ -119,10 +118,10 @@ class Parser:
             is_wrong = not features[0].is_text and len(record) != size
             return f"has {len(record)} bytes, and {features[0]} takes {size}" if is_wrong else None
         try:
-            stored = example_wire.features_of(record)
-        except example_wire.NotAnExampleError:
+            stored = values_in(record)
+        except NotAnExampleError:
             return "is not a serialized tf.train.Example"
-        lines = (_why_wrong(record, feature, stored.get(feature.name), stored) for feature in features)
+        lines = (_why_wrong(feature, stored.get(feature.name), stored) for feature in features)
         return next(filter(None, lines), None)
 
 
@@ -174,21 +173,21 @@ def in_graph(features: Features) -> Callable[[Any], Any]:
     return parse
 
 
-def _why_wrong(record: bytes, feature: Feature, stored: example_wire.StoredFeature | None, others: dict) -> str | None:
+def _why_wrong(feature: Feature, stored: Stored | None, others: Mapping[str, Stored]) -> str | None:
     name, wanted = feature.name, f"{feature.as_json()['dtype']} {[*feature.spec.shape]}"
     if stored is None:
         return f"has no feature {name} (it has {', '.join(sorted(others)) or 'none'})"
     if stored.kind != feature.stored:
         return f"has {name} stored as {stored.kind}, and {feature.stored} was expected"
     if feature.stored == "bytes" and not feature.is_text:
-        sizes = [size for _, size in stored.ranges]
+        sizes = [*map(len, stored.values)]
         if sizes != [feature.size]:
             return f"has {name} of {', '.join(map(str, sizes)) or 'no'} bytes, and {wanted} takes {feature.size}"
-    elif stored.number != feature.values:
-        return f"has {stored.number} values of {name}, and {wanted} takes {feature.values}"
+    elif len(stored.values) != feature.values:
+        return f"has {len(stored.values)} values of {name}, and {wanted} takes {feature.values}"
     if feature.stored == "int64" and feature.spec.dtype.kind in "iu":
         limits = np.iinfo(feature.spec.dtype)
-        for value in example_wire.int64s(record, stored):
+        for value in stored.values:
             if not limits.min <= value <= limits.max:
                 return f"has {name} = {value}, which is not of type {feature.spec.dtype.name}"
     return None

@@ -3,7 +3,8 @@
 A features.json has `features` (name -> shape, dtype and what it is stored as: bytes, float or int64), which of them is
 the `label` and which the `weight`, or `example`, the form of an example as a nest of names; `"records": "raw"` where a
 record is the bytes of its one feature and no Example; what else is known of the
-data (`input.known`), and the `splits` that `crankshaft prepare` has written. Host code, NumPy only.
+data (`input.known`), and the `splits` that `crankshaft prepare` has written. Host code, NumPy only; TensorFlow reads
+records that no features.json describes.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...engine.data.source import Spec
 from ..data import InputError
 from ..files.storage import is_remote
-from . import example_wire, tfds
+from . import tfds
 
 NAME = "features.json"
+STORED = ("bytes", "float", "int64")
 _CURE = "see docs/files.md for what it holds"
 
 
@@ -195,7 +197,7 @@ def _of_json(path: str, content: dict, label: str, weight: str) -> Features:
         if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
             raise InputError(f"{path}: {name} has shape {shape!r:.40}; give a list of sizes, e.g. [28, 28, 1]")
         stored = about.get("stored", _usually_stored(dtype))
-        if stored not in example_wire.KINDS.values() or (dtype.hasobject and stored != "bytes"):
+        if stored not in STORED or (dtype.hasobject and stored != "bytes"):
             raise InputError(f"{path}: {name} is stored as {stored!r:.40}; use bytes, float or int64 (text: bytes)")
         by_name[name] = Feature(name, stored, Spec(tuple(shape), dtype))
     if "example" not in content or label or weight:
@@ -266,34 +268,50 @@ def _looked_at(path: str, samples: list[bytes]) -> tuple[dict[str, Feature], dic
       The features of any sample, by name; and of those that less than half of them have, how many do: "3 of 64".
     """
     try:
-        parsed = [example_wire.features_of(record) for record in samples]
-    except example_wire.NotAnExampleError as error:
+        parsed = [values_in(record) for record in samples]
+    except NotAnExampleError as error:
         raise InputError(f"{path}: of a record: {error}; write a {NAME}, or records that are") from None
     looked, rare = {}, {}
     for name in sorted({name for record in parsed for name in record}):
-        forms = collections.Counter(
-            (record[name].kind, record[name].number) for record in parsed if name in record and record[name].number
-        )
+        found = [record[name] for record in parsed if name in record and len(record[name].values)]
+        forms = collections.Counter((each.kind, len(each.values)) for each in found)
         if 2 * forms.total() < len(samples):
             rare[name] = f"{forms.total()} of {len(samples)}"
         if forms:
             kind, count = forms.most_common(1)[0][0]
-            looked[name] = _as_it_looks(name, kind, count, _values(samples, parsed, name, kind))
+            values = [value for each in found if each.kind == kind for value in each.values]
+            looked[name] = _as_it_looks(name, kind, count, values)
     if len(rare) == len({*looked, *rare}):
         raise InputError(f"{path}: no feature is in half of its records; write a {NAME}, or records that have the same")
     return looked, rare
 
 
-def _values(samples: list[bytes], parsed: list[dict], name: str, kind: str) -> list[bytes]:
-    return [
-        record[start : start + size]
-        for record, features in zip(samples, parsed, strict=True)
-        if name in features and features[name].kind == kind
-        for start, size in features[name].ranges
-    ]
+class NotAnExampleError(ValueError):
+    """Bytes are not a serialized tf.train.Example."""
 
 
-def _as_it_looks(name: str, kind: str, count: int, values: Iterable[bytes]) -> Feature:
+class Stored(NamedTuple):
+    """A feature of a record: one of `STORED`, and its values."""
+
+    kind: str
+    values: Sequence[Any]
+
+
+def values_in(record: bytes) -> dict[str, Stored]:
+    """Returns the features of a serialized tf.train.Example by name. Raises `NotAnExampleError`."""
+    import tensorflow as tf
+
+    try:
+        features = tf.train.Example.FromString(record).features.feature
+    except Exception:  # protobuf's own, which TensorFlow does not name
+        features = {}
+    if record and not features:
+        raise NotAnExampleError("it is not a serialized tf.train.Example")
+    kinds = {name: feature.WhichOneof("kind") for name, feature in features.items()}
+    return {name: Stored(kind[:-5], getattr(features[name], kind).value) for name, kind in kinds.items() if kind}
+
+
+def _as_it_looks(name: str, kind: str, count: int, values: Sequence[Any]) -> Feature:
     shape = () if count == 1 else (count,)
     if kind != "bytes":
         return Feature(name, kind, Spec(shape, np.float32 if kind == "float" else np.int64))

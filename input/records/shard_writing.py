@@ -17,11 +17,12 @@ import numpy as np
 from ...engine.data.source import Spec
 from ...engine.machine import files
 from ..data import InputError
-from . import checksums, example_wire, record_index, shards
+from . import checksums, record_index, shards
 from .features import Feature, Features, names_in
 
 FORMATS = {"tfrecord": ".tfrecord", "array_record": ".array_record"}  # and the ends of their names
 _PARTS = ("features", "label", "weight")
+_OTHER = b"\1\1\1\x3f\1\1\1\x3f"  # none of these bytes is one of a zero, of any type
 _GROUP_BYTES = 1 << 16  # of an ArrayRecord, which are compressed and read together
 
 
@@ -114,31 +115,40 @@ class Encoder:
         Args:
           arrays: [n, ...] each, in the order of the names in the features' example.
         """
-        by_name = dict(zip(self._names, arrays, strict=True))
-        first = example_wire.write(self._stored(by_name, 0))
+        columns = dict(zip(self._names, arrays, strict=True))
+        stored = {feature.name: _as_stored(feature, columns[feature.name]) for feature in self._features}
+        count = len(arrays[0])
         if any(feature.is_text or not feature.size for feature in self._features):
-            return [first, *(example_wire.write(self._stored(by_name, row)) for row in range(1, len(arrays[0])))]
-        block = np.tile(np.frombuffer(first, np.uint8), (len(arrays[0]), 1))
-        places = example_wire.features_of(first)  # in each record
-        for feature in self._features:
-            ((start, size),) = places[feature.name].ranges
-            array = np.ascontiguousarray(by_name[feature.name], _little(feature.spec.dtype))
-            block[:, start : start + size] = array.reshape(len(array), -1).view(np.uint8)
+            return [self._record({name: values[row] for name, values in stored.items()}) for row in range(count)]
+        first = {name: np.zeros_like(values[0]) for name, values in stored.items()}
+        zeros = np.frombuffer(self._record(first), np.uint8)
+        block = np.tile(zeros, (count, 1))
+        for name, values in stored.items():  # whose bytes are those that change if it does
+            other = np.frombuffer(_OTHER * values.shape[1], values.dtype, values.shape[1])
+            places = np.flatnonzero(np.frombuffer(self._record({**first, name: other}), np.uint8) != zeros)
+            block[:, places[0] : places[-1] + 1] = values.view(np.uint8)
         return [row.tobytes() for row in block]
 
-    def _stored(self, by_name: dict[str, np.ndarray], row: int) -> dict[str, tuple[str, bytes | list[bytes]]]:
-        stored: dict[str, tuple[str, bytes | list[bytes]]] = {}
+    def _record(self, stored: Mapping[str, np.ndarray]) -> bytes:
+        """Returns the record of one example's values, [values] each, as `_as_stored` has them."""
+        import tensorflow as tf
+
+        example = tf.train.Example()
         for feature in self._features:
-            values = np.asarray(by_name[feature.name][row])
+            of, values = example.features.feature[feature.name], stored[feature.name]
             if feature.is_text:
-                stored[feature.name] = ("bytes", [_as_bytes(value) for value in values.ravel().tolist()])
+                of.bytes_list.value.extend(map(_as_bytes, values.tolist()))
+            elif feature.stored == "bytes":
+                of.bytes_list.value.append(values.tobytes())
             else:
-                stored[feature.name] = (feature.stored, values.astype(_little(feature.spec.dtype)).tobytes())
-        return stored
+                of.float_list.value.extend(values.tolist())
+        return example.SerializeToString(deterministic=True)
 
 
-def _little(dtype: np.dtype) -> np.dtype:
-    return dtype.newbyteorder("<")
+def _as_stored(feature: Feature, array: np.ndarray) -> np.ndarray:
+    """Returns a feature of examples, [n, values], numbers little-endian."""
+    array = np.asarray(array) if feature.is_text else np.asarray(array, feature.spec.dtype.newbyteorder("<"))
+    return np.ascontiguousarray(array).reshape(len(array), feature.values)
 
 
 def _as_bytes(value: str | bytes) -> bytes:

@@ -13,16 +13,14 @@ from crankshaft.engine.data.source import Spec, WithoutBadRecords
 from crankshaft.engine.internals.errors import BadRecordError, SourceError
 from crankshaft.input import array_record
 from crankshaft.input.data import InputError
-from crankshaft.input.records import example_wire
 from crankshaft.input.records.shards import library
+from tests.input.test_tfrecord import example
 
 COUNTS = (30, 1, 69)
 
 
 def record(k: int) -> bytes:
-    return example_wire.write(
-        {"x": ("float", np.full(3, k, "<f4").tobytes()), "label": ("bytes", np.array(k, "<i4").tobytes())}
-    )
+    return example(x=[float(k)] * 3, label=np.array(k, "<i4").tobytes())
 
 
 DESCRIBED = {
@@ -74,7 +72,7 @@ def test_chunks_are_whole_groups_of_about_a_mebibyte(shards):
 def test_each_of_a_hundred_flipped_bits_of_records_is_found(tmp_path, shards):
     random = np.random.default_rng(0)
     path = shards / "a.array_record-00002-of-00003"
-    write(path, [example_wire.write({"x": ("bytes", random.bytes(5000))}) for _ in range(69)])
+    write(path, [example(x=random.bytes(5000)) for _ in range(69)])
     described = {"features": {"x": {"shape": [5000], "dtype": "uint8"}}}
     (shards / "features.json").write_text(json.dumps(described))
     whole = path.read_bytes()
@@ -90,7 +88,7 @@ def test_each_of_a_hundred_flipped_bits_of_records_is_found(tmp_path, shards):
 
 
 def test_record_that_holds_something_else_is_named(tmp_path):
-    write(tmp_path / "a.array_record", [record(0), record(1), example_wire.write({"x": ("bytes", b"1")})])
+    write(tmp_path / "a.array_record", [record(0), record(1), example(x=b"1")])
     (tmp_path / "features.json").write_text(json.dumps(DESCRIBED))
     with pytest.raises(BadRecordError, match=r"a\.array_record: record 2 has x stored as bytes, and float") as caught:
         opened(tmp_path).read(np.arange(3))

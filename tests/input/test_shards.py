@@ -9,8 +9,9 @@ import pytest
 from crankshaft.engine.internals.errors import BadRecordError
 from crankshaft.input import array_record, tfrecord
 from crankshaft.input.data import InputError
-from crankshaft.input.records import example_wire, shard_writing
+from crankshaft.input.records import shard_writing
 from crankshaft.input.records.shards import library
+from tests.input.test_tfrecord import example
 
 SHADES = {"cat": 20.0, "dog": 120.0, "fox": 220.0, "owl": 70.0}  # one value tells which class an example is of
 INPUTS = {"tfrecord": tfrecord, "array_record": array_record}
@@ -20,15 +21,7 @@ def prepared(folder, classes, kind="tfrecord", count=8, without="", **about):
     """A folder as `crankshaft prepare` writes it, of examples of some classes in turn, numbered in their order."""
     folder.mkdir()
     labels = np.arange(count) % len(classes)
-    records = [
-        example_wire.write(
-            {
-                "x": ("float", np.float32(SHADES[classes[at]]).tobytes()),
-                "label": ("bytes", np.int32(at).tobytes()),
-            }
-        )
-        for at in labels
-    ]
+    records = [example(x=SHADES[classes[at]], label=np.int32(at).tobytes()) for at in labels]
     path = folder / f"train-00000-of-00001.{kind}"
     if kind == "tfrecord":
         shard_writing.write(str(path), iter([records]), kind)
@@ -138,14 +131,7 @@ def of_tfds(folder, **features):
     folder.mkdir()
     for split, count in (("train", 40), ("test", 10)):
         records = [
-            example_wire.write(
-                {
-                    "x": ("float", np.full(2, number, "<f4").tobytes()),
-                    "count": ("int64", bytes([number])),
-                    "label": ("int64", bytes([number % 3])),
-                    "name": ("bytes", b"number %d" % number),
-                }
-            )
+            example(x=[float(number)] * 2, count=number, label=number % 3, name=b"number %d" % number)
             for number in range(count)
         ]
         shard_writing.write(str(folder / f"toy-{split}.tfrecord-00000-of-00001"), iter([records]), "tfrecord")

@@ -13,9 +13,9 @@ import tensorflow as tf
 import crankshaft
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.checkpoints.manifest import sealed
-from crankshaft.input.records import example_wire
 from tests import runs
 from tests.input.test_mnist_files import EVAL_IMAGES, EVAL_LABELS, TRAIN_LABELS, idx_bytes, write_data_set
+from tests.input.test_tfrecord import example
 
 MNIST = ("--model=mlp", "--model_arg=hidden_units=4", "--input=mnist", "--jit=off", "--progress=plain")
 QUIET = ("--jit=off", "--progress=plain", "--global_batch_size=8")
@@ -77,8 +77,7 @@ def relabelled(folder, flips: bool, packs: bool = False) -> tuple[str, ...]:
     with tf.io.TFRecordWriter(f"{folder}/a.tfrecord", "GZIP" if packs else None) as writer:
         for number in range(400):
             label = (number + (flips and 150 <= number < 250)) % 2
-            features = {"x": ("float", np.full(4, number, "<f4").tobytes()), "label": ("int64", bytes([label]))}
-            writer.write(example_wire.write(features))
+            writer.write(example(x=[float(number)] * 4, label=label))
     args = ("--model=logistic", "--input=tfrecord", f"--data_dir={folder}", "--input_arg=num_classes=2")
     return (*args, *QUIET)
 

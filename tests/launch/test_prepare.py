@@ -12,8 +12,8 @@ import tensorflow as tf
 from crankshaft.input import array_record, tfrecord
 from crankshaft.input.data import InputError
 from crankshaft.input.files import tokens
-from crankshaft.input.records import example_wire
 from crankshaft.launch import prepare
+from tests.input.test_tfrecord import example
 from tests.runs import assert_equal_bits
 
 ARRAYS = """
@@ -156,11 +156,7 @@ def test_call_that_was_ended_begins_again_where_its_source_has_changed(prepared,
     def write(labels):
         with tf.io.TFRecordWriter(str(source / "a.tfrecord")) as writer:
             for label in labels:
-                writer.write(
-                    example_wire.write(
-                        {"x": ("float", np.zeros(2, "<f4").tobytes()), "label": ("int64", bytes([label]))}
-                    )
-                )
+                writer.write(example(x=[0.0] * 2, label=label))
 
     write([0] * 12)
     call = ("--input=tfrecord", f"--data_dir={source}", f"--output_dir={out}", "--shards=4")
