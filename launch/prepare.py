@@ -12,21 +12,35 @@ was interrupted is taken up again by the same call: shards that are whole are ke
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import ctypes
+import functools
+import multiprocessing
 import shlex
+import signal
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from ..engine.internals.errors import UnavailableError
 from ..engine.machine import cpus
-from ..input.records.shard_writing import ShardRequest
+from ..input.records.shard_writing import Shard, ShardRequest
 from . import errors, explanations
 from .command_line import given, help, own_files, own_flags, registry, rules
 from .errors import UsageError
 from .host import process
 
+if TYPE_CHECKING:
+    from .run.shards import Loaded
+
 FLAGS = flags.FlagValues()  # apart from crankshaft train's
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_here: list[Any] = []  # in a process of the pool: the request, and what it has loaded
+_Written = Iterator[tuple[Shard, dict[str, int]]]
 
 
 def _define_flags() -> None:
@@ -49,18 +63,29 @@ _define_flags()
 def main(argv: list[str]) -> None:
     """Writes what the command line asks for, and exits the process."""
     process.prepare_streams()
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt  # of which the import of a module in C makes an error of its own
+
+    if (before := signal.getsignal(signal.SIGINT)) is signal.default_int_handler:  # else it is ignored, or others'
+        signal.signal(signal.SIGINT, interrupt)
     try:
         own_flags.read(argv, FLAGS, help.doc_of(__name__), "crankshaft prepare --input=... --output_dir=... [flags]")
         if not FLAGS.output_dir:
             raise UsageError("--output_dir is not given; name a folder for the shards")
         code = _run()
-    except OSError as error:
-        line = f"{explanations.of_system(error)}; what is whole is kept, the same call goes on"
-        code = errors.fail(errors.EXIT_FAILED, line)
-    except Exception as error:  # the border of the program
-        code = errors.fail(*explanations.explain(error, has_debug=False))
-    except KeyboardInterrupt:
-        code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what is whole is kept, the same call goes on")
+    except (Exception, KeyboardInterrupt) as error:  # the border of the program
+        kept = "what is whole is kept, the same call goes on"
+        if interrupts or isinstance(error, KeyboardInterrupt):
+            code = errors.fail(errors.EXIT_INTERRUPTED, f"interrupted; {kept}")
+        elif isinstance(error, OSError):
+            code = errors.fail(errors.EXIT_FAILED, f"{explanations.of_system(error)}; {kept}")
+        else:
+            code = errors.fail(*explanations.explain(error, has_debug=False))
+    finally:
+        signal.signal(signal.SIGINT, before)
     sys.exit(code)
 
 
@@ -82,8 +107,60 @@ def _run() -> int:
         shards=FLAGS.shards,
         format=FLAGS.format,
     )
-    most = FLAGS.processes or max(1, int(cpus.usable_cores()))
-    summary = shards.prepare(request, most, lambda line: print(f"[prepare] {line}", flush=True))
+    write_all = functools.partial(_write_all, request, FLAGS.processes or max(1, int(cpus.usable_cores())))
+    summary = shards.prepare(request, write_all, lambda line: print(f"[prepare] {line}", flush=True))
     words = shlex.join(given.words({"input": FLAGS.format, "data_dir": FLAGS.output_dir}))
     print(f"[prepare] {summary}; train on it by crankshaft train {words}", flush=True)
     return 0
+
+
+def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list[Shard]) -> _Written:
+    """Yields each shard as it is written, with what there is to know of it.
+
+    Several processes are fresh ones, each with the input loaded by itself.
+
+    Raises:
+      UsageError: an example can't be read.
+      OSError: a file can't be written, or a process was killed.
+    """
+    processes = min(processes, len(left))
+    if processes <= 1:
+        from .run import shards
+
+        yield from ((shard, shards.write(request, loaded, shard)) for shard in left)
+        return
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(processes, context, _start, (request,))
+    try:
+        shard_of = {pool.submit(_write, shard): shard for shard in left}
+        for future in concurrent.futures.as_completed(shard_of):
+            yield shard_of[future], future.result()
+    except BrokenProcessPool:
+        raise OSError("a process that wrote shards was killed (out of memory?); use fewer --processes") from None
+    finally:
+        for each in [*(pool._processes or {}).values()]:
+            each.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+def _start(request: ShardRequest) -> None:
+    """Makes a process of the pool ready. It ends with its parent, to whom Ctrl-C is left."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    process.prepare(tunes_allocator=False)
+    _here[:] = [request]
+
+
+def _write(shard: Shard) -> dict[str, int]:
+    """Writes a shard, in a process of the pool."""
+    with process.without_start_up_noise(quiet=True):
+        from .run import shards
+    try:
+        if len(_here) == 1:
+            _here.append(shards.load(_here[0]))
+        return shards.write(_here[0], _here[1], shard)
+    except UnavailableError as error:
+        raise OSError(str(error)) from None
+    except UsageError as error:
+        raise UsageError(error.message) from None  # which is made of its line alone, and so can be sent

@@ -1,40 +1,95 @@
-"""Writes an input's examples into shards, by several processes, so that a call that was ended is taken up again.
+"""Writes an input's examples into shards, of which a call that was ended leaves those that are whole.
 
-A shard exists when it is whole: it is written under another name and renamed. `prepare.jsonl` in the folder has what
-is asked for in its first line, and then a line for each shard that is done; at the end it becomes features.json, by
-which `input.tfrecord` and `input.array_record` read. Host code.
+A shard exists when it is whole: it is written under another name and renamed. While shards are written, `prepare.json`
+in the folder says what they are of; at the end it becomes features.json, by which `input.tfrecord` and
+`input.array_record` read. Host code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from filelock import lock_descriptor
 
+from ...engine.data import entry, reading
+from ...engine.data.source import Source
 from ...engine.internals.errors import counted
+from ...input import known
 from ...input.records import features, shard_writing
+from ...input.records.features import Features
 from ...input.records.shard_writing import Shard, ShardRequest
-from ..command_line import own_files
-from ..errors import UsageError
+from ..command_line import own_files, registry
+from ..errors import UsageError, setting
 from ..host import files
-from . import fingerprints, shard_pool
-from .shard_job import Loaded, load, write
+from . import data, fingerprints
 
-_JOURNAL = "prepare.jsonl"
+_PLAN = "prepare.json"
 _SAID_SECONDS = 5.0
 
 
-def prepare(request: ShardRequest, processes: int, say: Callable[[str], None]) -> str:
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """An input that can be written, by the name of its splits."""
+
+    by_name: dict[str, Source]
+    features: Features
+
+
+def load(request: ShardRequest) -> Loaded:
+    """Loads the input and checks that it can be written."""
+    load_input = registry.find("input", request.input).make
+    loaded = data.call(load_input(request.data_dir, request.seed, **request.arguments))
+    entered, _ = entry.enter(loaded)
+    train, evaluation = entered.train, entered.evaluation
+    by_name = {name: split for name, split in (("train", train), ("eval", evaluation)) if split is not None}
+    for name, split in by_name.items():
+        if not split.by_index:
+            raise UsageError(
+                f"the {name} data of {setting('input', request.input)} is a tf.data.Dataset, whose examples have no "
+                "number; give arrays or a Source"
+            )
+        if split.draws:
+            raise UsageError(
+                f"the {name} data of {setting('input', request.input)} draws its examples again each epoch, and shards "
+                f"would keep one draw of them; turn that off by {setting('input_arg')}"
+            )
+    return Loaded(by_name, shard_writing.described(train.element_spec, known.as_json(loaded)))
+
+
+def write(request: ShardRequest, loaded: Loaded, shard: Shard) -> dict[str, int]:
+    """Writes a shard; returns what there is to know of it."""
+    encoder = shard_writing.Encoder(loaded.features)
+    pieces = reading.in_pieces(loaded.by_name[shard.split], shard.first, shard.stop)
+    records = (encoder.records(_arrays(piece)) for piece in pieces)
+    return shard_writing.write(os.path.join(request.output_dir, shard.file), records, request.format)
+
+
+def _arrays(nest: Any) -> list[np.ndarray]:
+    """Returns a nest's arrays in the order of `features.names_in`."""
+    if isinstance(nest, dict):
+        return [array for part in nest.values() for array in _arrays(part)]
+    if isinstance(nest, (tuple, list)):
+        return [array for part in nest for array in _arrays(part)]
+    return [nest]
+
+
+def prepare(
+    request: ShardRequest,
+    write_all: Callable[[Loaded, list[Shard]], Iterable[tuple[Shard, dict[str, int]]]],
+    say: Callable[[str], None],
+) -> str:
     """Writes the shards that are not there yet, and features.json. Returns what there is then, one line.
 
     Args:
       request: what and where.
-      processes: that write, at most; more than one are fresh processes.
+      write_all: writes shards, and yields each that is done with what `write` returns for it.
       say: is given a line now and then.
 
     Raises:
@@ -46,17 +101,16 @@ def prepare(request: ShardRequest, processes: int, say: Callable[[str], None]) -
     planned = _planned(request, loaded)
     plan = _plan(request, loaded)
     os.makedirs(request.output_dir, exist_ok=True)
-    with _journal(request.output_dir, plan, say) as (done, note):
-        kept = _still_whole(request.output_dir, [shard for shard in planned if shard.file in done], done)
-        left = [shard for shard in planned if shard.file not in kept]
-        if done:
-            say(f"{len(kept)} of {len(planned)} shards are there and whole")
+    with _held(request.output_dir, plan, planned, say) as noted:
+        figures = _whole(request.output_dir, planned, noted)
+        if figures or noted:
+            say(f"{len(figures)} of {len(planned)} shards are there and whole")
         for split in loaded.by_name:
             os.makedirs(os.path.join(request.output_dir, split), exist_ok=True)
-        for file, figures in _written(request, loaded, left, min(processes, len(left)), say):
-            kept[file] = figures
-            note(file, figures)
-        _finish(request, loaded, plan, [(shard, kept[shard.file]) for shard in planned])
+        left = [shard for shard in planned if shard.file not in figures]
+        for shard, its in _with_progress(write_all(loaded, left), left, say):
+            figures[shard.file] = its
+        _finish(request, loaded, plan, [(shard, figures[shard.file]) for shard in planned])
     parts = [_described(planned, name, len(split)) for name, split in loaded.by_name.items()]
     return f"{request.output_dir} has {' and '.join(parts)}"
 
@@ -87,17 +141,17 @@ def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _journal(
-    folder: str, plan: dict[str, Any], say: Callable[[str], None]
-) -> Iterator[tuple[dict[str, Any], Callable[[str, Any], None]]]:
-    """Yields the shards that were done before, by file, and what notes one more; holds the folder.
+def _held(
+    folder: str, plan: dict[str, Any], planned: list[Shard], say: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Holds the folder, for shards of a plan alone; yields what features.json notes of each, by file.
 
     What a call has left that was ended is of no use if the examples are other ones now: it begins again.
 
     Raises:
       UsageError: another process writes there, or something else was written there.
     """
-    path = os.path.join(folder, _JOURNAL)
+    path = os.path.join(folder, _PLAN)
     others = [name for name in os.listdir(folder) if not name.startswith(".")]
     manifest = _read_json(os.path.join(folder, features.NAME))
     if others and manifest is None and not os.path.exists(path):
@@ -106,50 +160,33 @@ def _journal(
         with contextlib.suppress(OSError):  # a file system without locks
             if not lock_descriptor(file.fileno(), blocking=False):
                 raise UsageError(f"--output_dir={folder} is written by another process; wait for it")
-        file.seek(0)
-        lines = [entry for line in file if line.endswith("\n") and (entry := _parsed(line)) is not None]
-        if lines and manifest is None and _is_of_other_examples(lines[0], plan):
+        begun = _read_json(path) or {}  # empty if that call was killed at once, or is this one
+        if begun and manifest is None and _is_of_other_examples(begun["plan"], plan):
             say("the data has changed since the last call, which was ended: all shards are written again")
-            for line in lines[1:]:
+            for shard in begun["shards"]:
                 with contextlib.suppress(FileNotFoundError):
-                    os.remove(os.path.join(folder, line["file"]))
-            lines = []
-            file.truncate(0)
-        was = lines[0] if lines else (manifest or {}).get("prepared_from")
-        if (lines or manifest is not None) and was != plan:
-            if not lines:
+                    os.remove(os.path.join(folder, shard))
+            begun = {}
+        was = begun["plan"] if begun else (manifest or {}).get("prepared_from")
+        if (begun or manifest is not None) and was != plan:
+            if not begun:
                 os.remove(path)
             raise UsageError(
                 f"--output_dir={folder} has shards of something else ({_difference(was, plan)}); give another folder, "
                 "or remove that one"
             )
-        done = {
-            shard["file"]: shard for split in (manifest or {}).get("splits", {}).values() for shard in split["shards"]
-        }
-        done |= {line["file"]: line for line in lines[1:]}
-
-        def add(line: Mapping[str, Any]) -> None:
-            file.write(json.dumps(line) + "\n")
+        if not begun:
+            file.truncate(0)
+            file.write(json.dumps({"plan": plan, "shards": [shard.file for shard in planned]}))
             file.flush()
             os.fsync(file.fileno())
-
-        if not lines:
-            add(plan)
-        else:
-            file.write("\n")  # what was being written as the last call was killed ends here
-        yield done, lambda name, entry: add({"file": name, **entry})
+        splits = (manifest or {}).get("splits", {}).values()
+        yield {shard["file"]: shard for split in splits for shard in split["shards"]}
 
 
 def _is_of_other_examples(was: Any, plan: Mapping[str, Any]) -> bool:
     """Returns whether two calls differ in their data, and in nothing else."""
     return isinstance(was, dict) and was != plan and {**was, "examples": None} == {**plan, "examples": None}
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
 
 
 def _read_json(path: str) -> dict[str, Any] | None:
@@ -167,61 +204,35 @@ def _difference(was: Any, plan: Mapping[str, Any]) -> str:
     return f"of other {', '.join(names)}" if isinstance(was, dict) and names else "not written by crankshaft prepare"
 
 
-def _still_whole(folder: str, planned: list[Shard], done: Mapping[str, Any]) -> dict[str, Any]:
+def _whole(folder: str, planned: list[Shard], noted: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Returns what there is to know of the shards that are there, and are what is noted of them, if anything is."""
     whole = {}
     for shard in planned:
-        noted = {name: done[shard.file][name] for name in ("examples", "bytes", "crc32c")}
         with contextlib.suppress(OSError):
-            there = shard_writing.checked(os.path.join(folder, shard.file))
-            if noted == {"examples": shard.stop - shard.first, **there}:
-                whole[shard.file] = noted
+            figures = {"examples": shard.stop - shard.first, **shard_writing.checked(os.path.join(folder, shard.file))}
+            if {"file": shard.file, **figures} == noted.get(shard.file, {"file": shard.file, **figures}):
+                whole[shard.file] = figures
     return whole
 
 
-def _written(
-    request: ShardRequest, loaded: Loaded, left: list[Shard], processes: int, say: Callable[[str], None]
-) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yields (file, what there is to know of it) of each shard as it is done."""
-    tell = _Telling(left, say)
-    if processes > 1:
-        yield from shard_pool.written(request, left, processes, tell)
-        return
-    for shard in left:
-        figures = write(request, loaded, shard, tell.add)
-        tell.shards += 1
-        yield shard.file, figures
-
-
-class _Telling:
-    """Says now and then how far the writing is.
-
-    Attributes:
-      examples: that are written.
-      shards: that are done.
-    """
-
-    def __init__(self, left: list[Shard], say: Callable[[str], None]):
-        self.examples = self.shards = 0
-        self._of = f"of {sum(shard.stop - shard.first for shard in left):,} examples"
-        self._of_shards, self._say = len(left), say
-        self._said = self._began = time.monotonic()
-
-    def add(self, examples: int) -> None:
-        self.examples += examples
-        self.tell()
-
-    def tell(self) -> None:
-        now = time.monotonic()
-        if now - self._said >= _SAID_SECONDS and self.examples:
-            self._said = now
-            rate = f"{self.examples / (now - self._began):,.0f} examples/s"
-            self._say(f"{self.examples:,} {self._of}, {self.shards} of {self._of_shards} shards, {rate}")
+def _with_progress(
+    written: Iterable[tuple[Shard, dict[str, int]]], left: list[Shard], say: Callable[[str], None]
+) -> Iterator[tuple[Shard, dict[str, int]]]:
+    """Yields the same, and says now and then how far the writing is."""
+    total, examples = sum(shard.stop - shard.first for shard in left), 0
+    said = began = time.monotonic()
+    for number, (shard, figures) in enumerate(written, 1):
+        yield shard, figures
+        examples += shard.stop - shard.first
+        if (now := time.monotonic()) - said >= _SAID_SECONDS:
+            said, rate = now, examples / (now - began)
+            say(f"{examples:,} of {total:,} examples, {number} of {len(left)} shards, {rate:,.0f} examples/s")
 
 
 def _finish(
     request: ShardRequest, loaded: Loaded, plan: dict[str, Any], shards: list[tuple[Shard, dict[str, int]]]
 ) -> None:
-    """Writes features.json and removes the journal."""
+    """Writes features.json and removes the plan."""
     splits: dict[str, Any] = {}
     for shard, counts in shards:
         split = splits.setdefault(shard.split, {"examples": 0, "shards": []})
@@ -229,4 +240,4 @@ def _finish(
         split["shards"].append({"file": shard.file, **counts})
     content = {**loaded.features.as_json(), "format": request.format, "splits": splits, "prepared_from": plan}
     files.write_json(os.path.join(request.output_dir, features.NAME), content)
-    os.remove(os.path.join(request.output_dir, _JOURNAL))
+    os.remove(os.path.join(request.output_dir, _PLAN))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import textwrap
 
@@ -126,7 +127,7 @@ def test_call_that_failed_is_taken_up_again(prepared, own_input, tmp_path):
     call = (f"--input={own_input}", f"--output_dir={out}", "--shards=4")
     in_the_way = out / "train" / "train-00002-of-00004.tfrecord"
     (in_the_way / "folder").mkdir(parents=True)
-    (out / "prepare.jsonl").write_text("")  # as a call leaves it that was killed at once
+    (out / "prepare.json").write_text("")  # as a call leaves it that was killed at once
     code, _, error = prepared(*call)
     assert code == 1
     assert "what is whole is kept, the same call goes on" in error
@@ -134,8 +135,6 @@ def test_call_that_failed_is_taken_up_again(prepared, own_input, tmp_path):
     assert len(before) == 2
     assert not [*out.rglob("*.tmp")]
     assert not (out / "features.json").exists()
-    with open(out / "prepare.jsonl", "a") as file:
-        file.write('{"file": "train/tr')  # what a killed call was writing
     (out / "train" / "train-00003-of-00004.tfrecord.0123456789abcdef.tmp").write_text("half")
     (in_the_way / "folder").rmdir()
     in_the_way.rmdir()
@@ -162,7 +161,7 @@ def test_call_that_was_ended_begins_again_where_its_source_has_changed(prepared,
     call = ("--input=tfrecord", f"--data_dir={source}", f"--output_dir={out}", "--shards=4")
     in_the_way = out / "train" / "train-00002-of-00004.tfrecord"
     (in_the_way / "folder").mkdir(parents=True)
-    (out / "prepare.jsonl").write_text("")
+    (out / "prepare.json").write_text("")
     assert prepared(*call)[0] == 1
     (in_the_way / "folder").rmdir()
     in_the_way.rmdir()
@@ -268,6 +267,28 @@ def test_input_that_cannot_be_written_is_one_line(prepared, tmp_path, case):
     code, _, error = prepared(f"--input={path}", f"--output_dir={tmp_path / 'out'}")
     assert code == 2
     assert said in error
+
+
+def test_ctrl_c_is_one_line_whatever_it_became_on_its_way(prepared, tmp_path):
+    """Python's import of a module in C makes an ImportError of it."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        textwrap.dedent("""
+        import os, signal
+
+        def load(data_dir, seed):
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                while True:
+                    pass
+            except KeyboardInterrupt:
+                raise ImportError("optree") from None
+        """)
+    )
+    before = signal.getsignal(signal.SIGINT)
+    code, _, error = prepared(f"--input={path}", f"--output_dir={tmp_path / 'out'}")
+    assert (code, error) == (130, "error: interrupted; what is whole is kept, the same call goes on")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_several_processes_write_what_one_writes(prepared, own_input, tmp_path):
