@@ -15,6 +15,7 @@ import time
 from absl import flags
 
 from crankshaft.engine.machine import allocator
+from crankshaft.engine.strategies.base import Program
 from crankshaft.launch.command_line import checks, config
 from crankshaft.launch.host import process
 from crankshaft.launch.run import base
@@ -41,12 +42,15 @@ def make(run_dir: str, *more: str) -> base.BaseRun:
     return made
 
 
-def rate(made: base.BaseRun, steps: int) -> float:
-    """Steps a second of `steps` more steps, one or more, with nothing around them, until the device is done."""
-    strategy, state = made.strategy, made.state
-    began, end = time.perf_counter(), state.step + steps
-    while state.step < end:
-        result = strategy.run_train_steps(end - state.step)
+def rate(made: base.BaseRun, steps: int, program: Program | None = None) -> float:
+    """Steps a second of `steps` more steps, one or more, with nothing around them, until the device is done.
+
+    They are a program's; None is that of the run's training.
+    """
+    program = program or made.strategy.training
+    began, end = time.perf_counter(), program.step + steps
+    while program.step < end:
+        result = made.strategy.run(program, end - program.step)
     result.sums.read()
     return steps / (time.perf_counter() - began)
 

@@ -1,9 +1,9 @@
 """Times a step's parts, each alone: `python -m benchmarks.parts --part=all --model=mlp --input=digits`.
 
 Every flag but `--part` is one of `crankshaft train`; `crankshaft local --workers=2 -- -m benchmarks.parts ...` times
-parts between processes. The strategy is bound to a loop that does one part and nothing else, so a part is timed as the
-whole is, by the strategy's own calls: paced, awaited, and agreed on by several processes. Within `TrainState.kept` a
-part leaves no trace in the run. The chief prints the figures as JSON:
+parts between processes. Each part is a program that does it and nothing else, so it is timed as the whole is: paced,
+awaited, and agreed on by several processes. Within `TrainState.kept` a part leaves no trace in the run. The chief
+prints the figures as JSON:
 
 - `whole`, `step` (on one batch again and again), `input` (batches that are used for nothing), `reduce` (sums of
   gradients that exist, with rates as nccl-tests defines them), `update` (the optimizer alone; around parameter servers
@@ -21,8 +21,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -36,7 +36,7 @@ from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import with_stand_in
 from crankshaft.engine.step.runner import StepRunner
-from crankshaft.engine.strategies.inner_loop import InnerLoop
+from crankshaft.engine.strategies.base import Program
 from crankshaft.engine.trainer import Trainer
 from crankshaft.launch import assembly, train
 from crankshaft.launch.benchmark.measure import rounds
@@ -56,53 +56,38 @@ _WRITES = 2.0  # beside a checkpoint, steps are observed for so many times as lo
 _MOST_SECONDS = 5.0  # but no longer than this
 
 
-class Part(NamedTuple):
-    """A feed and a loop over it, to which a strategy is bound to do one part of a step and nothing else."""
-
-    feed: Any
-    loop: InnerLoop
-
-    def bind(self, strategy, state: TrainState) -> None:
-        """Binds the strategy to the part."""
-        strategy.bind(state, self.feed)
-        strategy.use_loop(self.loop)
-
-
-def whole(strategy, state: TrainState, feed, jit: bool) -> Part:
+def whole(strategy, state: TrainState, feed, jit: bool) -> Program:
     """Makes all of a step: what users get."""
-    strategy.bind(state, feed)
-    return Part(feed, strategy.train_loop(jit))
+    return strategy.program("train", feed, jit)
 
 
-def step(strategy, state: TrainState, feed, jit: bool) -> Part:
+def step(strategy, state: TrainState, feed, jit: bool) -> Program:
     """Makes whole steps on one batch of `feed`, again and again: no input."""
-    strategy.bind(state, feed)
-    return whole(strategy, state, strategy.repeated_batch(), jit)
+    return whole(strategy, state, strategy.repeated_batch(feed), jit)
 
 
-def own_step(strategy, state: TrainState, feed, jit: bool) -> Part:
+def own_step(strategy, state: TrainState, feed, jit: bool) -> Program:
     """Makes whole steps on one batch, as `step`, without what cut layers sum over the mesh's axis `model`."""
-    strategy.bind(state, feed)
     runner = StepRunner(state.trainer, strategy.mesh)
 
     def train_step(batch, step, observed):
         with strategy.mesh.without_model_sums():
             return runner.train_step(batch, step, observed)
 
-    return made(strategy, state, strategy.repeated_batch(), train_step)
+    return strategy.program(train_step, strategy.repeated_batch(feed))
 
 
-def input(strategy, state: TrainState, feed, jit: bool) -> Part:
+def input(strategy, state: TrainState, feed, jit: bool) -> Program:
     """Makes batches of `feed`, gathered on each replica and used for nothing: no step."""
     jit = jit and feed.compilable
 
     def read(batch, *_):
         return used(tf.nest.flatten(with_stand_in(batch)[0]), jit)
 
-    return made(strategy, state, feed, read, jit)
+    return strategy.program(read, feed, jit)
 
 
-def update(strategy, state: TrainState, feed, jit: bool) -> Part:
+def update(strategy, state: TrainState, feed, jit: bool) -> Program:
     """Makes the optimizers' updates of all dense variables, by gradients that exist already.
 
     Where parameter servers make them, sending the gradients is included.
@@ -117,10 +102,10 @@ def update(strategy, state: TrainState, feed, jit: bool) -> Part:
             optimizer.apply([gradient_of[id(variable)] for variable in own], own)
         return used([], jit)
 
-    return made(strategy, state, gradients_feed(strategy, variables, feed.order.batch_size), apply, jit)
+    return strategy.program(apply, gradients_feed(strategy, variables, feed.order.batch_size), jit)
 
 
-def reduce(strategy, state: TrainState, feed, jit: bool = False, reduction: Reduction | None = None) -> Part:
+def reduce(strategy, state: TrainState, feed, jit: bool = False, reduction: Reduction | None = None) -> Program:
     """Makes the sums over replicas of gradients that exist already, as the run makes them.
 
     By another `reduction` it sums no gradients: four bytes, which is its latency.
@@ -134,7 +119,7 @@ def reduce(strategy, state: TrainState, feed, jit: bool = False, reduction: Redu
         summed, count = sums.sum(list(gradients), tf.constant(1.0), averages, variables)
         return used([*summed, count], jit=False)
 
-    return made(strategy, state, gradients_feed(strategy, variables, feed.order.batch_size), add)
+    return strategy.program(add, gradients_feed(strategy, variables, feed.order.batch_size))
 
 
 def without_sums(strategy, state: TrainState) -> str | None:
@@ -157,7 +142,7 @@ def figures_of_sums(strategy, state: TrainState, feed, ms_per_step: float) -> di
     latency = {"latency": reduce(strategy, state, feed, reduction=Reduction())}
     return {
         **rates_of_sums(state.trainer.reduction, dense_variables(state.trainer), strategy.num_replicas, ms_per_step),
-        "latency_ms": timed(strategy, state, latency, _LATENCY_SECONDS)["latency"]["ms_per_step"],
+        "latency_ms": timed(strategy, latency, _LATENCY_SECONDS)["latency"]["ms_per_step"],
     }
 
 
@@ -179,12 +164,6 @@ def rates_of_sums(
     return {"bytes": size, "gb_per_sec": rate, "bus_gb_per_sec": factor * rate}
 
 
-def made(strategy, state: TrainState, feed, step: Callable, jit: bool = False) -> Part:
-    """Makes a part of any replica code, (batch, step, observed) -> metrics."""
-    strategy.bind(state, feed)
-    return Part(feed, strategy.loop(step, jit))
-
-
 def dense_variables(trainer: Trainer) -> list[tf.Variable]:
     """Returns the variables that the optimizers update, except tables, of which an update touches a few rows."""
     held = Holdings(trainer)
@@ -203,14 +182,11 @@ def gradients_feed(strategy, variables: Sequence[tf.Variable], batch_size: int):
     return strategy.repeated(values, batch_size)
 
 
-def timed(
-    strategy, state: TrainState, parts: Mapping[Any, Part], seconds: float, clock=time.perf_counter
-) -> dict[Any, dict]:
+def timed(strategy, parts: Mapping[Any, Program], seconds: float, clock=time.perf_counter) -> dict[Any, dict]:
     """Times parts in turn, A B C A B C, so that a drifting machine does not decide which takes longest.
 
     Args:
-      strategy: of the run; left bound to the last part.
-      state: of the run.
+      strategy: of the run.
       parts: by name.
       seconds: about so long for each.
       clock: returns seconds.
@@ -223,8 +199,7 @@ def timed(
     turns_of: dict[Any, list] = {name: [] for name in parts}
     for _ in range(_TURNS):
         for name, part in parts.items():
-            part.bind(strategy, state)
-            turns_of[name] += rounds.run(strategy, state, length, {}, clock)["rounds"]
+            turns_of[name] += rounds.run(strategy, part, length, {}, clock)["rounds"]
     return {name: summary(turns) for name, turns in turns_of.items()}
 
 
@@ -273,11 +248,11 @@ def used(tensors: Sequence[tf.Tensor], jit: bool) -> dict[str, Mean]:
     return {"loss": Mean(tf.add_n([tf.zeros([]), *numbers]), tf.ones([]))}
 
 
-def checkpoint(strategy, state: TrainState, part: Part, folder: str, clock=time.perf_counter) -> dict:
+def checkpoint(strategy, state: TrainState, part: Program, folder: str, clock=time.perf_counter) -> dict:
     """Writes and restores a run's checkpoint, and trains while one is written.
 
     Args:
-      strategy: of the run; left bound to `part`.
+      strategy: of the run.
       state: what is saved; its step goes on.
       part: what goes on meanwhile.
       folder: an empty one of the chief's, on the disk that is meant; where parts of variables are cut over several
@@ -292,7 +267,7 @@ def checkpoint(strategy, state: TrainState, part: Part, folder: str, clock=time.
     """
     began = clock()
     checkpoints = Checkpoints(folder, state.checkpoint, keep=1, about={}, writer=Writer(strategy.host, "benchmark"))
-    bare = timed(strategy, state, {"bare": part}, 0.3, clock)["bare"]
+    bare = timed(strategy, {"bare": part}, 0.3, clock)["bare"]
     samples = []
     for _ in range(_CHECKPOINTS):
         save_seconds = _seconds(clock, lambda: checkpoints.save(state.step, state.host_state(), wait=True, force=True))
@@ -300,9 +275,9 @@ def checkpoint(strategy, state: TrainState, part: Part, folder: str, clock=time.
         restored = _seconds(clock, lambda: manifest and checkpoints.restore(manifest))  # noqa: B023
         seconds = min(_WRITES * save_seconds, _MOST_SECONDS)
         steps = strategy.exchange(max(1, round(1e3 * seconds / bare["ms_per_step"])))[0]
-        before = _steps_seconds(strategy, state, steps, clock)
+        before = _steps_seconds(strategy, part, steps, clock)
         blocked = _seconds(clock, lambda: checkpoints.save(state.step, state.host_state(), force=True))
-        beside = _steps_seconds(strategy, state, steps, clock)
+        beside = _steps_seconds(strategy, part, steps, clock)
         checkpoints.wait()
         size = sum(each["bytes"] for each in manifest.files.values()) / 2**20 if manifest else 0.0
         samples.append(
@@ -322,8 +297,8 @@ def checkpoint(strategy, state: TrainState, part: Part, folder: str, clock=time.
 
 def measured(made, part: str) -> dict[str, Any]:
     """Returns the figures of a part, or of `all`, by name; every process makes the same calls."""
-    strategy, state, feed = made.strategy, made.state, made.strategy.train_feed
-    jit = bool(state.jit) and not strategy.without_jit
+    strategy, state, feed = made.strategy, made.state, made.strategy.training.feed
+    jit = strategy.training.jit
     make = {each.__name__: each for each in (whole, step, own_step, input, reduce, update)}
     why_no_sums = without_sums(strategy, state)
     names = [name for name in make if name != "own_step" or strategy.mesh.is_cut] if part == "all" else [part]
@@ -332,7 +307,7 @@ def measured(made, part: str) -> dict[str, Any]:
         names.remove("reduce")
     with state.kept():
         timed_parts = {name: make[name](strategy, state, feed, jit) for name in names if name in make}
-        figures: dict[str, Any] = timed(strategy, state, timed_parts, _PART_SECONDS)
+        figures: dict[str, Any] = timed(strategy, timed_parts, _PART_SECONDS)
         if "input" in figures:
             figures["input"]["examples_per_sec"] = 1e3 * feed.order.batch_size / figures["input"]["ms_per_step"]
         if "reduce" in figures:
@@ -367,8 +342,8 @@ def _seconds(clock, act) -> float:
     return clock() - before
 
 
-def _steps_seconds(strategy, state: TrainState, steps: int, clock) -> float:
-    return sum(call.seconds for call in rounds.timed_round(strategy, state, steps, clock)[0])
+def _steps_seconds(strategy, part: Program, steps: int, clock) -> float:
+    return sum(call.seconds for call in rounds.timed_round(strategy, part, steps, clock)[0])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from .hooks import Hook, Status
 from .internals.errors import UsageError
 from .meter import Meter, Segment, Totals
 from .state import TrainState
-from .strategies.base import Strategy
+from .strategies.base import Program, Strategy
 
 
 class Loop:
@@ -41,7 +41,7 @@ class Loop:
         clock=time.perf_counter,
     ):
         self._strategy, self._state, self._hooks, self._clock = strategy, state, hooks, clock
-        order = strategy.train_order
+        order = strategy.training.feed.order
         self._hook_seconds: dict[str, float] = collections.defaultdict(float)
         self._uncalled: list[Hook] = []  # that have not seen the newest call
         self._is_due = False  # whether something is due at the step of the newest call
@@ -56,6 +56,7 @@ class Loop:
             epoch_shift=order.shift,
             state=state,
             strategy=strategy,
+            program=strategy.training,
             meter=self.meter,
             hook_seconds=self._hook_seconds,
         )
@@ -69,31 +70,36 @@ class Loop:
             hook.begin(self.status)
         _agree_to_stop(self.status, together=True)
 
-    def train_to(self, step: int) -> Totals:
+    def train_to(self, step: int, program: Program | None = None) -> Totals:
         """Trains up to a step, or until a hook stops the run, calling each hook after each call of the inner loop.
+
+        Args:
+          step: where to end.
+          program: of steps on external data; None is that of the run's own.
 
         Returns:
           The totals of these steps, unread.
         """
-        strategy, state, order = self._strategy, self._state, self._strategy.train_order
-        feed = strategy.train_feed
+        strategy, state = self._strategy, self._state
+        program = program or strategy.training
+        feed, order = program.feed, program.feed.order
         self._calls.take()  # of one that raised
         self._call_hooks()
-        bytes_before = feed.bytes_read if feed else None
+        bytes_before = feed.bytes_read
         before = self._clock()
         while state.step < step and not (self.status.stop and strategy.in_step):
             first = state.step
             until = min(step, state.freezing.next_change(first) or step)
             due = _next_due(self._hooks, self.status, first, until)
-            result = strategy.run_train_steps(due - first)
+            result = strategy.run(program, due - first)
             after = self._clock()
-            bytes_now = feed.bytes_read if feed else None
+            bytes_now = feed.bytes_read
             segment = Segment(
                 first,
                 examples=order.examples_before(first + result.steps) - order.examples_before(first),
                 seconds=after - before,
                 input_bytes=None if bytes_now is None else bytes_now - (bytes_before or 0),
-                steps_ahead=feed.steps_ahead if feed else None,
+                steps_ahead=feed.steps_ahead,
                 **result._asdict(),
             )
             bytes_before = bytes_now
@@ -101,6 +107,7 @@ class Loop:
             self._uncalled, self._is_due = [*self._hooks], state.step == due
             self.status = dataclasses.replace(
                 self.status,
+                program=program,
                 step=state.step,
                 segment=segment,
                 evaluation=None,

@@ -96,7 +96,7 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
         with runs.at_work(config, isolation):
             run = runs.Run.create(config, loaded or get, strategy, _need_epochs(hooks), ending.check_folder)
             ending.run = run
-            stack.callback(run.lent_streams.clear)
+            stack.callback(run.external_streams.clear)
             if config.trains:
                 since = time.monotonic() - process.age_seconds() if config.owns_process else began
                 training.prepare(run, hooks, since)

@@ -19,6 +19,7 @@ from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.strategies.base import LoopResult
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from tests.logical_cpus import make_four
 
@@ -40,19 +41,23 @@ class Bench:
     def trainer(self) -> Trainer:
         return self.state.trainer
 
+    def run(self, limit: int) -> LoopResult:
+        """Runs at most so many steps of training."""
+        return self.strategy.run(self.strategy.training, limit)
+
     def train(self, until: int, calls_of: int | None = None) -> dict[str, tuple[float, float]]:
         """Runs up to step `until`, at most `calls_of` steps a call; the metrics' (total, count)."""
         sums = Sums()
         while self.state.step < until:
             limit = until - self.state.step
-            sums.add(self.strategy.run_train_steps(min(limit, calls_of or limit)).sums)
+            sums.add(self.run(min(limit, calls_of or limit)).sums)
         return sums.values()
 
     def curve(self, until: int, name: str = "loss") -> np.ndarray:
         """The metric's mean of each step up to `until`, but for steps that were left out."""
         values = []
         while self.state.step < until:
-            total, count = self.strategy.run_train_steps(1).sums.read()[name]
+            total, count = self.run(1).sums.read()[name]
             if count:
                 values.append(total / count)
         return np.array(values)

@@ -29,8 +29,8 @@ def crankshaft(folder: str, flags: list[str]) -> Callable[[int], None]:
     bare.tune()
     run_dir = tempfile.mkdtemp(prefix="crankshaft-reading-")
     made = bare.make(run_dir, "--model=logistic", "--jit=off", "--resident_data_mb=0", *flags)
-    parts.input(made.strategy, made.state, made.strategy.train_feed, False).bind(made.strategy, made.state)
-    return lambda steps: bare.rate(made, steps) and None
+    program = parts.input(made.strategy, made.state, made.strategy.training.feed, False)
+    return lambda steps: bare.rate(made, steps, program) and None
 
 
 def tf_data(make: Callable) -> Callable:

@@ -151,6 +151,10 @@ class Feed(abc.ABC):
         """Returns the largest number of steps of a call with operands of this shape."""
         return math.inf
 
+    def batch_number(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the number of a step's batch in its epoch, scalar int64. In the compiled loop."""
+        return step % self.order.steps_per_epoch
+
     def next_operands(self, operands, offset: tf.Tensor) -> tuple:
         """Returns the arguments of one step's `strategy.run`. In the compiled loop, outside of replicas.
 

@@ -402,8 +402,8 @@ class StreamedFeed(Feed):
 
     @property
     def kept_batch(self) -> Any:
-        batch = tf.nest.map_structure(tf.convert_to_tensor, self._kept)
-        return batch if self._kept is not None and tf.nest.flatten(batch)[0].shape[0] else None
+        batch = None if self._kept is None else tf.nest.map_structure(tf.convert_to_tensor, self._kept)
+        return batch if batch is not None and tf.nest.flatten(batch)[0].shape[0] else None
 
     def look(self, step: int) -> Run:
         return Run((self._opened(step),), 0, 1)

@@ -17,7 +17,7 @@ from ..meter import Meter, Segment, Window
 from ..state import TrainState
 
 if TYPE_CHECKING:
-    from ..strategies.base import Stop, Strategy
+    from ..strategies.base import Program, Stop, Strategy
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -32,6 +32,7 @@ class Status:
       epoch_shift: what is added to the step to count epochs; not 0 if the run was resumed with another batch size.
       state: the `TrainState`.
       strategy: where steps run, for hooks that evaluate.
+      program: of the newest call's steps: on the run's own data, or on external data.
       meter: merges the segments of all calls.
       evaluation: the metrics of an evaluation at this step, once a hook has made one.
       off_schedule: whether that was made only because the run ends here.
@@ -55,6 +56,7 @@ class Status:
     epoch_shift: int = 0
     state: TrainState
     strategy: Strategy
+    program: Program | None = None
     meter: Meter
     evaluation: dict[str, float] | None = None
     off_schedule: bool = False

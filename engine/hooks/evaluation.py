@@ -104,11 +104,16 @@ class Evaluated(dict[str, float]):
         return None if values.get("result") is None else cls(values["result"], values.get("confusion", {}))
 
 
-def evaluate(strategy, state: TrainState) -> Evaluated:
-    """Computes the metrics' means over the whole evaluation set that is bound to the strategy, and waits for them.
+def evaluate(strategy, state: TrainState, program=None) -> Evaluated:
+    """Computes the metrics' means over a whole evaluation set, and waits for them.
 
     That of nothing, such as a share of 0 examples or the AUC of one class, is nan. Warns of others that are not finite,
     but for losses.
+
+    Args:
+      strategy: of the run.
+      state: of the run.
+      program: of the evaluation; None is that of the run's own data.
 
     Raises:
       LabelError: labels are not what a metric takes.
@@ -117,7 +122,7 @@ def evaluate(strategy, state: TrainState) -> Evaluated:
     where = f"evaluation at step {state.step}"
     numerics.check_weights(state.trainer, where)
     with averaged_weights(state.trainer):
-        pairs = strategy.evaluate().values()
+        pairs = strategy.evaluate(program).values()
     numerics.check_labels(pairs, where)
     values = values_by_name(pairs)
     wrong = {name: value for name, value in sorted(values.items()) if value is not None and not math.isfinite(value)}

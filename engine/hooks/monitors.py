@@ -75,7 +75,7 @@ class Monitor(Periodic):
 
     def act(self, status: Status) -> None:
         if not self._is_resolved:
-            self.resolve(kinds_of(status.strategy.trace_evaluation()))
+            self.resolve(kinds_of(status.strategy.evaluation.trace()))
         metrics = self._window.take().means() if self._window else status.evaluation
         if self.monitored.source == "eval" and self.monitored.metric not in metrics:  # NAME_9 of four values
             raise self.monitored.not_measured(metrics)

@@ -1,4 +1,4 @@
-"""The contract of a strategy: `Strategy`, and `Measured` for one that benchmark mode can measure. Host code.
+"""The contract of a strategy: `Strategy`, and `Program`, what it compiles. Host code.
 
 The outer loop, the hooks and the launcher know these names only. A strategy of your own is a subclass of `Strategy`,
 registered by `engine.strategies.register`. `Processes` is what several processes have; it has answers for one process.
@@ -10,21 +10,17 @@ import abc
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
+from ..data.external_feed import ExternalFeed
 from ..data.feed import Feed
-from ..data.lent_feed import LentFeed
-from ..data.order import Order
 from ..data.source import WithoutBadRecords
 from ..internals.errors import UsageError, free_frames, setting
 from ..mesh.mesh import Mesh
-from ..metrics.sums import RowSpec, Sums
+from ..metrics.sums import LoopSums, RowSpec, Sums
 from ..state import TrainState
-
-if TYPE_CHECKING:
-    from .inner_loop import LoopResult
 
 
 class Stop(NamedTuple):
@@ -111,11 +107,77 @@ class Processes:
         return wishes
 
 
-class Strategy(Processes, abc.ABC):
-    """Where the steps of a run are computed, and on which data.
+class LoopResult(NamedTuple):
+    """The result of one call: its metrics (unread), its number of steps, the seconds that they waited for input.
 
-    A run calls `build`, `feed` and `bind` once, then `run_train_steps` and `evaluate` in turn, and at its end
-    `close_feeds`.
+    And, if there are several workers, what each of them reported (`engine.strategies.workers.WorkerRows`), and whether
+    a program was compiled for it.
+    """
+
+    sums: LoopSums
+    steps: int
+    input_seconds: float
+    workers: Any = None
+    compiles: bool = False
+
+
+# The trainer's own step of training or of evaluation, or replica code: (batch, step, observed) -> metrics, where `step`
+# is a scalar int64, and `observed` a scalar bool, true at a step at which something is due.
+Step = Literal["train", "eval"] | Callable[[Any, tf.Tensor, tf.Tensor], dict]
+
+
+class Program:
+    """A compiled step on a feed: `Strategy.program` makes it, `Strategy.run` executes it.
+
+    Args:
+      feed: where steps get their batches.
+      state: what steps change, whose step they advance; None of an evaluation, which counts its own.
+
+    Attributes:
+      step: the next one.
+      jit: whether XLA compiles a whole call.
+    """
+
+    jit = False
+
+    def __init__(self, feed: Feed, state: TrainState | None = None):
+        self.feed, self.state = feed, state
+        self._done = 0
+
+    @property
+    def step(self) -> int:
+        return self.state.step if self.state else self._done
+
+    def restart(self) -> None:
+        """Makes the next step of an evaluation its first."""
+        self._done = 0
+
+    def advance(self, steps: int) -> None:
+        """Counts steps that no compiled call has counted."""
+        if self.state:
+            self.state.advance(steps)
+        self._done += steps
+
+    @contextlib.contextmanager
+    def moving_to(self, step: int) -> Iterator[None]:
+        """Moves on to a step by a compiled call within, which counts the steps of a state itself."""
+        with self.state.moving_to(step) if self.state else contextlib.nullcontext():
+            yield
+        self._done = step
+
+    def trace(self) -> Sequence[RowSpec]:
+        """Traces its step, if it can be had before its first call, and describes its rows of metrics."""
+        return ()
+
+    def close(self) -> None:
+        """Frees what the feed has read ahead; running the program again opens it again."""
+        self.feed.close()
+
+
+class Strategy(Processes, abc.ABC):
+    """Where the steps of a run are computed.
+
+    A run calls `build`, `feed` and `bind` once, then `run` and `evaluate` in turn, and at its end `close_feeds`.
 
     Attributes:
       name: what the user calls it.
@@ -127,9 +189,9 @@ class Strategy(Processes, abc.ABC):
       updates_here: whether the devices that compute gradients apply them too.
       computing_tasks: host:port of the tasks that compute for this process.
       sync_period_steps: replicas are in step at each multiple of so many steps; 1 where they always are.
-      train_feed: what `bind` was given, and has to keep here.
-      eval_feed: likewise; None where there is no evaluation data.
-      without_jit: this process trains without XLA, whatever `TrainState.jit`, the run's own choice, says.
+      state: what programs work on, once it is bound.
+      training: the program of the run's own training data.
+      evaluation: that of its evaluation data; None without any.
     """
 
     name: str
@@ -138,10 +200,11 @@ class Strategy(Processes, abc.ABC):
     num_servers: int = 1
     updates_here: bool = True
     computing_tasks: Sequence[str] = ()
-    train_feed: Feed | None = None
-    eval_feed: Feed | None = None
-    without_jit: bool = False
+    state: TrainState
+    training: Any = None
+    evaluation: Any = None
     mesh: Mesh = Mesh()
+    _external: Mapping[str, tuple[Program, ExternalFeed]] = {}
 
     # What a run begins with.
 
@@ -169,33 +232,59 @@ class Strategy(Processes, abc.ABC):
             without feeds that say something need not take it.
         """
 
-    @abc.abstractmethod
     def bind(self, state: TrainState, train_feed: Feed | None = None, eval_feed: Feed | None = None) -> None:
-        """Sets what `run_train_steps` and `evaluate` work on. Nothing is compiled before their first call."""
+        """Sets what programs work on, and makes those of the run's own data. Nothing is compiled before they run."""
+        self.state, self._external = state, {}
+        state.input.follow(train_feed, self)
+        self.training = train_feed and self.program("train", train_feed, bool(state.jit))
+        self.evaluation = eval_feed and self.program("eval", eval_feed)
 
-    # What a program hands to its run.
-
-    def lent_feed(self) -> LentFeed:
-        """Makes the feed of data that a program hands to its run, for `lent`."""
-        raise UsageError(f"{setting('strategy', self.name)} works on the run's own data alone")
-
-    def lent(self, feed: LentFeed, trains: bool) -> contextlib.AbstractContextManager[None]:
-        """Makes `run_train_steps`, or else `evaluate`, use another feed within, by a loop that is compiled once."""
-        raise UsageError(f"{setting('strategy', self.name)} works on the run's own data alone")
-
-    # What the outer loop calls.
-
-    @property
-    def train_order(self) -> Order:
-        """Sizes of the bound training data: batch, epoch."""
-        return self.train_feed.order
+    # What it compiles, and executes.
 
     @abc.abstractmethod
-    def run_train_steps(self, limit: int) -> LoopResult:
-        """Trains for at most `limit` steps, and at least one, and advances the state's step by as many.
+    def program(self, step: Step, feed: Feed, jit: bool = False) -> Program:
+        """Makes the program of a step on a feed, for the state that is bound.
+
+        Args:
+          step: "train" and "eval" are the trainer's own; else replica code, whose steps count as training's.
+          feed: of this strategy.
+          jit: whether XLA compiles a whole call; see `why_no_jit`.
+        """
+
+    @abc.abstractmethod
+    def run(self, program: Any, limit: int) -> LoopResult:
+        """Executes at most `limit` steps of a program, and at least one, and advances its step by as many.
 
         After `limit` steps all is `in_step`, since something is due.
         """
+
+    def external(self, step: Literal["train", "eval"], split, *how) -> Program:
+        """Returns the program of a step on data that a call brings. It is made once, and to be closed after the call.
+
+        Args:
+          step: of training, or of an evaluation, which begins.
+          split: a `Source` or a `Stream`.
+          *how: the batch size, the seed and the number of steps, see `ExternalFeed.hold`.
+        """
+        if step not in self._external:
+            feed = self.external_feed()
+            self._external = {**self._external, step: (self.program(step, feed), feed)}
+        program, feed = self._external[step]
+        program.restart()
+        feed.hold(split, program.step, *how)
+        return program
+
+    def external_feed(self) -> ExternalFeed:
+        """Makes a feed of data that calls bring."""
+        raise UsageError(f"{setting('strategy', self.name)} works on the run's own data alone")
+
+    def repeated(self, arrays, batch_size: int) -> Feed:
+        """Makes a feed that gives each step the same nest of arrays, on each replica; `batch_size` examples in all."""
+        raise NotImplementedError(f"the strategy {self.name} has no feed that repeats a batch")
+
+    def repeated_batch(self, feed: Feed) -> Feed:
+        """Makes a feed that gives each step one batch of another: its last, or if it keeps none, its next epoch's."""
+        raise NotImplementedError(f"the strategy {self.name} has no feed that repeats a batch")
 
     @property
     def in_step(self) -> bool:
@@ -211,13 +300,22 @@ class Strategy(Processes, abc.ABC):
     def go_on(self) -> None:
         """Undoes `wind_up`, and forgets why the run was to stop: it goes on, in all processes alike."""
 
-    @abc.abstractmethod
-    def evaluate(self) -> Sums:
-        """Sums the metrics over the whole evaluation set, each example once."""
+    def evaluate(self, program: Program | None = None) -> Sums:
+        """Sums the metrics over a whole evaluation set, each example once.
 
-    def trace_evaluation(self) -> Sequence[RowSpec]:
-        """Traces a step of the evaluation, if it can be had before, and describes its rows of metrics."""
-        return ()
+        Args:
+          program: of an evaluation; None is that of the run's own data.
+        """
+        program = program or self.evaluation
+        # Evaluations follow one another as epochs do, so that the feed goes on and need not be opened again.
+        sums, left = Sums(), program.feed.order.steps_per_epoch
+        while left:
+            result = self.run(program, left)
+            sums.add(result.sums)
+            left -= result.steps
+        if self.num_hosts > 1:
+            sums.exchange_scores(self.exchange_bytes)
+        return sums
 
     def on_parts(
         self, compute: Callable[[Any], Any], batch, batch_number: tf.Tensor, is_shared: bool = False
@@ -236,10 +334,10 @@ class Strategy(Processes, abc.ABC):
         return tf.range(tf.shape(tf.nest.flatten(batch)[0])[0]), compute(batch)
 
     def close_feeds(self) -> None:
-        """Frees what the bound feeds have read ahead; training or evaluating again opens them again."""
-        for feed in (self.train_feed, self.eval_feed):
-            if feed is not None:
-                feed.close()
+        """Frees what the programs' feeds have read ahead; running a program again opens its feed again."""
+        external = [program for program, _ in self._external.values()]
+        for program in filter(None, (self.training, self.evaluation, *external)):
+            program.close()
 
     # What it says of itself.
 
@@ -305,36 +403,3 @@ def closing_feeds(strategy: Strategy) -> Iterator[None]:
         raise
     finally:
         strategy.close_feeds()
-
-
-class Measured(Strategy):
-    """A strategy whose steps benchmark mode can time: compiled with or without XLA, and taken apart.
-
-    A loop is called with (step, limit) and returns a `LoopResult`.
-    """
-
-    _train_loop: Any = None
-
-    @abc.abstractmethod
-    def train_loop(self, jit: bool) -> Any:
-        """Makes a training loop over the bound feed, as `run_train_steps` makes one for itself."""
-
-    @abc.abstractmethod
-    def loop(self, step: Callable, jit: bool = False) -> Any:
-        """Makes a loop over the bound feed of any replica code, (batch, step, observed) -> metrics."""
-
-    def use_loop(self, loop: Any) -> None:
-        """Makes `run_train_steps` run a loop that `train_loop` or `loop` has made, until something else is bound."""
-        self._train_loop = loop
-
-    @abc.abstractmethod
-    def repeated(self, arrays, batch_size: int) -> Feed:
-        """Makes a feed that gives each step the same nest of arrays, on each replica; `batch_size` examples in all."""
-
-    @abc.abstractmethod
-    def trained_batch(self) -> Feed | None:
-        """Makes a feed that gives each step the batch that was trained on last; None where no batch is kept."""
-
-    @abc.abstractmethod
-    def repeated_batch(self) -> Feed:
-        """Makes a feed that gives each step one batch of the bound data, of full size."""

@@ -6,8 +6,7 @@ import contextlib
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
 
 import tensorflow as tf
 
@@ -18,6 +17,8 @@ from ..internals.tensorflow import as_only_replica, without_exchange
 from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
 from ..state import TrainState
 from ..step.diagnosis import warn_of_step
+from .base import LoopResult, Program
+from .pacing import Pace
 from .syncs import Syncs
 
 # A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
@@ -39,21 +40,7 @@ def _joined(dtype: tf.DType) -> tf.TensorArray:
     return tf.TensorArray(dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=[None, 2])
 
 
-class LoopResult(NamedTuple):
-    """The result of one call: its metrics (unread), its number of steps, the seconds that they waited for input.
-
-    And, if there are several workers, what each of them reported (`engine.strategies.workers.WorkerRows`), and whether
-    a program was compiled for it.
-    """
-
-    sums: LoopSums
-    steps: int
-    input_seconds: float
-    workers: Any = None
-    compiles: bool = False
-
-
-class InnerLoop:
+class InnerLoop(Program):
     """Runs steps [start, stop) of a feed's operands: `strategy.run(step)` inside `tf.while_loop`.
 
     Not the other way round: an all-reduce may not stand in a while loop within `strategy.run`. The number of steps is
@@ -73,7 +60,8 @@ class InnerLoop:
       keeps_scores: return each example's score where a metric is of their order (`metrics.sums.stack`), not in XLA's.
       syncs: bring replicas that train by themselves in step; None where they are always in step.
       unrolls: make several steps one iteration, if they are small.
-      state: what the steps change, whose step each call moves on; None of steps that are not a run's.
+      state: see `Program`.
+      pace: how many steps a call takes; None takes all that there may be.
       arrivals: counts the steps whose data is there; None makes one where the feed may wait in the loop.
       form: returns what a step that is traced now depends on besides its arguments; each value of it has a program.
       parts: of a batch, one for each replica, or for each group of them that computes the same examples.
@@ -93,28 +81,28 @@ class InnerLoop:
         syncs: Syncs | None = None,
         unrolls: bool = False,
         state: TrainState | None = None,
+        pace: Pace | None = None,
         arrivals: Arrivals | None = None,
         keeps_scores: bool = False,
         form: Callable[[], Hashable] = tuple,
         parts: int = 1,
     ):
-        self._form = form
+        super().__init__(feed, state)
+        self._form, self.pace = form, pace
         self._keeps_scores = keeps_scores
         self._syncs = syncs
         self._parts, self._shares = parts, False  # of a batch; whether each replica computes all of it
         self._unrolls = unrolls
-        self._state = state
         self._arrivals = Arrivals() if arrivals is None and feed.reads_in_loop else arrivals
         self._strategy = strategy
         self._step = step
-        self._feed = feed
         self._sums_dtype = sums_dtype
         self._specs: list[RowSpec] = []
         self._step_graph = None
         # An XLA program is on one device, which has the whole loop.
         self._hosted = is_on_gpus(strategy) and not jit
         self._taken: tuple | None = None
-        self._jit = jit
+        self.jit = jit
         self.programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
 
     def __call__(self, step: int, limit: int, *extra, due: int | None = None) -> LoopResult:
@@ -132,7 +120,7 @@ class InnerLoop:
         arguments = _arguments(operands, step, start, stop, due, extra)
         if self._arrivals is None:
             program = self._program(step, arguments)
-            with self._moving_to(step + stop - start):
+            with self.moving_to(step + stop - start):
                 sums = program(*arguments)
             result = self._result(sums, stop - start, input_seconds)
             return result._replace(compiles=len(self.programs) > programs)
@@ -140,27 +128,26 @@ class InnerLoop:
         self._arrivals.add(input_seconds)
         # No lambda: its frame would keep the operands as long as an error is kept, though it is cleared.
         call = functools.partial(self._program(step, arguments), *arguments)
-        with self._moving_to(step + stop - start):
-            sums = self._feed.awaited(call, self._arrivals.count)
+        with self.moving_to(step + stop - start):
+            sums = self.feed.awaited(call, self._arrivals.count)
         result = self._result(sums, stop - start, self._arrivals.seconds() - waited_before)
         return result._replace(compiles=len(self.programs) > programs)
 
-    def _moving_to(self, step: int) -> contextlib.AbstractContextManager[None]:
-        return self._state.moving_to(step) if self._state else contextlib.nullcontext()
-
-    def trace(self, step: int, limit: int, *extra) -> None:
-        """Compiles what a call with these arguments runs, without running it. The next call has to have the same."""
+    def trace(self, *extra) -> Sequence[RowSpec]:
+        """Compiles what a call through the feed's epoch runs, without running it; that is to be the next call."""
+        step, limit = self.step, self.feed.order.steps_per_epoch
         operands, start, stop = self._take(step, limit)
         self._program(step, _arguments(operands, step, start, stop, None, extra))
         self._taken = (step, limit), (operands, start, stop)
+        return self._specs
 
     @property
     def specs(self) -> list[RowSpec]:
         """Describes the rows of metrics that a call returns; known once the loop is traced."""
         return self._specs
 
-    def untrace(self) -> None:
-        """Frees what `trace` has taken from the feed; the compiled program stays."""
+    def close(self) -> None:
+        super().close()
         self._taken = None
 
     def _take(self, step: int, limit: int):
@@ -169,25 +156,25 @@ class InnerLoop:
         So a dataset's iterator is opened once.
         """
         taken, self._taken = self._taken, None
-        return taken[1] if taken and taken[0] == (step, limit) else self._feed.take(step, limit)
+        return taken[1] if taken and taken[0] == (step, limit) else self.feed.take(step, limit)
 
     def _program(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of this form: finding it is most of a `tf.function` call's time."""
-        self._shares = self._feed.is_shared(step, self._parts)
-        if (form := (self._form(), self._feed.form(arguments[0]), self._shares)) not in self.programs:
-            operands = self._feed.traced(arguments[0])
-            compiled = tf.function(self._loop, jit_compile=self._jit or None, autograph=False)
+        self._shares = self.feed.is_shared(step, self._parts)
+        if (form := (self._form(), self.feed.form(arguments[0]), self._shares)) not in self.programs:
+            operands = self.feed.traced(arguments[0])
+            compiled = tf.function(self._loop, jit_compile=self.jit or None, autograph=False)
             self.programs[form] = compiled.get_concrete_function(operands, *arguments[1:])
         return self.programs[form]
 
     def reach(self, step: int, limit: int) -> int:
         """Returns how many of `limit` steps from `step` on a call could take."""
-        return self._feed.reach(step, limit)
+        return self.feed.reach(step, limit)
 
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` on all of this host's replicas, as in the loop: for inspection, not to be run."""
-        operands, start, _ = self._feed.take(step, 1)
-        self._shares = self._feed.is_shared(step, self._parts)
+        operands, start, _ = self.feed.take(step, 1)
+        self._shares = self.feed.is_shared(step, self._parts)
         offset, step = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
         return self._traced(operands, offset, step)[0]
 
@@ -217,7 +204,7 @@ class InnerLoop:
             if self._hosted:
                 start, stop, observed = (tf.cast(offset, tf.int32) for offset in (start, stop, observed))
         one_step, zeros = self._traced(operands, start, first_step)
-        unrolled = self._unrolls and self._is_small and self._feed.most_steps(operands) >= _UNROLLED_STEPS
+        unrolled = self._unrolls and self._is_small and self.feed.most_steps(operands) >= _UNROLLED_STEPS
 
         def body(steps, step):
             def run(offset, sums):
@@ -245,10 +232,10 @@ class InnerLoop:
             _, sums = run_until(stop, start, zeros)
         else:
             sums = self._in_periods(run_until, first_step, start, stop, zeros)
-        if self._state is not None:  # here it is one operation more, where from the host it takes half a millisecond
+        if self.state is not None:  # here it is one operation more, where from the host it takes half a millisecond
             with self._on_host():
                 last_step = first_step + tf.cast(stop - start, tf.int64)
-            self._state.step_variable.assign(last_step)
+            self.state.step_variable.assign(last_step)
         return self._total(sums)
 
     def _while(self, goes_on, body, offset, sums):
@@ -293,7 +280,7 @@ class InnerLoop:
 
         `more` are specs of what a step is given besides its batch, its number and whether it is observed.
         """
-        one_batch = tf.function(self._feed.next_operands, autograph=False)
+        one_batch = tf.function(self.feed.next_operands, autograph=False)
         one_step = tf.function(self._replicated_step, autograph=False)
         batch_spec = one_batch.get_concrete_function(operands, offset).structured_outputs
         one_step = one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
@@ -336,10 +323,10 @@ class InnerLoop:
     def _batch(self, operands, offset):
         """Returns what one step's `strategy.run` is given."""
         if self._arrivals is None:
-            return self._feed.next_operands(operands, offset)
+            return self.feed.next_operands(operands, offset)
         before = tf.timestamp()
         with tf.control_dependencies([before]):
-            batch = self._feed.next_operands(operands, tf.identity(offset))
+            batch = self.feed.next_operands(operands, tf.identity(offset))
         self._arrivals.mark(batch, before)
         return batch
 
@@ -347,12 +334,12 @@ class InnerLoop:
         """Returns the context of a replica's step: what it exchanges with the others, but by the engine's means."""
         if self._shares:
             return as_only_replica()
-        why = self._feed.why_no_exchange
+        why = self.feed.why_no_exchange
         return without_exchange(why) if why else contextlib.nullcontext()
 
     def _replicated_step(self, batch, step, observed, *more):
         def run(*batch):
-            batch = self._feed.batch(*batch)
+            batch = self.feed.batch(*batch)
             with self._exchange():
                 metrics = self._step(batch, step, observed, *more)
             self._specs = row_specs(metrics, self._keeps_scores)

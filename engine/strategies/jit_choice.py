@@ -31,10 +31,10 @@ _NOT_COMPILABLE = (
 
 
 def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[bool, tuple[float, InnerLoop]], str]:
-    """Times a training loop with and without XLA, and puts every variable back as it was.
+    """Times the training program with and without XLA, and puts every variable back as it was.
 
     Returns:
-      ({jit: (steps per second, the better of two times; loop)}, why there is no entry True, if there is none): XLA
+      ({jit: (steps per second, the better of two times; program)}, why there is no entry True, if there is none): XLA
       cannot compile the step, or is known to be slow there.
     """
     measured: dict[bool, tuple[float, InnerLoop]] = {}
@@ -48,10 +48,10 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[
         if jit and (operations := measured[False][1].operations.total()) > _MOST_OPERATIONS:
             why_not = f"not tried with it, since {operations:,} operations take it long to compile; jit=on does"
             break
-        loop = strategy.train_loop(jit)
+        program = strategy.program("train", strategy.training.feed, jit)
         try:
             with state.kept():
-                measured[jit] = (_steps_per_second(loop, state.step, clock), loop)
+                measured[jit] = (_steps_per_second(program, clock), program)
         except _NOT_COMPILABLE as error:
             if not jit:
                 raise
@@ -60,9 +60,9 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[
             logging.info("jit=auto: %s (%s)", why_not, reason(error))
     # The first to be timed has paid for memory that both use, and whatever disturbs one only slows it.
     if len(measured) == 2 and not _is_clear(*(rate for rate, _ in measured.values())):
-        for jit, (rate, loop) in measured.items():
+        for jit, (rate, program) in measured.items():
             with state.kept():
-                measured[jit] = (max(rate, _steps_per_second(loop, state.step, clock)), loop)
+                measured[jit] = (max(rate, _steps_per_second(program, clock)), program)
     return measured, why_not
 
 
@@ -79,13 +79,14 @@ def _on_cpus(strategy) -> bool:
     return {tf.DeviceSpec.from_string(name).device_type for name in strategy.describe()["devices"]} == {"CPU"}
 
 
-def _steps_per_second(loop, step: int, clock) -> float:
-    """Returns the rate of the loop from `step` on, over about a quarter of a second, without compilation."""
-    loop(step, 1).sums.read()
+def _steps_per_second(program: InnerLoop, clock) -> float:
+    """Returns the rate of a program from its step on, over about a quarter of a second, without compilation."""
+    step = program.step
+    program(step, 1).sums.read()
     steps, seconds = 1, 0.0
     for _ in range(2):  # one step says how many fill the time
         before = clock()
-        result = loop(step, steps)
+        result = program(step, steps)
         result.sums.read()
         seconds = clock() - before
         rate = result.steps / seconds

@@ -17,13 +17,11 @@ from ..internals.tensorflow import receive_in_chunks
 from ..mesh import collectives
 from ..mesh.mesh import Mesh
 from ..metrics.pairs import Mean
-from ..metrics.sums import Sums
 from ..state import TrainState
-from .base import Stop
+from .base import LoopResult, Stop
 from .feed_options import FeedOptions
-from .inner_loop import InnerLoop, LoopResult
+from .inner_loop import InnerLoop
 from .replicated import Replicated
-from .syncs import Syncs
 from .workers import OWN, WorkersLoop
 
 _WIRE_CHUNK = 1 << 16  # bytes
@@ -78,8 +76,7 @@ class MultiWorker(Replicated):
         self._stop_reason = ""  # why this worker wants to stop
         self._is_asked = False  # whether any worker does, once all know
         self._wishes = self._given = self._agreed = 0  # this worker's, to be given; given; of any, once all know
-        self._before: LoopResult | None = None
-        self._steps = self._pace.steps  # of the next call, agreed
+        self._before: tuple[WorkersLoop, LoopResult] | None = None
         self._exchange: Any = None  # a tf.function
         self._arrivals = Arrivals()
         self._watchdog = Watchdog(
@@ -162,32 +159,28 @@ class MultiWorker(Replicated):
         self._given &= ~agreed
         return agreed
 
-    def run_train_steps(self, limit: int) -> LoopResult:
-        if self._train_loop is None:
-            self._train_loop = self.train_loop(jit=False)
-        from_host = tf.constant([bool(self._stop_reason) + 2 * self._wishes, self._pace.steps], tf.float64)
+    def run(self, program: WorkersLoop, limit: int) -> LoopResult:  # type: ignore[override]
+        if (pace := program.pace) is None:
+            return super().run(program, limit)
+        from_host = tf.constant([bool(self._stop_reason) + 2 * self._wishes, pace.steps], tf.float64)
         self._wishes = 0
-        self._pace.steps = self._steps
-        result = self._run(limit, from_host)
+        pace.steps = program.agreed_steps
+        result = super().run(program, limit, from_host)
         if self._before is not None:
-            self._follow(self._before.workers.read())
-        self._before = result
+            self._follow(*self._before)
+        self._before = program, result
         return result
 
-    def evaluate(self) -> Sums:
-        sums = super().evaluate()
-        sums.exchange_scores(self.exchange_bytes)
-        return sums
-
-    def _follow(self, rows: list[dict[str, float]]) -> None:
-        self._steps = int(rows[0]["next_steps"])  # the chief's clock paces all
+    def _follow(self, program: WorkersLoop, result: LoopResult) -> None:
+        rows = result.workers.read()
+        program.agreed_steps = int(rows[0]["next_steps"])  # the chief's clock paces all
         for asked in (int(row["asked"]) for row in rows):
             self._is_asked |= bool(asked & 1)
             self._agreed |= asked >> 1
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         super().bind(state, train_feed, eval_feed)
-        self._steps, self._before = self._pace.steps, None
+        self._before = None
         self.go_on()
         self._wishes = self._given = self._agreed = 0
         state.trainer.reduction.watched = watched_figures(self.distribution)
@@ -195,22 +188,18 @@ class MultiWorker(Replicated):
     def _own_figures(self) -> dict:
         # Of this worker's replicas together: their mean.
         share = self.num_hosts / self.num_replicas
-        figures = self._state.trainer.reduction.take_figures()
+        figures = self.state.trainer.reduction.take_figures()
         return {f"{OWN}{name}": Mean(share * value, tf.constant(1.0)) for name, value in figures.items()}
 
-    def _loop(self, feed, step, jit: bool, syncs: Syncs | None = None, state=None) -> InnerLoop:
+    def _program(self, step, feed, **more) -> InnerLoop:
         return WorkersLoop(
             *(self.distribution, step, feed),
-            jit=jit,
-            syncs=syncs,
-            state=state,
-            keeps_scores=feed is self.eval_feed,
-            form=self._form_of(feed),
             parts=self._parts,
             worker=self.host,
             num_workers=self.num_hosts,
             arrivals=self._arrivals,
             watchdog=self._watchdog,
+            **{**more, "unrolls": False},
         )
 
 

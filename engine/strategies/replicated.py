@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
+from ..data.external_feed import ExternalFeed
 from ..data.feed import Feed
 from ..data.feeds import Devices, ReadFeed, RepeatedFeed, ResidentFeed, StreamedFeed
 from ..data.form import text_fields
-from ..data.lent_feed import LentFeed
 from ..data.order import Order, order_of, replica_part
 from ..data.reading import example_bytes, in_memory
 from ..data.source import Source
@@ -20,14 +20,13 @@ from ..data.streamed import divide, unwatched
 from ..internals.errors import UsageError, setting
 from ..internals.tensorflow import as_only_replica
 from ..mesh.mesh import Mesh
-from ..metrics.sums import RowSpec, Sums
 from ..reduction.aggregation import updates_explained
 from ..state import TrainState
 from ..step.context import StepContext
 from ..step.runner import StepRunner
-from .base import Measured
+from .base import LoopResult, Step, Strategy
 from .feed_options import FeedOptions
-from .inner_loop import InnerLoop, LoopResult
+from .inner_loop import InnerLoop
 from .pacing import Pace
 from .syncs import Syncs
 
@@ -35,10 +34,9 @@ from .syncs import Syncs
 # sent each as a whole, and a call ends with it, so there it is to last: at 10 GB/s, PCIe's, 64 MiB travel for 7 ms.
 _BLOCK_BYTES = {"CPU": 8 << 20, "GPU": 64 << 20}
 _BLOCK_INDICES = 1 << 18  # of a resident block of small batches: 2 MiB, and half a second of the smallest steps
-_BOUND = ("train_feed", "_train_loop", "eval_feed", "_eval_loop", "_eval_steps", "_evaluations")  # see `lent`
 
 
-class Replicated(Measured):
+class Replicated(Strategy):
     """A `tf.distribute` strategy that keeps its replicas in step.
 
     Args:
@@ -50,7 +48,6 @@ class Replicated(Measured):
       mesh: how the replicas are laid out; None lays them along data alone.
     """
 
-    _eval_loop: Any = None
     BLOCK_STEPS = 1000  # indices of so many steps travel at once, or more; a call of the loop may use a part of them
 
     def __init__(
@@ -69,7 +66,6 @@ class Replicated(Measured):
         self.feed_options = feed_options or FeedOptions()
         self.steps_per_loop = steps_per_loop
         self.batch_parts = batch_parts
-        self._pace = Pace(steps_per_loop)
         self._static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
         self._divided: list[str] = []
 
@@ -122,54 +118,22 @@ class Replicated(Measured):
         return order_of(source, batch_size, block_steps, seed, window, drop_remainder=self._static_shapes)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
-        self._state = state
-        self.train_feed, self.eval_feed = train_feed, eval_feed
-        state.input.follow(train_feed, self)
-        self._evaluations = 0
-        self._train_loop = None
-        self._lent_loops: dict[LentFeed, InnerLoop] = {}
         self._holdings = state.trainer.holdings
         counts_ids = self._static_shapes or self._devices.on_gpus
-        self._runner = runner = StepRunner(state.trainer, self.mesh, counts_ids)
+        self._runner = StepRunner(state.trainer, self.mesh, counts_ids)
         reduction = state.trainer.reduction
-        self._pace = Pace(self.steps_per_loop, reduction.sync_every_steps or 1)
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
         if train_feed and self.num_replicas > 1 and self._holdings.loss_scale:  # one alone takes the mean
             examples = train_feed.order.batch_size / self._parts / state.trainer.given.options.accumulate_steps
             self._holdings.loss_scale.expect_sums(examples)
+        super().bind(state, train_feed, eval_feed)
 
-        def eval_step(batch, step, observed):
-            return runner.eval_step(batch, step % self._eval_steps, tf.identity(state.step_variable), observed)
-
-        self._eval_loop = None if eval_feed is None else self._loop(eval_feed, eval_step, jit=False)
-        self._eval_steps = eval_feed.order.steps_per_epoch if eval_feed else 0
-
-    def lent_feed(self) -> LentFeed:
+    def external_feed(self) -> ExternalFeed:
         if self._static_shapes:
             raise UsageError(
                 f"{setting('strategy', self.name)} takes batches of one shape, and data that is handed in has any"
             )
-        return LentFeed(self.num_replicas, self.mesh)
-
-    @contextlib.contextmanager
-    def lent(self, feed: LentFeed, trains: bool) -> Iterator[None]:
-        own = {name: getattr(self, name) for name in _BOUND}
-        loop = self._lent_loops.get(feed)
-        try:
-            if trains:
-                self.train_feed = feed
-                self._train_loop = loop = loop or self.train_loop(jit=False)
-            else:
-                self.eval_feed, self._eval_steps, self._evaluations = feed, feed.order.steps_per_epoch, 0
-                self._eval_loop = loop = loop or self._loop(feed, self._lent_eval_step, jit=False)
-            self._lent_loops[feed] = loop
-            yield
-        finally:
-            vars(self).update(own)
-
-    def _lent_eval_step(self, batch, step, observed):
-        # Each evaluation begins at step 0.
-        return self._runner.eval_step(batch, step, tf.identity(self._state.step_variable), observed)
+        return ExternalFeed(self.num_replicas, self.mesh)
 
     @property
     def why_no_jit(self) -> str | None:
@@ -177,73 +141,89 @@ class Replicated(Measured):
             return f"one XLA program is for one replica, and there are {self.num_replicas}"
         if self._holdings.tables:
             return "the updates of embeddings touch a few rows, and XLA has no kernels for that"
-        if text := text_fields(self._state.trainer.given.example):
+        if text := text_fields(self.state.trainer.given.example):
             return f"{text[0]} holds strings, for which XLA has no kernels"
         if self.batch_parts > 1:
             return f"each batch is computed in {self.batch_parts} parts, a thread each, of which XLA would use one"
-        if self._state.trainer.given.options.recompute:
+        if self.state.trainer.given.options.recompute:
             return f"{setting('recompute')} computes blocks twice, and XLA would merge that into once"
-        if not self.train_feed.compilable:
+        if not self.training.feed.compilable:
             return "a tf.data.Dataset cannot be read within an XLA program"
         return None
 
-    def train_loop(self, jit: bool) -> InnerLoop:
-        runner = self._runner
+    def program(self, step: Step, feed: Feed, jit: bool = False) -> InnerLoop:
+        if step == "eval":
+            return self._program(self._eval_step(feed), feed, keeps_scores=not self._static_shapes)
+        pace = Pace(self.steps_per_loop, self.state.trainer.reduction.sync_every_steps or 1)
+        of_training: dict[str, Any] = {"state": self.state, "pace": pace, "form": self._holdings.step_form}
+        # It gains nothing with more replicas, in XLA's programs, a TPU's among them, and where steps may wait in the
+        # loop, for a time that could not be told from that of the steps beside it.
+        unrolls = self.num_replicas == 1 and not (jit or self._static_shapes or feed.reads_in_loop)
+        if step == "train":
+            train_step = self._train_step(jit)
+            unrolls = unrolls and not self._syncs
+            return self._program(train_step, feed, jit=jit, syncs=self._syncs, unrolls=unrolls, **of_training)
+
+        def step_alone(*batch_and_place):
+            with StepContext(mesh=self.mesh):
+                return {**step(*batch_and_place), **self._own_figures()}
+
+        return self._program(step_alone, feed, jit=jit, unrolls=unrolls, **of_training)
+
+    def _program(self, step: Callable[..., dict], feed: Feed, **more: Any) -> InnerLoop:
+        dtype = tf.float32 if self._static_shapes else tf.float64
+        return InnerLoop(self.distribution, step, feed, sums_dtype=dtype, parts=self._parts, **more)
+
+    def _train_step(self, jit: bool) -> Callable[..., dict]:
+        runner, state = self._runner, self.state
 
         def train_step(batch, step, observed):
             with updates_explained(self.num_replicas):
                 metrics = runner.train_step(batch, step, observed, jit=jit)
             graph = metrics["loss"].total.graph
-            self._state.check_held(graph)
+            state.check_held(graph)
             if self.num_replicas > 1:
-                self._state.check_assigned(graph, batch, runner.averaged, self.num_replicas)
+                state.check_assigned(graph, batch, runner.averaged, self.num_replicas)
             return {**metrics, **self._own_figures()}
 
-        return self._loop(self.train_feed, train_step, jit, self._syncs, self._state)
+        return train_step
 
-    def loop(self, step, jit: bool = False) -> InnerLoop:
-        def step_alone(*batch_and_place):
-            with StepContext(mesh=self.mesh):
-                return {**step(*batch_and_place), **self._own_figures()}
+    def _eval_step(self, feed: Feed) -> Callable[..., dict]:
+        runner, state = self._runner, self.state
 
-        return self._loop(self.train_feed, step_alone, jit, None, self._state)
+        def eval_step(batch, step, observed):
+            return runner.eval_step(batch, feed.batch_number(step), tf.identity(state.step_variable), observed)
+
+        return eval_step
 
     def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
         return RepeatedFeed(self._devices.bring(arrays), batch_size)
 
-    def trained_batch(self) -> RepeatedFeed | None:
-        feed = self.train_feed
-        if (kept := feed.kept_batch) is None:
-            return None
-        values = tf.function(lambda kept: self.distribution.run(feed.batch, args=(kept,)), autograph=False)(kept)
-        return RepeatedFeed(values, self.train_order.batch_size)
-
-    def repeated_batch(self) -> RepeatedFeed:
-        """Makes a feed that gives each step the batch of the next epoch's first one, which is of full size."""
-        feed = self.train_feed
-        operands, start, _ = feed.look(self.train_order.epoch_from(self._state.step))
+    def repeated_batch(self, feed: Feed) -> RepeatedFeed:
+        run = self.distribution.run
+        if (kept := feed.kept_batch) is not None:
+            values = tf.function(lambda kept: run(feed.batch, args=(kept,)), autograph=False)(kept)
+            return RepeatedFeed(values, feed.order.batch_size)
+        operands, start, _ = feed.look(feed.order.epoch_from(self.state.step))
 
         def batch(operands, offset):
-            return self.distribution.run(feed.batch, args=feed.next_operands(operands, offset))
+            return run(feed.batch, args=feed.next_operands(operands, offset))
 
         values = tf.function(batch, autograph=False)(operands, tf.constant(start, tf.int64))
-        return RepeatedFeed(values, self.train_order.batch_size)
+        return RepeatedFeed(values, feed.order.batch_size)
 
     def _own_figures(self) -> dict:
         """Returns figures of a step that are this worker's own, not to be summed over all. Replica code."""
         return {}
 
-    def run_train_steps(self, limit: int) -> LoopResult:
-        if self._train_loop is None:
-            self._train_loop = self.train_loop(bool(self._state.jit) and not self.without_jit)
-        return self._run(limit)
-
-    def _run(self, limit: int, *extra) -> LoopResult:
+    def run(self, program: InnerLoop, limit: int, *extra) -> LoopResult:
+        if program.pace is None:
+            return program(program.step, limit)
         if self._syncs:
             self._syncs.before_call()
-        result = self._pace.run(self._train_loop, self._state.step, limit, *extra)
+        result = program.pace.run(program, program.step, limit, *extra)
         if self._syncs:
-            self._syncs.after_call(self._state.step, due=result.steps == limit)
+            self._syncs.after_call(program.step, due=result.steps == limit)
         return result
 
     @property
@@ -253,11 +233,6 @@ class Replicated(Measured):
     @property
     def sync_period_steps(self) -> int:
         return self._syncs.period_steps if self._syncs else 1
-
-    def trace_evaluation(self) -> Sequence[RowSpec]:
-        """Traces the first call of the first evaluation: mistakes in it show now, and it need not be traced again."""
-        self._eval_loop.trace(0, self._eval_steps)
-        return self._eval_loop.specs
 
     @property
     def _parts(self) -> int:
@@ -273,7 +248,7 @@ class Replicated(Measured):
             start, stop = replica_part(size, self.mesh.data.rank, self._parts)
             part = tf.nest.map_structure(lambda x: x[start:stop], whole)
             with as_only_replica() if is_shared else contextlib.nullcontext():
-                outputs = self._runner.outputs(compute, part, self._state.step_variable, batch_number)
+                outputs = self._runner.outputs(compute, part, self.state.step_variable, batch_number)
             return tf.range(start, stop), outputs
 
         def joined(value):
@@ -282,45 +257,6 @@ class Replicated(Measured):
                 return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
 
         return tf.nest.map_structure(joined, self.distribution.run(on_replica, args=(batch,)))
-
-    def close_feeds(self) -> None:
-        super().close_feeds()
-        if self._eval_loop is not None:
-            self._eval_loop.untrace()
-
-    def evaluate(self) -> Sums:
-        sums = Sums()
-        # Evaluations follow one another as epochs do, so that the feed goes on and need not be opened again.
-        step = self._evaluations * self._eval_steps
-        end = step + self._eval_steps
-        while step < end:
-            result = self._eval_loop(step, end - step)
-            sums.add(result.sums)
-            step += result.steps
-        self._evaluations += 1
-        return sums
-
-    def _loop(self, feed, step, jit: bool, syncs: Syncs | None = None, state=None) -> InnerLoop:
-        dtype = tf.float32 if self._static_shapes else tf.float64
-        # It gains nothing with more replicas, in XLA's programs, a TPU's among them, where nothing is updated, and
-        # where steps may wait in the loop, for a time that could not be told from that of the steps beside it.
-        unrolls = feed is self.train_feed and self.num_replicas == 1 and not (jit or syncs or self._static_shapes)
-        unrolls = unrolls and not feed.reads_in_loop
-        return InnerLoop(
-            *(self.distribution, step, feed),
-            jit=jit,
-            sums_dtype=dtype,
-            syncs=syncs,
-            unrolls=unrolls,
-            state=state,
-            keeps_scores=feed is self.eval_feed and not self._static_shapes,
-            form=self._form_of(feed),
-            parts=self._parts,
-        )
-
-    def _form_of(self, feed) -> Callable[[], Hashable]:
-        """Returns what says what a step of a feed depends on besides its arguments; see `Holdings.step_form`."""
-        return self._holdings.step_form if feed is self.train_feed else tuple
 
 
 def largest_divisor(examples: int, limit: int, replicas: int) -> int:

@@ -6,14 +6,17 @@ by them (to stop, how many steps to take) is decided alike, without a further ex
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import tensorflow as tf
 
 from ..data.arrays import is_on_gpus
 from ..health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
 from ..mesh import collectives
-from ..metrics.sums import LoopSums, total_rows
-from .inner_loop import InnerLoop, LoopResult
+from ..metrics.sums import LoopSums, RowSpec, total_rows
+from .base import LoopResult
+from .inner_loop import InnerLoop
 
 OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row
 # What the host gives with the call; the rest is measured in it.
@@ -57,6 +60,9 @@ class WorkersLoop(InnerLoop):
       arrivals: counts the steps whose data this worker has.
       watchdog: learns where each call begins and ends.
       The rest is `InnerLoop`'s.
+
+    Attributes:
+      agreed_steps: about how many the next call takes in all workers.
     """
 
     def __init__(self, *arguments, worker: int, num_workers: int, arrivals: Arrivals, watchdog: Watchdog, **keywords):
@@ -66,6 +72,7 @@ class WorkersLoop(InnerLoop):
         self._patience = FIRST_CALL_FACTOR
         self._defaults = tf.zeros([len(FROM_HOST)], tf.float64)
         super().__init__(*arguments, arrivals=arrivals, **keywords)
+        self.agreed_steps = self.pace.steps if self.pace else 0
         # On GPUs the time between two control edges is that in which work is handed out, not done.
         self._measured = tuple(name for name in _MEASURED if name != "seconds" or not is_on_gpus(self._strategy))
 
@@ -76,8 +83,8 @@ class WorkersLoop(InnerLoop):
         self._watchdog.beat(step + result.steps)
         return result
 
-    def trace(self, step: int, limit: int, *from_host) -> None:
-        super().trace(step, limit, *(from_host or (self._defaults,)))
+    def trace(self, *from_host) -> Sequence[RowSpec]:
+        return super().trace(*(from_host or (self._defaults,)))
 
     def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
         sums, rows = tensors

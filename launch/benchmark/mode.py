@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.checkpoints import RunDir
-from ...engine.strategies.base import Measured
 from ..cluster import children
-from ..errors import UsageError, setting
 from ..run import modes
 from ..run.base import BaseRun, choose_jit
 from . import report, result
@@ -28,12 +26,7 @@ def benchmark(run: BaseRun) -> modes.Outcome:
 
     Nothing of the run_dir is read or changed, except that --profile adds a trace.
     """
-    config, strategy = run.config, run.strategy
-    if not isinstance(strategy, Measured):
-        raise UsageError(
-            f"{setting('strategy', config.strategy)} can't be taken apart: {type(strategy).__name__} is not an "
-            "engine.strategies.base.Measured, which benchmark mode needs; train with it, or make it one"
-        )
+    config = run.config
     work = result.work_asked(config)
     measured = _measure(run, os.environ)
     content = {**result.heading(config.global_batch_size), **modes.result_of(run), **work, **measured}
@@ -56,7 +49,7 @@ def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
     choosing_seconds = time.perf_counter() - before
     measured = rounds.run(
         run.strategy,
-        run.state,
+        run.strategy.training,
         rounds.Length(config.benchmark_steps, config.benchmark_seconds, config.benchmark_rounds),
         variables,
         at_round=lambda number, totals: run.say(_line(number, config.benchmark_rounds, totals)),
@@ -101,7 +94,7 @@ def _profile(run: BaseRun) -> tuple[dict[str, Any] | None, list[str]]:
     folder = RunDir(run_dir).tensorboard if run_dir else tempfile.mkdtemp(prefix="crankshaft-profile-")
     run.say(f"profiling {trace.STEPS} steps")
     try:
-        profile = trace.profile(run.strategy, run.state, folder)
+        profile = trace.profile(run.strategy, folder)
     except trace.NoTraceError as error:
         return None, [f"there is no profile: {error}"]
     return profile and {**profile, "ops": profile["ops"][:_TOP_OPS]}, []

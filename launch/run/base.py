@@ -9,7 +9,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -18,7 +18,6 @@ from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, RunDir, Writer
 from ...engine.data import form
 from ...engine.data.data import Data
-from ...engine.data.lent_feed import LentFeed
 from ...engine.data.order import Order
 from ...engine.data.source import Source, Split, WithoutBadRecords
 from ...engine.data.streamed import Stream
@@ -40,7 +39,7 @@ from ...engine.state import TrainState
 from ...engine.step.diagnosis import warn_of_rounded
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ...engine.strategies import FeedOptions, devices, jit_choice
-from ...engine.strategies.base import Measured, Strategy
+from ...engine.strategies.base import Strategy
 from ...engine.strategies.multi_worker import WorkerTask
 from ...engine.strategies.parameter_server.coordinator import Cluster
 from ...engine.strategies.parameter_server.placement import Rule
@@ -78,8 +77,7 @@ class BaseRun:
       train_steps: updates in all; None where only the run's caller knows.
       checkpoints: those of the run; None without a run_dir.
       best: the checkpoint of the best evaluation; None without a run_dir.
-      lent_feeds: of what the program hands in, by whether it is trained on.
-      lent_streams: the datasets that it handed in last, each with what was made of it.
+      external_streams: the datasets that calls brought last, each with what was made of it.
       hooks: of a run that trains, in the order in which they act.
       record: the one of them that writes the run's events; None of workers but the chief.
       sync_check: the one that compares replicas, where there are several.
@@ -98,8 +96,7 @@ class BaseRun:
     train_steps: int | None
     checkpoints: Checkpoints | None
     best: Checkpoints | None
-    lent_feeds: dict[bool, LentFeed] = dataclasses.field(default_factory=dict)
-    lent_streams: list[tuple[Any, Split]] = dataclasses.field(default_factory=list)
+    external_streams: list[tuple[Any, Split]] = dataclasses.field(default_factory=list)
     hooks: list[Hook] = dataclasses.field(default_factory=list)
     record: Record | None = None
     sync_check: SyncCheck | None = None
@@ -164,6 +161,11 @@ class BaseRun:
         return self.inputs.example
 
     @property
+    def why_no_jit(self) -> str:
+        """Why training is not one XLA program, whatever is asked for; "" where it can be."""
+        return self.config.why_no_jit or with_flags(self.strategy.why_no_jit or "")
+
+    @property
     def features(self) -> Any:
         """The features of `example`."""
         return form.features(self.example)
@@ -199,7 +201,7 @@ class BaseRun:
     @property
     def epoch_period(self) -> Period:
         """The period of what is due each epoch: the epoch's steps, rounded up to whole sync periods."""
-        order = self.strategy.train_order
+        order = self.strategy.training.feed.order
         return Period(whole_periods(order.steps_per_epoch, self.config.sync_every_steps), order.shift)
 
     @property
@@ -433,25 +435,24 @@ def build_checkpoints(
 def choose_jit(run: BaseRun) -> str:
     """Decides `state.jit`, measuring where that is asked for and undecided, and returns a line with the reason."""
     config, state, strategy = run.config, run.state, run.strategy
-    if reason := config.why_no_jit or with_flags(strategy.why_no_jit or ""):
+    if reason := run.why_no_jit:
         if config.jit == "on":
             raise UsageError(f"{setting('jit')}=on: {reason}; use {setting('jit')}=auto or off")
-        strategy.without_jit = True
         if state.jit is None:
             state.jit = False  # a choice that was made before is kept for the next process
         return f"XLA off: {reason}"
+    why = "as this run began"
     if config.jit != "auto":
-        state.jit = config.jit == "on"
-        return f"XLA {config.jit}, as asked"
-    if state.jit is None and getattr(run.trainer, "asks_for_jit", False):
-        state.jit = True
-        return "XLA on, as the model is compiled"
+        state.jit, why = config.jit == "on", "as asked"
+    elif state.jit is None and getattr(run.trainer, "asks_for_jit", False):
+        state.jit, why = True, "as the model is compiled"
     if state.jit is not None:
-        return f"XLA {'on' if state.jit else 'off'}, as this run began"
+        strategy.training = strategy.program("train", strategy.training.feed, state.jit)
+        return f"XLA {'on' if state.jit else 'off'}, {why}"
     run.say("timing steps with XLA and without: seconds, more where the machine is busy")
     measured, why_not = jit_choice.measure(strategy, state)
     state.jit = jit_choice.choose(measured)
-    cast(Measured, strategy).use_loop(measured[state.jit][1])  # the others say why XLA is not for them
+    strategy.training = measured[state.jit][1]
     rates = {jit: f"{rate:,.0f}" for jit, (rate, _) in measured.items()}
     with_xla = f"{rates[True]} with it" if True in rates else why_not
     return f"XLA {'on' if state.jit else 'off'}: steps/s {rates[False]} without, {with_xla}"

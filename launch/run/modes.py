@@ -119,7 +119,7 @@ def result_of(run: BaseRun, **more) -> dict[str, Any]:
         "strategy": config.strategy,
         "num_replicas": where["replicas"],
         "step": run.state.step,
-        "jit": False if run.strategy.without_jit else run.state.jit,
+        "jit": False if run.strategy.training and run.why_no_jit else run.state.jit,
         "precision": config.precision,
         "run_dir": config.run_dir,
         **({"classes": [*run.known.classes]} if run.known.classes else {}),

@@ -16,7 +16,7 @@ from ...engine import Trainer
 from ...engine.data import entry, form
 from ...engine.data.arrays import ArraySource
 from ...engine.data.data import Data
-from ...engine.data.lent_feed import LentFeed
+from ...engine.data.external_feed import ExternalFeed
 from ...engine.data.source import Source, Split
 from ...engine.data.streamed import Stream
 from ...engine.holdings import Holdings
@@ -29,7 +29,7 @@ from ..command_line import registry
 from ..command_line.config import Config
 from ..errors import UsageError
 from . import data as datas
-from . import lent, weights
+from . import external, weights
 from .base import BaseRun
 from .names import Names, check_trained
 
@@ -81,7 +81,7 @@ class Predictor:
         features = self._run.names.ids(form.features(form.example(chosen)))
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._taken)
         found, cure = ArraySource(features).element_spec, "model.predict takes other sizes, if the model does"
-        lent.check_like("features", wanted, found, cure)
+        external.check_like("features", wanted, found, cure)
         return chosen
 
     def __call__(self, split: Split) -> Any:
@@ -197,8 +197,8 @@ def _batches(split: Split, size: int) -> Iterator[Any]:
         examples = np.arange(len(split))
         yield from (split.read(examples[at : at + size]) for at in range(0, max(len(examples), 1), size))
         return
-    feed = LentFeed(1, Mesh())
-    feed.hold(split, size, None, 0)
+    feed = ExternalFeed(1, Mesh())
+    feed.hold(split, 0, size)
     try:
         for step in range(feed.order.steps_per_epoch):
             yield feed.take(step, 1).operands[0]
@@ -281,5 +281,5 @@ def evaluate(run: BaseRun, split=None) -> dict[str, float]:
         if not run.has_evaluation:
             raise UsageError("evaluate(): the run has no evaluation data; give evaluate a split")
         return evaluation.evaluate(run.strategy, run.state)
-    with lent.lending(run, split, trains=False):
-        return evaluation.evaluate(run.strategy, run.state)
+    with contextlib.closing(external.program(run, "eval", split)) as program:
+        return evaluation.evaluate(run.strategy, run.state, program)

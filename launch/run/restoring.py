@@ -163,7 +163,7 @@ def check_same_run(run: BaseRun, manifest: Manifest) -> None:
 
 def check_position(run: BaseRun, manifest: Manifest) -> None:
     """Raises `UsageError` where training can't go on from a checkpoint, since its batches were of another size."""
-    order = run.strategy.train_order
+    order = run.strategy.training.feed.order
     if manifest.step < order.origin.step:
         raise UsageError(
             f"{manifest.name} was written before batches of {order.batch_size} began, at step {order.origin.step}, and "

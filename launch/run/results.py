@@ -88,7 +88,7 @@ class Ending:
         config, loop = self._config, getattr(self.run, "loop", None)
         code, line = explanations.explain(error, has_debug=False)
         has_result = self._lock and os.path.exists(RunDir(config.run_dir).result)
-        if not (loop and loop.status.steps) and (code == EXIT_USAGE or has_result):
+        if not (loop and loop.status.segment.steps) and (code == EXIT_USAGE or has_result):
             return
         model = config.own_class.__name__ if config.own_class else config.model
         step = loop.status.step if loop else None

@@ -19,7 +19,7 @@ from ..command_line.config import Config
 from ..errors import RunError, UsageError
 from ..host.isolation import Isolation
 from ..host.signals import Standby
-from . import agreement, generation, lent, modes, prediction_files, predictions, saved_run, training, weights
+from . import agreement, external, generation, modes, prediction_files, predictions, saved_run, training, weights
 from .base import BaseRun
 from .history import Means, Rows
 from .results import Ending
@@ -371,7 +371,7 @@ class Run(BaseRun):
             self._standby.note(training.take_signal(self))
 
     def _checked(self, data):
-        return lent.checked(self, data)
+        return external.checked(self, data)
 
     def _agree(self, call: str, split=None) -> str | None:
         """Compares what processes that train together do next: a call, or end by a signal, whose name then is `call`.
@@ -387,7 +387,7 @@ class Run(BaseRun):
         """
         if self.strategy.num_hosts == 1:
             return None
-        call = call if split is None else f"{call} on {lent.described(split)}"
+        call = call if split is None else f"{call} on {external.described(split)}"
         ended_by = agreement.check_call(call, self.strategy)
         if self.sync_check:
             self.sync_check.act(self.loop.status)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...engine.checkpoints import Manifest, RunDir
+from ...engine.data.order import Order
 from ...engine.holdings import Holdings
 from ...engine.hooks import Hook, evaluation, saving
 from ...engine.hooks.keras_callbacks import KerasCallbacks
@@ -22,7 +23,7 @@ from ..command_line import config as configs
 from ..errors import UsageError, setting
 from ..host.files import write_of_run
 from ..host.signals import EXIT_CODES, Signals
-from . import hooks, lent, restoring, results, weights
+from . import external, hooks, restoring, results, weights
 from .base import BaseRun, choose_jit
 from .history import Means
 from .modes import Outcome, as_line, by_class, result_of
@@ -75,13 +76,13 @@ def whole(run: BaseRun) -> Outcome:
 
 
 def train(run: BaseRun, steps: int | None, epochs: float | None, split=None) -> Means:
-    """Trains for so many steps, or epochs, on the run's own data or on what is lent to it; see `Run.train`."""
+    """Trains for so many steps, or epochs, on the run's own data or external data; see `Run.train`."""
     if split is None:
-        until = _end_of(run, steps, epochs)
+        until = _end_of(run, steps, epochs, run.strategy.training.feed.order)
         _make_ready(run)
         return Means(run.loop.train_to(until))
-    with lent.lending(run, split, trains=True, steps=steps):
-        return Means(run.loop.train_to(_end_of(run, steps, epochs)))
+    with contextlib.closing(external.program(run, "train", split, steps)) as program:
+        return Means(run.loop.train_to(_end_of(run, steps, epochs, program.feed.order), program))
 
 
 def _make_ready(run: BaseRun) -> None:
@@ -90,7 +91,7 @@ def _make_ready(run: BaseRun) -> None:
         return
     run.is_ready = True
     # A mistake in the evaluation shows now, not after an epoch.
-    _find_monitored(run, run.strategy.trace_evaluation() if run.evaluates else ())
+    _find_monitored(run, run.strategy.evaluation.trace() if run.evaluates else ())
     run.say(choose_jit(run))
 
 
@@ -109,13 +110,19 @@ def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
         run.say(f"monitored: {monitored.described()}")
 
 
-def _end_of(run: BaseRun, steps: int | None, epochs: float | None) -> int:
+def _end_of(run: BaseRun, steps: int | None, epochs: float | None, order: Order) -> int:
     """Returns the step up to which so many steps, or epochs, go: none past the run's end.
+
+    Args:
+      run: that trains.
+      steps: how many.
+      epochs: how many, of data in this order.
+      order: of what is trained on.
 
     Raises:
       UsageError: they are not a length, or the run has stopped.
     """
-    step, last, order = run.step, run.train_steps, run.strategy.train_order
+    step, last = run.step, run.train_steps
     if run.stop:
         cure = "look at run.stop before each call; after early stopping, reset_patience() lets it go on"
         raise UsageError(f"train(): the run has stopped ({run.stop}); {cure}")
@@ -257,10 +264,10 @@ def _evaluation_of(step: int, hooks: Sequence[Hook]) -> evaluation.Evaluated | N
 
 
 def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
-    config, order, where = run.config, run.strategy.train_order, run.strategy.describe()
+    config, order, where = run.config, run.strategy.training.feed.order, run.strategy.describe()
     length = "no end" if run.train_steps is None else counted(run.train_steps, "step")
     epoch = f"{counted(order.num_examples, 'example')}, {counted(order.steps_per_epoch, 'step')} an epoch of"
-    if run.strategy.train_feed.is_endless:
+    if run.strategy.training.feed.is_endless:
         epoch = "examples that are not counted, batches of"
     text = (
         f"{config.model_entry.name}: {epoch} {order.batch_size}, {length}; "
@@ -281,7 +288,7 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
 
 def _batch_size_line(run: BaseRun, manifest: Manifest) -> str:
     """Returns a line that says how a run goes on whose batch size changes here; "" where it does not."""
-    order = run.strategy.train_order
+    order = run.strategy.training.feed.order
     origin, before = order.origin, manifest.about["flags"]["global_batch_size"]
     if origin.step != manifest.step or before == order.batch_size:
         return ""

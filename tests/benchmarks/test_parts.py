@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import parts
+from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.models import mlp
 
@@ -30,8 +31,10 @@ def made(bench):
 
 def run(made, part, steps):
     """Runs a part for so many steps; the mean of the metric that stands for what it computed."""
-    part.bind(made.strategy, made.state)
-    return made.train(made.state.step + steps)["loss"].value()
+    sums, end = Sums(), made.state.step + steps
+    while made.state.step < end:
+        sums.add(made.strategy.run(part, end - made.state.step).sums)
+    return sums.values()["loss"].value()
 
 
 def exhausted(*_):
@@ -41,13 +44,13 @@ def exhausted(*_):
 @REPLICAS
 def test_step_trains_on_one_whole_batch_and_reads_no_input(made, replicas, monkeypatch):
     made = made(replicas)
-    feed = made.strategy.train_feed
+    feed = made.strategy.training.feed
     made.jump(2)  # the epoch's last batch, which is smaller
     part = parts.step(made.strategy, made.state, feed, jit=False)
     monkeypatch.setattr(feed, "take", exhausted)
     first, later = run(made, part, 1), run(made, part, 30)
     assert later < first  # that batch is learnt
-    assert made.strategy.train_order.examples_before(30) == 30 * BATCH
+    assert part.feed.order.examples_before(30) == 30 * BATCH
 
 
 @REPLICAS
@@ -61,7 +64,7 @@ def test_a_users_dataset_is_timed_by_itself_and_left_out_of_the_step(bench, repl
 
     source = tf.data.Dataset.from_tensor_slices((images, labels)).map(counted)
     made = bench(mlp.Model(hidden_units=(16,)), source, BATCH, replicas, num_classes=3, shuffle=False)
-    feed = made.strategy.train_feed
+    feed = made.strategy.training.feed
     part = parts.input(made.strategy, made.state, feed, jit=False)
     assert run(made, part, 4) == pytest.approx(1.0)  # a pixel, and a label of 0
     assert read.numpy() >= 20 + BATCH
@@ -77,7 +80,7 @@ def test_a_users_dataset_is_timed_by_itself_and_left_out_of_the_step(bench, repl
 def test_input_changes_nothing(made, replicas, jit):
     made = made(replicas)
     before = made.arrays()
-    part = parts.input(made.strategy, made.state, made.strategy.train_feed, jit)
+    part = parts.input(made.strategy, made.state, made.strategy.training.feed, jit)
     assert 0 <= run(made, part, 9) <= 3  # the mean of a pixel, in 0 to 1, and a label, 0 to 2
     counters = [variable is made.state.step_variable for variable in made.state.variables()]
     for same, now, is_counter in zip(before, made.arrays(), np.repeat(counters, replicas), strict=True):
@@ -89,7 +92,7 @@ def test_update_applies_the_gradients_that_are_there(made, replicas):
     made = made(replicas)
     variables = parts.dense_variables(made.trainer)
     before = [made.copies(variable) for variable in variables]
-    part = parts.update(made.strategy, made.state, made.strategy.train_feed, jit=False)
+    part = parts.update(made.strategy, made.state, made.strategy.training.feed, jit=False)
     ((gradients,), _, _) = part.feed.take(0, 1)
     run(made, part, 4)
     for variable, copies, gradient in zip(variables, before, gradients, strict=True):
@@ -101,7 +104,7 @@ def test_update_applies_the_gradients_that_are_there(made, replicas):
 
 def test_reduce_sums_what_replicas_hold(made):
     made = made(2)
-    part = parts.reduce(made.strategy, made.state, made.strategy.train_feed)
+    part = parts.reduce(made.strategy, made.state, made.strategy.training.feed)
     ((gradients,), _, _) = part.feed.take(0, 1)
     firsts = [made.strategy.distribution.experimental_local_results(g)[0].numpy().flat[0] for g in gradients]
     # Looked at are each sum's first value, and the count of the two replicas.
@@ -110,7 +113,7 @@ def test_reduce_sums_what_replicas_hold(made):
 
 def test_the_latency_of_a_sum_is_timed_beside_its_rates(made):
     made = made(2)
-    found = parts.figures_of_sums(made.strategy, made.state, made.strategy.train_feed, ms_per_step=2.0)
+    found = parts.figures_of_sums(made.strategy, made.state, made.strategy.training.feed, ms_per_step=2.0)
     assert found["bytes"] == 4 * (16 * 16 + 16 + 16 * 3 + 3)
     assert found["latency_ms"] > 0
 
@@ -143,10 +146,10 @@ def test_shares_by_hand():
 @REPLICAS
 def test_parts_are_timed_in_turn_and_leave_no_trace(made, replicas):
     made = made(replicas, optimizer="adam")
-    before, step, feed = made.arrays(), made.state.step, made.strategy.train_feed
+    before, step, feed = made.arrays(), made.state.step, made.strategy.training.feed
     with made.state.kept():
         pieces = {make.__name__: make(made.strategy, made.state, feed, False) for make in (parts.whole, parts.update)}
-        found = parts.timed(made.strategy, made.state, pieces, 0.06)
+        found = parts.timed(made.strategy, pieces, 0.06)
     assert set(found) == {"whole", "update"}
     for each in found.values():
         assert each["ms_per_step"] == pytest.approx(1e3 * each["seconds"] / each["repeats"])
@@ -160,7 +163,7 @@ def test_parts_are_timed_in_turn_and_leave_no_trace(made, replicas):
 def test_checkpoint_is_written_and_read_while_training_goes_on(made, replicas, tmp_path):
     made = made(replicas)
     with made.state.kept():
-        part = parts.step(made.strategy, made.state, made.strategy.train_feed, jit=False)
+        part = parts.step(made.strategy, made.state, made.strategy.training.feed, jit=False)
         found = parts.checkpoint(made.strategy, made.state, part, str(tmp_path))
     assert [name for name in os.listdir(tmp_path) if name.endswith(".manifest.json")]
     assert len(found["samples"]) == found["repeats"] == 3

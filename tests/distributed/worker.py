@@ -188,7 +188,7 @@ def curve(strategy: MultiWorker, trainer: Trainer, steps: int) -> list[float]:
     state = bound(strategy, trainer, seed=1)
     values = []
     while state.step < steps:
-        total, count = strategy.run_train_steps(1).sums.read()["loss"]
+        total, count = strategy.run(strategy.training, 1).sums.read()["loss"]
         values.append(total / count)
     return values
 
@@ -228,7 +228,7 @@ def words(strategy: MultiWorker, steps: int, trainer: type[Trainer] = Words, exa
         state.build()
     strategy.bind(state, strategy.feed(split_of(dataset), 12, 0))
     while state.step < steps:
-        strategy.run_train_steps(steps - state.step).sums.read()
+        strategy.run(strategy.training, steps - state.step).sums.read()
     return [float(x) for variable in state.trainer.model.variables for x in np.ravel(variable.numpy())]
 
 
@@ -247,7 +247,7 @@ def agreement(strategy: MultiWorker) -> list:
     for call in range(10):
         wish = "SIGTERM" if call >= 3 and strategy.host == strategy.num_hosts - 1 else None
         stop = strategy.agree_to_stop(wish)
-        told.append([strategy.run_train_steps(20).steps, stop and str(stop)])
+        told.append([strategy.run(strategy.training, 20).steps, stop and str(stop)])
     return told
 
 

@@ -36,7 +36,7 @@ def by_freezing(made) -> tuple[list[list[np.ndarray]], np.ndarray]:
     for until in (0, FROZEN, STEPS):
         while made.state.step < until:  # as the outer loop cuts its calls
             end = min(until, made.state.freezing.next_change(made.state.step) or until)
-            made.strategy.run_train_steps(end - made.state.step)
+            made.run(end - made.state.step)
         firsts.append(values(made, "first"))
     return firsts, np.concatenate([v.ravel() for v in values(made, "")])
 

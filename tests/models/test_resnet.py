@@ -71,7 +71,7 @@ def test_it_learns_stripes():
     split = ArraySource(source)
     strategy.bind(state, strategy.feed(split, 32, 0), strategy.feed(split, 64, None))
     while state.step < 40:
-        strategy.run_train_steps(40 - state.step)
+        strategy.run(strategy.training, 40 - state.step)
     assert strategy.evaluate().means()["accuracy"] > 0.95
 
 

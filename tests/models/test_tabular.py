@@ -60,7 +60,7 @@ def learn(trainer, data, vocabulary, steps=200, **options):
     before = strategy.evaluate().means()
     sums = Sums()
     while state.step < steps:
-        sums.add(strategy.run_train_steps(steps - state.step).sums)
+        sums.add(strategy.run(strategy.training, steps - state.step).sums)
     return before, strategy.evaluate().means()
 
 
@@ -124,7 +124,7 @@ def trained(name, source, steps, parts=1, calls=(60,)):
     for calls_of in calls:
         put_back()
         while state.step < steps:
-            strategy.run_train_steps(min(calls_of, steps - state.step))
+            strategy.run(strategy.training, min(calls_of, steps - state.step))
         found.append([variable.numpy() for variable in state.trainer.trainable_variables])
     return found
 
@@ -287,7 +287,7 @@ def test_labels_that_are_not_0_or_1_end_training_and_evaluation_by_name(weighed)
     features, labels = {"id": np.arange(6) % 3}, np.float32([0, 1, 0, 4, 1, 4])
     split = (features, labels, np.float32([1, 1, 1, 0, 1, 0])) if weighed else (features, labels)
     strategy, state = prepared(MODELS["dlrm"](task="clicks"), split, {"id": 3}, split, batch=3, shuffle=False)
-    sums = strategy.run_train_steps(2).sums.read()
+    sums = strategy.run(strategy.training, 2).sums.read()
     if weighed:
         numerics.check_labels(sums, "here")
         assert np.isfinite([sums["loss"].total, evaluate(strategy, state)["loss"]]).all()

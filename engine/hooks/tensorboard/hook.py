@@ -82,7 +82,7 @@ class TensorBoard(Windowed):
             if about := dict(enumerate(status.strategy.about())):
                 self._files.put("train", 0, lambda: event_values.table("strategy", about))
             self._put_graph(trainer)
-            self._has_images = self._put_images(status.step)
+            self._has_images = self._put_images(status)
 
     def rewind(self, status: Status) -> None:
         self._files.close()
@@ -98,7 +98,7 @@ class TensorBoard(Windowed):
 
     def __call__(self, status: Status) -> None:
         super().__call__(status)
-        self._has_images = self._has_images or self._put_images(status.step)
+        self._has_images = self._has_images or self._put_images(status)
         if status.evaluation is not None:
             evaluation = copy.copy(status.evaluation)
             self._files.put("eval", status.step, lambda: event_values.evaluation(evaluation))
@@ -138,7 +138,7 @@ class TensorBoard(Windowed):
             )
         by_kind = {"weights": self._weights()}
         if self.probe is not None:
-            by_kind["gradients"] = self.probe.gradients(status.step)
+            by_kind["gradients"] = self.probe.gradients(status.program, status.step)
         # Of what is cut over a mesh this is the first replica's part, and its name says so.
         cut = {path_of(variable) for variable in Holdings(trainer).all_weights if cut_of(variable)}
         by_kind = {
@@ -165,11 +165,11 @@ class TensorBoard(Windowed):
             return
         self._files.put_graph("train", lambda: graph.as_graph_def(add_shapes=True).SerializeToString())
 
-    def _put_images(self, step: int) -> bool:
+    def _put_images(self, status: Status) -> bool:
         """Writes some inputs, if they look like images. Returns False while there is no batch to show."""
         if self.probe is None or not event_values.looks_like_images(self.probe.example_features):
             return True
-        features = self.probe.features(step)
+        features = self.probe.features(status.program, status.step)
         if features is not None and len(pictures := np.asarray(features[:_PICTURES])):
             self._files.put("train", 0, lambda: event_values.images("inputs", pictures))
         return features is not None

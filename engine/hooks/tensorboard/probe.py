@@ -8,19 +8,21 @@ from collections.abc import Iterable, Iterator
 import tensorflow as tf
 
 from ...data import form
+from ...data.feed import Feed
 from ...internals.tensorflow import as_only_replica
 from ...internals.variables import assign_local, path_of, read_local, tf_variable
 from ...layers.embeddings import Embedding
 from ...step import batches
 from ...step.runner import StepRunner
+from ...strategies.base import Program
 from .event_values import Histogram, histogram
 
 
 class Probe:
     """Computes the gradients that the next step would, and shows its batch, without doing the step.
 
-    Nothing is read for it. Of a user's dataset, whose iterator is training's, and of data that a program hands to its
-    run, it takes the batch that a step was trained on before the first call, and keeps it for all later calls.
+    Nothing is read for it. Of a user's dataset, whose iterator is training's, and of external data, it takes the batch
+    that a step was trained on before the first call, and keeps it for all later calls.
 
     Args:
       strategy: the run's, of this package, bound to its data.
@@ -30,29 +32,29 @@ class Probe:
     def __init__(self, strategy, trainer):
         self._strategy = strategy
         self._distribution = strategy.distribution
-        self._kept = None
-        if strategy.train_feed is not None:  # it may be handed to the run later
-            strategy.train_feed.keep_batches()
+        self._kept: Feed | None = None
+        strategy.training.feed.keep_batches()
         self._trainer = trainer
         self._holdings = trainer.holdings
         self._runner = StepRunner(trainer, strategy.mesh)
         self._gradients = tf.function(self._replicated_gradients, autograph=False)
         self._batch = tf.function(self._replicated_batch, autograph=False)
 
-    def gradients(self, step: int) -> dict[str, Histogram]:
+    def gradients(self, program: Program, step: int) -> dict[str, Histogram]:
         """Returns histograms of the loss's gradients over the global batch of a step, by the variable's path.
 
         Before clipping, after the sum over replicas. {} where the trainer leaves `compute_gradients` nothing to train,
         and where no batch of a dataset can be kept.
         """
-        if not self._trainer.trainable_variables or self._feed is None:
+        feed = self._feed_of(program)
+        if not self._trainer.trainable_variables or feed is None:
             return {}
-        operands, offset, _ = self._feed.look(step)
+        operands, offset, _ = feed.look(step)
         with _without_admission(self._holdings.tables.values()):
             numbers = tf.constant(offset, tf.int64), tf.constant(step, tf.int64)
             parts = self._strategy.mesh.part(0, self._strategy.num_replicas)[1]
-            is_shared = self._feed.is_shared(step, parts)
-            gradients = self._gradients(operands, *numbers, self._holdings.freezing.frozen, is_shared)
+            is_shared = feed.is_shared(step, parts)
+            gradients = self._gradients(feed, operands, *numbers, self._holdings.freezing.frozen, is_shared)
         paths = [path_of(v) for v in self._trainer.trainable_variables]
         return {path: gradients[path] for path in paths if path in gradients}
 
@@ -61,34 +63,33 @@ class Probe:
         """Features of one example, zeros: their shapes and dtypes."""
         return form.features(self._trainer.given.example)
 
-    def features(self, step: int):
-        """Returns the features of one replica's part of the batch of a step, as tensors; None where none is known."""
-        if self._feed is None:
+    def features(self, program: Program, step: int):
+        """Returns the features of one replica's part of a step's batch, as tensors; None where none is known."""
+        if (feed := self._feed_of(program)) is None:
             return None
-        operands, offset, _ = self._feed.look(step)
-        return self._batch(operands, tf.constant(offset, tf.int64))
+        operands, offset, _ = feed.look(step)
+        return self._batch(feed, operands, tf.constant(offset, tf.int64))
 
-    @property
-    def _feed(self):
-        feed = self._strategy.train_feed
+    def _feed_of(self, program: Program) -> Feed | None:
+        feed = program.feed
         if feed.random_access:  # training asks for the same step next
             return feed
-        if self._kept is None:
-            self._kept = self._strategy.trained_batch()
+        if self._kept is None and feed.kept_batch is not None:
+            self._kept = self._strategy.repeated_batch(feed)
         return self._kept
 
-    def _replicated_batch(self, operands, offset):
-        batch = self._feed.next_operands(operands, offset)
-        features = self._distribution.run(lambda *b: form.features(self._feed.batch(*b)), args=batch)
+    def _replicated_batch(self, feed: Feed, operands, offset):
+        batch = feed.next_operands(operands, offset)
+        features = self._distribution.run(lambda *b: form.features(feed.batch(*b)), args=batch)
         return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], features)
 
-    def _replicated_gradients(self, operands, offset, step, form, is_shared: bool):
+    def _replicated_gradients(self, feed: Feed, operands, offset, step, form, is_shared: bool):
         def on_replica(*operands):
-            batch = self._feed.batch(*operands)
+            batch = feed.batch(*operands)
             with as_only_replica() if is_shared else contextlib.nullcontext():
                 return self._replica_gradients(batch, step)
 
-        histograms = self._distribution.run(on_replica, args=self._feed.next_operands(operands, offset))
+        histograms = self._distribution.run(on_replica, args=feed.next_operands(operands, offset))
         return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], histograms)
 
     def _replica_gradients(self, batch, step):

@@ -117,7 +117,7 @@ class Leases:
       cluster: where its tasks are.
       timeout_seconds: without any update, until those that hold it are named; 0 waits for ever. `FIRST_CALL_FACTOR`
         times as long for a loop of which nothing has come back: workers build and optimize its graph.
-      describe: a lease and a step of it, for a message.
+      describe: describes a lease of a loop and a step of it, for a message.
       fault_of_data: what was wrong with the data, if an error comes of that; such a lease is not tried again.
 
     Attributes:
@@ -130,7 +130,7 @@ class Leases:
         cluster: Cluster,
         *,
         timeout_seconds: float,
-        describe: Callable[[Lease, int], str],
+        describe: Callable[[LeaseLoop, Lease, int], str],
         fault_of_data: Callable[[BaseException], CrankshaftError | None],
     ):
         self._coordinator = coordinator
@@ -298,9 +298,10 @@ class Leases:
         gone = [worker for worker, address in enumerate(self._cluster.workers) if is_gone(address)]
         parts = [f"{self._named(worker)} is not there" for worker in gone]
         takers = self.counters.takers.numpy()
-        begun = [each.lease for each in self._open.values() if self._counted(each.lease, counts)[1]]
-        held = {int(takers[lease.slot]): lease for lease in begun if takers[lease.slot] not in gone}
-        parts += [f"{self._named(worker)} holds {self._describe(lease, -1)}" for worker, lease in held.items()]
+        begun = [each for each in self._open.values() if self._counted(each.lease, counts)[1]]
+        held = {int(takers[each.lease.slot]): each for each in begun if takers[each.lease.slot] not in gone}
+        holds = {worker: self._describe(each.loop, each.lease, -1) for worker, each in held.items()}
+        parts += [f"{self._named(worker)} holds {lease}" for worker, lease in holds.items()]
         # One that was stopped before it began what it was sent holds nothing yet.
         for worker in answers.silent("worker", set(range(len(self._cluster.workers))) - {*gone, *held}):
             parts.append(f"{self._named(worker)} does not answer")
@@ -320,7 +321,7 @@ class Leases:
             where = f"worker {self.counters.takers.numpy()[lease.slot]}"
         what = f"{type(error).__name__}: {reason(error)}" if error else "the worker's own output may say why"
         return (
-            f"{where} failed {counted(each.failures, 'time')} on {self._describe(lease, step)}: "
+            f"{where} failed {counted(each.failures, 'time')} on {self._describe(each.loop, lease, step)}: "
             f"{what}; correct the model or the data"
         )
 

@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from ...data.arrays import as_tensor
+from ...data.external_feed import ExternalFeed
 from ...data.feed import Feed, Run, Took
 from ...data.feeds import StreamedFeed
-from ...data.lent_feed import LentFeed
 from ...data.order import Order
 from ...data.reading import example_bytes, gather
 from ...data.source import Source
@@ -244,8 +244,8 @@ class SentFeed(_InPieces, StreamedFeed):
         return Run((piece, tf.constant(step, tf.int64)), step, step + len(batches))
 
 
-class LentWorkersFeed(LentFeed):
-    """Data that a program hands to its run, read by the coordinator: a lease has the batches of its steps with it."""
+class ExternalWorkersFeed(ExternalFeed):
+    """Data that a call brings, read by the coordinator: a lease has the batches of its steps with it."""
 
     def __init__(self):
         super().__init__(1, Mesh())

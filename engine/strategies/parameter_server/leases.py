@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...internals.variables import server_of, tf_variable
+from ...metrics.sums import RowSpec
 from ...optimizers.base import Optimizer
 from ...reduction import wire
 from ...step.context import Readings
@@ -187,16 +188,21 @@ class LeaseLoop(InnerLoop):
     @property
     def function(self) -> tf.function:
         """The function to schedule, with the arguments (operands, lease); the lease is an int64 vector."""
-        if (form := self._form()) not in self._functions:
+        specs = self.feed.lease_specs
+        if (form := (self._form(), repr(specs))) not in self._functions:
             # Leases have examples of any number of steps with them, for which one graph is enough.
-            signature = (self._feed.lease_specs, tf.TensorSpec([len(Lease._fields)], tf.int64))
+            signature = (specs, tf.TensorSpec([len(Lease._fields)], tf.int64))
             self._functions[form] = tf.function(self._loop, autograph=False, input_signature=signature)
         return self._functions[form]
+
+    def trace(self) -> Sequence[RowSpec]:
+        self.one_step(0)
+        return self._specs
 
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` as a worker runs it: for inspection, not to be run."""
         step = tf.constant(step, tf.int64)
-        return self._traced(self._feed.operand_specs, step, step, *self._more_specs(self._pull.packs()))[0]
+        return self._traced(self.feed.operand_specs, step, step, *self._more_specs(self._pull.packs()))[0]
 
     def _more_specs(self, pulled: list[tf.Tensor]) -> tuple:
         """Returns the specs of what a step is given besides its batch, its number and whether it is observed."""
@@ -218,7 +224,7 @@ class LeaseLoop(InnerLoop):
 
     def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> Returned:
         """Returns what the lease comes back with, but the time that it took."""
-        pulled, specs = self._pull.packs(), self._feed.operand_specs
+        pulled, specs = self._pull.packs(), self.feed.operand_specs
         one_step, zeros = self._traced(specs, lease.first, lease.first, *self._more_specs(pulled))
 
         def body(operands, step, sums):
@@ -241,7 +247,7 @@ class LeaseLoop(InnerLoop):
             ended, *state = tf.while_loop(lambda _, step, *__: step < stop, one_step, start, parallel_iterations=1)
             return tuple(state), ended
 
-        return self._feed.through(operands, state[0], stop, run, state)
+        return self.feed.through(operands, state[0], stop, run, state)
 
 
 class UpdateLoop(LeaseLoop):
@@ -261,7 +267,7 @@ class UpdateLoop(LeaseLoop):
         self._counters = counters
 
     def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> Returned:
-        counters, specs = self._counters, self._feed.operand_specs
+        counters, specs = self._counters, self.feed.operand_specs
         counts = counters.begin(lease, worker)
         first = lease.first + counts[counters.steps_at(lease.slot)] - lease.steps_before
         starts = counts[counters.starts_at(lease.slot)] - lease.starts_before

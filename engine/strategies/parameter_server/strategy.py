@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,24 +24,22 @@ from ...health import answers, standstill
 from ...health.peers import LastHeard
 from ...internals.errors import CrankshaftError, LostPeerError, UsageError, setting
 from ...internals.tensorflow import let_coordinator_compute
-from ...metrics.sums import LoopSums, RowSpec, Sums, total_rows
+from ...metrics.sums import LoopSums, RowSpec, total_rows
 from ...state import TrainState
 from ...step.runner import StepRunner
-from ..base import Measured
+from ..base import LoopResult, Step, Strategy
 from ..feed_options import FeedOptions
-from ..inner_loop import LoopResult
 from ..pacing import Pace
 from ..workers import WorkerRows
 from . import sources
 from .coordinator import Cluster, Done, Leases, lease_seconds, quiet_tensorflow
-from .feed import LentWorkersFeed, ReadByWorkersFeed, SentFeed, Workers
+from .feed import ExternalWorkersFeed, ReadByWorkersFeed, SentFeed, Workers
 from .leases import LAGS, Lease, LeaseLoop, Pull, UpdateLoop
 from .placement import Placement, Rule, server_number
 
-_CALL_SECONDS = 0.1  # of a call of `run_train_steps`, at least
+_CALL_SECONDS = 0.1  # of a call of `run`, at least
 _WAIT_SECONDS = 1.0
 _ROW = ("seconds", "input_seconds", "steps", "staleness")  # of a worker's leases that came back in a call
-_BOUND = ("train_feed", "_train_loop", "eval_feed", "_eval_loop", "_evaluations")  # see `lent`
 _SENT = "the coordinator reads it, and sends each worker the examples of its steps"
 
 
@@ -62,11 +60,11 @@ class ServerOptions:
     placement_rules: tuple[Rule, ...] = ()
 
 
-class ParameterServer(Measured):
+class ParameterServer(Strategy):
     """`tf.distribute.ParameterServerStrategy`, seen by the coordinator.
 
     An update is made by one worker from a whole batch; batches are those of one device, in the order in which workers
-    come to them. After `limit` steps of `run_train_steps` nothing is under way: what is due then finds all updates
+    come to them. After `limit` steps of `run` nothing is under way: what is due then finds all updates
     applied.
 
     Args:
@@ -78,11 +76,8 @@ class ParameterServer(Measured):
     """
 
     name = "parameter_server"
-    train_feed: Feed
-    eval_feed: Feed
     num_replicas = 1  # that have to be in step
     updates_here = False
-    without_jit = True
     why_no_jit = "XLA compiles no variable of another host"
 
     def __init__(
@@ -270,36 +265,23 @@ class ParameterServer(Measured):
         workers = Workers(self.coordinator)
         return RepeatedFeed(workers.hold(arrays), batch_size, workers.here(None, arrays))
 
-    def trained_batch(self) -> RepeatedFeed | None:
-        kept = self.train_feed.kept_batch
-        return (
-            None
-            if kept is None
-            else self.repeated(tf.nest.map_structure(np.asarray, kept), self.train_order.batch_size)
-        )
-
-    def repeated_batch(self) -> RepeatedFeed:
-        """Makes a feed that gives each step the first batch, which is of full size."""
-        operands, first, _ = self.train_feed.look(0)
-        operands = self.train_feed.next_operands(operands, tf.constant(first, tf.int64))
-        batch = tf.nest.map_structure(np.asarray, self.train_feed.batch(*operands))
-        return self.repeated(batch, self.train_order.batch_size)
+    def repeated_batch(self, feed: Feed) -> RepeatedFeed:
+        if (batch := feed.kept_batch) is None:
+            operands, first, _ = feed.look(0)
+            batch = feed.batch(*feed.next_operands(operands, tf.constant(first, tf.int64)))
+        return self.repeated(tf.nest.map_structure(np.asarray, batch), feed.order.batch_size)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
-        """Says what `run_train_steps` and `evaluate` work on. Nothing may be under way."""
-        self._state, self.train_feed, self.eval_feed = state, train_feed, eval_feed
-        state.input.follow(train_feed, self)
+        """Sets what programs work on. Nothing may be under way."""
         if read := [each.read_by_workers for each in (train_feed, eval_feed) if each and each.read_by_workers]:
             sources.check(read, self.cluster.workers, self.step_timeout_seconds)
-        self._train_loop: Any = None
         self._leases = self._leases or Leases(
             self.coordinator,
             self.cluster,
             timeout_seconds=self.step_timeout_seconds,
-            describe=self._describe_lease,
+            describe=_described,
             fault_of_data=self._fault_of_data,
         )
-        self._pace = Pace(self._steps_per_loop, target_seconds=lease_seconds(len(self.cluster.workers)))
         self._holdings = held = state.trainer.holdings
         for optimizer in held.optimizers.values():
             optimizer.use_locking = True  # one worker's update is whole before another's begins
@@ -307,93 +289,80 @@ class ParameterServer(Measured):
         for table in held.tables.values():
             table.reduce_dtype = state.trainer.reduction.reduce_dtype
         self._runner = StepRunner(state.trainer, counts_ids="GPU" in self.computes_on[0])
-        self._evaluations = 0
-        self._lent_loops: dict[tuple[bool, str], LeaseLoop] = {}
-        steps = eval_feed and eval_feed.order.steps_per_epoch
-        self._eval_loop = eval_feed and self._evaluation_loop(eval_feed, lambda step: step % steps)
+        super().bind(state, train_feed, eval_feed)
 
-    def _evaluation_loop(self, feed: Feed, batch_number: Callable[[tf.Tensor], tf.Tensor]) -> LeaseLoop:
-        held, runner, state = self._holdings, self._runner, self._state
-        pull = Pull(held.steady_variables, tf.float32, moved=held.moved_variables)
+    def external_feed(self) -> ExternalWorkersFeed:
+        return ExternalWorkersFeed()
 
-        def eval_step(batch, step, observed, pulled):
-            number, done = batch_number(step), tf.identity(state.step_variable)
-            return runner.eval_step(batch, number, done, observed, pull.readings(pulled))
+    def program(self, step: Step, feed: Feed, jit: bool = False) -> LeaseLoop:
+        """Makes a program. For replica code that is not the trainer's no variables are pulled.
 
-        return LeaseLoop(self.distribution, eval_step, feed, pull, keeps_scores=True)
-
-    def lent_feed(self) -> LentWorkersFeed:
-        return LentWorkersFeed()
-
-    @contextlib.contextmanager
-    def lent(self, feed: LentWorkersFeed, trains: bool) -> Iterator[None]:  # type: ignore[override]
-        own = {name: getattr(self, name) for name in _BOUND}
-        form = trains, repr(feed.operand_specs)
-        loop = self._lent_loops.get(form)
-        try:
-            if trains:
-                self.train_feed = feed
-                self._train_loop = loop = loop or self.train_loop()
-            else:
-                self.eval_feed, self._evaluations = feed, 0
-                self._eval_loop = loop = loop or self._evaluation_loop(feed, lambda step: step)
-            self._lent_loops[form] = loop
-            yield
-        finally:
-            vars(self).update(own)
-
-    def train_loop(self, jit: bool = False) -> UpdateLoop:
-        held, runner = self._holdings, self._runner
-        reduce_dtype, optimizers = held.trainer.reduction.reduce_dtype, list(held.optimizers.values())
-        pull = Pull(held.steady_variables, reduce_dtype, optimizers, held.moved_variables)
-
-        def train_step(batch, step, observed, pulled):
-            metrics = runner.train_step(batch, step, observed, pull.readings(pulled))
-            graph = metrics["loss"].total.graph
-            self._state.check_held(graph)
-            self._state.check_added(graph)
-            return metrics
-
-        counters, form = self._leases.counters, held.step_form
-        return UpdateLoop(self.distribution, train_step, self.train_feed, pull, counters, form=form)
-
-    def loop(self, step, jit: bool = False) -> LeaseLoop:
-        """Makes a loop over the bound feed of any replica code, (batch, step, observed) -> metrics.
-
-        Updates that it makes are not counted, and made again where a worker dies; variables are not pulled.
+        The updates that it makes are not counted, and are made again if a worker dies.
         """
-        runner, pull = self._runner, Pull((), tf.float32, list(self._holdings.optimizers.values()))
+        held, runner, state = self._holdings, self._runner, self.state
+        optimizers = list(held.optimizers.values())
+        pace = Pace(self._steps_per_loop, target_seconds=lease_seconds(len(self.cluster.workers)))
+        if step == "eval":
+            pull = Pull(held.steady_variables, tf.float32, moved=held.moved_variables)
+
+            def eval_step(batch, step, observed, pulled):
+                number, done = feed.batch_number(step), tf.identity(state.step_variable)
+                return runner.eval_step(batch, number, done, observed, pull.readings(pulled))
+
+            return LeaseLoop(self.distribution, eval_step, feed, pull, keeps_scores=True)
+        if step == "train":
+            reduce_dtype = held.trainer.reduction.reduce_dtype
+            pull = Pull(held.steady_variables, reduce_dtype, optimizers, held.moved_variables)
+
+            def train_step(batch, step, observed, pulled):
+                metrics = runner.train_step(batch, step, observed, pull.readings(pulled))
+                graph = metrics["loss"].total.graph
+                state.check_held(graph)
+                state.check_added(graph)
+                return metrics
+
+            counted: dict[str, Any] = {"counters": self._leases.counters, "form": held.step_form}
+            return UpdateLoop(self.distribution, train_step, feed, pull, state=state, pace=pace, **counted)
+        pull = Pull((), tf.float32, optimizers)
 
         def with_progress(batch, number, observed, pulled):
             with runner.training(number, observed, readings=pull.readings(pulled)):
                 return step(batch, number, observed)
 
-        return LeaseLoop(self.distribution, with_progress, self.train_feed, pull)
+        return LeaseLoop(self.distribution, with_progress, feed, pull, state=state, pace=pace)
 
     @property
     def in_step(self) -> bool:
         """Whether all updates that were asked for are applied: only then may anybody read the weights."""
         return not (self._leases and self._leases.num_open)
 
-    def run_train_steps(self, limit: int) -> LoopResult:
-        """Trains for at most `limit` steps, and at least one, and returns what came back after some 0.1 s.
+    def run(self, program: LeaseLoop, limit: int) -> LoopResult:
+        """Executes at most `limit` steps, and at least one, and returns what came back after some 0.1 s.
 
         Those may not be the next steps: all are done once it has come to `limit`.
         """
         began = time.monotonic()
-        step = self._state.step
-        self._train_loop = self._train_loop or self.train_loop()
-        compiles = not self._leases.has_built(self._train_loop)
+        step, trains = program.step, program.state is not None
+        compiles, ending = not self._leases.has_built(program), self._ending and trains
         if self.in_step:
             self._next_step = step
         done: list[Done] = []
         while True:
-            if not (self._ending and not self.in_step):
-                self._fill(step + limit)
+            if not (ending and not self.in_step):
+                self._fill(program, step + limit)
             done += self._collect()
-            all_done = self.in_step and (self._ending or self._next_step >= step + limit)
+            all_done = self.in_step and (ending or self._next_step >= step + limit)
             if done and (all_done or time.monotonic() - began >= _CALL_SECONDS):
                 break
+        program.feed.count([each.returned.took for each in done])
+        steps = sum(each.lease.steps for each in done)
+        program.advance(steps)
+        waited = sum(each.returned.took.seconds for each in done) / len(self.cluster.workers) + self._lease_seconds
+        self._lease_seconds = 0.0
+        rows = self._count_updates(program, done) if trains else None
+        return LoopResult(_summed(program.specs, done), steps, waited, rows, compiles)
+
+    def _count_updates(self, program: LeaseLoop, done: list[Done]) -> WorkerRows:
         rows = np.zeros([len(self.cluster.workers), len(_ROW)])
         for lease, returned in done:
             updates = lease.stop - returned.first
@@ -402,58 +371,32 @@ class ParameterServer(Measured):
             self._updates += lease.stop - returned.first
             self._staleness += returned.staleness[0]
             self._most_stale = max(self._most_stale, returned.staleness[1])
-            if lease.steps == self._pace.steps:  # of the newest length
-                self._pace.fit(lease.steps, returned.seconds)
-        self.train_feed.count([each.returned.took for each in done])
-        steps = sum(each.lease.steps for each in done)
-        self._state.advance(steps)
-        waited = sum(each.returned.took.seconds for each in done) / len(self.cluster.workers) + self._lease_seconds
-        self._lease_seconds = 0.0
-        sums = _summed(self._train_loop.specs, done)
-        return LoopResult(sums, steps, waited, WorkerRows([*_ROW], rows), compiles)
+            if lease.steps == program.pace.steps:  # of the newest length
+                program.pace.fit(lease.steps, returned.seconds)
+        return WorkerRows([*_ROW], rows)
 
     def _collect(self) -> list[Done]:
         done = self._leases.collect(_WAIT_SECONDS)
         self._heard.note(self.worker_names[each.returned.worker] for each in done)
         return done
 
-    def _fill(self, end: int) -> None:
+    def _fill(self, program: LeaseLoop, end: int) -> None:
         """Hands out steps up to `end` while there is room; where staleness is bounded, a round once all are back."""
-        bound, workers = self.options.max_staleness_steps, len(self.cluster.workers)
-        leases, most = self._leases.room, self._pace.steps
-        if bound is not None:
+        bound, workers, pace = self.options.max_staleness_steps, len(self.cluster.workers), program.pace
+        leases = self._leases.room
+        most = pace.steps if pace else -(-program.feed.order.steps_per_epoch // (2 * workers))
+        if bound is not None and pace:
             leases, most = workers * self.in_step, min(most, bound + 1)
         for _ in range(leases):
-            if self._next_step >= end:
+            if (left := end - self._next_step) <= 0:
                 return
-            # Towards the end in smaller parts, so that nobody is waited for long.
-            part = -(-(end - self._next_step) // workers)
+            # Towards the end of training's steps in smaller parts, so that nobody is waited for long.
+            part = -(-left // workers) if pace else left
             before = time.perf_counter()
-            run = self.train_feed.take(self._next_step, min(most, part))
+            run = program.feed.take(self._next_step, min(most, part))
             self._lease_seconds += time.perf_counter() - before
-            self._leases.hand_out(self._train_loop, run)
+            self._leases.hand_out(program, run)
             self._next_step = run.stop
-
-    def trace_evaluation(self) -> Sequence[RowSpec]:
-        """Traces a step of the evaluation: mistakes in it show now."""
-        self._eval_loop.one_step(0)
-        return self._eval_loop.specs
-
-    def evaluate(self) -> Sums:
-        """Sums the metrics over the whole evaluation set, each example once, by all workers."""
-        sums, feed, steps = Sums(), self.eval_feed, self.eval_feed.order.steps_per_epoch
-        # Evaluations follow one another as epochs do, so that a stream goes on and need not be opened again.
-        step = self._evaluations * steps
-        end, part = step + steps, max(1, -(-steps // (2 * len(self.cluster.workers))))
-        while step < end or not self.in_step:
-            while step < end and self._leases.room:
-                run = feed.take(step, min(end - step, part))
-                self._leases.hand_out(self._eval_loop, run)
-                step = run.stop
-            if done := self._collect():
-                sums.add(_summed(self._eval_loop.specs, done))
-        self._evaluations += 1
-        return sums
 
     def bad_records(self, source: WithoutBadRecords) -> set[int]:
         index = next(index for index, each in enumerate(self._read_here) if each is source)
@@ -463,14 +406,15 @@ class ParameterServer(Measured):
         """Returns what was wrong with the data, if that is why a worker has failed."""
         return sources.failure(error) or (sources.undecodable(len(self.cluster.workers)) if self._sources else None)
 
-    def _describe_lease(self, lease: Lease, step: int) -> str:
-        """Describes a lease for a message, and, if it contains `step`, the step at which it stands."""
-        order = self.train_feed.order
-        where = f"steps {lease.first} to {lease.stop - 1}"
-        if lease.first <= step < lease.stop:
-            epoch, batch = divmod(step + order.shift, order.steps_per_epoch)
-            where += f", at step {step} (batch {batch} of epoch {epoch}) or the next"
-        return where
+
+def _described(program: LeaseLoop, lease: Lease, step: int) -> str:
+    """Describes a lease for a message, and, if it contains `step`, the step at which it stands."""
+    order = program.feed.order
+    where = f"steps {lease.first} to {lease.stop - 1}"
+    if lease.first <= step < lease.stop:
+        epoch, batch = divmod(step + order.shift, order.steps_per_epoch)
+        where += f", at step {step} (batch {batch} of epoch {epoch}) or the next"
+    return where
 
 
 def _summed(specs: list[RowSpec], done: list[Done]) -> LoopSums:

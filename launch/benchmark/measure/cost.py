@@ -72,7 +72,7 @@ NOTHING = Cost({}, 0.0, 0.0)
 
 
 def of_step(strategy, state: TrainState, batch_size: int) -> Cost:
-    """Counts one step on all replicas of all hosts. Traces it on a batch of zeros, to which it binds the strategy.
+    """Counts one step on all replicas of all hosts. Traces it on a batch of zeros.
 
     Where parameter servers make the update, it is left out: it takes nothing of the devices that compute.
 
@@ -82,13 +82,16 @@ def of_step(strategy, state: TrainState, batch_size: int) -> Cost:
       batch_size: the global batch, which divides over the mesh's data axis.
 
     Raises:
-      NotCountableError: the graph has a loop of a length, or a tensor of a shape, that only running it tells.
+      NotCountableError: the graph has a loop of a length, or a tensor of a shape, that only running it tells; or
+        the strategy has no such batch.
     """
     _, parts = strategy.mesh.part(0, strategy.num_replicas)  # replicas along the mesh's model axis share examples
     part = batch_size // parts
     batch = tf.nest.map_structure(lambda x: np.repeat(np.asarray(x), part, axis=0), state.trainer.given.example)
-    strategy.bind(state, strategy.repeated(batch, batch_size))
-    graph = strategy.train_loop(jit=False).one_step(0).graph
+    try:
+        graph = strategy.program("train", strategy.repeated(batch, batch_size)).one_step(0).graph
+    except NotImplementedError as error:
+        raise NotCountableError(str(error)) from error
     local_replicas = strategy.num_replicas // strategy.num_hosts
     update = of_update(state.trainer) * local_replicas if strategy.updates_here else NOTHING
     return (of_graph(graph) + update) * strategy.num_hosts

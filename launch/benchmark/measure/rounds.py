@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ....engine.machine import cpus, environment
 from ....engine.metrics.sums import values_by_name
-from ....engine.state import TrainState
+from ....engine.strategies.base import Program
 from . import intervals, noise
 from .statistics import Call, columns, describe_round, summarize
 
@@ -51,7 +51,7 @@ class Length:
 
 def run(
     strategy,
-    state: TrainState,
+    program: Program,
     length: Length,
     variables: Mapping[str, str],
     clock=time.perf_counter,
@@ -63,8 +63,8 @@ def run(
     Where there are several processes, all make the same calls: the length of a round is agreed before it begins.
 
     Args:
-      strategy: with training data bound.
-      state: what the strategy trains; it goes on from where it is.
+      strategy: of the run.
+      program: that trains; it goes on from where it is.
       length: of what is timed.
       variables: the process's environment variables, for the report alone.
       clock: returns seconds.
@@ -82,11 +82,11 @@ def run(
     """
     about = environment.describe(variables)  # before the run, so that the load average is that of others
     start, began = noise.read(processes()), clock()
-    first_step_seconds, steps = warm_up(strategy, state, length, clock)
+    first_step_seconds, steps = warm_up(strategy, program, length, clock)
     compile_seconds, first_round = clock() - began, noise.read(processes())
     rounds: list[list[Call]] = []
     for number in range(1, length.rounds + 1):
-        calls, sums = timed_round(strategy, state, steps, clock)
+        calls, sums = timed_round(strategy, program, steps, clock)
         rounds.append(calls)
         totals = describe_round(calls)
         steps = length.agreed_steps(strategy, totals["steps_per_sec"])
@@ -121,17 +121,17 @@ def _figures(rounds: Sequence[Sequence[Call]], disturbed: noise.Noise, meet_step
     }
 
 
-def timed_round(strategy, state: TrainState, steps: int, clock=time.perf_counter) -> tuple[list[Call], dict]:
+def timed_round(strategy, program: Program, steps: int, clock=time.perf_counter) -> tuple[list[Call], dict]:
     """Trains for `steps` steps. Returns each call, and the sums of the metrics over the last one's steps.
 
     The devices have to be idle when this begins (a warm-up's end awaits them), and are when it ends.
     """
-    end = state.step + steps
+    end = program.step + steps
     noted = []  # only this is done within what is timed: the rest is computed afterwards
     before = clock()
-    while state.step < end:
-        first = state.step
-        result = strategy.run_train_steps(end - first)
+    while program.step < end:
+        first = program.step
+        result = strategy.run(program, end - first)
         after = clock()
         noted.append((first, result.steps, after - before, result.input_seconds, result.workers))
         before = after
@@ -141,7 +141,7 @@ def timed_round(strategy, state: TrainState, steps: int, clock=time.perf_counter
     known = result.workers is not None and strategy.sync_period_steps == 1
     calls = []
     for first, steps, seconds, input_seconds, workers in noted:
-        examples = strategy.train_order.examples_before(first + steps) - strategy.train_order.examples_before(first)
+        examples = program.feed.order.examples_before(first + steps) - program.feed.order.examples_before(first)
         calls.append(Call(steps, examples, seconds, input_seconds, reduce_seconds(workers) if known else None))
     calls[-1] = calls[-1]._replace(seconds=calls[-1].seconds + awaited)
     return calls, sums
@@ -158,12 +158,12 @@ def reduce_seconds(workers) -> float | None:
     return sum(row["reduce_seconds"] for row in rows) / len(rows)
 
 
-def warm_up(strategy, state: TrainState, length: Length, clock=time.perf_counter) -> tuple[float, int]:
+def warm_up(strategy, program: Program, length: Length, clock=time.perf_counter) -> tuple[float, int]:
     """Warms up for rounds of a `length`. Devices are idle at its end.
 
     Args:
-      strategy: with training data bound.
-      state: what the strategy trains.
+      strategy: of the run.
+      program: that trains.
       length: of what is timed.
       clock: returns seconds.
 
@@ -171,16 +171,16 @@ def warm_up(strategy, state: TrainState, length: Length, clock=time.perf_counter
       The seconds of the first call, until its steps were done: tracing and compiling, and its one step (or as many as a
       call has by --steps_per_loop); and the steps of the first round.
     """
-    first_step_seconds, steps_per_sec = _settle(strategy, length.steps or ENDLESS, clock)
+    first_step_seconds, steps_per_sec = _settle(strategy, program, length.steps or ENDLESS, clock)
     if length.steps is None:
-        steps_per_sec = _try(strategy, state, length, steps_per_sec, clock)
+        steps_per_sec = _try(strategy, program, length, steps_per_sec, clock)
     steps = length.agreed_steps(strategy, steps_per_sec)
-    _come_in_step(strategy, state, steps)
-    _compile_last_batch(strategy, state, steps, steps * length.rounds)
+    _come_in_step(strategy, program, steps)
+    _compile_last_batch(strategy, program, steps, steps * length.rounds)
     return first_step_seconds, steps
 
 
-def _settle(strategy, limit: int, clock) -> tuple[float, float]:
+def _settle(strategy, program: Program, limit: int, clock) -> tuple[float, float]:
     """Compiles, and runs calls of at most `limit` steps until two in a row are no longer than those before them.
 
     Returns:
@@ -190,7 +190,7 @@ def _settle(strategy, limit: int, clock) -> tuple[float, float]:
     first_step_seconds, longest, settled = None, 0, 0
     for _ in range(_MAX_CALLS):
         before = clock()
-        result = strategy.run_train_steps(limit)
+        result = strategy.run(program, limit)
         if first_step_seconds is None:
             result.sums.read()
             first_step_seconds = clock() - began
@@ -202,39 +202,39 @@ def _settle(strategy, limit: int, clock) -> tuple[float, float]:
     return first_step_seconds, result.steps / max(clock() - before, 1e-9)
 
 
-def _try(strategy, state: TrainState, length: Length, steps_per_sec: float, clock) -> float:
+def _try(strategy, program: Program, length: Length, steps_per_sec: float, clock) -> float:
     """Returns the rate of a short round, repeated until it takes about as long as the one before predicted.
 
     Single calls do not tell it: some are short, and some compile what a call before them did not need.
     """
     for _ in range(_MAX_TRIALS):
         expected, steps = steps_per_sec, length.agreed_steps(strategy, steps_per_sec, _TRIAL_SHARE)
-        first, before = state.step, clock()
-        while state.step < first + steps:
-            result = strategy.run_train_steps(first + steps - state.step)
+        first, before = program.step, clock()
+        while program.step < first + steps:
+            result = strategy.run(program, first + steps - program.step)
         result.sums.read()
         # More than asked for, where steps were in progress already.
-        steps_per_sec = (state.step - first) / max(clock() - before, 1e-9)
+        steps_per_sec = (program.step - first) / max(clock() - before, 1e-9)
         agree = expected / _GROWS <= steps_per_sec <= expected * _GROWS
         if strategy.exchange(int(agree))[0]:
             break
     return steps_per_sec
 
 
-def _compile_last_batch(strategy, state: TrainState, round_steps: int, steps: int) -> None:
+def _compile_last_batch(strategy, program: Program, round_steps: int, steps: int) -> None:
     """Trains on an epoch's smaller last batch if the next `steps`, or for safety twice as many, may reach it.
 
     It has a separately compiled program, which must not be made within a round.
     """
-    order = strategy.train_order
-    before_it = order.steps_per_epoch - 1 - state.step % order.steps_per_epoch
-    if order.remainder and strategy.train_feed.random_access and before_it < 2 * steps:
-        state.advance(before_it)
-        strategy.run_train_steps(1).sums.read()
-        _come_in_step(strategy, state, round_steps)
+    order = program.feed.order
+    before_it = order.steps_per_epoch - 1 - program.step % order.steps_per_epoch
+    if order.remainder and program.feed.random_access and before_it < 2 * steps:
+        program.advance(before_it)
+        strategy.run(program, 1).sums.read()
+        _come_in_step(strategy, program, round_steps)
 
 
-def _come_in_step(strategy, state: TrainState, round_steps: int) -> None:
+def _come_in_step(strategy, program: Program, round_steps: int) -> None:
     """Ends the steps in progress, so that none of them counts in what is timed next; devices are idle afterwards.
 
     Where replicas meet now and then, and within rounds of `round_steps`, the timing begins where they have met. The
@@ -243,7 +243,7 @@ def _come_in_step(strategy, state: TrainState, round_steps: int) -> None:
     """
     each = strategy.sync_period_steps
     if each > 1:
-        strategy.run_train_steps(1)
-        strategy.run_train_steps(1).sums.read()
-    while round_steps >= each and (not strategy.in_step or state.step % each):
-        strategy.run_train_steps(each - state.step % each).sums.read()
+        strategy.run(program, 1)
+        strategy.run(program, 1).sums.read()
+    while round_steps >= each and (not strategy.in_step or program.step % each):
+        strategy.run(program, each - program.step % each).sums.read()

@@ -18,7 +18,6 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from ....engine.internals.errors import reason
-from ....engine.state import TrainState
 from ....engine.strategies.parameter_server.leases import COUNT_SCOPE
 from .rounds import ENDLESS
 
@@ -37,13 +36,12 @@ class NoTraceError(Exception):
     """There is no trace of the tasks that compute. One line."""
 
 
-def profile(strategy, state: TrainState, folder: str, steps: int = STEPS) -> dict:
+def profile(strategy, folder: str, steps: int = STEPS) -> dict:
     """Trains for `steps` steps under the profiler. All processes that train together have to call it.
 
     Args:
-      strategy: with training data bound, compiled and warm; awaited. Where other tasks compute for it, they are traced
-        for as long as `steps` steps take, and the steps are those in the trace.
-      state: what it trains; it goes on from where it is.
+      strategy: whose training, compiled and warm, and awaited, goes on from where it is. Where other tasks compute for
+        it, they are traced for as long as `steps` steps take, and the steps are those in the trace.
       folder: for TensorBoard, `plugins/profile/` of which gets the trace; the chief's.
       steps: how many.
 
@@ -51,9 +49,9 @@ def profile(strategy, state: TrainState, folder: str, steps: int = STEPS) -> dic
       trace: the folder. steps. ops: [{name, type, ms_per_step, share}] by time, the longest first, all of them;
       a share is of all ops' time, threads added up. ops_ms_per_step: that time. None, with no trace, but in the chief.
     """
-    before = set(_files(folder))
+    before, program = set(_files(folder)), strategy.training
     if tasks := strategy.computing_tasks:
-        _trace_tasks(strategy, state, folder, steps)
+        _trace_tasks(strategy, folder, steps)
         files = set(_files(folder)) - before
         space = _read(files)
         traced_steps = _steps_in(space)
@@ -66,9 +64,9 @@ def profile(strategy, state: TrainState, folder: str, steps: int = STEPS) -> dic
     if strategy.is_chief:
         tf.profiler.experimental.start(folder)
     try:
-        end = state.step + steps
-        while state.step < end:
-            result = strategy.run_train_steps(end - state.step)
+        end = program.step + steps
+        while program.step < end:
+            result = strategy.run(program, end - program.step)
         result.sums.read()  # waits for the devices
     finally:
         if strategy.is_chief:
@@ -83,11 +81,12 @@ def _described(folder: str, space: xplane_pb2.XSpace, steps: int) -> dict:
     return {"trace": folder, "steps": steps, "ops_ms_per_step": sum(op["ms_per_step"] for op in listed), "ops": listed}
 
 
-def _trace_tasks(strategy, state: TrainState, folder: str, steps: int) -> None:
+def _trace_tasks(strategy, folder: str, steps: int) -> None:
     """Makes the tasks that compute write a trace each into `folder`, which they have to share."""
-    before, end = time.perf_counter(), state.step + steps
-    while state.step < end:
-        strategy.run_train_steps(end - state.step)
+    program = strategy.training
+    before, end = time.perf_counter(), program.step + steps
+    while program.step < end:
+        strategy.run(program, end - program.step)
     milliseconds = max(_LEAST_TRACE_MS, round(1e3 * (time.perf_counter() - before)))
     addresses = ",".join(f"grpc://{address}" for address in strategy.computing_tasks)
     failed = []
@@ -102,9 +101,9 @@ def _trace_tasks(strategy, state: TrainState, folder: str, steps: int) -> None:
     tracing = threading.Thread(target=trace, name="trace", daemon=True)
     tracing.start()
     while tracing.is_alive():
-        strategy.run_train_steps(ENDLESS)
+        strategy.run(program, ENDLESS)
     while not strategy.in_step:
-        strategy.run_train_steps(1)
+        strategy.run(program, 1)
     if failed:
         raise NoTraceError(reason(failed[0])) from failed[0]
 

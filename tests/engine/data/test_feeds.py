@@ -231,7 +231,7 @@ def test_another_batch_size_goes_on_with_the_next_example(bench, kind, replicas,
 @pytest.mark.parametrize("kind", ["resident", "read", "dataset"])
 def test_a_feed_says_how_far_a_call_can_go(bench, kind):
     """Of epochs of four whole batches and one of two examples; blocks of three."""
-    feed = bench(Recorder(), FORMS[kind](26), 6, feed=OPTIONS[kind], block_steps=3).strategy.train_feed
+    feed = bench(Recorder(), FORMS[kind](26), 6, feed=OPTIONS[kind], block_steps=3).strategy.training.feed
     steps, gone = 0, []
     while steps < 10:
         reached = feed.reach(steps, 100)
@@ -274,7 +274,7 @@ def test_a_feed_may_jump_back_and_forth(bench, reference):
     made = bench(Recorder(), arrays(26), 6, 2, feed=READ, block_steps=2, seed=3)
     for step in (0, 9, 3, 29, 4, 5, 4):
         made.jump(step)
-        made.strategy.run_train_steps(1)
+        made.run(1)
         assert joined(seen(made))[step] == reference[step]
 
 

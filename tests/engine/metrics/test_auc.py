@@ -72,7 +72,7 @@ def test_training_states_a_bound_and_keeps_it(bench, replicas, options):
     made = bench(Scored(), data, 4, replicas, learning_rate=0.0, **options)
     sums = Sums()
     while made.state.step < 12:  # an epoch
-        sums.add(made.strategy.run_train_steps(5).sums)
+        sums.add(made.run(5).sums)
     found = sums.means()
     assert abs(found["auc"] - by_pairs(*data)) <= found["auc_error_bound"] <= 0.5
 
@@ -89,4 +89,4 @@ def test_wrong_labels_of_a_step_are_named(bench):
     features, labels = scored()
     made = bench(Scored(), (features, labels + 1), 4)
     with pytest.raises(numerics.LabelError, match=r"^step 1: auc: \d labels are .* not 0 or 1"):
-        numerics.check_labels(made.strategy.run_train_steps(1).sums.read(), "step 1")
+        numerics.check_labels(made.run(1).sums.read(), "step 1")

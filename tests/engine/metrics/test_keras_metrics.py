@@ -121,7 +121,7 @@ def test_values_are_keras_ones_over_all_examples(bench, replicas, weighted, opti
     made = bench(Measured(weighted), points(), 4, replicas, learning_rate=0.0, eval_source=points(), **options)
     sums = Sums()
     while made.state.step < 12:  # an epoch
-        sums.add(made.strategy.run_train_steps(5).sums)
+        sums.add(made.run(5).sums)
     expected = by_keras(made.trainer.model, weighted)
     assert expected.keys() >= {"f1_each_0", "f1_each_3", "own_share"}
     for found in (sums.means(), made.strategy.evaluate().means()):

@@ -139,7 +139,7 @@ def test_what_a_step_is_scaled_by_changes_no_gradient(bench, replicas):
     scale = made[1].trainer.loss_scale = DynamicLossScale()
     with made[1].strategy.scope():
         scale.build()
-    made[1].strategy.bind(made[1].state, made[1].strategy.train_feed)  # which finds it
+    made[1].strategy.bind(made[1].state, made[1].strategy.training.feed)  # which finds it
     for each in made:
         each.train(5)
     for one, other in zip(*(each.trainer.trainable_variables for each in made), strict=True):

@@ -180,7 +180,7 @@ def assigning(value, by="none", dtype="float32"):
 def test_state_of_a_batch_that_has_no_rule_is_an_error_before_the_first_step(bench, layer, words):
     made = bench(of(layer), DATA, 5, 2)
     with pytest.raises(ValueError, match="aggregation") as raised:
-        made.strategy.run_train_steps(1)
+        made.run(1)
     assert all(word in str(raised.value) for word in words), raised.value
     assert "\n" not in str(raised.value)
 
@@ -209,7 +209,7 @@ class Scattering(Replay):
 
 def test_an_update_that_variables_on_replicas_do_not_have_names_the_variable_and_another(bench):
     with pytest.raises(ValueError, match=r"^ring \[4, 3\]: scatter_nd_update .*2 replicas; .*tensor_scatter_nd_update"):
-        bench(Scattering(), DATA, 5, 2).strategy.run_train_steps(1)
+        bench(Scattering(), DATA, 5, 2).run(1)
 
 
 class Recurrent(Plain):

@@ -170,7 +170,7 @@ def test_replicas_hold_the_same_weights_where_something_is_due_and_nowhere_else(
         variables = [*made.trainer.model.trainable_variables, *Holdings(made.trainer).moving_statistics]
         return [bool((a != b).any()) for a, b in map(made.copies, variables)]
 
-    made.strategy.run_train_steps(8)  # at most 3 a call
+    made.run(8)  # at most 3 a call
     assert made.state.step == 3
     assert not made.strategy.in_step
     assert all(apart())

@@ -171,7 +171,7 @@ def test_a_step_of_xla_counts_what_its_kernels_take_for_another(bench, wrong, li
 
 def test_what_is_counted_is_no_metric_and_nothing_is_counted_where_kernels_raise(bench):
     jitted = bench(Looked(), looked_up(), 8, jit=True)
-    assert {*jitted.strategy.run_train_steps(1).sums.read()} > {"ids from 0 to 19", "labels from 0 to 4"}
+    assert {*jitted.strategy.run(jitted.strategy.training, 1).sums.read()} > {"ids from 0 to 19", "labels from 0 to 4"}
     by_kernels = bench(Looked(), looked_up({(17, 2): 23}), 8, jit=False)
     assert not any("from 0" in name for name in bench(Looked(), looked_up(), 8).train(1))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"= 23 is not in \[0, 20\)"):

@@ -31,7 +31,7 @@ class Placed(Trainer):
 def test_step_replica_and_seed_hold_in_evaluation(bench, replicas, is_dataset):
     data = tf.data.Dataset.from_tensor_slices(POINTS) if is_dataset else POINTS
     made = bench(Placed(), POINTS, 8, replicas, eval_source=data)
-    made.strategy.trace_evaluation()
+    made.strategy.evaluation.trace()
     found = [made.strategy.evaluate().means()]
     while made.state.step < 5:
         made.train(made.state.step + 1)

@@ -76,13 +76,13 @@ class OutOfMemory(Mlp):
 
 def test_memory_that_is_not_enough_for_xla_is_a_no(bench, monkeypatch):
     made = bench(OutOfMemory((8,)), images(), 16, num_classes=4)
-    loop = made.strategy.train_loop
+    program = made.strategy.program
 
-    def noting(jit):
+    def noting(step, feed, jit):
         made.trainer.jit = jit
-        return loop(jit)
+        return program(step, feed, jit)
 
-    monkeypatch.setattr(made.strategy, "train_loop", noting)
+    monkeypatch.setattr(made.strategy, "program", noting)
     before = made.arrays()
     measured, why_not = jit_choice.measure(made.strategy, made.state)
     assert list(measured) == [False]

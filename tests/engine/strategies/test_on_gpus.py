@@ -59,10 +59,10 @@ def waits_of(monkeypatch):
 
     def waits_of(made):
         made.train(1)
-        if made.strategy.eval_feed:
+        if made.strategy.evaluation:
             made.strategy.evaluate()
         programs = [[*loop.programs.values()] for loop in loops]
-        assert len(programs) == 1 + bool(made.strategy.eval_feed)
+        assert len(programs) == 1 + bool(made.strategy.evaluation)
         assert all(programs)
         return [wait for of_loop in programs for program in of_loop for wait in waits(program)]
 

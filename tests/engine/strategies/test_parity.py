@@ -143,7 +143,7 @@ def test_calls_cut_at_random_change_no_bit_of_batch_normalisation_on_replicas(be
     for number in range(25):
         put_back()
         if number % 5 == 0:
-            made.strategy.bind(made.state, made.strategy.train_feed)
+            made.strategy.bind(made.state, made.strategy.training.feed)
         while made.state.step < 25 and number:
             made.train(min(25, made.state.step + int(draws.integers(1, 24))), int(draws.integers(1, 24)))
         made.train(25)

@@ -11,19 +11,41 @@ from crankshaft.engine.data.feeds import Devices, ResidentFeed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.hooks import every_epoch
 from crankshaft.engine.internals.errors import UsageError
-from crankshaft.engine.metrics.sums import LoopSums, Sums, row_specs, stack
+from crankshaft.engine.metrics.sums import LoopSums, row_specs, stack
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies import devices, register
-from crankshaft.engine.strategies.base import Strategy
-from crankshaft.engine.strategies.inner_loop import LoopResult
+from crankshaft.engine.strategies.base import LoopResult, Program, Strategy
 
 FEATURES = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 LABELS = FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + 3
 ASKED = {"global_batch_size": 16, "train_epochs": 4, "learning_rate": 0.1, "jit": "off", "progress": "off"}
 
 
+class Steps(Program):
+    """Steps that Python starts one by one: no loop is compiled."""
+
+    def __init__(self, distribution, step, feed, state=None):
+        super().__init__(feed, state)
+        self.specs = []
+
+        @tf.function(autograph=False)
+        def run(operands, place, number):
+            def on_replica(*batch):
+                metrics = step(feed.batch(*batch), number)
+                self.specs[:] = row_specs(metrics)
+                return stack(metrics, tf.float64)
+
+            return distribution.run(on_replica, args=feed.next_operands(operands, place))
+
+        self.compiled = run
+
+    def __call__(self):
+        operands, place, _ = self.feed.take(self.step, 1)
+        return self.compiled(operands, tf.constant(place, tf.int64), tf.constant(self.step, tf.int64))
+
+
 class StepByStep(Strategy):
-    """One device, to which Python gives each step by itself: no loop is compiled."""
+    """One device."""
 
     name = "step_by_step"
 
@@ -33,47 +55,20 @@ class StepByStep(Strategy):
     def feed(self, split, global_batch_size, seed):
         return ResidentFeed(Devices(self.distribution), split, Order(len(split), global_batch_size, 1, seed))
 
-    def bind(self, state, train_feed=None, eval_feed=None):
-        runner, now = StepRunner(state.trainer), tf.constant(True)
-        self.state, self.train_feed, self.eval_feed = state, train_feed, eval_feed
+    def program(self, step, feed, jit=False):
+        runner, state, now = StepRunner(self.state.trainer), self.state, tf.constant(True)
+        if step == "train":
+            return Steps(self.distribution, lambda *batch: runner.train_step(*batch, now), feed, state)
 
-        def train_step(batch, step):
-            return runner.train_step(batch, step, now)
+        def eval_step(batch, number):
+            return runner.eval_step(batch, feed.batch_number(number), tf.identity(state.step_variable), now)
 
-        def eval_step(batch, step):
-            return runner.eval_step(batch, step, tf.identity(state.step_variable), now)
+        return Steps(self.distribution, eval_step, feed)
 
-        self.train_step = self._compiled(train_feed, train_step)
-        self.eval_step = self._compiled(eval_feed, eval_step)
-
-    def _compiled(self, feed, step):
-        specs = []
-
-        @tf.function(autograph=False)
-        def run(operands, place, number):
-            def on_replica(*batch):
-                metrics = step(feed.batch(*batch), number)
-                specs[:] = row_specs(metrics)
-                return stack(metrics, tf.float64)
-
-            return self.distribution.run(on_replica, args=feed.next_operands(operands, place))
-
-        def call(number):
-            operands, place, _ = feed.take(number, 1)
-            return LoopSums(specs, run(operands, tf.constant(place, tf.int64), tf.constant(number, tf.int64)))
-
-        return call
-
-    def run_train_steps(self, limit):
-        sums = self.train_step(self.state.step)
-        self.state.advance(1)
-        return LoopResult(sums, 1, 0.0)
-
-    def evaluate(self):
-        sums = Sums()
-        for step in range(self.eval_feed.order.steps_per_epoch):
-            sums.add(self.eval_step(step))
-        return sums
+    def run(self, program, limit):
+        sums = program()
+        program.advance(1)
+        return LoopResult(LoopSums(program.specs, sums), 1, 0.0)
 
 
 class Plane(crankshaft.Trainer):
@@ -113,16 +108,22 @@ def test_it_trains_evaluates_and_resumes_as_one_device_does(tmp_path):
     ("asked", "says"),
     [
         ({"strategy": "step_by_stop"}, "strategy=step_by_stop is unknown; did you mean step_by_step?"),
-        (
-            {"strategy": "step_by_step", "mode": "benchmark"},
-            "strategy=step_by_step can't be taken apart: StepByStep ",
-        ),
         ({"strategy": "step_by_step", "jit": "on"}, "jit=on: strategy=step_by_step does not say how its steps are"),
     ],
 )
 def test_what_it_does_not_have_is_one_line(asked, says):
     with pytest.raises(crankshaft.UsageError, match=says.replace(".", r"\.")):
         crankshaft.run(Plane, data=data, **{**ASKED, **asked})
+
+
+def test_benchmark_mode_times_it_and_warns_of_what_it_cannot_count():
+    asked = {**ASKED, "mode": "benchmark", "benchmark_steps": 5, "strategy": "step_by_step"}
+    asked.pop("train_epochs")
+    found = crankshaft.run(Plane, data=data, **asked).result
+    assert found["steps"] % 5 == 0
+    assert found["examples_per_sec"] > 0
+    assert found["flops_per_step"] is None
+    assert any("the strategy step_by_step has no feed that repeats a batch" in line for line in found["warnings"])
 
 
 def test_a_name_that_is_taken_and_a_maker_of_something_else_are_refused():

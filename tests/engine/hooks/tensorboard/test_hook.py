@@ -38,14 +38,14 @@ def test_scalars_are_the_means_since_the_last_time_and_rates(made, tmp_path):
 def test_rates_are_those_of_the_steps(tmp_path, made, monkeypatch):
     """Two calls of 2 steps in 4 s each, a half of it waiting for input."""
 
-    def run_train_steps(limit):
+    def run_slowly(program, limit):
         nonlocal now
         now += 4.0
-        return train_steps(limit)._replace(input_seconds=2.0)
+        return run_steps(program, limit)._replace(input_seconds=2.0)
 
     bench, now = made(), 0.0
-    train_steps = bench.strategy.run_train_steps
-    monkeypatch.setattr(bench.strategy, "run_train_steps", run_train_steps)
+    run_steps = bench.strategy.run
+    monkeypatch.setattr(bench.strategy, "run", run_slowly)
     loop.train(bench.strategy, bench.state, [Every(2), TensorBoard(tmp_path, 4)], 4, clock=lambda: now)
     train = scalars(tmp_path / "train")
     assert train["steps_per_sec"] == {4: 0.5}
@@ -93,7 +93,8 @@ def test_graph_images_and_hyper_parameters_are_there_once_over_a_restart(made, t
     assert (int(width), int(height), len(encoded)) == (12, 12, 9)
     drawn = tf.io.decode_png(encoded[0])
     assert drawn.shape == (12, 12, 1)
-    first_batch = probe_of(made()).features(0)
+    bench = made()
+    first_batch = probe_of(bench).features(bench.strategy.training, 0)
     np.testing.assert_array_equal(drawn, np.rint(first_batch[0] * 255).astype(np.uint8))
 
     evaluated = [v for event in raw_events(tmp_path / "tensorboard" / "eval") for v in event.summary.value]

@@ -15,10 +15,10 @@ from tests.engine.hooks.tensorboard.boards import BATCH, EXAMPLES, Every, data, 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_gradient_histograms_are_those_of_the_next_step_over_all_replicas(made, tmp_path, replicas):
     bench = made(Mlp(hidden_units=(8,)), replicas)
-    found = probe_of(bench).gradients(0)
+    found = probe_of(bench).gradients(bench.strategy.training, 0)
     model = bench.trainer.model
     one = made(Mlp(hidden_units=(8,)))
-    features, labels = one.strategy.train_feed.batch(*one.strategy.train_feed.take(0, 1).operands, tf.constant(0))
+    features, labels = one.strategy.training.feed.batch(*one.strategy.training.feed.take(0, 1).operands, tf.constant(0))
     with tf.GradientTape() as tape:
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, one.trainer.model(features))
         loss = tf.reduce_mean(losses)
@@ -38,10 +38,8 @@ def ranges(histograms):
 def test_probe_takes_a_replica_without_examples_as_training_does(bench):
     """17 images by 16: the second step's one example is on one of two replicas. Kernels do not bear no examples."""
     source = tuple(array[:17] for array in data())
-    found = [
-        ranges(probe_of(bench(Cnn(), source, 16, replicas, num_classes=3, shuffle=False)).gradients(1))
-        for replicas in (1, 2)
-    ]
+    runs = [bench(Cnn(), source, 16, replicas, num_classes=3, shuffle=False) for replicas in (1, 2)]
+    found = [ranges(probe_of(each).gradients(each.strategy.training, 1)) for each in runs]
     assert np.isfinite(found[1]).all()
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-6)  # one example's: rounding of kernels alone
 
@@ -84,7 +82,7 @@ def test_probe_takes_micro_batches_as_training_does(bench):
     options = {"num_classes": 3, "accumulate_steps": 4, "optimizer": "sgd", "learning_rate": learning_rate}
     made = bench(Cnn(batch_norm=True), data(), 16, **options)
     variables = made.trainer.model.trainable_variables
-    found, before = probe_of(made).gradients(0), [v.numpy() for v in variables]
+    found, before = probe_of(made).gradients(made.strategy.training, 0), [v.numpy() for v in variables]
     made.train(1)
     gradients = [(then - v.numpy()) / learning_rate for then, v in zip(before, variables, strict=True)]
     wanted = [(g.min(), g.max()) for g in gradients]
@@ -112,13 +110,13 @@ def test_probe_puts_back_statistics_and_seeds_to_the_bit(made):
     moved = [v.value for v in model.model.non_trainable_variables]
     assert moved
     before = [copy for v in moved for copy in bench.copies(v)]
-    probe_of(bench).gradients(3)
+    probe_of(bench).gradients(bench.strategy.training, 3)
     for kept, copy in zip(before, [copy for v in moved for copy in bench.copies(v)], strict=True):
         np.testing.assert_array_equal(kept, copy)
     dropout = made()
     dropout.train(3)
     before = [copy for v in dropout.state.variables() for copy in dropout.copies(v)]
-    probe_of(dropout).gradients(3)
+    probe_of(dropout).gradients(dropout.strategy.training, 3)
     after = [copy for v in dropout.state.variables() for copy in dropout.copies(v)]
     for kept, copy in zip(before, after, strict=True):
         np.testing.assert_array_equal(kept, copy)

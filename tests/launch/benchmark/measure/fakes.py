@@ -1,4 +1,4 @@
-"""Stands for a strategy, its state and its clock, where only what is timed and when is looked at."""
+"""Stands for a strategy, its program and its clock, where only what is timed and when is looked at."""
 
 from typing import NamedTuple
 
@@ -21,15 +21,17 @@ class Awaited:
         return {"loss": Mean(self._loss * 8, 8.0), "unseen": Mean(0.0, 0.0)}
 
 
-class State:
+class Feed(NamedTuple):
+    order: Order
+    random_access: bool = True
+
+
+class FakeProgram:
     step = 0
+    feed: Feed
 
     def advance(self, steps):
         self.step += steps
-
-
-class Feed(NamedTuple):
-    random_access: bool
 
 
 class FakeStrategy:
@@ -38,21 +40,19 @@ class FakeStrategy:
     in_step = True
     sync_period_steps = 1
 
-    def __init__(self, state, lengths, work, *, examples=1 << 20, wait=lambda: None, input_seconds=0.0):
-        self.train_order = Order(examples, batch_size=8, block_steps=4)
-        self.train_feed = Feed(random_access=True)
+    def __init__(self, program, lengths, work, *, examples=1 << 20, wait=lambda: None, input_seconds=0.0):
+        program.feed = Feed(Order(examples, batch_size=8, block_steps=4))
         self.sums = []
         self.lengths = []
-        self._state = state
         self._ahead = list(lengths)
         self._work = work
         self._wait = wait
         self._input_seconds = input_seconds
 
-    def run_train_steps(self, limit):
+    def run(self, program, limit):
         steps = min(limit, self._ahead.pop(0) if len(self._ahead) > 1 else self._ahead[0])
         self._work(steps)
-        self._state.step += steps
+        program.step += steps
         self.lengths.append(steps)
         self.sums.append(Awaited(self._wait))
         return LoopResult(self.sums[-1], steps, self._input_seconds)

@@ -14,7 +14,7 @@ def test_profile_names_the_matrix_products(bench, replicas, jit, tmp_path):
     data = np.random.default_rng(0).random((20, 4, 4), np.float32), np.arange(20) % 3
     made = bench(mlp.Model(hidden_units=(256,)), data, 8, replicas, num_classes=3, jit=jit)
     made.train(4)
-    found = trace.profile(made.strategy, made.state, str(tmp_path))
+    found = trace.profile(made.strategy, str(tmp_path))
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
     assert any("MatMul" in op["type"] for op in found["ops"])
     assert not any(op["type"].startswith(("While", "while", "StatefulPartitionedCall")) for op in found["ops"])

@@ -1,4 +1,4 @@
-"""The feed of data that a program hands to its run for some steps, or an evaluation: of one form, of any length."""
+"""The feed of external data, which a call brings for some steps or an evaluation: of the run's form, of any length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BLOCK_BYTES = 8 << 20  # of the batches of a call, at most
 
 
 @dataclasses.dataclass(frozen=True)
-class LentOrder(Order):
+class ExternalOrder(Order):
     """An order whose first step is another than 0.
 
     Attributes:
@@ -38,7 +38,7 @@ class LentOrder(Order):
         return super().examples_before(step) if self.read is None else sum(self.read[:step])
 
 
-class LentFeed(Feed):
+class ExternalFeed(Feed):
     """Reads on the host the batches of each call's steps. Its programs are of any number of examples.
 
     One feed serves all data of a form: `hold` says which is read next. Shuffled data is shuffled for each epoch by
@@ -63,14 +63,14 @@ class LentFeed(Feed):
         self._places = (-1, np.zeros(0, np.int64))
         self._iterators: weakref.WeakKeyDictionary[Stream, Iterator] = weakref.WeakKeyDictionary()
 
-    def hold(self, split, batch_size: int, seed: int | None, first_step: int, steps: int | None = None) -> None:
+    def hold(self, split, first_step: int, batch_size: int, seed: int | None = None, steps: int | None = None) -> None:
         """Sets the data of the next steps.
 
         Args:
           split: a `Source`, or a `Stream`, which is read in its own order.
+          first_step: the next step.
           batch_size: examples a step, fewer where an epoch ends.
           seed: shuffles each epoch; None keeps the examples' own order.
-          first_step: the next step.
           steps: how many there are, if that is known: then a stream's examples are not counted. None for whole epochs,
             for which a stream is read from its beginning.
         """
@@ -84,7 +84,7 @@ class LentFeed(Feed):
         else:
             examples = count(split)
             self._iterators.pop(split, None)
-        self.order: LentOrder = LentOrder(examples, batch_size, 1, seed, first_step=first_step, read=read)
+        self.order: ExternalOrder = ExternalOrder(examples, batch_size, 1, seed, first_step=first_step, read=read)
         self.split, self._places, self._next_step = split, (-1, self._places[1]), first_step
         self._most_steps = max(1, _BLOCK_BYTES // max(1, batch_size * example_bytes(split)))
 
@@ -125,6 +125,9 @@ class LentFeed(Feed):
 
     def most_steps(self, operands) -> float:
         return math.inf
+
+    def batch_number(self, step: tf.Tensor) -> tf.Tensor:
+        return step  # programs are of any number of steps, and each evaluation begins at 0
 
     def next_operands(self, operands, offset: tf.Tensor):
         examples, each = operands

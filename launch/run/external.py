@@ -1,16 +1,15 @@
-"""Data that a program hands to its run: checked to be of the run's form, and worked on for one call. Host code."""
+"""External data, which a call of a run brings: checked to be of the run's form, and its program. Host code."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
 from ...engine.data import entry, form, views
 from ...engine.data.arrays import ArraySource
 from ...engine.data.source import Split
+from ...engine.strategies.base import Program
 from ..errors import UsageError
 from . import fingerprints
 from .base import BaseRun
@@ -25,7 +24,7 @@ def checked(run: BaseRun, data) -> Split:
     Raises:
       UsageError: its form is not the run's.
     """
-    for known, split in run.lent_streams:
+    for known, split in run.external_streams:
         if known is data:
             return split
     own = form.fields(run.example).labels
@@ -42,7 +41,7 @@ def checked(run: BaseRun, data) -> Split:
     if wanted != found:
         check_like("data", wanted, found)
     if not split.by_index:
-        run.lent_streams[:] = [*run.lent_streams[1 - _STREAMS :], (data, split)]
+        run.external_streams[:] = [*run.external_streams[1 - _STREAMS :], (data, split)]
     return split
 
 
@@ -52,30 +51,20 @@ def described(split: Any) -> str:
     return f"{many} of {fingerprints.layout(split)}"
 
 
-@contextlib.contextmanager
-def lending(run: BaseRun, split: Split, trains: bool, steps: int | None = None) -> Iterator[None]:
-    """Makes the strategy train on data, or else evaluate it, within.
+def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: int | None = None) -> Program:
+    """Returns the program of a step on external data, which is to be closed after the call.
 
     Args:
       run: the run.
+      step: of training or of evaluation.
       split: `checked`.
-      trains: whether steps train on it.
       steps: how many; None for whole epochs.
     """
-    strategy, config = run.strategy, run.config
-    if trains not in run.lent_feeds:
-        run.lent_feeds[trains] = strategy.lent_feed()
-    feed = run.lent_feeds[trains]
-    if trains:
-        seed = config.seed if config.shuffle_buffer else None
-        feed.hold(split, config.global_batch_size, seed, run.state.step, steps)
-    else:
-        feed.hold(split, config.eval_batch_size, None, 0)
-    try:
-        with strategy.lent(feed, trains):
-            yield
-    finally:
-        feed.close()
+    config = run.config
+    if step == "eval":
+        return run.strategy.external(step, split, config.eval_batch_size)
+    seed = config.seed if config.shuffle_buffer else None
+    return run.strategy.external(step, split, config.global_batch_size, seed, steps)
 
 
 def check_like(name: str, wanted, given_spec, if_resized: str = "") -> None:
