@@ -12,11 +12,9 @@ import sys
 import tempfile
 import time
 
-from absl import flags
-
 from crankshaft.engine.machine import allocator
 from crankshaft.engine.strategies.base import Program
-from crankshaft.launch.command_line import checks, config
+from crankshaft.launch.command_line import checks, config, parsing
 from crankshaft.launch.host import process
 from crankshaft.launch.run import base
 from crankshaft.launch.run.data import load
@@ -30,9 +28,8 @@ def tune() -> None:
 
 def make(run_dir: str, *more: str) -> base.BaseRun:
     """A run in a run_dir of its own; `more` are flags of launch.train."""
-    flags.FLAGS.unparse_flags()
-    flags.FLAGS(["bare", "--mode=train", f"--run_dir={run_dir}", "--train_steps=1000000000", "--progress=plain", *more])
-    asked = config.from_flags(flags.FLAGS, None, False, os.environ)
+    words = ["--mode=train", f"--run_dir={run_dir}", "--train_steps=1000000000", "--progress=plain", *more]
+    asked = config.configure(parsing.from_argv(["bare", *words]), None, False, os.environ)
     checks.check(asked)
     strategy = base.make_strategy(asked)
     allocator.keep_freed_memory_with_tensorflow()

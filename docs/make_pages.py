@@ -5,18 +5,17 @@ They are made from the flags, models and inputs, and from the schemas; FOLDER is
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 import sys
-
-from absl import flags
 
 from crankshaft.engine.machine import events
 from crankshaft.launch import ask, local, manifest, prepare
 from crankshaft.launch.benchmark import result
 from crankshaft.launch.command_line import help, registry
-from crankshaft.launch.command_line.flags import GROUPS, HELP
-from crankshaft.launch.command_line.rules import wanted
+from crankshaft.launch.command_line.flags import FIELDS, GROUPS
+from crankshaft.launch.command_line.rules import default_of, fields
 from crankshaft.launch.monitor import report, server
 
 PAGES = pathlib.Path(__file__).parent
@@ -81,11 +80,11 @@ def _with_table(page: str, table: str) -> str:
 def _flags() -> str:
     parts = [_INTRODUCTION]
     for title, names in GROUPS.items():
-        parts.append(f"## {title}\n\n{_table([_row(flags.FLAGS[name], HELP[name]) for name in names])}")
+        parts.append(f"## {title}\n\n{_table([_row(FIELDS[name]) for name in names])}")
     for kind in registry.NAMES:
         heading = f"## {kind.capitalize()}s\n\n`--{kind}=NAME`, with `--{kind}_arg=ARGUMENT=VALUE`"
         parts.append(f"{heading}:\n\n{_entries(kind)}")
-    parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.FLAGS)}")
+    parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.Flags)}")
     for name, command in (
         ("manifest", manifest),
         ("prepare", prepare),
@@ -93,19 +92,19 @@ def _flags() -> str:
         ("report", report),
         ("ask", ask),
     ):
-        parts.append(f"## crankshaft {name}\n\n{_command(command.FLAGS)}")
+        parts.append(f"## crankshaft {name}\n\n{_command(command.Flags)}")
     return "\n".join(parts)
 
 
-def _command(values: flags.FlagValues) -> str:
-    return _table([_row(values[name], help.about(values[name])) for name in values])
+def _command(command: type) -> str:
+    return _table([_row(field) for field in fields(command).values()])
 
 
-def _row(flag: flags.Flag, about: str) -> list[str]:
-    is_given = flag.boolean or flag.default not in (None, "", [])
-    default = flag.default_as_str.strip("'") if is_given else ""
-    takes = re.sub(r"from (\S+) to 2147483647", r"of \1 or more", wanted(flag) or "text")
-    return [f"`--{flag.name}`", takes, default and f"`{default}`", about]
+def _row(field: dataclasses.Field) -> list[str]:
+    about, default = field.metadata["about"], default_of(field)
+    shown = "" if default in (None, "", [], {}) else str(default).lower() if isinstance(default, bool) else str(default)
+    takes = re.sub(r"from (\S+) to 2147483647", r"of \1 or more", about.kind.wants)
+    return [f"`--{field.name}`", takes, shown and f"`{shown}`", about.help]
 
 
 def _entries(kind: str) -> str:

@@ -6,27 +6,23 @@ the calls of one: flags get their values back, and so does whatever else a run s
 
 from __future__ import annotations
 
-import copy
 import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
+from absl import flags, logging
 
-from . import explanations, train
+from . import explanations
 from .assembly import assemble, perform
 from .benchmark.result import check_baseline
-from .command_line import checks, given, own_files, rules
+from .command_line import checks, own_files, parsing, rules
 from .command_line import config as configs
-from .command_line import flags as our_flags
 from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
 from .host import remote as remotes
 
 if TYPE_CHECKING:
     from .run.run import Run
-
-_NAME = "crankshaft.run"  # in place of a program's path
 
 
 def run(
@@ -77,7 +73,7 @@ def run_within(
 
     `once_failed` is called with a run that an error ends.
     """
-    config, own = _asked(trainer_class, data, may_change, keywords)
+    config, own = _configured(trainer_class, data, may_change, keywords)
     made = perform(config, data, hooks, own, once_failed)
     if made.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(made.code - 128)
@@ -118,7 +114,7 @@ def open_run(
       ...         print(run.step, run.train(steps=10)["loss"])
     """
     with explanations.as_lines():
-        config, own = _asked(trainer_class, data, may_change, keywords, may_be_endless=True)
+        config, own = _configured(trainer_class, data, may_change, keywords, may_be_endless=True)
         if not config.trains:
             raise UsageError(f"open_run(mode={config.mode!r}): an open run trains; use crankshaft.run for this mode")
         if config.is_evaluator:
@@ -128,25 +124,30 @@ def open_run(
     return made
 
 
-def _asked(trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **how) -> tuple[Any, dict]:
+def _configured(trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **how) -> tuple[Any, dict]:
     """Returns the configuration that keywords ask for, checked, and the script's own flags that they set, by name.
 
-    They are parsed into a copy of the flags, so that runs in several threads share none. Raises `UsageError`.
+    Raises `UsageError`.
     """
     own_files.check_trainer(trainer_class)
-    parsed = copy.deepcopy(flags.FLAGS)
-    for name in our_flags.ABOUT:
-        parsed[name].unparse()
-    own = train.read_flags([_NAME, *given.words(keywords)], parsed)
-    config = configs.from_flags(
-        *(parsed, trainer_class, data is not None, os.environ, own - set(may_change)),
+    given, own = parsing.from_keywords(keywords)
+    logging.use_absl_handler()
+    script = {name: flags.FLAGS[name] for name in parsing.of_script()}
+    config = configs.configure(
+        given,
+        trainer_class,
+        data is not None,
+        os.environ,
+        {name: own.get(name, script[name].value) for name in script.keys() - set(may_change)},
+        by_caller=[name for name in script if name in own or script[name].present],
         owns_process=False,
-        remote=remotes.of(parsed["run_dir"].value),
+        remote=remotes.of(given.get("run_dir")),
         **how,
     )
     checks.check(config)
     check_baseline(config)
-    return config, {name: parsed[name].value for name in own if parsed[name].value != flags.FLAGS[name].value}
+    own |= config.script_flags
+    return config, {name: value for name, value in own.items() if value != flags.FLAGS[name].value}
 
 
 def load_model(

@@ -12,55 +12,50 @@ is one line, and exit code 1.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from absl import flags
-
 from ..engine.checkpoints import RunDir
 from ..engine.internals.errors import visible
 from ..engine.machine import events, requests
 from . import errors, explanations
-from .command_line import help, own_flags, rules
+from .command_line import help, own_flags
+from .command_line.rules import Number, Text, flag
 from .errors import RunError, UsageError, nearest
 from .host import process
 
-FLAGS = flags.FlagValues()  # apart from crankshaft train's
 _USAGE = f"crankshaft ask [flags] RUN_DIR {'|'.join(requests.KINDS)}"
 
 
-def _define_flags() -> None:
-    rules.text(
-        "task",
-        None,
-        "Whom to ask, as the run's record names its tasks; the chief if not given.",
-        wants="a task's name",
-        flag_values=FLAGS,
+@dataclasses.dataclass(kw_only=True)
+class Flags:
+    """The values of a command line."""
+
+    task: str | None = flag(
+        Text("a task's name"), None, "Whom to ask, as the run's record names its tasks; the chief if not given."
     )
-    rules.number("wait_seconds", 30.0, "How long to wait for the answer.", above=0, upper=1e6, flag_values=FLAGS)
-
-
-_define_flags()
+    wait_seconds: float = flag(Number(above=0, upper=1e6), 30.0, "How long to wait for the answer.")
 
 
 def main(argv: list[str]) -> None:
     """Asks what the command line says, prints the answer, and exits the process."""
     process.prepare_streams()
     try:
-        words = own_flags.read(argv, FLAGS, help.doc_of(__name__), _USAGE, takes_words=True)
+        values, words = own_flags.read(argv, Flags, help.doc_of(__name__), _USAGE, takes_words=True)
         if len(words) != 2:
             raise UsageError(f"{len(words)} arguments; use {_USAGE}")
-        run_dir, kind = words
+        asked, (run_dir, kind) = Flags(**values), words
         if kind not in requests.KINDS:
             raise UsageError(f"{kind!r} can't be asked for; {nearest(kind, requests.KINDS, f'use {_USAGE}')}")
-        _check_runs(run_dir)
-        answer = requests.ask(RunDir(run_dir).requests, kind, FLAGS.task, FLAGS.wait_seconds)
+        _check_runs(run_dir, asked.task)
+        answer = requests.ask(RunDir(run_dir).requests, kind, asked.task, asked.wait_seconds)
         if answer is None:
             raise RunError(
-                f"{run_dir}: no answer in {FLAGS.wait_seconds:g} s; a call or a compilation may take longer "
+                f"{run_dir}: no answer in {asked.wait_seconds:g} s; a call or a compilation may take longer "
                 "(--wait_seconds), or the task is stopped"
             )
         print(visible(answer))  # whoever may write to the run's folder may have answered
@@ -72,7 +67,7 @@ def main(argv: list[str]) -> None:
     sys.exit(code)
 
 
-def _check_runs(run_dir: str) -> None:
+def _check_runs(run_dir: str, task: str | None) -> None:
     """Raises `UsageError` where there is no run or no such task, `RunError` where it has ended."""
     path = RunDir(run_dir).events
     if not os.path.isfile(path):
@@ -92,8 +87,8 @@ def _check_runs(run_dir: str) -> None:
     if start.get("host") == socket.gethostname() and pid is not None and not _is_there(pid):
         raise RunError(f"{run_dir}: process {pid} ended without recording why; start the run again")
     names = [str(each.get("name")) for job in ("workers", "servers") for each in cluster.get(job) or ()]
-    if FLAGS.task is not None and FLAGS.task not in (*names, "chief"):
-        raise UsageError(f"--task={FLAGS.task} is not a task of this run; use {', '.join(map(repr, names))}")
+    if task is not None and task not in (*names, "chief"):
+        raise UsageError(f"--task={task} is not a task of this run; use {', '.join(map(repr, names))}")
 
 
 def _is_there(pid: int) -> bool:

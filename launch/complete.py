@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 
-from absl import flags
-
 from .command import COMMANDS
 from .command_line import registry
-from .command_line.flags import GROUPS
+from .command_line.flags import FIELDS
+from .command_line.rules import Boolean, fields
 
 
 def main(argv: Sequence[str]) -> None:
@@ -36,23 +36,22 @@ def _candidates(words: list[str]) -> list[str]:
     *before, last = words
     if not before:
         return _beginning(last, COMMANDS)
-    values = _flags(before)
+    of_command = _flags(before)
     name, is_value, _ = last.removeprefix("--").partition("=")
-    if is_value and name in values:
-        choices = registry.NAMES.get(name) or getattr(values[name].parser, "enum_values", [])
+    kinds = {name: field.metadata["about"].kind for name, field in of_command.items()}
+    if is_value and name in kinds:
+        choices = registry.NAMES.get(name) or kinds[name].choices
         return _beginning(last, (f"--{name}={choice}" for choice in choices))
-    return _beginning(last, (f"--{name}{'' if flag.boolean else '='}" for name, flag in values.items()))
+    return _beginning(last, (f"--{name}{'' if isinstance(kind, Boolean) else '='}" for name, kind in kinds.items()))
 
 
-def _flags(before: list[str]) -> dict[str, flags.Flag]:
+def _flags(before: list[str]) -> dict[str, dataclasses.Field]:
     """Returns the flags of the command that the words begin with; after --, those of its tasks."""
     command = before[0]
     own = None
     if command in COMMANDS and command != "train" and "--" not in before:
-        own = getattr(import_module(COMMANDS[command][0]), "FLAGS", None)
-    if own is not None:
-        return {name: own[name] for name in own}
-    return {name: flags.FLAGS[name] for names in GROUPS.values() for name in names}
+        own = getattr(import_module(COMMANDS[command][0]), "Flags", None)
+    return fields(own) if own else FIELDS
 
 
 def _beginning(start: str, candidates: Iterable[str]) -> list[str]:

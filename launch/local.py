@@ -18,8 +18,6 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 
-from absl import flags
-
 from ..engine.checkpoints import RunDir
 from ..engine.internals.errors import counted
 from ..engine.machine import cpus
@@ -27,37 +25,48 @@ from . import errors, explanations
 from .cluster import listeners, restarts, shares
 from .cluster.cluster import SECRET
 from .cluster.supervisor import Spec, Supervisor
-from .command_line import given, help, own_flags, rules
-from .command_line.flags import GROUPS
+from .command_line import help, own_flags, parsing
+from .command_line.rules import Boolean, Number, Whole, flag
 from .errors import UsageError
 from .host import process
 
 _PROGRAM = "crankshaft local"
 _TRAIN = ("-m", "crankshaft", "train")
 _WINDOW_SECONDS = 600  # failures longer ago are forgotten
-_STRATEGIES = {False: "multi_worker", True: "parameter_server"}  # with --ps
 _LISTENING = {  # by whether sockets can be bound to loopback once they listen
     True: "who can log in to this machine can have TensorFlow's servers run code; its own network keeps others out",
     False: "TensorFlow's servers listen on all interfaces and trust whoever calls; its own network keeps others out",
 }
-FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the tasks'
 
 
-def _define_flags() -> None:
-    def integer(name: str, default: int | None, help: str, lower: int, upper: int = rules.INT32) -> None:
-        rules.whole(name, default, help, lower=lower, upper=upper, flag_values=FLAGS)
+@dataclasses.dataclass(kw_only=True, frozen=True)
+class Flags:
+    """The values of a command line, before the --."""
 
-    def seconds(name: str, default: float, help: str) -> None:
-        rules.number(name, default, help, lower=0, upper=1e6, flag_values=FLAGS)
+    workers: int = flag(Whole(1, 1000), 2, "Processes that train together.")
+    ps: int = flag(
+        Whole(0, 1000), 0, "Parameter servers: the workers then have a coordinator, called chief, for company."
+    )
+    evaluator: bool = flag(Boolean(), False, "With --ps: a process that evaluates each checkpoint.")
+    max_restarts: int = flag(Whole(0), 5, "Restarts after failures within ten minutes; one more failure ends it.")
+    grace_seconds: float = flag(
+        Number(lower=0, upper=1e6),
+        30.0,
+        "What tasks have to save and end after a signal, before they are killed.",
+    )
 
-    integer("workers", 2, "Processes that train together.", 1, 1000)
-    integer("ps", 0, "Parameter servers: the workers then have a coordinator, called chief, for company.", 0, 1000)
-    flags.DEFINE_bool("evaluator", False, "With --ps: a process that evaluates each checkpoint.", flag_values=FLAGS)
-    integer("max_restarts", 5, "Restarts after failures within ten minutes; one more failure ends it.", 0)
-    seconds("grace_seconds", 30, "What tasks have to save and end after a signal, before they are killed.")
+    @property
+    def strategy(self) -> str:
+        """That of the tasks."""
+        return "parameter_server" if self.ps else "multi_worker"
 
-
-_define_flags()
+    @property
+    def tasks(self) -> dict[str, int]:
+        """The number of tasks of each type."""
+        if not self.ps:
+            return {"worker": self.workers}
+        tasks = {"chief": 1, "worker": self.workers, "ps": self.ps}
+        return {**tasks, "evaluator": 1} if self.evaluator else tasks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +87,6 @@ class _Command:
     compares: bool
     names_gpus: bool = False
 
-    @property
-    def words(self) -> list[str]:
-        """The first words of each task's command line."""
-        return [sys.executable, *self.start, f"--strategy={_STRATEGIES[bool(FLAGS.ps)]}"]
-
 
 def main(argv: list[str] | None = None) -> None:
     """Runs what the command line asks for, and exits the process."""
@@ -99,46 +103,45 @@ def main(argv: list[str] | None = None) -> None:
 
 def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
-    own_flags.read(
-        *(
-            argv[:cut],
-            FLAGS,
-            help.doc_of(__name__),
-            f"{_PROGRAM} [flags] -- [script.py | -m module] [flags of train]",
-        ),
-        of_tasks=[name for names in GROUPS.values() for name in names],
+    values, _ = own_flags.read(
+        argv[:cut],
+        Flags,
+        help.doc_of(__name__),
+        f"{_PROGRAM} [flags] -- [script.py | -m module] [flags of train]",
         words="what the tasks run stands after --",
+        has_tasks=True,
     )
-    if FLAGS.evaluator and not FLAGS.ps:
+    job = Flags(**values)
+    if job.evaluator and not job.ps:
         raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
     if sys.platform != "linux":
         raise UsageError(
             f"{_PROGRAM} needs Linux, whose kernel ends tasks with their supervisor, and this is {sys.platform}; use "
             "crankshaft train --strategy=mirrored --num_virtual_devices=2, or a Linux container"
         )
-    command = _read_command(argv[cut + 1 :])
-    supervisor = _supervisor(command, environment)
+    command = _read_command(job, argv[cut + 1 :])
+    supervisor = _supervisor(job, command, environment)
     supervisor.say(_LISTENING[listeners.can_be_closed()])
     return supervisor.run()
 
 
-def _supervisor(command: _Command, environment: Mapping[str, str]) -> Supervisor:
-    rule = restarts.Servers if FLAGS.ps else restarts.Synchronous
+def _supervisor(job: Flags, command: _Command, environment: Mapping[str, str]) -> Supervisor:
+    rule = restarts.Servers if job.ps else restarts.Synchronous
     here = command.run_dir if command.run_dir and "://" not in command.run_dir else None
     return Supervisor(
-        _specs(environment, None if command.names_gpus else shares.visible_gpus(environment)),
-        command.words,
+        _specs(job, environment, None if command.names_gpus else shares.visible_gpus(environment)),
+        [sys.executable, *command.start, f"--strategy={job.strategy}"],
         command.arguments,
-        rule(FLAGS.max_restarts, _WINDOW_SECONDS, FLAGS.grace_seconds, compares=command.compares),
+        rule(job.max_restarts, _WINDOW_SECONDS, job.grace_seconds, compares=command.compares),
         environment={**environment, **_for_all_tasks(environment)},
         log_dir=RunDir(here).logs if here else None,
         events=RunDir(here).events if here else None,
         coloured=(_is_coloured(1, environment), _is_coloured(2, environment)),
-        grace_seconds=FLAGS.grace_seconds,
+        grace_seconds=job.grace_seconds,
     )
 
 
-def _read_command(arguments: list[str]) -> _Command:
+def _read_command(job: Flags, arguments: list[str]) -> _Command:
     """Reads what stands after --. Raises `UsageError`; a mistake in the tasks' own flags is left to them to explain."""
     if not arguments:
         raise UsageError(
@@ -148,35 +151,31 @@ def _read_command(arguments: list[str]) -> _Command:
     if len(start) == 1 and not os.path.isfile(start[0]):
         raise UsageError(f"the script {start[0]} does not exist; give its path from {os.getcwd()}")
     start = start or _TRAIN
-    meant = _STRATEGIES[bool(FLAGS.ps)]
     try:
-        flags.FLAGS.set_gnu_getopt(True)  # a script's own flag may have its value as the next argument
-        flags.FLAGS(["task", *given.expanded(own)], known_only=True)
-        strategy, run_dir = flags.FLAGS.strategy, flags.FLAGS.run_dir
-        compares = flags.FLAGS.fail_below is not None
-        is_given = flags.FLAGS["strategy"].present
-        names_gpus = bool(flags.FLAGS["gpus"].present)
-    except flags.Error:  # the tasks will say so
+        asked = parsing.of_tasks(own)
+    except UsageError:  # the tasks will say so
         return _Command(start, own, None, False)
-    if is_given and strategy == "parameter_server" != meant:
+    strategy, run_dir = asked.get("strategy"), asked.get("run_dir")
+    if strategy == "parameter_server" != job.strategy:
         raise UsageError("--strategy=parameter_server needs parameter servers; write --ps=N before the --")
-    if is_given and strategy != meant:
+    if strategy not in (None, job.strategy):
         raise UsageError(
             f"--strategy={strategy} is not for workers; leave it out, or use crankshaft train without them"
         )
-    if FLAGS.evaluator and not run_dir:
+    if job.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
-    return _Command(start, own, run_dir, compares, names_gpus)
+    return _Command(start, own, run_dir, "fail_below" in asked, "gpus" in asked)
 
 
-def _specs(environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[Spec]:
+def _specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[Spec]:
     """Lists the tasks, each with its share of the machine. Raises `UsageError`.
 
     Args:
+      job: the command line.
       environment: the process's variables.
       gpus: the machine's, to be divided; None leaves them to the tasks.
     """
-    kinds = [(kind, index) for kind, count in _tasks().items() for index in range(count)]
+    kinds = [(kind, index) for kind, count in job.tasks.items() for index in range(count)]
     cores, tasks = shares.usable_cores(), len(kinds)
     usable = int(max(1, min(len(cores), cpus.quota_cores())))
     per_task = max(1, usable // tasks)
@@ -187,14 +186,14 @@ def _specs(environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[S
     # A server's tables are read and written at random: huge pages (glibc 2.35, malloc's tunables) miss the processor's
     # cache of page addresses less, the larger the table the more.
     pages = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if "GLIBC_TUNABLES" not in environment else {}
-    own_gpus = _divide_gpus(kinds, len(gpus or ()))
+    own_gpus = _divide_gpus(job, kinds, len(gpus or ()))
     return [
         Spec(kind, index, mine, {**threads, **(pages if kind == "ps" else {})}, own_gpus.get((kind, index)))
         for (kind, index), mine in zip(kinds, own, strict=True)
     ]
 
 
-def _divide_gpus(tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int], str]:
+def _divide_gpus(job: Flags, tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int], str]:
     """Returns --gpus of each task, {} where there are no GPUs: one a worker, none for those that do not train.
 
     Synchronous workers all compute on the CPU where there are too few: a GPU can take part in a sum only once. Around
@@ -203,7 +202,7 @@ def _divide_gpus(tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int
     if not gpus:
         return {}
     gpus_of, workers = dict.fromkeys(tasks, "none"), [task for task in tasks if task[0] == "worker"]
-    if len(workers) > gpus and not FLAGS.ps:
+    if len(workers) > gpus and not job.ps:
         print(
             f"[local] {counted(len(workers), 'worker')} and {counted(gpus, 'GPU')}: all compute on the CPU; use "
             f"--workers={gpus} for one each",
@@ -212,14 +211,6 @@ def _divide_gpus(tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int
         )
         return gpus_of
     return gpus_of | {task: str(number % gpus) for number, task in enumerate(workers)}
-
-
-def _tasks() -> dict[str, int]:
-    """Returns the number of tasks of each type."""
-    if not FLAGS.ps:
-        return {"worker": FLAGS.workers}
-    tasks = {"chief": 1, "worker": FLAGS.workers, "ps": FLAGS.ps}
-    return {**tasks, "evaluator": 1} if FLAGS.evaluator else tasks
 
 
 def _for_all_tasks(environment: Mapping[str, str]) -> dict[str, str]:

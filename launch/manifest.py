@@ -20,11 +20,9 @@ import re
 import sys
 from collections.abc import Sequence
 
-from absl import flags
-
 from . import errors, explanations
 from .command_line import help, own_flags, rules
-from .command_line.flags import GROUPS
+from .command_line.rules import Boolean, Text, Whole, flag
 from .errors import UsageError
 from .host import process
 from .manifests import kubernetes, slurm
@@ -39,29 +37,6 @@ _TIME = re.compile(r"(?:(\d{1,2})-([01]?\d|2[0-3])|(\d{1,3})):([0-5]\d):([0-5]\d
 _IMAGE = re.compile(r"[\w.-][\w./:@-]*")
 _LEAST_SECONDS = 300  # of a time limit, two minutes before which the tasks are asked to save
 _SIZES = (64, 16 << 20)  # MiB
-FLAGS = flags.FlagValues()  # apart from crankshaft train's, which are the tasks'
-
-
-def _define_flags() -> None:
-    def matching(name: str, default: str | None, help: str, pattern: str, wants: str) -> None:
-        text(name, default, help, rules.matching(pattern, f"it is not {wants}"), wants)
-
-    def text(name: str, default: str | None, help: str, rule: rules.Rule, wants: str) -> None:
-        rules.text(name, default, help, wants=wants, rule=rule, flag_values=FLAGS)
-
-    def count(name: str, default: int, help: str, lower: int) -> None:
-        rules.whole(name, default, help, lower=lower, upper=1000, flag_values=FLAGS)
-
-    matching("name", "train", "The job's.", _NAME.pattern, "small letters, digits and hyphens, 40 at most")
-    count("workers", 2, "Processes that train together.", 1)
-    count("ps", 0, "Parameter servers: the workers then have a coordinator.", 0)
-    flags.DEFINE_bool("evaluator", False, "With --ps: a task that evaluates each checkpoint.", flag_values=FLAGS)
-    count("gpus_per_worker", 0, "GPUs of each worker; slurm: of each task.", 0)
-    count("cpus", 4, "Cores of each task.", 1)
-    text("memory", "8Gi", "Of each task, as Kubernetes writes it.", _check_size, "a quantity, e.g. 8Gi")
-    text("time", "24:00:00", "slurm: the time limit.", _check_time, "a time, e.g. 12:00:00 or 2-00:00:00")
-    matching("image", None, "kubernetes, jobset: the container's image.", _IMAGE.pattern, "an image")
-    matching("claim", "runs", "kubernetes, jobset: the claim of the volume at /runs.", _NAME.pattern, "a claim's name")
 
 
 def _check_size(text: str) -> None:
@@ -80,7 +55,26 @@ def _check_time(text: str) -> None:
         raise ValueError(f"it is less than the {_LEAST_SECONDS // 60} minutes that tasks need to start and to save")
 
 
-_define_flags()
+def _matching(pattern: re.Pattern, wants: str) -> Text:
+    return Text(wants, rules.matching(pattern.pattern, f"it is not {wants}"))
+
+
+@dataclasses.dataclass(kw_only=True)
+class Flags:
+    """The values of a command line, before the --."""
+
+    name: str = flag(_matching(_NAME, "small letters, digits and hyphens, 40 at most"), "train", "The job's.")
+    workers: int = flag(Whole(1, 1000), 2, "Processes that train together.")
+    ps: int = flag(Whole(0, 1000), 0, "Parameter servers: the workers then have a coordinator.")
+    evaluator: bool = flag(Boolean(), False, "With --ps: a task that evaluates each checkpoint.")
+    gpus_per_worker: int = flag(Whole(0, 1000), 0, "GPUs of each worker; slurm: of each task.")
+    cpus: int = flag(Whole(1, 1000), 4, "Cores of each task.")
+    memory: str = flag(Text("a quantity, e.g. 8Gi", _check_size), "8Gi", "Of each task, as Kubernetes writes it.")
+    time: str = flag(Text("a time, e.g. 12:00:00 or 2-00:00:00", _check_time), "24:00:00", "slurm: the time limit.")
+    image: str | None = flag(_matching(_IMAGE, "an image"), None, "kubernetes, jobset: the container's image.")
+    claim: str = flag(
+        _matching(_NAME, "a claim's name"), "runs", "kubernetes, jobset: the claim of the volume at /runs."
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -97,31 +91,31 @@ def _text(argv: list[str]) -> str:
     cut = argv.index("--") if "--" in argv else len(argv)
     own, command = argv[1:cut], argv[cut + 1 :]
     place = own.pop(0) if own and not own[0].startswith("-") else ""
-    own_flags.read(
-        *([argv[0], *own], FLAGS, help.doc_of(__name__), _USAGE),
-        of_tasks=[name for names in GROUPS.values() for name in names],
+    values, _ = own_flags.read(
+        *([argv[0], *own], Flags, help.doc_of(__name__), _USAGE),
         words="what the tasks run stands after --",
+        has_tasks=True,
     )
     if place not in _PLACES:
         raise UsageError(
             f"{place or 'no place'} is given to {_PROGRAM}; use {', '.join(_PLACES[:-1])} or {_PLACES[-1]}"
         )
-    for name in FLAGS:
-        if FLAGS[name].present and place not in _OF.get(name, _PLACES[:-1]):
+    for name in values:
+        if place not in _OF.get(name, _PLACES[:-1]):
             raise UsageError(f"--{name} has no use with {_PROGRAM} {place}; leave it out")
     if place == "dockerfile":
         if command:
             raise UsageError(f"{command[0]!r} has no use with {_PROGRAM} {place}, whose image runs any command")
         return kubernetes.dockerfile()
-    job = _job(place, command)
+    job = _job(place, Flags(**values), command)
     return slurm.script(job) if place == "slurm" else kubernetes.manifest(job, as_job_set=place == "jobset")
 
 
-def _job(place: str, command: Sequence[str]) -> Job:
+def _job(place: str, asked: Flags, command: Sequence[str]) -> Job:
     """Reads the job from the flags and the command. Raises `UsageError`."""
     if not command:
         raise UsageError("what the tasks run is missing; write it after --, e.g. -- --model=mlp --input=digits")
-    if FLAGS.evaluator and not FLAGS.ps:
+    if asked.evaluator and not asked.ps:
         raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
     program, words = own_flags.program_of(command)
     own_flags.check_of_tasks(words, has_own=bool(program))
@@ -129,11 +123,10 @@ def _job(place: str, command: Sequence[str]) -> Job:
     if not run_dir:
         raise UsageError("the command has no --run_dir=FOLDER, where a restart finds the checkpoints; add one after --")
     if place != "slurm":
-        if not FLAGS.image:
+        if not asked.image:
             raise UsageError(f"--image is not given; name one that holds the command (`{_PROGRAM} dockerfile`)")
         if not run_dir.startswith("/runs/") and "://" not in run_dir:
             raise UsageError(f"--run_dir={run_dir} is not in /runs, where the pods have their volume; use /runs/NAME")
     elif not os.path.isabs(run_dir) and "://" not in run_dir:
         raise UsageError(f"--run_dir={run_dir} is not an absolute path; give one that all nodes see")
-    of_flags = {field.name: FLAGS[field.name].value for field in dataclasses.fields(Job) if field.name in FLAGS}
-    return Job(**of_flags, program=program, words=tuple(words))
+    return Job(**vars(asked), program=program, words=tuple(words))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import multiprocessing
 import shlex
@@ -24,40 +25,36 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
-
 from ..engine.internals.errors import UnavailableError
 from ..engine.machine import cpus
 from ..input.records.shard_writing import Shard, ShardRequest
 from . import errors, explanations
-from .command_line import given, help, own_files, own_flags, registry, rules
+from .command_line import help, own_files, own_flags, parsing, registry
+from .command_line.rules import ARGUMENT, Files, OneOf, Path, Whole, flag
 from .errors import UsageError
 from .host import process
 
 if TYPE_CHECKING:
     from .run.shards import Loaded
 
-FLAGS = flags.FlagValues()  # apart from crankshaft train's
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _here: list[Any] = []  # in a process of the pool: the request, and what it has loaded
 _Written = Iterator[tuple[Shard, dict[str, int]]]
 
 
-def _define_flags() -> None:
-    own: dict[str, Any] = {"flag_values": FLAGS}
-    module: dict[str, Any] = {**rules.MODULE, **own}
-    rules.text("input", None, "What is written: an input, or a .py file with a function load.", **module)
-    rules.arguments("input_arg", [], "NAME=VALUE for the input. Repeatable.", **own)
-    rules.files("data_dir", None, "Where the input's files are, as crankshaft train takes it.", **own)
-    rules.files("eval_data_dir", None, "Where those to evaluate on are, likewise.", **own)
-    rules.whole("seed", 0, "The seed that the input is given, as crankshaft train gives it.", lower=0, **own)
-    rules.path("output_dir", None, "Where the shards are written: in its folders train and eval.", **own)
-    rules.whole("shards", 16, "Of the training data; those to evaluate on have as many examples each.", lower=1, **own)
-    flags.DEFINE_enum("format", "tfrecord", ["tfrecord", "array_record"], "Of the shards.", flag_values=FLAGS)
-    rules.whole("processes", None, "Processes that write shards; one a core if not given.", lower=1, upper=1000, **own)
+@dataclasses.dataclass(kw_only=True)
+class Flags:
+    """The values of a command line."""
 
-
-_define_flags()
+    input: str | None = flag(own_files.Module(), None, "What is written: an input, or a .py file with a function load.")
+    input_arg: Mapping[str, Any] = flag(ARGUMENT, {}, "NAME=VALUE for the input. Repeatable.")
+    data_dir: str | None = flag(Files(), None, "Where the input's files are, as crankshaft train takes it.")
+    eval_data_dir: str | None = flag(Files(), None, "Where those to evaluate on are, likewise.")
+    seed: int = flag(Whole(0), 0, "The seed that the input is given, as crankshaft train gives it.")
+    output_dir: str | None = flag(Path(), None, "Where the shards are written: in its folders train and eval.")
+    shards: int = flag(Whole(1), 16, "Of the training data; those to evaluate on have as many examples each.")
+    format: str = flag(OneOf(("tfrecord", "array_record")), "tfrecord", "Of the shards.")
+    processes: int | None = flag(Whole(1, 1000), None, "Processes that write shards; one a core if not given.")
 
 
 def main(argv: list[str]) -> None:
@@ -72,10 +69,12 @@ def main(argv: list[str]) -> None:
     if (before := signal.getsignal(signal.SIGINT)) is signal.default_int_handler:  # else it is ignored, or others'
         signal.signal(signal.SIGINT, interrupt)
     try:
-        own_flags.read(argv, FLAGS, help.doc_of(__name__), "crankshaft prepare --input=... --output_dir=... [flags]")
-        if not FLAGS.output_dir:
+        usage = "crankshaft prepare --input=... --output_dir=... [flags]"
+        values, _ = own_flags.read(argv, Flags, help.doc_of(__name__), usage)
+        asked = Flags(**values)
+        if not asked.output_dir:
             raise UsageError("--output_dir is not given; name a folder for the shards")
-        code = _run()
+        code = _run(asked)
     except (Exception, KeyboardInterrupt) as error:  # the border of the program
         kept = "what is whole is kept, the same call goes on"
         if interrupts or isinstance(error, KeyboardInterrupt):
@@ -89,27 +88,27 @@ def main(argv: list[str]) -> None:
     sys.exit(code)
 
 
-def _run() -> int:
-    entry = registry.find("input", FLAGS.input)
-    arguments: Mapping[str, Any] = registry.parse_arguments("input_arg", FLAGS.input_arg, entry)
-    if FLAGS.eval_data_dir and not entry.reads_eval_data:
+def _run(asked: Flags) -> int:
+    entry = registry.find("input", asked.input)
+    arguments: Mapping[str, Any] = registry.coerce_arguments("input_arg", asked.input_arg, entry)
+    if asked.eval_data_dir and not entry.reads_eval_data:
         raise UsageError(f"--eval_data_dir is not read by --input={entry.name}; leave it out")
     process.prepare(tunes_allocator=False)
     with process.without_start_up_noise(quiet=False):
         from .run import shards
 
     request = ShardRequest(
-        input=own_files.absolute(FLAGS.input),
-        arguments={**arguments, **({"eval_data_dir": FLAGS.eval_data_dir or ""} if entry.reads_eval_data else {})},
-        data_dir=FLAGS.data_dir,
-        seed=FLAGS.seed,
-        output_dir=FLAGS.output_dir,
-        shards=FLAGS.shards,
-        format=FLAGS.format,
+        input=asked.input,
+        arguments={**arguments, **({"eval_data_dir": asked.eval_data_dir or ""} if entry.reads_eval_data else {})},
+        data_dir=asked.data_dir,
+        seed=asked.seed,
+        output_dir=asked.output_dir,
+        shards=asked.shards,
+        format=asked.format,
     )
-    write_all = functools.partial(_write_all, request, FLAGS.processes or max(1, int(cpus.usable_cores())))
+    write_all = functools.partial(_write_all, request, asked.processes or max(1, int(cpus.usable_cores())))
     summary = shards.prepare(request, write_all, lambda line: print(f"[prepare] {line}", flush=True))
-    words = shlex.join(given.words({"input": FLAGS.format, "data_dir": FLAGS.output_dir}))
+    words = shlex.join(parsing.to_words({"input": asked.format, "data_dir": asked.output_dir}))
     print(f"[prepare] {summary}; train on it by crankshaft train {words}", flush=True)
     return 0
 

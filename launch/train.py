@@ -15,6 +15,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import flags, logging
 
@@ -22,10 +23,8 @@ from ..engine.checkpoints import RunDir
 from ..engine.internals.errors import LostPeerError, StuckStreamError
 from . import assembly, errors, explanations, terminal
 from .benchmark.result import check_baseline
-from .command_line import checks, given, help, own_files, rules
+from .command_line import checks, help, own_files, parsing
 from .command_line import config as configs
-from .command_line import flags as our_flags
-from .errors import UsageError, nearest, setting
 from .host import process
 from .host import remote as remotes
 
@@ -73,14 +72,22 @@ def main(
 
 def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     """Does the work of `main` and returns the exit code; every failure is printed as one line."""
-    config = None
+    config, given = None, dict[str, Any]()
     try:
         own_files.check_trainer(trainer_class)
-        own = parse(argv)
-        remote = remotes.of(flags.FLAGS["run_dir"].value)
-        config = configs.from_flags(
-            flags.FLAGS, trainer_class, data is not None, os.environ, own - set(may_change), remote=remote
+        given = parse(argv)
+        script = {name: flags.FLAGS[name] for name in parsing.of_script()}
+        config = configs.configure(
+            given,
+            trainer_class,
+            data is not None,
+            os.environ,
+            {name: script[name].value for name in script.keys() - set(may_change)},
+            by_caller=[name for name, flag in script.items() if flag.present],
+            remote=remotes.of(given.get("run_dir")),
         )
+        for name, value in config.script_flags.items():  # a run's that is read, where the script looks
+            flags.FLAGS[name].value = value
         checks.check(config)
         check_baseline(config)
         code = assembly.perform(config, data, hooks).code
@@ -88,7 +95,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
         return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
     except Exception as error:  # the border of the program: every failure becomes one line here
-        code = _explain(error, flags.FLAGS["debug"].value)
+        code = _explain(error, given.get("debug", False))
         if isinstance(error, (LostPeerError, StuckStreamError)):  # what waits in TensorFlow, waits for ever
             process.leave(code)
     if config is not None and config.coordinates:  # a worker may be down
@@ -96,57 +103,25 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     return code
 
 
-def parse(argv: list[str]) -> set[str]:
-    """Parses a command line into all flags, or their defaults; returns the names of the script's own flags.
+def parse(argv: list[str]) -> dict[str, Any]:
+    """Returns the values that a command line gives, by flag; the script's own flags get theirs, or their defaults.
 
     Raises:
       UsageError: a mistake in the command line.
     """
-    own = our_flags.own()
     is_ours = argv[0] == _COMMAND
     of_script = "" if is_ours else help.doc_of("__main__")
     doc = of_script or "\n\n".join(help.doc_of(__name__).split("\n\n")[:2])
     name = argv[0] if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
-        help.show(help.help_text(name, doc, own, argv[1:]))
+        help.show(help.help_text(name, doc, parsing.of_script(), argv[1:]))
     if "--helpshort" in argv[1:]:
         help.show(help.short_help_text(name, doc))
     for name in flags.FLAGS:  # an earlier run of this process may have had a command line of its own
         flags.FLAGS[name].unparse()
-    return read_flags(argv, flags.FLAGS)
-
-
-def read_flags(argv: list[str], values: flags.FlagValues) -> set[str]:
-    """Sets flags by a command line. Returns the names of the script's own. Raises `UsageError`."""
-    own = our_flags.own()
-    arguments = given.without_flagfiles(argv[1:])
-    files = given.files(arguments)
-    try:
-        _read_words([argv[0], *(word for _, words in files for word in words), *arguments], values, own)
-    except UsageError:
-        for path, words in files:
-            try:
-                _read_words([argv[0], *words], values, own)
-            except UsageError as error:  # it is the file's
-                raise UsageError(f"{setting('config', path)}: {error.message}") from None
-        raise
+    given = parsing.from_argv(argv)
     logging.use_absl_handler()
-    return set(own)
-
-
-def _read_words(argv: list[str], values: flags.FlagValues, own: list[str]) -> None:
-    try:
-        rest = values(argv)[1:]
-    except flags.UnrecognizedFlagError as error:
-        known = [name for names in our_flags.GROUPS.values() for name in names] + own
-        cure = our_flags.REPLACED.get(error.flagname) or nearest(error.flagname, known, "see --help")
-        raise UsageError(f"{setting(error.flagname)} is unknown; {cure}") from None
-    except flags.Error as error:
-        raise rules.explain(error, values) from None
-    except ValueError as error:  # of absl's own flags
-        raise UsageError(f"{error}; see --help") from None
-    if rest:
-        raise UsageError(f"{rest[0]!r} is not a flag; write --NAME=VALUE, see --help")
+    return given
 
 
 def _say_where(config: configs.Config) -> None:

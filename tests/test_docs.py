@@ -14,6 +14,7 @@ import pytest
 
 from crankshaft.launch import ask, local, manifest, prepare
 from crankshaft.launch.command_line.flags import GROUPS
+from crankshaft.launch.command_line.rules import fields
 from crankshaft.launch.monitor import report, server
 from tests.pages import GUIDES, PAGES, README, ROOT, blocks, words
 
@@ -21,12 +22,12 @@ NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 OF_TRAIN = {name for names in GROUPS.values() for name in names} | {"flagfile", "help", "helpshort"}
 OF_COMMAND = {
     "train": OF_TRAIN,
-    "local": set(local.FLAGS),
-    "manifest": set(manifest.FLAGS),
-    "prepare": set(prepare.FLAGS),
-    "monitor": set(server.FLAGS),
-    "report": set(report.FLAGS),
-    "ask": set(ask.FLAGS),
+    "local": set(fields(local.Flags)),
+    "manifest": set(fields(manifest.Flags)),
+    "prepare": set(fields(prepare.Flags)),
+    "monitor": set(fields(server.Flags)),
+    "report": set(fields(report.Flags)),
+    "ask": set(fields(ask.Flags)),
 }
 # Of the scripts that compare.
 OF_SCRIPTS = {

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import re
 from collections.abc import Collection, Mapping
 from fractions import Fraction
 from typing import Any
-
-from absl import flags
 
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.machine.files import read_json
@@ -21,9 +18,9 @@ from ..cluster import places, tf_config
 from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder
-from . import own_files, paths, registry
-from .flags import ABOUT, ARGUMENTS, EITHER, GROUPS, USES, Flags, in_place_of, named
-from .rules import frozen
+from . import own_files, parsing, paths, registry
+from .flags import ABOUT, ARGUMENTS, EITHER, FIELDS, GROUPS, USES, Flags, in_place_of, named
+from .rules import coerce, frozen
 from .values import plain, shown
 
 KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from takes beside checkpoints
@@ -33,8 +30,6 @@ PERIODS = named(lambda flag: flag.is_period)
 OF_THIS_CALL = named(lambda flag: flag.of_call)
 READING = ("eval", "export", "predict", "generate")  # modes that read a run, and change nothing of it
 WITHOUT_DATA = ("export", "generate")  # those of them that read no data, but what the run has saved of it
-# Python types by absl's type of flag; all other flags are strings.
-_KINDS = {"int": (int,), "float": (int, float), "bool": (bool,)}
 _CURE = (
     'restore it from a copy (a checkpoint\'s manifest has the same under "about"), or use another --run_dir; the '
     "checkpoints are as they were"
@@ -64,6 +59,7 @@ class Config(Flags):
       owns_process: whether the process exists for this run alone, so that the run may set its threads.
       remote: where --run_dir lies, if that is another file system; `run_dir` is its copy here.
       is_endless: whether only the run's caller knows its length.
+      taken: names of the flags whose values are those of the run that is read.
     """
 
     own_class: type | None = None
@@ -72,6 +68,7 @@ class Config(Flags):
     owns_process: bool = True
     remote: RemoteFolder | None = None
     is_endless: bool = False
+    taken: frozenset[str] = frozenset()
 
     @property
     def values(self) -> dict[str, Any]:
@@ -209,16 +206,15 @@ class Config(Flags):
 
     def given_arguments(self, flag: str) -> dict[str, Any]:
         """Returns what a flag of NAME=VALUE gives, of the types of what it is for. Raises `UsageError`."""
-        entry, pairs = self._entry(flag), getattr(self, flag)
-        if not pairs and flag in registry.ENTRIES:
+        values = getattr(self, flag)
+        if not values and flag in registry.ENTRIES:
             return {}
-        if not isinstance(pairs, Mapping):
-            return registry.parse_arguments(flag, pairs, entry)
-        values = json.loads(re.sub(r'"(-?Infinity|NaN)"', r"\1", json.dumps(pairs)))  # a run's, by their names
-        if wrong := registry.wrong_argument(values, entry):
-            path = RunDir(self.run_dir or "").config
-            raise UsageError(f"{path}: {flag} of its flags {wrong}; {_CURE}")
-        return values
+        try:
+            return registry.coerce_arguments(flag, values, self._entry(flag))
+        except UsageError as error:
+            if flag not in self.taken:
+                raise
+            raise UsageError(f"{RunDir(self.run_dir or '').config}: {error.message}; {_CURE}") from None
 
     def arguments(self, flag: str) -> dict[str, Any]:
         """Returns `given_arguments`, and the defaults of those that are not given."""
@@ -260,53 +256,58 @@ class Config(Flags):
         return plain({"flags": flags, "deciding": self.deciding()})
 
 
-def from_flags(
-    parsed: flags.FlagValues,
+def configure(
+    given: Mapping[str, Any],
     trainer_class: type | None,
     has_data: bool,
     environment: Mapping[str, str],
-    script_flags: Collection[str] = (),
+    script_flags: Mapping[str, Any] | None = None,
+    by_caller: Collection[str] = (),
     owns_process: bool = True,
     remote: RemoteFolder | None = None,
     may_be_endless: bool = False,
 ) -> Config:
-    """Returns the configuration that flags ask for; imports nothing that it names. Raises `UsageError`.
+    """Returns the configuration that flags' values ask for; imports nothing that it names. Raises `UsageError`.
 
     Args:
-      parsed: the flags, of a command line or of a call.
+      given: the values, of a command line or of a call, each in its flag's type.
       trainer_class: the user's own Trainer, or None: then --model names one.
       has_data: whether the user's script brings its data: then --input is not needed.
       environment: the process's variables, where a cluster is described.
-      script_flags: names of the script's own flags that decide a run's numbers.
+      script_flags: the values of the script's own flags that decide a run's numbers, by name.
+      by_caller: names of those that the caller gives; the others are a run's that is read.
       owns_process: see `Config`.
       remote: see `Config`.
       may_be_endless: whether a run without a length has no end; else it has the default one.
     """
-    values = {name: parsed[name].value for name in ABOUT}
+    values = {**vars(Flags()), **given}
+    script, taken = dict(script_flags or {}), dict[str, Any]()
     if remote:
         values["run_dir"] = remote.folder
     paths.check(values)
-    values |= {kind: own_files.absolute(values[kind]) for kind in own_files.NEEDED}
     if values["mode"] in READING:
-        _fill_from_run(parsed, values, environment, script_flags)
+        taken, script_of_run = _of_the_run(given, values, environment)
+        values |= taken
+        script |= {name: value for name, value in script_of_run.items() if name in script.keys() - {*by_caller}}
         if trainer_class is None and values["model"] is None:
             _refuse_without_model(values["run_dir"], values["mode"])
-    cluster = _cluster(parsed, values, environment)  # which may say the strategy
-    _check_uses(parsed, values)
+    cluster = _cluster(given, values, environment)  # which may say the strategy
+    _check_uses(given, values)
     _check_names(values, trainer_class, has_data)
     values["optimizer"] = values["optimizer"].lower()
     is_endless = may_be_endless and _is_endless(values)
     for (steps, other), default in zip(EITHER, (10.0, 3.0), strict=True):
         _settle_length(values, steps, other, default)
-    _settle_periods(parsed, values)
+    _settle_periods(given, values)
     return Config(
         **values,
         own_class=trainer_class,
         cluster=cluster,
-        script_flags={name: parsed[name].value for name in sorted(script_flags)},
+        script_flags=dict(sorted(script.items())),
         owns_process=owns_process,
         remote=remote,
         is_endless=is_endless,
+        taken=frozenset(taken),
     )
 
 
@@ -339,14 +340,14 @@ def _is_endless(values: dict[str, Any]) -> bool:
     return is_endless
 
 
-def _cluster(parsed: flags.FlagValues, values: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
+def _cluster(given: Mapping[str, Any], values: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
     """Returns the run's cluster, if it has one; with an evaluator it only trains.
 
     Where no strategy is given, several tasks train as workers, or around their servers.
     """
-    tasks = _tasks(parsed, values, environment)
+    tasks = _tasks(given, values, environment)
     has_config = tasks is None and bool(environment.get(tf_config.NAME, "").strip())
-    if not parsed["strategy"].present and values["strategy"] not in _CLUSTERED and (tasks or has_config):
+    if "strategy" not in given and values["strategy"] not in _CLUSTERED and (tasks or has_config):
         of_config = tf_config.kind_of_strategy(environment) if has_config else "multi_worker"
         values["strategy"] = "parameter_server" if values["num_ps"] else of_config
     if (strategy := values["strategy"]) not in _CLUSTERED:
@@ -365,7 +366,7 @@ def _cluster(parsed: flags.FlagValues, values: dict[str, Any], environment: Mapp
         cluster = places.arranged(tasks, values["num_ps"], values["evaluator"], environment)
     cluster = dataclasses.replace(cluster, bind=values["bind"] or "")
     if cluster.job("evaluator") and values["mode"] == "train_and_eval":
-        if parsed["mode"].present:
+        if "mode" in given:
             raise UsageError(
                 "--mode=train_and_eval evaluates within the run, as the evaluator does beside it; use --mode=train, or "
                 "leave the evaluator out"
@@ -374,12 +375,12 @@ def _cluster(parsed: flags.FlagValues, values: dict[str, Any], environment: Mapp
     return cluster
 
 
-def _tasks(parsed: flags.FlagValues, values: dict[str, Any], environment: Mapping[str, str]) -> Tasks | None:
+def _tasks(given: Mapping[str, Any], values: dict[str, Any], environment: Mapping[str, str]) -> Tasks | None:
     """Returns the tasks of a run whose kinds flags tell; None where TF_CONFIG tells them, or nothing does."""
     servers, evaluator = values["num_ps"], values["evaluator"]
     if evaluator and not servers:
         raise UsageError("--evaluator is for --num_ps=N parameter servers; add them, or leave it out")
-    if values["strategy"] == "multi_worker" and servers and parsed["strategy"].present:
+    if values["strategy"] == "multi_worker" and servers and "strategy" in given:
         raise UsageError(f"--num_ps={servers} is for --strategy=parameter_server; use that, or leave one of them out")
     if values["cluster_hosts"]:
         return places.of_hosts(values["cluster_hosts"], values["task_index"])
@@ -415,10 +416,10 @@ def _settle_length(values: dict[str, Any], steps: str, other: str, default: floa
         values[other] = default
 
 
-def _settle_periods(parsed: flags.FlagValues, values: dict[str, Any]) -> None:
+def _settle_periods(given: Mapping[str, Any], values: dict[str, Any]) -> None:
     """Makes defaults multiples of the sync period; what was asked for is checked against it."""
     for name in PERIODS:
-        if values[name] and not parsed[name].present:
+        if values[name] and name not in given:
             values[name] = whole_periods(values[name], values["sync_every_steps"])
 
 
@@ -432,18 +433,18 @@ def whole_periods(steps: int, period_steps: int) -> int:
     return -(-steps // period_steps) * period_steps
 
 
-def _fill_from_run(
-    parsed: flags.FlagValues, values: dict[str, Any], environment: Mapping[str, str], script_flags: Collection[str]
-) -> None:
-    """Takes the values that the command line does not give from the run's own configuration."""
+def _of_the_run(
+    given: Mapping[str, Any], values: Mapping[str, Any], environment: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the values that the caller leaves to the run which is read, and those of the script's own flags."""
     if not values["run_dir"]:
         raise UsageError(f"--mode={values['mode']} needs --run_dir, the folder of a run")
     if not os.path.isdir(values["run_dir"]):
         raise UsageError(f"--run_dir={values['run_dir']} does not exist; give the folder of a run")
     run = read(values["run_dir"])
     if not run:
-        return
-    by_caller = {name for name in values if parsed[name].present} | set(OF_THIS_CALL)
+        return {}, {}
+    by_caller = {*given, *OF_THIS_CALL}
     is_alone = not (values["cluster_hosts"] or tf_config.NAME in environment or places.tasks_of(environment))
     if run["flags"].get("strategy") in _CLUSTERED and is_alone:
         by_caller.add("strategy")  # one process can read what several have written
@@ -454,14 +455,12 @@ def _fill_from_run(
             by_caller |= set(of_it)  # the run's belong to another model, input, ...
     by_caller |= in_place_of(by_caller)
     path = RunDir(values["run_dir"]).config
-    values.update(_taken(path, run, values.keys() - by_caller))
+    taken = _taken(path, run, values.keys() - by_caller)
     if not isinstance(of_script := run["deciding"].get("script_flags", {}), dict):
         raise UsageError(f"{path} has script_flags={shown(of_script)}, which is not an object; {_CURE}")
-    for name, value in of_script.items():
-        if name in script_flags and not parsed[name].present:
-            parsed[name].value = value  # where the script looks
-    if values["restore_best"] and not parsed["eval_checkpoint"].present:
-        values["eval_checkpoint"] = "best"  # which the run has ended with
+    if taken.get("restore_best", values["restore_best"]) and "eval_checkpoint" not in given:
+        taken["eval_checkpoint"] = "best"  # which the run has ended with
+    return taken, of_script
 
 
 def of_data(run_dir: str) -> Config:
@@ -471,12 +470,18 @@ def of_data(run_dir: str) -> Config:
 
 
 def _taken(path: str, run: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Returns the values of flags by these names that a run has, each of which is one that the flag takes."""
-    taken = {name: value for name, value in run["flags"].items() if name in names}
-    own_files.refuse_of_file(path, taken)
-    for name, value in taken.items():
-        _check_of_run(path, name, value)
-    return taken
+    """Returns the values of flags by these names that a run has, each in its flag's type. Raises `UsageError`."""
+    values = {name: value for name, value in run["flags"].items() if name in names}
+    own_files.refuse_of_file(path, values)
+    try:
+        return {name: _of_run(name, value) for name, value in values.items()}
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}; {_CURE}") from None
+
+
+def _of_run(name: str, value: Any) -> Any:
+    field = FIELDS[name]
+    return None if value is None and field.default is None else coerce(field, value)
 
 
 def read(run_dir: str) -> dict[str, Any] | None:
@@ -510,7 +515,7 @@ def of_run(where: str, about: Mapping[str, Any]) -> dict[str, Any]:
     # decide when the run began, the value that it had; for one that did not exist, its default.
     is_off = {name: not value or value == WEIGHT_DECAY_EXCLUDE for name, value in about["deciding"].items()}
     deciding = {name: value for name, value in about["deciding"].items() if name in ABOUT or not is_off[name]}
-    deciding = {**{name: flags_of_run.get(name, flags.FLAGS[name].default) for name in DECIDING}, **deciding}
+    deciding = {**{name: flags_of_run.get(name, vars(Flags())[name]) for name in DECIDING}, **deciding}
     for name in ARGUMENTS & deciding.keys():
         if not isinstance(own := deciding[name] or {}, dict):
             raise UsageError(f"{where} has {name}={shown(own)}, which is not an object; {_CURE}")
@@ -519,50 +524,22 @@ def of_run(where: str, about: Mapping[str, Any]) -> dict[str, Any]:
     return {"flags": flags_of_run, "deciding": deciding}
 
 
-def _check_of_run(path: str, name: str, value) -> None:
-    """Raises `UsageError` unless a run's value of a flag is one that the flag takes."""
-    flag = flags.FLAGS[name]
-    if value is None and flag.default is None:
-        return
-    if name in ARGUMENTS:
-        fits, takes = isinstance(value, dict), "an object"
-    elif flag.flag_type() == "multi string":
-        fits = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        takes = "a list of strings"
-    else:
-        fits = type(value) in _KINDS.get(flag.flag_type(), (str,)) and _parses(flag.parser, value)
-        words = getattr(flag.parser, "enum_values", ())
-        takes = f"one of {', '.join(words)}" if words else flag.parser.syntactic_help or "a string"
-    if not fits:
-        raise UsageError(f"{path} has {name}={shown(value)} among its flags, which takes {takes}; {_CURE}")
-
-
-def _parses(parser: flags.ArgumentParser, value) -> bool:
-    """Returns whether a value of a flag's type is within its bounds, or one of its words."""
-    try:
-        parser.parse(value)
-    except ValueError:
-        return False
-    return not isinstance(value, int) or abs(value) < 1 << 63
-
-
-def _check_uses(parsed: flags.FlagValues, values: Mapping[str, Any]) -> None:
-    """Raises `UsageError` for the first flag of the command line that the run would ignore.
+def _check_uses(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raises `UsageError` for the first flag of the caller's that the run would ignore.
 
     Args:
-      parsed: see `from_flags`.
-      values: the run's, of all flags: a command line may leave some to the run that it reads.
+      given: see `configure`.
+      values: the run's, of all flags: a caller may leave some to the run that is read.
     """
+    defaults = vars(Flags())
     for name, (other, *choices) in USES.items():
-        flag = parsed[name]
-        is_never = name.endswith("_every_steps") and flag.value == 0  # 0 is obeyed everywhere
-        if flag.value == flag.default or is_never:
+        value = given.get(name, defaults[name])
+        is_never = name.endswith("_every_steps") and value == 0  # 0 is obeyed everywhere
+        if value == defaults[name] or is_never:
             continue
-        words = "".join(
-            f"--{name}={value} " for value in (flag.value if isinstance(flag.value, list) else [flag.value])
-        )
-        if not choices and values[other] == parsed[other].default:
-            raise UsageError(f"{words}has no use without --{other}; give that too, or leave --{name} out")
+        words = " ".join(parsing.to_words({name: value}))
+        if not choices and values[other] == defaults[other]:
+            raise UsageError(f"{words} has no use without --{other}; give that too, or leave --{name} out")
         if choices and values[other] not in choices:
             cure = " or ".join(f"--{other}={choice}" for choice in choices)
-            raise UsageError(f"{words}has no use with --{other}={values[other]}; use {cure}, or leave --{name} out")
+            raise UsageError(f"{words} has no use with --{other}={values[other]}; use {cure}, or leave --{name} out")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -14,7 +14,8 @@ from absl import flags
 
 from .. import terminal
 from . import registry
-from .flags import GROUPS, HELP
+from .flags import FIELDS, GROUPS
+from .rules import Boolean, coerce, default_of
 
 ESSENTIAL = (  # what --helpshort has
     "mode model model_arg input input_arg data_dir validation_split run_dir config seed strategy num_virtual_devices "
@@ -40,15 +41,13 @@ def help_text(program: str, doc: str, own: list[str], words: Sequence[str]) -> s
       words: of the command line: `--model=NAME` and `--input=NAME` among them are looked up.
     """
     parts = [introduction(doc), "", f"usage: {program} [flags]"]
-    groups = {"This script": own, **GROUPS} if own else GROUPS
-    for title, names in groups.items():
-        parts += ["", f"{title}:"]
-        for name in names:
-            flag = flags.FLAGS[name]
-            parts.append(described(f"--{usage(flag)}", HELP.get(name, flag.help) + _default(flag)))
+    if own:
+        parts += ["", "This script:", *(_of_script(flags.FLAGS[name]) for name in own)]
+    for title, names in GROUPS.items():
+        parts += ["", f"{title}:", *(of_flag(FIELDS[name]) for name in names)]
     for kind, names in registry.NAMES.items():
         parts += ["", f"{kind.capitalize()}s (--{kind}=NAME --help shows one's arguments):"]
-        named = [word.removeprefix(f"--{kind}=") for word in words if word.startswith(f"--{kind}=")]
+        named = [coerce(FIELDS[kind], word.partition("=")[2]) for word in words if word.startswith(f"--{kind}=")]
         parts += [_shown(kind, registry.find(kind, name)) for name in named] or [
             f"  {line}" for line in terminal.wrapped(", ".join(names), _columns() - 2)
         ]
@@ -83,29 +82,36 @@ def short_help_text(program: str, doc: str) -> str:
     column = max(map(len, ESSENTIAL)) + 6
     lines = [title, f"usage: {program} [flags]   (--help: all flags)"]
     for name in ESSENTIAL:
-        flag = flags.FLAGS[name]
-        values = getattr(flag.parser, "enum_values", None)
-        about = HELP[name] + (f" One of {', '.join(values)}." if values else "") + _default(flag)
+        field = FIELDS[name]
+        choices = field.metadata["about"].kind.choices
+        about = field.metadata["about"].help + (f" One of {', '.join(choices)}." if choices else "") + _default(field)
         parts = terminal.wrapped(about, _columns() - column) if sys.stdout.isatty() else [about]
         lines.append(f"  --{name}".ljust(column) + f"\n{' ' * column}".join(parts))
     return "\n".join(lines)
 
 
-def _default(flag: flags.Flag) -> str:
-    return "" if flag.default in (None, "", []) else f" [{flag.default}]"
+def of_flag(field: dataclasses.Field) -> str:
+    """Returns what --help says of a flag."""
+    return described(f"--{usage(field)}", field.metadata["about"].help + _default(field))
 
 
-def usage(flag: flags.Flag) -> str:
+def _of_script(flag: flags.Flag) -> str:
+    """Returns what --help says of a script's own flag."""
+    shown = "" if flag.default in (None, "", []) else f" [{flag.default}]"
+    return described(f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}=...", f"{flag.help}{shown}")
+
+
+def _default(field: dataclasses.Field) -> str:
+    default = default_of(field)
+    return "" if default in (None, "", [], {}) else f" [{as_given(default)}]"
+
+
+def usage(field: dataclasses.Field) -> str:
     """Returns how a flag is written, without its dashes."""
-    if flag.boolean:
-        return f"[no]{flag.name}"
-    values = getattr(flag.parser, "enum_values", None)
-    return f"{flag.name}={'|'.join(values) if values else '...'}"
-
-
-def about(flag: flags.Flag) -> str:
-    """Returns what a flag is for, without what absl adds to it: the choices, that it may be repeated."""
-    return re.sub(r"^<[^>]*>: |;\s+repeat this option.*", "", flag.help, flags=re.DOTALL)
+    kind = field.metadata["about"].kind
+    if isinstance(kind, Boolean):
+        return f"[no]{field.name}"
+    return f"{field.name}={'|'.join(kind.choices) if kind.choices else '...'}"
 
 
 def described(usage: str, about: str) -> str:

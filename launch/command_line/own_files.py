@@ -19,14 +19,21 @@ _CURES = {
 }
 
 
+class Module(rules.Text):
+    """The name of a model or an input, or the path of a file, which becomes one from the root."""
+
+    def __init__(self):
+        super().__init__("a name, or the path of a file")
+
+    def coerce(self, value: Any) -> str:
+        """See `rules.Kind`. A later call in another folder finds the file too."""
+        name = super().coerce(value)
+        return rules.absolute(name) if is_path(name) else name
+
+
 def is_path(name: str | None) -> bool:
     """Returns whether a flag gives a file rather than the name of a module that comes with Crankshaft."""
     return isinstance(name, str) and (name.endswith(".py") or os.sep in name)  # a damaged configuration has anything
-
-
-def absolute(name: str | None) -> str | None:
-    """Returns a path from the root, so that a later call in another folder finds the file too; a name as it is."""
-    return rules.absolute(name) if name is not None and is_path(name) else name
 
 
 def refuse_of_file(where: str, values: Mapping[str, Any], by_caller: Collection[str] = (), cure: str = "") -> None:
@@ -55,7 +62,7 @@ def compiled(kind: str, path: str) -> CodeType:
 
     Args:
       kind: the flag, model or input.
-      path: as `absolute` gives it.
+      path: from the root.
     """
     cure = "give the path of a Python file, or a name without .py and without folders for what comes with Crankshaft"
     source = paths.read(kind, path, cure)
@@ -79,7 +86,7 @@ def module(kind: str, path: str) -> ModuleType:
 
     Args:
       kind: model or input.
-      path: as `absolute` gives it.
+      path: from the root.
     """
     code = compiled(kind, path)
     folder = os.path.dirname(path)

@@ -5,56 +5,50 @@ Nothing here starts TensorFlow.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from absl import flags
-from absl.testing import flagsaver
-
-from ..errors import UsageError, nearest
-from . import given, help, rules
-from .flags import GROUPS, REPLACED
+from ..errors import UsageError
+from . import help, parsing
+from .flags import FIELDS
+from .rules import fields
 
 
 def read(
     argv: list[str],
-    values: flags.FlagValues,
+    command: type,
     doc: str,
     usage: str,
     *,
-    of_tasks: Collection[str] = (),
     words: str = "write --NAME=VALUE",
     takes_words: bool = False,
-) -> list[str]:
-    """Sets a command's flags by its command line, and returns its words; for --help, shows them and exits.
+    has_tasks: bool = False,
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns the values that a command line gives a command's flags, and its words; for --help, shows them and exits.
 
     Args:
       argv: the program's name and what follows.
-      values: the command's own flags.
+      command: has the command's own flags as fields.
       doc: what --help begins with.
       usage: how the command is called.
-      of_tasks: names of flags that are for the tasks which it starts, and so stand after --.
       words: what to do about a word that is not a flag.
       takes_words: whether the command takes such words, before its flags and after.
+      has_tasks: whether flags of crankshaft train are for the tasks that it starts, and so stand after --.
 
     Raises:
       UsageError: a flag is unknown or its value wrong, or a word is not a flag.
     """
+    own = fields(command)
     if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
         parts = [help.introduction(doc), "", f"usage: {usage}", ""]
-        help.show("\n".join([*parts, *(_described(values[name]) for name in values)]))
-    values.set_gnu_getopt(takes_words)
-    try:
-        rest = values([argv[0], *given.without_flagfiles(argv[1:])])[1:]
-    except flags.UnrecognizedFlagError as error:
-        if {error.flagname, error.flagname.removeprefix("no")} & set(of_tasks):
-            raise UsageError(f"--{error.flagname} is a flag of the tasks; write it after --, see --help") from None
-        near = nearest(error.flagname, list(values), "see --help")
-        raise UsageError(f"--{error.flagname} is unknown; {near}") from None
-    except flags.Error as error:
-        raise rules.explain(error, values) from None
+        help.show("\n".join([*parts, *map(help.of_flag, own.values())]))
+    for name in parsing.names(argv[1:]) if has_tasks else ():
+        if name not in own and {name, name.removeprefix("no")} & FIELDS.keys():
+            raise UsageError(f"--{name} is a flag of the tasks; write it after --, see --help")
+    values, rest = parsing.read(parsing.without_flagfiles(argv[1:]), own, between=takes_words)
     if rest and not takes_words:
         raise UsageError(f"{rest[0]!r} is not a flag; {words}, see --help")
-    return rest
+    return values, rest
 
 
 def program_of(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
@@ -91,23 +85,7 @@ def check_of_tasks(words: Sequence[str], has_own: bool) -> None:
       words: flags of crankshaft train.
       has_own: whether the tasks' program may have flags of its own too.
     """
-    read_there = ("--flagfile", "-flagfile", "--config", "-config")
-    with flagsaver.flagsaver():
-        flags.FLAGS.set_gnu_getopt(True)
-        try:
-            rest = flags.FLAGS(["task", *(word for word in words if word.partition("=")[0] not in read_there)], has_own)
-        except flags.UnrecognizedFlagError as error:
-            near = REPLACED.get(error.flagname) or nearest(
-                error.flagname, [name for names in GROUPS.values() for name in names], "see --help"
-            )
-            raise UsageError(f"--{error.flagname} is unknown to crankshaft train; {near}") from None
-        except flags.Error as error:
-            raise rules.explain(error, flags.FLAGS) from None
-    if len(rest) > 1 and not has_own:
-        raise UsageError(f"{rest[1]!r} is not a flag of crankshaft train; write --NAME=VALUE")
-
-
-def _described(flag: flags.Flag) -> str:
-    default = f"{flag.default:g}" if isinstance(flag.default, float) else help.as_given(flag.default)
-    shown = f" [{default}]" if flag.default or (flag.default == 0 and not flag.boolean) else ""
-    return help.described(f"--{help.usage(flag)}", f"{help.about(flag)}{shown}")
+    own = [word for word in words if word.partition("=")[0] not in ("--flagfile", "-flagfile", "--config", "-config")]
+    _, rest = parsing.read(own, FIELDS, known_only=has_own, between=True)
+    if rest and not has_own:
+        raise UsageError(f"{rest[0]!r} is not a flag of crankshaft train; write --NAME=VALUE")

@@ -9,8 +9,11 @@ import contextlib
 import dataclasses
 import importlib
 import inspect
+import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from ... import input as inputs
@@ -18,8 +21,9 @@ from ... import models
 from ...engine.internals.arguments import HUGE, Expression, Interval, outside
 from ...engine.internals.arguments import parameters as parameters_of
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
-from ..errors import UsageError, nearest
+from ..errors import UsageError, nearest, setting
 from . import own_files
+from .rules import Written
 from .values import number
 
 _BRACKETS = re.compile(r"\s*(?:\[(.*)\]|\((.*)\))\s*", re.DOTALL)  # around a list
@@ -69,11 +73,11 @@ def check_name(kind: str, name: str | None) -> None:
     """Raises `UsageError` unless --model or --input names one that is there; imports nothing."""
     known = NAMES[kind]
     if name is None:
-        raise UsageError(f"--{kind} is not given; use one of {', '.join(known)}")
+        raise UsageError(f"{setting(kind)} is not given; use one of {', '.join(known)}")
     if own_files.is_path(name):
-        own_files.compiled(kind, own_files.absolute(name))
+        own_files.compiled(kind, name)
     elif name not in known:
-        raise UsageError(f"--{kind}={name} is unknown; {nearest(name, known)}")
+        raise UsageError(f"{setting(kind, name)} is unknown; {nearest(name, known)}")
 
 
 def find(kind: str, name: str | None) -> Entry:
@@ -84,8 +88,7 @@ def find(kind: str, name: str | None) -> Entry:
     """
     check_name(kind, name)
     if own_files.is_path(name):
-        path = own_files.absolute(name)
-        module = own_files.module(kind, path)
+        path, module = name, own_files.module(kind, name)
         name = own_files.name_of(path)
     else:
         path, module = None, importlib.import_module(f"{_PACKAGES[kind].__name__}.{name}")
@@ -184,84 +187,95 @@ ENTRIES = {
 }
 
 
-def parse_arguments(flag: str, pairs: list[str], entry: Entry) -> dict[str, Any]:
-    """Parses `NAME=VALUE` strings into values of the types of the entry's defaults."""
-    values = {}
-    for pair in pairs:
-        name, _, text = pair.partition("=")
-        known = {*entry.defaults, *entry.required}
-        if not known:
-            raise UsageError(f"--{flag} {pair}: {entry.name} takes no arguments; leave it out")
-        if name not in known:
-            raise UsageError(f"--{flag} {name}: {entry.name} has no such argument; {nearest(name, known)}")
-        values[name] = parse_value(flag, name, text, entry.defaults.get(name))
-        if fault := outside(entry.intervals, name, values[name]):
-            raise UsageError(f"--{flag} {fault}; give {entry.name} one that is")
-    if missing := [name for name in entry.required if name not in values]:
-        raise UsageError(f"{entry.name} needs --{flag} {missing[0]}=VALUE")
-    return values
+def coerce_arguments(flag: str, values: Mapping[str, Any], entry: Entry) -> dict[str, Any]:
+    """Returns arguments in the types of the entry's defaults. Raises `UsageError`.
 
-
-def wrong_argument(values: dict[str, Any], entry: Entry) -> str | None:
-    """Returns what is wrong with the names or types of arguments that were read from a file; None if nothing is.
-
-    Values are as JSON has them, with lists for tuples; types are compared with the defaults'.
+    Args:
+      flag: that gives them.
+      values: by name, as `rules.coerce` returns them.
+      entry: of what they are for.
     """
+    known = {*entry.defaults, *entry.required}
+    made = {}
     for name, value in values.items():
-        if name not in {*entry.defaults, *entry.required}:
-            return f"has {name!r}, and {entry.name} has no such argument"
-        default = entry.defaults.get(name)
-        if default is not None and value != default and not _is_like(value, default):
-            return f"has {name}={value!r:.60}, which is unlike the default, {default}"
-    if missing := [name for name in entry.required if name not in values]:
-        return f"has no {missing[0]}, which {entry.name} needs"
-    return None
+        if not known:
+            raise UsageError(f"{setting(flag)} {name}={value}: {entry.name} takes no arguments; leave it out")
+        if name not in known:
+            raise UsageError(f"{setting(flag)} {name}: {entry.name} has no such argument; {nearest(name, known)}")
+        made[name] = coerce_argument(flag, name, value, entry.defaults.get(name))
+        if fault := outside(entry.intervals, name, made[name]):
+            raise UsageError(f"{setting(flag)} {fault}; give {entry.name} one that is")
+    if missing := [name for name in entry.required if name not in made]:
+        raise UsageError(f"{entry.name} needs {setting(flag)} {missing[0]}=VALUE")
+    return made
 
 
-def _is_like(value, default) -> bool:
-    if isinstance(default, (tuple, list)):
-        return isinstance(value, list) and (not default or all(_is_like(item, default[0]) for item in value))
-    if isinstance(default, float):
-        return type(value) in (int, float)
-    return type(value) is type(default)
+def coerce_argument(flag: str, name: str, value: Any, default: Any) -> Any:
+    """Returns a value in the type of its default; where that is no plain value, the object itself. Raises `UsageError`.
 
-
-def parse_value(flag: str, name: str, text: str, default: Any) -> Any:
-    """Parses text into a value of `default`'s type; guesses number, list or word where the default is None."""
+    Text of a command line or of YAML has a number, list or word guessed where the default has no type.
+    """
     try:
         if isinstance(default, (tuple, list)):
             kind = type(default[0]) if default else None
-            return tuple(_of_kind(kind, item) for item in _items(text))
-        if not isinstance(default, (int, float, str)) and ("," in text or _BRACKETS.fullmatch(text)):
-            return tuple(_of_kind(None, item) for item in _items(text))
-        return _of_kind(type(default), text)
-    except (KeyError, ValueError):
-        name_of_kind = {bool: "a boolean", int: "an integer", float: "a number"}.get(type(default), "such a list")
+            return tuple(_of_kind(kind, each) for each in _items(value))
+        if type(default) not in _TYPES and (type(value) is list or _is_list(value)):
+            return tuple(_of_kind(None, each) for each in _items(value))
+        return _of_kind(type(default), value)
+    except ValueError:
+        name_of_kind = {bool: "a boolean", int: "an integer", float: "a number", str: "text"}
         shown = ",".join(map(str, default)) if isinstance(default, (tuple, list)) else default
         hint = f"give a value like the default, {shown}" if shown or shown == 0 else "give one or more, or leave it out"
-        raise UsageError(f"--{flag} {name}={text} is not {name_of_kind}; {hint}") from None
+        what = name_of_kind.get(type(default), "such a list")
+        raise UsageError(f"{setting(flag)} {name}={value!s:.60} is not {what}; {hint}") from None
 
 
-def _items(text: str) -> list[str]:
-    """Returns a list's items, with commas between them, maybe in brackets. Raises ValueError where one is empty."""
-    items = [item.strip() for item in _BRACKETS.sub(r"\1\2", text).split(",")]
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Written) and ("," in value or _BRACKETS.fullmatch(value) is not None)
+
+
+def _items(value: Any) -> Sequence[Any]:
+    """Returns a list's items; in text with commas between, maybe in brackets. Raises ValueError for an empty one."""
+    if not isinstance(value, str):
+        if not isinstance(value, (list, tuple)) and getattr(value, "ndim", None) != 1:
+            value = [value]
+        if not len(value):
+            raise ValueError("there is none")
+        return value
+    items = [Written(item.strip()) for item in _BRACKETS.sub(r"\1\2", value).split(",")]
     if not all(items):
         raise ValueError("an item is empty")
     return items
 
 
-def _of_kind(kind: type | None, text: str) -> Any:
-    """Converts text, by its looks where the kind is none that text has. Raises ValueError, of a boolean KeyError."""
-    if kind is bool:
-        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
-    if kind in (int, float):
-        return number(text.strip(), kind is int)
-    if kind is str:
-        return text
+_TYPES: dict[Any, Any] = {bool: Integral, int: Integral, float: Real, str: str}  # that may be given for each
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}  # as a run's configuration has them
+
+
+def _of_kind(kind: type | None, value: Any) -> Any:
+    """Returns a value of a plain kind; of another kind the object itself, text by its looks. Raises ValueError."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of NumPy's
+        value = value.item()
+    if kind is str and isinstance(value, (Real, os.PathLike)) and not isinstance(value, bool):
+        return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    if kind is bool and isinstance(value, str):
+        if value.lower() not in _BOOLEANS:
+            raise ValueError(f"{value} is neither true nor false")
+        return _BOOLEANS[value.lower()]
+    if kind in (int, float) and isinstance(value, str):
+        return number(value.strip(), kind is int)
+    if kind in _TYPES:
+        is_other = isinstance(value, bool) and kind is not bool
+        if is_other or not isinstance(value, _TYPES[kind]) or (kind is bool and value not in (0, 1)):
+            raise ValueError(f"{value} is of another type")
+        return kind(value)
+    if not isinstance(value, Written):
+        return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
     for whole in (True, False):
         with contextlib.suppress(ValueError):
-            return number(text.strip(), whole)
-    return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text.strip())
+            return number(value.strip(), whole)
+    return {"true": True, "false": False, "none": None}.get(value.strip().lower(), str(value.strip()))
 
 
 def _named(function: Callable) -> list[inspect.Parameter]:

@@ -1,57 +1,313 @@
-"""The values that a flag may have: each flag has a range or a rule, applied as the command line is read.
-
-A value outside is one line. For all of this project's commands; nothing here starts TensorFlow.
-"""
+"""What a flag takes: the type, range or rule of its values, in text as in Python. Nothing here starts TensorFlow."""
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import math
 import os
 import pathlib
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
-
-from absl import flags
 
 from ...engine.internals.arguments import Interval
 from ...engine.metrics.monitored import Monitored
-from ..errors import UsageError, nearest
+from ..errors import UsageError, nearest, setting
 from .values import number as number_of
-
-flags.disclaim_key_flags()  # a flag belongs to the module that defines it by this one
+from .values import short
 
 INT32 = 2**31 - 1
 _OTHER_SYSTEM = "[a-z0-9]+://"  # begins a path of a file system that is not mounted: gs://
 _EPOCHS = Interval(above=0, upper=1e9)
+_BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}  # as absl has them
 Rule = Callable[[str], None]  # raises ValueError, which says why, for text that breaks it
 
 
-class _Parser(flags.ArgumentParser):
-    """A flag's parser. `wants` says what the flag takes, e.g. "a number from 0 to 1"."""
+class OtherTypeError(ValueError):
+    """A value's type is not one that a flag takes."""
+
+
+class Written(str):
+    """Text whose type is decided by what it is for: of a command line or of YAML."""
+
+
+class Kind:
+    """What a flag takes.
+
+    Attributes:
+      wants: it in words, e.g. "a number from 0 to 1".
+      choices: all the values, if they are few.
+    """
 
     wants: str
+    choices: Collection[str] = ()
+
+    def coerce(self, value: Any) -> Any:
+        """Returns the value, or the one that a text stands for, in the flag's type.
+
+        Raises:
+          OtherTypeError: the value is of another type.
+          ValueError: it can't be used; the message says why.
+        """
+        raise NotImplementedError
 
 
-class Number(_Parser):
-    """Parses a number of an interval."""
+class Boolean(Kind):
+    """True or false."""
 
-    def __init__(self, interval: Interval):
-        self.interval = interval
-        self.wants = str(interval)
+    wants = "true or false"
 
-    def parse(self, argument: str | float) -> float:
-        try:
-            value = number_of(argument, self.interval.whole) if isinstance(argument, str) else argument
-        except ValueError:
-            raise ValueError(f"it takes {self.wants}") from None
-        if value not in self.interval:
+    def coerce(self, value: Any) -> bool:
+        """See `Kind`; 0 and 1 are taken too."""
+        if isinstance(value, str):
+            if value.lower() not in _BOOLEANS:
+                raise ValueError(f"it takes {self.wants}")
+            return _BOOLEANS[value.lower()]
+        if not isinstance(value, Integral) or value not in (0, 1):
+            raise OtherTypeError
+        return bool(value)
+
+
+class Number(Kind):
+    """A number of an interval."""
+
+    def __init__(self, **ends: Any):
+        self.interval = Interval(**ends)
+        self.wants = str(self.interval)
+
+    def coerce(self, value: Any) -> float:
+        """See `Kind`."""
+        whole = self.interval.whole
+        if isinstance(value, str):
+            try:
+                value = number_of(value, whole)
+            except ValueError:
+                raise ValueError(f"it takes {self.wants}") from None
+        elif isinstance(value, bool) or not isinstance(value, Real):
+            raise OtherTypeError
+        if (whole and not isinstance(value, Integral)) or value not in self.interval:
             raise ValueError(f"it takes {self.wants}")
-        return value if self.interval.whole else float(value)
+        return int(value) if whole else float(value)
 
-    def flag_type(self) -> str:
-        return "int" if self.interval.whole else "float"
+
+class Whole(Number):
+    """An integer."""
+
+    def __init__(self, lower: int, upper: int = INT32):
+        super().__init__(lower=lower, upper=upper, whole=True)
+
+
+class Text(Kind):
+    """Text that keeps a rule.
+
+    Args:
+      wants: what it is, e.g. "a regular expression".
+      rule: None takes any that is not empty.
+      may_be_empty: whether it may be empty.
+    """
+
+    def __init__(self, wants: str, rule: Rule | None = None, may_be_empty: bool = False):
+        self.wants, self._rule, self._may_be_empty = wants, rule, may_be_empty
+
+    def coerce(self, value: Any) -> str:
+        """See `Kind`; where there is a rule, it may be a number: a step, or a GPU's."""
+        if self._rule and isinstance(value, Integral) and not isinstance(value, bool):
+            value = str(value)
+        text = _text(value)
+        if not (self._may_be_empty and text == ""):
+            as_text(text)
+            if self._rule:
+                self._rule(text)
+        return text
+
+
+class Path(Kind):
+    """A path, which becomes one from the root: see `absolute`.
+
+    Args:
+      may_be_remote: whether it may be of any file system that TensorFlow knows: gs://bucket/run.
+    """
+
+    wants = "a path"
+
+    def __init__(self, may_be_remote: bool = False):
+        self._may_be_remote = may_be_remote
+
+    def coerce(self, value: Any) -> str:
+        """See `Kind`."""
+        text = _text(value)
+        if self._may_be_remote and re.match(f"{_OTHER_SYSTEM}.", text):
+            return text
+        if re.match(_OTHER_SYSTEM, text):
+            raise ValueError("it is not a path of a mounted file system; mount the bucket or give a local folder")
+        return absolute(as_text(text))
+
+
+class Files(Kind):
+    """What names files: folders, files or globs, of any file system that TensorFlow knows, with commas between."""
+
+    wants = "a path"
+
+    def coerce(self, value: Any) -> str:
+        """See `Kind`; a list has one path each."""
+        if isinstance(value, (list, tuple)):
+            parts = [_text(each) for each in value]
+            if wrong := next((part for part in parts if "," in part), None):
+                raise ValueError(f"{wrong} has a comma in it, which stands between two values; use another name")
+            value = ",".join(parts)
+        parts = as_text(_text(value)).split(",")
+        return ",".join(absolute(part) if part and not re.match(_OTHER_SYSTEM, part) else part for part in parts)
+
+
+class OneOf(Kind):
+    """One of some names, or of those that there are when it is called for."""
+
+    def __init__(self, known: Collection[str] | Callable[[], Collection[str]]):
+        self._known = known
+
+    @property
+    def choices(self) -> Collection[str]:  # type: ignore[override]
+        """The names."""
+        return self._known() if callable(self._known) else self._known
+
+    @property
+    def wants(self) -> str:  # type: ignore[override]
+        """The names, in words."""
+        return f"one of {', '.join(self.choices)}"
+
+    def coerce(self, value: Any) -> str:
+        """See `Kind`."""
+        if (text := _text(value)) not in self.choices:
+            raise ValueError(f"it takes {self.wants}")
+        return text
+
+
+class Argument(Kind):
+    """NAME=VALUE, which becomes a pair."""
+
+    wants = "NAME=VALUE"
+
+    def coerce(self, value: Any) -> tuple[str, Written]:
+        """See `Kind`."""
+        name, is_given, text = as_text(_text(value)).partition("=")
+        if not name or not is_given:
+            raise ValueError("it has no value; write NAME=VALUE")
+        return name, Written(text)
+
+
+def _text(value: Any) -> str:
+    """Returns text, or a path as text. Raises `OtherTypeError`."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise OtherTypeError
+    return str(text)
+
+
+ARGUMENT = Argument()
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What is known of a flag besides its name, type and default.
+
+    Attributes:
+      kind: what it takes.
+      help: what it is, in a line.
+      group: under which it stands in --help.
+      use: what it is for, if not for all runs; (another flag, values of it), or, without
+        values, any but the other's default.
+      several: whether it may be given several times, and is a list.
+      decides: whether it decides a run's numbers: a run_dir is resumed only with the same value.
+      of_call: whether it is of one call: a call that reads a run does not take it over from it.
+      may_differ: whether workers that train together may be given different values.
+      may_be_elsewhere: whether only that it is given has to agree: a folder may have another name on another host.
+      is_period: whether it says when something is due that reads the weights.
+    """
+
+    kind: Kind
+    help: str
+    group: str = ""
+    use: tuple[str, ...] | None = None
+    several: bool = False
+    decides: bool = False
+    of_call: bool = False
+    may_differ: bool = False
+    may_be_elsewhere: bool = False
+    is_period: bool = False
+
+    @property
+    def takes_arguments(self) -> bool:
+        """Whether its values are of the form NAME=VALUE."""
+        return self.kind is ARGUMENT
+
+
+def flag(kind: Kind, default: Any, help: str, **about: Any) -> Any:
+    """Makes a field of a command's flags; `about` is as in `About`."""
+    metadata = {"about": About(kind, help, **about)}
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def fields(command: type) -> dict[str, dataclasses.Field]:
+    """Returns the fields of a command's flags, by name."""
+    return {field.name: field for field in dataclasses.fields(command) if "about" in field.metadata}
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    """Returns a flag's default."""
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
+
+
+def coerce(field: dataclasses.Field, value: Any) -> Any:
+    """Returns a flag's value in its type: of text as of a value of Python, JSON or YAML, which stays as it is.
+
+    The values of NAME=VALUE arguments get their types where it is known what they are for.
+
+    Raises:
+      UsageError: the flag does not take it.
+    """
+    about: About = field.metadata["about"]
+    if about.takes_arguments and isinstance(value, Mapping):
+        return {_one(field, name, Text("a name")): each for name, each in value.items()}
+    if about.takes_arguments:
+        values: dict[str, Any] = {}
+        for name, each in (_one(field, pair, about.kind) for pair in _listed(value)):
+            if name in values:
+                raise UsageError(
+                    f"{setting(field.name)} {name} is given twice, {values[name]} and {each}; leave one out"
+                )
+            values[name] = each
+        return values
+    if about.several:
+        return [_one(field, each, about.kind) for each in _listed(value)]
+    return _one(field, value, about.kind)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _one(field: dataclasses.Field, value: Any, kind: Kind) -> Any:
+    name = field.name
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of NumPy's
+        value = value.item()
+    try:
+        return kind.coerce(value)
+    except OtherTypeError:
+        wrong = f"{setting(name, f'{value!r:.60}')} is a {type(value).__name__}"
+        raise UsageError(f"{wrong}, and not one value; give {kind.wants}") from None
+    except ValueError as error:
+        if isinstance(value, str) and not value:
+            cure = f"give {kind.wants}, or leave it out"
+            raise UsageError(f"{setting(name)} is empty (a variable that is not set?); {cure}") from None
+        if kind.choices:
+            raise UsageError(f"{setting(name, value)} is unknown; {nearest(value, kind.choices)}") from None
+        given = value if isinstance(value, str) else short(value)
+        raise UsageError(f"{setting(name, given)} can't be used: {error}; see --help") from None
 
 
 def absolute(path: str) -> str:
@@ -65,82 +321,6 @@ def absolute(path: str) -> str:
     except OSError:
         raise ValueError("it is relative to the current folder, which was removed; give a path from /") from None
     return as_text(whole)
-
-
-class Path(_Parser):
-    """Parses a path: see `absolute`."""
-
-    wants = "a path"
-
-    def parse(self, argument: str) -> str:
-        if re.match(_OTHER_SYSTEM, argument):
-            raise ValueError("it is not a path of a mounted file system; mount the bucket or give a local folder")
-        return absolute(as_text(argument))
-
-
-class Folder(Path):
-    """Parses the path of a folder of any file system that TensorFlow knows: gs://bucket/run."""
-
-    def parse(self, argument: str) -> str:
-        return argument if re.match(f"{_OTHER_SYSTEM}.", argument) else super().parse(argument)
-
-
-class Files(_Parser):
-    """Parses what names files: a folder, a file or a glob, of any file system that TensorFlow knows, with commas."""
-
-    wants = "a path"
-
-    def parse(self, argument: str) -> str:
-        parts = as_text(argument).split(",")
-        return ",".join(absolute(part) if part and not re.match(_OTHER_SYSTEM, part) else part for part in parts)
-
-
-class Text(_Parser):
-    """Parses text that keeps a rule.
-
-    Args:
-      wants: what it is, e.g. "a regular expression".
-      rule: None takes any that is not empty.
-      may_be_empty: whether it may be empty.
-    """
-
-    def __init__(self, wants: str, rule: Rule | None, may_be_empty: bool):
-        self.wants, self._rule, self._may_be_empty = wants, rule, may_be_empty
-
-    def parse(self, argument: str) -> str:
-        if not (self._may_be_empty and argument == ""):
-            as_text(argument)
-            if self._rule:
-                self._rule(argument)
-        return argument
-
-
-class Names(flags.ListParser):
-    """Parses some of the known names, separated by commas."""
-
-    def __init__(self, known: Collection[str]):
-        super().__init__()
-        self._known = known
-        self.wants = f"some of {', '.join(known)}"
-
-    def parse(self, argument: str | list[str]) -> list[str]:
-        names = super().parse(argument)
-        for name in names or [""]:
-            if name not in self._known:
-                raise ValueError(f"{name or 'nothing'} is unknown; {nearest(name, self._known)}")
-        return names
-
-
-class OneOf(flags.EnumParser):
-    """One of the names that there are when it is asked, as absl's own has it of names that stay as they are."""
-
-    def __init__(self, known: Callable[[], Collection[str]]):
-        self.case_sensitive = True
-        self._known = known
-
-    @property
-    def enum_values(self) -> list[str]:
-        return list(self._known())
 
 
 def as_text(argument: str) -> str:
@@ -228,92 +408,3 @@ def mesh(text: str) -> None:
 def mesh_shape(text: str | None) -> dict[str, int]:
     """Returns the sizes of a mesh's axes that text gives, by name."""
     return {name: int(size) for name, size in (axis.split(":") for axis in text.split(","))} if text else {}
-
-
-def whole(name, default, help, *, lower: int, upper: int = INT32, flag_values=flags.FLAGS) -> None:
-    """Defines a flag of an integer; see `absl.flags.DEFINE`, also for the others."""
-    _define(Number(Interval(lower=lower, upper=upper, whole=True)), name, default, help, flag_values)
-
-
-def number(name, default, help, *, flag_values=flags.FLAGS, **ends: Any) -> None:
-    """Defines a flag of a number; `ends` are those of its `Interval`."""
-    _define(Number(Interval(**ends)), name, default, help, flag_values)
-
-
-def path(name, default, help, *, flag_values=flags.FLAGS) -> None:
-    """Defines a flag of a path."""
-    _define(Path(), name, default, help, flag_values)
-
-
-def folder(name, default, help, *, flag_values=flags.FLAGS) -> None:
-    """Defines a flag of a folder; see `Folder`."""
-    _define(Folder(), name, default, help, flag_values)
-
-
-def files(name, default, help, *, flag_values=flags.FLAGS) -> None:
-    """Defines a flag that names files; see `Files`."""
-    _define(Files(), name, default, help, flag_values)
-
-
-def text(
-    name, default, help, *, wants: str, rule: Rule | None = None, may_be_empty: bool = False, flag_values=flags.FLAGS
-) -> None:
-    """Defines a flag of text; see `Text`."""
-    _define(Text(wants, rule, may_be_empty), name, default, help, flag_values)
-
-
-def repeated(name, default, help, *, wants: str, rule: Rule, flag_values=flags.FLAGS) -> None:
-    """Defines a flag of text that may be given several times; see `Text`."""
-    flags.DEFINE_multi(Text(wants, rule, False), flags.ArgumentSerializer(), name, default, help, flag_values)
-
-
-def arguments(name, default, help, *, flag_values=flags.FLAGS) -> None:
-    """Defines a flag of NAME=VALUE that may be given several times."""
-    rule = matching(r"[^=]+=.*", "it has no value; write NAME=VALUE")
-    repeated(name, default, help, wants="NAME=VALUE", rule=rule, flag_values=flag_values)
-
-
-def names(name, default, help, *, known: Collection[str], flag_values=flags.FLAGS) -> None:
-    """Defines a flag of some of the known names."""
-    flags.DEFINE(Names(known), name, default, help, flag_values, flags.CsvListSerializer(","))
-
-
-def one_of(name, default, help, *, known: Callable[[], Collection[str]]) -> None:
-    """Defines a flag of one of the names that there are when it is given."""
-    flags.DEFINE(OneOf(known), name, default, help, flags.FLAGS, flags.ArgumentSerializer())
-
-
-def _define(parser: _Parser, name, default, help, flag_values) -> None:
-    flags.DEFINE(parser, name, default, help, flag_values, flags.ArgumentSerializer())
-
-
-def wanted(flag: flags.Flag) -> str | None:
-    """Returns what a flag takes, or None where it takes any text."""
-    if flag.boolean:
-        return "true or false"
-    if choices := getattr(flag.parser, "enum_values", None):
-        return f"one of {', '.join(choices)}"
-    kinds = {"int": "an integer", "float": "a number"}  # of a script's own flags
-    return getattr(flag.parser, "wants", kinds.get(flag.flag_type()))
-
-
-def explain(error: flags.Error, values: flags.FlagValues) -> UsageError:
-    """Turns a value that is wrong or missing into one line."""
-    match = re.match(r"flag --(\w+)=", str(error))
-    if not match or match[1] not in values:
-        return UsageError(f"{' '.join(str(error).split())}; see --help")
-    flag = values[match[1]]
-    why = str(error.__context__)  # what the parser raised
-    value = str(error)[match.end() :].removesuffix(f": {why}")
-    wants = wanted(flag)
-    if not value:
-        cure = f"give {wants}, or leave it out" if wants else "see --help"
-        return UsageError(f"--{flag.name} is empty (a variable that is not set?); {cure}")
-    if choices := getattr(flag.parser, "enum_values", None):
-        return UsageError(f"--{flag.name}={value} is unknown; {nearest(value, choices)}")
-    if wants and not isinstance(flag.parser, (_Parser, Names)) and "is not" not in why:  # absl says what it is not
-        why = f"it takes {wants}"
-    return UsageError(f"--{flag.name}={value} can't be used: {why}; see --help")
-
-
-MODULE = {"wants": "a name, or the path of a file"}  # of flags that name a module

@@ -10,6 +10,7 @@ Only this machine reaches the page, unless --bind says otherwise. Nothing is wri
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import json
 import secrets
@@ -20,26 +21,15 @@ import urllib.parse
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from absl import flags
-
 from .. import errors, explanations
 from ..command_line import help, own_flags, rules
+from ..command_line.rules import Text, Whole, flag
 from ..errors import UsageError
 from ..host import process
 from ..host.serving import Application, Server
 from . import page
 from .run import Run
 
-FLAGS = flags.FlagValues()  # apart from crankshaft train's
-rules.whole("port", 6007, "Where the page is served; 0 takes a free one.", lower=0, upper=65535, flag_values=FLAGS)
-rules.text(
-    "bind",
-    "127.0.0.1",
-    "The address to listen on. Where others reach it the link has a token, without which nothing is shown.",
-    wants="an IP address",
-    rule=rules.ip_address,
-    flag_values=FLAGS,
-)
 _HEADERS = [
     ("Cache-Control", "no-store"),
     ("Referrer-Policy", "no-referrer"),
@@ -49,14 +39,26 @@ _HEADERS = [
 _READ_SECONDS = 0.4  # of an answer at most: what a long record holds so far is shown while it is read
 
 
+@dataclasses.dataclass(kw_only=True)
+class Flags:
+    """The values of a command line."""
+
+    port: int = flag(Whole(0, 65535), 6007, "Where the page is served; 0 takes a free one.")
+    bind: str = flag(
+        Text("an IP address", rules.ip_address),
+        "127.0.0.1",
+        "The address to listen on. Where others reach it the link has a token, without which nothing is shown.",
+    )
+
+
 def main(argv: list[str]) -> None:
     """Serves what the command line asks for until Ctrl-C, and exits the process."""
     process.prepare_streams()
     try:
-        paths = own_flags.read(
-            argv, FLAGS, help.doc_of(__name__), "crankshaft monitor [flags] RUN_DIR|RESULT.json ...", takes_words=True
+        values, paths = own_flags.read(
+            argv, Flags, help.doc_of(__name__), "crankshaft monitor [flags] RUN_DIR|RESULT.json ...", takes_words=True
         )
-        _serve(paths)
+        _serve(paths, **vars(Flags(**values)))
     except Exception as error:  # the border of the program
         sys.exit(errors.fail(*explanations.explain(error, has_debug=False)))
     except KeyboardInterrupt:
@@ -64,15 +66,15 @@ def main(argv: list[str]) -> None:
     sys.exit(0)
 
 
-def _serve(paths: list[str]) -> None:
+def _serve(paths: list[str], bind: str, port: int) -> None:
     if not paths:
         raise UsageError("no run is given; name a run's folder: crankshaft monitor RUN_DIR")
-    address = ipaddress.ip_address(FLAGS.bind)
+    address = ipaddress.ip_address(bind)
     token = "" if address.is_loopback else secrets.token_urlsafe(24)
     try:
-        server = Server(FLAGS.bind, FLAGS.port, application([Run(path) for path in paths], token), any_host=bool(token))
+        server = Server(bind, port, application([Run(path) for path in paths], token), any_host=bool(token))
     except OSError as error:
-        where = f"--bind={FLAGS.bind} --port={FLAGS.port}"
+        where = f"--bind={bind} --port={port}"
         raise UsageError(f"{where} can't be listened on ({error.strerror}); --port=0 takes a free one") from None
     host = socket.gethostname() if address.is_unspecified else f"[{address}]" if address.version == 6 else address
     query = f"?token={token}" if token else ""

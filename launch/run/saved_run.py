@@ -28,7 +28,7 @@ from .. import explanations
 from ..command_line import config as configs
 from ..command_line import own_files, registry
 from ..command_line.config import Config
-from ..command_line.values import differences
+from ..command_line.values import differences, plain
 from ..errors import UsageError
 from ..host import isolation
 from . import model_file, prediction_files, predictions, weights
@@ -126,11 +126,14 @@ class SavedRun:
                 raise UsageError(
                     f"this run's model is {kind}'s{more}; give load_model(..., trainer_class={kind}){alone}"
                 )
-            entry = registry.find("model", str(flags["model"]))
-            if wrong := registry.wrong_argument(deciding["model_arg"], entry):
-                raise UsageError(f"{where}: model_arg {wrong}; restore it from a copy")
-            trainer_class = entry.make
-        trainer = trainer_class(**deciding["model_arg"])
+            trainer_class = registry.find("model", str(flags["model"])).make
+        entry = registry.of_class(trainer_class)
+        defaults = plain(entry.defaults)
+        own = {name: value for name, value in deciding["model_arg"].items() if value != defaults.get(name, ...)}
+        try:
+            trainer = trainer_class(**registry.coerce_arguments("model_arg", own, entry))
+        except UsageError as error:
+            raise UsageError(f"{where}: {error.message}; restore it from a copy") from None
         options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=ema_decay)
         data = (saved.features, None), saved.known.num_classes, saved.known.vocabulary
         prepare(trainer, options, Reduction(), *data, shards_in(manifest.variables) or 1)

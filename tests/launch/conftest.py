@@ -199,11 +199,8 @@ def inside(capfd, monkeypatch):
         logging.get_absl_handler().python_handler.setStream(sys.stderr)  # pytest's of now, not of the import
         # TensorFlow numbers each strategy's collectives from here; two strategies of one process must not share them.
         use_new_collective_keys()
-        with flagsaver.flagsaver():
-            for name in flags.FLAGS:
-                flags.FLAGS[name].unparse()
-            with pytest.raises(SystemExit) as exit:
-                start()
+        with flagsaver.flagsaver(), pytest.raises(SystemExit) as exit:
+            start()
         out, err = capfd.readouterr()
         return Outcome(exit.value.code or 0, out, err)
 
@@ -219,6 +216,13 @@ def inside(capfd, monkeypatch):
     # What a run sets for its process, and a process has for itself.
     tf.keras.config.set_dtype_policy("float32")
     logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
+
+
+@pytest.fixture
+def script_flags():
+    """`absl.flags`; what a test defines with it, as a script does, is removed."""
+    with flagsaver.flagsaver():
+        yield flags
 
 
 @pytest.fixture(scope="module")

@@ -8,20 +8,16 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags
-from absl.testing import flagsaver
 
-from crankshaft.launch.command_line import config
+from crankshaft.launch.command_line import config, parsing
 from crankshaft.launch.run import base
 from tests.waiting import PATIENCE
 
 
 def parts(*given):
     """How many a command line comes to."""
-    with flagsaver.flagsaver():
-        flags.FLAGS(["crankshaft train", "--input=digits", *given])
-        asked = config.from_flags(flags.FLAGS, None, False, {})
-        return base.batch_parts(asked)
+    words = ["crankshaft train", "--input=digits", *given]
+    return base.batch_parts(config.configure(parsing.from_argv(words), None, False, {}))
 
 
 @pytest.mark.parametrize(

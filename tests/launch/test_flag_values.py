@@ -7,8 +7,6 @@ import json
 import re
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from crankshaft.engine import optimizers
 from crankshaft.engine.optimizers import schedules
@@ -16,7 +14,7 @@ from crankshaft.launch import errors, local, train
 from crankshaft.launch.cluster import meeting, servers
 from crankshaft.launch.cluster.supervisor import Supervisor
 from crankshaft.launch.command_line import registry, rules
-from crankshaft.launch.command_line.flags import GROUPS, USES
+from crankshaft.launch.command_line.flags import FIELDS, USES
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
 from crankshaft.launch.run import base
@@ -33,7 +31,6 @@ HOSTILE = {
     "unicode": "é漢🙂\u202e",
     "newline": "1\n\x1b2",
 }
-NAMES = {name: flags.FLAGS for names in GROUPS.values() for name in names}
 LARGE = ("learning_rate", "weight_decay", "clip_norm")
 A_PATH = set(HOSTILE) - {"empty", "endless"}  # names of files may be any, up to 255 bytes
 # Flag -> which of these values may stand, since they are what the flag takes.
@@ -54,7 +51,6 @@ ACCEPTED = {
     "export_model": set(HOSTILE) - {"empty"},  # of the names that a trainer has, once it is made
     "prompt": set(HOSTILE),  # any text may be gone on with
 }
-ALL = (flags.FLAGS, local.FLAGS)
 RUN = ("--model=mlp", "--input=digits")
 # What a flag needs to have a use, where `USES` says what that is.
 NEEDED = {
@@ -111,12 +107,8 @@ def ends(monkeypatch, tmp_path, capsys):
         else:
             monkeypatch.delenv("TF_CONFIG", raising=False)
         capsys.readouterr()
-        with flagsaver.flagsaver():
-            for values in ALL:
-                for name in values:
-                    values[name].unparse()
-            with pytest.raises((Started, SystemExit)) as end:
-                main(argv=["crankshaft", *arguments])
+        with pytest.raises((Started, SystemExit)) as end:
+            main(argv=["crankshaft", *arguments])
         if end.type is Started:
             return None
         assert end.value.code == errors.EXIT_USAGE
@@ -126,13 +118,10 @@ def ends(monkeypatch, tmp_path, capsys):
         assert len(line) < 1200
         return line.removeprefix("error: ")
 
-    yield ends
-    for values in ALL[1:]:  # which flagsaver does not know
-        for name in values:
-            values[name].unparse()
+    return ends
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FIELDS)
 def test_a_value_that_nobody_means_is_one_line(ends, name):
     needed = NEEDED[USES[name]] if name in USES else ()
     cluster = next((each for each in ("multi_worker", "parameter_server") if f"--strategy={each}" in needed), None)
@@ -142,7 +131,7 @@ def test_a_value_that_nobody_means_is_one_line(ends, name):
         assert line is None or f"--{name}" in line
 
 
-@pytest.mark.parametrize("name", list(local.FLAGS))
+@pytest.mark.parametrize("name", list(rules.fields(local.Flags)))
 def test_a_value_for_a_cluster_that_nobody_means_is_one_line(ends, name):
     for kind, value in HOSTILE.items():
         line = ends(local.main, f"--{name}={value}", "--", *RUN)
@@ -151,16 +140,14 @@ def test_a_value_for_a_cluster_that_nobody_means_is_one_line(ends, name):
 
 
 def test_each_flag_has_a_range_or_a_rule():
-    ours = [values[name] for values in ALL[1:] for name in values] + [flags.FLAGS[name] for name in NAMES]
-    for flag in ours:
-        kind = (rules.Number, rules.Path, rules.Files, rules.Text, rules.Names, flags.EnumParser, flags.BooleanParser)
-        assert isinstance(flag.parser, kind), flag.name
-        assert rules.wanted(flag)
+    for field in (*FIELDS.values(), *rules.fields(local.Flags).values()):
+        kind = field.metadata["about"].kind
+        assert type(kind).coerce is not rules.Kind.coerce
+        assert kind.wants
 
 
 @pytest.mark.parametrize("name", USES)
 def test_a_flag_that_the_run_would_ignore_is_refused(ends, name):
-    flag = flags.FLAGS[name]
     possible = (
         "true",
         "1",
@@ -177,7 +164,7 @@ def test_a_flag_that_the_run_would_ignore_is_refused(ends, name):
         "cold",
         "data:2",
     )
-    value = next(each for each in possible if _takes(flag, each))
+    value = next(each for each in possible if _takes(FIELDS[name], each))
     line = ends(train.main, *RUN, "--mode=train", f"--{name}={value}")
     assert line
     assert f"--{name}=" in line
@@ -189,10 +176,10 @@ def test_what_is_asked_for_never_is_not_ignored(ends):
     assert ends(train.main, *RUN, "--checkpoint_every_steps=0", "--histogram_every_steps=0") is None
 
 
-def _takes(flag: flags.Flag, value: str) -> bool:
+def _takes(field, value: str) -> bool:
     try:
-        return flag.parser.parse(value) != flag.default
-    except ValueError:
+        return rules.coerce(field, value) != rules.default_of(field)
+    except UsageError:
         return False
 
 
@@ -214,8 +201,8 @@ def test_an_argument_of_the_update_that_nobody_means_is_refused(kind, entry, nam
         str(end + way * (abs(end) + 1)) for end, way in ((interval.lower, -1), (interval.upper, 1)) if end is not None
     ]
     for value in outside:
-        with pytest.raises(UsageError, match=re.escape(f"--{kind}_arg {name}=")):
-            registry.parse_arguments(f"{kind}_arg", [f"{name}={value}"], entry)
+        with pytest.raises(UsageError, match=re.escape(f"{kind}_arg {name}=")):
+            registry.coerce_arguments(f"{kind}_arg", {name: rules.Written(value)}, entry)
 
 
 def test_an_argument_of_the_update_is_checked_before_anything_is_made(ends):

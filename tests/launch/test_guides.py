@@ -13,10 +13,9 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags
 
 from crankshaft import Trainer
-from crankshaft.launch import train  # noqa: F401 (defines the flags)
+from crankshaft.launch.command_line.flags import Flags
 from tests.pages import GUIDES, ROOT, blocks, words
 from tests.waiting import PATIENCE
 
@@ -101,7 +100,7 @@ def reader(inside, tmp_path, monkeypatch):
     """A `Reader` in a folder of its own, whose scripts can be imported there; and the names of its Python.
 
     XLA is left out where a page does not ask for it: compiling takes longer than all else that a page does."""
-    monkeypatch.setattr(flags.FLAGS["jit"], "default", "off")
+    monkeypatch.setitem(Flags.__init__.__kwdefaults__, "jit", "off")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before, names = set(sys.modules), {"__name__": "guide", "result_of": _result_of}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import crankshaft
-from crankshaft.launch.command_line import given
+from crankshaft.launch.command_line import parsing
 from crankshaft.launch.errors import UsageError
 from tests.launch.command_line.test_config import asked
 from tests.launch.line import RUN
@@ -105,19 +105,22 @@ def test_a_file_that_a_run_dir_names_does_not_run_unless_the_caller_names_it_too
             asked(*call, f"--model={model}")
         assert asked(*call, f"--model={model}", f"--input={points}").model == str(model)
     with pytest.raises(UsageError, match=f"--config=run/config.json names {model}, {on_its_word} --model={model}"):
-        given.expanded(["--config=run/config.json"])
-    given.expanded(["--config=run/config.json", f"--model={model}", "--input", str(points)])
+        parsing.from_argv(["crankshaft train", "--config=run/config.json"])
+    parsing.from_argv(["crankshaft train", "--config=run/config.json", f"--model={model}", "--input", str(points)])
 
 
-def test_a_config_that_a_run_has_left_gives_no_flag_of_another_call_by_its_scripts_flags(folder):
+def test_a_config_that_a_run_has_left_gives_no_flag_of_another_call_by_its_scripts_flags(folder, script_flags):
     about = asked("--model=mlp", "--input=synthetic").about()
     about["flags"]["flagfile"] = "flags.txt"
     about["deciding"]["script_flags"] = {"model": "evil.py", "init_from": "evil", "flagfile": "x", "slope": "up"}
     (folder / "config.json").write_text(json.dumps(about))
-    words = given.expanded(["--config=config.json"])
-    assert "--slope=" in words
-    assert "--model=mlp" in words
-    assert not [word for word in words if "evil" in word or "flagfile" in word]
+    with pytest.raises(UsageError, match=r"config.json: slope is unknown"):
+        parsing.from_argv(["crankshaft train", "--config=config.json"])
+    slope = script_flags.DEFINE_string("slope", "down", "Of the line.")
+    values = parsing.from_argv(["crankshaft train", "--config=config.json"])
+    assert slope.value == "up"
+    assert values["model"] == "mlp"
+    assert not values.keys() & {"init_from", "flagfile"}
 
 
 def test_a_file_that_was_changed_runs_as_it_is_now(folder):

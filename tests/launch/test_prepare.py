@@ -39,8 +39,6 @@ def prepared(capfd):
     """`prepared(*flags)`: the command in this process: (exit code, what it printed, its one error)."""
 
     def run(*arguments):
-        for name in prepare.FLAGS:
-            prepare.FLAGS[name].unparse()
         with pytest.raises(SystemExit) as exit:
             prepare.main(["crankshaft prepare", "--processes=1", *map(str, arguments)])
         out, err = capfd.readouterr()

@@ -223,4 +223,4 @@ def test_a_models_arguments_of_another_type_are_named(inside, tmp_path):
     for value in ("x", ["x"], 1.5, [[4]]):
         path.write_text(json.dumps(changed(before, ("flags", "model_arg", "hidden_units"), value)))
         outcome = inside("--mode=eval", f"--run_dir={tmp_path}")
-        assert outcome.mistake.startswith(f"{path}: model_arg of its flags has hidden_units=")
+        assert outcome.mistake.startswith(f"{path}: --model_arg hidden_units=")

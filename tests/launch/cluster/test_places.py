@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags
 
 from crankshaft.engine.internals.errors import with_flags
 from crankshaft.launch.cluster import meeting, places, slurm
@@ -204,9 +203,9 @@ def test_mistake_in_flags_is_one_line(mistake, monkeypatch):
     from crankshaft.launch.command_line import config
 
     arguments, said = FLAGS[mistake]
-    train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
+    given = train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
     with pytest.raises(UsageError) as error:
-        config.from_flags(flags.FLAGS, None, False, {})
+        config.configure(given, None, False, {})
     assert said in with_flags(error.value.message)
     assert "\n" not in error.value.message
 
@@ -215,8 +214,8 @@ def asked(*arguments: str, **environment: str):
     from crankshaft.launch import train
     from crankshaft.launch.command_line import config
 
-    train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
-    return config.from_flags(flags.FLAGS, None, False, environment)
+    given = train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
+    return config.configure(given, None, False, environment)
 
 
 def test_several_tasks_train_as_workers_or_around_servers_without_a_strategy():

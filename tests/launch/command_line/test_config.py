@@ -11,14 +11,11 @@ import pkgutil
 import re
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from crankshaft import input as inputs
 from crankshaft import models
 from crankshaft.engine.step.options import WEIGHT_DECAY_EXCLUDE
-from crankshaft.launch import train
-from crankshaft.launch.command_line import checks, config, registry, values
+from crankshaft.launch.command_line import checks, config, parsing, registry, rules, values
 from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
@@ -31,11 +28,7 @@ OF_THE_RUN = (
 
 
 def asked(*words, script: type | None = None) -> Config:
-    with flagsaver.flagsaver():
-        for name in flags.FLAGS:
-            flags.FLAGS[name].unparse()
-        flags.FLAGS(["crankshaft train", *map(str, words)])
-        return config.from_flags(flags.FLAGS, script, False, {})
+    return config.configure(parsing.from_argv(["crankshaft train", *map(str, words)]), script, False, {})
 
 
 def checked(*words, script: type | None = None) -> Config:
@@ -63,7 +56,7 @@ def run_dir(tmp_path):
 def test_what_is_not_given_is_the_runs(run_dir):
     found = asked("--mode=eval", f"--run_dir={run_dir}")
     assert (found.model, found.input, found.data_dir) == ("mlp", "synthetic", str(run_dir))
-    assert found.given_arguments("model_arg")["hidden_units"] == [4]
+    assert found.given_arguments("model_arg")["hidden_units"] == (4,)
     assert found.given_arguments("input_arg")["examples"] == 500
     assert found.given_arguments("optimizer_arg")["beta_1"] == 0.8
     assert found.given_arguments("learning_rate_schedule_arg")["alpha"] == 0.5
@@ -117,12 +110,12 @@ def test_a_run_with_a_flag_that_is_gone_goes_on_where_the_flag_was_off(run_dir, 
     before = json.loads(path.read_text())
     before["flags"]["clip_value"] = before["deciding"]["clip_value"] = was
     path.write_text(json.dumps(before))
-    refused = pytest.raises(UsageError, match=r"another configuration \(clip_value: 0.5 -> None\).*--allow_changed")
+    refused = pytest.raises(UsageError, match=r"another configuration \(clip_value: 0.5 -> None\).*allow_changed")
     with contextlib.nullcontext() if goes_on else refused:
         checked(*OF_THE_RUN, f"--run_dir={run_dir}")
     checked(*OF_THE_RUN, f"--run_dir={run_dir}", "--allow_changed_config")
-    with flagsaver.flagsaver(), pytest.raises(UsageError, match="--clip_value is unknown"):
-        train.read_flags(["crankshaft train", "--model=mlp", f"--config={path}"], flags.FLAGS)
+    with pytest.raises(UsageError, match="clip_value is unknown"):
+        parsing.from_argv(["crankshaft train", "--model=mlp", f"--config={path}"])
 
 
 def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
@@ -157,7 +150,7 @@ def test_an_argument_that_is_not_finite_is_the_runs(tmp_path):
     write_json(tmp_path / "config.json", trained.about())
     assert values.differences(config.read(tmp_path)["deciding"], asked(*given, script=Line).deciding()) == []
     found = asked("--mode=eval", f"--run_dir={tmp_path}", script=Line)
-    assert found.given_arguments("model_arg") == {"most": math.inf, "least": [-math.inf, 2]}
+    assert found.given_arguments("model_arg") == {"most": math.inf, "least": (-math.inf, 2)}
     assert found.deciding() == trained.deciding()
 
 
@@ -183,8 +176,14 @@ def test_each_field_is_a_flag_of_its_type():
     """As an editor and mypy see it."""
     fields = {field.name: field for field in dataclasses.fields(our_flags.Flags)}
     assert list(fields) == [name for names in our_flags.GROUPS.values() for name in names]
-    kinds = {"int": "int", "float": "float", "bool": "bool", "string": "str", "multi string": "Mapping[str, Any]"}
+    kinds = [
+        (rules.Boolean, "bool"),
+        (rules.Whole, "int"),
+        (rules.Number, "float"),
+        (rules.Argument, "Mapping[str, Any]"),
+    ]
     for name, field in fields.items():
-        flag = flags.FLAGS[name]
-        expected = kinds.get(flag.flag_type(), "str") + (" | None" if flag.default is None else "")
-        assert field.type in (expected, "Sequence[str]"), name
+        about = field.metadata["about"]
+        kind = next((name for kind, name in kinds if isinstance(about.kind, kind)), "str")
+        expected = ("Sequence[str]" if about.several else kind) + (" | None" if field.default is None else "")
+        assert field.type == expected, name

@@ -6,11 +6,10 @@ import os
 import re
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
-from crankshaft.launch.command_line import flags as our_flags
+from crankshaft.engine.internals.errors import with_flags
 from crankshaft.launch.command_line import paths, rules
+from crankshaft.launch.command_line.flags import FIELDS
 from crankshaft.launch.errors import UsageError
 
 LOCAL = "config init_from output result_json baseline".split()
@@ -19,17 +18,15 @@ NONE = dict.fromkeys(FLAGS)
 
 
 def refusal(name: str, path: str) -> str:
-    """What is said of a flag's value as the command line is read."""
-    with flagsaver.flagsaver(), pytest.raises(flags.Error) as error:
-        flags.FLAGS(["crankshaft train", f"--{name}={path}"])
-    return str(rules.explain(error.value, flags.FLAGS))
+    """What is said of a flag's value."""
+    with pytest.raises(UsageError) as error:
+        rules.coerce(FIELDS[name], path)
+    return with_flags(error.value.message)
 
 
 def parsed(**values: str) -> dict:
-    """All flags' values of a command line that gives these."""
-    with flagsaver.flagsaver():
-        flags.FLAGS(["crankshaft train", *(f"--{name}={value}" for name, value in values.items())])
-        return {name: flags.FLAGS[name].value for name in NONE}
+    """The values of flags of paths, of a call that gives these."""
+    return {**NONE, **{name: rules.coerce(FIELDS[name], value) for name, value in values.items()}}
 
 
 @pytest.mark.parametrize("name", LOCAL)
@@ -62,9 +59,8 @@ def test_a_relative_path_is_judged_with_the_working_directory(tmp_path, monkeypa
 
 
 def test_each_flag_of_a_path_is_checked():
-    names = [name for group in our_flags.GROUPS.values() for name in group]
     kinds = (rules.Path, rules.Files)
-    assert {name for name in names if isinstance(flags.FLAGS[name].parser, kinds)} == set(FLAGS)
+    assert {name for name, field in FIELDS.items() if isinstance(field.metadata["about"].kind, kinds)} == set(FLAGS)
 
 
 @pytest.mark.parametrize("name", FLAGS)
@@ -104,9 +100,7 @@ def test_a_path_that_is_not_utf_8_is_refused(name, tmp_path, monkeypatch):
 
 def test_files_with_commas_are_each_found_in_a_home_or_a_bucket(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    with flagsaver.flagsaver():
-        flags.FLAGS(["crankshaft train", "--data_dir=~/a,gs://bucket/b*,~/c"])
-        assert flags.FLAGS["data_dir"].value == "/home/me/a,gs://bucket/b*,/home/me/c"
+    assert parsed(data_dir="~/a,gs://bucket/b*,~/c")["data_dir"] == "/home/me/a,gs://bucket/b*,/home/me/c"
 
 
 def test_a_run_in_a_home_is_printed_as_it_is(crank, tmp_path, monkeypatch):

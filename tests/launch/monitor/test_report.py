@@ -18,8 +18,6 @@ def reported(capsys):
     """`reported(*arguments)`: (exit code, standard output, the lines of standard error)."""
 
     def run(*arguments):
-        report.FLAGS.unparse_flags()
-        report.FLAGS.html = None
         with pytest.raises(SystemExit) as end:
             report.main(["crankshaft report", *map(str, arguments)])
         out, err = capsys.readouterr()

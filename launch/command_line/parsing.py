@@ -1,0 +1,317 @@
+"""From a command line, keywords in Python, and files to flags' values by name, each in its type.
+
+absl reads the text that a command line gives each flag; a script's own flags are absl's. Nothing here starts
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from ..errors import UsageError, nearest, setting
+from . import own_files, paths
+from .flags import ARGUMENTS, FIELDS, GROUPS, REPLACED, USES, in_place_of
+from .rules import Written, coerce
+
+# Flags in a run's config.json that belong to the call that wrote it, and not to the run.
+_OF_THAT_CALL = "mode run_dir result_json output allow_changed_config config flagfile".split()
+_OF_THAT_CALL += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
+_OF_A_FOLDER = [name for name, use in USES.items() if use == ("run_dir",)]
+_MOST_FLAGFILES = 100
+Values = dict[str, Any]
+
+
+def of_script() -> list[str]:
+    """Returns the names of flags that a user's script, or a module of theirs, has defined."""
+    modules = flags.FLAGS.flags_by_module_dict()
+    theirs = [name for name in modules if name.split(".")[0] not in ("absl", "crankshaft", "tensorflow", "keras")]
+    return [flag.name for name in theirs for flag in modules[name]]
+
+
+def from_argv(argv: Sequence[str]) -> Values:
+    """Returns the values that a command line gives, with its --flagfile and --config; sets a script's own flags.
+
+    Raises:
+      UsageError: a mistake in the command line, or in a file.
+    """
+    words = without_flagfiles(argv[1:])
+    of_files = _of_files(words)
+    for name, value in (each for _, own in of_files for each in own.items()):
+        flags.FLAGS[name].parse(value)
+    given, rest = read(words, FIELDS, of=flags.FLAGS)
+    if rest:
+        raise UsageError(f"{rest[0]!r} is not a flag; write --NAME=VALUE, see --help")
+    return _merged([*(values for values, _ in of_files), given])
+
+
+def of_tasks(words: Sequence[str]) -> Values:
+    """Returns the values that words of a command line give flags of crankshaft train; a script may have others too.
+
+    Raises:
+      UsageError: a mistake in those of crankshaft train.
+    """
+    words = without_flagfiles(words)
+    given, _ = read(words, FIELDS, known_only=True, between=True)
+    return _merged([*(values for values, _ in _of_files(words, known_only=True)), given])
+
+
+def from_keywords(keywords: Mapping[str, Any]) -> tuple[Values, Values]:
+    """Returns the values that keywords give, with those of their `config`; and those of a script's own flags.
+
+    None is a flag that is not given. Raises `UsageError`.
+    """
+    given, own = _typed(keywords)
+    if "config" not in given:
+        return given, own
+    of_file, own_of_file = _of_file(given["config"], given)
+    return _merged([of_file, given]), own_of_file | own
+
+
+def read(
+    words: Sequence[str],
+    fields: Mapping[str, Any],
+    *,
+    of: flags.FlagValues | None = None,
+    known_only: bool = False,
+    between: bool = False,
+) -> tuple[Values, list[str]]:
+    """Returns the values that words of a command line give the flags of some fields, and the words that are not flags.
+
+    Args:
+      words: of the command line.
+      fields: of the flags, by name.
+      of: flags of a script, which are set.
+      known_only: whether other flags are words.
+      between: whether flags may stand after words that are none.
+
+    Raises:
+      UsageError: a flag is unknown, or does not take its value.
+    """
+    absl = flags.FlagValues()
+    for name, field in fields.items():
+        is_boolean = isinstance(field.default, bool)
+        absl[name] = flags.MultiFlag(flags.ArgumentParser(), None, name, None, "", boolean=is_boolean)
+    for name in [*(of or ())]:
+        if name in fields:
+            raise UsageError(
+                f"{setting(name)} is a flag of Crankshaft's, and the script defines it too; give its own another name"
+            )
+    if of is not None:
+        absl.append_flag_values(of)
+        of.mark_as_parsed()
+    absl.set_gnu_getopt(between)
+    try:
+        rest = absl(["", *words], known_only)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise _unknown(error.flagname, [*fields, *(of_script() if of is not None else ())]) from None
+    except (flags.Error, ValueError) as error:
+        raise UsageError(f"{' '.join(str(error).removeprefix('flag ').split())}; see --help") from None
+    given = {name: absl[name].value for name in fields if absl[name].present}
+    return {name: _of_texts(fields[name], texts) for name, texts in given.items()}, rest
+
+
+def _of_texts(field: Any, texts: Sequence[str]) -> Any:
+    about = field.metadata["about"]
+    return (
+        coerce(field, texts) if about.takes_arguments or about.several else [coerce(field, each) for each in texts][-1]
+    )
+
+
+def _unknown(name: str, known: Sequence[str]) -> UsageError:
+    return UsageError(f"{setting(name)} is unknown; {REPLACED.get(name) or nearest(name, known, 'see --help')}")
+
+
+def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
+    """Returns values in their flags' types, and those of a script's own flags. Raises `UsageError`."""
+    given: Values = {}
+    own: Values = {}
+    for name, value in values.items():
+        if value is None:
+            continue
+        if name in FIELDS:
+            given[name] = coerce(FIELDS[name], value)
+        elif name in flags.FLAGS:
+            own[name] = _of_own(flags.FLAGS[name], value)
+        else:
+            raise _unknown(name, [*FIELDS, *of_script()])
+    return given, own
+
+
+def _of_own(flag: flags.Flag, value: Any) -> Any:
+    """Returns what a script's own flag makes of a value, by absl. Raises `UsageError`."""
+    if isinstance(flag, flags.MultiFlag):
+        return [_of_parser(flag, each) for each in (value if isinstance(value, (list, tuple)) else [value])]
+    return _of_parser(flag, value)
+
+
+def _of_parser(flag: flags.Flag, value: Any) -> Any:
+    try:
+        try:
+            return flag.parser.parse(value)
+        except TypeError:  # a number of NumPy's, a path, or a number of a flag of text
+            return flag.parser.parse(str(value))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{setting(flag.name, value)} can't be used: {error}; see --help") from None
+
+
+def _merged(sources: Sequence[Values]) -> Values:
+    """Returns the values of several sources, of which a later one replaces those of the ones before.
+
+    It replaces a length also where it gives it in another unit; NAME=VALUE arguments and lists are added to.
+    """
+    values: Values = {}
+    for source in sources:
+        replaced = in_place_of(source.keys())
+        before = {name: value for name, value in values.items() if name not in replaced}
+        values = {**before, **source}
+        for name in before.keys() & source.keys():
+            if name in ARGUMENTS:
+                values[name] = {**before[name], **source[name]}
+            elif FIELDS[name].metadata["about"].several:
+                values[name] = [*before[name], *source[name]]
+    return values
+
+
+def to_words(values: Mapping[str, Any]) -> list[str]:
+    """Returns words of a command line that give these values."""
+    words = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            words += [f"--{name}={key}={each}" for key, each in value.items()]
+        else:
+            words += [f"--{name}={each}" for each in (value if isinstance(value, list) else [value])]
+    return words
+
+
+def names(words: Sequence[str]) -> set[str]:
+    """Returns the names of the flags that words give."""
+    return {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
+
+
+def without_flagfiles(arguments: Sequence[str]) -> list[str]:
+    """Returns words with the lines of the files that `--flagfile=FILE` names in its place, as absl has them.
+
+    A length in such a file is left out where the command line says it in another way.
+    """
+    left, read, opened = list(arguments), [], 0
+    replaced = in_place_of(names(arguments))
+    while left:
+        word = left.pop(0)
+        if word in ("--flagfile", "-flagfile"):
+            path = left.pop(0) if left else ""
+        elif word.startswith(("--flagfile=", "-flagfile=")):
+            path = word.partition("=")[2]
+        else:
+            read.append(word)
+            continue
+        opened += 1
+        if opened > _MOST_FLAGFILES:
+            raise UsageError(f"--flagfile={path} is the {opened}th to be read; files that name one another have no end")
+        text = paths.read_text("flagfile", path, "give a file of flags, one a line")
+        lines = (line.strip() for line in text.splitlines())
+        left[:0] = (
+            line for line in lines if line and not line.startswith(("#", "//")) and replaced.isdisjoint(names([line]))
+        )
+    return read
+
+
+def _values_of(arguments: Sequence[str], name: str) -> list[str]:
+    """Returns the values that a command line gives a flag, in order."""
+    texts = []
+    for index, word in enumerate(arguments):
+        flag, separator, value = word.lstrip("-").partition("=")
+        if flag == name and word.startswith("-"):
+            texts.append(value if separator else "".join(arguments[index + 1 : index + 2]))
+    return texts
+
+
+def _of_files(words: Sequence[str], known_only: bool = False) -> list[tuple[Values, Values]]:
+    return [_of_file(path, names(words), known_only) for path in _values_of(words, "config")]
+
+
+def _of_file(path: str, by_caller: Collection[str], known_only: bool = False) -> tuple[Values, Values]:
+    """Returns the values that a file gives, see `_read`, and those of a script's own flags. Raises `UsageError`."""
+    values = _read(path, by_caller)
+    try:
+        return _typed({name: value for name, value in values.items() if name in FIELDS or not known_only})
+    except UsageError as error:
+        raise UsageError(f"--config={path}: {error.message}") from None
+
+
+def _read(path: str, by_caller: Collection[str]) -> Values:
+    """Reads flags by name from a YAML file, a JSON file, or the config.json that a run has left.
+
+    A run's flags that are for a run_dir are left out unless the caller gives it too.
+    """
+    text = paths.read_text("config", path, "give a YAML or JSON file of flags")
+    try:
+        values = _from_json(text) if path.endswith(".json") else _from_yaml(path, text)
+        if isinstance(values, dict) and {"flags", "deciding"} <= set(values):
+            of_run = _mapping("flags", values["flags"])
+            own_files.refuse_of_file(f"--config={path}", of_run, by_caller)
+            script = _mapping("script_flags", _mapping("deciding", values["deciding"]).get("script_flags", {}))
+            of_run = {name: value for name, value in script.items() if name not in FIELDS} | of_run
+            left_out = {*_OF_THAT_CALL, *(() if "run_dir" in by_caller else _OF_A_FOLDER)}
+            return {name: value for name, value in of_run.items() if name not in left_out}
+    except RecursionError:
+        raise UsageError(f"--config={path} is not readable as such (it is nested too deep); mend it") from None
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"--config={path} is not readable as such ({' '.join(str(error).split())}); mend it") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"--config={path} is not a mapping of flags; write lines such as learning_rate: 0.01")
+    return values
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"its {name} is not an object")
+    return value
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes the dictionary of these pairs. Raises ValueError where a name comes twice."""
+    unique: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in unique:
+            raise ValueError(f"{name} is given twice")
+        unique[name] = value
+    return unique
+
+
+def _from_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _from_yaml(path: str, text: str) -> Any:
+    """Reads YAML as text, but for null: which word is a number, and which is true, is the flag's to decide."""
+    try:
+        import yaml
+    except ImportError:
+        raise UsageError(f"--config={path} needs PyYAML: pip install crankshaft[yaml], or give a .json") from None
+
+    class Loader(yaml.BaseLoader):
+        def compose_node(self, parent, index):
+            if self.check_event(yaml.AliasEvent):  # a few of these are a file of any size
+                raise ValueError(f"*{self.peek_event().anchor} repeats another part; write it out")
+            return super().compose_node(parent, index)
+
+    def plain(node) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return _once([(str(plain(name)), plain(value)) for name, value in node.value])
+        if isinstance(node, yaml.SequenceNode):
+            return [plain(each) for each in node.value]
+        if node.style is not None:  # with quotes
+            return node.value
+        return None if node.value in ("", "~", "null", "Null", "NULL") else Written(node.value)
+
+    try:
+        node = yaml.compose(text, Loader=Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(error) from None
+    return node and plain(node)
