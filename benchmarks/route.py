@@ -1,7 +1,7 @@
-"""Follows one call through the code: which files of crankshaft it enters, in which order, and how often it returns.
+"""Follows one call through the code: which files of crankshaft it enters, in which order, and how often.
 
-A file is entered when one of its functions is called from another file's; a return is an entry into a file that the
-call had left before. What is followed is what Python runs, so for a compiled step it is its trace. For example
+A file is entered when one of its functions is called from another file's, however often that function then calls those
+beside it. What is followed is what Python runs, so for a compiled step it is its trace. For example
 
     python -m benchmarks.route --start=InnerLoop._replicated_step train --model=mlp --input=synthetic --train_steps=2
 
@@ -25,7 +25,7 @@ class Route:
     """The files that one call of a function enters until it returns, also in threads that it starts."""
 
     def __init__(self, start: str, number: int):
-        self.stays: list[str] = []
+        self.entries: list[str] = []
         self._start, self._number = start, number
         self._frame = None
         self._others: set[int | None] = set()  # threads that were there before it
@@ -41,16 +41,21 @@ class Route:
                 if self._number == 0:
                     self._frame = frame
                     self._others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
-                    self._stay(code.co_filename)
+                    self._enter(code.co_filename)
         elif event == "return" and frame is self._frame:
             self._done = True
-        elif event == "call" and code.co_filename.startswith(ROOMS):
-            self._stay(code.co_filename)
+        elif event == "call" and code.co_filename.startswith(ROOMS) and _caller(frame) != code.co_filename:
+            self._enter(code.co_filename)
 
-    def _stay(self, path: str) -> None:
-        name = path.removeprefix(ROOT)
-        if not self.stays or self.stays[-1] != name:
-            self.stays.append(name)
+    def _enter(self, path: str) -> None:
+        self.entries.append(path.removeprefix(ROOT))
+
+
+def _caller(frame) -> str | None:
+    """Returns the file of crankshaft that calls, perhaps through a library; None where a thread begins."""
+    while (frame := frame.f_back) is not None and not frame.f_code.co_filename.startswith(ROOMS):
+        pass
+    return frame and frame.f_code.co_filename
 
 
 def main() -> None:
@@ -72,11 +77,11 @@ def main() -> None:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    files = list(dict.fromkeys(route.stays))
+    files = list(dict.fromkeys(route.entries))
     rooms = list(dict.fromkeys(os.path.dirname(name) or name for name in files))
-    print(f"\n{asked.start}: {len(files)} files, {len(rooms)} folders, {len(route.stays)} stays")
+    print(f"\n{asked.start}: {len(files)} files, {len(rooms)} folders, {len(route.entries)} entries")
     for name in files:
-        print(f"  {name} ({route.stays.count(name)})")
+        print(f"  {name} ({route.entries.count(name)})")
 
 
 if __name__ == "__main__":
