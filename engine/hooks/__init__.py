@@ -1,5 +1,18 @@
 """Hooks act between calls of the inner loop: their kinds, a user's own, and in separate files the shipped ones."""
 
+from ..meter import Meter, Segment, Totals, Window
 from .base import Hook, Periodic, Status, StopRequest, Windowed, every_epoch, every_steps
 
-__all__ = ["Hook", "Periodic", "Status", "StopRequest", "Windowed", "every_epoch", "every_steps"]
+__all__ = [
+    "Hook",
+    "Meter",
+    "Periodic",
+    "Segment",
+    "Status",
+    "StopRequest",
+    "Totals",
+    "Window",
+    "Windowed",
+    "every_epoch",
+    "every_steps",
+]
