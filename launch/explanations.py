@@ -15,16 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ..engine.internals.errors import LabelError, NonfiniteError, reason, setting, with_flags, with_keywords
-from .command_line.flags import ABOUT
 from .errors import EXIT_FAILED, CrankshaftError, RunError, UsageError
 
 _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN = tuple(os.path.join(_HOUSE, room, "") for room in ("engine", "models", "input", "launch"))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
+_NAMES = {"help": "crankshaft train --help"}  # where a program in Python looks
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
-
-_FLAG = re.compile(r"--(?!help|debug)([a-z_0-9]+)")
-_COMMAND = re.compile(r"\b(crankshaft|python3?|make) \S.*--")
 
 
 @contextlib.contextmanager
@@ -42,8 +39,7 @@ def as_lines(names: Mapping[str, str] | None = None) -> Iterator[None]:
         if not isinstance(error, CrankshaftError) and _is_of_program(error):
             raise
         told = _told(error)
-        message = _marked(told.message)
-        told.args = (f"{with_keywords(message, names)}{_limit(message)}",)
+        told.args = (f"{with_keywords(told.message, {**_NAMES, **(names or {})})}{_limit(told.message)}",)
         if told is error:
             raise
         raise told from error  # which has the traceback
@@ -59,7 +55,7 @@ def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
       has_debug: whether the command has --debug.
     """
     told = _told(error, "; --debug shows the traceback" if has_debug else "")
-    line = with_flags(_marked(told.message))
+    line = with_flags(told.message)
     limit = _limit(line)
     return EXIT_FAILED if limit else told.exit_code, f"{line}{limit}"
 
@@ -195,20 +191,6 @@ def _told(error: Exception, traceback_by: str = "") -> CrankshaftError:
     # A network or a disk may be there the next time; a file that is not there, or is not ours, will not.
     passes = isinstance(error, OSError) and not isinstance(error, _LASTING)
     return (RunError if passes else UsageError)(f"{what}, at {frame_line}{traceback_by}")
-
-
-def _marked(message: str) -> str:
-    """Marks settings that a message names as flags."""
-    command = _COMMAND.search(message)
-    end = command.start() if command else len(message)
-
-    def mark(found: re.Match) -> str:
-        name = found[1]
-        if name.startswith("no") and name not in ABOUT and name[2:] in ABOUT:
-            return setting(name[2:], False)
-        return setting(name)
-
-    return _FLAG.sub(mark, message[:end]) + message[end:]
 
 
 def _is_of_program(error: Exception) -> bool:

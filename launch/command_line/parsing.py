@@ -122,7 +122,8 @@ def _of_texts(field: Any, texts: Sequence[str]) -> Any:
 
 
 def _unknown(name: str, known: Sequence[str]) -> UsageError:
-    return UsageError(f"{setting(name)} is unknown; {REPLACED.get(name) or nearest(name, known, 'see --help')}")
+    cure = REPLACED.get(name) or nearest(name, known, f"see {setting('help')}")
+    return UsageError(f"{setting(name)} is unknown; {cure}")
 
 
 def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
@@ -155,7 +156,7 @@ def _of_parser(flag: flags.Flag, value: Any) -> Any:
         except TypeError:  # a number of NumPy's, a path, or a number of a flag of text
             return flag.parser.parse(str(value))
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{setting(flag.name, value)} can't be used: {error}; see --help") from None
+        raise UsageError(f"{setting(flag.name, value)} can't be used: {error}; see {setting('help')}") from None
 
 
 def _merged(sources: Sequence[Values]) -> Values:
@@ -239,7 +240,7 @@ def _of_file(path: str, by_caller: Collection[str], known_only: bool = False) ->
     try:
         return _typed({name: value for name, value in values.items() if name in FIELDS or not known_only})
     except UsageError as error:
-        raise UsageError(f"--config={path}: {error.message}") from None
+        raise UsageError(f"{setting('config', path)}: {error.message}") from None
 
 
 def _read(path: str, by_caller: Collection[str]) -> Values:
@@ -252,19 +253,25 @@ def _read(path: str, by_caller: Collection[str]) -> Values:
         values = _from_json(text) if path.endswith(".json") else _from_yaml(path, text)
         if isinstance(values, dict) and {"flags", "deciding"} <= set(values):
             of_run = _mapping("flags", values["flags"])
-            own_files.refuse_of_file(f"--config={path}", of_run, by_caller)
+            own_files.refuse_of_file(setting("config", path), of_run, by_caller)
             script = _mapping("script_flags", _mapping("deciding", values["deciding"]).get("script_flags", {}))
             of_run = {name: value for name, value in script.items() if name not in FIELDS} | of_run
             left_out = {*_OF_THAT_CALL, *(() if "run_dir" in by_caller else _OF_A_FOLDER)}
             return {name: value for name, value in of_run.items() if name not in left_out}
     except RecursionError:
-        raise UsageError(f"--config={path} is not readable as such (it is nested too deep); mend it") from None
+        raise UsageError(
+            f"{setting('config', path)} is not readable as such (it is nested too deep); mend it"
+        ) from None
     except ValueError as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"--config={path} is not readable as such ({' '.join(str(error).split())}); mend it") from None
+        raise UsageError(
+            f"{setting('config', path)} is not readable as such ({' '.join(str(error).split())}); mend it"
+        ) from None
     if not isinstance(values, dict):
-        raise UsageError(f"--config={path} is not a mapping of flags; write lines such as learning_rate: 0.01")
+        raise UsageError(
+            f"{setting('config', path)} is not a mapping of flags; write lines such as learning_rate: 0.01"
+        )
     return values
 
 
@@ -293,7 +300,9 @@ def _from_yaml(path: str, text: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise UsageError(f"--config={path} needs PyYAML: pip install crankshaft[yaml], or give a .json") from None
+        raise UsageError(
+            f"{setting('config', path)} needs PyYAML: pip install crankshaft[yaml], or give a .json"
+        ) from None
 
     class Loader(yaml.BaseLoader):
         def compose_node(self, parent, index):

@@ -307,7 +307,7 @@ def _one(field: dataclasses.Field, value: Any, kind: Kind) -> Any:
         if kind.choices:
             raise UsageError(f"{setting(name, value)} is unknown; {nearest(value, kind.choices)}") from None
         given = value if isinstance(value, str) else short(value)
-        raise UsageError(f"{setting(name, given)} can't be used: {error}; see --help") from None
+        raise UsageError(f"{setting(name, given)} can't be used: {error}; see {setting('help')}") from None
 
 
 def absolute(path: str) -> str:

@@ -163,7 +163,7 @@ class BaseRun:
     @property
     def why_no_jit(self) -> str:
         """Why training is not one XLA program, whatever is asked for; "" where it can be."""
-        return self.config.why_no_jit or with_flags(self.strategy.why_no_jit or "")
+        return self.config.why_no_jit or self.strategy.why_no_jit or ""
 
     @property
     def features(self) -> Any:
@@ -440,7 +440,7 @@ def choose_jit(run: BaseRun) -> str:
             raise UsageError(f"{setting('jit')}=on: {reason}; use {setting('jit')}=auto or off")
         if state.jit is None:
             state.jit = False  # a choice that was made before is kept for the next process
-        return f"XLA off: {reason}"
+        return f"XLA off: {with_flags(reason)}"
     why = "as this run began"
     if config.jit != "auto":
         state.jit, why = config.jit == "on", "as asked"

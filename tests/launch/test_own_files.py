@@ -99,12 +99,12 @@ def test_a_file_that_a_run_dir_names_does_not_run_unless_the_caller_names_it_too
     on_its_word = "which does not run on that file's word alone; give"
     for mode in ("eval", "export", "generate"):
         call = (f"--mode={mode}", "--run_dir=run")
-        with pytest.raises(UsageError, match=f"run/config.json names {model}, {on_its_word} --model={model}"):
+        with pytest.raises(UsageError, match=f"run/config.json names {model}, {on_its_word} model={model}"):
             asked(*call)
-        with pytest.raises(UsageError, match=f"run/config.json names {points}, {on_its_word} --input={points}"):
+        with pytest.raises(UsageError, match=f"run/config.json names {points}, {on_its_word} input={points}"):
             asked(*call, f"--model={model}")
         assert asked(*call, f"--model={model}", f"--input={points}").model == str(model)
-    with pytest.raises(UsageError, match=f"--config=run/config.json names {model}, {on_its_word} --model={model}"):
+    with pytest.raises(UsageError, match=f"config=run/config.json names {model}, {on_its_word} model={model}"):
         parsing.from_argv(["crankshaft train", "--config=run/config.json"])
     parsing.from_argv(["crankshaft train", "--config=run/config.json", f"--model={model}", "--input", str(points)])
 

@@ -156,11 +156,11 @@ def test_an_argument_that_is_not_finite_is_the_runs(tmp_path):
 
 @pytest.mark.parametrize("mode", ["eval", "export"])
 def test_a_folder_that_is_no_run_is_named_before_the_model_is_missed(tmp_path, mode):
-    with pytest.raises(UsageError, match=f"--run_dir={tmp_path}/none does not exist; give the folder of a run"):
+    with pytest.raises(UsageError, match=f"run_dir={tmp_path}/none does not exist; give the folder of a run"):
         asked(f"--mode={mode}", f"--run_dir={tmp_path}/none")
-    with pytest.raises(UsageError, match=rf"--run_dir={tmp_path} holds no run \(no config.json\); give the folder of"):
+    with pytest.raises(UsageError, match=rf"run_dir={tmp_path} holds no run \(no config.json\); give the folder of"):
         asked(f"--mode={mode}", f"--run_dir={tmp_path}")
-    with pytest.raises(UsageError, match=f"--mode={mode} needs --run_dir, the folder of a run"):
+    with pytest.raises(UsageError, match=f"mode={mode} needs run_dir, the folder of a run"):
         asked(f"--mode={mode}")
 
 

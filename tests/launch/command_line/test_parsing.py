@@ -358,9 +358,7 @@ def test_no_flag_waits_for_a_pipe_or_reads_a_device(tmp_path):
     os.mkfifo(tmp_path / "ckpt-1.index")
     for path in (tmp_path / "pipe", "/dev/zero"):
         for flag in ("config", "flagfile"):
-            with pytest.raises(
-                UsageError, match=rf"^--{flag}={path} can't be read \(it is not a regular file\); give a"
-            ):
+            with pytest.raises(UsageError, match=rf"^{flag}={path} can't be read \(it is not a regular file\); give a"):
                 values_of(f"--{flag}={path}")
         for find in (functools.partial(own_files.compiled, "model"), read_baseline, checks.check_init_from):
             with pytest.raises(UsageError, match="it is not a regular file"):
@@ -371,7 +369,7 @@ def test_no_flag_waits_for_a_pipe_or_reads_a_device(tmp_path):
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
     for path in (tmp_path / "none.yaml", tmp_path):
-        with pytest.raises(UsageError, match=r"^--config=.* can't be read \(.*\); give a YAML or JSON file of flags$"):
+        with pytest.raises(UsageError, match=r"^config=.* can't be read \(.*\); give a YAML or JSON file of flags$"):
             values_of(f"--config={path}")
-    with pytest.raises(UsageError, match=r"^--config is empty"):
+    with pytest.raises(UsageError, match=r"^config is empty"):
         values_of("--config=")

@@ -45,7 +45,7 @@ def test_an_empty_path_is_not_taken_for_none(name):
 @pytest.mark.parametrize("name", ["run_dir", "init_from"])
 @pytest.mark.parametrize("character", r"[]\*?{}")
 def test_a_path_where_tensorflow_reads_no_checkpoint_is_refused(name, character):
-    with pytest.raises(UsageError, match=re.escape(f"--{name}=/runs/a{character}b has a {character} in it")):
+    with pytest.raises(UsageError, match=re.escape(f"{name}=/runs/a{character}b has a {character} in it")):
         paths.check({**NONE, name: f"/runs/a{character}b"})
 
 
@@ -53,7 +53,7 @@ def test_a_relative_path_is_judged_with_the_working_directory(tmp_path, monkeypa
     folder = tmp_path / "lr[1]"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    with pytest.raises(UsageError, match=re.escape(f"--run_dir={folder}/first has a [ in it")):
+    with pytest.raises(UsageError, match=re.escape(f"run_dir={folder}/first has a [ in it")):
         paths.check(parsed(run_dir="first"))
     paths.check(parsed(data_dir="first", result_json="a.json"))
 
@@ -121,7 +121,7 @@ def test_other_paths_are_let_through():
 
 
 def test_a_path_that_ends_as_a_folders_is_one(tmp_path):
-    with pytest.raises(UsageError, match=f"--result_json={tmp_path}/out/ is a folder; give the path of a file"):
+    with pytest.raises(UsageError, match=f"result_json={tmp_path}/out/ is a folder; give the path of a file"):
         paths.check_results({**NONE, "result_json": f"{tmp_path}/out/"})
     assert not (tmp_path / "out").exists()
 
@@ -130,7 +130,7 @@ def test_a_path_that_ends_as_a_folders_is_one(tmp_path):
 def test_a_file_of_the_runs_own_takes_no_result(tmp_path, file):
     (tmp_path / "link").symlink_to(tmp_path)
     values = {**NONE, "run_dir": str(tmp_path), "result_json": f"{tmp_path}/link/{file}"}
-    with pytest.raises(UsageError, match=f"--result_json={tmp_path}/link/{file} is a file of the run's own; give"):
+    with pytest.raises(UsageError, match=f"result_json={tmp_path}/link/{file} is a file of the run's own; give"):
         paths.check_results(values)
     paths.check_results({**values, "result_json": f"{tmp_path}/other.json"})
     paths.check_results({**values, "result_json": f"{tmp_path}/result.json"})  # the same twice
