@@ -557,7 +557,7 @@ def _check_uses(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         is_never = name.endswith("_every_steps") and value == 0  # 0 is obeyed everywhere
         if value == defaults[name] or is_never:
             continue
-        words = " ".join(parsing.to_words({name: value}))
+        words = " ".join(setting(name, word.partition("=")[2]) for word in parsing.to_words({name: value}))
         if not choices and values[other] == defaults[other]:
             raise UsageError(
                 f"{words} has no use without {setting(other)}; give that too, or leave {setting(name)} out"

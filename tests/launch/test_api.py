@@ -274,6 +274,7 @@ MISTAKES = {
     "out of range": ({"learning_rate": -1.0}, "learning_rate=-1.0 can't be used"),
     "no argument": ({"model_arg": {"depth": 3}}, "model_arg depth: Plane has no such argument"),
     "in memory": ({"max_bad_records": 2}, "max_bad_records=2 is for examples that are read as the run goes, and the"),
+    "no use": ({"mesh": "model:2"}, "mesh=model:2 has no use with strategy=one_device; use strategy=mirrored or"),
     "both lengths": ({"train_steps": 1, "train_epochs": 1}, "train_steps and train_epochs are both given"),
 }
 
@@ -285,7 +286,9 @@ def test_a_mistake_is_the_programs_line_with_keywords(name):
         run(Plane, data=data, **keywords)
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
+    assert "--" not in str(raised.value).replace("train --help", "")
     assert isinstance(raised.value, ValueError)
+    assert (raised.value.exit_code, raised.value.parameter) == (2, next(iter(keywords)))
 
 
 @pytest.mark.parametrize(
