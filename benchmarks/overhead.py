@@ -16,15 +16,16 @@ import statistics
 import tempfile
 import threading
 import time
-import types
 import urllib.request
 
 from crankshaft.engine import loop
-from crankshaft.engine.hooks import Periodic, StopRequest, saving
-from crankshaft.engine.hooks.writing import Writing
+from crankshaft.engine.hooks import Hook, Periodic, saving
+from crankshaft.engine.hooks.asked import Asked
+from crankshaft.engine.hooks.record import Record
+from crankshaft.engine.hooks.saving import Checkpointing
 from crankshaft.engine.machine.pauses import Pauses
 from crankshaft.launch.benchmark.measure.rounds import timed_round
-from crankshaft.launch.run import asking, base, history, metrics, recording, training
+from crankshaft.launch.run import base, hooks, metrics
 
 from . import bare, turns
 
@@ -87,15 +88,14 @@ def measure_measuring(made: base.BaseRun, steps: int, pieces: int) -> dict[str, 
     return rates
 
 
-def recorders(made: base.BaseRun, hooks: list, stack: contextlib.ExitStack) -> list:
-    """Makes what records a run, answers who asks, and serves Prometheus, which scrapes each second."""
-    looking = Writing("looking")
-    record = recording.record(made, Writing(), looking, time.monotonic(), Pauses())
-    found = [record, *asking.asked(made, hooks, record, StopRequest(), looking)]
+def composed(made: base.BaseRun, stack: contextlib.ExitStack) -> list:
+    """Makes a run's hooks, among them what records it and answers who asks, and serves Prometheus, which scrapes each
+    second.
+    """
+    found = hooks.compose(made, [], time.monotonic(), Pauses())
     for hook in found:
         stack.callback(hook.close)
-    run = types.SimpleNamespace(run=made, record=record)
-    port = stack.enter_context(metrics.serving(0, "", lambda: run, {}))
+    port = stack.enter_context(metrics.serving(0, "", lambda: made, {}))
     over = threading.Event()
 
     def scrape() -> None:
@@ -113,20 +113,17 @@ def measure_hooks(made: base.BaseRun, steps: int, pieces: int, alone: bool) -> d
     `alone`: with nothing but what records the run, answers and is scraped, and without checkpoints.
     """
     with contextlib.ExitStack() as stack:
-        hooks: list = []
-        record, *others = recorders(made, hooks, stack)
-        if alone:
-            hooks += [record, *others]
-        else:
-            hooks += training.compose_hooks(made, [], history.TrainMetrics(500), StopRequest(), record, Writing())
-            hooks[-1:] = others  # in place of what saves
-        watch = Pieces(made, steps, hooks, "record and asking" if alone else "all hooks", not alone)
+        some: tuple = (Record, Asked) if alone else (Hook,)
+        used = [
+            hook for hook in composed(made, stack) if isinstance(hook, some) and not isinstance(hook, Checkpointing)
+        ]
+        watch = Pieces(made, steps, used, "record and asking" if alone else "all hooks", not alone)
         while not alone and len(made.checkpoints.all()) < made.config.keep_checkpoints:
             bare.rate(made, 1)
             made.checkpoints.save(made.state.step, {}, wait=True)
         if short := -made.state.step % steps:
             bare.rate(made, short)
-        loop.train(made.strategy, made.state, [*hooks, watch], made.state.step + 4 * pieces * steps)
+        loop.train(made.strategy, made.state, [*used, watch], made.state.step + 4 * pieces * steps)
     return watch.rates
 
 

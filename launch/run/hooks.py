@@ -48,7 +48,7 @@ def compose(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) ->
     users = _checked(user_hooks)
     writing, looking = Writing(), Writing("looking")  # of which the first waits for the device, if that hangs too
     if run.strategy.is_chief:
-        run.record = record(run, writing, looking, began, pauses)
+        run.record = _record(run, writing, looking, began, pauses)
     periods = _row_periods(run, users)
     run.rows = History(run.record, periods)
     run.metrics = TrainMetrics(_eval_period(run))
@@ -138,7 +138,7 @@ def _row_periods(run: BaseRun, hooks: Sequence[Hook]) -> set[int | Period]:
     return {run.epoch_period, _eval_period(run), *of_callbacks}
 
 
-def record(run: BaseRun, writing: Writing, looking: Writing, began: float, pauses: Pauses) -> Record:
+def _record(run: BaseRun, writing: Writing, looking: Writing, began: float, pauses: Pauses) -> Record:
     """Makes the hook that records a run; see `Record`."""
     config, cluster = run.config, run.config.cluster
     tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]

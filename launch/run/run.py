@@ -321,8 +321,6 @@ class Run(BaseRun):
           **arguments: as they were given, to compare.
         """
         given = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
-        if while_open and not self.config.trains:
-            raise UsageError(f"a run of mode={self.config.mode} does not train; use crankshaft.open_run")
         if while_open and not self.is_open:
             raise UsageError(
                 f"{method}({given}): the run is closed; open it again, on the same run_dir if it is to go on"
@@ -330,7 +328,7 @@ class Run(BaseRun):
         with self._standby.calling(), explanations.as_lines():
             try:
                 with self._at_work(draws=method == "train"):
-                    split = None if data is None and not checked else (checked or self._checked)(data)
+                    split = checked(data) if checked else None if data is None else external.checked(self, data)
                     if self._copy is not None:
                         self._copy.give_back()
                     if method != "close" and (ended_by := self._agree(f"{method}({given})", split)):
@@ -369,9 +367,6 @@ class Run(BaseRun):
                 yield
         finally:
             self._standby.note(training.take_signal(self))
-
-    def _checked(self, data):
-        return external.checked(self, data)
 
     def _agree(self, call: str, split=None) -> str | None:
         """Compares what processes that train together do next: a call, or end by a signal, whose name then is `call`.
