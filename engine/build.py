@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from . import optimizers
 from .data import form
-from .freezing import Freezing
-from .holdings import Holdings
+from .holdings import Freezing, Holdings
 from .internals import keras
 from .internals.errors import UsageError
 from .internals.tensorflow import SEEDED

@@ -14,8 +14,7 @@ from absl import logging
 from .checkpoints import Manifest, Matching, graph
 from .checkpoints.manifest import check_extra
 from .data.position import Position
-from .freezing import Freezing
-from .holdings import Holdings
+from .holdings import Freezing, Holdings
 from .internals.errors import UsageError
 from .internals.graphs import Assignments
 from .internals.tensorflow import TrackableNode, variables_read

@@ -179,7 +179,7 @@ class Mesh:
       model: the axis of replicas that hold different parts of it and get the same examples.
       everyone: all replicas.
       shard_optimizer: whether replicas that hold the same values of a variable each keep the slots of one piece of it,
-        and update that piece: see `engine.mesh.pieces`.
+        and update that piece: see `engine.mesh.cuts`.
     """
 
     def __init__(

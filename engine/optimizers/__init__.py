@@ -1,9 +1,23 @@
 """Updates of variables from gradients, and what belongs to them: learning rates, loss scales, averages of weights."""
 
 from .base import Optimizer
-from .chosen import of_options, options_of, rate_of_options
 from .keras_adapter import KerasOptimizer
-from .rules import NAMES, SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSprop, build, named, outer
+from .rules import (
+    NAMES,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Ftrl,
+    Momentum,
+    RMSprop,
+    build,
+    named,
+    of_options,
+    options_of,
+    outer,
+    rate_of_options,
+)
 
 __all__ = [
     "NAMES",

@@ -20,7 +20,7 @@ from absl import logging
 from ..internals.errors import UsageError, setting
 from ..internals.tensorflow import temporary_variable
 from ..internals.variables import assign_local, is_shard, key_of, on_server, path_of, read_local, server_of, tf_variable
-from ..mesh import cuts, pieces
+from ..mesh import cuts
 from ..mesh.cuts import Cut, cut_of
 from ..mesh.mesh import current_mesh
 from ..reduction import wire
@@ -37,7 +37,7 @@ class Optimizer(tf.Module):
 
     A subclass makes its slots (`_build_slots`) and updates (`_update`). Each replica updates its own copy of everything
     by raw ops on `variable.handle`, so `apply` may stand inside `tf.cond` and `tf.while_loop`, and replicas that were
-    given the same gradients stay identical to the bit. Where the mesh shards the optimizer (`engine.mesh.pieces`) a
+    given the same gradients stay identical to the bit. Where the mesh shards the optimizer (`engine.mesh.cuts`) a
     replica has the slots of its pieces, updates these, and all gather the weights; then it may stand in no loop.
 
     Args:
@@ -50,7 +50,7 @@ class Optimizer(tf.Module):
       weight_decay_exclude: regular expression; variables whose path it is found in do not decay,
         e.g. "bias|gamma|beta".
       name: a valid identifier; the class's name by default.
-      of_options: whether it is made of a run's options, and of nothing else (`engine.optimizers.chosen`).
+      of_options: whether it is made of a run's options, and of nothing else (`engine.optimizers.rules`).
 
     Variables, made by `build` and held by a checkpoint: iterations, int64 scalar, updates applied so far;
     learning_rate_scale, float32 scalar, 1.0 until a hook lowers it, which multiplies every rate; update_counts, int64
@@ -466,7 +466,7 @@ class _Target:
         self.path = path_of(variable)
         self.key = key_of(variable, position)
         self.decays = True
-        self.piece = pieces.piece_of(self.variable, current_mesh())
+        self.piece = cuts.piece_of(self.variable, current_mesh())
 
     @property
     def is_updated(self) -> bool:
@@ -528,7 +528,7 @@ class _OpenPiece(_Target):
 
 def _close(opened: Sequence[_OpenPiece]) -> None:
     """Gathers the values of variables of which each replica has updated its piece. Replica code."""
-    wholes = pieces.gather((target.piece, target.read()) for target in opened)
+    wholes = cuts.gather((target.piece, target.read()) for target in opened)
     for target, value in zip(opened, wholes, strict=True):
         assign_local(target.whole.variable, value)
 

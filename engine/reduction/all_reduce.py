@@ -16,9 +16,8 @@ from ..internals.errors import UsageError
 from ..internals.tensorflow import as_one_of_all, is_only_replica
 from ..internals.variables import tf_variable
 from ..mesh import collectives
-from ..mesh.cuts import cut_of
+from ..mesh.cuts import Piece, cut_of, piece_of
 from ..mesh.mesh import Axis, Mesh
-from ..mesh.pieces import Piece, piece_of
 from ..step.context import step_context
 from ..step.gradients import Gradients
 from .aggregation import Aggregated, assign, shares, summed
@@ -123,7 +122,7 @@ class Reduction(tf.Module):
           (gradients, count), summed. A gradient keeps its kind: slices come back as the concatenation of all
           replicas' slices, ids repeated where replicas share them; those of a variable that is cut over the mesh, and
           all where the mesh shards the optimizer, are made dense. Of a variable whose update is shared out
-          (`engine.mesh.pieces`) it is the piece that this replica updates.
+          (`engine.mesh.cuts`) it is the piece that this replica updates.
         """
         step_context().applied.mark("reduce_dtype")
         return self._summed(gradients, count, averages, variables, shares_out=True)

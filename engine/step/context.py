@@ -18,7 +18,7 @@ from .. import randomness
 from ..internals.errors import UsageError
 from ..internals.variables import assign_local
 from ..mesh.mesh import Mesh
-from .applied import Applied
+from .options import Applied
 
 _entered: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("step", default=None)
 

@@ -14,9 +14,9 @@ from ..internals.variables import assign_local, read_local, server_of
 from ..mesh.mesh import Mesh
 from ..metrics.sums import folded
 from . import diagnosis
-from .applied import Applied
 from .batches import check_weighed, only_if, with_stand_in
 from .context import Readings, StepContext
+from .options import Applied
 
 
 class StepRunner:
