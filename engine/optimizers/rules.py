@@ -1,7 +1,7 @@
 """Updates by TensorFlow's fused kernels: sgd, momentum, adam, adamw, adagrad, rmsprop and ftrl.
 
-Each equals Keras's own; any other Keras optimizer is found by name. The rules are replica code. Last come, as host code,
-the optimizer that a run's options describe, and which of these options another one has the values of.
+Each equals Keras's own; any other Keras optimizer is found by name. The rules are replica code. Last come, as host
+code, the optimizer that a run's options describe, and which of these options another one has the values of.
 """
 
 from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
@@ -17,6 +17,10 @@ from ..errors import EXIT_USAGE, RunError
 from ..host.files import finite, write_json, write_of_run
 from ..host.process import LockedRunDir
 from ..host.signals import EXIT_CODES
+
+if TYPE_CHECKING:
+    from ...engine.loop import Loop
+    from .base import BaseRun
 
 
 class Ending:
@@ -30,14 +34,18 @@ class Ending:
     Attributes:
       result: as result.json has it, once it is known.
       code: the exit code, likewise.
-      run: once it is put together, a `BaseRun`.
+      run: once it is put together.
     """
 
     def __init__(self, config: Config, lock: LockedRunDir | None, began: float):
         self._config, self._lock, self._began = config, lock, began
         self.result: dict[str, Any] = {}
         self.code = 0
-        self.run: Any = None
+        self.run: BaseRun | None = None
+
+    @property
+    def _loop(self) -> Loop | None:
+        return getattr(self.run, "loop", None)
 
     def check_folder(self) -> None:
         """Raises `UsageError` where the run_dir is not this run's any more."""
@@ -53,8 +61,7 @@ class Ending:
         """Records how the run has ended; takes what `__exit__` does."""
         if isinstance(error, Exception):
             self._write_failure(error)
-        loop = getattr(self.run, "loop", None)
-        if loop is None or self.run.record is None:
+        if self.run is None or self.run.record is None or (loop := self._loop) is None:
             return
         line, code = None, self.code
         if isinstance(error, Exception):
@@ -85,7 +92,7 @@ class Ending:
         """
         if self.result:
             return
-        config, loop = self._config, getattr(self.run, "loop", None)
+        config, loop = self._config, self._loop
         code, line = explanations.explain(error, has_debug=False)
         has_result = self._lock and os.path.exists(RunDir(config.run_dir).result)
         if not (loop and loop.status.segment.steps) and (code == EXIT_USAGE or has_result):
