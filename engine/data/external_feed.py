@@ -116,9 +116,6 @@ class ExternalFeed(Feed):
         examples, each = self._last
         return tf.nest.map_structure(lambda x: x[-each:], examples)
 
-    def form(self, operands) -> tuple:
-        return tuple(x.shape[1:] for x in tf.nest.flatten(operands[0]))
-
     def traced(self, operands) -> Any:
         examples, each = operands
         return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), examples), each

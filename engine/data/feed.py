@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from .order import Order
-from .source import Source
 
 
 class Run(NamedTuple):
@@ -19,22 +18,6 @@ class Run(NamedTuple):
     operands: Any
     start: int
     stop: int
-
-
-class Took(NamedTuple):
-    """What input took in a lease of a worker around parameter servers, or in some.
-
-    Attributes:
-      seconds: for which steps waited for it.
-      bytes: that were read.
-      steps_ahead: whose examples were there before the steps before them were done.
-      pieces: of examples that were asked for.
-    """
-
-    seconds: Any
-    bytes: Any
-    steps_ahead: Any
-    pieces: Any
 
 
 class Feed(abc.ABC):
@@ -54,7 +37,6 @@ class Feed(abc.ABC):
       is_endless: whether epochs of the data are not known, and `order`'s are made up.
       pipeline: identifies what kept positions fit.
       kept: returns the positions that were kept at a step, of all processes, or none; set from outside.
-      read_by_workers: the source that workers around parameter servers read by themselves, if they do.
     """
 
     order: Order
@@ -65,7 +47,6 @@ class Feed(abc.ABC):
     is_endless: bool = False
     pipeline: str = ""
     kept: Callable[[int], Sequence[bytes]] = staticmethod(lambda step: ())  # type: ignore[assignment]
-    read_by_workers: Source | None = None
 
     @property
     def bytes_read(self) -> int | None:
@@ -139,10 +120,6 @@ class Feed(abc.ABC):
         """Returns what a run's checkpoints keep of what was found out about the data, plain JSON; {}: nothing."""
         return {}
 
-    def form(self, operands) -> tuple:
-        """Returns what tells apart operands that one compiled loop is not for. Host code."""
-        return tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
-
     def traced(self, operands) -> Any:
         """Returns what a loop is compiled for where it is given these operands: themselves, or specs of more."""
         return operands
@@ -167,34 +144,3 @@ class Feed(abc.ABC):
     @abc.abstractmethod
     def batch(self, *operands) -> Any:
         """Returns this replica's part of the step's batch, of what `next_operands` has returned. Replica code."""
-
-    # Around parameter servers, where a call is a lease, which a worker runs, perhaps again on another.
-
-    @property
-    def operand_specs(self) -> Any:
-        """Specs, on a worker, of what `next_operands` takes."""
-        raise NotImplementedError(f"{type(self).__name__} is not for workers around parameter servers")
-
-    @property
-    def lease_specs(self) -> Any:
-        """Specs, on a worker, of what `take` returns."""
-        return self.operand_specs
-
-    def through(self, operands, first: tf.Tensor, stop: tf.Tensor, run, state: tuple) -> tuple:
-        """Runs a lease's steps [first, stop), as many at once as there are examples at hand. In a lease's graph.
-
-        Args:
-          operands: of the lease.
-          first: step.
-          stop: step.
-          run: runs steps: (operands as `next_operands` takes them, stop, state) -> (state, when it was done).
-          state: what the steps carry.
-
-        Returns:
-          (the state after the last one; a `Took` as [4] float64).
-        """
-        return run(operands, stop, state)[0], tf.zeros([len(Took._fields)], tf.float64)
-
-    def count(self, took: Sequence[Took]) -> None:
-        """Counts what workers report that input took, in the leases that have come back in a call."""
-        return

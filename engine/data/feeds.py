@@ -114,10 +114,6 @@ class Devices:
         """Puts arrays on each device, as `ArraySource.gather_from` takes them."""
         return self.bring(tf.nest.map_structure(lambda array: as_kept(array, self.on_gpus), arrays))
 
-    def here(self, held, arrays):
-        """Returns what a step of this process takes for what `hold` made of arrays."""
-        return held
-
     def indices(self, order: Order) -> Indices:
         """Returns the indices by which steps gather examples of what is held."""
         return Indices(self, order)
@@ -178,20 +174,11 @@ class ResidentFeed(Feed):
         indices, start, stop = self._indices.take(step, limit)
         return Run((self._held, indices), start, stop)
 
-    def look(self, step: int) -> Run:
-        run = self.take(step, 1)
-        held, indices = run.operands
-        return run._replace(operands=(self._devices.here(held, self._source.as_arrays()), indices))
-
     def most_steps(self, operands) -> float:
         return self._indices.most_steps(operands[1])
 
     def batch(self, held, indices, offset: tf.Tensor):
         return self._source.gather_from(held, self._indices.of_replica(indices, offset))
-
-    @property
-    def operand_specs(self) -> Any:
-        return self._devices.specs(self._source.as_arrays()), ()
 
     def close(self) -> None:
         self._indices.close()
@@ -538,27 +525,22 @@ class RepeatedFeed(Feed):
     Args:
       values: nest of tensors or per-replica values, of which each replica gets its own.
       batch_size: examples in them, over all replicas.
-      here: the values for a step in this process, where other processes' replicas have `values`.
     """
 
     compilable = random_access = True
 
-    def __init__(self, values, batch_size: int, here=None):
+    def __init__(self, values, batch_size: int):
         self.order = Order(batch_size, batch_size, block_steps=1)
-        self._values, self._here = values, values if here is None else here
+        self._values = values
 
     def take(self, step: int, limit: int) -> Run:
         return Run((self._values,), step, step + limit)  # leases are counted by their steps
 
     def look(self, step: int) -> Run:
-        return Run((self._here,), 0, 1)
+        return Run((self._values,), 0, 1)
 
     def next_operands(self, operands, offset: tf.Tensor):
         return operands
 
     def batch(self, values):
         return values
-
-    @property
-    def operand_specs(self) -> Any:
-        return (tf.nest.map_structure(tf.TensorSpec.from_tensor, self._here),)

@@ -161,8 +161,9 @@ class InnerLoop(Program):
     def _program(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of this form: finding it is most of a `tf.function` call's time."""
         self._shares = self.feed.is_shared(step, self._parts)
-        if (form := (self._form(), self.feed.form(arguments[0]), self._shares)) not in self.programs:
-            operands = self.feed.traced(arguments[0])
+        operands = self.feed.traced(arguments[0])
+        shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
+        if (form := (self._form(), shapes, self._shares)) not in self.programs:
             compiled = tf.function(self._loop, jit_compile=self.jit or None, autograph=False)
             self.programs[form] = compiled.get_concrete_function(operands, *arguments[1:])
         return self.programs[form]

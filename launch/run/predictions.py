@@ -71,7 +71,9 @@ class Predictor:
                     return Strategy.on_parts(run.strategy, outputs, features, number)
                 return run.strategy.on_parts(outputs, features, number, is_shared)
 
-            return tf.function(compute, input_signature=[taken, tf.TensorSpec([], tf.int64)], autograph=False)
+            # Called itself, a `tf.function` of each run would warn that it is traced again and again.
+            compiled = tf.function(compute, autograph=False)
+            return compiled.get_concrete_function(taken, tf.TensorSpec([], tf.int64))
 
         self._computing = computing
 

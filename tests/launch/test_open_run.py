@@ -13,6 +13,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft import Trainer, UsageError, mean, open_run, run
 from crankshaft.engine.hooks import every_steps
+from crankshaft.launch.run.predictions import Predictor
 from tests import logical_cpus
 
 
@@ -332,6 +333,13 @@ def test_a_mistake_is_one_line_and_the_run_goes_on(held, name):
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
     held.train(steps=1)
+
+
+def test_predictions_of_many_runs_warn_of_no_retracing(held, caplog):
+    for _ in range(6):
+        predictor = Predictor(held)
+        predictor(predictor.checked(POINTS[:2]))
+    assert not [each for each in caplog.messages if "retracing" in each]
 
 
 def test_what_an_open_run_is_not_for_is_one_line():

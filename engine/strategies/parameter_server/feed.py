@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from ...data.arrays import as_tensor
 from ...data.external_feed import ExternalFeed
-from ...data.feed import Feed, Run, Took
-from ...data.feeds import StreamedFeed
+from ...data.feed import Feed, Run
+from ...data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
 from ...data.order import Order
 from ...data.reading import example_bytes, gather
 from ...data.source import Source
@@ -26,6 +26,61 @@ _PIECE_BYTES = 16 << 20  # of an array at once, for each worker: a message is co
 _READ_BYTES = 8 << 20  # of examples at once, at most; of those that are sent, in a lease
 _PIECES = 8  # of a lease: its first steps wait for the first one
 _NUMBER = tf.TensorSpec([], tf.int64)
+
+
+class Took(NamedTuple):
+    """What input took in a lease of a worker around parameter servers, or in some.
+
+    Attributes:
+      seconds: for which steps waited for it.
+      bytes: that were read.
+      steps_ahead: whose examples were there before the steps before them were done.
+      pieces: of examples that were asked for.
+    """
+
+    seconds: Any
+    bytes: Any
+    steps_ahead: Any
+    pieces: Any
+
+
+class LeaseFeed(Feed):
+    """A feed of workers around parameter servers: a call is a lease, which one runs, perhaps again on another.
+
+    Attributes:
+      read_by_workers: the source that workers read by themselves, if they do.
+    """
+
+    read_by_workers: Source | None = None
+
+    @property
+    def operand_specs(self) -> Any:
+        """Specs, on a worker, of what `next_operands` takes."""
+        raise NotImplementedError(f"{type(self).__name__} is not for workers around parameter servers")
+
+    @property
+    def lease_specs(self) -> Any:
+        """Specs, on a worker, of what `take` returns."""
+        return self.operand_specs
+
+    def through(self, operands, first: tf.Tensor, stop: tf.Tensor, run, state: tuple) -> tuple:
+        """Runs a lease's steps [first, stop), as many at once as there are examples at hand. In a lease's graph.
+
+        Args:
+          operands: of the lease.
+          first: step.
+          stop: step.
+          run: runs steps: (operands as `next_operands` takes them, stop, state) -> (state, when it was done).
+          state: what the steps carry.
+
+        Returns:
+          (the state after the last one; a `Took` as [4] float64).
+        """
+        return run(operands, stop, state)[0], tf.zeros([len(Took._fields)], tf.float64)
+
+    def count(self, took: Sequence[Took]) -> None:
+        """Counts what workers report that input took, in the leases that have come back in a call."""
+        return
 
 
 class Workers:
@@ -44,11 +99,6 @@ class Workers:
     def specs(self, arrays):
         """Returns the specs of what a worker holds."""
         return tf.nest.map_structure(_spec, arrays)
-
-    def here(self, held, arrays):
-        """Returns what a step of the coordinator itself takes."""
-        with tf.device("CPU:0"):
-            return tf.nest.map_structure(as_tensor, arrays)
 
     def indices(self, order: Order) -> StepIndices:
         return StepIndices(order)
@@ -78,7 +128,33 @@ class StepIndices:
         return
 
 
-class _InPieces(Feed):
+class HeldFeed(LeaseFeed, ResidentFeed):
+    """Arrays that each worker holds."""
+
+    @property
+    def operand_specs(self) -> Any:
+        return self._devices.specs(self._source.as_arrays()), ()
+
+    def look(self, step: int) -> Run:
+        return Run((_here(self._source.as_arrays()), ()), step, step + 1)
+
+
+class RepeatedOnWorkers(LeaseFeed, RepeatedFeed):
+    """The same nest of arrays for every step, on each worker."""
+
+    def __init__(self, workers: Workers, arrays, batch_size: int):
+        super().__init__(workers.hold(arrays), batch_size)
+        self._here = _here(arrays)
+
+    def look(self, step: int) -> Run:
+        return Run((self._here,), 0, 1)
+
+    @property
+    def operand_specs(self) -> Any:
+        return (tf.nest.map_structure(tf.TensorSpec.from_tensor, self._here),)
+
+
+class _InPieces(LeaseFeed):
     """Examples of some steps, one after the other, of which each step takes its own."""
 
     _element_spec: Any
@@ -244,7 +320,7 @@ class SentFeed(_InPieces, StreamedFeed):
         return Run((piece, tf.constant(step, tf.int64)), step, step + len(batches))
 
 
-class ExternalWorkersFeed(ExternalFeed):
+class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
     """Data that a call brings, read by the coordinator: a lease has the batches of its steps with it."""
 
     def __init__(self):
@@ -264,6 +340,12 @@ class ExternalWorkersFeed(ExternalFeed):
 
     def batch(self, *operands):
         return operands[0]
+
+
+def _here(arrays) -> Any:
+    """Returns arrays as a step of the coordinator itself takes them."""
+    with tf.device("CPU:0"):
+        return tf.nest.map_structure(as_tensor, arrays)
 
 
 def _next_batch(run: Run) -> list[tf.Tensor]:

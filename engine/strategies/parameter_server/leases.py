@@ -19,7 +19,7 @@ from ...optimizers.base import Optimizer
 from ...reduction import wire
 from ...step.context import Readings
 from ..inner_loop import InnerLoop
-from .feed import Took, timestamp_after
+from .feed import LeaseFeed, Took, timestamp_after
 
 COUNT_SCOPE = "count_step"  # of the ops that count a step, by which a trace's steps are known
 LAGS = 16  # of staleness: updates with 0, 1, ... of others between their pull and their push, and with 15 or more
@@ -180,7 +180,9 @@ class LeaseLoop(InnerLoop):
       pull: reads the variables that steps compute with; here once a lease.
     """
 
-    def __init__(self, strategy, step, feed, pull: Pull, **more):
+    feed: LeaseFeed
+
+    def __init__(self, strategy, step, feed: LeaseFeed, pull: Pull, **more):
         super().__init__(strategy, step, feed, **more)
         self._pull = pull
         self._functions: dict[Hashable, tf.function] = {}

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ...data.arrays import ArraySource
 from ...data.feed import Feed
-from ...data.feeds import Devices, RepeatedFeed, ResidentFeed
+from ...data.feeds import Devices
 from ...data.order import order_of
 from ...data.source import Source, WithoutBadRecords
 from ...data.streamed import divide, unwatched
@@ -33,7 +33,7 @@ from ..pacing import Pace
 from ..workers import WorkerRows
 from . import sources
 from .coordinator import Cluster, Done, Leases, lease_seconds, quiet_tensorflow
-from .feed import ExternalWorkersFeed, ReadByWorkersFeed, SentFeed, Workers
+from .feed import ExternalWorkersFeed, HeldFeed, LeaseFeed, ReadByWorkersFeed, RepeatedOnWorkers, SentFeed, Workers
 from .leases import LAGS, Lease, LeaseLoop, Pull, UpdateLoop
 from .placement import Placement, Rule, server_number
 
@@ -228,7 +228,7 @@ class ParameterServer(Strategy):
             return self._sent(split, global_batch_size, seed, known)
         order = order_of(split, global_batch_size, 1, seed, options.shuffle_window).after(known)
         if (arrays := split.as_arrays()) is not None:
-            return ResidentFeed(Workers(self.coordinator), ArraySource(arrays), order)
+            return HeldFeed(Workers(self.coordinator), ArraySource(arrays), order)
         if split.by_epoch:
             raise UsageError(
                 f"{setting('strategy', self.name)} has workers read leases that may be of two epochs at once, and the "
@@ -261,11 +261,10 @@ class ParameterServer(Strategy):
         gpus = [each.name for each in tf.config.list_logical_devices("GPU") if each.name.startswith(first)]
         return (gpus or [f"{first}device:CPU:0"])[0], len(self.cluster.workers)
 
-    def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
-        workers = Workers(self.coordinator)
-        return RepeatedFeed(workers.hold(arrays), batch_size, workers.here(None, arrays))
+    def repeated(self, arrays, batch_size: int) -> RepeatedOnWorkers:
+        return RepeatedOnWorkers(Workers(self.coordinator), arrays, batch_size)
 
-    def repeated_batch(self, feed: Feed) -> RepeatedFeed:
+    def repeated_batch(self, feed: Feed) -> RepeatedOnWorkers:
         if (batch := feed.kept_batch) is None:
             operands, first, _ = feed.look(0)
             batch = feed.batch(*feed.next_operands(operands, tf.constant(first, tf.int64)))
@@ -294,7 +293,7 @@ class ParameterServer(Strategy):
     def external_feed(self) -> ExternalWorkersFeed:
         return ExternalWorkersFeed()
 
-    def program(self, step: Step, feed: Feed, jit: bool = False) -> LeaseLoop:
+    def program(self, step: Step, feed: LeaseFeed, jit: bool = False) -> LeaseLoop:  # type: ignore[override]
         """Makes a program. For replica code that is not the trainer's no variables are pulled.
 
         The updates that it makes are not counted, and are made again if a worker dies.

@@ -1,4 +1,4 @@
-"""A sixth strategy, written here from its contract alone, registered, and trained with as any other."""
+"""A sixth strategy, the guide's own, written from its contract alone, registered, and trained with as any other."""
 
 from __future__ import annotations
 
@@ -7,68 +7,15 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine.data.feeds import Devices, ResidentFeed
-from crankshaft.engine.data.order import Order
 from crankshaft.engine.hooks import every_epoch
 from crankshaft.engine.internals.errors import UsageError
-from crankshaft.engine.metrics.sums import LoopSums, row_specs, stack
-from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies import devices, register
-from crankshaft.engine.strategies.base import LoopResult, Program, Strategy
+from tests.pages import ROOT, blocks
 
+(GUIDE,) = (each.text for each in blocks(ROOT / "docs" / "model.md") if each.title == "step_by_step.py")
 FEATURES = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 LABELS = FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + 3
 ASKED = {"global_batch_size": 16, "train_epochs": 4, "learning_rate": 0.1, "jit": "off", "progress": "off"}
-
-
-class Steps(Program):
-    """Steps that Python starts one by one: no loop is compiled."""
-
-    def __init__(self, distribution, step, feed, state=None):
-        super().__init__(feed, state)
-        self.specs = []
-
-        @tf.function(autograph=False)
-        def run(operands, place, number):
-            def on_replica(*batch):
-                metrics = step(feed.batch(*batch), number)
-                self.specs[:] = row_specs(metrics)
-                return stack(metrics, tf.float64)
-
-            return distribution.run(on_replica, args=feed.next_operands(operands, place))
-
-        self.compiled = run
-
-    def __call__(self):
-        operands, place, _ = self.feed.take(self.step, 1)
-        return self.compiled(operands, tf.constant(place, tf.int64), tf.constant(self.step, tf.int64))
-
-
-class StepByStep(Strategy):
-    """One device."""
-
-    name = "step_by_step"
-
-    def __init__(self, options):
-        self.distribution = tf.distribute.OneDeviceStrategy("CPU:0")
-
-    def feed(self, split, global_batch_size, seed):
-        return ResidentFeed(Devices(self.distribution), split, Order(len(split), global_batch_size, 1, seed))
-
-    def program(self, step, feed, jit=False):
-        runner, state, now = StepRunner(self.state.trainer), self.state, tf.constant(True)
-        if step == "train":
-            return Steps(self.distribution, lambda *batch: runner.train_step(*batch, now), feed, state)
-
-        def eval_step(batch, number):
-            return runner.eval_step(batch, feed.batch_number(number), tf.identity(state.step_variable), now)
-
-        return Steps(self.distribution, eval_step, feed)
-
-    def run(self, program, limit):
-        sums = program()
-        program.advance(1)
-        return LoopResult(LoopSums(program.specs, sums), 1, 0.0)
 
 
 class Plane(crankshaft.Trainer):
@@ -85,7 +32,11 @@ def data():
 
 @pytest.fixture(autouse=True)
 def _registered():
-    register("step_by_step", StepByStep)
+    exec(compile(GUIDE, "step_by_step.py", "exec"), {"__name__": "step_by_step"})
+
+
+def test_it_has_a_hundred_lines_at_most():
+    assert len(GUIDE.splitlines()) <= 100
 
 
 def test_it_trains_evaluates_and_resumes_as_one_device_does(tmp_path):
@@ -128,9 +79,9 @@ def test_benchmark_mode_times_it_and_warns_of_what_it_cannot_count():
 
 def test_a_name_that_is_taken_and_a_maker_of_something_else_are_refused():
     with pytest.raises(ValueError, match="the strategy mirrored comes with Crankshaft; register yours by another name"):
-        register("mirrored", StepByStep)
+        register("mirrored", lambda options: None)
     with pytest.raises(ValueError, match="'two words' is not a name of a strategy"):
-        register("two words", StepByStep)
+        register("two words", lambda options: None)
     register("step_by_step", lambda options: "none")
     with pytest.raises(UsageError, match="registered as the strategy step_by_step makes a str; make a Strategy"):
         devices.create("step_by_step")
