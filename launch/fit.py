@@ -237,15 +237,19 @@ def _data(arguments: Arguments, train: Source | Stream | None, batch_size: int) 
     if _never_ends(train):
         examples = arguments.run_epochs * (arguments.steps_per_epoch or 0) * (train.batch_examples or batch_size)
         train = views.first(train, examples)
-    evaluation, steps = None, arguments.validation_steps
+    evaluation, steps, columns = None, arguments.validation_steps, frames.columns_of(arguments.x)
     if arguments.validation_data is not None:
         parts = arguments.validation_data() if _makes_data(arguments.validation_data) else arguments.validation_data
         parts = parts if isinstance(parts, (tuple, list)) else (parts,)
+        if columns and frames.columns_of(parts[0]) not in (None, columns):
+            raise UsageError(
+                f"validation_data has the columns {', '.join(frames.columns_of(parts[0]))}, and x has "
+                f"{', '.join(columns)}; give the same, in the same order"
+            )
         evaluation = entry.split("validation_data", parts, dataclasses.replace(_RULES, is_even=steps is not None))
         if steps is not None:
             size = evaluation.batch_examples or arguments.validation_batch_size or batch_size
             evaluation = views.first(evaluation, steps * size)
-    columns = frames.columns_of(arguments.x)
     return Data(train, evaluation, array_columns=columns, class_weight=arguments.class_weight)
 
 

@@ -123,6 +123,7 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
         elements = data.examples(None, tf.constant(0, tf.int64)).element_spec
         _check_elements(name, elements)
         _check_shapes(name, elements)
+        _check_weights(name, fields(elements).weights, rules)
         notes.append(f"the {name} data is a stream{of_files(data.files())}: without an index, so it is read in order")
         return data
     if isinstance(data, Source) and not isinstance(data, ArraySource):
@@ -279,8 +280,8 @@ def _check_arrays(name: str, split: Any) -> None:
 
 def _checked_weights(name: str, weights: Any, rules: Rules) -> Any:
     """Returns weights in float32."""
-    if not rules.weighs_outputs:
-        _check_weights(name, weights, np.shape(weights)[1:])
+    spec = tf.nest.map_structure(lambda each: Spec(np.shape(each)[1:], np.asarray(each).dtype), weights)
+    _check_weights(name, spec, rules)
     weights = tf.nest.map_structure(lambda each: np.asarray(each, np.float32), weights)
     for each in tf.nest.flatten(weights):
         if wrong := np.argwhere(~(np.isfinite(each) & (each >= 0)))[:1].tolist():
@@ -319,17 +320,17 @@ def _check_real(name: str, dtype: tf.DType) -> None:
         )
 
 
-def _check_weights(name: str, weights, shape) -> None:
-    """Raises `UsageError` unless weights are one number an example; `shape` is of one example's."""
-    dtype = None if isinstance(weights, (tuple, dict)) else tf.as_dtype(weights.dtype)
-    if dtype is None or not (dtype.is_floating or dtype.is_integer or dtype == tf.bool):
-        kind = f"a {type(weights).__name__}" if dtype is None else f"of type {dtype.name}"
-        raise UsageError(f"the weights of the {name} data, its third part, are {kind}; give one number an example")
-    if tuple(shape):
-        raise UsageError(
-            f"the weights of the {name} data, its third part, are of shape {[*shape]} an example; give one number an "
-            "example"
-        )
+def _check_weights(name: str, weights: Any, rules: Rules) -> None:
+    """Raises `UsageError` unless weights, a spec of one example's or None, are numbers, and one where rules say so."""
+    where = f"the weights of the {name} data, its third part, are"
+    if isinstance(weights, (tuple, dict)) and not rules.weighs_outputs:
+        raise UsageError(f"{where} a {type(weights).__name__}; give one number an example")
+    for each in [] if weights is None else tf.nest.flatten(weights):
+        dtype = tf.as_dtype(each.dtype)
+        if not (dtype.is_floating or dtype.is_integer or dtype == tf.bool):
+            raise UsageError(f"{where} of type {dtype.name}; give one number an example")
+        if tuple(each.shape) and not rules.weighs_outputs:
+            raise UsageError(f"{where} of shape {[*each.shape]} an example; give one number an example")
 
 
 # -- datasets, streams and sources
@@ -354,8 +355,7 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
     _check_shapes(name, dataset.element_spec)
     _check_caches(name, dataset)
     weights = fields(dataset.element_spec).weights
-    if weights is not None and not rules.weighs_outputs:
-        _check_weights(name, weights, getattr(weights, "shape", ()))
+    _check_weights(name, weights, rules)
 
     def checked(features, labels, weights):
         def fine(each):
@@ -491,7 +491,5 @@ def _checked_source(name: str, source: Source, rules: Rules) -> Source:
         raise UsageError(f"{where}: {error}; return how many examples there are") from None
     if not examples:
         raise UsageError(f"the {name} data has no examples; give at least one")
-    weights = fields(source.element_spec).weights
-    if weights is not None and not rules.weighs_outputs:
-        _check_weights(name, weights, getattr(weights, "shape", ()))
+    _check_weights(name, fields(source.element_spec).weights, rules)
     return source

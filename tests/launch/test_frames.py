@@ -156,6 +156,26 @@ def test_columns_of_a_frame_that_fit_has_trained_on_keep_their_names(tmp_path):
         crankshaft.fit(model, frame[["a", "b"]], Y[:12], epochs=2, verbose=0, run_dir=str(tmp_path / "run"))
 
 
+def test_data_that_a_call_of_fits_run_is_given_is_as_fit_took_its_own():
+    """Frames by their columns' names, and weights of outputs, of which a number for an example counts for each."""
+    module = pytest.importorskip("pandas")
+    inputs = tf.keras.Input([2])
+    model = tf.keras.Model(inputs, {name: tf.keras.layers.Dense(1, name=name)(inputs) for name in "uv"})
+    model.compile("sgd", {"u": "mse", "v": "mae"})
+    frame = module.DataFrame({"b": np.arange(12, dtype=np.float32) / 5, "a": np.ones([12], np.float32)})
+    y, w = {"u": Y[:12], "v": 2 * Y[:12]}, np.arange(12, dtype=np.float32)
+    run = crankshaft.fit(model, frame, y, sample_weight={"u": w}, epochs=1, verbose=0, jit="off")
+    weights = {"u": w, "v": np.ones([12], np.float32)}
+    for data in ((frame.to_numpy(), y, weights), (frame[["a", "b"]], y, {"u": w}), (frame, y, w), (frame, y)):
+        given = data[2] if len(data) == 3 else None
+        weighed = {name: w if given is w else 1.0 + 0 * w if given is None else weights[name] for name in "uv"}
+        expected = model.evaluate(frame.to_numpy(), y, sample_weight=weighed, verbose=0, return_dict=True)
+        assert run.evaluate(data)["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    np.testing.assert_allclose(run.predict(frame[["a", "b"]])["u"], model.predict(frame.to_numpy(), verbose=0)["u"])
+    with pytest.raises(UsageError, match="validation_data has the columns a, b, and x has b, a; give the same"):
+        crankshaft.fit(model, frame, y, validation_data=(frame[["a", "b"]], y), epochs=1, verbose=0)
+
+
 def test_fit_takes_a_loader():
     module = importlib.import_module("keras")
     model = module.Sequential([module.layers.Dense(1)])

@@ -1,0 +1,157 @@
+"""What users pass becomes a source or a stream of the same examples, whatever its form, and with the same weights."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft import Data
+from crankshaft.engine.data import entry, views
+from crankshaft.engine.data.arrays import ArraySource
+from crankshaft.engine.data.form import WeighedLabels, fields
+from crankshaft.engine.data.source import Source, Spec
+from crankshaft.engine.data.streamed import OfFiles
+from crankshaft.engine.internals.errors import UsageError
+
+N = 10
+X = np.arange(2.0 * N, dtype=np.float32).reshape(N, 2)
+Y = np.arange(N) % 3
+W = np.linspace(0.5, 2, N, dtype=np.float32)
+AS_KERAS = entry.Rules(as_keras=True, weighs_outputs=True)
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = parts
+
+    def __len__(self):
+        return -(-N // 4)
+
+    def __getitem__(self, number):
+        return tuple(tf.nest.map_structure(lambda x: x[4 * number : 4 * number + 4], self.parts))
+
+
+class Loader:
+    """What PyTorch's DataLoader has, without PyTorch."""
+
+    def __init__(self, *parts):
+        self.dataset, self.batch_size, self.collate_fn, self.parts = range(N), 4, None, parts
+
+    def __iter__(self):
+        for at in range(0, N, 4):
+            yield tuple(part[at : at + 4] for part in self.parts)
+
+
+class Rows(Source):
+    """Examples that are read as a run goes."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+        self.element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), parts)
+
+    def __len__(self):
+        return N
+
+    def read(self, indices):
+        return tf.nest.map_structure(lambda x: x[indices], self.parts)
+
+
+def dataset(*parts):
+    return tf.data.Dataset.from_tensor_slices(parts)
+
+
+def stream(*parts):
+    return OfFiles(["some"], lambda path: dataset(*parts))
+
+
+FORMS = {
+    "arrays": lambda *parts: parts,
+    "lists": lambda *parts: [part.tolist() for part in parts],
+    "tensors": lambda *parts: tuple(map(tf.constant, parts)),
+    "array source": lambda *parts: ArraySource(parts),
+    "source": Rows,
+    "examples": dataset,
+    "batches": lambda *parts: dataset(*parts).batch(4),
+    "PyDataset": Batches,
+    "loader": Loader,
+    "stream": stream,
+}
+
+
+def all_of(split):
+    """All examples of a split, as its run reads them."""
+    if not split.by_index:
+        rows = [*split.examples(None, tf.constant(0, tf.int64)).batch(N)]
+        return tf.nest.map_structure(lambda x: x.numpy(), rows[0])
+    stored = tf.nest.map_structure(tf.constant, split.read(np.arange(len(split))))
+    return tf.nest.map_structure(np.asarray, split.decode(stored, tf.zeros([len(split), 2], tf.int64)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_has_the_same_examples_weights_and_views(form):
+    entered = entry.split("train", FORMS[form](X, Y, W))
+    for found, wanted in zip(all_of(entered), (X, Y, W), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    for found, wanted in zip(all_of(views.first(entered, 7)), (X, Y, W), strict=True):
+        np.testing.assert_array_equal(found, wanted[:7])
+    weighed = entry.enter(Data(FORMS[form](X, Y), class_weight={0: 0.5, 2: 3.0}))[0].train
+    np.testing.assert_array_equal(all_of(weighed)[2], np.choose(Y, [0.5, 1.0, 3.0]).astype(np.float32))
+    again = entry.split("train", weighed)
+    assert again.element_spec == weighed.element_spec
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("lists", "tensors", "loader")])
+def test_weights_of_outputs_are_part_of_the_labels_and_whole_ones_count_for_each(form):
+    labels = {"a": Y, "b": Y[:, None]}
+    entered, _ = entry.enter(
+        Data(FORMS[form](X, labels, {"a": W, "b": 2 * W}), FORMS[form](X, labels, 3 * W)), weighs_outputs=True
+    )
+    for split, times in ((entered.train, (1, 2)), (entered.evaluation, (3, 3))):
+        found = fields(all_of(split))
+        assert isinstance(found.labels, WeighedLabels)
+        assert found.weights is None
+        for name, factor in zip("ab", times, strict=True):
+            np.testing.assert_allclose(found.labels.weights[name], factor * W)
+            np.testing.assert_array_equal(found.labels.labels[name], labels[name])
+    with pytest.raises(UsageError, match="the weights of the train data, its third part, are a dict"):
+        entry.enter(Data(FORMS[form](X, labels, {"a": W, "b": W})))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("examples", "stream", "source")])
+def test_as_keras_takes_them_batches_keep_their_size(form):
+    data = FORMS[form](X, Y)
+    entered = entry.split("x", data, AS_KERAS)
+    assert entered.batch_examples == (4 if form in ("batches", "PyDataset", "loader") else None)
+    np.testing.assert_array_equal(all_of(entered)[0], X)
+
+
+@pytest.mark.parametrize("form", ["arrays", "lists", "source", "PyDataset"])
+def test_the_last_examples_are_split_off_by_kerass_rule(form):
+    entered, _ = entry.enter(Data(FORMS[form](X, Y)), validation_split=0.25)
+    assert (len(entered.train), len(entered.evaluation)) == (7, 3)
+    np.testing.assert_array_equal(all_of(entered.evaluation)[0], X[7:])
+
+
+def test_weights_that_are_none_are_ones():
+    weighed = dataset(X, {"a": Y, "b": Y}, {"a": W}).batch(4).map(lambda x, y, w: (x, y, {**w, "b": None}))
+    for data in (weighed, weighed.unbatch(), (X, {"a": Y, "b": Y}, {"a": W})):
+        entered, _ = entry.enter(Data(data), weighs_outputs=True)
+        np.testing.assert_array_equal(fields(all_of(entered.train)).labels.weights["b"], np.ones(N))
+
+
+@pytest.mark.parametrize(
+    ("data", "rules", "says"),
+    [
+        ((dataset(X, Y), Y), entry.Rules(), "x data is a _TensorSliceDataset, which comes with all of an example; lea"),
+        ((each for each in [X]), entry.Rules(), "a generator can be read once only"),
+        ((None, Y), entry.Rules(), "the x data has no features"),
+        (dataset(X, Y), AS_KERAS, "its elements are not batches; call dataset.batch"),
+        ((X, Y, [[1.0, -1.0]] * N), AS_KERAS, r"negative or not finite; .*\(found -1.0 at example 0"),
+    ],
+)
+def test_what_cannot_be_one_is_one_line(data, rules, says):
+    with pytest.raises(UsageError, match=says):
+        entry.split("x", data, rules)
