@@ -25,7 +25,7 @@ from .trainer import Trainer
 
 # The version of the rules by which a run's numbers come about: the order of examples, random draws, updates. A change
 # that alters the bits of runs takes the next number, so that no run continues unnoticed with other bits than it began
-# with. Checkpoints that name none are of rules 1.
+# with.
 RULES = 9
 
 

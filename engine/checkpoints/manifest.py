@@ -18,7 +18,7 @@ from typing import Any
 from ..internals.errors import CheckpointError, UsageError
 from ..machine import files
 
-FORMAT = 2  # 1 had no digest of the manifest itself
+FORMAT = 2
 SUFFIX = ".manifest.json"
 STATE_FILE = "checkpoint"  # TensorFlow's list of a directory's checkpoints
 WRITING = ".writing"  # after SUFFIX: the list of what is being put into its place
@@ -184,10 +184,10 @@ def read(path: str) -> Manifest:
         record = files.read_json(path)
         if not isinstance(record, dict):
             raise CheckpointError(f"{name}: expected a manifest, found {_shown(record)}")
-        if (version := record.get("format")) not in (1, FORMAT) or isinstance(version, bool):
+        if (version := record.get("format")) != FORMAT:
             raise CheckpointError(f"{name}: expected format {FORMAT}, found {_shown(version)}")
         recorded = record.pop("sha256", None)
-        if version != 1 and recorded != (digest := _digest(record)):
+        if recorded != (digest := _digest(record)):
             raise CheckpointError(f"{name}: expected content of sha256 {_shown(recorded)}, found {digest[:16]}...")
         del record["format"]
         _check_fields(name, record)

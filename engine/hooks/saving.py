@@ -96,9 +96,9 @@ def restore(
     return manifest
 
 
-def rules_of(manifest: Manifest) -> int:
+def rules_of(manifest: Manifest) -> int | None:
     """Returns the `engine.state.RULES` by which the run went when it was saved."""
-    return manifest.host_state.get("state", {}).get("rules", 1)
+    return manifest.host_state.get("state", {}).get("rules")
 
 
 class Checkpointing(Periodic):

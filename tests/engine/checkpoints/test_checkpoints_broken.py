@@ -34,43 +34,38 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def truncate(directory):
-    os.truncate(data_file(directory, 2), 100)
-    return r"ckpt-2.data-00000-of-00001: expected \d+ bytes, found 100"
-
-
-def flip_a_bit(directory, step=2):
-    path = data_file(directory, step)
+def flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    return r"ckpt-2.data-00000-of-00001: expected sha256 \w{16}..., found \w{16}..."
 
 
-def remove_the_index(directory):
-    (directory / "ckpt-2.index").unlink()
-    return r"ckpt-2.index: expected \d+ bytes, found no file"
-
-
-def halve_the_manifest(directory):
-    path = directory / "ckpt-2.manifest.json"
+def halve(path):
     os.truncate(path, path.stat().st_size // 2)
-    return r"ckpt-2.manifest.json: expected a manifest, found JSONDecodeError: .*"
 
 
-def another_format(directory):
-    path = directory / "ckpt-2.manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
-    return r"ckpt-2.manifest.json: expected format 2, found 99"
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-@pytest.mark.parametrize("break_it", [truncate, flip_a_bit, remove_the_index, halve_the_manifest, another_format])
-def test_a_broken_checkpoint_is_skipped_with_one_warning_and_the_one_before_restored(tmp_path, caplog, break_it):
-    saved(tmp_path, [1, 2])
-    pattern = break_it(tmp_path)
-    before = names(tmp_path)
+DATA, INDEX, MANIFEST = "data-00000-of-00001", "index", "manifest.json"
+DAMAGES = [
+    (DATA, lambda path: os.truncate(path, 100), r"expected \d+ bytes, found 100"),
+    (DATA, flip_a_bit, r"expected sha256 \w{16}..., found \w{16}..."),
+    (INDEX, Path.unlink, r"expected \d+ bytes, found no file"),
+    (MANIFEST, halve, "expected a manifest, found JSONDecodeError: .*"),
+    (MANIFEST, lambda path: change(path, format=1), "expected format 2, found 1"),
+]
+
+
+@pytest.mark.parametrize(("file", "damage", "found"), DAMAGES)
+def test_a_damaged_file_costs_its_checkpoint_alone_and_is_named_in_one_line(tmp_path, caplog, file, damage, found):
+    directory = tmp_path / "checkpoints"
+    saved(directory, [1, 2])
+    damage(directory / f"ckpt-2.{file}")
+    before, pattern = names(directory), f"ckpt-2.{file}: {found}"
     state = make_state()
-    checkpoints = make(tmp_path, state)
+    checkpoints = make(directory, state)
     with caplog.at_level(logging.WARNING):
         assert checkpoints.restore().step == 1
         checkpoints.latest()
@@ -79,47 +74,38 @@ def test_a_broken_checkpoint_is_skipped_with_one_warning_and_the_one_before_rest
     assert bits(state) == bits(expected)
     (warning,) = warnings_of(caplog)
     assert re.search(pattern, warning)
-    assert str(tmp_path) in warning
-    assert names(tmp_path) == before  # who reads changes nothing
+    assert str(directory) in warning
+    assert checkpoints.problem() is None
+    assert names(directory) == before  # who reads changes nothing
+    # Without the one before, there is a problem, and there are no weights.
+    aside = tmp_path / "aside"
+    aside.mkdir()
+    for path in directory.glob("ckpt-1.*"):
+        path.rename(aside / path.name)
+    assert re.search(pattern, make(directory, make_state()).problem())
+    for path in (tmp_path, directory, directory / "ckpt-2"):
+        with pytest.raises(CheckpointError, match=pattern) as caught:
+            load_weights(path, state.trainer.model)
+        assert str(directory) in str(caught.value)
+        assert str(caught.value).endswith("use another checkpoint")
+        assert len(str(caught.value).splitlines()) == 1
+    assert bits(state) == bits(expected)
+    # With it the step is written again.
+    for path in aside.iterdir():
+        path.rename(directory / path.name)
     fill(state, 3)
     checkpoints.clean()
     checkpoints.save(2, {}, wait=True)
-    assert make(tmp_path, state).latest().step == 2
-
-
-@pytest.mark.parametrize("break_it", [truncate, flip_a_bit, remove_the_index, halve_the_manifest, another_format])
-def test_checkpoints_that_are_all_broken_are_told_from_none(tmp_path, break_it):
-    saved(tmp_path, [2])
-    checkpoints = make(tmp_path, make_state())
-    assert checkpoints.problem() is None
-    pattern = break_it(tmp_path)
-    assert re.search(pattern, checkpoints.problem())
-    saved(tmp_path, [3])
-    assert checkpoints.problem() is None
+    assert make(directory, state).latest().step == 2
 
 
 def test_a_broken_checkpoint_asked_for_by_name_is_an_error(tmp_path):
     state, checkpoints = saved(tmp_path, [1, 2])
     manifest = checkpoints.latest()
-    flip_a_bit(tmp_path)
+    flip_a_bit(data_file(tmp_path, 2))
     before = bits(state)
     with pytest.raises(CheckpointError, match="expected sha256"):
         checkpoints.restore(manifest)
-    assert bits(state) == before
-
-
-@pytest.mark.parametrize("break_it", [truncate, flip_a_bit, remove_the_index, halve_the_manifest, another_format])
-def test_weights_are_taken_from_no_broken_checkpoint(tmp_path, break_it):
-    saved(tmp_path / "checkpoints", [2])
-    pattern = break_it(tmp_path / "checkpoints")
-    state = make_state()
-    before = bits(state)
-    for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "ckpt-2"):
-        with pytest.raises(CheckpointError, match=pattern) as caught:
-            load_weights(path, state.trainer.model)
-        assert str(tmp_path / "checkpoints") in str(caught.value)
-        assert str(caught.value).endswith("use another checkpoint")
-        assert len(str(caught.value).splitlines()) == 1
     assert bits(state) == before
 
 
@@ -272,7 +258,7 @@ def test_a_full_disk_is_told_and_leaves_the_checkpoint_before(tmp_path):
 
 def test_a_step_written_again_costs_no_other(tmp_path):
     state, _ = saved(tmp_path, [1, 2, 3], keep=3)
-    flip_a_bit(tmp_path, 3)
+    flip_a_bit(data_file(tmp_path, 3))
     checkpoints = make(tmp_path, state, keep=3)
     assert checkpoints.restore().step == 2
     checkpoints.save(3, {}, wait=True)
@@ -283,7 +269,7 @@ def test_what_was_restored_stays_until_the_next_is_whole(tmp_path):
     """With the right sizes, what is broken is found by its hash alone, which a save does not compute."""
     state, _ = saved(tmp_path, [1, 2, 3], keep=3)
     for step in (2, 3):
-        flip_a_bit(tmp_path, step)
+        flip_a_bit(data_file(tmp_path, step))
     checkpoints = make(tmp_path, state, keep=3)
     assert checkpoints.restore().step == 1
     with files_no_larger_than(10), pytest.raises(SaveError, match="ckpt-4 could not be written"):

@@ -153,13 +153,6 @@ def test_what_is_no_manifest_at_all_is_one_line(written, text):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_manifest_of_before_there_was_a_digest_is_read(written):
-    path, record = written
-    del record["sha256"]
-    path.write_text(json.dumps(record | {"format": 1}))
-    assert manifests.read(str(path)).step == 2
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
