@@ -27,10 +27,9 @@ def alone(tmp_path_factory):
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        pytest.param(["-m", "crankshaft", "train"], ["--mesh=model:2", "--recompute"], id="one each, recomputed"),
         pytest.param(["-m", "crankshaft", "train"], ["--recompute", "--shard_optimizer"], id="copies, recomputed"),
         pytest.param([str(PAIRS)], ["--mesh=data:2,model:2"], id="two each, model within a worker"),
-        pytest.param([str(PAIRS)], ["--mesh=model:4", "--shard_optimizer"], id="two each, model over workers"),
+        pytest.param([str(PAIRS)], ["--mesh=model:4", "--recompute"], id="two each, model over workers"),
     ],
 )
 def test_two_workers_are_one_device(start_workers, inside, alone, tmp_path, command, flags):

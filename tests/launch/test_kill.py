@@ -92,11 +92,6 @@ def assert_goes_on_to_the_same_bits(crank, run_dir) -> None:
     assert len([name for name in left if name.endswith(".index")]) == 3
 
 
-def test_a_run_killed_twice_ends_on_the_same_bits(crank, tmp_path):
-    assert_goes_on_to_the_same_bits(crank, kill_again_and_again(crank, tmp_path, kills=2, every_steps=1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("every_steps", [1, 7])
-def test_a_run_killed_ten_times_ends_on_the_same_bits(crank, tmp_path, every_steps):
-    assert_goes_on_to_the_same_bits(crank, kill_again_and_again(crank, tmp_path, kills=10, every_steps=every_steps))
+@pytest.mark.parametrize(("kills", "every_steps"), [(2, 1), pytest.param(10, 7, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_ends_on_the_same_bits(crank, tmp_path, kills, every_steps):
+    assert_goes_on_to_the_same_bits(crank, kill_again_and_again(crank, tmp_path, kills, every_steps))

@@ -78,7 +78,7 @@ def on_each(strategy, step):
     return on_replicas(strategy, flat)
 
 
-@pytest.mark.parametrize(("shape", "kv_heads"), [((1, 2), None), ((2, 2), 2)])
+@pytest.mark.parametrize(("shape", "kv_heads"), [pytest.param((1, 2), None, marks=pytest.mark.slow), ((2, 2), 2)])
 def test_a_decoder_on_a_mesh_has_the_values_and_gradients_of_one_device(meshes, shape, kv_heads):
     one = made(None, kv_heads=kv_heads)
     expected = [x.numpy() for x in tf.function(lambda: loss_and_gradients(one, None), autograph=False)()]
@@ -104,7 +104,7 @@ def test_a_decoder_on_a_mesh_has_the_values_and_gradients_of_one_device(meshes, 
             np.testing.assert_allclose(gradient, whole[box], rtol=1e-5, atol=1e-6, err_msg=variable.path)
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
 def test_in_16_bits_a_decoder_on_a_mesh_is_that_of_one_device_within_their_rounding(meshes, precision):
     tf.keras.config.set_dtype_policy(precision)
     try:

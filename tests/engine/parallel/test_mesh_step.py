@@ -76,7 +76,7 @@ OPTIONS = {
 @pytest.mark.parametrize(
     ("options", "shape"),
     [
-        ("adam", (2, 2)),
+        pytest.param("adam", (2, 2), marks=pytest.mark.slow),
         pytest.param("clipped", (2, 2), marks=pytest.mark.slow),
         pytest.param("by variable", (1, 2), marks=pytest.mark.slow),
         ("bfloat16", (1, 2)),
