@@ -14,12 +14,11 @@ from ...engine.checkpoints import manifest as manifests
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
 from ...engine.hooks.asked import Asked
 from ...engine.hooks.base import Period
-from ...engine.hooks.input_bound import InputBound
 from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.record import Record
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
-from ...engine.hooks.stragglers import Stragglers
+from ...engine.hooks.slow import InputBound, Stragglers
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.hooks.tensorboard import TensorBoard
 from ...engine.hooks.tensorboard.probe import Probe
