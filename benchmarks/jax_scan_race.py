@@ -104,7 +104,7 @@ class JaxRace(Race):
     def measure_crankshaft(self) -> None:
         flags = [*self.workload.flags, f"--global_batch_size={BATCH_SIZE}", "--progress=off"]
         command = [PYTHON, "-m", "crankshaft", "train", *flags]
-        benchmark = ["--mode=benchmark", f"--benchmark_seconds={self.seconds:g}", "--benchmark_rounds=1"]
+        benchmark = ["--mode=benchmark", f"--benchmark_arg=seconds={self.seconds:g}", "--benchmark_arg=rounds=1"]
 
         def run_flags(folder: Path, *more: str) -> dict:
             path = folder / "result.json"

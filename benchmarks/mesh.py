@@ -47,7 +47,12 @@ def of_crankshaft(text: Path, cores, steps: int, path: Path, *more: str) -> None
     sizes = [f"--model_arg={name}={SHAPE[name]}" for name in ("layers", "width", "heads")]
     flags = ["--model=transformer_lm", *sizes, "--model_arg=norm=layer", "--model_arg=positions=learned"]
     flags += ["--input=text", f"--input_arg=context={SHAPE['context']}", f"--data_dir={text}"]
-    flags += [f"--global_batch_size={BATCH}", "--mode=benchmark", f"--benchmark_steps={steps}", "--benchmark_rounds=1"]
+    flags += [
+        f"--global_batch_size={BATCH}",
+        "--mode=benchmark",
+        f"--benchmark_arg=steps={steps}",
+        "--benchmark_arg=rounds=1",
+    ]
     flags += ["--progress=off", f"--result_json={path}", *more]
     start = [PYTHON, "-m", "crankshaft", "train"]
     if len(cores) > 1 and not more:

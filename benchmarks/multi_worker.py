@@ -121,7 +121,7 @@ class WorkersRace(Race):
         return [*self.workload.flags, "--progress=off", *flags]
 
     def benchmark(self, peer: str) -> list[str]:
-        return ["--mode=benchmark", f"--benchmark_steps={self.steps(peer)}", "--benchmark_rounds=1"]
+        return ["--mode=benchmark", f"--benchmark_arg=steps={self.steps(peer)}", "--benchmark_arg=rounds=1"]
 
     def measure_crankshaft(self, wire: str, cores: Sequence[int]) -> None:
         cluster = [PYTHON, "-m", "crankshaft", "local", f"--workers={len(cores)}", "--"]

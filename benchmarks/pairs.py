@@ -61,7 +61,7 @@ def measured(commands: Sequence[str], turns: int) -> dict[str, Any]:
 
 
 def _process(command: str, path: Path) -> Process:
-    flags = f"--benchmark_rounds=1 --result_json={shlex.quote(str(path))}"
+    flags = f"--benchmark_arg=rounds=1 --result_json={shlex.quote(str(path))}"
     return Process(["/bin/sh", "-c", f"{command} {flags}"])
 
 

@@ -105,7 +105,7 @@ def crankshaft(*flags: str, servers: int = SERVERS) -> list[str]:
 
 
 def timed(steps: int) -> list[str]:
-    return ["--mode=benchmark", f"--benchmark_steps={steps}", "--benchmark_rounds=1"]
+    return ["--mode=benchmark", f"--benchmark_arg=steps={steps}", "--benchmark_arg=rounds=1"]
 
 
 def run_cluster(command: Sequence[str], folder: Path) -> dict:

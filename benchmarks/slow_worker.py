@@ -51,7 +51,7 @@ def command_of(way: str, steps: int) -> list[str]:
         *(PYTHON, "-m", "crankshaft", "local", *tasks, "--", *flags, *WORK),
         *(f"--global_batch_size={BATCH_SIZE * workers}", "--mode=benchmark"),
         # Updates of two workers' examples are half as many.
-        *(f"--benchmark_steps={2 * steps // workers}", "--progress=plain"),
+        *(f"--benchmark_arg=steps={2 * steps // workers}", "--progress=plain"),
     ]
 
 

@@ -178,7 +178,7 @@ class Suite:
     def _command(self, row: Row, peer: str) -> list[str]:
         if peer == OURS:
             # The length of a first round is estimated by the warm-up, that of a second one is known from the first.
-            length = (f"--benchmark_seconds={self.seconds / 2:g}", "--benchmark_rounds=2")
+            length = (f"--benchmark_arg=seconds={self.seconds / 2:g}", "--benchmark_arg=rounds=2")
             return row.setup.command(*row.workload.flags, f"--precision={row.precision}", "--mode=benchmark", *length)
         steps = self.quality_steps or STEPS_PER_EXECUTION
         return [

@@ -77,7 +77,7 @@ class _Command:
       start: what Python runs: ("-m", "crankshaft", "train"), (script,) or ("-m", module).
       arguments: the flags of each task.
       run_dir: where its run is, or None.
-      compares: whether it is a benchmark with --fail_below.
+      compares: whether it is a benchmark with fail_below.
       names_gpus: whether --gpus is among the flags, and so is the same for all tasks.
     """
 
@@ -164,7 +164,7 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
         )
     if job.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
-    return _Command(start, own, run_dir, "fail_below" in asked, "gpus" in asked)
+    return _Command(start, own, run_dir, "fail_below" in asked.get("benchmark_arg", {}), "gpus" in asked)
 
 
 def _specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[Spec]:

@@ -33,7 +33,7 @@ _LONGEST_WORD = 300  # characters
 
 EXIT_FAILED = 1  # the run failed in a way that may pass, a write or a lost peer: start it again
 EXIT_USAGE = 2  # a mistake in what was given: the same command will fail again, so it is not to be retried
-EXIT_SLOWER = 3  # a benchmark is shown to be slower than --fail_below allows
+EXIT_SLOWER = 3  # a benchmark is shown to be slower than fail_below allows
 # Of sysexits(3), EX_DATAERR and EX_TEMPFAIL: scripts have small codes of their own.
 EXIT_DIVERGED = 65  # not finite: a run repeats its numbers, so it would diverge again, and is not to be retried
 EXIT_PORT_TAKEN = 75  # another program took a port that Crankshaft chose: start all tasks again with other ports

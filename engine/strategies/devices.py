@@ -199,8 +199,8 @@ def _find_tpu(address: str) -> tf.distribute.Strategy:
     except (ValueError, RuntimeError, tf.errors.OpError, OSError) as error:
         why = reason(error).split(". ")[0]
         raise UsageError(
-            f"{setting('strategy', 'tpu')} found no TPU at {address or 'this host'} ({why}); run on a TPU host, give "
-            f"its {setting('tpu_address')}, or use {setting('strategy', 'one_device')} or mirrored"
+            f"{setting('strategy', 'tpu')} found no TPU at {address or 'this host'} ({why}); run on a TPU host, set "
+            f"TPU_NAME to its name or address, or use {setting('strategy', 'one_device')} or mirrored"
         ) from None
 
 

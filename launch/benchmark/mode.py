@@ -24,7 +24,7 @@ _TOP_OPS = 10
 def benchmark(run: BaseRun) -> modes.Outcome:
     """Times the training loop, from new weights.
 
-    Nothing of the run_dir is read or changed, except that --profile adds a trace.
+    Nothing of the run_dir is read or changed, except that profile=true adds a trace.
     """
     config = run.config
     work = result.work_asked(config)
@@ -36,13 +36,14 @@ def benchmark(run: BaseRun) -> modes.Outcome:
         theirs = result.read_baseline(config.baseline)
         content["baseline"] = {"path": config.baseline, **intervals.compare([content], [theirs])}
         content["warnings"] += result.warnings(content, theirs)
-    code = result.exit_code(content["baseline"], config.fail_below) if config.baseline else 0
+    fail_below = config.arguments("benchmark_arg")["fail_below"]
+    code = result.exit_code(content["baseline"], fail_below) if config.baseline else 0
     return modes.Outcome(content, code, report=report.text(content))
 
 
 def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Measures the rate, what it is bound by, and with --profile which ops take the time."""
-    config = run.config
+    """Measures the rate, what it is bound by, and with profile=true which ops take the time."""
+    how = run.config.arguments("benchmark_arg")
     run.say("warm-up")
     before = time.perf_counter()
     run.say(choose_jit(run))
@@ -50,17 +51,17 @@ def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
     measured = rounds.run(
         run.strategy,
         run.strategy.training,
-        rounds.Length(config.benchmark_steps, config.benchmark_seconds, config.benchmark_rounds),
+        rounds.Length(how["steps"], how["seconds"] or 3.0, how["rounds"]),
         variables,
-        at_round=lambda number, totals: run.say(_line(number, config.benchmark_rounds, totals)),
+        at_round=lambda number, totals: run.say(_line(number, how["rounds"], totals)),
         processes=lambda: children.job_of(variables),
     )
     for name in ("compile_seconds", "first_step_seconds"):  # a user waits for the choice of jit too
         measured[name] += choosing_seconds
-    profile, why_no_profile = _profile(run) if config.profile else (None, [])
+    profile, why_no_profile = _profile(run) if how["profile"] else (None, [])
     limits, why_no_limits = _limits(run, measured["steps_per_sec"])
     warnings = [*measured["warnings"], *why_no_profile, *why_no_limits]
-    return measured | ({"profile": profile} if config.profile else {}) | limits | {"warnings": warnings}
+    return measured | ({"profile": profile} if how["profile"] else {}) | limits | {"warnings": warnings}
 
 
 def _line(number: int, count: int, totals: Mapping[str, Any]) -> str:

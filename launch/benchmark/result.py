@@ -91,8 +91,8 @@ KEYS = {
         "`matmul_dtype`, `bandwidth` (cache if a step's data fits there), `compute_seconds`, `memory_seconds`"
     ),
     "profile": Key(
-        "with `--profile`: `trace`, the folder for TensorBoard; `steps` in it; `ops`, the ten that took longest, each "
-        "`name`, `type`, `ms_per_step`, `share` of all ops' time (`ops_ms_per_step`, threads added up)"
+        "with `profile=true`: `trace`, the folder for TensorBoard; `steps` in it; `ops`, the ten that took longest, "
+        "each `name`, `type`, `ms_per_step`, `share` of all ops' time (`ops_ms_per_step`, threads added up)"
     ),
     "baseline": Key(
         "with `--baseline`: `path`, `ratio`, `interval`, `verdict`, `rounds` ({ours, theirs, ratio} of each pair)"
@@ -152,9 +152,13 @@ def check_baseline(config: Config) -> None:
     """Raises `UsageError` for a baseline that can't be read, or has no use."""
     if config.mode != "benchmark":
         return
-    if config.fail_below is not None and not config.baseline:
+    how = config.arguments("benchmark_arg")
+    flag = setting("benchmark_arg")
+    if how["steps"] and how["seconds"]:
+        raise UsageError(f"{flag}: steps={how['steps']} and seconds={how['seconds']:g} are both given; use one of them")
+    if how["fail_below"] is not None and not config.baseline:
         raise UsageError(
-            f"{setting('fail_below')}={config.fail_below:g} has nothing to compare with; add {setting('baseline')}"
+            f"{flag} fail_below={how['fail_below']:g} has nothing to compare with; add {setting('baseline')}"
         )
     if config.baseline:
         read_baseline(config.baseline)
@@ -201,6 +205,6 @@ def exit_code(comparison: Mapping[str, Any], fail_below: float | None) -> int:
         return 0
     return errors.fail(
         errors.EXIT_SLOWER,
-        f"--fail_below={fail_below:g}: the rate is {comparison['ratio']:.3f} times the baseline's "
+        f"fail_below={fail_below:g}: the rate is {comparison['ratio']:.3f} times the baseline's "
         f"({interval[0]:.3f} to {interval[1]:.3f}); find what made it slower, or measure a new baseline",
     )

@@ -116,7 +116,7 @@ class Synchronous:
       max_restarts: after failures, within `window_seconds`.
       window_seconds: how long a failure counts.
       grace_seconds: how long preempted tasks have to save.
-      compares: whether `EXIT_SLOWER` comes from a benchmark with --fail_below; else it may be any script's own code.
+      compares: whether `EXIT_SLOWER` comes from a benchmark with fail_below; else it may be any script's own code.
       clock: returns seconds, monotonic.
     """
 
@@ -187,7 +187,7 @@ class Synchronous:
     def _final(self, ending: Ending) -> tuple[int, str] | None:
         """Returns the supervisor's exit code, and why a restart would give the same; None if it might not."""
         if self._compares and ending.code == EXIT_SLOWER:
-            return EXIT_SLOWER, "the benchmark is slower than --fail_below allows"
+            return EXIT_SLOWER, "the benchmark is slower than fail_below allows"
         if not ending.mistake:
             return None
         return (EXIT_DIVERGED if ending.code == EXIT_DIVERGED else EXIT_USAGE), ending.mistake

@@ -15,7 +15,7 @@ from ..cluster import meeting, places
 from ..errors import UsageError, setting
 from ..host import process
 from . import config as configs
-from . import paths, rules
+from . import paths, registry, rules
 from .config import KERAS_FILES, Config
 from .flags import ARGUMENTS
 from .values import differences
@@ -39,6 +39,8 @@ def check(config: Config) -> None:
     if config.run_dir:
         _check_run_dir(config)
     paths.check_results(config.values)
+    for flag in registry.ENTRIES:
+        config.given_arguments(flag)
     if config.mode == "export":
         _check_export(config)
     if config.mode == "predict":

@@ -300,8 +300,8 @@ def configure(
     _check_names(values, trainer_class, has_data)
     values["optimizer"] = values["optimizer"].lower()
     is_endless = may_be_endless and _is_endless(values)
-    for (steps, other), default in zip(EITHER, (10.0, 3.0), strict=True):
-        _settle_length(values, steps, other, default)
+    for steps, other in EITHER:
+        _settle_length(values, steps, other, 10.0)
     _settle_periods(given, values)
     return Config(
         **values,

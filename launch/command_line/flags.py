@@ -30,10 +30,16 @@ _CLUSTERS = ("strategy", "multi_worker", "parameter_server")
 _MESHES = ("strategy", "mirrored", "multi_worker")
 _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
 REPLACED = {  # flags that are gone, and what to use
+    **{
+        name: f"use --benchmark_arg={name.removeprefix('benchmark_')}=VALUE"
+        for name in ("benchmark_steps", "benchmark_seconds", "benchmark_rounds", "fail_below", "profile")
+    },
+    "tokens": "use --sampling=tokens=N",
+    "tpu_address": "set the variable TPU_NAME to the TPU's name or grpc:// address",
     "benchmark_part": "in a checkout of Crankshaft, `python -m benchmarks.parts --part=NAME` times parts of a step",
     "own_network": 'start it in a network of its own: unshare -rn sh -c "ip link set lo up; exec crankshaft local ..."',
 }
-EITHER = (("train_steps", "train_epochs"), ("benchmark_steps", "benchmark_seconds"))  # a length, said in two ways
+EITHER = (("train_steps", "train_epochs"),)  # a length, said in two ways
 _LOCAL_SGD = ("sync_every_steps",)
 _OF_A_FOLDER = ("run_dir",)
 _WRITES: dict[str, Any] = {"use": _OF_A_FOLDER, "is_period": True}
@@ -160,17 +166,6 @@ class Flags:
         Boolean(),
         False,
         "Recompute the model's blocks in the backward pass: less memory for activations, a third more computation.",
-    )
-    tpu_address: str = _where(
-        Text(
-            "a TPU's name or address",
-            rules.matching("[\\w.:/-]+", "it is neither name nor address; use e.g. local or grpc://10.0.0.2:8470"),
-            may_be_empty=True,
-        ),
-        "",
-        "Name or grpc:// address of the TPU; empty for the local one.",
-        use=("strategy", "tpu"),
-        of_call=True,
     )
     gpus: str | None = _where(
         Text(
@@ -431,32 +426,23 @@ class Flags:
 
     # Generation
     prompt: str = _generation(Text("text", may_be_empty=True), "", "Text to continue; by default a new document.")
-    tokens: int = _generation(Whole(1), 200, "Maximum number of tokens to generate; a document may end earlier.")
     sampling: Mapping[str, Any] = _generation(
         ARGUMENT,
         {},
-        "temperature=0.8: higher values make unlikely tokens more frequent, 0 takes the likeliest; top_k=40: "
-        "sample from this many of the likeliest, 0 from all.",
+        "tokens=200: generate at most this many, a document may end earlier; temperature=0.8: higher values make "
+        "unlikely tokens more frequent, 0 takes the likeliest; top_k=40: sample from this many of the likeliest, 0 "
+        "from all.",
     )
 
     # Benchmark mode
-    benchmark_steps: int | None = _benchmark(Whole(1), None, "Steps per round, instead of a time.")
-    benchmark_seconds: float | None = _benchmark(
-        Number(upper=1e6, above=0), None, "Approximate seconds per round; 3 if neither is given."
-    )
-    benchmark_rounds: int = _benchmark(Whole(1), 3, "Number of rounds.")
-    profile: bool = _benchmark(
-        Boolean(),
-        False,
-        "Write a TensorBoard trace of ten steps, and list the ten most expensive ops.",
-        may_differ=True,
+    benchmark_arg: Mapping[str, Any] = _benchmark(
+        ARGUMENT,
+        {},
+        "NAME=VALUE argument of benchmark mode: seconds=3, about, per round, or steps=N; rounds=3; profile=true writes "
+        "a TensorBoard trace of ten steps, and lists the ten most expensive ops; fail_below=F exits with 3 if the rate "
+        "is significantly below this fraction of the baseline's. Repeatable.",
     )
     baseline: str | None = _benchmark(Path(), None, "Earlier result (--result_json) to compare with.", may_differ=True)
-    fail_below: float | None = _benchmark(
-        Number(lower=0, upper=1e6),
-        None,
-        "Exit with 3 if the rate is significantly below this fraction of the baseline's.",
-    )
 
 
 FIELDS = fields(Flags)

@@ -155,8 +155,9 @@ def schedules() -> Mapping[str, Entry]:
     }
 
 
+_COUNT = Interval(lower=1, upper=2**31 - 1, whole=True)
 _LEAST = {
-    "patience": Interval(lower=1, upper=2**31 - 1, whole=True),
+    "patience": _COUNT,
     "min_delta": Interval(lower=0, upper=HUGE),
 }
 # The arguments of flags that name nothing else; those that are required are where any is given.
@@ -175,11 +176,23 @@ ENTRIES = {
         ("patience",),
         {**_LEAST, "factor": Interval(above=0, below=1)},
     ),
+    "benchmark_arg": Entry(
+        "benchmark mode",
+        "",
+        {"steps": None, "seconds": None, "rounds": 3, "profile": False, "fail_below": None},
+        intervals={
+            "steps": _COUNT,
+            "seconds": Interval(above=0, upper=1e6),
+            "rounds": _COUNT,
+            "fail_below": Interval(lower=0, upper=1e6),
+        },
+    ),
     "sampling": Entry(
         "the draw of tokens",
         "",
-        {"temperature": 0.8, "top_k": 40},
+        {"tokens": 200, "temperature": 0.8, "top_k": 40},
         intervals={
+            "tokens": _COUNT,
             "temperature": Interval(lower=0, upper=1000),
             "top_k": Interval(lower=0, upper=2**31 - 1, whole=True),
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import sys
 import threading
 import uuid
@@ -244,7 +245,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
         num_virtual_devices=config.num_virtual_devices,
         mesh=rules.mesh_shape(config.mesh),
         shard_optimizer=config.shard_optimizer,
-        tpu_address=config.tpu_address,
+        tpu_address=os.environ.get("TPU_NAME", ""),
         task=_task(config),
         servers=_servers(config),
         communication=config.communication,

@@ -44,7 +44,7 @@ def generate(run: BaseRun) -> modes.Outcome:
         times.append(time.monotonic())
     made = tokens[len(row) - 1 :]
     text = write.end() if write else ""
-    ended = "; the document ends here" if len(made) < config.tokens else ""
+    ended = "; the document ends here" if len(made) < config.arguments("sampling")["tokens"] else ""
     first = len(row) - 1  # which compiles
     rate = (len(made) - 1) / (times[-1] - times[first]) if len(made) > 1 else None
     if strategy.is_chief:
@@ -63,7 +63,7 @@ def follow(run: BaseRun, row: Sequence[int], **how: Any) -> Iterator[int]:
       **how: tokens, temperature, top_k, seed, in place of the configuration's.
     """
     config = run.config
-    how_to_draw = {"tokens": config.tokens, "seed": config.seed, **config.arguments("sampling"), **how}
+    how_to_draw = {"seed": config.seed, **config.arguments("sampling"), **how}
     count = how_to_draw.pop("tokens")
     end = run.known.tokens.separator if run.known.tokens else None
     with averaged_weights(run.trainer):
@@ -155,6 +155,6 @@ def _first_line(run: BaseRun, taken: str, read: int) -> str:
     text += counted(run.strategy.num_replicas, "replica")
     if read > context:
         text += f"\nthe prompt's last {context:,} tokens of {read:,} are read: the model looks at no more"
-    if read + config.tokens - 1 > context:
+    if read + config.arguments("sampling")["tokens"] - 1 > context:
         text += f"\nwhenever {context:,} tokens are read, the older half is forgotten: the model looks at no more"
     return text

@@ -90,11 +90,11 @@ def race(tmp_path):
 def test_turns_alternate_the_ratio_is_of_pairs_and_below_what_is_allowed_the_code_is_3(race):
     outcome, result, order = race("twice", "--fail_below=0.9")
     assert outcome.returncode == 3
-    assert order == [f"{name} --benchmark_rounds=1" for name in ("ours", "twice", "ours", "twice")]
+    assert order == [f"{name} --benchmark_arg=rounds=1" for name in ("ours", "twice", "ours", "twice")]
     assert result["ratio"] == pytest.approx(0.5)
     assert [len(side) for side in result["results"]] == [2, 2]
     assert "slower: 0.500x, 95 % interval 0." in outcome.stdout
-    assert "--fail_below=0.9: the rate is 0.500 times" in outcome.stderr
+    assert "fail_below=0.9: the rate is 0.500 times" in outcome.stderr
 
 
 def test_of_other_work_no_difference_shows_but_what_differs_does(race):

@@ -61,7 +61,7 @@ def test_the_table_names_the_best_what_failed_and_the_efficiency_of_a_replica():
 
 @pytest.mark.slow
 def test_a_sweep_of_the_real_program_names_what_fails_and_goes_on():
-    flags = ("--model=mlp", "--input=digits", "--jit=off", "--benchmark_steps=20")
+    flags = ("--model=mlp", "--input=digits", "--jit=off", "--benchmark_arg=steps=20")
     command = [sys.executable, "-m", "benchmarks.sweep", "global_batch_size=0,64", "--", *flags]
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert outcome.returncode == 1

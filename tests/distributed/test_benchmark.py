@@ -32,8 +32,8 @@ def test_workers_time_all_parts_together(start_workers):
 
 @pytest.mark.slow
 def test_a_profile_is_of_all_workers(start_workers, tmp_path):
-    flags = "--mode=benchmark --strategy=multi_worker --model=mlp --model_arg=hidden_units=16 --input=digits --profile"
-    length = "--benchmark_seconds=0.2 --benchmark_rounds=2"
+    flags = "--mode=benchmark --strategy=multi_worker --model=mlp --model_arg=hidden_units=16 --input=digits"
+    length = "--benchmark_arg=seconds=0.2 --benchmark_arg=rounds=2 --benchmark_arg=profile=true"
     command = ["-m", "crankshaft", "train", *flags.split(), *length.split(), f"--result_json={tmp_path}/b.json"]
     workers = start_workers(2, *command).ok()
     found = json.loads((tmp_path / "b.json").read_text())
@@ -45,7 +45,7 @@ def test_a_profile_is_of_all_workers(start_workers, tmp_path):
 @pytest.mark.slow
 def test_steps_around_parameter_servers_are_timed_and_traced_on_their_tasks(tmp_path):
     work = "--model=wide_deep --input=synthetic_clicks --input_arg=examples=2048 --global_batch_size=64"
-    length = "--mode=benchmark --benchmark_seconds=0.5 --benchmark_rounds=2 --profile"
+    length = "--mode=benchmark --benchmark_arg=seconds=0.5 --benchmark_arg=rounds=2 --benchmark_arg=profile=true"
     on_servers(*length.split(), *work.split(), f"--run_dir={tmp_path}", f"--result_json={tmp_path}/b.json")
     found = json.loads((tmp_path / "b.json").read_text())
     assert found["reduce_fraction"] is None

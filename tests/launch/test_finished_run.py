@@ -138,7 +138,7 @@ def test_eval_takes_what_belongs_to_the_run_and_no_more(digits_run, inside, tmp_
     inside("--mode=eval", f"--run_dir={tmp_path}/run", "--train_epochs=3").ok()
     again = inside(*run, "--train_steps=4", f"--init_from={tmp_path}/source").ok()
     assert "resumed at step 2 of 4" in again.out
-    checked("--mode=benchmark", *MLP, "--train_steps=1", "--warmup_steps=3", "--benchmark_steps=3")
+    checked("--mode=benchmark", *MLP, "--train_steps=1", "--warmup_steps=3", "--benchmark_arg=steps=3")
 
 
 @pytest.mark.parametrize(

@@ -36,15 +36,6 @@ A_PATH = set(HOSTILE) - {"empty", "endless"}  # names of files may be any, up to
 # Flag -> which of these values may stand, since they are what the flag takes.
 ACCEPTED = {
     **dict.fromkeys(("run_dir", "result_json", "output"), A_PATH),
-    "tpu_address": {
-        "empty",
-        "negative",
-        "huge",
-        "too huge",
-        "endless",
-        "nan",
-        "inf",
-    },  # what answers there is seen later
     # Rates and norms may be as large as float32 has room for: a run that ends so says that it is not finite.
     **{name: {"huge"} for name in LARGE},
     "freeze": set(HOSTILE) - {"empty"},  # what it finds is seen later
@@ -58,7 +49,6 @@ NEEDED = {
     ("strategy", "mirrored", "multi_worker"): ("--strategy=mirrored",),
     ("run_dir",): ("--run_dir=run",),
     ("sync_every_steps",): ("--strategy=mirrored", "--sync_every_steps=2"),
-    ("strategy", "tpu"): ("--strategy=tpu",),
     ("strategy", "mirrored", "multi_worker", "tpu"): ("--strategy=mirrored",),
     ("strategy", "mirrored", "multi_worker", "tpu", "parameter_server"): ("--strategy=mirrored",),
     ("strategy", "multi_worker"): ("--strategy=multi_worker",),

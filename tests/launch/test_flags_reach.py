@@ -222,12 +222,12 @@ BY_OTHERS = set(
     """mode run_dir config seed train_steps train_epochs allow_changed_config result_json model model_arg
     init_from input input_arg data_dir eval_data_dir global_batch_size validation_split eval_batch_size
     resident_data_mb shuffle_window max_bad_records shuffle_buffer auto_shard_policy strategy
-    num_virtual_devices mesh tpu_address gpus steps_per_loop jit communication cluster_hosts task_index bind
+    num_virtual_devices mesh gpus steps_per_loop jit communication cluster_hosts task_index bind
     num_ps evaluator cluster_timeout_seconds step_timeout_seconds outer_arg max_staleness_steps
     variable_placement eval_every_steps checkpoint_every_steps summary_every_steps histogram_every_steps
     keep_checkpoints monitor early_stopping restore_best progress debug metrics_port check_sync_every_steps
-    check_numerics eval_checkpoint output export_model predict_split prompt tokens sampling benchmark_steps
-    benchmark_seconds benchmark_rounds profile baseline fail_below""".split()
+    check_numerics eval_checkpoint output export_model predict_split prompt sampling benchmark_arg
+    baseline""".split()
 )
 WHERE = {"strategy", "num_virtual_devices"}
 POINTS = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)

@@ -234,7 +234,7 @@ def test_who_ends_well_waits_for_the_others(local):
 
 def test_a_scripts_own_exit_code_is_not_taken_for_a_slow_benchmark():
     slower = [Ending("worker 0", EXIT_SLOWER)]
-    assert "--fail_below" in Synchronous(2, 100, 30, compares=True).settle(slower).message
+    assert "fail_below" in Synchronous(2, 100, 30, compares=True).settle(slower).message
     assert Synchronous(2, 100, 30).settle(slower).exit_code is None
 
 

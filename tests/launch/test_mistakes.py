@@ -68,11 +68,22 @@ MISTAKES = {
     "no steps": ([*RUN, "--train_steps=0"], ["--train_steps=0", "an integer from 1 to"]),
     "no epochs": ([*RUN, "--train_epochs=0"], ["--train_epochs=0", "a number above 0"]),
     "a benchmark of steps and seconds": (
-        [*RUN, "--mode=benchmark", "--benchmark_steps=3", "--benchmark_seconds=2"],
-        ["--benchmark_steps and --benchmark_seconds", "use one"],
+        [*RUN, "--mode=benchmark", "--benchmark_arg=steps=3", "--benchmark_arg=seconds=2"],
+        ["--benchmark_arg", "steps=3 and seconds=2 are both given", "use one"],
     ),
     "a flag that is gone": ([*RUN, "--benchmark_part=all"], ["--benchmark_part is unknown", "benchmarks.parts"]),
-    "a limit for no comparison": ([*RUN, "--mode=benchmark", "--fail_below=0.9"], ["--fail_below=0.9", "--baseline"]),
+    "a limit for no comparison": (
+        [*RUN, "--mode=benchmark", "--benchmark_arg=fail_below=0.9"],
+        ["--benchmark_arg fail_below=0.9", "--baseline"],
+    ),
+    "rounds that are no count": (
+        [*RUN, "--mode=benchmark", "--benchmark_arg=rounds=0"],
+        ["--benchmark_arg rounds=0 is not an integer from 1"],
+    ),
+    "a flag that is an argument now": (
+        [*RUN, "--benchmark_rounds=2"],
+        ["--benchmark_rounds is unknown; use --benchmark_arg=rounds=VALUE"],
+    ),
     "steps and epochs": (
         [*RUN, "--train_steps=3", "--train_epochs=2"],
         ["--train_steps and --train_epochs", "use one"],

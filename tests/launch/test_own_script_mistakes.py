@@ -236,8 +236,9 @@ def test_mirrored_without_a_gpu_says_how_to_have_replicas(inside):
 
 
 @pytest.mark.parametrize("address", [pytest.param("", marks=pytest.mark.slow), "grpc://127.0.0.1:1"])
-def test_tpu_without_a_tpu_says_so_and_waits_for_none(crank, address):
-    outcome = crank("--model=logistic", "--input=digits", "--strategy=tpu", f"--tpu_address={address}")
+def test_tpu_without_a_tpu_says_so_and_waits_for_none(crank, address, monkeypatch):
+    monkeypatch.setenv("TPU_NAME", address)
+    outcome = crank("--model=logistic", "--input=digits", "--strategy=tpu")
     assert f"--strategy=tpu found no TPU at {address or 'this host'}" in outcome.mistake
 
 

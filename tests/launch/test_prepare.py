@@ -323,7 +323,9 @@ def test_a_run_on_shards_of_text_says_what_one_on_the_text_says(prepared, inside
             *model, *data, run, "--train_steps=30", "--learning_rate=0.01", "--global_batch_size=8", "--jit=off"
         ).ok()
         said.append(
-            inside("--mode=generate", run, "--prompt=the cat", "--tokens=20", "--sampling=temperature=0").ok().out
+            inside("--mode=generate", run, "--prompt=the cat", "--sampling=tokens=20", "--sampling=temperature=0")
+            .ok()
+            .out
         )
     assert said[0].startswith("the cat")
     assert said[1] == said[0]

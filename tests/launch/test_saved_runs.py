@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from crankshaft.engine.internals.tensorflow import use_new_collective_keys
 from crankshaft.engine.machine.events import read
+from crankshaft.launch.command_line.flags import REPLACED
 from tests.launch.saved_runs import write
 from tests.logical_cpus import make_four
 from tests.runs import manifests
@@ -30,9 +31,9 @@ def named(run_dir) -> dict[str, set]:
     starts = [place for place, event in enumerate(events) if event["event"] == "start"]
     return {
         "variables": set(manifest["variables"]),
-        "flags": set(config["flags"]),
+        "flags": set(config["flags"]) - REPLACED.keys(),
         "state": paths(manifest["host_state"]),
-        "decides": paths(manifest["about"]),
+        "decides": {path for path in paths(manifest["about"]) if path[-1] not in REPLACED},
         "events": {(e["event"], key) for e in events[starts[-1] :] if e["event"] != "warning" for key in e},
     }
 

@@ -68,7 +68,7 @@ def test_what_it_does_not_have_is_one_line(asked, says):
 
 
 def test_benchmark_mode_times_it_and_warns_of_what_it_cannot_count():
-    asked = {**ASKED, "mode": "benchmark", "benchmark_steps": 5, "strategy": "step_by_step"}
+    asked = {**ASKED, "mode": "benchmark", "benchmark_arg": {"steps": 5}, "strategy": "step_by_step"}
     asked.pop("train_epochs")
     found = crankshaft.run(Plane, data=data, **asked).result
     assert found["steps"] % 5 == 0

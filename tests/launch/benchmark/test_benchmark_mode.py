@@ -11,7 +11,11 @@ from tests.launch.conftest import MLP
 
 def test_benchmark_times_steps_and_leaves_the_run_alone(inside, small_probe, tmp_path):
     outcome = inside(
-        *MLP, "--mode=benchmark", "--benchmark_steps=60", f"--run_dir={tmp_path}", f"--result_json={tmp_path}/b.json"
+        *MLP,
+        "--mode=benchmark",
+        "--benchmark_arg=steps=60",
+        f"--run_dir={tmp_path}",
+        f"--result_json={tmp_path}/b.json",
     ).ok()
     found = json.loads((tmp_path / "b.json").read_text())
     assert found["mode"] == "benchmark"
@@ -30,7 +34,7 @@ def test_benchmark_times_steps_and_leaves_the_run_alone(inside, small_probe, tmp
 @pytest.mark.slow
 def test_a_profile_names_the_ops(inside, tmp_path):
     outcome = inside(
-        *(*MLP, "--mode=benchmark", "--benchmark_seconds=0.05", "--profile", "--jit=off"),
+        *(*MLP, "--mode=benchmark", "--benchmark_arg=seconds=0.05", "--benchmark_arg=profile=true", "--jit=off"),
         *(f"--run_dir={tmp_path}", f"--result_json={tmp_path}/b.json"),
     ).ok()
     found = json.loads((tmp_path / "b.json").read_text())

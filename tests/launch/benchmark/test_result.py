@@ -15,7 +15,7 @@ from crankshaft.launch.benchmark.result import exit_code
 from crankshaft.launch.errors import UsageError
 
 WORK = ("--model=mlp", "--model_arg=hidden_units=16", "--input=digits", "--jit=off")
-BENCHMARK = ("--mode=benchmark", *WORK, "--benchmark_steps=40", "--benchmark_rounds=2", "--steps_per_loop=2")
+BENCHMARK = ("--mode=benchmark", *WORK, "--benchmark_arg=steps=40", "--benchmark_arg=rounds=2", "--steps_per_loop=2")
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +65,10 @@ def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured
     # The old one was a million times as fast: shown even on a machine of which others take nearly all.
     path.write_text(json.dumps(slower(result, 1e-6)))
     written = tmp_path / "slower.json"
-    flags = (f"--baseline={path}", "--fail_below=0.95", f"--result_json={written}")
+    flags = (f"--baseline={path}", "--benchmark_arg=fail_below=0.95", f"--result_json={written}")
     outcome = inside(*BENCHMARK, *flags)
     assert outcome.code == 3
-    assert "--fail_below=0.95: the rate is 0.0" in outcome.error
+    assert "fail_below=0.95: the rate is 0.0" in outcome.error
     found = json.loads(written.read_text())
     assert found["baseline"]["verdict"] == "slower"
     assert found["baseline"]["path"] == str(path)
@@ -76,19 +76,19 @@ def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured
 
     # And the other way round, where the same flag passes.
     path.write_text(json.dumps(slower(result, 1e6)))
-    assert "faster" in inside(*BENCHMARK, f"--baseline={path}", "--fail_below=0.95").ok().out
+    assert "faster" in inside(*BENCHMARK, f"--baseline={path}", "--benchmark_arg=fail_below=0.95").ok().out
 
 
 @pytest.mark.slow
 def test_workers_agree_on_rounds_of_seconds_and_a_slower_run_is_not_tried_again(measured, crank, tmp_path):
     result, path = measured
     path.write_text(json.dumps(slower(result, 1e-6)))
-    flags = ("--mode=benchmark", *WORK, "--benchmark_seconds=0.5", "--benchmark_rounds=2", f"--baseline={path}")
+    flags = ("--mode=benchmark", *WORK, "--benchmark_arg=seconds=0.5", "--benchmark_arg=rounds=2", f"--baseline={path}")
     found = tmp_path / "found.json"
-    flags = (*flags, "--fail_below=0.9", f"--result_json={found}")
+    flags = (*flags, "--benchmark_arg=fail_below=0.9", f"--result_json={found}")
     outcome = crank.start("--workers=2", "--", *flags, command="local").wait()
     assert outcome.code == 3, outcome.err
-    assert "worker 0 ended with exit code 3: the benchmark is slower than --fail_below allows" in outcome.error
+    assert "worker 0 ended with exit code 3: the benchmark is slower than fail_below allows" in outcome.error
     workers = json.loads(found.read_text())
     assert results.problems(workers) == []
     assert len(workers["rounds"]) == 2
@@ -168,7 +168,7 @@ def test_the_verdict_is_what_the_interval_shows():
 def test_only_what_is_shown_to_be_below_fails(capsys):
     comparison = {"ratio": 0.9, "interval": [0.85, 0.94]}
     assert exit_code(comparison, 0.95) == errors.EXIT_SLOWER
-    assert "--fail_below=0.95: the rate is 0.900 times the baseline's (0.850 to 0.940)" in capsys.readouterr().err
+    assert "fail_below=0.95: the rate is 0.900 times the baseline's (0.850 to 0.940)" in capsys.readouterr().err
     assert exit_code(comparison, 0.94) == 0
     assert exit_code(comparison, None) == 0
     assert exit_code({"ratio": 0.1, "interval": None}, 0.95) == 0

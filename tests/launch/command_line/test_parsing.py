@@ -83,7 +83,7 @@ def test_the_command_line_wins_over_a_files_length_in_either_unit(inside, tmp_pa
         ("s.yaml", "train_steps: 7"),
     ):
         (tmp_path / name).write_text(text)
-    (tmp_path / "words").write_text("--train_epochs=2\n--benchmark_seconds=4\n")
+    (tmp_path / "words").write_text("--train_epochs=2\n--seed=4\n")
     long, run_dir = f"--config={tmp_path}/long.yaml", tmp_path / "run"
     inside(long, "--train_steps=4", f"--run_dir={run_dir}").ok()
     inside(f"--config={run_dir}/config.json", "--train_epochs=0.25", f"--run_dir={tmp_path}/epochs").ok()
@@ -94,7 +94,7 @@ def test_the_command_line_wins_over_a_files_length_in_either_unit(inside, tmp_pa
     for words in (["--train_steps=4", "--flagfile=words"], ["--flagfile=words", "-train_steps", "4"]):
         found = values_of(*(word.replace("=words", f"={tmp_path}/words") for word in words))
         assert "train_epochs" not in found
-        assert found["benchmark_seconds"] == 4
+        assert found["seed"] == 4
     both = inside("--train_steps=4", "--train_epochs=2", long)
     assert both.mistake == "--train_steps and --train_epochs are both given; use one of them"
 

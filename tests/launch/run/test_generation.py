@@ -111,7 +111,7 @@ def without_cache(model, prompt: bytes, count: int) -> bytes:
 def test_greedy_text_is_that_without_a_cache(generate, trained):
     for prompt, tokens in (("", 40), ("on", 10), ("zz", 60), ("it " * 12, 30)):
         expected = without_cache(trained.model, prompt.encode(), tokens).decode(errors="replace")
-        outcome = generate(f"--prompt={prompt}", "--sampling=temperature=0", f"--tokens={tokens}").ok()
+        outcome = generate(f"--prompt={prompt}", "--sampling=temperature=0", f"--sampling=tokens={tokens}").ok()
         assert outcome.out == f"{prompt}{expected}\n"
     assert generate("--prompt=naï", "--sampling=temperature=0").ok().out == "naïve ten\n"
 
@@ -124,14 +124,14 @@ def test_only_the_text_is_on_standard_output(generate):
     assert said[1] == "whenever 32 tokens are read, the older half is forgotten: the model looks at no more"
     assert said[-1].startswith("12 tokens, ")
     assert said[-1].endswith("; the document ends here")
-    outcome = generate(f"--prompt={'six seven ' * 4}", "--tokens=1").ok()
+    outcome = generate(f"--prompt={'six seven ' * 4}", "--sampling=tokens=1").ok()
     assert "the prompt's last 32 tokens of 41 are read: the model looks at no more" in outcome.err
 
 
 def test_what_is_drawn_depends_on_the_seed(generate, tmp_path):
-    def drawn(*flags):
+    def drawn(*flags, tokens=12):
         path = tmp_path / "result.json"
-        asked = ("--prompt=one ", "--sampling=temperature=9", "--tokens=12", f"--result_json={path}")
+        asked = ("--prompt=one ", "--sampling=temperature=9", f"--sampling=tokens={tokens}", f"--result_json={path}")
         outcome = generate(*asked, *flags).ok()
         result = json.loads(path.read_text())
         assert outcome.out == result["generated"]["text"] + "\n"
@@ -142,7 +142,7 @@ def test_what_is_drawn_depends_on_the_seed(generate, tmp_path):
     assert (first["seed"], first["tokens"]) == (3, 12)  # the run's
     assert drawn("--seed=3")["text"] == first["text"]
     assert drawn("--seed=4")["text"] != first["text"]
-    assert drawn("--sampling=top_k=1", "--tokens=99")["text"] == "one two three four"
+    assert drawn("--sampling=top_k=1", tokens=99)["text"] == "one two three four"
     assert drawn("--sampling=top_k=0")["text"] != first["text"]
 
 
@@ -188,7 +188,7 @@ def test_text_goes_on_as_all_tokens_read_at_once(tmp_path):
 
 def test_replicas_say_what_one_device_says(generate):
     mirrored = ("--strategy=mirrored", "--num_virtual_devices=2")
-    for how in (("--sampling=temperature=0",), ("--sampling=temperature=3", "--tokens=20")):
+    for how in (("--sampling=temperature=0",), ("--sampling=temperature=3", "--sampling=tokens=20")):
         flags = ("--prompt=o", *how)
         assert generate(*flags, *mirrored).ok().out == generate(*flags).ok().out
 
@@ -196,7 +196,7 @@ def test_replicas_say_what_one_device_says(generate):
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (("--tokens=0",), "--tokens=0 can't be used: it takes an integer"),
+        (("--sampling=tokens=0",), "--sampling tokens=0 is not an integer from 1 to"),
         (("--sampling=temperature=-1",), "--sampling temperature=-1.0 is not a number from 0 to 1000"),
         (("--sampling=temperature=warm",), "--sampling temperature=warm is not a number"),
         (("--sampling=top_k=-1",), "--sampling top_k=-1 is not an integer from 0 to"),

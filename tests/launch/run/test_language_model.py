@@ -103,7 +103,7 @@ def test_an_exported_model_is_served_by_tensorflow_alone(trained, inside):
 
 
 def test_on_a_mesh_it_generates_what_one_device_does(trained, inside):
-    run = ("--mode=generate", f"--run_dir={trained.run_dir}", f"--prompt={PROMPT}", "--tokens=50")
+    run = ("--mode=generate", f"--run_dir={trained.run_dir}", f"--prompt={PROMPT}", "--sampling=tokens=50")
     for replicas, mesh, temperature in ((2, "data:1,model:2", 0.8), (4, "data:2,model:2", 0.0)):
         sampling = f"--sampling=temperature={temperature}"
         cut = ("--strategy=mirrored", f"--num_virtual_devices={replicas}", f"--mesh={mesh}")
@@ -114,7 +114,7 @@ def test_on_a_mesh_it_generates_what_one_device_does(trained, inside):
 
 @pytest.mark.slow
 def test_workers_that_hold_a_model_together_generate_what_one_device_does(trained, inside, crank):
-    run = ("--mode=generate", f"--run_dir={trained.run_dir}", f"--prompt={PROMPT}", "--tokens=50")
+    run = ("--mode=generate", f"--run_dir={trained.run_dir}", f"--prompt={PROMPT}", "--sampling=tokens=50")
     alone = inside(*run).ok()
     cut = crank("--workers=2", "--", *run, "--strategy=multi_worker", "--mesh=model:2", command="local").ok()
     lines = [line.removeprefix("[worker 0] ") for line in cut.out.splitlines() if line.startswith("[worker 0] ")]
