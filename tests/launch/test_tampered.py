@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from crankshaft import load_model
+from crankshaft.engine.internals.errors import with_flags
 from crankshaft.launch.command_line import config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
@@ -57,7 +58,7 @@ def problem(*flags) -> str | None:
     try:
         checked(*flags)
     except UsageError as error:
-        return str(error)
+        return with_flags(error.message)
     return None
 
 
