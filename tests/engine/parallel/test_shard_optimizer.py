@@ -51,8 +51,8 @@ OPTIONS = {
 }
 RUNS = [
     ("adam", (2, 1)),
-    *(pytest.param(name, (2, 2), marks=pytest.mark.slow) for name in ("adamw", "adam", "rmsprop")),
-    *(pytest.param(name, (2, 1), marks=pytest.mark.slow) for name in ("adamw", "ftrl", "momentum", "rmsprop")),
+    *(pytest.param(name, (2, 2), marks=pytest.mark.slow) for name in ("adamw", "rmsprop")),
+    *(pytest.param(name, (2, 1), marks=pytest.mark.slow) for name in ("ftrl", "momentum")),
 ]
 
 
