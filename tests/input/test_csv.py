@@ -1,7 +1,6 @@
 """CSV: types are found over all files, records are read at random from a typed form, mistakes name file and record."""
 
 import gzip
-import pathlib
 import re
 import sys
 
@@ -11,7 +10,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data.source import Spec
 from crankshaft.engine.data.treatments import MISSING_WORDS
-from crankshaft.engine.internals.errors import BadRecordError, SourceError
+from crankshaft.engine.internals.errors import BadRecordError
 from crankshaft.input import csv
 from crankshaft.input.data import InputError
 from crankshaft.input.tables import columns
@@ -480,30 +479,6 @@ def test_mistakes_are_one_line(tmp_path, texts, line):
 def test_what_is_no_delimiter_is_one_line(tmp_path, delimiter):
     with pytest.raises(InputError, match="is not a delimiter; give one character of ASCII, it twice, or tab"):
         csv.load(written(tmp_path, HEADER + records(0, 1)), 0, delimiter=delimiter)
-
-
-def test_no_flipped_bit_gives_another_value(tmp_path):
-    """Where the file says what it is, it is made again by itself; of a page's header a bit or two say nothing."""
-    folder = written(tmp_path, HEADER + records(0, 1500))
-    source = csv.load(folder, 0).train
-    path, expected = pathlib.Path(*source.files()), all_of(source)
-    whole, said = path.read_bytes(), set()
-    draws = np.random.default_rng(1)
-    # Of the pages, and of the end, which has where they begin and what the file is.
-    for bit in [*draws.integers(0, 8 * len(whole), 100), *8 * len(whole) - 1 - draws.integers(0, 8 * 3000, 100)]:
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
-        try:
-            features, labels = all_of(csv.load(folder, 0).train)
-        except SourceError as error:
-            said.add(re.sub(r"row group \d+ can't be read \(.*\)|its index is damaged \(.*\)", "damaged", str(error)))
-        else:
-            np.testing.assert_array_equal(labels, expected[1])
-            for name, array in features.items():
-                np.testing.assert_array_equal(array, expected[0][name])
-            said.add("made again" if path.read_bytes() == whole else "nothing")
-    assert said - {"nothing"} == {f"{path}: damaged; remove the file, it is made again", "made again"}
 
 
 def test_without_the_library_one_line_says_what_to_install(tmp_path, monkeypatch):
