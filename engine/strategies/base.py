@@ -309,6 +309,8 @@ class Strategy(Processes, abc.ABC):
         program = program or self.evaluation
         # Evaluations follow one another as epochs do, so that the feed goes on and need not be opened again.
         sums, left = Sums(), program.feed.order.steps_per_epoch
+        if left and program.step % left:  # an error has ended the one before in the middle
+            program.restart()
         while left:
             result = self.run(program, left)
             sums.add(result.sums)

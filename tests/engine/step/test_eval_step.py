@@ -43,6 +43,14 @@ def test_step_replica_and_seed_hold_in_evaluation(bench, replicas, is_dataset):
     assert found[0]["square"] - found[0]["draw"] ** 2 > 1e-3  # and each of its batches another
 
 
+def test_an_evaluation_that_ended_in_the_middle_begins_again(bench):
+    made = bench(Placed(), POINTS, 8, eval_source=POINTS)
+    program, whole = made.strategy.evaluation, made.strategy.evaluate().values()
+    made.strategy.run(program, 1)
+    assert made.strategy.evaluate().values() == whole
+    assert program.step == program.feed.order.steps_per_epoch
+
+
 def test_evaluation_draws_what_training_does_not(bench):
     made = bench(Placed(), POINTS, 20, eval_source=POINTS, shuffle=False)
     trained = {made.train(step + 1)["draw"][0] for step in range(4)}
