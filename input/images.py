@@ -15,7 +15,7 @@ import numpy as np
 
 from ..engine.data.data import Data
 from ..engine.data.source import Source, Spec
-from ..engine.internals.errors import BadRecordError
+from ..engine.internals.errors import BadRecordError, setting
 from .data import InputError, check_at_least
 from .files import image_headers, labelled_files, listing, storage
 from .known import as_bytes, ids_of
@@ -185,8 +185,8 @@ class Images(Source):
         self._decodes[example] = True
 
     def _bad(self, example: int, what: str) -> BadRecordError:
-        line = f"{self._found.paths[example]} {what}; replace it, or let `max_bad_records` leave such images out"
-        return BadRecordError(example, line)
+        cure = f"replace it, or let {setting('max_bad_records')} leave such images out"
+        return BadRecordError(example, f"{self._found.paths[example]} {what}; {cure}")
 
     def decode(self, stored: Any, seeds: Any) -> Any:
         import tensorflow as tf

@@ -15,6 +15,7 @@ import termios
 
 import pytest
 
+from crankshaft.engine.internals.errors import with_flags
 from crankshaft.launch.command_line import checks, registry
 from crankshaft.launch.errors import UsageError
 from tests.launch.command_line.test_config import asked, checked
@@ -276,7 +277,7 @@ def test_a_mistake_in_an_argument_of_what_is_named_is_one_line(mistake):
     given, expected = OF_WHAT_IS_NAMED[mistake]
     with pytest.raises(UsageError) as caught:
         checked(*given)
-    assert all(words in str(caught.value) for words in expected)
+    assert all(words in with_flags(caught.value.message) for words in expected)
 
 
 @pytest.mark.slow
