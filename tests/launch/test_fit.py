@@ -501,18 +501,18 @@ FORMS = {
 
 
 @pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=[] if form in ("PyDataset", "function") else pytest.mark.slow) for form in FORMS]
+    "forms", [("PyDataset", "function"), pytest.param(("dataset", "frame"), marks=pytest.mark.slow)], ids=",".join
 )
-def test_forms_of_data_train_alike(form):
+def test_forms_of_data_train_alike(forms):
     x, y = drawn(8), classes(3)
     how = {"epochs": 2, "shuffle": False, "verbose": 0, "class_weight": {0: 0.5, 2: 3.0}, "steps_per_epoch": 7}
     histories = []
-    for data in ({"x": x, "y": y, "batch_size": BATCH}, FORMS[form](x, y)):
+    for data in ({"x": x, "y": y, "batch_size": BATCH}, *(FORMS[form](x, y) for form in forms)):
         keras.utils.set_random_seed(1)
         run = crankshaft.fit(mlp(), **data, **how, jit="off")
         histories.append(run.history.history)
         assert {7, 14} <= {row["step"] for row in run.history if "train_loss" in row}
-    assert histories[0] == histories[1]
+    assert histories[0] == histories[1] == histories[2]
     assert len(histories[0]["loss"]) == 2
 
 
@@ -545,15 +545,12 @@ def test_evaluations_are_every_second_epoch_and_of_as_many_batches():
     assert len(ours.history["val_loss"]) == 2
 
 
-@pytest.mark.parametrize("form", ["arrays", "PyDataset"])
-def test_examples_that_are_split_off_have_no_weights_of_their_classes(form):
-    x, y = drawn(8), classes(3)
+def test_examples_that_are_split_off_have_no_weights_of_their_classes():
     how = {"class_weight": {0: 0.2, 1: 5.0}, "validation_split": 0.3, "shuffle": False, "verbose": 0}
-    data = {"x": x, "y": y, "batch_size": BATCH}
     histories = []
-    for fit, given in ((keras.Model.fit, data), (by_us, {"x": Batches(x, y)} if form == "PyDataset" else data)):
+    for fit in (keras.Model.fit, by_us):
         keras.utils.set_random_seed(1)
-        histories.append(fit(mlp(), **given, **how, epochs=3).history)
+        histories.append(fit(mlp(), **mlp_data(batch_size=BATCH), **how, epochs=3).history)
     for name, values in histories[0].items():
         np.testing.assert_allclose(histories[1][name], values, rtol=1e-6, err_msg=name)
 

@@ -57,8 +57,8 @@ def weights(data, **more) -> np.ndarray:
 def test_a_data_frame_is_a_dictionary_of_its_columns(library):
     module = pytest.importorskip(library)
     frame, labels = module.DataFrame(X), module.Series(Y)
-    expected = weights(((X, Y), None))
-    np.testing.assert_array_equal(weights(((frame, labels), None)), expected)
+    found, wanted = (entry.split("train", split).as_arrays() for split in ((frame, labels), (X, Y)))
+    tf.nest.map_structure(np.testing.assert_array_equal, found, wanted)
     with crankshaft.open_run(Table, data=((frame, labels), None), **ASKED) as run:
         run.train(data=(frame, labels), steps=2)
         assert run.evaluate((frame, labels)) == run.evaluate((X, Y))
@@ -69,11 +69,12 @@ def test_a_data_frame_is_a_dictionary_of_its_columns(library):
 
 def test_lists_of_numbers_and_text_are_arrays():
     lists = {name: column.tolist() for name, column in X.items()}
-    np.testing.assert_array_equal(weights(((lists, Y.tolist()), None)), weights(((X, Y), None)))
+    found, wanted = (entry.split("train", split).as_arrays() for split in ((lists, Y.tolist()), (X, Y)))
+    tf.nest.map_structure(np.testing.assert_array_equal, found, wanted)
     assert frames.as_arrays([[1, 2], [3, 4]]).shape == (2, 2)
     assert isinstance(frames.as_arrays([np.zeros(2), np.zeros(2)]), list)  # two inputs
     with pytest.raises(UsageError, match="train data: a list of lists that are not of one length"):
-        weights((([[1, 2], [3]], Y), None))
+        entry.split("train", ([[1, 2], [3]], Y))
 
 
 LARGE = np.array([16_777_217.0, 3.0, 1e8 + 7] * 7)[:ROWS]
@@ -138,7 +139,7 @@ def test_a_loader_goes_on_where_a_run_ended(tmp_path):
 
 def test_a_loader_of_no_batches_is_one_line():
     with pytest.raises(UsageError, match="the Loader gives no batch of arrays; have its collate_fn return"):
-        weights((Loader(6, batches=(3, 4)), None))
+        entry.split("train", Loader(6, batches=(3, 4)))
 
 
 def test_columns_of_a_frame_that_fit_has_trained_on_keep_their_names(tmp_path):

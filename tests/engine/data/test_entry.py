@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from crankshaft import Data
 from crankshaft.engine.data import entry, views
-from crankshaft.engine.data.arrays import ArraySource
+from crankshaft.engine.data.arrays import ArraySource, Mapped
 from crankshaft.engine.data.form import WeighedLabels, fields
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.streamed import OfFiles
@@ -130,9 +130,40 @@ def test_as_keras_takes_them_batches_keep_their_size(form):
 
 @pytest.mark.parametrize("form", ["arrays", "lists", "source", "PyDataset"])
 def test_the_last_examples_are_split_off_by_kerass_rule(form):
-    entered, _ = entry.enter(Data(FORMS[form](X, Y)), validation_split=0.25)
+    """Without weights of their classes."""
+    entered, _ = entry.enter(Data(FORMS[form](X, Y), class_weight={0: 0.5}), validation_split=0.25)
     assert (len(entered.train), len(entered.evaluation)) == (7, 3)
     np.testing.assert_array_equal(all_of(entered.evaluation)[0], X[7:])
+    assert fields(entered.train.element_spec).weights
+    assert fields(entered.evaluation.element_spec).weights is None
+
+
+def test_a_file_is_divided_without_a_copy(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    mapped = Data((np.load(tmp_path / "x.npy", mmap_mode="r"), Y))
+    entered, _ = entry.enter(mapped, validation_split=0.25)
+    for split, wanted in ((entered.train, X[:7]), (entered.evaluation, X[7:])):
+        assert isinstance(split.as_arrays()[0], Mapped)
+        np.testing.assert_array_equal(split.as_arrays()[0], wanted)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "float64"])
+def test_integers_and_booleans_are_weights(dtype):
+    weights = entry.split("train", (X, Y, (Y > 0).astype(dtype))).as_arrays()[2]
+    assert weights.dtype == np.float32
+    np.testing.assert_array_equal(weights, Y > 0)
+
+
+@pytest.mark.parametrize("parts", [(X,), (X, Y)], ids=["features", "labels"])
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_batches_are_taken_apart_with_a_note(parts, drop_remainder):
+    notes: list[str] = []
+    batches = dataset(*parts) if len(parts) > 1 else tf.data.Dataset.from_tensor_slices(X)
+    entered = entry.split("train", batches.batch(5, drop_remainder), notes=notes)
+    np.testing.assert_array_equal(fields(all_of(entered)).features, X)
+    assert notes[0].startswith("the train dataset comes in batches: taken apart into examples")
+    entry.split("train", batches, notes=notes)
+    assert len(notes) == 1
 
 
 def test_weights_that_are_none_are_ones():
