@@ -93,7 +93,7 @@ def outside(intervals: Mapping[str, Interval | Expression], name: str, value: An
         return f"{name}= is empty and not {interval}"
     for each in value if isinstance(value, (tuple, list)) else (value,):
         if each not in interval:
-            return f"{name}={each} is not {interval}"
+            return f"{name}={each!s:.60} is not {interval}"
     return None
 
 
