@@ -226,9 +226,14 @@ class TrainState:
         memory = graph.prefix_of(("trainer", "reduction"))
         moved: dict[str, graph.Moved] = {}
         tops, together = [memory, graph.prefix_of(("trainer", "loss_scale"))], [memory]
+        of_one_form: list[str] = []
         for path, optimizer in Holdings(self.trainer).optimizers.items():
             at = ("trainer", *path.split("."))
             tops.append(graph.prefix_of(at))
+            # Local SGD's replicas have counts of their own: neither kind of slots can go by the other's.
+            of_one_form += [
+                graph.key_of((*at, name)) for name in ("iterations", "learning_rate_scale", "update_counts")
+            ]
             together += [*_slots_of(at, optimizer), graph.prefix_of((*at, "keras_optimizer"))]
             if (theirs := before.get(path, now[path])) != now[path]:
                 moved |= _moved_slots(at, optimizer, theirs, now[path])
@@ -238,7 +243,7 @@ class TrainState:
             for place, name in enumerate(now[average] if before.get(average) else ()):
                 there = [str(before[average].index(name))] if name in before[average] else []
                 moved[_shadow(at, str(place))] = graph.Moved(tuple(_shadow(at, each) for each in there))
-        return Matching(moved, tuple(tops), together, self._settle)
+        return Matching(moved, tuple(tops), together, of_one_form, self._settle)
 
     def _settle(self, is_new: Callable[[str], bool]) -> None:
         """Makes what belongs to slots, and to averages, that were not restored, new as these are."""

@@ -1,17 +1,18 @@
-"""Text in a terminal: no line ends within a word, and what its encoding lacks is escaped. Host code."""
+"""Text in a terminal: no line ends within a word, and what its encoding lacks is escaped. Log lines. Host code."""
 
 from __future__ import annotations
 
 import contextlib
+import logging as python_logging
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from absl import logging
 
-from ..engine.internals.errors import visible
+from ..engine.internals.errors import visible, with_flags, with_keywords
 
 _ESCAPE = "backslashreplace"
 _LEAST_COLUMNS = 16
@@ -69,7 +70,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def fitted(text: str, file: TextIO) -> str:
     """Returns a text as it is printed to `file`: without what a terminal would obey, and in a terminal wrapped."""
-    text = visible(text)  # names in it may be from a file that anyone has written
+    text = visible(with_flags(text))  # names in it may be from a file that anyone has written
     if not file.isatty():
         return text
     return "\n".join("\n".join(wrapped(line, columns())) for line in text.split("\n"))
@@ -80,6 +81,24 @@ class _Fitted(logging.PythonFormatter):
         return fitted(super().format(record), sys.stderr)
 
 
+class _Settings(python_logging.Filter):
+    """Names settings in log lines, whoever shows or records them: as keywords, or in a command as flags."""
+
+    render: Callable[[str], str] = staticmethod(with_keywords)
+
+    def filter(self, record) -> bool:
+        with contextlib.suppress(
+            TypeError, ValueError
+        ):  # of a message that its arguments do not fit, which logging tells
+            record.msg, record.args = self.render(record.getMessage()), ()
+        return True
+
+
+_settings = _Settings()
+logging.get_absl_logger().addFilter(_settings)
+
+
 def fit_log() -> None:
-    """Fits later log lines into the terminal too."""
+    """Fits later log lines of a command into the terminal too, with settings as flags."""
+    _settings.render = with_flags
     logging.get_absl_handler().setFormatter(_Fitted())

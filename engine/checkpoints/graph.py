@@ -56,12 +56,14 @@ class Matching(NamedTuple):
       moved: where the checkpoint has what is kept for a variable, by the beginning of the keys here.
       may_differ: what the keys begin with that either side may lack, such as an optimizer's.
       together: what keys begin with that are read all, or none of them, such as those of a variable's slots.
+      of_one_form: keys whose values have one shape on both sides, such as the counts of updates that slots go by.
       settle: called after the rest was read, with a function that returns whether a key's value is new, not read.
     """
 
     moved: Mapping[str, Moved] = types.MappingProxyType({})
     may_differ: tuple[str, ...] = ()
     together: Sequence[str] = ()
+    of_one_form: Sequence[str] = ()
     settle: Callable[[Callable[[str], bool]], None] = lambda is_new: None
 
 
@@ -106,7 +108,11 @@ def restore(
         fitting, differences = _compare(prefix, root, at, matching.moved, may_grow)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
-    others = [each for each in differences if not each.key.startswith(matching.may_differ)]
+    others = [
+        each
+        for each in differences
+        if not each.key.startswith(matching.may_differ) or (each.kind == _RESHAPED and each.key in matching.of_one_form)
+    ]
     if others or all(key.startswith(matching.may_differ) for key in fitting):
         raise CheckpointError(f"{why_not}: {_message(others)}")
     if differences and not allow_changed:

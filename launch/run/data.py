@@ -14,7 +14,7 @@ from absl import logging
 
 from ...engine.data.data import Data
 from ...engine.data.source import Source, WithoutBadRecords
-from ...engine.internals.errors import SourceError, UnavailableError, with_flags
+from ...engine.internals.errors import SourceError, UnavailableError
 from .. import explanations
 from ..command_line.config import READING, Config
 from ..errors import EXIT_USAGE, UsageError, setting
@@ -83,7 +83,7 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
 def _without_bad_records(split, limit: int):
     if split is None or not split.by_index or split.as_arrays() is not None:
         return split
-    return WithoutBadRecords(split, limit, lambda line: logging.warning("%s", with_flags(line)))
+    return WithoutBadRecords(split, limit, lambda line: logging.warning("%s", line))
 
 
 def call(data: Callable | Sequence | Data) -> Data:

@@ -191,15 +191,19 @@ def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allow
     inside(*run, "--train_steps=2").ok()
     (path,) = (tmp_path / "checkpoints").glob("*.manifest.json")
     record = json.loads(path.read_text())
-    assert record["host_state"]["state"].pop("rules") == RULES
+    assert record["host_state"]["state"]["rules"] == RULES
+    record["host_state"]["state"]["rules"] = RULES - 1
     path.write_text(json.dumps(manifest.sealed(record)))
     before = (tmp_path / "config.json").read_text()
     outcome = inside(*run, "--train_steps=4")
-    assert f"{tmp_path} was begun by rules 1 of shuffling and updating, and these are {RULES}: its" in outcome.mistake
+    assert (
+        f"--run_dir={tmp_path} was begun by rules {RULES - 1} of shuffling and updating, and these are {RULES}: its"
+        in outcome.mistake
+    )
     assert (runs.steps(tmp_path), (tmp_path / "config.json").read_text()) == ([2], before)
     assert "evaluation at step 2" in inside("--mode=eval", f"--run_dir={tmp_path}").ok().out
     outcome = inside(*run, "--train_steps=4", "--allow_changed_config").ok()
-    assert "rules 1" in outcome.err
+    assert f"--run_dir={tmp_path} was begun by rules {RULES - 1} of shuffling" in outcome.err
     assert "rules" not in inside(*run, "--train_steps=6").ok().err
 
 

@@ -150,21 +150,21 @@ def mean_of_batches(y_true, y_pred):
 def test_a_state_that_is_no_sum_is_refused(metric):
     metric = KerasMetric(metric())
     with pytest.raises(ValueError, match=r"Keras metric (largest|batches) .* has a state that is not made of sums"):
-        tf.function(lambda: metric(tf.ones([4]), tf.ones([4])))()
+        tf.function(lambda: metric(tf.ones([4]), tf.ones([4])), autograph=False)()
 
 
 def test_a_metric_of_vectors_says_that_batches_of_one_column_work():
     """F1Score takes no rank 1, as Keras says; what the message says instead does work."""
     metric, labels, shares = KerasMetric(tf.keras.metrics.F1Score(threshold=0.5)), tf.ones([4]), tf.ones([4])
     with pytest.raises(ValueError, match=r"\[batch, 1\] rather than \[batch\] .* labels\[:, None\]"):
-        tf.function(lambda: metric(labels, shares))()
+        tf.function(lambda: metric(labels, shares), autograph=False)()
     tf.function(lambda: metric(labels[:, None], shares[:, None]))()
 
 
 def test_a_metric_that_its_batches_do_not_fit_is_named():
     metric = KerasMetric(tf.keras.metrics.F1Score())
     with pytest.raises(ValueError, match=r"Keras metric f1_score can't be tried on batches of float32 \[None\] and"):
-        tf.function(lambda: metric(tf.ones([4]), tf.ones([4])))()
+        tf.function(lambda: metric(tf.ones([4]), tf.ones([4])), autograph=False)()
 
 
 def test_what_is_no_metric_or_made_in_a_step_is_refused():
@@ -172,7 +172,7 @@ def test_what_is_no_metric_or_made_in_a_step_is_refused():
         KerasMetric(tf.keras.losses.MeanSquaredError())
     metric = tf.keras.metrics.AUC()
     with pytest.raises(ValueError, match="made within a step"):
-        tf.function(lambda: KerasMetric(metric)(tf.ones([4]), tf.ones([4])))()
+        tf.function(lambda: KerasMetric(metric)(tf.ones([4]), tf.ones([4])), autograph=False)()
 
 
 def test_a_window_goes_on_after_a_restart_and_a_batch_of_nothing_counts_for_nothing():

@@ -71,7 +71,7 @@ def test_a_long_window_is_summed_exactly():
 
 
 def test_what_was_read_outlives_the_window():
-    sums = Sums({"loss": (3.0, 2.0)})
+    sums = Sums({"loss": ("mean", 3.0, 2.0)})
     sums.add(loop_sums(loss=[1.0]))
     values = sums.values()
     sums.add(loop_sums(loss=[2.0]))

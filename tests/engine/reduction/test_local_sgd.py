@@ -234,7 +234,8 @@ def saved(run, tmp_path_factory):
 def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, saved, optimizer):
     folder, slots, arrays = saved(optimizer)
     assert slots
-    assert all((a != b).any() for a, b in slots.values())
+    alike = {name for name, (a, b) in slots.items() if (a == b).all()}
+    assert alike == {name for name in slots if "update_counts" in name}  # which both replicas count
     second = resume(run(LocalSgd(4, outer()), optimizer=optimizer), folder)
     second.train(40)
     for a, b in zip(arrays, second.arrays(), strict=True):

@@ -33,6 +33,16 @@ def test_an_error_is_one_line_within_a_layer_too():
     assert explained(Broken(), tf.ones([1])) == (EXIT_USAGE, "--model is another; use a new --run_dir")
 
 
+def test_an_error_is_one_line_within_a_users_tf_function_too():
+    @tf.function  # whose AutoGraph replaces an error by its own
+    def broken(x):
+        if tf.reduce_sum(x) > 0:
+            raise CheckpointError(f"{setting('model')} is another; use a new {setting('run_dir')}")
+        return x
+
+    assert explained(broken, tf.ones([1])) == (EXIT_USAGE, "--model is another; use a new --run_dir")
+
+
 def test_a_sentence_that_goes_on_in_the_next_line_is_not_cut():
     python = "\n    An attempt has been made\n    to start, here,\n    a process.\n\n    The rest is advice.\n"
     assert explanations.explain(RuntimeError(python), has_debug=False)[1] == (

@@ -133,7 +133,7 @@ def test_training_adds_up_no_matrix_and_labels_beyond_the_classes_are_named():
 
     with open_run(Lenient, data=data, progress="off", **{**ASKED, "train_steps": None}) as held:
         assert set(held.train(steps=2)) == {"loss", "accuracy"}
-        with pytest.raises(crankshaft.RunError, match="confusion: 2 labels are not classes from 0 to 3; number them"):
+        with pytest.raises(crankshaft.UsageError, match="confusion: 2 labels are not classes from 0 to 3; number them"):
             held.evaluate((FEATURES[:3], np.array([4, -1, 0], np.int32)))
 
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.checkpoints import manifest as manifests
+from crankshaft.engine.checkpoints.graph import Matching
 from crankshaft.launch.run import evaluator
 
 ABOUT: dict = {"flags": {}, "deciding": {}}
@@ -18,6 +19,9 @@ class State(tf.train.Checkpoint):
 
     def parts(self, manifest):
         return []
+
+    def matching(self, manifest):
+        return Matching()
 
 
 def test_each_checkpoint_is_hashed_once_however_many_are_kept(tmp_path, monkeypatch):
