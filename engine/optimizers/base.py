@@ -65,6 +65,8 @@ class Optimizer(tf.Module):
     weight_average = None
     # The dtype in which gradients travel to a server.
     reduce_dtype = tf.float32
+    # Whether updates of one variable by fused kernels wait for one another: of several workers that share variables.
+    use_locking = False
 
     def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None, of_options=False):
         super().__init__(name=name or type(self).__name__.lower())
@@ -336,13 +338,9 @@ class FusedOptimizer(Optimizer):
     To a variable on a parameter server gradients travel as `reduce_dtype`.
 
     A subclass whose rule is not one for each value by itself sets `is_elementwise` to False.
-
-    Attributes:
-      use_locking: updates of one variable wait for one another; for several workers that share variables.
     """
 
     is_elementwise = True
-    use_locking = False
     slots: dict[str, dict[str, tf.Variable]] | None = None
     dense_kernel: Callable[..., None]
     sparse_kernel: Callable[..., None]

@@ -154,6 +154,14 @@ def test_a_keras_object_keeps_its_own_schedule_and_decay():
     assert_equal_within(1e-6, train(optimizer, ours, 20), train_keras(make(), theirs, 20))
 
 
+@pytest.mark.parametrize("make", [lambda: optimizers.build("sgd", 0.1), lambda: optimizers.KerasOptimizer(keras.SGD())])
+def test_servers_can_have_any_built_optimizer_lock_and_send_16_bits(make):
+    optimizer = built(make(), make_variables())
+    optimizer.use_locking, optimizer.reduce_dtype = True, tf.bfloat16
+    with pytest.raises(AttributeError, match="no locking that could be set"):
+        optimizer.locking = True
+
+
 @pytest.mark.parametrize("option", [{"clipnorm": 1.0}, {"use_ema": True}, {"gradient_accumulation_steps": 2}])
 def test_a_keras_object_that_does_the_engines_work_is_refused(option):
     optimizer = optimizers.KerasOptimizer(keras.Adam(**option))
