@@ -48,14 +48,14 @@ class Beside(Normalised):
 @pytest.mark.parametrize("trainer", [Normalised, Beside])
 @pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_moving_statistics_are_the_mean_over_replicas_weighted_by_examples(bench, replicas, trainer):
-    """7 examples by 5, then 2: uneven parts, and with three replicas one without an example."""
+    """7 examples by 5, then 2: uneven parts, and fewer than three replicas, each of which then computes all of them."""
     features = np.random.default_rng(0).normal(3, 2, size=(7, 4)).astype(np.float32)
     made = bench(trainer(), (features, np.zeros(7, np.int32)), 5, replicas, shuffle=False, optimizer="sgd")
     moving_mean, moving_variance = np.zeros(4), np.ones(4)
     for step, batch in enumerate((features[:5], features[5:])):
         made.train(step + 1)
         cuts = [len(batch) * r // replicas for r in range(replicas + 1)]
-        parts = [batch[a:b] for a, b in itertools.pairwise(cuts) if b > a]
+        parts = [batch[a:b] for a, b in itertools.pairwise(cuts)] if len(batch) >= replicas else [batch]
         weigh = [len(part) / len(batch) for part in parts]
         moving_mean = 0.5 * moving_mean + 0.5 * sum(w * p.mean(0) for w, p in zip(weigh, parts, strict=True))
         moving_variance = 0.5 * moving_variance + 0.5 * sum(w * p.var(0) for w, p in zip(weigh, parts, strict=True))
