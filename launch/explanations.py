@@ -175,7 +175,7 @@ _KNOWN = (
 
 def _told(error: Exception, traceback_by: str = "") -> CrankshaftError:
     """Returns an error itself if it is one of Crankshaft's, else what it is to whoever started the run."""
-    if type(error).__name__ == "StagingError":  # what AutoGraph raises in the place of an error of a user's function
+    if type(error).__name__ == "StagingError":  # what AutoGraph raises instead of an error of a user's function
         error = error.__context__ if isinstance(error.__context__, CrankshaftError) else error
     if isinstance(error, CrankshaftError):
         return error

@@ -291,7 +291,7 @@ def check_extra(values: dict[str, Any]) -> None:
 
 
 def _with_lists(value: Any) -> Any:
-    """Returns plain JSON with lists in the place of tuples."""
+    """Returns plain JSON with lists instead of tuples."""
     if isinstance(value, dict):
         return {name: _with_lists(each) for name, each in value.items()}
     return [*map(_with_lists, value)] if isinstance(value, (list, tuple)) else value

@@ -376,7 +376,7 @@ def _in_batches_without_none(x, y=None, weights=None) -> tuple:
 
 
 def _without_none(x, y=None, weights=None, examples=()) -> tuple:
-    """Returns an element of a dataset with ones in the place of weights that are None."""
+    """Returns an element of a dataset with ones instead of weights that are None."""
     if weights is None:
         return (x,) if y is None else (x, y)
     return x, () if y is None else y, views.of_all(y, weights, lambda: tf.ones(examples))

@@ -17,7 +17,7 @@ _EXACT_FLOAT32 = 1 << 24  # up to here float32 tells whole numbers apart
 
 
 def as_arrays(nest: Any, may_lack: bool = False, as_one: bool = False) -> Any:
-    """Returns a nest with arrays in the place of what holds their values.
+    """Returns a nest with arrays instead of what holds their values.
 
     A data frame (pandas's, polars's) becomes a dictionary of its columns by name, a series an array, and a list of
     numbers or text, or of such lists, one array. All else stays.

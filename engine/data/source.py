@@ -296,7 +296,7 @@ class SourceSlice(WrappedSource):
 
 
 class WithoutBadRecords(WrappedSource):
-    """A source that skips bad records, up to a number: the next good record is read in the place of each.
+    """A source that skips bad records, up to a number: the next good record is read instead of each.
 
     Which one that is depends on nothing but the records, so it is the same on each worker and after a resume.
 

@@ -136,7 +136,7 @@ class Checkpointing(Periodic):
         self.checkpoints.wait()
 
     def close(self) -> None:
-        with contextlib.suppress(SaveError):  # where the run failed, its own error is what is told
+        with contextlib.suppress(SaveError):  # if the run failed, its own error is reported
             self.checkpoints.wait()
 
 

@@ -17,7 +17,7 @@ from .errors import UsageError
 
 
 class Expression:
-    """Texts that are regular expressions, in the place of an `Interval`."""
+    """Texts that are regular expressions, instead of an `Interval`."""
 
     def __contains__(self, value: Any) -> bool:
         try:
@@ -98,7 +98,7 @@ def outside(intervals: Mapping[str, Interval | Expression], name: str, value: An
 
 
 def unknown(kind, name, known):
-    """Returns a ValueError that says which `kind` was asked for and which of `known` are nearest to it."""
+    """Returns a ValueError that names an unknown `kind` and the nearest of `known`."""
     known = sorted(known)
     nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     cure = f"did you mean {' or '.join(nearest)}?" if nearest else f"use {', '.join(known) or '-'}"

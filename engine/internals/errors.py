@@ -1,6 +1,6 @@
 """The errors that Crankshaft raises, and exceptions in one line for people. Host code that needs no TensorFlow.
 
-Each error says in one line what was given, what was found, and what to do, and ends a process with its exit code. Where
+Each error gives in one line the value, what was expected and what to do, and ends a process with its exit code. Where
 the line names a setting, by `setting`, a command line reads a flag, `--NAME=VALUE`, and a program in Python a keyword,
 `NAME=VALUE`: whoever prints the error knows which.
 """
@@ -32,7 +32,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 _LONGEST_WORD = 300  # characters
 
 EXIT_FAILED = 1  # the run failed in a way that may pass, a write or a lost peer: start it again
-EXIT_USAGE = 2  # a mistake in what was given: the same command will fail again, so it is not to be retried
+EXIT_USAGE = 2  # a mistake in a setting, a model or data: the same command fails again, so do not retry it
 EXIT_SLOWER = 3  # a benchmark is shown to be slower than fail_below allows
 # Of sysexits(3), EX_DATAERR and EX_TEMPFAIL: scripts have small codes of their own.
 EXIT_DIVERGED = 65  # not finite: a run repeats its numbers, so it would diverge again, and is not to be retried
@@ -63,7 +63,7 @@ def with_keywords(message: str, names: Mapping[str, str] | None = None) -> str:
 
 
 class CrankshaftError(Exception):
-    """A mistake or a failure in one line: what was given, what was found, what to do.
+    """A mistake or a failure in one line: the value, what was expected, what to do.
 
     `str` of it is the line for a program in Python.
 
@@ -92,7 +92,7 @@ class CrankshaftError(Exception):
 
 
 class UsageError(CrankshaftError, ValueError):
-    """A mistake in what was given, a setting, a model or data. The same call fails again."""
+    """A mistake in a setting, a model or data. The same call fails again."""
 
     exit_code = EXIT_USAGE
 

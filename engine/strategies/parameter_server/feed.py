@@ -84,7 +84,7 @@ class LeaseFeed(Feed):
 
 
 class Workers:
-    """The workers of a coordinator in the place of `Devices`: each holds all arrays, and finds its examples by itself.
+    """The workers of a coordinator instead of `Devices`: each holds all arrays, and finds its examples by itself.
 
     Arrays travel once to each worker, and again to one that comes back.
     """
