@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from . import optimizers
 from .data import form
+from .errors import UsageError
 from .holdings import Freezing, Holdings
 from .internals import keras
-from .internals.errors import UsageError
 from .internals.tensorflow import SEEDED
 from .internals.variables import path_of
 from .optimizers.averaging import WeightAverage

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from .errors import UsageError, setting
 from .internals import keras
-from .internals.errors import UsageError, setting
 from .internals.variables import held, path_of, tf_variable
 from .layers.embeddings import Embedding
 from .optimizers import Optimizer

@@ -15,8 +15,8 @@ from absl import logging
 
 from .build import build_layers, make_optimizer
 from .data import form
+from .errors import UsageError, reason, setting
 from .internals import keras_compile, keras_copy
-from .internals.errors import UsageError, reason, setting
 from .metrics import trials
 from .metrics.keras_metrics import KerasMetric
 from .metrics.means import FEW_CLASSES, confusion_matrix, weighable

@@ -7,8 +7,8 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+from .errors import UsageError
 from .hooks import Hook, Status
-from .internals.errors import UsageError
 from .meter import Meter, Segment, Totals
 from .state import TrainState
 from .strategies.base import Program, Strategy

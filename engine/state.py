@@ -14,8 +14,8 @@ from absl import logging
 from .checkpoints import Manifest, Matching, graph
 from .checkpoints.manifest import check_extra
 from .data.position import Position
+from .errors import UsageError
 from .holdings import Freezing, Holdings
-from .internals.errors import UsageError
 from .internals.graphs import Assignments
 from .internals.tensorflow import TrackableNode, variables_read
 from .internals.variables import key_of, path_of, tf_variable

@@ -13,9 +13,9 @@ import tensorflow as tf
 from . import optimizers
 from .build import build_embeddings, build_layers, make_optimizer
 from .data import form
+from .errors import UsageError, setting
 from .holdings import Holdings
 from .internals import keras
-from .internals.errors import UsageError, setting
 from .metrics.means import as_loss, checked
 from .metrics.pairs import Mean
 from .reduction import Reduction

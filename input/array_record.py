@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..engine.data.data import Data
-from ..engine.internals.errors import BadRecordError, UnavailableError, setting
+from ..engine.errors import BadRecordError, UnavailableError, setting
 from .data import InputError, check_at_least
 from .files import listing
 from .files.storage import Files, is_remote, retried

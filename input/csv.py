@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..engine.data.data import Data
-from ..engine.internals.errors import SourceError, setting
+from ..engine.errors import SourceError, setting
 from .data import InputError
 from .files import listing
 from .files.prepared import Prepared, Writer, prepared

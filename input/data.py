@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.internals.errors import UsageError, setting
+from ..engine.errors import UsageError, setting
 
 
 class InputError(UsageError):

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..engine.data.data import Data
 from ..engine.data.source import Source, Spec
-from ..engine.internals.errors import BadRecordError, setting
+from ..engine.errors import BadRecordError, setting
 from .data import InputError, check_at_least
 from .files import image_headers, labelled_files, listing, storage
 from .known import as_bytes, ids_of

@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 
 from ..engine.data.data import Data
-from ..engine.internals.errors import setting
+from ..engine.errors import setting
 from .data import InputError, check_at_least, check_share, eval_count
 from .drawn.draws import generator
 from .files import listing

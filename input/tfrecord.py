@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..engine.data.data import Data
-from ..engine.internals.errors import BadRecordError, SourceError, setting
+from ..engine.errors import BadRecordError, SourceError, setting
 from .data import check_at_least
 from .files import listing
 from .known import as_bytes

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..engine.checkpoints import RunDir
-from ..engine.internals.errors import visible
+from ..engine.errors import visible
 from ..engine.machine import events, requests
 from . import errors, explanations
 from .command_line import help, own_flags

@@ -7,7 +7,7 @@ import difflib
 import signal
 import sys
 
-from ..engine.internals.errors import (
+from ..engine.errors import (
     EXIT_DIVERGED,
     EXIT_FAILED,
     EXIT_PORT_TAKEN,

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from ..engine.internals.errors import LabelError, NonfiniteError, reason, setting, with_flags, with_keywords
+from ..engine.errors import LabelError, NonfiniteError, reason, setting, with_flags, with_keywords
 from .errors import EXIT_FAILED, CrankshaftError, RunError, UsageError
 
 _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ..engine.checkpoints import RunDir
-from ..engine.internals.errors import counted
+from ..engine.errors import counted
 from ..engine.machine import cpus
 from . import errors, explanations
 from .cluster import listeners, restarts, shares

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from absl import logging
 
-from ..engine.internals.errors import visible, with_flags, with_keywords
+from ..engine.errors import visible, with_flags, with_keywords
 
 _ESCAPE = "backslashreplace"
 _LEAST_COLUMNS = 16

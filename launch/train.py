@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags, logging
 
 from ..engine.checkpoints import RunDir
-from ..engine.internals.errors import LostPeerError, StuckStreamError
+from ..engine.errors import LostPeerError, StuckStreamError
 from . import assembly, errors, explanations, terminal
 from .benchmark.result import check_baseline
 from .command_line import checks, help, own_files, parsing

@@ -7,7 +7,7 @@ import math
 import tensorflow as tf
 
 from ..engine import Mean, Trainer, confusion_matrix, mean
-from ..engine.internals.errors import UsageError
+from ..engine.errors import UsageError
 from ..engine.metrics.means import FEW_CLASSES, scaled
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from ..engine.data import form
-from ..engine.internals.errors import UsageError, setting
+from ..engine.errors import UsageError, setting
 from ..engine.layers import BatchNormalization
 from .classification import Classifier
 

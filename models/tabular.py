@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ..engine import Mean, Trainer, mean
 from ..engine.data import form
-from ..engine.internals.errors import UsageError, setting
+from ..engine.errors import UsageError, setting
 from ..engine.layers.embeddings import Embedding, hashing
 from ..engine.metrics.means import auc, root_mean_square
 

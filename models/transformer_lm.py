@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from ..engine import Mean, Trainer, generation, mean
 from ..engine.data import form
-from ..engine.internals.errors import UsageError
+from ..engine.errors import UsageError
 from ..engine.layers import recomputed
 from ..engine.layers.one_pass import gelu, swiglu
 from ..engine.metrics.means import exp_mean

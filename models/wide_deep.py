@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from ..engine.internals.errors import UsageError
+from ..engine.errors import UsageError
 from ..engine.layers import embeddings
 from ..engine.layers.embeddings import Embedding
 from .tabular import Tabular, relu_layers

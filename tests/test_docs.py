@@ -164,7 +164,7 @@ COMMANDS = ("local.py", "manifest.py", "ask.py", "prepare.py", "monitor", "bench
 
 
 def test_errors_and_the_engine_name_no_flag():
-    """They name settings, by `engine.internals.errors.setting`; whoever prints a message makes flags of them."""
+    """They name settings, by `engine.errors.setting`; whoever prints a message makes flags of them."""
     named = [
         (path.relative_to(ROOT).as_posix(), node.lineno, name)
         for path in SOURCES

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import os
 
-from ..internals.errors import CheckpointError
+from ..errors import CheckpointError
 from . import manifest as manifests
 from .manifest import Manifest
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from ..internals.errors import CheckpointError, reason, setting
+from ..errors import CheckpointError, reason, setting
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
 from ..layers.embeddings import Embedding

@@ -15,7 +15,7 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
-from ..internals.errors import CheckpointError, UsageError
+from ..errors import CheckpointError, UsageError
 from ..machine import files
 
 FORMAT = 2

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterable
 
-from ..internals.errors import SaveError
+from ..errors import SaveError
 from ..machine import files
 
 _POLL_SECONDS = 0.05

@@ -30,7 +30,7 @@ from typing import TypeVar
 import tensorflow as tf
 from absl import logging
 
-from ..internals.errors import CheckpointError, SaveError, reason, setting
+from ..errors import CheckpointError, SaveError, reason, setting
 from ..machine import environment, files
 from . import graph, shares, slices, snapshot
 from . import manifest as manifests

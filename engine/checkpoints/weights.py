@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from ..internals.errors import CheckpointError, setting
+from ..errors import CheckpointError, setting
 from . import graph
 from . import manifest as manifests
 from .run_dir import RunDir

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..errors import SourceError, UsageError, setting
 from ..internals import pipelines
-from ..internals.errors import SourceError, UsageError, setting
 from . import arrays as host_arrays
 from . import frames, views
 from .arrays import ArraySource

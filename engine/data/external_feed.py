@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..internals.errors import SourceError, UsageError
+from ..errors import SourceError, UsageError
 from ..mesh.mesh import Mesh
 from .feed import Feed, Run
 from .order import Order, replica_part

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..internals.errors import SourceError
+from ..errors import SourceError
 
 _EXACT_FLOAT32 = 1 << 24  # up to here float32 tells whole numbers apart
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..internals.errors import UsageError, setting
+from ..errors import UsageError, setting
 from ..randomness import epoch_seed
 from .source import Source
 

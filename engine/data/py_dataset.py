@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ..internals.errors import SourceError
+from ..errors import SourceError
 from .frames import as_float32
 from .source import Source, Spec
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..internals.errors import SourceError, StuckReadError, setting
+from ..errors import SourceError, StuckReadError, setting
 from ..internals.tensorflow import weakly
 from .arrays import ArraySource
 from .order import Order

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..internals.errors import BadRecordError, setting
+from ..errors import BadRecordError, setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import tensorflow as tf
 from absl import logging
 
+from ..errors import CrankshaftError, SourceError, UnavailableError, UsageError, reason, setting
 from ..internals import pipelines
-from ..internals.errors import CrankshaftError, SourceError, UnavailableError, UsageError, reason, setting
 from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
 from .order import Order, SharedOrder

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 
 MISSING = ".missing"  # the end of the name of the feature that says where a column has no value
 SECONDS = ".seconds"

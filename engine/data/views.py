@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..internals.errors import UsageError, setting
+from ..errors import UsageError, setting
 from .arrays import ArraySource
 from .form import WeighedLabels, example, fields
 from .source import Source, Spec, Split, WrappedSource

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from ..internals.errors import StuckStreamError, setting
+from ..errors import StuckStreamError, setting
 
 _LOOK_SECONDS = 1.0
 _COMPUTING = 0.01  # of the time for which a stream may give nothing: who computes for less is stuck

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from ..internals.errors import setting
+from ..errors import setting
 from .watchdog import end_process
 
 _PERIOD_SECONDS = 1.0

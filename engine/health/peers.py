@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ..internals.errors import visible
+from ..errors import visible
 
 _MAX_BYTES = 4096  # of a datagram; ours are under 900, or 2900 if JSON has to escape each byte of a farewell
 _SIGNATURE_BYTES = 32  # SHA-256's

@@ -17,8 +17,8 @@ from collections.abc import Callable
 import tensorflow as tf
 from absl import logging
 
+from ..errors import EXIT_FAILED, one_line, setting
 from ..internals import tensorflow
-from ..internals.errors import EXIT_FAILED, one_line, setting
 from . import standstill
 from .peers import Peers
 

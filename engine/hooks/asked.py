@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from ..internals.errors import reason
+from ..errors import reason
 from ..machine.requests import Request, Requests, stacks
 from .base import Hook, Status
 from .writing import Writing

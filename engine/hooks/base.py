@@ -12,7 +12,7 @@ import numbers
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 from ..meter import Meter, Segment, Window
 from ..state import TrainState
 

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from ..errors import UsageError, setting
 from ..holdings import Holdings
-from ..internals.errors import UsageError, setting
 from ..internals.keras import computing_alone
 from ..mesh.cuts import cut_of
 from ..meter import Meter

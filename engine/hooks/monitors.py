@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from absl import logging
 
+from ..errors import UsageError, counted
 from ..holdings import Holdings
-from ..internals.errors import UsageError, counted
 from ..meter import Meter, Window
 from ..metrics.monitored import Monitored
 from ..metrics.sums import kinds_of

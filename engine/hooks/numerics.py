@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 import tensorflow as tf
 from absl import logging
 
+from ..errors import LabelError, NonfiniteError
 from ..holdings import Holdings
-from ..internals.errors import LabelError, NonfiniteError
 from ..internals.variables import own_copy, path_of, tf_variable
 from ..mesh.cuts import cut_of
 from ..metrics.pairs import Pair

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from ..checkpoints import Checkpoints, Manifest
-from ..internals.errors import CheckpointError, SaveError
+from ..errors import CheckpointError, SaveError
 from ..meter import Meter, unused
 from ..state import RULES, TrainState
 from .base import Hook, Periodic, Status

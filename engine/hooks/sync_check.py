@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import tensorflow as tf
 
-from ..internals.errors import OutOfSyncError
+from ..errors import OutOfSyncError
 from ..internals.variables import path_of
 from ..mesh.cuts import cut_of
 from ..reduction import per_replica

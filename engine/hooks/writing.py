@@ -10,7 +10,7 @@ from typing import Any
 
 from absl import logging
 
-from ..internals.errors import reason
+from ..errors import reason
 
 # From one turn to the next, about. A thread that woke each time something is to be done would disturb training.
 _TURN_SECONDS = 0.5

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 
 
 class Expression:

@@ -16,7 +16,7 @@ from keras.src import backend
 from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 
 # What makes classes of the labels that a loss takes, of [..., classes] or of integers; -1 is none of them.
 _CLASSES_BY: dict[Callable, Callable] = {

@@ -27,7 +27,7 @@ from tensorflow.python.eager.executor import Executor
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops, script_ops
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 
 # Saves what is assigned to its attributes, and is not a tf.Module.
 TrackableNode = tf.__internal__.tracking.AutoTrackable

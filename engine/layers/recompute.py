@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..errors import UsageError, setting
 from ..internals import keras
-from ..internals.errors import UsageError, setting
 from ..step.context import step_context
 
 

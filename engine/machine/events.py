@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 from absl import logging
 
-from ..internals.errors import counted
+from ..errors import counted
 from .files import append, make_file, open_regular, replacing
 
 VERSION = 1

@@ -19,7 +19,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 
 _RANDOM_BYTES = 8
 _MOST_JSON_BYTES = 1 << 28  # a manifest of a million variables has half

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
-from ..internals.errors import UsageError, setting
+from ..errors import UsageError, setting
 from ..internals.tensorflow import session_config
 
 

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 from .files import open_regular, write_text
 
 KINDS = ("profile", "stacks", "checkpoint", "status", "stop")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 from ..internals.variables import path_of, tf_variable
 from . import collectives
 from .mesh import AXES, DATA, MODEL, Axis, Mesh, local_replicas

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 from ..internals.tensorflow import Collectives, as_one_of_all, ordering_token, replica_id
 from . import collectives
 

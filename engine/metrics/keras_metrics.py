@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from ..errors import UsageError, reason
 from ..internals import keras_compile
-from ..internals.errors import UsageError, reason
 from . import trials
 from .means import combined, weighable
 from .pairs import KerasSums

@@ -7,7 +7,7 @@ import functools
 import tensorflow as tf
 from absl import logging
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 from . import ranking
 from .pairs import VECTORS, Auc, Confusion, ExpMean, Mean, Pair, RootMean
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..internals.errors import UsageError, setting
+from ..errors import UsageError, setting
 
 _MINIMIZED = ("_loss", "error", "perplexity", "rmse", "mae", "mse")  # ends of names, besides `loss` itself
 _WORDS = {"max": "higher", "min": "lower"}

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ..internals.errors import UsageError, setting
+from ..errors import UsageError, setting
 from ..internals.tensorflow import temporary_variable
 from ..internals.variables import assign_local, is_shard, key_of, on_server, path_of, read_local, server_of, tf_variable
 from ..mesh import cuts

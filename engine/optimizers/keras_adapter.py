@@ -5,8 +5,8 @@ Built on the host in a strategy's scope, applied in replica code.
 
 import tensorflow as tf
 
+from ..errors import UsageError
 from ..internals import keras
-from ..internals.errors import UsageError
 from ..step.gradients import sum_duplicate_rows
 from .averaging import Shadows
 from .base import Optimizer, settings_of

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from ..data.order import Order, Origin, SharedOrder
+from ..errors import UsageError
 from ..internals.arguments import COUNT, FROM_ZERO, INT32, POSITIVE, Interval, check_arguments, parameters, unknown
-from ..internals.errors import UsageError
 
 _keras = tf.keras.optimizers.schedules
 ARGUMENTS = {

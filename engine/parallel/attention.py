@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 from ..mesh.mesh import current_mesh
 from .layers import Dense, Dropout, part_of
 

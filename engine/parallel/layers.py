@@ -12,8 +12,8 @@ import random
 
 import tensorflow as tf
 
+from ..errors import UsageError
 from ..internals import keras
-from ..internals.errors import UsageError
 from ..layers.embeddings import hashing
 from ..mesh import cuts
 from ..mesh.cuts import Box, Cut

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 from ..internals.graphs import ENGINES_OWN, Assignments
 from ..internals.tensorflow import is_only_replica
 from ..internals.variables import assign_local, not_implemented, path_of, read_local, tf_variable

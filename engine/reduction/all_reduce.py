@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 from ..internals.tensorflow import as_one_of_all, is_only_replica
 from ..internals.variables import tf_variable
 from ..mesh import collectives

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..data import form
-from ..internals.errors import UsageError
+from ..errors import UsageError
 from ..internals.keras_compile import without_missing
 from ..metrics.means import as_loss
 from ..metrics.pairs import Mean

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from .. import randomness
-from ..internals.errors import UsageError
+from ..errors import UsageError
 from ..internals.variables import assign_local
 from ..mesh.mesh import Mesh
 from .options import Applied

@@ -16,7 +16,7 @@ from absl import logging
 
 from ..data.arrays import Mapped
 from ..data.form import fields, text_fields
-from ..internals.errors import UsageError
+from ..errors import UsageError
 from ..internals.graphs import STATEFUL_RANDOM, all_called, operations
 from ..metrics.pairs import Outside, Pair
 from .context import step_context

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ..internals.errors import UsageError, setting
+from ..errors import UsageError, setting
 from ..internals.tensorflow import as_one_of_all, is_only_replica
 from ..mesh import collectives
 from .context import step_context

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..errors import UsageError
 from ..internals import keras
-from ..internals.errors import UsageError
 from ..internals.variables import path_of, tf_variable, whole_of
 from ..mesh.cuts import Cut
 from ..metrics.means import as_loss

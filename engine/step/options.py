@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..internals.errors import UsageError, setting
+from ..errors import UsageError, setting
 
 if TYPE_CHECKING:
     from ..data.order import Order

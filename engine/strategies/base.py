@@ -17,7 +17,7 @@ import tensorflow as tf
 from ..data.external_feed import ExternalFeed
 from ..data.feed import Feed
 from ..data.source import WithoutBadRecords
-from ..internals.errors import UsageError, free_frames, setting
+from ..errors import UsageError, free_frames, setting
 from ..mesh.mesh import Mesh
 from ..metrics.sums import LoopSums, RowSpec, Sums
 from ..state import TrainState

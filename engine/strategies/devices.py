@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from ..internals.errors import UsageError, reason, setting
+from ..errors import UsageError, reason, setting
 from ..machine import cpus
 from ..machine import gpus as graphics
 from ..mesh.mesh import Mesh

@@ -10,8 +10,8 @@ import time
 import tensorflow as tf
 from absl import logging
 
+from ..errors import reason
 from ..internals import graphs
-from ..internals.errors import reason
 from ..state import TrainState
 from .inner_loop import InnerLoop
 

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..data.arrays import is_on_gpus
+from ..errors import LostPeerError
 from ..health.watchdog import Arrivals, Watchdog
-from ..internals.errors import LostPeerError
 from ..internals.tensorflow import receive_in_chunks
 from ..mesh import collectives
 from ..mesh.mesh import Mesh

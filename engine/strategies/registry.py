@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ..internals.errors import UsageError
+from ..errors import UsageError
 from .feed_options import FeedOptions
 
 if TYPE_CHECKING:

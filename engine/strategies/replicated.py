@@ -17,7 +17,7 @@ from ..data.order import Order, order_of, replica_part
 from ..data.reading import example_bytes, in_memory
 from ..data.source import Source
 from ..data.streamed import divide, unwatched
-from ..internals.errors import UsageError, setting
+from ..errors import UsageError, setting
 from ..internals.tensorflow import as_only_replica
 from ..mesh.mesh import Mesh
 from ..reduction.aggregation import updates_explained

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...engine.internals.errors import setting
+from ...engine.errors import setting
 from ..data import InputError
 from . import listing, storage
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ...engine.internals.errors import setting
+from ...engine.errors import setting
 from ..data import InputError
 from .storage import Files, gfile, is_remote, retried
 

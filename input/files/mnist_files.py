@@ -6,7 +6,7 @@ The layout: http://yann.lecun.com/exdb/mnist/. TensorFlow is imported only to do
 import numpy as np
 
 from ...engine.data.data import Data
-from ...engine.internals.errors import setting
+from ...engine.errors import setting
 from ..data import InputError
 from .idx import find_idx, read_idx
 

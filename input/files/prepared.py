@@ -22,7 +22,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ...engine.internals.errors import SourceError, setting
+from ...engine.errors import SourceError, setting
 from ..data import InputError
 from . import storage
 from .storage import Files, is_remote

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from ...engine.data.source import may_pass
-from ...engine.internals.errors import CrankshaftError, SourceError, UnavailableError
+from ...engine.errors import CrankshaftError, SourceError, UnavailableError
 from ...engine.machine import files
 from ..data import InputError
 

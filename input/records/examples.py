@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...engine.data.source import Source
-from ...engine.internals.errors import BadRecordError, setting
+from ...engine.errors import BadRecordError, setting
 from .features import Feature, Features, NotAnExampleError, Stored, nested, values_in
 
 SAMPLES = 64  # records by which features are read off

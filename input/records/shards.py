@@ -11,7 +11,7 @@ import numpy as np
 
 from ...engine.data.data import Data
 from ...engine.data.source import WrappedSource
-from ...engine.internals.errors import BadRecordError, setting
+from ...engine.errors import BadRecordError, setting
 from .. import known
 from ..data import InputError
 from ..files import listing, storage

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ...engine.internals.errors import setting
+from ...engine.errors import setting
 from ..data import InputError
 from ..files import listing
 from ..files.storage import Files

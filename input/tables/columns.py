@@ -18,7 +18,7 @@ import numpy as np
 from ...engine.data.data import Data
 from ...engine.data.source import Source, Spec
 from ...engine.data.treatments import MISSING, SECONDS, Treatment, hashed
-from ...engine.internals.errors import BadRecordError, setting
+from ...engine.errors import BadRecordError, setting
 from ..data import InputError
 from ..files.prepared import Writer, prepared
 from ..known import as_bytes, as_text

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...engine.internals.errors import setting
+from ...engine.errors import setting
 from ..data import InputError
 from ..files.prepared import progress
 from ..files.storage import Files

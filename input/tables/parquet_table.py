@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...engine.internals.errors import SourceError, setting
+from ...engine.errors import SourceError, setting
 from ..data import InputError
 from ..files import listing, storage
 from . import values as values_of

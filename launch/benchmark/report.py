@@ -10,7 +10,7 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ...engine.internals.errors import visible
+from ...engine.errors import visible
 from ...engine.machine.files import read_json
 from ..errors import UsageError
 from .result import MOST_BYTES, VERSION

@@ -7,7 +7,7 @@ import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 
-from ...engine.internals.errors import counted
+from ...engine.errors import counted
 from ..errors import UsageError
 
 SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all workers of a job and unknown to others

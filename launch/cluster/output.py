@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import IO
 
-from ...engine.internals.errors import counted, one_line, visible
+from ...engine.errors import counted, one_line, visible
 from ...engine.machine.files import append, open_regular
 
 _CHUNK = 1 << 16

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...engine.checkpoints import RunDir
 from ...engine.checkpoints.run_dir import NAMES
-from ...engine.internals.errors import reason
+from ...engine.errors import reason
 from ...engine.machine.files import folder_below, open_regular
 from ..benchmark import report
 from ..errors import UsageError

@@ -22,6 +22,7 @@ from ...engine.data.data import Data
 from ...engine.data.order import Order
 from ...engine.data.source import Source, Split, WithoutBadRecords
 from ...engine.data.streamed import Stream
+from ...engine.errors import reason
 from ...engine.health import watchdog
 from ...engine.holdings import Holdings
 from ...engine.hooks import Hook, StopRequest
@@ -29,7 +30,6 @@ from ...engine.hooks.base import Period
 from ...engine.hooks.evaluation import FinalWeights
 from ...engine.hooks.record import Record
 from ...engine.hooks.sync_check import SyncCheck
-from ...engine.internals.errors import reason
 from ...engine.layers.embeddings import shards_in
 from ...engine.loop import Loop
 from ...engine.mesh.cuts import cut_of

@@ -14,7 +14,7 @@ from absl import logging
 
 from ...engine.data.data import Data
 from ...engine.data.source import Source, WithoutBadRecords
-from ...engine.internals.errors import SourceError, UnavailableError
+from ...engine.errors import SourceError, UnavailableError
 from .. import explanations
 from ..command_line.config import READING, Config
 from ..errors import EXIT_USAGE, UsageError, setting

@@ -18,7 +18,7 @@ from absl import logging
 
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.data.source import Spec, Split
-from ...engine.internals.errors import CrankshaftError
+from ...engine.errors import CrankshaftError
 from ...input.files import storage
 from ..command_line.config import Config
 from ..command_line.values import differences

@@ -11,11 +11,11 @@ from typing import Any
 
 from ...engine.checkpoints import Manifest
 from ...engine.checkpoints.run_dir import NAMES
+from ...engine.errors import counted, visible
 from ...engine.generation import Generates
 from ...engine.generation import generate as tokens_after
 from ...engine.hooks import numerics
 from ...engine.hooks.evaluation import averaged_weights
-from ...engine.internals.errors import counted, visible
 from ...input.data import InputError
 from ...input.files import tokens as kinds
 from ..command_line import checks

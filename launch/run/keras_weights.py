@@ -10,7 +10,7 @@ import zipfile
 import h5py
 import keras
 
-from ...engine.internals.errors import CheckpointError, reason
+from ...engine.errors import CheckpointError, reason
 
 _LISTED = 8
 

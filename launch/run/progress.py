@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
+from ...engine.errors import UsageError, visible
 from ...engine.hooks import Hook, Status
-from ...engine.internals.errors import UsageError, visible
 from ...engine.mesh import cuts
 from ...engine.meter import Meter, Totals, merged
 from ...engine.state import TrainState

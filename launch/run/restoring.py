@@ -8,8 +8,8 @@ import tensorflow as tf
 from absl import logging
 
 from ...engine.checkpoints import Checkpoints, Manifest, RunDir
+from ...engine.errors import CheckpointError
 from ...engine.hooks import saving
-from ...engine.internals.errors import CheckpointError
 from ...engine.state import RULES
 from ..command_line import checks
 from ..command_line import config as configs

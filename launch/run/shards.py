@@ -20,7 +20,7 @@ from filelock import lock_descriptor
 
 from ...engine.data import entry, reading
 from ...engine.data.source import Source
-from ...engine.internals.errors import counted
+from ...engine.errors import counted
 from ...input import known
 from ...input.records import features, shard_writing
 from ...input.records.features import Features

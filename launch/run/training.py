@@ -10,12 +10,12 @@ from typing import Any
 
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.data.order import Order
+from ...engine.errors import counted
 from ...engine.holdings import Holdings
 from ...engine.hooks import Hook, evaluation, saving
 from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import Monitor
 from ...engine.hooks.saving import Best, BestWeights
-from ...engine.internals.errors import counted
 from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
 from ...engine.metrics.sums import RowSpec, kinds_of

@@ -18,8 +18,8 @@ from absl import flags
 
 import crankshaft
 from crankshaft.engine.data import streamed
+from crankshaft.engine.errors import BadRecordError
 from crankshaft.engine.hooks import Hook
-from crankshaft.engine.internals.errors import BadRecordError
 from crankshaft.launch import train
 
 EXAMPLES = 1000

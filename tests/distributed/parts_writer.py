@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, Writer
-from crankshaft.engine.internals.errors import SaveError
+from crankshaft.engine.errors import SaveError
 from crankshaft.engine.mesh import cuts
 from crankshaft.engine.mesh.cuts import Cut
 from crankshaft.engine.mesh.mesh import Mesh

@@ -22,10 +22,10 @@ from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, Split
 from crankshaft.engine.data.streamed import OfDataset
+from crankshaft.engine.errors import OutOfSyncError
 from crankshaft.engine.hooks.slow import Stragglers
 from crankshaft.engine.hooks.sync_check import SyncCheck
 from crankshaft.engine.hooks.tensorboard import TensorBoard
-from crankshaft.engine.internals.errors import OutOfSyncError
 from crankshaft.engine.mesh import collectives
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState

@@ -7,8 +7,8 @@ from absl import logging
 
 from crankshaft.engine import StepOptions, Trainer, make_optimizer, mean, step_context
 from crankshaft.engine.build import prepare
+from crankshaft.engine.errors import UsageError
 from crankshaft.engine.holdings import Holdings
-from crankshaft.engine.internals.errors import UsageError
 from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction import Reduction
 from crankshaft.models.cnn import Model as Cnn

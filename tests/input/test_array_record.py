@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from crankshaft.engine.data.source import Spec, WithoutBadRecords
-from crankshaft.engine.internals.errors import BadRecordError
+from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import array_record
 from crankshaft.input.data import InputError
 from crankshaft.input.records.shards import library

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data.source import Spec
 from crankshaft.engine.data.treatments import MISSING_WORDS
-from crankshaft.engine.internals.errors import BadRecordError
+from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import csv
 from crankshaft.input.data import InputError
 from crankshaft.input.tables import columns

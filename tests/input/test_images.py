@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from crankshaft.engine.data import reading
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.data.source import SourceSlice, WithoutBadRecords
-from crankshaft.engine.internals.errors import BadRecordError, SourceError
+from crankshaft.engine.errors import BadRecordError, SourceError
 from crankshaft.input import images
 from crankshaft.input.data import InputError
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from crankshaft.engine.internals.errors import BadRecordError
+from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import array_record, tfrecord
 from crankshaft.input.data import InputError
 from crankshaft.input.records import shard_writing

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from crankshaft.engine.internals.errors import SourceError
+from crankshaft.engine.errors import SourceError
 from crankshaft.input import text
 from crankshaft.input.data import InputError
 from crankshaft.input.files import tokens

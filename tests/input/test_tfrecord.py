@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.data.source import WithoutBadRecords
-from crankshaft.engine.internals.errors import BadRecordError, SourceError
+from crankshaft.engine.errors import BadRecordError, SourceError
 from crankshaft.input import tfrecord
 from crankshaft.input.data import InputError
 from crankshaft.input.records import checksums, record_index

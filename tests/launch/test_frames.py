@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft.engine.data import entry, frames
-from crankshaft.engine.internals.errors import SourceError
+from crankshaft.engine.errors import SourceError
 from crankshaft.launch.errors import UsageError
 
 ROWS = 20

@@ -15,7 +15,7 @@ import termios
 
 import pytest
 
-from crankshaft.engine.internals.errors import with_flags
+from crankshaft.engine.errors import with_flags
 from crankshaft.launch.command_line import checks, registry
 from crankshaft.launch.errors import UsageError
 from tests.launch.command_line.test_config import asked, checked

@@ -15,8 +15,8 @@ import tensorflow as tf
 from crankshaft.engine.data import reading
 from crankshaft.engine.data.order import order_of
 from crankshaft.engine.data.source import Source, SourceSlice, Spec
+from crankshaft.engine.errors import SourceError
 from crankshaft.engine.hooks import every_steps
-from crankshaft.engine.internals.errors import SourceError
 from crankshaft.input.files import storage
 from tests.launch.line import FEATURES, LABELS, RUN, Line
 

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from crankshaft import load_model
-from crankshaft.engine.internals.errors import with_flags
+from crankshaft.engine.errors import with_flags
 from crankshaft.launch.command_line import config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 import tensorflow as tf
 from absl import logging
 
-from ...internals.errors import reason
+from ...errors import reason
 from ...machine import files
 from ...machine.events import Gap
 from ..writing import Writing

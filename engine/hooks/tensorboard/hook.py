@@ -10,8 +10,8 @@ import tensorflow as tf
 from absl import logging
 
 from ...data import form
+from ...errors import reason
 from ...holdings import Holdings
-from ...internals.errors import reason
 from ...internals.variables import path_of
 from ...mesh.cuts import cut_of
 from ...meter import Totals

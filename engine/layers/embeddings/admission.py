@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from ...internals.errors import UsageError
+from ...errors import UsageError
 from ...internals.variables import own_copy, path_of, server_of
 from . import hashing
 

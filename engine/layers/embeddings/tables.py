@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ...internals.errors import UsageError
+from ...errors import UsageError
 from ...internals.tensorflow import as_one_of_all
 from ...internals.variables import mark_shard, own_copy
 from ...reduction.wire import fetch

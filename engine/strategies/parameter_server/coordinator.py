@@ -21,10 +21,10 @@ import numpy as np
 import tensorflow as tf
 
 from ...data.feed import Run
+from ...errors import CrankshaftError, LeaseError, LostPeerError, counted, reason, setting
 from ...health import answers
 from ...health.peers import is_gone
 from ...health.watchdog import FIRST_CALL_FACTOR
-from ...internals.errors import CrankshaftError, LeaseError, LostPeerError, counted, reason, setting
 from ...internals.tensorflow import ends_executor
 from .leases import Counters, Lease, LeaseLoop, Returned, UpdateLoop
 

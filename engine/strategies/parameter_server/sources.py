@@ -22,8 +22,8 @@ import tensorflow as tf
 from ...data.order import ChunkedOrder, Order
 from ...data.reading import Reader, as_stored, packed, stored_dtypes
 from ...data.source import Source, WithoutBadRecords
+from ...errors import CrankshaftError, LostPeerError, SourceError, UnavailableError, reason, setting
 from ...health.watchdog import FIRST_CALL_FACTOR
-from ...internals.errors import CrankshaftError, LostPeerError, SourceError, UnavailableError, reason, setting
 from ...internals.tensorflow import answer_to, called_by_name
 
 _READ, _DESCRIBE, _VERIFY, _BAD, _DISMISS = (

@@ -20,9 +20,9 @@ from ...data.feeds import Devices
 from ...data.order import order_of
 from ...data.source import Source, WithoutBadRecords
 from ...data.streamed import divide, unwatched
+from ...errors import CrankshaftError, LostPeerError, UsageError, setting
 from ...health import answers, standstill
 from ...health.peers import LastHeard
-from ...internals.errors import CrankshaftError, LostPeerError, UsageError, setting
 from ...internals.tensorflow import let_coordinator_compute
 from ...metrics.sums import LoopSums, RowSpec, total_rows
 from ...state import TrainState

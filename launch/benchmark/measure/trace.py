@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from ....engine.internals.errors import reason
+from ....engine.errors import reason
 from ....engine.strategies.parameter_server.leases import COUNT_SCOPE
 from .rounds import ENDLESS
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, graph, load_weights, read_newest
 from crankshaft.engine.checkpoints import manifest as manifests
-from crankshaft.engine.internals.errors import CheckpointError
+from crankshaft.engine.errors import CheckpointError
 from tests.engine.checkpoints.checkpoint_cases import (
     bits,
     data_file,

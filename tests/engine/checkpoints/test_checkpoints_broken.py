@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, load_weights
 from crankshaft.engine.checkpoints import manifest as manifests
-from crankshaft.engine.internals.errors import CheckpointError, SaveError
+from crankshaft.engine.errors import CheckpointError, SaveError
 from tests.engine.checkpoints.checkpoint_cases import (
     bits,
     data_file,

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from crankshaft.engine.checkpoints import manifest as manifests
-from crankshaft.engine.internals.errors import CheckpointError
+from crankshaft.engine.errors import CheckpointError
 from tests.engine.checkpoints.checkpoint_cases import fill, make, make_state, saved, warnings_of
 
 DEEP = "[" * 5000 + "]" * 5000

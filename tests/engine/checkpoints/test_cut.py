@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, slices, snapshot
-from crankshaft.engine.internals.errors import CheckpointError
+from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.mesh import cuts
 from crankshaft.engine.mesh.cuts import Cut
 from crankshaft.engine.mesh.mesh import Mesh

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.hooks import saving
-from crankshaft.engine.internals.errors import CheckpointError
 
 DATA = tuple(np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in ((40, 5), (40,)))
 

@@ -13,7 +13,7 @@ from crankshaft.engine.data.arrays import ArraySource, Mapped
 from crankshaft.engine.data.form import WeighedLabels, fields
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.streamed import OfFiles
-from crankshaft.engine.internals.errors import UsageError
+from crankshaft.engine.errors import UsageError
 
 N = 10
 X = np.arange(2.0 * N, dtype=np.float32).reshape(N, 2)

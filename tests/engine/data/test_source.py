@@ -7,7 +7,7 @@ import tensorflow as tf
 from crankshaft.engine.data import reading
 from crankshaft.engine.data.order import ChunkedOrder, Order, order_of
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, WithoutBadRecords
-from crankshaft.engine.internals.errors import BadRecordError, SourceError
+from crankshaft.engine.errors import BadRecordError, SourceError
 
 
 class Counted(Source):

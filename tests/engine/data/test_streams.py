@@ -14,7 +14,7 @@ from absl import logging
 
 from crankshaft.engine.data import streamed
 from crankshaft.engine.data.streamed import OfDataset, count, divide
-from crankshaft.engine.internals.errors import SourceError, StuckStreamError
+from crankshaft.engine.errors import SourceError, StuckStreamError
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.replicated import FeedOptions
 from crankshaft.input.records import checksums

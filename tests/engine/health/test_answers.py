@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from crankshaft.engine.errors import with_keywords
 from crankshaft.engine.health import answers
-from crankshaft.engine.internals.errors import with_keywords
 from tests.waiting import PATIENCE
 
 ADDRESSES = ("host1:2222", "host2:2222")

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.internals.errors import UsageError
+from crankshaft.engine.errors import UsageError
 from crankshaft.engine.machine import gpus
 
 FOUND = [f"/physical_device:GPU:{number}" for number in range(3)]

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import KerasMetric, Trainer, mean
-from crankshaft.engine.internals.errors import UsageError
+from crankshaft.engine.errors import UsageError
 from crankshaft.engine.metrics.sums import LoopSums, Sums, row_specs, stack
 
 CLASSES = 4

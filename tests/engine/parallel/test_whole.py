@@ -6,10 +6,10 @@ import tensorflow as tf
 
 from crankshaft.engine import loop
 from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.errors import NonfiniteError, OutOfSyncError
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.keras_callbacks import KerasCallbacks
 from crankshaft.engine.hooks.sync_check import SyncCheck
-from crankshaft.engine.internals.errors import NonfiniteError, OutOfSyncError
 from crankshaft.engine.mesh import cuts
 from crankshaft.models.transformer_lm import Model
 

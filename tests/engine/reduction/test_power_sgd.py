@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints
-from crankshaft.engine.internals.errors import CheckpointError
+from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.reduction import Reduction, per_replica
 from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.engine.step.context import Readings, StepContext

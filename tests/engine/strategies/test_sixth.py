@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
+from crankshaft.engine.errors import UsageError
 from crankshaft.engine.hooks import every_epoch
-from crankshaft.engine.internals.errors import UsageError
 from crankshaft.engine.strategies import devices, register
 from tests.pages import ROOT, blocks
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from crankshaft.engine.internals.errors import with_flags
+from crankshaft.engine.errors import with_flags
 from crankshaft.launch.cluster import meeting, places, slurm
 from crankshaft.launch.cluster.cluster import Tasks
 from crankshaft.launch.errors import UsageError

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from crankshaft import run
-from crankshaft.engine.internals.errors import with_flags
+from crankshaft.engine.errors import with_flags
 from crankshaft.launch.benchmark.result import read_baseline
 from crankshaft.launch.command_line import checks, own_files, parsing, registry, rules
 from crankshaft.launch.command_line.flags import FIELDS

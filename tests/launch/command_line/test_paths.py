@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from crankshaft.engine.internals.errors import with_flags
+from crankshaft.engine.errors import with_flags
 from crankshaft.launch.command_line import paths, rules
 from crankshaft.launch.command_line.flags import FIELDS
 from crankshaft.launch.errors import UsageError

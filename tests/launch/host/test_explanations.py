@@ -8,7 +8,7 @@ import threading
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.internals.errors import CheckpointError, setting
+from crankshaft.engine.errors import CheckpointError, setting
 from crankshaft.launch import explanations
 from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from crankshaft.launch.host import files

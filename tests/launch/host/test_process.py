@@ -120,7 +120,7 @@ def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
 
 def test_what_is_used_before_tensorflow_starts_does_not_start_it():
     """A start takes seconds, which a mistake on the command line is not to wait for."""
-    names = "launch.train launch.local engine.machine.cpus engine.internals.errors".split()
+    names = "launch.train launch.local engine.machine.cpus engine.errors".split()
     modules = ", ".join(f"crankshaft.{name}" for name in names)
     code = f"import sys, {modules}; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
 from crankshaft.engine.data.feed import Run
-from crankshaft.engine.internals.errors import LostPeerError, SaveError
+from crankshaft.engine.errors import LostPeerError, SaveError
 from crankshaft.engine.strategies.parameter_server import coordinator
 from crankshaft.engine.strategies.parameter_server.coordinator import Cluster, Leases, lease_seconds
 from crankshaft.engine.strategies.parameter_server.leases import Counters
