@@ -17,7 +17,7 @@ import numpy as np
 
 from ..engine.data.data import Data
 from ..engine.errors import BadRecordError, UnavailableError, setting
-from .data import InputError, check_at_least
+from .checks import InputError, check_at_least
 from .files import listing
 from .files.storage import Files, is_remote, retried
 from .known import as_bytes

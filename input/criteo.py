@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.data.data import Data
-from .data import check_at_least, check_share, eval_count
+from .checks import check_at_least, check_share, eval_count
 from .drawn.draws import generator, mix
 from .drawn.planted import clicks, effects, power_law_ids
 from .files import listing

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..engine.data.data import Data
 from ..engine.errors import SourceError, setting
-from .data import InputError
+from .checks import InputError
 from .files import listing
 from .files.prepared import Prepared, Writer, prepared
 from .files.storage import Files

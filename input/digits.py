@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 
 from ..engine.data.data import Data
-from .data import InputError, refuse_data_dir
+from .checks import InputError, refuse_data_dir
 
 _PATH = os.path.join(os.path.dirname(__file__), "data", "digits.csv.gz")
 _SCANS = 1797

@@ -16,7 +16,7 @@ import numpy as np
 from ..engine.data.data import Data
 from ..engine.data.source import Source, Spec
 from ..engine.errors import BadRecordError, setting
-from .data import InputError, check_at_least
+from .checks import InputError, check_at_least
 from .files import image_headers, labelled_files, listing, storage
 from .known import as_bytes, ids_of
 

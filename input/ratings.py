@@ -12,7 +12,7 @@ import numpy as np
 
 from ..engine.data.data import Data
 from ..engine.errors import setting
-from .data import InputError, check_at_least, check_share, eval_count
+from .checks import InputError, check_at_least, check_share, eval_count
 from .drawn.draws import generator
 from .files import listing
 from .files.storage import Files

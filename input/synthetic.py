@@ -9,7 +9,7 @@ import os
 import numpy as np
 
 from ..engine.data.data import Data
-from .data import InputError, check_at_least, refuse_data_dir
+from .checks import InputError, check_at_least, refuse_data_dir
 from .drawn.draws import generator
 
 # Root mean square distance of two prototypes, in standard deviations of the noise, whatever the

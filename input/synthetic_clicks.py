@@ -6,7 +6,7 @@ Host code, NumPy only. For benchmarks and tests of embeddings: nothing is read o
 import numpy as np
 
 from ..engine.data.data import Data
-from .data import InputError, check_at_least, refuse_data_dir
+from .checks import InputError, check_at_least, refuse_data_dir
 from .drawn.draws import generator
 from .drawn.planted import auc, clicks, effects, power_law_ids
 

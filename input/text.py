@@ -17,7 +17,7 @@ import numpy as np
 from ..engine.data.data import Data
 from ..engine.data.source import Source, Spec
 from ..engine.errors import BadRecordError
-from .data import InputError, check_at_least
+from .checks import InputError, check_at_least
 from .files import listing, storage, tokens
 from .files.prepared import BUNDLED, Prepared, Writer, prepared, progress
 from .files.storage import Files

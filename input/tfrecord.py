@@ -15,7 +15,7 @@ import numpy as np
 
 from ..engine.data.data import Data
 from ..engine.errors import BadRecordError, SourceError, setting
-from .data import check_at_least
+from .checks import check_at_least
 from .files import listing
 from .known import as_bytes
 from .records import checksums, compressed, record_index

@@ -15,7 +15,7 @@ from ..errors import SourceError, UsageError
 from ..mesh.mesh import Mesh
 from .feed import Feed, Run
 from .order import Order, replica_part
-from .reading import example_bytes
+from .reader import example_bytes
 from .streamed import Stream, count, untuned
 
 _BLOCK_BYTES = 8 << 20  # of the batches of a call, at most

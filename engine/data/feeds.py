@@ -21,7 +21,7 @@ from ..randomness import epoch_seed
 from .arrays import ArraySource, as_kept, is_on_gpus, on_each_device
 from .feed import Feed, Run
 from .order import Order, even_part, replica_part
-from .reading import Reader, unmasked
+from .reader import Reader, unmasked
 from .source import Source, Spec
 from .streamed import Share, Watch, naming_files, untuned, unwatched
 from .waiting import Patience

@@ -14,7 +14,7 @@ from ..data.feed import Feed
 from ..data.feeds import Devices, ReadFeed, RepeatedFeed, ResidentFeed, StreamedFeed
 from ..data.form import text_fields
 from ..data.order import Order, order_of, replica_part
-from ..data.reading import example_bytes, in_memory
+from ..data.reader import example_bytes, in_memory
 from ..data.source import Source
 from ..data.streamed import divide, unwatched
 from ..errors import UsageError, setting

@@ -14,7 +14,7 @@ from io import BufferedReader
 
 import numpy as np
 
-from ..data import InputError
+from ..checks import InputError
 from . import listing
 from .storage import retried
 

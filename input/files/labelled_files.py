@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...engine.errors import setting
-from ..data import InputError
+from ..checks import InputError
 from . import listing, storage
 
 _LISTS = (".txt", ".csv", ".tsv", ".lst")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ...engine.errors import setting
-from ..data import InputError
+from ..checks import InputError
 from .storage import Files, gfile, is_remote, retried
 
 _PACKED = re.compile(r"(.*)\.(bz2|xz|zst|zstd|lz4|z|zip|7z|rar|tar|tgz)")  # and not read: gzip alone is

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...engine.data.data import Data
 from ...engine.errors import setting
-from ..data import InputError
+from ..checks import InputError
 from .idx import find_idx, read_idx
 
 NUM_CLASSES = 10

@@ -23,7 +23,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ...engine.errors import SourceError, setting
-from ..data import InputError
+from ..checks import InputError
 from . import storage
 from .storage import Files, is_remote
 

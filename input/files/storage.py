@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NamedTuple
 from ...engine.data.source import may_pass
 from ...engine.errors import CrankshaftError, SourceError, UnavailableError
 from ...engine.machine import files
-from ..data import InputError
+from ..checks import InputError
 
 _TRY_AGAIN_SECONDS = (0.1, 1.0, 5.0)  # waits after a read that failed, as a network is back after seconds
 _OPEN_FILES = 256  # at once: a process may have 1,024 by default

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..data import InputError
+from ..checks import InputError
 from .prepared import Writer, prepared
 from .storage import Files
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..data import InputError
+from ..checks import InputError
 
 try:
     from crc32c import crc32c as _crc32c

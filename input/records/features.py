@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...engine.data.source import Spec
-from ..data import InputError
+from ..checks import InputError
 from ..files.storage import is_remote
 from . import tfds
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..data import InputError
+from ..checks import InputError
 from ..files.listing import exists
 from ..files.storage import Files, replacing, size_of
 from . import checksums

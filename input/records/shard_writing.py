@@ -16,7 +16,7 @@ import numpy as np
 
 from ...engine.data.source import Spec
 from ...engine.machine import files
-from ..data import InputError
+from ..checks import InputError
 from . import checksums, record_index, shards
 from .features import Feature, Features, names_in
 

@@ -13,7 +13,7 @@ from ...engine.data.data import Data
 from ...engine.data.source import WrappedSource
 from ...engine.errors import BadRecordError, setting
 from .. import known
-from ..data import InputError
+from ..checks import InputError
 from ..files import listing, storage
 from . import features
 from .examples import ExampleSource

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.errors import setting
-from ..data import InputError
+from ..checks import InputError
 from ..files import listing
 from ..files.storage import Files
 

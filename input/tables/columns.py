@@ -19,7 +19,7 @@ from ...engine.data.data import Data
 from ...engine.data.source import Source, Spec
 from ...engine.data.treatments import MISSING, SECONDS, Treatment, hashed
 from ...engine.errors import BadRecordError, setting
-from ..data import InputError
+from ..checks import InputError
 from ..files.prepared import Writer, prepared
 from ..known import as_bytes, as_text
 from .parquet_table import Group, ParquetTable

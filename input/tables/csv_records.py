@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...engine.errors import setting
-from ..data import InputError
+from ..checks import InputError
 from ..files.prepared import progress
 from ..files.storage import Files
 from .csv_types import Converter, Unfit

@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from ..data import InputError
+from ..checks import InputError
 from ..files import listing
 from ..files.storage import Files
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...engine.errors import SourceError, setting
-from ..data import InputError
+from ..checks import InputError
 from ..files import listing, storage
 from . import values as values_of
 from .csv_types import Converter, Finder, Unfit

@@ -104,7 +104,7 @@ def call(data: Callable | Sequence | Data) -> Data:
 
 def faster_input(train, resident_data_mb: int, shuffle_window: int) -> str:
     """Returns what makes the input faster, for a run whose steps wait for it."""
-    from ...engine.data.reading import example_bytes  # with TensorFlow
+    from ...engine.data.reader import example_bytes  # with TensorFlow
 
     more = "or give the run more cores"
     if not train.by_index:

@@ -16,7 +16,7 @@ from ...engine.generation import Generates
 from ...engine.generation import generate as tokens_after
 from ...engine.hooks import numerics
 from ...engine.hooks.evaluation import averaged_weights
-from ...input.data import InputError
+from ...input.checks import InputError
 from ...input.files import tokens as kinds
 from ..command_line import checks
 from ..errors import UsageError, setting

@@ -18,7 +18,7 @@ from ...engine.data.order import Order, Origin
 from ...engine.data.source import Source, Spec
 from ...engine.data.streamed import Endless, Stream
 from ...engine.strategies.base import Strategy
-from ...input.data import InputError
+from ...input.checks import InputError
 from ...models.classification import Classifier
 from ...models.tabular import Tabular
 from ..command_line import checks, registry, rules

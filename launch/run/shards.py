@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from filelock import lock_descriptor
 
-from ...engine.data import entry, reading
+from ...engine.data import entry, reader
 from ...engine.data.source import Source
 from ...engine.errors import counted
 from ...input import known
@@ -66,7 +66,7 @@ def load(request: ShardRequest) -> Loaded:
 def write(request: ShardRequest, loaded: Loaded, shard: Shard) -> dict[str, int]:
     """Writes a shard; returns what there is to know of it."""
     encoder = shard_writing.Encoder(loaded.features)
-    pieces = reading.in_pieces(loaded.by_name[shard.split], shard.first, shard.stop)
+    pieces = reader.in_pieces(loaded.by_name[shard.split], shard.first, shard.stop)
     records = (encoder.records(_arrays(piece)) for piece in pieces)
     return shard_writing.write(os.path.join(request.output_dir, shard.file), records, request.format)
 

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from crankshaft.models.mlp import Model
-from tests.launch import reading
+from tests.launch import streamed_digits
 from tests.runs import assert_equal_bits, manifests
 
 RUN = ("--model_arg=hidden_units=16", "--model_arg=dropout=0.3", "--global_batch_size=32", "--shuffle_buffer=60")
@@ -19,18 +19,20 @@ RUN += ("--progress=plain", "--strategy=multi_worker")
 @pytest.mark.parametrize("files", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_two_workers_go_on_where_each_was(start_workers, inside, tmp_path, files):
     (tmp_path / "files").mkdir()
-    reading.write_files(tmp_path / "files", files)
+    streamed_digits.write_files(tmp_path / "files", files)
 
     def run(name, steps):
         flags = [*RUN, f"--run_dir={tmp_path}/{name}", f"--train_steps={steps}"]
-        workers = start_workers(2, pathlib.Path(reading.__file__), tmp_path / "files", "files", json.dumps([flags]))
+        workers = start_workers(
+            2, pathlib.Path(streamed_digits.__file__), tmp_path / "files", "files", json.dumps([flags])
+        )
         return workers.ok().output(0)
 
     first = run("run", 19)
     again = run("run", 50)
     run("straight", 50)
     by = manifests(tmp_path / "run")[-1]["about"]["input"]["train"]
-    assert sum(by["counts"]) == reading.EXAMPLES
+    assert sum(by["counts"]) == streamed_digits.EXAMPLES
     said = {7: "divided by files, ", 1: "divided by examples, each worker reads all and takes its rows of a batch"}
     assert f"a dataset of 461 examples, 2 workers: {said[files]}" in first
     assert "counting examples" in first
@@ -40,5 +42,5 @@ def test_two_workers_go_on_where_each_was(start_workers, inside, tmp_path, files
     if files == 7:
         assert len(by["counts"]) == 2
         alone = (*RUN[:-1], f"--run_dir={tmp_path}/run", "--train_steps=55")
-        outcome = inside(*alone, trainer=Model, data=lambda: reading.data(tmp_path / "files"))
+        outcome = inside(*alone, trainer=Model, data=lambda: streamed_digits.data(tmp_path / "files"))
         assert "divided its training data by files among 2 workers" in outcome.mistake

@@ -12,7 +12,7 @@ import pytest
 from crankshaft.engine.data.source import Spec, WithoutBadRecords
 from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import array_record
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from crankshaft.input.records.shards import library
 from tests.input.test_tfrecord import example
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data.streamed import Stream
 from crankshaft.input import tfrecord
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from tests.input.test_tfrecord import example, images, records_of, write
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crankshaft.input import criteo
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 
 
 def line(label="1", integers=None, categories=None) -> str:

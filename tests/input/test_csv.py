@@ -12,7 +12,7 @@ from crankshaft.engine.data.source import Spec
 from crankshaft.engine.data.treatments import MISSING_WORDS
 from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import csv
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from crankshaft.input.tables import columns
 
 arrow_csv = pytest.importorskip("pyarrow.csv")

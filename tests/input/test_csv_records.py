@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from crankshaft.input.files import listing
 from crankshaft.input.tables import csv_records
 from crankshaft.input.tables.csv_records import Layout, Records

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from crankshaft.engine.errors import BadRecordError, SourceError
 from crankshaft.input import array_record, csv, parquet, text, tfrecord
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from tests.input import test_array_record, test_csv, test_images, test_parquet, test_tfrecord
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import crankshaft.input
 from crankshaft.input import digits
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 
 PATH = os.path.join(os.path.dirname(crankshaft.input.__file__), "data", "digits.csv.gz")
 

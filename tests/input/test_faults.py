@@ -10,7 +10,7 @@ import time
 import pytest
 
 from crankshaft.engine.errors import SourceError, UnavailableError
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from crankshaft.input.files import storage
 from crankshaft.launch import errors, explanations
 

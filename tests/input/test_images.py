@@ -13,12 +13,12 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-from crankshaft.engine.data import reading
 from crankshaft.engine.data.order import Order
+from crankshaft.engine.data.reader import Reader, unmasked
 from crankshaft.engine.data.source import SourceSlice, WithoutBadRecords
 from crankshaft.engine.errors import BadRecordError, SourceError
 from crankshaft.input import images
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 
 
 def picture(number: int, height: int = 40, width: int = 60, channels: int = 3) -> np.ndarray:
@@ -53,14 +53,14 @@ def folder(tmp_path):
 
 def reading_of(source, count: int, seed: int = 5):
     """A function of (epoch, indices): what `count` examples of a source are in an epoch, (features, labels)."""
-    reader = reading.Reader(source, Order(len(source), max(1, count), 1, seed))
+    reader = Reader(source, Order(len(source), max(1, count), 1, seed))
 
     @tf.function(autograph=False)
     def read(epoch, indices):
         return reader.read(indices[tf.newaxis], epoch)
 
     def read_eagerly(epoch: int, at):
-        with reading.unmasked(reader):
+        with unmasked(reader):
             found = read(tf.constant(epoch, tf.int64), tf.constant(at, tf.int64, [count]))
         return [part.numpy()[0] for part in found]
 

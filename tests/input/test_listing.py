@@ -7,7 +7,7 @@ import re
 import pytest
 
 from crankshaft.input import csv, ratings, text
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from crankshaft.input.files import listing
 
 KIND = listing.Kind("rows (*.row, else *.line)", (r".*\.row", r".*\.line"), "expected rows")

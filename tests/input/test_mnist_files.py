@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from crankshaft.input import fashion_mnist, mnist
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from tests.waiting import PATIENCE
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -259,7 +259,7 @@ def test_without_a_folder_keras_provides_or_the_cure_is_told(tmp_path):
     arrays = write_data_set(cache, compressed=True)
     program = (
         "from crankshaft.input import fashion_mnist, mnist\n"
-        "from crankshaft.input.data import InputError\n"
+        "from crankshaft.input.checks import InputError\n"
         "splits = fashion_mnist.load(None, 0)\n"
         "print(splits.train[0].shape, splits.train[0].dtype, splits.evaluation[1].tolist())\n"
         "try: mnist.load('', 0)\n"

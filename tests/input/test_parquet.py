@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from crankshaft.engine.data.order import order_of
-from crankshaft.engine.data.reading import Reader
+from crankshaft.engine.data.reader import Reader
 from crankshaft.engine.data.source import Spec
 from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import parquet
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from crankshaft.input.tables import columns
 
 pa = pytest.importorskip("pyarrow")

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from crankshaft.engine.errors import SourceError
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from crankshaft.input.files.prepared import Prepared, prepared
 from crankshaft.input.files.storage import Files
 from tests.waiting import PATIENCE

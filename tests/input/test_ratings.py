@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crankshaft.input import ratings
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 
 # By time, the last of ten is d's; b comes before a in the file.
 ROWS = [("b", "x", 1.0, 50), ("a", "x", 2.5, 40), ("a", "y z", 3.0, 30), ("d", "w", 4.0, 99), ("c", "y z", 5.0, 10)]

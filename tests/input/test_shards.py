@@ -8,7 +8,7 @@ import pytest
 
 from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import array_record, tfrecord
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from crankshaft.input.records import shard_writing
 from crankshaft.input.records.shards import library
 from tests.input.test_tfrecord import example

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from crankshaft.input import synthetic
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 
 
 def load(seed=0, *, shape=(4, 3), classes=5, examples=2500, eval_examples=40):

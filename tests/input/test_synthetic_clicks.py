@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from crankshaft.input import synthetic_clicks
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from crankshaft.input.drawn.draws import mix
 from crankshaft.input.drawn.planted import auc, power_law_ids
 

@@ -9,7 +9,7 @@ import pytest
 
 from crankshaft.engine.errors import SourceError
 from crankshaft.input import text
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from crankshaft.input.files import tokens
 
 SEPARATOR = 256

@@ -13,7 +13,7 @@ import tensorflow as tf
 from crankshaft.engine.data.source import WithoutBadRecords
 from crankshaft.engine.errors import BadRecordError, SourceError
 from crankshaft.input import tfrecord
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from crankshaft.input.records import checksums, record_index
 
 IMAGES = ("image:uint8:4x5", "label:int64")
@@ -98,7 +98,7 @@ def test_checksums_are_the_known_ones():
 def test_without_the_library_one_line_says_what_to_install(shards):
     code = """import sys; sys.modules["crc32c"] = None
 from crankshaft.input import tfrecord
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 try:
     tfrecord.load(sys.argv[1], 0)
 except InputError as error:

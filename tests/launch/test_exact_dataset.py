@@ -14,14 +14,14 @@ import tensorflow as tf
 from crankshaft import Trainer, mean
 from crankshaft.input import digits
 from crankshaft.models.mlp import Model
-from tests.launch import reading
+from tests.launch import streamed_digits
 from tests.runs import assert_equal_bits, manifests, newest
 
-SCRIPT = pathlib.Path(reading.__file__)
+SCRIPT = pathlib.Path(streamed_digits.__file__)
 RUN = ("--model_arg=hidden_units=16", "--model_arg=dropout=0.3", "--global_batch_size=32", "--shuffle_buffer=60")
 RUN += ("--progress=plain", "--jit=off")
 TWO = ("--strategy=mirrored", "--num_virtual_devices=2")
-COUNTED = f"counting examples: {reading.EXAMPLES}\n"
+COUNTED = f"counting examples: {streamed_digits.EXAMPLES}\n"
 
 
 class Line(Trainer):
@@ -36,14 +36,16 @@ class Line(Trainer):
 def folder(tmp_path):
     """Seven files of examples."""
     (tmp_path / "files").mkdir()
-    reading.write_files(tmp_path / "files", 7)
+    streamed_digits.write_files(tmp_path / "files", 7)
     return tmp_path / "files"
 
 
 @pytest.fixture
 def ran(inside, folder):
     """`ran(*flags, kind=)`: how a run on the files ended, in this process."""
-    return lambda *flags, kind="files": inside(*RUN, *flags, trainer=Model, data=lambda: reading.data(folder, kind))
+    return lambda *flags, kind="files": inside(
+        *RUN, *flags, trainer=Model, data=lambda: streamed_digits.data(folder, kind)
+    )
 
 
 @pytest.mark.slow

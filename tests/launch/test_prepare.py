@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.input import array_record, tfrecord
-from crankshaft.input.data import InputError
+from crankshaft.input.checks import InputError
 from crankshaft.input.files import tokens
 from crankshaft.launch import prepare
 from tests.input.test_tfrecord import example

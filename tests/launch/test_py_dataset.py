@@ -10,7 +10,7 @@ import crankshaft
 from crankshaft import UsageError
 from crankshaft.engine.data.order import order_of
 from crankshaft.engine.data.py_dataset import OfBatches
-from crankshaft.engine.data.reading import Reader
+from crankshaft.engine.data.reader import Reader
 from crankshaft.engine.strategies.parameter_server import sources
 from tests import logical_cpus
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.data import reading
 from crankshaft.engine.data.order import order_of
+from crankshaft.engine.data.reader import Reader, unmasked
 from crankshaft.engine.data.source import Source, SourceSlice, Spec
 from crankshaft.engine.errors import SourceError
 from crankshaft.engine.hooks import every_steps
@@ -69,9 +69,9 @@ def test_what_is_read_otherwise_than_said_is_one_line(mistake):
         order = order_of(source, 8, 1, 5, shuffle_window=0 if chunk_examples == 1 else 1)
         if chunk_examples > 1:
             order = dataclasses.replace(order, chunk_examples=chunk_examples)
-        reader = reading.Reader(source, order)
+        reader = Reader(source, order)
         zero = tf.zeros([], tf.int64)
-        with pytest.raises(SourceError, match="^" + re.escape(said)), reading.unmasked(reader):
+        with pytest.raises(SourceError, match="^" + re.escape(said)), unmasked(reader):
             reader.read(order.examples(zero), zero)
 
 

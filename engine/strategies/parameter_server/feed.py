@@ -16,7 +16,7 @@ from ...data.external_feed import ExternalFeed
 from ...data.feed import Feed, Run
 from ...data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
 from ...data.order import Order
-from ...data.reading import example_bytes, gather
+from ...data.reader import example_bytes, gather
 from ...data.source import Source
 from ...internals.tensorflow import on_each_worker, wait_for_operations
 from ...mesh.mesh import Mesh

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...data.order import ChunkedOrder, Order
-from ...data.reading import Reader, as_stored, packed, stored_dtypes
+from ...data.reader import Reader, as_stored, packed, stored_dtypes
 from ...data.source import Source, WithoutBadRecords
 from ...errors import CrankshaftError, LostPeerError, SourceError, UnavailableError, reason, setting
 from ...health.watchdog import FIRST_CALL_FACTOR

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.data import reading
 from crankshaft.engine.data.order import ChunkedOrder, Order, order_of
+from crankshaft.engine.data.reader import Reader, in_memory, unmasked
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, WithoutBadRecords
 from crankshaft.engine.errors import BadRecordError, SourceError
 
@@ -71,7 +71,7 @@ def test_a_window_of_an_order_by_chunks_has_whole_chunks_that_were_said_before()
 def test_each_chunk_is_read_once_a_window():
     source = Counted(1000, chunk_examples=10)
     order = order_of(source, 20, 2, seed=1, shuffle_window=5)
-    reader = reading.Reader(source, order)
+    reader = Reader(source, order)
     for block, _, _ in blocks_of_epoch(order, 0):
         features, labels = reader.read(order.examples(block), block)
         np.testing.assert_array_equal(features[..., 0], order.examples(block))
@@ -84,7 +84,7 @@ def test_each_chunk_is_read_once_a_window():
 @pytest.mark.parametrize("chunk_examples", [1, 8])
 def test_what_is_read_whole_is_in_order_without_a_warning(chunk_examples, caplog):
     for _ in range(6):  # of functions that are traced again and again TensorFlow warns
-        features, labels = reading.in_memory(Counted(50, chunk_examples)).as_arrays()
+        features, labels = in_memory(Counted(50, chunk_examples)).as_arrays()
     assert "retracing" not in caplog.text
     np.testing.assert_array_equal(features[:, 1], np.arange(50) * 2)
     assert labels.tolist() == [b"%d" % each for each in range(50)]
@@ -116,6 +116,6 @@ def test_a_part_counts_from_its_own_first_example():
 def test_what_a_source_raises_is_raised_as_it_is():
     source = Counted(10, bad=(3,))
     order = order_of(source, 5, 1, seed=None)
-    reader = reading.Reader(source, order)
-    with pytest.raises(BadRecordError, match=r"^example 3 is bad$"), reading.unmasked(reader):
+    reader = Reader(source, order)
+    with pytest.raises(BadRecordError, match=r"^example 3 is bad$"), unmasked(reader):
         reader.read(order.examples(tf.constant(0, tf.int64)), tf.constant(0, tf.int64))

@@ -1,4 +1,4 @@
-"""Trains on digits that are streamed, for tests: `python reading.py FOLDER KIND '[[flag, ...], ...]' [SIGNAL STEP]`.
+"""Trains on digits that are streamed: `python streamed_digits.py FOLDER KIND '[[flag, ...], ...]' [SIGNAL STEP]`.
 
 Runs with each list of flags, one after the other; at a step, its own process is sent the signal.
 """
@@ -52,7 +52,7 @@ def main(folder: str, kind: str, runs: str, name: str = "", step: str = "0") -> 
     for flags in json.loads(runs):
         try:
             tf.distribute.MirroredStrategy._collective_key_base += 1 << 16  # see `inside`
-            train.main(Model, data=lambda: data(folder, kind), hooks=hooks, argv=["reading.py", *flags])
+            train.main(Model, data=lambda: data(folder, kind), hooks=hooks, argv=["streamed_digits.py", *flags])
         except SystemExit as end:
             if end.code:
                 raise
