@@ -17,7 +17,7 @@ from ...engine.errors import reason
 from ...engine.machine.files import folder_below, open_regular
 from ..benchmark import report
 from ..errors import UsageError
-from .record import Record
+from .record_reader import RecordReader
 
 _LOGS, _LOG_BYTES = 8, 16 << 10
 _LANES = 50
@@ -46,7 +46,7 @@ class Run:
         self.name = os.path.basename(os.path.abspath(path))
         self._result, self._how = (RunDir(path).result, os.O_NOFOLLOW) if is_folder else (path, os.O_RDONLY)
         self._folder = path if is_folder else None
-        self._record = Record(RunDir(path).events, clock) if is_folder else None
+        self._record = RecordReader(RunDir(path).events, clock) if is_folder else None
         if not is_folder:
             report.read(path)
 

@@ -28,7 +28,7 @@ from ...engine.holdings import Holdings
 from ...engine.hooks import Hook, StopRequest
 from ...engine.hooks.base import Period
 from ...engine.hooks.evaluation import FinalWeights
-from ...engine.hooks.record import Record
+from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.layers.embeddings import shards_in
 from ...engine.loop import Loop
@@ -99,7 +99,7 @@ class BaseRun:
     best: Checkpoints | None
     external_streams: list[tuple[Any, Split]] = dataclasses.field(default_factory=list)
     hooks: list[Hook] = dataclasses.field(default_factory=list)
-    record: Record | None = None
+    record: Recorder | None = None
     sync_check: SyncCheck | None = None
     resumed_from: int | None = None
     is_ready: bool = False

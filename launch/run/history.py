@@ -8,7 +8,7 @@ from typing import Any
 
 from ...engine.hooks import Status, Windowed
 from ...engine.hooks.base import Period
-from ...engine.hooks.record import Record
+from ...engine.hooks.recorder import Recorder
 from ...engine.meter import Meter, Totals
 from ...engine.state import TrainState
 from ..errors import UsageError
@@ -58,7 +58,7 @@ class History(Windowed):
 
     name = "history"
 
-    def __init__(self, record: Record | None, periods: Collection[int | Period]):
+    def __init__(self, record: Recorder | None, periods: Collection[int | Period]):
         super().__init__(0, at_end=True, more=periods)
         self.rows = Rows()
         self._record = record

@@ -16,7 +16,7 @@ from ...engine.hooks.asked import Asked
 from ...engine.hooks.base import Period
 from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
-from ...engine.hooks.record import Record
+from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.slow import InputBound, Stragglers
 from ...engine.hooks.sync_check import SyncCheck
@@ -137,8 +137,8 @@ def _row_periods(run: BaseRun, hooks: Sequence[Hook]) -> set[int | Period]:
     return {run.epoch_period, _eval_period(run), *of_callbacks}
 
 
-def _record(run: BaseRun, writing: Writing, looking: Writing, began: float, pauses: Pauses) -> Record:
-    """Makes the hook that records a run; see `Record`."""
+def _record(run: BaseRun, writing: Writing, looking: Writing, began: float, pauses: Pauses) -> Recorder:
+    """Makes the hook that records a run; see `Recorder`."""
     config, cluster = run.config, run.config.cluster
     tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]
     servers = [task for task in tasks if task["name"].startswith("ps")]
@@ -155,14 +155,14 @@ def _record(run: BaseRun, writing: Writing, looking: Writing, began: float, paus
         },
     }
     log = events.EventLog(RunDir(config.run_dir).events if config.writes_run else None)
-    made = Record(log, writing, looking, around, began, pauses)
+    made = Recorder(log, writing, looking, around, began, pauses)
     for checkpoints, best in ((run.checkpoints, False), (run.best, True)):
         if checkpoints is not None:
             checkpoints.written = functools.partial(_checkpoint, made, best)
     return made
 
 
-def _checkpoint(record: Record, best: bool, manifest: Manifest, seconds: float) -> None:
+def _checkpoint(record: Recorder, best: bool, manifest: Manifest, seconds: float) -> None:
     size = sum(each["bytes"] for each in manifest.files.values())
     record.checkpoint(best, f"{'best' if best else 'checkpoints'}/{manifest.name}", manifest.step, seconds, size)
 
@@ -190,7 +190,7 @@ def _asked(run: BaseRun, hooks: Sequence[Hook], looking: Writing) -> list[Asked]
     return [Asked(requests, looking, save, run.stop_request.request, describe, folder.tensorboard, others)]
 
 
-def _described(record: Record) -> str:
+def _described(record: Recorder) -> str:
     latest, goodput = record.latest, record.spent
     if not latest:
         return f"starting, for {duration(goodput['total'] + record.age)}"

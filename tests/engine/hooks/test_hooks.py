@@ -55,7 +55,7 @@ class Normed(Trainer):
         return mean(tf.reduce_sum(outputs**2, 1))
 
 
-class Record(Hook):
+class Recorder(Hook):
     name = "record"
 
     def __init__(self):
@@ -72,7 +72,7 @@ def run(bench, hooks, until):
 
 
 def test_loop_stops_where_a_hook_is_due(mlp):
-    record = Record()
+    record = Recorder()
     run(mlp(), [every_steps(3, lambda *_: None), record], 10)
     assert {3, 6, 9, 10} <= set(record.steps)
 
@@ -112,7 +112,7 @@ def test_totals_that_a_hook_keeps_are_not_changed_by_later_calls(mlp):
 
 
 def test_evaluates_when_due_and_at_the_last_step_once(mlp):
-    bench, record = mlp(), Record()
+    bench, record = mlp(), Recorder()
     evaluation = Evaluation(4)
     run(bench, [evaluation, record], 8)
     assert sorted(record.evaluations) == [4, 8]
@@ -148,7 +148,7 @@ def test_evaluating_changes_no_bit_of_training(mlp):
 
 
 def test_stop_request_ends_the_run_at_the_next_moment_and_the_first_reason_stays(mlp):
-    stop, record = StopRequest(), Record()
+    stop, record = StopRequest(), Recorder()
 
     def ask(status, _):
         stop.request("asked")

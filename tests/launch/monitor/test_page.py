@@ -10,7 +10,7 @@ from benchmarks.browser import monitor
 from benchmarks.monitor_page import events, write
 from crankshaft.launch.benchmark.result import VERSION
 from crankshaft.launch.monitor import page as pages
-from crankshaft.launch.monitor.record import Record
+from crankshaft.launch.monitor.record_reader import RecordReader
 from crankshaft.launch.monitor.run import Run
 from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
 from tests.launch.benchmark.test_report import MORE, RESULT
@@ -172,7 +172,7 @@ def test_a_log_that_becomes_a_link_while_it_is_read_is_not_followed(tmp_path, mo
         os.symlink(tmp_path / "secret", tmp_path / "kept" / "a")
         return {}
 
-    monkeypatch.setattr(Record, "view", swap)
+    monkeypatch.setattr(RecordReader, "view", swap)
     assert Run(str(tmp_path)).shown(60)["view"]["logs"] == {"a": "it is a link\n"}
 
 

@@ -31,7 +31,7 @@ _SILENT_SECONDS = 1.5  # three of a worker's signs of life
 _LONGEST_TEXT = 2000
 
 
-class Record(Hook):
+class Recorder(Hook):
     """Writes the events of a run, and sums up what its time goes to.
 
     A window ends with the call at whose end a second has passed, or a thousandth of the run's age; at each checkpoint,
@@ -260,7 +260,7 @@ class Record(Hook):
 class _Warnings(logging.Handler):
     """Records what is logged as a warning, or worse."""
 
-    def __init__(self, record: Record):
+    def __init__(self, record: Recorder):
         super().__init__(logging.WARNING)
         self._record = record
 

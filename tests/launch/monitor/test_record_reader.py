@@ -7,7 +7,7 @@ import os
 import pytest
 
 from benchmarks.monitor_page import events, write
-from crankshaft.launch.monitor.record import Record
+from crankshaft.launch.monitor.record_reader import RecordReader
 from crankshaft.launch.monitor.track import Track
 from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
 
@@ -21,7 +21,7 @@ def path(tmp_path):
 
 
 def read(path, clock=lambda: BEGIN + 1e6):
-    record = Record(str(path), clock)
+    record = RecordReader(str(path), clock)
     record.poll(60)
     return record
 
@@ -124,7 +124,7 @@ def test_around_servers_who_does_no_step_for_long_is_stopped_and_who_lags_is_not
 def test_a_run_is_late_once_it_is_silent_for_longer_than_it_uses_to_be(path):
     now = BEGIN + 39.0
     write(path, itertools.islice(events(0), 40))
-    record = Record(str(path), lambda: now)
+    record = RecordReader(str(path), lambda: now)
     record.poll(60)
     assert record.age() == {"age": pytest.approx(3, abs=0.1), "late": False}  # 36 windows, a second each
     now += 3.0
@@ -139,7 +139,7 @@ def test_a_run_is_late_once_it_is_silent_for_longer_than_it_uses_to_be(path):
 
 
 def test_a_long_record_has_all_metrics_and_some_of_its_workers_figures(path, monkeypatch):
-    monkeypatch.setattr("crankshaft.launch.monitor.record._WORKERS_BYTES", 20_000)
+    monkeypatch.setattr("crankshaft.launch.monitor.record_reader._WORKERS_BYTES", 20_000)
     write(path, events(0, workers=20, windows=150))
     view = read(path).view("", 50)
     assert len(view["windows"]["metrics.loss"]) == 150
@@ -183,8 +183,8 @@ def test_a_line_that_is_not_of_the_schema_does_no_harm(path, line):
 
 
 def test_lines_names_and_texts_are_bounded(path, monkeypatch):
-    monkeypatch.setattr("crankshaft.launch.monitor.record.LONGEST_LINE", 4096)
-    monkeypatch.setattr("crankshaft.launch.monitor.record._MOST_WORKERS", 5)
+    monkeypatch.setattr("crankshaft.launch.monitor.record_reader.LONGEST_LINE", 4096)
+    monkeypatch.setattr("crankshaft.launch.monitor.record_reader._MOST_WORKERS", 5)
     write(path, iter({"event": "fault", "time": 1, "step": 1, "text": "x" * length} for length in (3000, 9000)))
     for number in range(9):
         workers = [{"name": f"{number} {each}", "lag": 1} for each in range(9)]

@@ -55,7 +55,7 @@ _MISSING_SECONDS = 2.0  # in others' windows
 _UNKNOWN_PERIOD_SECONDS = 60.0  # until two windows have told it
 
 
-class Record:
+class RecordReader:
     """What a run's record holds so far.
 
     Args:
