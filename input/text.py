@@ -186,8 +186,8 @@ def _write_windows(writer: Writer, row: np.ndarray, context: int) -> None:
     writer.write(np.concatenate([tokens_of, checksums.reshape(len(windows), -1)], 1).tobytes())
 
 
-def _batches(pieces: Iterator[tokens.Piece], done: Callable[[int], None]) -> Iterator[list[tokens.Piece]]:
-    batch: list[tokens.Piece] = []
+def _batches(pieces: Iterator[tokens.TextPiece], done: Callable[[int], None]) -> Iterator[list[tokens.TextPiece]]:
+    batch: list[tokens.TextPiece] = []
     size = total = 0
     for piece in pieces:
         batch.append(piece)
@@ -200,7 +200,7 @@ def _batches(pieces: Iterator[tokens.Piece], done: Callable[[int], None]) -> Ite
         yield batch
 
 
-def _pieces(files: Files, documents: str) -> Iterator[tokens.Piece]:
+def _pieces(files: Files, documents: str) -> Iterator[tokens.TextPiece]:
     """Yields the text of all files, in order."""
     for number, path in enumerate(files.paths):
         with files.stream(number) as stream:
@@ -214,22 +214,22 @@ def _pieces(files: Files, documents: str) -> Iterator[tokens.Piece]:
                     used = yield from _documents(rest, path, at, _BORDERS[documents])
                 elif len(rest) >= _PIECE_BYTES:
                     used = _cut(rest)
-                    yield tokens.Piece(rest[:used], path, at, False)
+                    yield tokens.TextPiece(rest[:used], path, at, False)
                 rest, at = rest[used:], at + used
             if documents == "file":
-                yield tokens.Piece(rest, path, at, True)
+                yield tokens.TextPiece(rest, path, at, True)
             elif rest.strip():
                 begin = _EMPTY_LINES.match(rest).end()
-                yield tokens.Piece(rest[begin:].rstrip(b"\r\n"), path, at + begin, True)
+                yield tokens.TextPiece(rest[begin:].rstrip(b"\r\n"), path, at + begin, True)
 
 
-def _documents(text: bytes, path: str, at: int, border: re.Pattern) -> Generator[tokens.Piece, None, int]:
+def _documents(text: bytes, path: str, at: int, border: re.Pattern) -> Generator[tokens.TextPiece, None, int]:
     """Yields the documents that end in this text; returns how much of it they are."""
     start = 0
     for match in border.finditer(text):
         begin = _EMPTY_LINES.match(text, start, match.start()).end()  # left of a border that a piece has cut in two
         if text[begin : match.start()].strip():
-            yield tokens.Piece(text[begin : match.start()], path, at + begin, True)
+            yield tokens.TextPiece(text[begin : match.start()], path, at + begin, True)
         start = match.end()
     return start
 

@@ -24,7 +24,7 @@ from ..engine.machine import cpus
 from . import errors, explanations
 from .cluster import listeners, restarts, shares
 from .cluster.cluster import SECRET
-from .cluster.supervisor import Spec, Supervisor
+from .cluster.supervisor import Supervisor, TaskSpec
 from .command_line import help, own_flags, parsing
 from .command_line.rules import Boolean, Number, Whole, flag
 from .errors import UsageError
@@ -167,7 +167,7 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
     return _Command(start, own, run_dir, "fail_below" in asked.get("benchmark_arg", {}), "gpus" in asked)
 
 
-def _specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[Spec]:
+def _specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[TaskSpec]:
     """Lists the tasks, each with its share of the machine. Raises `UsageError`.
 
     Args:
@@ -188,7 +188,7 @@ def _specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] | Non
     pages = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if "GLIBC_TUNABLES" not in environment else {}
     own_gpus = _divide_gpus(job, kinds, len(gpus or ()))
     return [
-        Spec(kind, index, mine, {**threads, **(pages if kind == "ps" else {})}, own_gpus.get((kind, index)))
+        TaskSpec(kind, index, mine, {**threads, **(pages if kind == "ps" else {})}, own_gpus.get((kind, index)))
         for (kind, index), mine in zip(kinds, own, strict=True)
     ]
 

@@ -3,7 +3,7 @@
 Such a variable is made in a strategy's scope with the shape of a part, and each replica assigns its part its own
 values. The variable carries its `Cut`; its slots and its average carry the same one, or one that is cut further.
 
-Updates are sharded likewise (`Piece`): of the replicas that hold the same values, each updates one piece.
+Updates are sharded likewise (`UpdateShard`): of the replicas that hold the same values, each updates one piece.
 ZeRO, stage 1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): a replica receives only its piece of the
 summed gradient, keeps the optimizer's slots of that piece, updates it, and then all replicas gather the weights. The
 replicas that hold the same values are those along `data` for a variable that is cut over `model`, and all for a copy.
@@ -186,7 +186,7 @@ LEAST_VALUES = 1024  # of a variable that is shared out: a smaller one's slots a
 _GATHERED_BYTES = 4 << 20  # gathered at once, about
 
 
-class Piece(NamedTuple):
+class UpdateShard(NamedTuple):
     """How replicas share out a variable's update.
 
     Attributes:
@@ -231,7 +231,7 @@ class Piece(NamedTuple):
         return [self.axis, *rest]
 
 
-def piece_of(variable, mesh: Mesh) -> Piece | None:
+def update_shard_of(variable, mesh: Mesh) -> UpdateShard | None:
     """Returns how a variable's update is shared out over a mesh; None if every holder updates all of it.
 
     None where the mesh does not shard the optimizer, for a small variable, and for one with no axis that divides by the
@@ -247,10 +247,10 @@ def piece_of(variable, mesh: Mesh) -> Piece | None:
     further = cut or Cut.over(mesh, shape, {})
     for name in (DATA,) if cut else AXES:
         further = further.further(axis, name)
-    return Piece(further, axis, holders, shape)
+    return UpdateShard(further, axis, holders, shape)
 
 
-def gather(pieces: Iterable[tuple[Piece, tf.Tensor]]) -> list[tf.Tensor]:
+def gather(pieces: Iterable[tuple[UpdateShard, tf.Tensor]]) -> list[tf.Tensor]:
     """Gathers whole values from the pieces that each replica has. Replica code.
 
     Args:

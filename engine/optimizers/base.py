@@ -464,7 +464,7 @@ class _Target:
         self.path = path_of(variable)
         self.key = key_of(variable, position)
         self.decays = True
-        self.piece = cuts.piece_of(self.variable, current_mesh())
+        self.piece = cuts.update_shard_of(self.variable, current_mesh())
 
     @property
     def is_updated(self) -> bool:

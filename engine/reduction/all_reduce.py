@@ -16,7 +16,7 @@ from ..errors import UsageError
 from ..internals.tensorflow import as_one_of_all, is_only_replica
 from ..internals.variables import tf_variable
 from ..mesh import collectives
-from ..mesh.cuts import Piece, cut_of, piece_of
+from ..mesh.cuts import UpdateShard, cut_of, update_shard_of
 from ..mesh.mesh import Axis, Mesh
 from ..step.context import step_context
 from ..step.gradients import Gradients
@@ -170,7 +170,7 @@ class Reduction(tf.Module):
                 "gradient"
             )
         shared, summed = mesh.once(count), gradients
-        pieces = [piece_of(v, mesh) if shares_out else None for v in variables] or [None] * len(summed)
+        pieces = [update_shard_of(v, mesh) if shares_out else None for v in variables] or [None] * len(summed)
         cuts = [cut_of(v) for v in variables] or [None] * len(summed)
         for i, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
@@ -356,7 +356,7 @@ class Item(NamedTuple):
 
     value: tf.Tensor
     exact: bool
-    piece: Piece | None = None
+    piece: UpdateShard | None = None
 
 
 def _shaped(sums: Sequence[tf.Tensor], shapes: Sequence) -> list[tf.Tensor]:

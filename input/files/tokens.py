@@ -21,7 +21,7 @@ _BYTES = 256
 _LEARN_BYTES = 64 << 20  # of text, from its beginning, that a vocabulary is made of
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A piece of text: a document, or a part of one; `ends` says whether it is the document's last."""
 
     text: bytes
@@ -64,7 +64,7 @@ class Bytes:
     says = "bytes"
     ids = zlib.crc32(says.encode())
 
-    def tokens(self, pieces: list[Piece]) -> list[np.ndarray]:
+    def tokens(self, pieces: list[TextPiece]) -> list[np.ndarray]:
         """Returns the tokens of each piece of text."""
         return [np.frombuffer(piece.text, np.uint8) for piece in pieces]
 
@@ -141,7 +141,7 @@ class Vocabulary:
     def ids(self) -> int:
         return zlib.crc32(self.says.encode())
 
-    def tokens(self, pieces: list[Piece]) -> list[np.ndarray]:
+    def tokens(self, pieces: list[TextPiece]) -> list[np.ndarray]:
         """Returns the tokens of each piece of text. Raises `InputError` where one is not UTF-8."""
         encodings = self._tokenizer.encode_batch([piece.decoded() for piece in pieces], add_special_tokens=False)
         return [np.array(each.ids, np.uint32) for each in encodings]
@@ -192,7 +192,7 @@ def of_kept(kept: dict[str, str], path: str) -> Bytes | Vocabulary:
     return Vocabulary(str(kept["tokenizer"]), path, str(kept["separator"]))
 
 
-def learned(size: int, files: Files, pieces: Iterable[Piece], folder: str | None) -> Vocabulary:
+def learned(size: int, files: Files, pieces: Iterable[TextPiece], folder: str | None) -> Vocabulary:
     """Makes a vocabulary of the first 64 MiB of text, by byte-pair encoding, and keeps it with what is prepared.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...engine.data.source import Source
 from ...engine.errors import BadRecordError, setting
-from .features import Feature, Features, NotAnExampleError, Stored, nested, values_in
+from .features import Features, NotAnExampleError, RecordFeature, Stored, nested, values_in
 
 SAMPLES = 64  # records by which features are read off
 
@@ -132,12 +132,12 @@ def in_graph(features: Features) -> Callable[[Any], Any]:
     """
     import tensorflow as tf
 
-    def stored(feature: Feature) -> tf.io.FixedLenFeature:
+    def stored(feature: RecordFeature) -> tf.io.FixedLenFeature:
         if feature.stored == "bytes":
             return tf.io.FixedLenFeature([feature.values] if feature.is_text else [], tf.string)
         return tf.io.FixedLenFeature([feature.values], tf.float32 if feature.stored == "float" else tf.int64)
 
-    def of_bytes(feature: Feature, values: tf.Tensor) -> tf.Tensor:
+    def of_bytes(feature: RecordFeature, values: tf.Tensor) -> tf.Tensor:
         octets = tf.io.decode_raw(values, tf.uint8)  # of one length, or it raises
         dtype = tf.as_dtype(feature.spec.dtype)
         message = f"a record's {feature.name} has other bytes than {feature} takes"
@@ -147,7 +147,7 @@ def in_graph(features: Features) -> Callable[[Any], Any]:
             size = [dtype.size] if dtype.size > 1 else []
             return tf.bitcast(tf.reshape(octets, [tf.shape(octets)[0], feature.values, *size]), dtype)
 
-    def converted(feature: Feature, values: tf.Tensor) -> tf.Tensor:
+    def converted(feature: RecordFeature, values: tf.Tensor) -> tf.Tensor:
         if feature.stored == "bytes" and not feature.is_text:
             values = of_bytes(feature, values)
         elif feature.stored == "int64" and feature.spec.dtype.kind in "iu":
@@ -173,7 +173,7 @@ def in_graph(features: Features) -> Callable[[Any], Any]:
     return parse
 
 
-def _why_wrong(feature: Feature, stored: Stored | None, others: Mapping[str, Stored]) -> str | None:
+def _why_wrong(feature: RecordFeature, stored: Stored | None, others: Mapping[str, Stored]) -> str | None:
     name, wanted = feature.name, f"{feature.as_json()['dtype']} {[*feature.spec.shape]}"
     if stored is None:
         return f"has no feature {name} (it has {', '.join(sorted(others)) or 'none'})"

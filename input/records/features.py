@@ -31,7 +31,7 @@ _CURE = "see docs/files.md for what it holds"
 
 
 @dataclasses.dataclass(frozen=True)
-class Feature:
+class RecordFeature:
     """A feature of each record.
 
     Attributes:
@@ -76,7 +76,7 @@ class Features:
       about: what else is known (`input.known`), and the splits.
     """
 
-    by_name: dict[str, Feature]
+    by_name: dict[str, RecordFeature]
     example: Any
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -199,7 +199,7 @@ def _of_json(path: str, content: dict, label: str, weight: str) -> Features:
         stored = about.get("stored", _usually_stored(dtype))
         if stored not in STORED or (dtype.hasobject and stored != "bytes"):
             raise InputError(f"{path}: {name} is stored as {stored!r:.40}; use bytes, float or int64 (text: bytes)")
-        by_name[name] = Feature(name, stored, Spec(tuple(shape), dtype))
+        by_name[name] = RecordFeature(name, stored, Spec(tuple(shape), dtype))
     if "example" not in content or label or weight:
         names = (label or content.get("label", ""), weight or content.get("weight", ""))
         example = _example([*by_name], *names, path)
@@ -245,7 +245,7 @@ def _example(names: list[str], label: str, weight: str, where: str) -> Any:
     return (features, label) if label else (features,)
 
 
-def _given(text: str, looked: Mapping[str, Feature]) -> Feature:
+def _given(text: str, looked: Mapping[str, RecordFeature]) -> RecordFeature:
     match = re.fullmatch(r"([^:]+)(?::(\w+))?(?::(\d+(?:x\d+)*))?", text)
     if not match:
         raise InputError(f"features={text} can't be read; write NAME:DTYPE:SHAPE, e.g. image:uint8:28x28x1")
@@ -255,10 +255,10 @@ def _given(text: str, looked: Mapping[str, Feature]) -> Feature:
     seen = looked[name]
     spec_dtype = _dtype(f"features={text}", dtype) if dtype else seen.spec.dtype
     sizes = tuple(map(int, shape.split("x"))) if shape else seen.spec.shape if spec_dtype == seen.spec.dtype else ()
-    return Feature(name, seen.stored, Spec(sizes, spec_dtype))
+    return RecordFeature(name, seen.stored, Spec(sizes, spec_dtype))
 
 
-def _looked_at(path: str, samples: list[bytes]) -> tuple[dict[str, Feature], dict[str, str]]:
+def _looked_at(path: str, samples: list[bytes]) -> tuple[dict[str, RecordFeature], dict[str, str]]:
     """Finds features in samples of the records.
 
     Each is as most of the samples that hold values of it have it. Bytes of one length that are not text are uint8, else
@@ -311,14 +311,14 @@ def values_in(record: bytes) -> dict[str, Stored]:
     return {name: Stored(kind[:-5], getattr(features[name], kind).value) for name, kind in kinds.items() if kind}
 
 
-def _as_it_looks(name: str, kind: str, count: int, values: Sequence[Any]) -> Feature:
+def _as_it_looks(name: str, kind: str, count: int, values: Sequence[Any]) -> RecordFeature:
     shape = () if count == 1 else (count,)
     if kind != "bytes":
-        return Feature(name, kind, Spec(shape, np.float32 if kind == "float" else np.int64))
+        return RecordFeature(name, kind, Spec(shape, np.float32 if kind == "float" else np.int64))
     sizes = {len(value) for value in values}
     if count == 1 and len(sizes) == 1 and not all(_is_text(value) for value in values):
-        return Feature(name, kind, Spec((sizes.pop(),), np.uint8))
-    return Feature(name, kind, Spec(shape, object))
+        return RecordFeature(name, kind, Spec((sizes.pop(),), np.uint8))
+    return RecordFeature(name, kind, Spec(shape, object))
 
 
 def _is_text(value: bytes) -> bool:

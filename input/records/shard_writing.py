@@ -18,7 +18,7 @@ from ...engine.data.source import Spec
 from ...engine.machine import files
 from ..checks import InputError
 from . import checksums, record_index, shards
-from .features import Feature, Features, names_in
+from .features import Features, RecordFeature, names_in
 
 FORMATS = {"tfrecord": ".tfrecord", "array_record": ".array_record"}  # and the ends of their names
 _PARTS = ("features", "label", "weight")
@@ -71,7 +71,7 @@ def described(element_spec: Any, about: dict[str, Any]) -> Features:
     Raises:
       InputError: an array is of a type that is not written.
     """
-    by_name: dict[str, Feature] = {}
+    by_name: dict[str, RecordFeature] = {}
 
     def named(spec: Any, path: tuple[str, ...]) -> Any:
         if isinstance(spec, dict):
@@ -90,12 +90,12 @@ def described(element_spec: Any, about: dict[str, Any]) -> Features:
     return Features(by_name, example, about)
 
 
-def _feature(name: str, spec: Spec) -> Feature:
+def _feature(name: str, spec: Spec) -> RecordFeature:
     if spec.dtype.kind in "OSU":
-        return Feature(name, "bytes", Spec(spec.shape, object))
+        return RecordFeature(name, "bytes", Spec(spec.shape, object))
     if spec.dtype.kind not in "biuf":
         raise InputError(f"{name} is of type {spec.dtype}, which is not written to shards; make it float32")
-    return Feature(name, "float" if spec.dtype == np.float32 else "bytes", spec)
+    return RecordFeature(name, "float" if spec.dtype == np.float32 else "bytes", spec)
 
 
 class Encoder:
@@ -145,7 +145,7 @@ class Encoder:
         return example.SerializeToString(deterministic=True)
 
 
-def _as_stored(feature: Feature, array: np.ndarray) -> np.ndarray:
+def _as_stored(feature: RecordFeature, array: np.ndarray) -> np.ndarray:
     """Returns a feature of examples, [n, values], numbers little-endian."""
     array = np.asarray(array) if feature.is_text else np.asarray(array, feature.spec.dtype.newbyteorder("<"))
     return np.ascontiguousarray(array).reshape(len(array), feature.values)

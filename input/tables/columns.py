@@ -64,7 +64,7 @@ class Choice(NamedTuple):
     array_columns: tuple[str, ...]
 
 
-class Feature(NamedTuple):
+class ColumnFeature(NamedTuple):
     """How a column is read.
 
     Attributes:
@@ -196,7 +196,7 @@ def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
     return (*first, *(name for name in names if name not in first))
 
 
-def _check_exact(tables: list[ParquetTable], features: list[Feature], choice: Choice) -> None:
+def _check_exact(tables: list[ParquetTable], features: list[ColumnFeature], choice: Choice) -> None:
     """Raises `InputError` where float32 would round integers of columns that `numbers` does not name."""
     integers = [each for each in features if tables[0].columns[each.column].kind.startswith(("int", "uint"))]
     floats = [each.column for each in integers if choice.array or each.specs[each.column].dtype.kind == "f"]
@@ -212,7 +212,7 @@ def _check_exact(tables: list[ParquetTable], features: list[Feature], choice: Ch
                 )
 
 
-def _check_names(table: ParquetTable, features: list[Feature]) -> None:
+def _check_names(table: ParquetTable, features: list[ColumnFeature]) -> None:
     names: dict[str, str] = {}
     for feature in features:
         for name in feature.specs:
@@ -334,7 +334,7 @@ def _all_differ(table: ParquetTable, names: list[str], rows: int) -> set[str]:
     return {*left}
 
 
-def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Choice, learnt: Learnt) -> Feature:
+def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Choice, learnt: Learnt) -> ColumnFeature:
     """Decides how a column is read."""
     if column.kind == "text":
         return _text_feature(name, column, choice, learnt)
@@ -374,10 +374,10 @@ def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Ch
     known = np.broadcast_to(fill, 2 if kind == "timestamp" else fill.shape).tolist() if fills else None
     known = [None, None] if kind == "timestamp" and not fills else known
     treatment = Treatment(kind, known, flags) if fills or kind in ("date", "timestamp") else None
-    return Feature(name, specs, convert, says + (f", and {name}{MISSING}" if flags else ""), treatment)
+    return ColumnFeature(name, specs, convert, says + (f", and {name}{MISSING}" if flags else ""), treatment)
 
 
-def _text_feature(name: str, column: Column, choice: Choice, learnt: Learnt) -> Feature:
+def _text_feature(name: str, column: Column, choice: Choice, learnt: Learnt) -> ColumnFeature:
     dtype = np.dtype(object if choice.text == "keep" else np.int64)
     numbers = {word: number for number, word in enumerate(learnt.words.get(name, ()), 1)}
     says = {
@@ -396,10 +396,10 @@ def _text_feature(name: str, column: Column, choice: Choice, learnt: Learnt) -> 
         return {name: words[texts.codes]}
 
     treatment = None if choice.text == "keep" else Treatment(choice.text)
-    return Feature(name, {name: Spec((), dtype)}, convert, says, treatment)
+    return ColumnFeature(name, {name: Spec((), dtype)}, convert, says, treatment)
 
 
-def _of_array(features: list[Feature], choice: Choice) -> dict[str, Treatment]:
+def _of_array(features: list[ColumnFeature], choice: Choice) -> dict[str, Treatment]:
     """Returns what is done to the one array of all columns, which has no names: their numbers side by side."""
     fills: list[float | None] = []
     places: list[int] = []
@@ -416,7 +416,7 @@ def _of_array(features: list[Feature], choice: Choice) -> dict[str, Treatment]:
 
 
 def _treatments(
-    table: ParquetTable, choice: Choice, features: list[Feature], num_classes: int | None, differ: list[str]
+    table: ParquetTable, choice: Choice, features: list[ColumnFeature], num_classes: int | None, differ: list[str]
 ) -> str:
     """Returns a table of the columns: what each holds and how it is read, and which look like a row's number."""
     says = {feature.column: feature.says for feature in features}
@@ -466,7 +466,7 @@ class Columns(Source):
         self,
         table: ParquetTable,
         choice: Choice,
-        features: list[Feature],
+        features: list[ColumnFeature],
         like: ParquetTable,
         classes: list[bytes] | None,
     ):

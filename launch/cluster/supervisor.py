@@ -32,7 +32,7 @@ _ANSWER_SECONDS = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class Spec:
+class TaskSpec:
     """One task of the cluster.
 
     Attributes:
@@ -79,7 +79,7 @@ class Supervisor:
 
     def __init__(
         self,
-        specs: list[Spec],
+        specs: list[TaskSpec],
         command: list[str],
         arguments: list[str],
         rule: Synchronous | Servers,

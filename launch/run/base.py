@@ -42,7 +42,7 @@ from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ...engine.strategies import FeedOptions, devices, jit_choice
 from ...engine.strategies.base import Strategy
 from ...engine.strategies.multi_worker import WorkerTask
-from ...engine.strategies.parameter_server.coordinator import Cluster
+from ...engine.strategies.parameter_server.coordinator import ClusterAddresses
 from ...engine.strategies.parameter_server.placement import Rule
 from ...engine.strategies.parameter_server.strategy import ServerOptions
 from .. import terminal
@@ -281,7 +281,7 @@ def _servers(config: Config) -> ServerOptions | None:
         return None
     cluster = config.cluster
     return ServerOptions(
-        Cluster(cluster.job("chief")[0], cluster.job("worker"), cluster.job("ps")),
+        ClusterAddresses(cluster.job("chief")[0], cluster.job("worker"), cluster.job("ps")),
         max_staleness_steps=config.max_staleness_steps,
         placement_rules=tuple(Rule(*rule) for rule in config.placement_rules),
     )

@@ -80,7 +80,7 @@ def row_of(run: BaseRun, prompt: str) -> list[int]:
         )
     text = os.fsencode(prompt)  # as it was given, though it be no UTF-8
     try:
-        (tokens,) = run.known.tokens.tokens([kinds.Piece(text, setting("prompt"), 0, True)])
+        (tokens,) = run.known.tokens.tokens([kinds.TextPiece(text, setting("prompt"), 0, True)])
     except InputError:
         raise UsageError(
             f"{setting('prompt')} is not text in UTF-8, which this run's vocabulary is of; give it as such"

@@ -234,7 +234,7 @@ def test_what_cut_the_text_is_kept_and_tells_tokens_back(tmp_path):
             made.says,
             made.ids,
         )
-        (row,) = again.tokens([tokens.Piece(said.encode(), "", 0, True)])
+        (row,) = again.tokens([tokens.TextPiece(said.encode(), "", 0, True)])
         decoder = again.decoder()
         pieces = [decoder.text(int(token)) for token in row]
         assert "".join(pieces) == said

@@ -36,7 +36,7 @@ _WORKERS_AT_THAT = 8
 _REPEATED = ("Start cancelling closures", "Remote function on worker", "Cluster update failed")
 
 
-class Cluster(NamedTuple):
+class ClusterAddresses(NamedTuple):
     """Where the tasks are: host:port of the coordinator, of each worker and each parameter server, in their order."""
 
     coordinator: str
@@ -127,7 +127,7 @@ class Leases:
     def __init__(
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
-        cluster: Cluster,
+        cluster: ClusterAddresses,
         *,
         timeout_seconds: float,
         describe: Callable[[LeaseLoop, Lease, int], str],

@@ -32,7 +32,7 @@ from ..feed_options import FeedOptions
 from ..pacing import Pace
 from ..workers import WorkerRows
 from . import sources
-from .coordinator import Cluster, Done, Leases, lease_seconds, quiet_tensorflow
+from .coordinator import ClusterAddresses, Done, Leases, lease_seconds, quiet_tensorflow
 from .feed import ExternalWorkersFeed, HeldFeed, LeaseFeed, ReadByWorkersFeed, RepeatedOnWorkers, SentFeed, Workers
 from .leases import LAGS, Lease, LeaseLoop, Pull, UpdateLoop
 from .placement import Placement, Rule, server_number
@@ -55,7 +55,7 @@ class ServerOptions:
       placement_rules: which variables go where.
     """
 
-    cluster: Cluster
+    cluster: ClusterAddresses
     max_staleness_steps: int | None = None
     placement_rules: tuple[Rule, ...] = ()
 
@@ -421,7 +421,7 @@ def _summed(specs: list[RowSpec], done: list[Done]) -> LoopSums:
     return LoopSums(specs, np.concatenate([np.sum([x[:rows] for x in sums], axis=0), *(x[rows:] for x in sums)]))
 
 
-def connect(cluster: Cluster) -> tf.distribute.ParameterServerStrategy:
+def connect(cluster: ClusterAddresses) -> tf.distribute.ParameterServerStrategy:
     """Connects to all workers and servers, whose processes have to be there. Before any op runs."""
     spec = {"chief": [cluster.coordinator], "worker": list(cluster.workers), "ps": list(cluster.servers)}
     distribution = tf.distribute.ParameterServerStrategy(

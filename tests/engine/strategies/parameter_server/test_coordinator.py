@@ -15,7 +15,7 @@ from tensorflow.python.eager import context, executor
 from crankshaft.engine.data.feed import Run
 from crankshaft.engine.errors import LostPeerError, SaveError
 from crankshaft.engine.strategies.parameter_server import coordinator
-from crankshaft.engine.strategies.parameter_server.coordinator import Cluster, Leases, lease_seconds
+from crankshaft.engine.strategies.parameter_server.coordinator import ClusterAddresses, Leases, lease_seconds
 from crankshaft.engine.strategies.parameter_server.leases import Counters
 from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer, ServerOptions
 
@@ -54,7 +54,7 @@ def leases(monkeypatch):
 
         found = Leases(
             types.SimpleNamespace(schedule=schedule),
-            Cluster(chief, (worker,), (server,)),
+            ClusterAddresses(chief, (worker,), (server,)),
             timeout_seconds=TIMEOUT_SECONDS,
             describe=lambda lease, step: f"steps {lease.first} to {lease.stop - 1}",
             fault_of_data=lambda error: None,
@@ -91,7 +91,7 @@ def test_of_many_workers_each_lease_lasts_longer():
 @pytest.mark.parametrize("where", [" from remote target /job:ps/replica:0/task:0", ""])
 def test_a_checkpoint_that_is_not_written_since_a_server_is_lost_says_that_it_is_lost(where):
     """And one whose own file system is out of reach says what it says."""
-    strategy = ParameterServer(None, ServerOptions(Cluster("localhost:3", ("localhost:2",), ("localhost:1",))))
+    strategy = ParameterServer(None, ServerOptions(ClusterAddresses("localhost:3", ("localhost:2",), ("localhost:1",))))
     expected = LostPeerError if where else SaveError
     with (
         pytest.raises(expected, match=r"ps 0 \(localhost:1\) is lost" if where else "could not be written"),
