@@ -17,7 +17,7 @@ from absl import logging
 
 from ..engine.machine import allocator
 from .benchmark.result import check_work_of_baseline
-from .cluster import cluster, meeting, servers
+from .cluster import cluster, rendezvous, servers
 from .command_line import checks, own_files
 from .command_line.config import WITHOUT_DATA, Config
 from .host import imports, process, signals
@@ -160,7 +160,7 @@ def _meeting(config: Config):
     if not config.cluster or config.is_evaluator:
         yield
         return
-    with meeting.Meeting(config.cluster) as peers:
+    with rendezvous.Rendezvous(config.cluster) as peers:
         peers.wait(config.cluster_timeout_seconds)
         if config.strategy == "multi_worker" and config.is_chief and not config.cluster.secret:
             logging.warning(
@@ -179,7 +179,7 @@ def _joining(config: Config):
         yield
         return
     with contextlib.ExitStack() as stack:
-        stack.enter_context(meeting.limited(config.cluster_timeout_seconds + _START_SECONDS))
+        stack.enter_context(rendezvous.limited(config.cluster_timeout_seconds + _START_SECONDS))
         stack.enter_context(signals.keeping_sigterm())
-        stack.enter_context(meeting.keep_others_out(config.cluster))
+        stack.enter_context(rendezvous.keep_others_out(config.cluster))
         yield

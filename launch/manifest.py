@@ -29,8 +29,8 @@ from .manifests import kubernetes, slurm
 from .manifests.job import Job
 
 _PROGRAM = "crankshaft manifest"
-_PLACES = ("slurm", "kubernetes", "jobset", "dockerfile")
-_USAGE = f"{_PROGRAM} {'|'.join(_PLACES)} [flags] -- [script.py | -m module] [flags of train]"
+_TARGETS = ("slurm", "kubernetes", "jobset", "dockerfile")
+_USAGE = f"{_PROGRAM} {'|'.join(_TARGETS)} [flags] -- [script.py | -m module] [flags of train]"
 _OF = {"time": ("slurm",), "image": ("kubernetes", "jobset"), "claim": ("kubernetes", "jobset")}  # all others: of all
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # of a Service; a pod's name is longer, and has 63 at most
 _TIME = re.compile(r"(?:(\d{1,2})-([01]?\d|2[0-3])|(\d{1,3})):([0-5]\d):([0-5]\d)")
@@ -90,28 +90,28 @@ def main(argv: list[str]) -> None:
 def _text(argv: list[str]) -> str:
     cut = argv.index("--") if "--" in argv else len(argv)
     own, command = argv[1:cut], argv[cut + 1 :]
-    place = own.pop(0) if own and not own[0].startswith("-") else ""
+    target = own.pop(0) if own and not own[0].startswith("-") else ""
     values, _ = own_flags.read(
         *([argv[0], *own], Flags, help.doc_of(__name__), _USAGE),
         words="what the tasks run stands after --",
         has_tasks=True,
     )
-    if place not in _PLACES:
+    if target not in _TARGETS:
         raise UsageError(
-            f"{place or 'no place'} is given to {_PROGRAM}; use {', '.join(_PLACES[:-1])} or {_PLACES[-1]}"
+            f"{target or 'no target'} is given to {_PROGRAM}; use {', '.join(_TARGETS[:-1])} or {_TARGETS[-1]}"
         )
     for name in values:
-        if place not in _OF.get(name, _PLACES[:-1]):
-            raise UsageError(f"--{name} has no use with {_PROGRAM} {place}; leave it out")
-    if place == "dockerfile":
+        if target not in _OF.get(name, _TARGETS[:-1]):
+            raise UsageError(f"--{name} has no use with {_PROGRAM} {target}; leave it out")
+    if target == "dockerfile":
         if command:
-            raise UsageError(f"{command[0]!r} has no use with {_PROGRAM} {place}, whose image runs any command")
+            raise UsageError(f"{command[0]!r} has no use with {_PROGRAM} {target}, whose image runs any command")
         return kubernetes.dockerfile()
-    job = _job(place, Flags(**values), command)
-    return slurm.script(job) if place == "slurm" else kubernetes.manifest(job, as_job_set=place == "jobset")
+    job = _job(target, Flags(**values), command)
+    return slurm.script(job) if target == "slurm" else kubernetes.manifest(job, as_job_set=target == "jobset")
 
 
-def _job(place: str, asked: Flags, command: Sequence[str]) -> Job:
+def _job(target: str, asked: Flags, command: Sequence[str]) -> Job:
     """Reads the job from the flags and the command. Raises `UsageError`."""
     if not command:
         raise UsageError("what the tasks run is missing; write it after --, e.g. -- --model=mlp --input=digits")
@@ -122,7 +122,7 @@ def _job(place: str, asked: Flags, command: Sequence[str]) -> Job:
     run_dir = next((word.partition("=")[2] for word in words if re.match("--?run_dir=", word)), "")
     if not run_dir:
         raise UsageError("the command has no --run_dir=FOLDER, where a restart finds the checkpoints; add one after --")
-    if place != "slurm":
+    if target != "slurm":
         if not asked.image:
             raise UsageError(f"--image is not given; name one that holds the command (`{_PROGRAM} dockerfile`)")
         if not run_dir.startswith("/runs/") and "://" not in run_dir:

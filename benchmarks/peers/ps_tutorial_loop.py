@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft.input.drawn.planted import auc
-from crankshaft.launch.cluster.meeting import answers
+from crankshaft.launch.cluster.rendezvous import answers
 
 from .. import keras_models
 from ..race import parse_peer_arguments, write_result

@@ -1,4 +1,4 @@
-"""The tasks of a run, their addresses, and which of them this process is: what every place's environment becomes."""
+"""The tasks of a run, their addresses, and which of them this process is: what discovery returns."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MOST_TASKS = 1 << 16  # of a run; more are a mistake in a variable, which is not
 
 @dataclasses.dataclass(frozen=True)
 class Tasks:
-    """What a place says of a run: tasks without kinds.
+    """The tasks that one source names, without their kinds.
 
     Attributes:
-      source: where that was read, for people: "Slurm's job 7.0".
+      source: where they were read, for people: "Slurm's job 7.0".
       addresses: "host:port" of each task.
       index: this process's task.
     """

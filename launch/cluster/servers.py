@@ -12,7 +12,7 @@ from ...engine.data.source import Source
 from ...engine.machine.requests import Requests, answer_stacks
 from .. import errors
 from ..host import process
-from . import meeting
+from . import rendezvous
 from .cluster import Cluster
 
 _POLL_SECONDS = 1.0
@@ -50,7 +50,7 @@ def serve(
     if gpus is None and cluster.kind == "ps":
         gpus = ()
     with process.without_start_up_noise(quiet):
-        with meeting.Meeting(cluster):  # the coordinator need not wait for what takes long
+        with rendezvous.Rendezvous(cluster):  # the coordinator need not wait for what takes long
             import tensorflow as tf
 
             from ...engine.machine import gpus as graphics
@@ -63,19 +63,19 @@ def serve(
         options.experimental.disable_thread_spinning = True  # leaves cores to others while it waits
         options.inter_op_parallelism_threads = _threads()
         answering = Sources(load, f"{cluster.task} ({cluster.address})").answer()  # before anybody can ask
-        with meeting.keep_others_out(cluster):
+        with rendezvous.keep_others_out(cluster):
             server = tf.distribute.Server(spec, cluster.kind, cluster.task_id, protocol="grpc", config=options)
     for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
         # At once: all that it holds is in a checkpoint, and its threads may be busy within TensorFlow.
         signal.signal(number, lambda *_, code=code: os._exit(code))
     (chief,) = cluster.job("chief")
-    coordinator, wait = meeting.Presence(chief, timeout_seconds), meeting.Wait(cluster.task, timeout_seconds)
+    coordinator, wait = rendezvous.Presence(chief, timeout_seconds), rendezvous.Wait(cluster.task, timeout_seconds)
     requests = Requests(run_dir, lambda kind, task: kind == "stacks" and task == cluster.task)
     while not coordinator.is_gone():
         answer_stacks(requests)
         if not coordinator.came:
             wait.goes_on(f"the coordinator ({chief}) to come")
-        if answering.dismissed.is_set() and not meeting.answers(chief):
+        if answering.dismissed.is_set() and not rendezvous.answers(chief):
             os._exit(0)  # its run has ended well, and so has its process
         time.sleep(_POLL_SECONDS)
     line = f"the coordinator ({chief}) has not answered for {timeout_seconds:g} s: it has ended, or is stopped"

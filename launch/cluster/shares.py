@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping
 
 from . import listeners
-from .meeting import ClusterError
+from .rendezvous import ClusterError
 
 LOOPBACK = "127.0.0.1"
 _PORTS = range(10_000, 60_000)

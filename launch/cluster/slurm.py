@@ -48,7 +48,7 @@ def tasks(environment: Mapping[str, str]) -> Tasks | None:
             f"SLURM_STEP_NODELIST={node_list} has {len(nodes)} nodes, and SLURM_STEP_TASKS_PER_NODE={per_node} "
             f"{len(counts)}; start the tasks by srun"
         )
-    where = _places_of_ranks(counts, environment, int(rank))
+    where = _nodes_of_ranks(counts, environment, int(rank))
     reserved, most = environment.get("SLURM_STEP_RESV_PORTS", ""), max(counts)
     if reserved:
         ports = _reserved(reserved, most)
@@ -62,11 +62,11 @@ def tasks(environment: Mapping[str, str]) -> Tasks | None:
     return Tasks(f"Slurm's job {job}.{step}", tuple(addresses), int(rank))
 
 
-def _places_of_ranks(counts: list[int], environment: Mapping[str, str], rank: int) -> list[tuple[int, int]]:
-    """Returns (node, number on it) of each task, by the distribution that this task's own place shows."""
+def _nodes_of_ranks(counts: list[int], environment: Mapping[str, str], rank: int) -> list[tuple[int, int]]:
+    """Returns (node, number on it) of each task, by the distribution in which this task's own variables are right."""
     own = tuple(environment.get(name, "") for name in ("SLURM_NODEID", "SLURM_LOCALID"))
     block = [(node, local) for node, count in enumerate(counts) for local in range(count)]
-    cyclic = sorted(block, key=lambda place: place[::-1])
+    cyclic = sorted(block, key=lambda pair: pair[::-1])
     kept = environment.get("SLURM_DISTRIBUTION", "")
     for where in (cyclic, block) if kept.startswith("cyclic") else (block, cyclic):
         if rank < len(where) and tuple(map(str, where[rank])) == own:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ...engine.machine import events
 from ..errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError
 from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
-from . import meeting, shares
+from . import rendezvous, shares
 from .children import Child, Children
 from .output import Output, TaskOutput
 from .restarts import Ending, Patience, Servers, Settlement, Synchronous
@@ -252,7 +252,7 @@ class Supervisor:
             return
         ending = self._left[1]
         asked = [task for task in self._tasks if self._rule.saves(task.name)]  # the others wait for nobody
-        said = {task.name: meeting.answers(self._address(task.name), _ANSWER_SECONDS) for task in asked}
+        said = {task.name: rendezvous.answers(self._address(task.name), _ANSWER_SECONDS) for task in asked}
         self._left = None if {*said.values()} <= {"ready"} else (time.monotonic() + _ASK_SECONDS, ending)
         if waiting := next((name for name in said if said[name] == "starting"), None):
             self._settled = self._rule.missed(ending, waiting)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.metrics.monitored import Monitored
-from ..cluster import meeting, places
+from ..cluster import discovery, rendezvous
 from ..errors import UsageError, setting
 from ..host import process
 from . import config as configs
@@ -171,8 +171,8 @@ def check_tables(config: Config, model: str) -> None:
 
 def _check_strategy(config: Config) -> None:
     if config.cluster:
-        places.arrive(config.cluster, config.cluster_timeout_seconds)
-        meeting.check_bindable(config.cluster)
+        discovery.arrive(config.cluster, config.cluster_timeout_seconds)
+        rendezvous.check_bindable(config.cluster)
     if config.is_evaluator and not config.run_dir:
         raise UsageError(f"an evaluator finds its checkpoints in {setting('run_dir')}; give the run's")
     if config.is_evaluator and config.remote:

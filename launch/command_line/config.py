@@ -14,7 +14,7 @@ from typing import Any
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.machine.files import read_json
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
-from ..cluster import places, tf_config
+from ..cluster import discovery, tf_config
 from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest, setting
 from ..host.remote import RemoteFolder
@@ -365,9 +365,9 @@ def _cluster(given: Mapping[str, Any], values: dict[str, Any], environment: Mapp
         )
     if tasks is None:
         cluster = tf_config.from_environment(environment, strategy)
-        places.check_agree(cluster, environment)
+        discovery.check_agree(cluster, environment)
     else:
-        cluster = places.arranged(tasks, values["num_ps"], values["evaluator"], environment)
+        cluster = discovery.arranged(tasks, values["num_ps"], values["evaluator"], environment)
     cluster = dataclasses.replace(cluster, bind=values["bind"] or "")
     if cluster.job("evaluator") and values["mode"] == "train_and_eval":
         if "mode" in given:
@@ -392,7 +392,7 @@ def _tasks(given: Mapping[str, Any], values: dict[str, Any], environment: Mappin
             "them out"
         )
     if values["cluster_hosts"]:
-        return places.of_hosts(values["cluster_hosts"], values["task_index"])
+        return discovery.of_hosts(values["cluster_hosts"], values["task_index"])
     if values["task_index"] is not None:
         raise UsageError(
             f"{setting('task_index')}={values['task_index']} has no use without {setting('cluster_hosts')}; give that "
@@ -404,7 +404,7 @@ def _tasks(given: Mapping[str, Any], values: dict[str, Any], environment: Mappin
                 f"{setting('num_ps', servers)} is given, and {tf_config.NAME} tells each task's kind; leave one out"
             )
         return None
-    tasks = places.tasks_of(environment)
+    tasks = discovery.tasks_of(environment)
     if tasks is None and servers:
         raise UsageError(
             f"{setting('num_ps', servers)} is given, and no tasks are known; give {setting('cluster_hosts')} and "
@@ -465,7 +465,7 @@ def _of_the_run(
     if not run:
         return {}, {}
     by_caller = {*given, *OF_THIS_CALL}
-    is_alone = not (values["cluster_hosts"] or tf_config.NAME in environment or places.tasks_of(environment))
+    is_alone = not (values["cluster_hosts"] or tf_config.NAME in environment or discovery.tasks_of(environment))
     if run["flags"].get("strategy") in _CLUSTERED and is_alone:
         by_caller.add("strategy")  # one process can read what several have written
     before = {**run["flags"], **run["deciding"]}  # "deciding" names the model of a script too

@@ -221,7 +221,7 @@ def without_start_up_noise(quiet: bool = False):
 def _pass_on(reading: int) -> NoReturn:
     """Writes to standard error what is read, less the noise, until nobody writes any more; then ends the process.
 
-    Of a start that takes too long, see `meeting.limited`, a line in place of the stacks.
+    Of a start that takes too long, see `rendezvous.limited`, a line in place of the stacks.
     """
     try:
         for name in EXIT_CODES:  # they are the other process's, which ends this one

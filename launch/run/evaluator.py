@@ -12,7 +12,7 @@ from ...engine.hooks.tensorboard import event_values
 from ...engine.hooks.tensorboard.event_files import EventFiles
 from ...engine.meter import Meter, Segment
 from ...engine.metrics.monitored import Monitored
-from ..cluster.meeting import Presence, answers
+from ..cluster.rendezvous import Presence, answers
 from ..command_line import checks
 from ..errors import UsageError, setting
 from ..host.signals import EXIT_CODES, Signals

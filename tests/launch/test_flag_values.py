@@ -11,7 +11,7 @@ import pytest
 from crankshaft.engine import optimizers
 from crankshaft.engine.optimizers import schedules
 from crankshaft.launch import errors, local, train
-from crankshaft.launch.cluster import meeting, servers
+from crankshaft.launch.cluster import rendezvous, servers
 from crankshaft.launch.cluster.supervisor import Supervisor
 from crankshaft.launch.command_line import registry, rules
 from crankshaft.launch.command_line.flags import FIELDS, USES
@@ -77,7 +77,7 @@ def ends(monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(place, name, lambda *arguments: None)
     starts = (
         (base, "make_strategy"),
-        (meeting, "Meeting"),
+        (rendezvous, "Rendezvous"),
         (servers, "serve"),
         (Supervisor, "run"),
     )

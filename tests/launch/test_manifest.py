@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from crankshaft.launch import manifest
-from crankshaft.launch.cluster import kubernetes, places
+from crankshaft.launch.cluster import discovery, kubernetes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUN = ("--model=mlp", "--input=digits", "--run_dir=/runs/first")
@@ -29,16 +29,16 @@ SHAPES = [
 ]
 
 
-def printed(capsys, place: str, *arguments: str) -> str:
+def printed(capsys, target: str, *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
-        manifest.main(["crankshaft manifest", place, *arguments])
+        manifest.main(["crankshaft manifest", target, *arguments])
     out, err = capsys.readouterr()
     assert ended.value.code == 0, err
     return out
 
 
-def objects(capsys, place: str, *arguments: str) -> list[dict]:
-    return list(yaml.safe_load_all(printed(capsys, place, "--image=registry/me:1", *arguments)))
+def objects(capsys, target: str, *arguments: str) -> list[dict]:
+    return list(yaml.safe_load_all(printed(capsys, target, "--image=registry/me:1", *arguments)))
 
 
 def jobs_of(found: list[dict]) -> list[dict]:
@@ -52,12 +52,12 @@ def jobs_of(found: list[dict]) -> list[dict]:
     return jobs
 
 
-@pytest.mark.parametrize("place", ["kubernetes", "jobset"])
+@pytest.mark.parametrize("target", ["kubernetes", "jobset"])
 @pytest.mark.parametrize("shape", SHAPES, ids=" ".join)
-def test_objects_are_kubernetes_own(capsys, place, shape):
+def test_objects_are_kubernetes_own(capsys, target, shape):
     validate = pytest.importorskip("kubernetes_validate", reason="pip install crankshaft[clusters]").validate
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install crankshaft[clusters]")
-    found = objects(capsys, place, *shape, "--", *RUN)
+    found = objects(capsys, target, *shape, "--", *RUN)
     for each in [each for each in found if each["kind"] != "JobSet"] + jobs_of(found):
         validate(each, "1.33", strict=True)
     for each in [each for each in found if each["kind"] == "JobSet"]:
@@ -77,10 +77,10 @@ def test_the_guides_train_job_is_kubeflows_own():
     assert kubernetes.tasks({**variables, **host}).addresses[7] == "first-node-0-7.first:2222"
 
 
-@pytest.mark.parametrize("place", ["kubernetes", "jobset"])
+@pytest.mark.parametrize("target", ["kubernetes", "jobset"])
 @pytest.mark.parametrize("shape", SHAPES, ids=" ".join)
-def test_each_pod_finds_its_task(capsys, place, shape):
-    found = objects(capsys, place, *shape, "--", *RUN)
+def test_each_pod_finds_its_task(capsys, target, shape):
+    found = objects(capsys, target, *shape, "--", *RUN)
     (service,) = (
         each["metadata"]["name"] if each["kind"] == "Service" else each["spec"]["network"]["subdomain"]
         for each in found
@@ -99,22 +99,22 @@ def test_each_pod_finds_its_task(capsys, place, shape):
     assert len(pods[0].addresses) == len(pods)
     if "--num_ps" in str(container["command"]):
         (ps,) = (int(word.partition("=")[2]) for word in container["command"] if word.startswith("--num_ps="))
-        last = places.arranged(pods[-1], ps, "--evaluator" in container["command"], {})
+        last = discovery.arranged(pods[-1], ps, "--evaluator" in container["command"], {})
         assert last.kind == ("evaluator" if "--evaluator" in container["command"] else "ps")
 
 
-@pytest.mark.parametrize("place", ["kubernetes", "jobset"])
-def test_words_reach_a_pod_as_they_were_given(capsys, place):
-    job = jobs_of(objects(capsys, place, "--", "my.py", *HOSTILE))[0]
+@pytest.mark.parametrize("target", ["kubernetes", "jobset"])
+def test_words_reach_a_pod_as_they_were_given(capsys, target):
+    job = jobs_of(objects(capsys, target, "--", "my.py", *HOSTILE))[0]
     command = job["spec"]["template"]["spec"]["containers"][0]["command"]
     # https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container: $$(x) stays $(x).
     assert [word.replace("$$(", "$(") for word in command] == ["python", "my.py", *HOSTILE]
     assert "$$(id)" in command[3]
 
 
-@pytest.mark.parametrize("place", ["kubernetes", "jobset"])
-def test_what_is_printed_explains_itself_once_and_has_no_aliases(capsys, place):
-    text = printed(capsys, place, "--image=me:1", "--ps=2", "--evaluator", "--", *RUN)
+@pytest.mark.parametrize("target", ["kubernetes", "jobset"])
+def test_what_is_printed_explains_itself_once_and_has_no_aliases(capsys, target):
+    text = printed(capsys, target, "--image=me:1", "--ps=2", "--evaluator", "--", *RUN)
     comments = re.findall(r"^ +# .*", text, re.MULTILINE)
     assert len(comments) == len(set(comments)) >= 9
     assert not re.search(r"[&*]id\d", text)
@@ -184,8 +184,8 @@ def test_what_restarts_and_what_does_not(capsys):
 
 
 MISTAKES = {
-    "no place": ([], "no place is given to crankshaft manifest; use slurm, kubernetes, jobset or dockerfile"),
-    "another place": (["yarn"], "yarn is given to"),
+    "no target": ([], "no target is given to crankshaft manifest; use slurm, kubernetes, jobset or dockerfile"),
+    "another target": (["yarn"], "yarn is given to"),
     "no command": (["slurm"], "what the tasks run is missing"),
     "no run_dir": (["slurm", "--", "--model=mlp"], "has no --run_dir=FOLDER"),
     "a relative run_dir": (["slurm", "--", "--run_dir=runs/a"], "--run_dir=runs/a is not an absolute path"),

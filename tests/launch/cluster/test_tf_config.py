@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from crankshaft.launch.cluster import meeting, tf_config
+from crankshaft.launch.cluster import rendezvous, tf_config
 from crankshaft.launch.cluster.cluster import Cluster, split
 from crankshaft.launch.errors import UsageError
 from tests.waiting import PATIENCE
@@ -129,8 +129,8 @@ def test_own_port_in_use_is_named(where):
     with socket.create_server((where, 0)) as taken:
         mine = on_this_host([taken.getsockname()[1]])
         with pytest.raises(UsageError, match=f"worker 0, this process, is at {mine.address}.*is in use"):
-            meeting.check_bindable(mine)
-    meeting.check_bindable(mine)
+            rendezvous.check_bindable(mine)
+    rendezvous.check_bindable(mine)
 
 
 def test_own_port_in_use_is_one_line_of_the_program(crank, monkeypatch):
@@ -147,10 +147,10 @@ def test_own_port_in_use_is_one_line_of_the_program(crank, monkeypatch):
 def test_bind_is_the_one_address_at_which_a_task_waits_for_its_peers():
     (port,) = free_ports(1)
     mine = dataclasses.replace(on_this_host([port]), bind="127.0.0.2")
-    with meeting.Meeting(mine):
-        assert [meeting.answers(f"127.0.0.{end}:{port}") for end in (1, 2)] == ["", "starting"]
+    with rendezvous.Rendezvous(mine):
+        assert [rendezvous.answers(f"127.0.0.{end}:{port}") for end in (1, 2)] == ["", "starting"]
     with pytest.raises(UsageError, match=r"^bind=192.0.2.1 is not an address of this host"):
-        meeting.check_bindable(dataclasses.replace(mine, bind="192.0.2.1"))
+        rendezvous.check_bindable(dataclasses.replace(mine, bind="192.0.2.1"))
 
 
 def test_port_that_lingers_is_free():
@@ -161,7 +161,7 @@ def test_port_that_lingers_is_free():
         client.close()
     with socket.socket() as naive, pytest.raises(OSError, match="in use"):
         naive.bind(("", port))
-    meeting.check_bindable(on_this_host([port]))
+    rendezvous.check_bindable(on_this_host([port]))
 
 
 @pytest.mark.parametrize(("host", "said"), [("192.0.2.1", "not this host"), ("nowhere.invalid", "not known")])
@@ -170,7 +170,7 @@ def test_own_address_elsewhere_is_warned_of(host, said, caplog):
     # 192.0.2.0/24 and .invalid are kept for documents (RFC 5737, RFC 2606): no host has them.
     (port,) = free_ports(1)
     with caplog.at_level("WARNING", logger="absl"):
-        meeting.check_bindable(Cluster((("worker 0", f"{host}:{port}"),), 0))
+        rendezvous.check_bindable(Cluster((("worker 0", f"{host}:{port}"),), 0))
     (record,) = caplog.records
     assert re.match(
         rf"TF_CONFIG's worker 0, this process, is at {host}:{port}, .*{said}.*correct the task's index",
@@ -183,14 +183,14 @@ def test_workers_meet_at_addresses_that_are_mapped_to_them():
     ports = free_ports(2)
     tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
     mapped = (("worker 0", f"worker-0.nowhere.invalid:{ports[0]}"), tasks[1])
-    meeting.check_bindable(mine := Cluster(mapped, 0))
-    with meeting.Meeting(Cluster(tasks, 1)), meeting.Meeting(mine) as peers:
+    rendezvous.check_bindable(mine := Cluster(mapped, 0))
+    with rendezvous.Rendezvous(Cluster(tasks, 1)), rendezvous.Rendezvous(mine) as peers:
         peers.wait(PATIENCE)
 
 
 WAIT = """
 import sys, time
-from crankshaft.launch.cluster import meeting
+from crankshaft.launch.cluster import rendezvous
 from crankshaft.launch.cluster.cluster import Cluster
 ports, index, delay, timeout = eval(sys.argv[1])
 print("ready", flush=True)
@@ -198,12 +198,12 @@ sys.stdin.readline()
 time.sleep(delay)
 tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
 try:
-    with meeting.Meeting(Cluster(tasks, index)) as peers:
+    with rendezvous.Rendezvous(Cluster(tasks, index)) as peers:
         peers.wait(timeout)
         time.sleep(0.3 * index)  # TensorFlow is imported
         peers.wait(timeout, ready=True)
         time.sleep(1.0)  # TensorFlow's server from here on
-except meeting.ClusterError as error:
+except rendezvous.ClusterError as error:
     sys.exit(str(error))
 """
 
@@ -250,14 +250,14 @@ def test_workers_that_do_not_come_are_named_by_all_who_did():
 
 
 def test_a_task_that_waits_says_once_for_whom(monkeypatch, caplog):
-    monkeypatch.setattr(meeting, "_SAYS_SECONDS", 0.2)
+    monkeypatch.setattr(rendezvous, "_SAYS_SECONDS", 0.2)
     ports = free_ports(3)
     third = f"worker 2 (localhost:{ports[2]}) to come, up to --cluster_timeout_seconds=0.7"
     with (
         caplog.at_level("WARNING", logger="absl"),
-        meeting.Meeting(on_this_host(ports, 1)),
-        meeting.Meeting(on_this_host(ports)) as first,
-        pytest.raises(meeting.ClusterError),
+        rendezvous.Rendezvous(on_this_host(ports, 1)),
+        rendezvous.Rendezvous(on_this_host(ports)) as first,
+        pytest.raises(rendezvous.ClusterError),
     ):
         first.wait(0.7)
     assert [record.getMessage() for record in caplog.records] == [f"worker 0 waits for {third}"]
@@ -267,16 +267,16 @@ def test_worker_that_left_before_the_last_came_is_named():
     ports, over = free_ports(3), threading.Event()
 
     def come_and_leave():
-        with meeting.Meeting(on_this_host(ports, 1)):
+        with rendezvous.Rendezvous(on_this_host(ports, 1)):
             time.sleep(1.0)
-        with meeting.Meeting(on_this_host(ports, 2)):
+        with rendezvous.Rendezvous(on_this_host(ports, 2)):
             over.wait(PATIENCE)
 
     others = threading.Thread(target=come_and_leave)
     others.start()
     with (
-        meeting.Meeting(on_this_host(ports)) as peers,
-        pytest.raises(meeting.ClusterError, match=r"^worker 1 \(.*\) came, left, and did not come back"),
+        rendezvous.Rendezvous(on_this_host(ports)) as peers,
+        pytest.raises(rendezvous.ClusterError, match=r"^worker 1 \(.*\) came, left, and did not come back"),
     ):
         peers.wait(2.0)
     over.set()
@@ -290,8 +290,8 @@ def test_what_listens_at_a_peers_port_and_is_no_task_is_named_in_time(says):
         threading.Thread(target=lambda: listener.accept()[0].send(says), daemon=True).start()
         line = r"^worker 1 \(.*\) did not come within cluster_timeout_seconds=0.5; it is stopped, or another program"
         with (
-            meeting.Meeting(on_this_host([own, other])) as peers,
-            pytest.raises(meeting.ClusterError, match=line),
+            rendezvous.Rendezvous(on_this_host([own, other])) as peers,
+            pytest.raises(rendezvous.ClusterError, match=line),
         ):
             peers.wait(0.5)
 
@@ -299,19 +299,19 @@ def test_what_listens_at_a_peers_port_and_is_no_task_is_named_in_time(says):
 def test_a_task_that_is_there_and_says_nothing_is_gone_after_a_while_and_one_that_speaks_is_not():
     """A stopped one: its kernel goes on to take callers."""
     silent, here = free_ports(2)
-    with socket.create_server(("", silent)), meeting.Meeting(on_this_host([here])):
-        presences = [meeting.Presence(f"localhost:{port}", 0.5) for port in (silent, here)]
+    with socket.create_server(("", silent)), rendezvous.Rendezvous(on_this_host([here])):
+        presences = [rendezvous.Presence(f"localhost:{port}", 0.5) for port in (silent, here)]
         assert [presence.is_gone() for presence in presences] == [True, False]
 
 
 def test_a_worker_that_ends_while_it_starts_is_named_before_the_time_is_up(monkeypatch):
-    monkeypatch.setattr(meeting, "_LEFT_SECONDS", 0.3)
+    monkeypatch.setattr(rendezvous, "_LEFT_SECONDS", 0.3)
     ports = free_ports(3)
-    with meeting.Meeting(on_this_host(ports)) as peers:
-        left = threading.Timer(0.3, meeting.Meeting(on_this_host(ports, 1)).__enter__().__exit__)
+    with rendezvous.Rendezvous(on_this_host(ports)) as peers:
+        left = threading.Timer(0.3, rendezvous.Rendezvous(on_this_host(ports, 1)).__enter__().__exit__)
         left.start()
         with pytest.raises(
-            meeting.ClusterError, match=rf"^worker 1 \(localhost:{ports[1]}\) came, and has not answered"
+            rendezvous.ClusterError, match=rf"^worker 1 \(localhost:{ports[1]}\) came, and has not answered"
         ):
             peers.wait(PATIENCE)
         left.join()
@@ -319,9 +319,9 @@ def test_a_worker_that_ends_while_it_starts_is_named_before_the_time_is_up(monke
 
 def test_who_is_ready_waits_for_a_peer_that_is_not():
     ports = free_ports(2)
-    with meeting.Meeting(on_this_host(ports)) as first, meeting.Meeting(on_this_host(ports, 1)) as second:
+    with rendezvous.Rendezvous(on_this_host(ports)) as first, rendezvous.Rendezvous(on_this_host(ports, 1)) as second:
         first.wait(PATIENCE)
-        with pytest.raises(meeting.ClusterError, match=r"worker 1 .* did not come within"):
+        with pytest.raises(rendezvous.ClusterError, match=r"worker 1 .* did not come within"):
             first.wait(0.3, ready=True)
         second.wait(PATIENCE, ready=True)
         first.wait(PATIENCE, ready=True)
@@ -329,14 +329,14 @@ def test_who_is_ready_waits_for_a_peer_that_is_not():
 
 STRATEGY = """
 import os, sys
-from crankshaft.launch.cluster import meeting, tf_config
+from crankshaft.launch.cluster import rendezvous, tf_config
 from crankshaft.launch.host.process import without_start_up_noise
 found = tf_config.from_environment(os.environ)
-with meeting.Meeting(found) as peers:
+with rendezvous.Rendezvous(found) as peers:
     peers.wait(600)
 with without_start_up_noise(quiet=True):
     import tensorflow as tf
-    with meeting.limited(2.0):
+    with rendezvous.limited(2.0):
         tf.distribute.MultiWorkerMirroredStrategy()
 """
 
@@ -344,7 +344,7 @@ with without_start_up_noise(quiet=True):
 def test_peer_that_dies_before_tensorflow_meets_it_ends_the_process_in_a_line():
     ports = free_ports(2)
     jobs = {"worker": [f"localhost:{port}" for port in ports]}
-    with meeting.Meeting(on_this_host(ports, 1)):  # comes, and is not TensorFlow
+    with rendezvous.Rendezvous(on_this_host(ports, 1)):  # comes, and is not TensorFlow
         done = subprocess.run(
             [sys.executable, "-c", STRATEGY],
             cwd=ROOT,

@@ -10,8 +10,8 @@ from tests.launch.neighbours import HOST, connect
 
 TWIN = f"""
 from crankshaft.launch.cluster.cluster import Cluster
-from crankshaft.launch.cluster.meeting import Meeting
-with Meeting(Cluster((("worker 0", "{HOST}:2222"), ("worker 1", "localhost:2223")), 0)) as peers:
+from crankshaft.launch.cluster.rendezvous import Rendezvous
+with Rendezvous(Cluster((("worker 0", "{HOST}:2222"), ("worker 1", "localhost:2223")), 0)) as peers:
     print("here", flush=True)
     if input() == "wait":
         peers.wait(0.5)

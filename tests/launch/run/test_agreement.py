@@ -21,7 +21,7 @@ class Worker:
 
     host: int
     said: list[str | None]
-    meeting: threading.Barrier
+    barrier: threading.Barrier
     num_hosts = 2
     host_names = ("worker 0", "worker 1")
 
@@ -31,9 +31,9 @@ class Worker:
 
     def exchange_text(self, text: str) -> list[str]:
         self.said[self.host] = text
-        self.meeting.wait(PATIENCE)
+        self.barrier.wait(PATIENCE)
         found = list(self.said)
-        self.meeting.wait(PATIENCE)
+        self.barrier.wait(PATIENCE)
         return found
 
     def exchange(self, value: int) -> list[int]:
@@ -48,11 +48,11 @@ def split(examples: int, turned: bool = False, ids=None) -> dict[str, int]:
 
 def compared(*train: dict[str, int]) -> list[str | None]:
     """What each of two workers says that have these splits to train on, and the same one to evaluate on."""
-    said, meeting = [None, None], threading.Barrier(2)
+    said, barrier = [None, None], threading.Barrier(2)
 
     def check(host: int) -> str | None:
         try:
-            agreement.check_data({"train": train[host], "eval": split(16)}, Worker(host, said, meeting))
+            agreement.check_data({"train": train[host], "eval": split(16)}, Worker(host, said, barrier))
         except UsageError as error:
             return str(error)
         return None

@@ -181,7 +181,7 @@ def test_replicas_that_sync_now_and_then_are_timed_in_whole_sync_periods():
     clock, program = Clock(), FakeProgram()
     began = []
 
-    class Meeting(FakeStrategy):
+    class Syncing(FakeStrategy):
         """Replicas meet at each fourth step, and where a call was asked to end."""
 
         sync_period_steps = 4
@@ -195,7 +195,7 @@ def test_replicas_that_sync_now_and_then_are_timed_in_whole_sync_periods():
 
     # Three calls of five steps warm up, and one of one step, a tenth of a round, finds the same rate; two of one step
     # end within a sync period; two more end it. A round of 10 s is of 10 steps, so of 8 or 12.
-    strategy = Meeting(program, [5], clock.advance)
+    strategy = Syncing(program, [5], clock.advance)
     found = rounds.run(strategy, program, Length(seconds=10.0), {}, clock)
     assert [step for step, _ in began[:7]] == [0, 5, 10, 15, 16, 17, 18]
     assert [limit for _, limit in began[3:7]] == [1, 1, 1, 2]

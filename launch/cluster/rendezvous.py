@@ -1,4 +1,4 @@
-"""Waits for the peers of a run before TensorFlow starts, and answers them meanwhile. Host code.
+"""The rendezvous of a run's tasks: waits for the peers before TensorFlow starts, and answers them. Host code.
 
 TensorFlow's constructor of a multi-worker strategy waits for all tasks without end, and holds Python's lock meanwhile:
 no thread and no signal handler runs. So the peers are awaited here, before it.
@@ -165,10 +165,10 @@ def keep_others_out(cluster: Cluster):
         yield
 
 
-class Meeting:
-    """Answers, within, whoever asks at this task's address whether it has come, and waits for its peers.
+class Rendezvous:
+    """Waits for the peers of this task, and within its context answers at its address that this task is here.
 
-    Each comes twice: as it starts, and once it is ready for TensorFlow's server, which answers for it from then on.
+    Each task arrives twice: as it starts, and once it is ready for TensorFlow's server, which answers from then on.
     """
 
     def __init__(self, cluster: Cluster):
@@ -177,9 +177,9 @@ class Meeting:
         self._callers = 0
         self._seen: dict[tuple[str, str], float] = {}  # by peer, when it answered last
 
-    def __enter__(self) -> Meeting:
+    def __enter__(self) -> Rendezvous:
         self._listener = _listen(self._cluster)
-        self._thread = threading.Thread(target=self._greet, name="meeting", daemon=True)
+        self._thread = threading.Thread(target=self._greet, name="rendezvous", daemon=True)
         self._thread.start()
         return self
 

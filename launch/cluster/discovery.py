@@ -1,7 +1,7 @@
-"""Finds out which tasks a run has, and which of them this process is, from where it was started. Host code.
+"""Discovers the tasks of a run, and which of them this process is. Host code.
 
-Asked in this order: `--cluster_hosts`, TF_CONFIG, Slurm's environment, Kubernetes'. The first that tells of tasks is
-taken, and nothing of it is guessed from another.
+Sources, in this order: `--cluster_hosts`, TF_CONFIG, Slurm's environment, Kubernetes'. The first that names tasks is
+used alone: nothing is completed from another.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Mapping
 from ..errors import UsageError, setting
 from . import kubernetes, slurm, tf_config
 from .cluster import Cluster, Tasks, counts, of_tasks, split
-from .meeting import Wait
+from .rendezvous import Wait
 
-_PLACES = (slurm.tasks, kubernetes.tasks)
+_SCHEDULERS = (slurm.tasks, kubernetes.tasks)
 _POLL_SECONDS = 1.0
 _OPEN = "TensorFlow's servers listen on all interfaces and trust whoever calls: close the tasks' ports to all others"
 
 
 def tasks_of(environment: Mapping[str, str]) -> Tasks | None:
-    """Returns the tasks of the place that started this process; None where it started one alone, or none did.
+    """Returns the tasks that a scheduler started together with this process; None without one, or for a single task.
 
     Raises:
-      UsageError: what a place says of its tasks is wrong, or two tell of different numbers of them.
+      UsageError: a scheduler's variables are wrong, or two schedulers have different numbers of tasks.
     """
-    places = [tasks for place in _PLACES if (tasks := place(environment)) and len(tasks.addresses) > 1]
-    if len({len(tasks.addresses) for tasks in places}) > 1:
+    found = [tasks for read in _SCHEDULERS if (tasks := read(environment)) and len(tasks.addresses) > 1]
+    if len({len(tasks.addresses) for tasks in found}) > 1:
         raise UsageError(
-            f"{' and '.join(f'{tasks.source} has {len(tasks.addresses)} tasks' for tasks in places)}; give "
+            f"{' and '.join(f'{tasks.source} has {len(tasks.addresses)} tasks' for tasks in found)}; give "
             f"{setting('cluster_hosts')} and {setting('task_index')}, or unset the variables of one"
         )
-    return places[0] if places else None
+    return found[0] if found else None
 
 
 def of_hosts(hosts: str, index: int | None) -> Tasks:
@@ -69,7 +69,7 @@ def arranged(tasks: Tasks, num_ps: int, evaluator: bool, environment: Mapping[st
 
 
 def check_agree(cluster: Cluster, environment: Mapping[str, str]) -> None:
-    """Raises `UsageError` where TF_CONFIG has another number of tasks than the place that started this process."""
+    """Raises `UsageError` where TF_CONFIG has another number of tasks than the scheduler that started this process."""
     started = tasks_of(environment)
     if started and len(started.addresses) != len(cluster.addresses):
         raise UsageError(
