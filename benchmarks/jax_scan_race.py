@@ -22,7 +22,7 @@ from .race import (
     add_arguments,
     check_arguments,
     cpu_model,
-    find_about,
+    find_facts,
     find_versions,
     quality_table,
     read_result,
@@ -184,20 +184,20 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    about = find_about(arguments) | {"cpu": cpu_model(), "usable_cores": len(usable_cores())}
+    facts = find_facts(arguments) | {"cpu": cpu_model(), "usable_cores": len(usable_cores())}
     races = [JaxRace(name, arguments.seconds, arguments.quality_steps) for name in arguments.workloads]
     for race in races:
         for _ in range(arguments.rounds):
             race.run_round(arguments.jax_python)
-    about["versions"] = find_versions(races)
+    facts["versions"] = find_versions(races)
     note = (
-        f"Batch {BATCH_SIZE} of 28x28x1 float32 in memory, Adam; rounds in turn: {about['rounds']}, "
-        f"{about['seconds']:g} s a measurement, compilation apart. JAX at its best: the fastest of the settings below."
+        f"Batch {BATCH_SIZE} of 28x28x1 float32 in memory, Adam; rounds in turn: {facts['rounds']}, "
+        f"{facts['seconds']:g} s a measurement, compilation apart. JAX at its best: the fastest of the settings below."
     )
     tables = (speed_table(races), ratio_table(races), all_table(races))
-    print(report(races, about, note, *tables, quality_table(races, arguments.quality_steps)))
+    print(report(races, facts, note, *tables, quality_table(races, arguments.quality_steps)))
     if arguments.json:
-        write_figures(arguments.json, about, races)
+        write_figures(arguments.json, facts, races)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from .race import (
     add_arguments,
     check_arguments,
     cpu_model,
-    find_about,
+    find_facts,
     find_versions,
     quality_table,
     read_result,
@@ -233,23 +233,23 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    about = find_about(arguments) | {"cpu": cpu_model(), "usable_cores": WORKERS}
+    facts = find_facts(arguments) | {"cpu": cpu_model(), "usable_cores": WORKERS}
     cores = usable_cores()[:WORKERS]
     races = [WorkersRace(name, arguments.seconds, arguments.quality_steps) for name in arguments.workloads]
     for race in races:
         for _ in range(arguments.rounds):
             race.run_round(arguments.peers, cores, arguments.torch_python)
-    about["versions"] = find_versions(races)
+    facts["versions"] = find_versions(races)
     note = (
         f"{WORKERS} workers, a core each, batch {BATCH_SIZE} a worker of 28x28x1 float32 in memory, Adam; rounds in "
-        f"turn: {about['rounds']}, {about['seconds']:g} s a measurement, compilation apart."
+        f"turn: {facts['rounds']}, {facts['seconds']:g} s a measurement, compilation apart."
     )
     if arguments.torch_python is None:
         note += " DDP was left out: it needs --torch_python."
     tables = (speed_table(races), share_table(races), quality_table(races, arguments.quality_steps))
-    print(report(races, about, note, *tables))
+    print(report(races, facts, note, *tables))
     if arguments.json:
-        write_figures(arguments.json, about, races)
+        write_figures(arguments.json, facts, races)
 
 
 if __name__ == "__main__":

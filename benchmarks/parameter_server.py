@@ -30,7 +30,7 @@ from .race import (
     add_arguments,
     check_arguments,
     cpu_model,
-    find_about,
+    find_facts,
     find_versions,
     quality_table,
     read_result,
@@ -338,7 +338,7 @@ def bytes_races(arguments: argparse.Namespace) -> Iterator[BytesRace]:
 
 def main() -> None:
     arguments = parse_arguments()
-    about = find_about(arguments) | {"cpu": cpu_model(), "usable_cores": len(usable_cores())}
+    facts = find_facts(arguments) | {"cpu": cpu_model(), "usable_cores": len(usable_cores())}
     speed = [ServersRace(name, arguments.seconds, arguments.quality_steps) for name in arguments.workloads]
     parts = {
         "speed": (speed, speed_table),
@@ -351,19 +351,19 @@ def main() -> None:
             for race in races:
                 race.run_round()
     every = [race for races, _ in chosen.values() for race in races]
-    about["versions"] = find_versions(every)
+    facts["versions"] = find_versions(every)
     note = (
-        f"{WORKERS} workers and {SERVERS} servers on one machine; rounds in turn: {about['rounds']}, "
-        f"{about['seconds']:g} s a measurement, compilation apart. Speed: batch {BATCH_SIZE} an update, Adam. Tables: "
+        f"{WORKERS} workers and {SERVERS} servers on one machine; rounds in turn: {facts['rounds']}, "
+        f"{facts['seconds']:g} s a measurement, compilation apart. Speed: batch {BATCH_SIZE} an update, Adam. Tables: "
         f"{arguments.table_optimizer}, batch {TABLE_BATCH} of {FIELDS} ids, drawn evenly. Bytes: a table of "
         f"{BYTES_ROWS:,} x {WIDTH}, ids of a power law; computed, and as the loopback counted them once, with headers."
     )
     tables = [show(races) for races, show in chosen.values() if races]
     if "speed" in chosen:
         tables.append(quality_table(speed, arguments.quality_steps))
-    print(report(every, about, note, *tables))
+    print(report(every, facts, note, *tables))
     if arguments.json:
-        write_figures(arguments.json, about, every)
+        write_figures(arguments.json, facts, every)
 
 
 if __name__ == "__main__":

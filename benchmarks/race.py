@@ -145,7 +145,7 @@ def _quality(race: Race) -> Iterator[list[str]]:
             yield [race.workload.title, peer, f"{first['loss']:.4f}", f"{first[race.workload.metric]:.2%}"]
 
 
-def find_about(arguments: argparse.Namespace) -> dict:
+def find_facts(arguments: argparse.Namespace) -> dict:
     """When, by which command and on how busy a machine: as it is before the first measurement."""
     return {
         "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
@@ -169,24 +169,24 @@ def cpu_model() -> str:
     return found[1] if found else "unknown CPU"
 
 
-def report(races: Sequence[Race], about: dict, note: str, *tables: str) -> str:
-    """In Markdown: the machine, the note, the tables, the commands. `about` needs cpu, usable_cores, versions too."""
+def report(races: Sequence[Race], facts: dict, note: str, *tables: str) -> str:
+    """In Markdown: the machine, the note, the tables, the commands. `facts` needs cpu, usable_cores, versions too."""
     commands = "\n".join(command for race in races for command in race.commands.values())
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items() if version)
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
     return "\n\n".join(
         (
-            f"{about['date']}, {about['cpu']}, {about['usable_cores']:g} cores, load before {about['load_before']}; "
+            f"{facts['date']}, {facts['cpu']}, {facts['usable_cores']:g} cores, load before {facts['load_before']}; "
             + versions,
             note,
             *tables,
-            f"```\n{about['command']}\n\n# each measurement, in a process of its own:\n{commands}\n```",
+            f"```\n{facts['command']}\n\n# each measurement, in a process of its own:\n{commands}\n```",
         )
     )
 
 
-def write_figures(path: str, about: dict, races: Sequence[Race]) -> None:
+def write_figures(path: str, facts: dict, races: Sequence[Race]) -> None:
     measured = {race.name: race.measured for race in races}
-    Path(path).write_text(json.dumps({**about, "measured": measured}, indent=1), encoding="utf-8")
+    Path(path).write_text(json.dumps({**facts, "measured": measured}, indent=1), encoding="utf-8")
 
 
 def add_arguments(parser: argparse.ArgumentParser, workloads: Sequence[str] = IMAGES) -> None:

@@ -35,7 +35,7 @@ def main() -> None:
         print(f"{strategy} is left out: {why}", flush=True)
     rows = _rows(asked.workloads, [setup for setup in setups.values() if isinstance(setup, Setup)])
     suite = Suite(rows, asked.rounds, asked.seconds, asked.quality_steps, environment=untuned(os.environ))
-    about: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "date": heading(BATCH_SIZE)["date"],
         "command": shlex.join(["python", "-m", "benchmarks.standard", *sys.argv[1:]]),
         "load_before": ", ".join(f"{load:.2f}" for load in os.getloadavg()),
@@ -47,10 +47,10 @@ def main() -> None:
             suite.run()
     except Stopped as stopped:
         code = stopped.code
-        about["stopped"] = "the rest: it was stopped"
-    text = standard_report.markdown(suite, about, left_out)
+        facts["stopped"] = "the rest: it was stopped"
+    text = standard_report.markdown(suite, facts, left_out)
     print(f"\n{text}", flush=True)
-    print(f"written to {_write(asked.output_dir, text, standard_report.figures(suite, about, left_out))}", flush=True)
+    print(f"written to {_write(asked.output_dir, text, standard_report.figures(suite, facts, left_out))}", flush=True)
     sys.exit(code or any(row.failed for row in rows))
 
 

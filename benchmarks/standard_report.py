@@ -19,32 +19,32 @@ def environment_of(rows: Sequence[Row]) -> dict[str, Any]:
     return max(found, key=lambda each: each.get("usable_cores") or 0, default={})
 
 
-def markdown(suite: Suite, about: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
+def markdown(suite: Suite, facts: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
     """Returns the whole report.
 
     Args:
       suite: measured.
-      about: date, command, load_before, and `stopped`, why it is not whole, or None.
+      facts: date, command, load_before, and `stopped`, why it is not whole, or None.
       left_out: strategies that this machine can't run, and why.
     """
     environment = environment_of(suite.rows)
     parts = [
-        f"# Crankshaft's standard benchmarks, {about['date'][:10]}",
-        _machine(environment, about),
+        f"# Crankshaft's standard benchmarks, {facts['date'][:10]}",
+        _machine(environment, facts),
         _note(suite),
         _speed_table(suite.rows),
-        _list("Not measured:", [*_left_out(suite.rows, left_out), *([about["stopped"]] if about["stopped"] else [])]),
+        _list("Not measured:", [*_left_out(suite.rows, left_out), *([facts["stopped"]] if facts["stopped"] else [])]),
         _quality_table(suite),
-        _commands(suite.rows, about["command"]),
+        _commands(suite.rows, facts["command"]),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _machine(environment: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+def _machine(environment: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     versions = [f"{name} {version}" for name, version in (environment.get("versions") or {}).items() if version]
     cores = environment.get("usable_cores")
     machine = [environment.get("cpu") or "unknown CPU", *([f"{cores:g} cores"] if cores else [])]
-    return ", ".join([about["date"], *machine, f"load before {about['load_before']}"]) + f"; {', '.join(versions)}."
+    return ", ".join([facts["date"], *machine, f"load before {facts['load_before']}"]) + f"; {', '.join(versions)}."
 
 
 def _note(suite: Suite) -> str:
@@ -124,10 +124,10 @@ def _commands(rows: Sequence[Row], command: str) -> str:
     return "\n".join(["```", command, "", "# each measurement, in a process of its own:", *lines, "```"])
 
 
-def figures(suite: Suite, about: Mapping[str, Any], left_out: Mapping[str, str]) -> dict[str, Any]:
+def figures(suite: Suite, facts: Mapping[str, Any], left_out: Mapping[str, str]) -> dict[str, Any]:
     """Returns everything that was measured. Plain JSON."""
     return {
-        **about,
+        **facts,
         "rounds": suite.rounds,
         "seconds": suite.seconds,
         "environment": environment_of(suite.rows),

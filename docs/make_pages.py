@@ -63,9 +63,11 @@ and its flags."""
 def pages() -> dict[str, str]:
     """Returns the text of each page, by its name."""
     kinds = [
-        [f"`{kind}`", f"`{name}`", key.about] for kind, keys in events.SCHEMA.items() for name, key in keys.items()
+        [f"`{kind}`", f"`{name}`", key.description]
+        for kind, keys in events.SCHEMA.items()
+        for name, key in keys.items()
     ]
-    keys = [[f"`{name}`", key.about] for name, key in result.KEYS.items()]
+    keys = [[f"`{name}`", key.description] for name, key in result.KEYS.items()]
     return {
         "flags.md": _flags(),
         "events.md": _with_table("events.md", _table(kinds, ("`event`", "key", "what it is"))),
@@ -101,10 +103,10 @@ def _command(command: type) -> str:
 
 
 def _row(field: dataclasses.Field) -> list[str]:
-    about, default = field.metadata["about"], default_of(field)
+    info, default = field.metadata["info"], default_of(field)
     shown = "" if default in (None, "", [], {}) else str(default).lower() if isinstance(default, bool) else str(default)
-    takes = re.sub(r"from (\S+) to 2147483647", r"of \1 or more", about.kind.wants)
-    return [f"`--{field.name}`", takes, shown and f"`{shown}`", about.help]
+    takes = re.sub(r"from (\S+) to 2147483647", r"of \1 or more", info.kind.wants)
+    return [f"`--{field.name}`", takes, shown and f"`{shown}`", info.help]
 
 
 def _entries(kind: str) -> str:

@@ -141,13 +141,13 @@ class CsvTable(ParquetTable):
         made_by |= {"names": names} if names else {}
         made = prepared(files, "csv", made_by, write, prepared_dir)
         super().__init__(TableFiles(Files([made.path]), {}), (), [_metadata(made)], os.path.dirname(made.path))
-        self.kinds: dict[str, str] = made.about["kinds"]
-        self._records: list[int] = made.about["records"]
+        self.kinds: dict[str, str] = made.metadata["kinds"]
+        self._records: list[int] = made.metadata["records"]
         self.where = files.paths[0]
-        for name, why in made.about["why"].items():
+        for name, why in made.metadata["why"].items():
             self.columns[name] = Column("text", why=why)
-        self.problems = made.about["problems"]
-        self.identity = f"{sum(self._records)} records of {made.about['files']}"
+        self.problems = made.metadata["problems"]
+        self.identity = f"{sum(self._records)} records of {made.metadata['files']}"
         if found.keys:
             self.identity += f" {found.keys}"
         listing.log_empty([path for path, count in zip(files.paths, self._records, strict=True) if not count])
@@ -166,7 +166,7 @@ def _metadata(made: Prepared) -> Any:
     import pyarrow
     import pyarrow.parquet
 
-    offset, length, checksum = made.about["metadata"]
+    offset, length, checksum = made.metadata["metadata"]
     data = made.read(offset, length)
     if zlib.crc32(data) != checksum:
         raise SourceError(str(made.damaged("its index")))
@@ -237,7 +237,7 @@ def _write(
                 f"{setting('input_arg')}=texts={name}"
             )
     why = {name: column.why for name, column in columns.items() if column.why}
-    writer.about.update(kinds=kinds, why=why, problems=problems, records=records, files=reading.digest)
+    writer.metadata.update(kinds=kinds, why=why, problems=problems, records=records, files=reading.digest)
 
 
 def _write_parquet(writer: Writer, reading: Records, kinds: dict[str, str], like: str | None) -> dict[str, int]:
@@ -275,7 +275,7 @@ def _write_parquet(writer: Writer, reading: Records, kinds: dict[str, str], like
                 rest = rest[whole:].combine_chunks()
         if len(rest):
             parquet.write_table(rest, row_group_size=group_rows)
-    writer.about["metadata"] = sink.metadata()
+    writer.metadata["metadata"] = sink.metadata()
     return records
 
 

@@ -119,10 +119,10 @@ class Windows(Source):
 
     def __init__(self, data: Prepared):
         self._prepared = data
-        self._context: int = data.about["context"]
-        tokens_of = ("tokens", data.about["dtype"], (self._context + 1,))
+        self._context: int = data.metadata["context"]
+        tokens_of = ("tokens", data.metadata["dtype"], (self._context + 1,))
         self._record = np.dtype([tokens_of, ("checksum", _CHECKSUM)])
-        self.labels: int = data.about["labels"]
+        self.labels: int = data.metadata["labels"]
         self.element_spec = (Spec((self._context,), np.int32), Spec((self._context,), np.int32))
         self.chunk_examples = _REMOTE_CHUNK if storage.is_remote(data.path) else 1
 
@@ -145,7 +145,7 @@ class Windows(Source):
         return self._prepared.files()
 
     def identity(self) -> str:
-        return f"{len(self)} windows of {self._prepared.about['digest']}"
+        return f"{len(self)} windows of {self._prepared.metadata['digest']}"
 
 
 def _files(data_dir: str | None, flag: str) -> Files:
@@ -174,7 +174,7 @@ def _write(writer: Writer, files: Files, documents: str, made: Tokens, context: 
         raise InputError(f"{files.paths[0]}: expected documents, found empty lines alone; give text")
     if len(row) > 1:
         _write_windows(writer, np.pad(row, (0, context + 1 - len(row)), constant_values=made.separator), context)
-    writer.about.update(context=context, dtype=dtype.str, labels=labels)
+    writer.metadata.update(context=context, dtype=dtype.str, labels=labels)
 
 
 def _write_windows(writer: Writer, row: np.ndarray, context: int) -> None:

@@ -38,7 +38,7 @@ def _candidates(words: list[str]) -> list[str]:
         return _beginning(last, COMMANDS)
     of_command = _flags(before)
     name, is_value, _ = last.removeprefix("--").partition("=")
-    kinds = {name: field.metadata["about"].kind for name, field in of_command.items()}
+    kinds = {name: field.metadata["info"].kind for name, field in of_command.items()}
     if is_value and name in kinds:
         choices = registry.NAMES.get(name) or kinds[name].choices
         return _beginning(last, (f"--{name}={choice}" for choice in choices))

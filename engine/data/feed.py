@@ -116,7 +116,7 @@ class Feed(abc.ABC):
         """Returns the paths of the files that are read as steps go, where the source names them."""
         return ()
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Returns what a run's checkpoints keep of what was found out about the data, plain JSON; {}: nothing."""
         return {}
 

@@ -329,8 +329,8 @@ class StreamedFeed(Feed):
         self._parts = self._mesh.part(0, self._strategy.num_replicas_in_sync)[1] // len(share.counts)
         self._first_part = share.process * self._parts
 
-    def about(self) -> dict[str, Any]:
-        return self.share.about()
+    def metadata(self) -> dict[str, Any]:
+        return self.share.metadata()
 
     @property
     def bytes_read(self) -> int | None:
@@ -349,7 +349,9 @@ class StreamedFeed(Feed):
             lambda part: f"{tf.as_dtype(part.dtype).name} {part.shape}", self.share.stream.element_spec
         )
         order = self.order
-        return json.dumps([self.share.about(), order.batch_size, order.seed, self._shuffle_buffer, spec], default=str)
+        return json.dumps(
+            [self.share.metadata(), order.batch_size, order.seed, self._shuffle_buffer, spec], default=str
+        )
 
     def reach(self, step: int, limit: int) -> int:
         # Replicas gather as many rows at each step of a call, as TensorFlow's collectives require.

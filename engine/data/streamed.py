@@ -278,7 +278,7 @@ class Share:
             return f"divided by files, {', '.join(f'{each:,}' for each in self.counts)}"
         return "divided by examples, each worker reads all and takes its rows of a batch"
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Returns what a run's checkpoints keep of it: plain JSON, `divide` takes it as `known`."""
         return {"by": "file" if self.by_file else "example", "counts": list(self.counts)}
 
@@ -300,7 +300,7 @@ def divide(
       stream: the whole.
       processes: `engine.strategies.base.Processes`.
       policy: AUTO: by files if there are as many as processes, FILE: by files, DATA, OFF: by rows.
-      known: what an earlier process of the run has found, `Share.about`: it is not counted again.
+      known: what an earlier process of the run has found, `Share.metadata`: it is not counted again.
       watch: shown what is counted.
       timeout_seconds: see `Patience`, of counting.
 

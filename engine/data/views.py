@@ -150,13 +150,13 @@ def _weights(labels: tf.Tensor, class_weight: Mapping[int, float]) -> tf.Tensor:
     return tf.reduce_sum(is_its * [*class_weight.values()], 1) + 1.0 - tf.reduce_sum(is_its, 1)
 
 
-def _made(split: Source | Stream, function: Callable[..., tuple], about: str = "") -> Source | Stream:
+def _made(split: Source | Stream, function: Callable[..., tuple], tag: str = "") -> Source | Stream:
     """Returns a split whose labels and weights are made of another's.
 
     Args:
       split: with labels.
       function: of labels and, where there are any, weights, nests of tensors [n, ...]; returns what is in their places.
-      about: what tells it from other functions, for the identity of a source that is read.
+      tag: what tells it from other functions, for the identity of a source that is read.
     """
 
     def made(x, *parts):
@@ -171,15 +171,15 @@ def _made(split: Source | Stream, function: Callable[..., tuple], about: str = "
     if (arrays := split.as_arrays()) is not None:
         x, *parts = made(*arrays)
         return ArraySource((x, *tf.nest.map_structure(np.asarray, parts)))
-    return _Decoded(split, made, about)
+    return _Decoded(split, made, tag)
 
 
 class _Decoded(WrappedSource):
     """A source whose examples are made of another's; see `_made`."""
 
-    def __init__(self, source: Source, function: Callable[..., tuple], about: str):
+    def __init__(self, source: Source, function: Callable[..., tuple], tag: str):
         super().__init__(source)
-        self._function, self._about = function, about
+        self._function, self._tag = function, tag
         made = tf.nest.map_structure(np.asarray, function(*example(source)))
         self.element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), made)
 
@@ -187,7 +187,7 @@ class _Decoded(WrappedSource):
         return self._function(*super().decode(stored, seeds))
 
     def identity(self) -> str:
-        return f"{self._about}{super().identity()}"
+        return f"{self._tag}{super().identity()}"
 
 
 class _Piped(WrappedStream):

@@ -155,8 +155,8 @@ class Peers:
 
     def _send(self, other: int) -> None:
         known = self.heard[other].process if other in self.heard else self._greeted.get(other, "")
-        about = {"job": self._job, "worker": self.worker, "process": self._process, "number": next(self._numbers)}
-        data = json.dumps(about | {"to": known} | self._state, ensure_ascii=False).encode()
+        header = {"job": self._job, "worker": self.worker, "process": self._process, "number": next(self._numbers)}
+        data = json.dumps(header | {"to": known} | self._state, ensure_ascii=False).encode()
         if other in self._where:
             with contextlib.suppress(OSError):  # nobody there (yet, or any more), or no room in the buffer
                 self._socket.sendto(self._sign(data) + data, self._where[other])

@@ -92,11 +92,11 @@ class Recorder(Hook):
         self._figures = Figures(status.state.trainer)
         incarnation = self.past.incarnations
         lost = "it ended without a word: it was killed, or its host was lost"
-        about: dict[str, Any] = {"version": VERSION, "incarnation": incarnation, "pid": os.getpid()}
-        about |= {"host": socket.gethostname(), "cause": (self.past.cause or lost) if incarnation else None}
-        about |= self._around.get("start", {})
-        about |= {"until_step": status.until_step, "steps_per_epoch": status.steps_per_epoch}
-        self._log.write("start", status.step, **about, seconds={"start": age}, spent=self._goodput.spent)
+        start: dict[str, Any] = {"version": VERSION, "incarnation": incarnation, "pid": os.getpid()}
+        start |= {"host": socket.gethostname(), "cause": (self.past.cause or lost) if incarnation else None}
+        start |= self._around.get("start", {})
+        start |= {"until_step": status.until_step, "steps_per_epoch": status.steps_per_epoch}
+        self._log.write("start", status.step, **start, seconds={"start": age}, spent=self._goodput.spent)
         for event in ("config", "cluster"):
             self._log.write(event, status.step, **self._around.get(event, {}))
         self._writing.open()

@@ -81,11 +81,11 @@ class Key(NamedTuple):
 
     Attributes:
       fits: returns whether a value matches; null always does: it is unknown, or not finite.
-      about: what it is, for docs/events.md.
+      description: what it is, for docs/events.md.
     """
 
     fits: Callable[[Any], bool]
-    about: str
+    description: str
 
 
 _TASKS = _rows(address=_text)

@@ -227,7 +227,7 @@ class Strategy(Processes, abc.ABC):
           split: a `Source` or a `Stream`.
           global_batch_size: examples a step, over all replicas.
           seed: shuffles each epoch again; None keeps the examples' own order.
-          known: what an earlier process of the run found of this data, its feed's `about()`; it need not look again.
+          known: what an earlier process of the run found of this data, its feed's `metadata()`; it need not look again.
             With "resumed" if the batch size has changed, for `Order.after`. Is given where that is not {}: a strategy
             without feeds that say something need not take it.
         """
@@ -378,7 +378,7 @@ class Strategy(Processes, abc.ABC):
             "hosts": self.num_hosts,
         }
 
-    def about(self) -> list[str]:
+    def summary_lines(self) -> list[str]:
         """Lines that a run begins with, of what the strategy has decided."""
         return []
 

@@ -85,7 +85,7 @@ class Replicated(Strategy):
         order = self._order_of(split, global_batch_size, steps, seed).after(known)
         return ReadFeed(devices, split, order, options.read_timeout_seconds)
 
-    def about(self) -> list[str]:
+    def summary_lines(self) -> list[str]:
         """Describes how streams are divided among workers, a line each."""
         return self._divided
 

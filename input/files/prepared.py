@@ -45,7 +45,7 @@ class Prepared:
 
     Attributes:
       path: the same.
-      about: what it says of itself.
+      metadata: what it says of itself.
 
     Raises:
       InputError: it is not there.
@@ -59,10 +59,10 @@ class Prepared:
         length, checksum, mark = (
             _END.unpack(self.read(size - _END.size, _END.size)) if size >= _END.size else (0, 0, b"")
         )
-        about = self.read(size - _END.size - length, length) if mark == _MARK and length <= size - _END.size else b""
-        if mark != _MARK or zlib.crc32(about) != checksum:
+        metadata = self.read(size - _END.size - length, length) if mark == _MARK and length <= size - _END.size else b""
+        if mark != _MARK or zlib.crc32(metadata) != checksum:
             raise SourceError(f"{path} is not whole; remove it, and it is made again")
-        self.about: dict[str, Any] = json.loads(about)
+        self.metadata: dict[str, Any] = json.loads(metadata)
 
     def read(self, offset: int, length: int) -> bytes:
         """Returns some of its bytes. Raises `SourceError` if the file has shrunk or can't be read."""
@@ -95,7 +95,7 @@ class HeldInMemory(Prepared):
         content = io.BytesIO()
         write(writer := Writer(content))
         self.path, self._content = name, content.getvalue()
-        self.about = writer.end()
+        self.metadata = writer.end()
 
     def read(self, offset: int, length: int) -> bytes:
         return self._content[offset : offset + length]
@@ -114,14 +114,14 @@ class Writer:
       file: to write to.
 
     Attributes:
-      about: what the file shall say of itself, as JSON has it.
+      metadata: what the file shall say of itself, as JSON has it.
       offset: bytes written so far.
     """
 
     def __init__(self, file):
         self._file = file
         self._digest = hashlib.blake2b(digest_size=8)
-        self.about: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}
         self.offset = 0
 
     def write(self, data: bytes) -> None:
@@ -132,9 +132,9 @@ class Writer:
 
     def end(self) -> dict[str, Any]:
         """Appends what the file says of itself, and returns it; `digest` of its bytes is among that."""
-        said = {**self.about, "digest": self._digest.hexdigest()}
-        about = json.dumps(said).encode()
-        self._file.write(about + _END.pack(len(about), zlib.crc32(about), _MARK))
+        said = {**self.metadata, "digest": self._digest.hexdigest()}
+        metadata = json.dumps(said).encode()
+        self._file.write(metadata + _END.pack(len(metadata), zlib.crc32(metadata), _MARK))
         return said
 
 

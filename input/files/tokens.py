@@ -221,10 +221,10 @@ def learned(size: int, files: Files, pieces: Iterable[TextPiece], folder: str | 
         trainer = library.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
         tokenizer.train_from_iterator(texts(), trainer)
         writer.write(json.dumps(json.loads(tokenizer.to_str())).encode())
-        writer.about["bytes"] = writer.offset
+        writer.metadata["bytes"] = writer.offset
 
     vocabulary = prepared(files, "vocabulary", {"size": size}, write, folder)
-    return Vocabulary(vocabulary.read(0, vocabulary.about["bytes"]).decode(), vocabulary.path, "")
+    return Vocabulary(vocabulary.read(0, vocabulary.metadata["bytes"]).decode(), vocabulary.path, "")
 
 
 def _library() -> Any:

@@ -73,17 +73,17 @@ class Features:
     Attributes:
       by_name: the features that are read.
       example: nest of tuples and dicts of their names.
-      about: what else is known (`input.known`), and the splits.
+      extra: what else is known (`input.known`), and the splits.
     """
 
     by_name: dict[str, RecordFeature]
     example: Any
-    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def raw(self) -> bool:
         """Whether a record is the bytes of its one feature, and no tf.train.Example."""
-        return self.about.get("records") == "raw"
+        return self.extra.get("records") == "raw"
 
     @property
     def element_spec(self) -> Any:
@@ -91,7 +91,7 @@ class Features:
 
     def as_json(self) -> dict[str, Any]:
         described = {name: feature.as_json() for name, feature in self.by_name.items()}
-        return {"features": described, "example": self.example, **self.about}
+        return {"features": described, "example": self.example, **self.extra}
 
 
 def nested(example: Any, convert: Callable[[str], Any]) -> Any:
@@ -189,14 +189,14 @@ def _of_json(path: str, content: dict, label: str, weight: str) -> Features:
     if tfds.is_of_tfds(content):
         content = tfds.as_ours(path, content)
     by_name = {}
-    for name, about in content["features"].items():
-        if not isinstance(about, dict):
-            raise InputError(f"{path}: {name} is {about!r:.40}; give its shape, dtype and what it is stored as")
-        dtype = _dtype(f"{path}: {name}", about.get("dtype", ""))
-        shape = about.get("shape", [])
+    for name, entry in content["features"].items():
+        if not isinstance(entry, dict):
+            raise InputError(f"{path}: {name} is {entry!r:.40}; give its shape, dtype and what it is stored as")
+        dtype = _dtype(f"{path}: {name}", entry.get("dtype", ""))
+        shape = entry.get("shape", [])
         if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
             raise InputError(f"{path}: {name} has shape {shape!r:.40}; give a list of sizes, e.g. [28, 28, 1]")
-        stored = about.get("stored", _usually_stored(dtype))
+        stored = entry.get("stored", _usually_stored(dtype))
         if stored not in STORED or (dtype.hasobject and stored != "bytes"):
             raise InputError(f"{path}: {name} is stored as {stored!r:.40}; use bytes, float or int64 (text: bytes)")
         by_name[name] = RecordFeature(name, stored, Spec(tuple(shape), dtype))
@@ -208,10 +208,10 @@ def _of_json(path: str, content: dict, label: str, weight: str) -> Features:
         if strange := [name for name in names_in(example) if name not in by_name]:
             raise InputError(f"{path}: its example has {strange[0]!r}, which is none of {', '.join(by_name)}; mend it")
     used = {name: by_name[name] for name in names_in(example)}
-    about = {key: value for key, value in content.items() if key not in ("features", "example", "label", "weight")}
-    if about.get("records") == "raw" and (len(used) > 1 or next(iter(used.values())).stored != "bytes"):
+    extra = {key: value for key, value in content.items() if key not in ("features", "example", "label", "weight")}
+    if extra.get("records") == "raw" and (len(used) > 1 or next(iter(used.values())).stored != "bytes"):
         raise InputError(f"{path}: raw records are the bytes of one feature, and it names {', '.join(used)}; mend it")
-    return Features(used, example, about)
+    return Features(used, example, extra)
 
 
 def _usually_stored(dtype: np.dtype) -> str:

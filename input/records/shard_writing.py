@@ -59,14 +59,14 @@ class Shard:
     stop: int
 
 
-def described(element_spec: Any, about: dict[str, Any]) -> Features:
+def described(element_spec: Any, extra: dict[str, Any]) -> Features:
     """Returns the features by which examples are written.
 
     float32 is stored as floats; other numbers as their bytes; text as it is.
 
     Args:
       element_spec: nest of tuples and dicts of `Spec`, in a form of `engine.data.form`.
-      about: what else features.json shall say.
+      extra: what else features.json shall say.
 
     Raises:
       InputError: an array is of a type that is not written.
@@ -87,7 +87,7 @@ def described(element_spec: Any, about: dict[str, Any]) -> Features:
         example: Any = tuple(named(spec, (part,)) for part, spec in zip(_PARTS, element_spec, strict=False))
     else:
         example = named(element_spec, _PARTS[:1])
-    return Features(by_name, example, about)
+    return Features(by_name, example, extra)
 
 
 def _feature(name: str, spec: Spec) -> RecordFeature:

@@ -179,17 +179,15 @@ def splits_of(splits: Sequence[Any], described: Features, num_classes: int, clas
       InputError: what it says is malformed.
     """
     try:
-        about = known.of_json(described.about, features.NAME)
+        data = known.of_json(described.extra, features.NAME)
     except (KeyError, TypeError) as error:
         raise InputError(
             f"{features.NAME} does not say what is known of the data ({error}); run crankshaft prepare again"
         ) from None
     if classes:
         ids = known.ids_of(classes)
-        about = dataclasses.replace(about, classes=tuple(classes), num_classes=len(classes), ids=ids)
-    return dataclasses.replace(
-        about, train=splits[0], evaluation=splits[1], num_classes=num_classes or about.num_classes
-    )
+        data = dataclasses.replace(data, classes=tuple(classes), num_classes=len(classes), ids=ids)
+    return dataclasses.replace(data, train=splits[0], evaluation=splits[1], num_classes=num_classes or data.num_classes)
 
 
 def _check_noted(paths: list[str], is_whole_folder: bool) -> None:

@@ -36,24 +36,24 @@ def as_ours(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(described, dict) or not described:
         raise InputError(f"{path} is TFDS's, and describes no dict of features; {_CURE}")
     ours: dict[str, Any] = {"features": {}}
-    for name, about in described.items():
-        kind = str(about.get("pythonClassName", "")).rpartition(".")[2]
-        if "classLabel" in about:
+    for name, entry in described.items():
+        kind = str(entry.get("pythonClassName", "")).rpartition(".")[2]
+        if "classLabel" in entry:
             ours["features"][name] = {"shape": [], "dtype": "int64", "stored": "int64"}
             if name == "label":
-                ours |= _classes(path, name, about["classLabel"])
-        elif "text" in about:
+                ours |= _classes(path, name, entry["classLabel"])
+        elif "text" in entry:
             ours["features"][name] = {"shape": [], "dtype": "string", "stored": "bytes"}
-        elif "tensor" in about:
-            ours["features"][name] = _tensor(path, name, about["tensor"])
+        elif "tensor" in entry:
+            ours["features"][name] = _tensor(path, name, entry["tensor"])
         else:
             raise InputError(f"{path}: {name} is {kind or 'of no kind'} of TFDS's, which is not read; {_CURE}")
     return ours
 
 
-def _tensor(path: str, name: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    dtype, encoding = str(about.get("dtype", "")), about.get("encoding", "none")
-    sizes = [int(size) for size in about.get("shape", {}).get("dimensions", [])]
+def _tensor(path: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    dtype, encoding = str(entry.get("dtype", "")), entry.get("encoding", "none")
+    sizes = [int(size) for size in entry.get("shape", {}).get("dimensions", [])]
     if min(sizes, default=0) < 0 or encoding not in ("none", "bytes"):
         what = "of no fixed shape" if encoding in ("none", "bytes") else f"encoded as {encoding}"
         raise InputError(f"{path}: {name} is {what}, which is not read; {_CURE}")
@@ -62,8 +62,8 @@ def _tensor(path: str, name: str, about: Mapping[str, Any]) -> dict[str, Any]:
     return {"shape": sizes, "dtype": dtype, "stored": stored}
 
 
-def _classes(path: str, name: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    count = int(about.get("numClasses", 0))
+def _classes(path: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    count = int(entry.get("numClasses", 0))
     names = listing.join(os.path.dirname(path), f"{name}.labels.txt")
     if not listing.exists(names):
         return {"num_classes": count} if count else {}

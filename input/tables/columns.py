@@ -273,7 +273,7 @@ def _learnt(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
     """Returns what the rows say, which is kept beside the table where it takes a while and can be written."""
 
     def write(writer: Writer) -> None:
-        writer.about["learnt"] = _learn(table, choice, ids).as_json()
+        writer.metadata["learnt"] = _learn(table, choice, ids).as_json()
 
     takes_a_while = choice.missing in ("mean", "column") or any(
         column and column.kind == "text" for column in map(table.columns.get, (choice.label, *choice.features))
@@ -281,7 +281,8 @@ def _learnt(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
     if takes_a_while:
         made_by = {**choice._asdict(), "ids": ids}
         with contextlib.suppress(InputError):  # which `_learn` raises again, if it is not that nothing can be written
-            return Learnt.of_json(prepared(table.source, "learnt", made_by, write, table.prepared_dir).about["learnt"])
+            file = prepared(table.source, "learnt", made_by, write, table.prepared_dir)
+            return Learnt.of_json(file.metadata["learnt"])
     return _learn(table, choice, ids)
 
 

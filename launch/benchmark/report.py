@@ -174,8 +174,8 @@ def _lines(section: Section, width: int) -> Iterator[str]:
 
 def markdown(result: Mapping[str, Any]) -> str:
     """Returns the report of a result; what the result lacks is left out."""
-    about = ", ".join(str(result[name]) for name in ("model", "input", "strategy") if result.get(name))
-    blocks = [f"# Benchmark: {about}", str(result.get("date", "")), f"```console\n$ {result.get('command', '')}\n```"]
+    subject = ", ".join(str(result[name]) for name in ("model", "input", "strategy") if result.get(name))
+    blocks = [f"# Benchmark: {subject}", str(result.get("date", "")), f"```console\n$ {result.get('command', '')}\n```"]
     for title, columns, figures, rows in sections(result):
         rules = ["---:" if right else "---" for right in figures]
         cells = [[cell.strip().replace("|", r"\|") for cell in row] for row in rows]

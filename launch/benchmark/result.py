@@ -27,11 +27,11 @@ class Key(NamedTuple):
     """What a key of a result holds.
 
     Attributes:
-      about: what it is, for docs/benchmark_result.md.
+      description: what it is, for docs/benchmark_result.md.
       types: of its value; () is not checked, since no rate is computed of it.
     """
 
-    about: str
+    description: str
     types: tuple[type, ...] = ()
 
 

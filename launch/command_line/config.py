@@ -19,7 +19,7 @@ from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest, setting
 from ..host.remote import RemoteFolder
 from . import own_files, parsing, paths, registry
-from .flags import ABOUT, ARGUMENTS, EITHER, FIELDS, GROUPS, USES, Flags, in_place_of, named
+from .flags import ARGUMENTS, EITHER, FIELDS, FLAG_INFO, GROUPS, USES, Flags, in_place_of, named
 from .rules import coerce, frozen
 from .values import plain, shown
 
@@ -73,7 +73,7 @@ class Config(Flags):
     @property
     def values(self) -> dict[str, Any]:
         """The flags' values by name."""
-        return {name: getattr(self, name) for name in ABOUT}
+        return {name: getattr(self, name) for name in FLAG_INFO}
 
     @functools.cached_property
     def model_entry(self) -> registry.Entry:
@@ -253,7 +253,7 @@ class Config(Flags):
             values["script_flags"] = self.script_flags
         return plain(values)
 
-    def about(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Returns all values, and those that decide, as config.json holds them. Plain JSON."""
         arguments = {name: self.given_arguments(name) for name in ARGUMENTS}
         flags = {**self.values, **arguments, "run_dir": self.given_run_dir}
@@ -520,21 +520,21 @@ def read(run_dir: str) -> dict[str, Any] | None:
     return of_run(path, content)
 
 
-def of_run(where: str, about: Mapping[str, Any]) -> dict[str, Any]:
+def of_run(where: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the flags of a run, and those that decide, as config.json and each manifest keep them.
 
     Raises:
       UsageError: one of both, or a model's or input's arguments, are not an object; `where` is what was read.
     """
     for part in ("flags", "deciding"):
-        if not isinstance(about.get(part), dict):
-            what = f"has {part}={shown(about[part])}, which is not an object" if part in about else f"has no {part}"
+        if not isinstance(saved.get(part), dict):
+            what = f"has {part}={shown(saved[part])}, which is not an object" if part in saved else f"has no {part}"
             raise UsageError(f"{where} {what}; {_CURE}")
-    flags_of_run = about["flags"]
+    flags_of_run = saved["flags"]
     # A flag that is gone since then, and was off or said what is done without it, decides nothing. For one that did not
     # decide when the run began, the value that it had; for one that did not exist, its default.
-    is_off = {name: not value or value == WEIGHT_DECAY_EXCLUDE for name, value in about["deciding"].items()}
-    deciding = {name: value for name, value in about["deciding"].items() if name in ABOUT or not is_off[name]}
+    is_off = {name: not value or value == WEIGHT_DECAY_EXCLUDE for name, value in saved["deciding"].items()}
+    deciding = {name: value for name, value in saved["deciding"].items() if name in FLAG_INFO or not is_off[name]}
     deciding = {**{name: flags_of_run.get(name, vars(Flags())[name]) for name in DECIDING}, **deciding}
     for name in ARGUMENTS & deciding.keys():
         if not isinstance(own := deciding[name] or {}, dict):

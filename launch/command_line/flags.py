@@ -16,7 +16,7 @@ from ...engine.internals.arguments import HUGE
 from ...engine.strategies import registry
 from . import rules
 from .own_files import Module
-from .rules import ARGUMENT, About, Boolean, Files, Number, OneOf, Path, Text, Whole, fields, flag
+from .rules import ARGUMENT, Boolean, Files, FlagInfo, Number, OneOf, Path, Text, Whole, fields, flag
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "predict", "generate")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
@@ -446,10 +446,12 @@ class Flags:
 
 
 FIELDS = fields(Flags)
-ABOUT: dict[str, About] = {name: field.metadata["about"] for name, field in FIELDS.items()}
-GROUPS = {about.group: [name for name, each in ABOUT.items() if each.group == about.group] for about in ABOUT.values()}
-USES = {name: about.use for name, about in ABOUT.items() if about.use}
-ARGUMENTS = [name for name, about in ABOUT.items() if about.takes_arguments]
+FLAG_INFO: dict[str, FlagInfo] = {name: field.metadata["info"] for name, field in FIELDS.items()}
+GROUPS = {
+    info.group: [name for name, each in FLAG_INFO.items() if each.group == info.group] for info in FLAG_INFO.values()
+}
+USES = {name: info.use for name, info in FLAG_INFO.items() if info.use}
+ARGUMENTS = [name for name, info in FLAG_INFO.items() if info.takes_arguments]
 
 
 def in_place_of(names: Collection[str]) -> set[str]:
@@ -457,6 +459,6 @@ def in_place_of(names: Collection[str]) -> set[str]:
     return {name for pair in EITHER if not {*pair}.isdisjoint(names) for name in pair if name not in names}
 
 
-def named(is_meant: Callable[[About], bool]) -> list[str]:
+def named(is_meant: Callable[[FlagInfo], bool]) -> list[str]:
     """Returns the names of the flags of which something holds."""
-    return [name for name, about in ABOUT.items() if is_meant(about)]
+    return [name for name, info in FLAG_INFO.items() if is_meant(info)]

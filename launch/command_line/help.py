@@ -83,16 +83,16 @@ def short_help_text(program: str, doc: str) -> str:
     lines = [title, f"usage: {program} [flags]   (--help: all flags)"]
     for name in ESSENTIAL:
         field = FIELDS[name]
-        choices = field.metadata["about"].kind.choices
-        about = field.metadata["about"].help + (f" One of {', '.join(choices)}." if choices else "") + _default(field)
-        parts = terminal.wrapped(about, _columns() - column) if sys.stdout.isatty() else [about]
+        choices = field.metadata["info"].kind.choices
+        text = field.metadata["info"].help + (f" One of {', '.join(choices)}." if choices else "") + _default(field)
+        parts = terminal.wrapped(text, _columns() - column) if sys.stdout.isatty() else [text]
         lines.append(f"  --{name}".ljust(column) + f"\n{' ' * column}".join(parts))
     return "\n".join(lines)
 
 
 def of_flag(field: dataclasses.Field) -> str:
     """Returns what --help says of a flag."""
-    return described(f"--{usage(field)}", field.metadata["about"].help + _default(field))
+    return described(f"--{usage(field)}", field.metadata["info"].help + _default(field))
 
 
 def _of_script(flag: flags.Flag) -> str:
@@ -108,20 +108,20 @@ def _default(field: dataclasses.Field) -> str:
 
 def usage(field: dataclasses.Field) -> str:
     """Returns how a flag is written, without its dashes."""
-    kind = field.metadata["about"].kind
+    kind = field.metadata["info"].kind
     if isinstance(kind, Boolean):
         return f"[no]{field.name}"
     return f"{field.name}={'|'.join(kind.choices) if kind.choices else '...'}"
 
 
-def described(usage: str, about: str) -> str:
+def described(usage: str, text: str) -> str:
     """Formats a flag and its description as --help shows it; a long list of choices ends a line after a |."""
     choices = [line.replace("| ", "|") for line in terminal.wrapped(usage.replace("|", "| "), _columns() - 8)]
     return "\n".join(
         [
             f"  {choices[0]}",
             *(f"      {line}" for line in choices[1:]),
-            *(f"        {line}" for line in terminal.wrapped(about, _columns() - 8)),
+            *(f"        {line}" for line in terminal.wrapped(text, _columns() - 8)),
         ]
     )
 

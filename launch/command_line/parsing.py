@@ -115,10 +115,8 @@ def read(
 
 
 def _of_texts(field: Any, texts: Sequence[str]) -> Any:
-    about = field.metadata["about"]
-    return (
-        coerce(field, texts) if about.takes_arguments or about.several else [coerce(field, each) for each in texts][-1]
-    )
+    info = field.metadata["info"]
+    return coerce(field, texts) if info.takes_arguments or info.several else [coerce(field, each) for each in texts][-1]
 
 
 def _unknown(name: str, known: Sequence[str]) -> UsageError:
@@ -172,7 +170,7 @@ def _merged(sources: Sequence[Values]) -> Values:
         for name in before.keys() & source.keys():
             if name in ARGUMENTS:
                 values[name] = {**before[name], **source[name]}
-            elif FIELDS[name].metadata["about"].several:
+            elif FIELDS[name].metadata["info"].several:
                 values[name] = [*before[name], *source[name]]
     return values
 

@@ -209,7 +209,7 @@ ARGUMENT = Argument()
 
 
 @dataclasses.dataclass(frozen=True)
-class About:
+class FlagInfo:
     """What is known of a flag besides its name, type and default.
 
     Attributes:
@@ -243,9 +243,9 @@ class About:
         return self.kind is ARGUMENT
 
 
-def flag(kind: Kind, default: Any, help: str, **about: Any) -> Any:
-    """Makes a field of a command's flags; `about` is as in `About`."""
-    metadata = {"about": About(kind, help, **about)}
+def flag(kind: Kind, default: Any, help: str, **info: Any) -> Any:
+    """Makes a field of a command's flags; `info` is as in `FlagInfo`."""
+    metadata = {"info": FlagInfo(kind, help, **info)}
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -253,7 +253,7 @@ def flag(kind: Kind, default: Any, help: str, **about: Any) -> Any:
 
 def fields(command: type) -> dict[str, dataclasses.Field]:
     """Returns the fields of a command's flags, by name."""
-    return {field.name: field for field in dataclasses.fields(command) if "about" in field.metadata}
+    return {field.name: field for field in dataclasses.fields(command) if "info" in field.metadata}
 
 
 def default_of(field: dataclasses.Field) -> Any:
@@ -270,21 +270,21 @@ def coerce(field: dataclasses.Field, value: Any) -> Any:
     Raises:
       UsageError: the flag does not take it.
     """
-    about: About = field.metadata["about"]
-    if about.takes_arguments and isinstance(value, Mapping):
+    info: FlagInfo = field.metadata["info"]
+    if info.takes_arguments and isinstance(value, Mapping):
         return {_one(field, name, Text("a name")): each for name, each in value.items()}
-    if about.takes_arguments:
+    if info.takes_arguments:
         values: dict[str, Any] = {}
-        for name, each in (_one(field, pair, about.kind) for pair in _listed(value)):
+        for name, each in (_one(field, pair, info.kind) for pair in _listed(value)):
             if name in values:
                 raise UsageError(
                     f"{setting(field.name)} {name} is given twice, {values[name]} and {each}; leave one out"
                 )
             values[name] = each
         return values
-    if about.several:
-        return [_one(field, each, about.kind) for each in _listed(value)]
-    return _one(field, value, about.kind)
+    if info.several:
+        return [_one(field, each, info.kind) for each in _listed(value)]
+    return _one(field, value, info.kind)
 
 
 def _listed(value: Any) -> Sequence[Any]:

@@ -19,7 +19,7 @@ from absl import logging
 
 from ...engine.machine import environment, files
 from ..command_line.config import Config
-from ..command_line.flags import ABOUT
+from ..command_line.flags import FLAG_INFO
 from ..command_line.values import short
 from ..errors import UsageError, setting
 from ..host.signals import EXIT_CODES
@@ -39,9 +39,9 @@ def check_asked(config: Config, splits: Mapping[str, Any], strategy) -> None:
     if strategy.num_hosts == 1:
         return
     flags: dict[str, Any] = {
-        name: bool(value) if ABOUT[name].may_be_elsewhere else value
-        for name, value in config.about()["flags"].items()
-        if not ABOUT[name].may_differ
+        name: bool(value) if FLAG_INFO[name].may_be_elsewhere else value
+        for name, value in config.as_json()["flags"].items()
+        if not FLAG_INFO[name].may_differ
     }
     flags |= config.deciding()
     own = flags.pop("script_flags", {})

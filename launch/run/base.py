@@ -418,9 +418,9 @@ def build_checkpoints(
     """
     if not config.run_dir:
         return None, None
-    about = {**config.about(), "strategy": strategy.describe(), "data": fingerprints.agreed(found.contents, strategy)}
+    about = {**config.as_json(), "strategy": strategy.describe(), "data": fingerprints.agreed(found.contents, strategy)}
     about["cpu"], about["updated"] = threads.of(strategy), state.updated()
-    if of_feeds := {split: of for split, feed in found.feeds.items() if (of := feed.about())}:
+    if of_feeds := {split: of for split, feed in found.feeds.items() if (of := feed.metadata())}:
         about["input"] = of_feeds
     if found.order and found.order.origin.step:
         about["origin"] = dataclasses.asdict(found.order.origin)

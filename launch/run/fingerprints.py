@@ -48,8 +48,8 @@ def of(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
     content = [split.identity().encode()] if arrays is None else map(_content, tf.nest.flatten(arrays))
     for part in content:
         digest = zlib.crc32(part, digest)
-    about = {"examples": examples, "digest": digest, **({} if ids is None else {"ids": of_ids(ids)})}
-    return {**about, "written": _written(files)} if (files := split.files()) else about
+    fingerprint = {"examples": examples, "digest": digest, **({} if ids is None else {"ids": of_ids(ids)})}
+    return {**fingerprint, "written": _written(files)} if (files := split.files()) else fingerprint
 
 
 def _written(paths: Sequence[str]) -> int:

@@ -146,7 +146,7 @@ def _record(run: BaseRun, writing: Writing, looking: Writing, began: float, paus
     where = run.strategy.describe()
     around: dict[str, dict[str, Any]] = {
         "start": {"mode": config.mode},
-        "config": {"values": {**config.about()["flags"], "model": config.model_entry.name}},
+        "config": {"values": {**config.as_json()["flags"], "model": config.model_entry.name}},
         "cluster": {
             "strategy": where["name"],
             "replicas": where["replicas"],

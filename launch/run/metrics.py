@@ -18,14 +18,14 @@ _LOOPBACK = "127.0.0.1"
 
 
 @contextlib.contextmanager
-def serving(port: int, address: str, run: Callable[[], Any], about: dict[str, str]) -> Iterator[int]:
+def serving(port: int, address: str, run: Callable[[], Any], labels: dict[str, str]) -> Iterator[int]:
     """Serves /metrics within, in a thread; yields the port.
 
     Args:
       port: to listen at; 0 takes a free one.
       address: of this host; empty is loopback's.
       run: returns the run, None before there is one.
-      about: labels that name the run.
+      labels: that name the run.
 
     Raises:
       UsageError: the port can't be had.
@@ -33,7 +33,7 @@ def serving(port: int, address: str, run: Callable[[], Any], about: dict[str, st
     import prometheus_client
 
     registry = prometheus_client.CollectorRegistry()
-    registry.register(_Collector(run, about))
+    registry.register(_Collector(run, labels))
     prometheus_client.ProcessCollector(registry=registry)  # memory, CPU time, open files
     try:
         server = Server(address or _LOOPBACK, port, prometheus_client.make_wsgi_app(registry))
@@ -49,8 +49,8 @@ def serving(port: int, address: str, run: Callable[[], Any], about: dict[str, st
 class _Collector:
     """Makes the figures of a run when they are scraped."""
 
-    def __init__(self, run: Callable[[], Any], about: dict[str, str]):
-        self._run, self._about = run, about
+    def __init__(self, run: Callable[[], Any], labels: dict[str, str]):
+        self._run, self._labels = run, labels
 
     def describe(self) -> list:
         return []
@@ -58,7 +58,7 @@ class _Collector:
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import InfoMetricFamily
 
-        yield InfoMetricFamily("crankshaft_run", "The run.", value=self._about)
+        yield InfoMetricFamily("crankshaft_run", "The run.", value=self._labels)
         if (run := self._run()) is None:
             return
         yield _gauge("step", "Updates done.", run.step)

@@ -18,7 +18,7 @@ from ..errors import UsageError
 MODEL = "model"  # the attribute of the one that `Trainer.forward` computes, unless the trainer says otherwise
 
 
-class About(NamedTuple):
+class ModelDescription(NamedTuple):
     """What `weights.write` has written of a run's model.
 
     Attributes:
@@ -36,7 +36,7 @@ class About(NamedTuple):
     model_is_forward: bool
 
 
-def read(run_dir: str) -> About:
+def read(run_dir: str) -> ModelDescription:
     """Reads what a run has written of its model. Raises `UsageError`."""
     try:
         content = read_json(RunDir(run_dir).model)
@@ -45,14 +45,14 @@ def read(run_dir: str) -> About:
             raise ValueError(f"keras is {wrong[0]!r:.60}, which is not an object")
         models = {name: each for name, each in models.items() if each is not None}
         features, data = _zeros(content["features"]), known.of_json(content, NAMES.model)
-        return About(models, features, data, content.get("logits_of"), bool(content["model_is_forward"]))
+        return ModelDescription(models, features, data, content.get("logits_of"), bool(content["model_is_forward"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{run_dir}/{NAMES.model} does not say what the model is ({error}); train the run on"
         ) from None
 
 
-def of_trained(config: Config) -> About | None:
+def of_trained(config: Config) -> ModelDescription | None:
     """Returns what a run that has checkpoints has written; None where there is none, or training writes it again.
 
     Raises:

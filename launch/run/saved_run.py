@@ -56,19 +56,19 @@ class SavedRun:
         self.run_dir, self._deciding = run_dir, run["deciding"]
 
     @functools.cached_property
-    def about(self) -> model_file.About:
+    def description(self) -> model_file.ModelDescription:
         """What the run has written of its model. Raises `UsageError`."""
         return model_file.read(self.run_dir)
 
     @property
     def known(self) -> Data:
         """What its data says of itself."""
-        return self.about.known
+        return self.description.known
 
     @property
     def features(self) -> Any:
         """The features of one example of its data, zeros."""
-        return self.about.features
+        return self.description.features
 
     @functools.cached_property
     def names(self) -> Names:
@@ -96,7 +96,9 @@ class SavedRun:
             trainer, model = self._read(which, lambda manifest: build(manifest).restored(manifest))
         if trainer is not None:
             return of_trainer(trainer, self, name)
-        return with_predict(model, self, self.about.features, self.about.logits_of if name is None else None)
+        return with_predict(
+            model, self, self.description.features, self.description.logits_of if name is None else None
+        )
 
     def _built(self, trainer_class: type[Trainer] | None, name: str | None, manifest: Manifest) -> _Built:
         """Makes a model, or the trainer that has it, of what a checkpoint says; with the weights that they begin with.
@@ -104,7 +106,7 @@ class SavedRun:
         Raises:
           UsageError: it takes the trainer's class to make it.
         """
-        saved, where = self.about, manifest.path
+        saved, where = self.description, manifest.path
         flags, deciding = (configs.of_run(where, manifest.about)[part] for part in ("flags", "deciding"))
         architecture = saved.architectures.get(name or weights.MODEL)
         ema_decay = flags.get("ema_decay") or 0.0

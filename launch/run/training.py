@@ -52,7 +52,7 @@ def restore_newest(run: BaseRun) -> None:
     manifest = restoring.to_train(run)
     run.resumed_from = manifest.step if manifest else None
     if config.writes_run:  # not before: a run that cannot be resumed stays what it is
-        write_of_run(RunDir(config.run_dir).config, config.about())
+        write_of_run(RunDir(config.run_dir).config, config.as_json())
         weights.write(run, config.run_dir)
     if run.speaks:
         held = Holdings(run.trainer)
@@ -60,7 +60,7 @@ def restore_newest(run: BaseRun) -> None:
     run.say(_first_line(run, manifest))
     if config.mode == "train_and_eval" and not run.evaluates:
         run.say("no evaluation data: no evaluation is made")
-    for line in run.strategy.about():
+    for line in run.strategy.summary_lines():
         run.say(line)
 
 

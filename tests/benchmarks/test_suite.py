@@ -15,7 +15,7 @@ from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
 
 ONE = Setup("one_device", 1)
-ABOUT = {
+FACTS = {
     "date": "2026-11-20T10:00:00+00:00",
     "command": "python -m benchmarks.standard",
     "load_before": "0",
@@ -39,7 +39,7 @@ def test_ratios_are_of_medians_against_fit_and_against_the_faster_of_its_tuned_s
         "fit_tuned_xla": measured(250, 260, 255),
         "crankshaft": measured(600, 590, 900),
     }
-    text = report.markdown(Suite([row], 3, 5.0, 0, {}), ABOUT, {"parameter_server": "4 cores are needed"})
+    text = report.markdown(Suite([row], 3, 5.0, 0, {}), FACTS, {"parameter_server": "4 cores are needed"})
     [line] = [line for line in text.splitlines() if "one_device" in line and line.startswith("|")]
     fit, best, ours = "120 (100–200)", "300 (100–310) without XLA", "600 (590–900)"
     assert cells(line)[3:] == [fit, best, ours, "38,400", "**5.00x**", "**2.00x**"]
@@ -48,7 +48,7 @@ def test_ratios_are_of_medians_against_fit_and_against_the_faster_of_its_tuned_s
 
 def test_what_failed_is_said_and_has_no_ratio():
     row = Row("mlp", ONE, "float32", {"fit": measured(100.0)}, {"crankshaft": "exit code 1: no memory"})
-    text = report.markdown(Suite([row], 1, 1.0, 0, {}), ABOUT, {})
+    text = report.markdown(Suite([row], 1, 1.0, 0, {}), FACTS, {})
     [line] = [line for line in text.splitlines() if "one_device" in line and line.startswith("|")]
     assert cells(line)[3:] == ["100", "–", "failed", "–", "–", "–"]
     assert "- mlp one_device float32 crankshaft: exit code 1: no memory" in text
@@ -56,7 +56,7 @@ def test_what_failed_is_said_and_has_no_ratio():
 
 def test_a_loss_that_was_not_finite_is_a_dash():
     row = Row("mlp", ONE, "float32", {"quality": [{"eval": {"loss": None, "accuracy": 0.125}}]})
-    text = report.markdown(Suite([row], 1, 1.0, 100, {}), ABOUT, {})
+    text = report.markdown(Suite([row], 1, 1.0, 100, {}), FACTS, {})
     [line] = [line for line in text.splitlines() if line.endswith("| 0.1250 |")]
     assert cells(line)[2:] == ["–", "0.1250"]
 

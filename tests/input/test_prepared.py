@@ -25,7 +25,7 @@ def source(tmp_path):
 def doubled(files):
     def write(writer):
         writer.write(2 * files.read(0))
-        writer.about["made"] = time.time_ns()
+        writer.metadata["made"] = time.time_ns()
 
     return write
 
@@ -41,16 +41,16 @@ def kept(path):
 
 def test_is_made_once_and_read_by_place(source):
     first, again = make(source), make(source)
-    assert (first.path, first.about) == (again.path, again.about)
+    assert (first.path, first.metadata) == (again.path, again.metadata)
     assert again.read(5, 10) == b"5678901234"
     assert kept(source) == [os.path.basename(first.path)]
 
 
 def test_digest_is_of_its_bytes_alone(source):
-    about = make(source).about
+    metadata = make(source).metadata
     os.utime(source, (1, 1))
-    assert make(source).about["digest"] == about["digest"]
-    assert make(source).about["made"] != about["made"]
+    assert make(source).metadata["digest"] == metadata["digest"]
+    assert make(source).metadata["made"] != metadata["made"]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_remote_files_are_prepared_beside_them():
         file.write(b"0123456789")
     files = Files(["ram://prepared/data.txt"])
     found = [prepared(files, "doubled", {}, doubled(files)) for _ in range(2)]
-    assert found[0].about == found[1].about
+    assert found[0].metadata == found[1].metadata
     assert found[1].read(5, 10) == b"5678901234"
     assert len(tf.io.gfile.listdir("ram://prepared/.crankshaft")) == 1
 

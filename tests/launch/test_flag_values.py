@@ -131,7 +131,7 @@ def test_a_value_for_a_cluster_that_nobody_means_is_one_line(ends, name):
 
 def test_each_flag_has_a_range_or_a_rule():
     for field in (*FIELDS.values(), *rules.fields(local.Flags).values()):
-        kind = field.metadata["about"].kind
+        kind = field.metadata["info"].kind
         assert type(kind).coerce is not rules.Kind.coerce
         assert kind.wants
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Trainer, learning_rate, mean
-from crankshaft.launch.command_line.flags import ABOUT
+from crankshaft.launch.command_line.flags import FLAG_INFO
 
 MLP = ("--model=mlp", "--model_arg=hidden_units=8", "--input=digits", "--jit=off", "--progress=plain")
 STEP = "step/.ATTRIBUTES/VARIABLE_VALUE"
@@ -249,7 +249,7 @@ class Ignoring(Trainer):
 
 def test_each_flag_is_applied_by_the_step_or_by_others():
     by_a_step = {name for flags in BY_A_STEP for name in flags} - WHERE
-    assert by_a_step | BY_OTHERS == set(ABOUT)
+    assert by_a_step | BY_OTHERS == set(FLAG_INFO)
     assert not by_a_step & BY_OTHERS
 
 

@@ -447,16 +447,16 @@ def test_help_may_be_cut_short_by_its_reader():
 
 def test_short_help_shows_whole_texts_choices_and_defaults(crank):
     """A line a flag where it is piped; in a terminal of 80 columns none that is longer, and no word is broken."""
-    from crankshaft.launch.command_line.flags import ABOUT
+    from crankshaft.launch.command_line.flags import FLAG_INFO
     from crankshaft.launch.command_line.help import ESSENTIAL
 
     lines = crank("--helpshort", tensorflow=False).ok().out.splitlines()
     shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line.startswith("  --")}
     assert [*shown] == [f"--{name}" for name in ESSENTIAL]
-    assert all(shown[f"--{name}"].startswith(ABOUT[name].help) for name in ESSENTIAL)
+    assert all(shown[f"--{name}"].startswith(FLAG_INFO[name].help) for name in ESSENTIAL)
     assert shown["--jit"].endswith(" One of auto, on, off. [auto]")
     assert shown["--global_batch_size"].endswith(" [64]")
-    assert shown["--run_dir"] == ABOUT["run_dir"].help  # free, and without a default
+    assert shown["--run_dir"] == FLAG_INFO["run_dir"].help  # free, and without a default
     assert {"validation_split", "seed", "early_stopping", "restore_best", "config"} < set(ESSENTIAL)
     in_terminal = in_80_columns("--helpshort")
     assert max(map(len, in_terminal)) <= 80

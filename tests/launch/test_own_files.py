@@ -94,7 +94,7 @@ def test_a_file_that_a_run_dir_names_does_not_run_unless_the_caller_names_it_too
     inside = folder / "run" / "checkpoints"
     inside.mkdir(parents=True)
     (inside / "ckpt-4.manifest.json").touch()
-    (folder / "run" / "config.json").write_text(json.dumps(asked(*FILES).about()))
+    (folder / "run" / "config.json").write_text(json.dumps(asked(*FILES).as_json()))
     model, points = folder / "my model" / "line.py", folder / "my model" / "points.py"
     on_its_word = "which does not run on that file's word alone; give"
     for mode in ("eval", "export", "generate"):
@@ -110,7 +110,7 @@ def test_a_file_that_a_run_dir_names_does_not_run_unless_the_caller_names_it_too
 
 
 def test_a_config_that_a_run_has_left_gives_no_flag_of_another_call_by_its_scripts_flags(folder, script_flags):
-    about = asked("--model=mlp", "--input=synthetic").about()
+    about = asked("--model=mlp", "--input=synthetic").as_json()
     about["flags"]["flagfile"] = "flags.txt"
     about["deciding"]["script_flags"] = {"model": "evil.py", "init_from": "evil", "flagfile": "x", "slope": "up"}
     (folder / "config.json").write_text(json.dumps(about))

@@ -29,7 +29,7 @@ def run_dir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "ckpt-4.manifest.json").touch()
-    write_of_run(str(tmp_path / "run" / "config.json"), asked(*RUN).about())
+    write_of_run(str(tmp_path / "run" / "config.json"), asked(*RUN).as_json())
     return tmp_path / "run"
 
 

@@ -79,8 +79,8 @@ class TensorBoard(Windowed):
             if self.config:
                 self._files.put("eval", 0, lambda: event_values.hyper_parameters(self.config))
                 self._files.put("train", 0, lambda: event_values.table("configuration", self.config))
-            if about := dict(enumerate(status.strategy.about())):
-                self._files.put("train", 0, lambda: event_values.table("strategy", about))
+            if lines := dict(enumerate(status.strategy.summary_lines())):
+                self._files.put("train", 0, lambda: event_values.table("strategy", lines))
             self._put_graph(trainer)
             self._has_images = self._put_images(status)
 

@@ -133,7 +133,7 @@ class ParameterServer(Strategy):
             "servers": len(self.cluster.servers),
         }
 
-    def about(self) -> list[str]:
+    def summary_lines(self) -> list[str]:
         """Describes how streams reach workers, and where the variables are, a line each."""
         return self._said + self.placement.lines()
 

@@ -87,8 +87,8 @@ def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
     notes = []
     rates, count = intervals.parts(calls), len(calls["seconds"])
     if count < intervals.FEW_CALLS:
-        about = "there is no interval" if count < 2 else "the interval is as wide as Student's t says"
-        notes.append(f"few calls: {count} were timed, under {intervals.FEW_CALLS}; {about}; time for longer")
+        interval = "there is no interval" if count < 2 else "the interval is as wide as Student's t says"
+        notes.append(f"few calls: {count} were timed, under {intervals.FEW_CALLS}; {interval}; time for longer")
     if count > 1 and intervals.has_drifted(rates, sum(calls["examples"]) / sum(calls["seconds"])):
         among = "rounds" if len(set(calls["round"])) > 1 else "halves"
         ends = f"{_figure(min(rates))} to {_figure(max(rates))} examples/s"

@@ -80,7 +80,7 @@ def run(
       Where devices work behind the host's back (GPU, TPU), a call's time is that of starting it until the queue is
       full; totals hold all the same, since a round's last call's time lasts until the devices are done.
     """
-    about = environment.describe(variables)  # before the run, so that the load average is that of others
+    machine = environment.describe(variables)  # before the run, so that the load average is that of others
     start, began = noise.read(processes()), clock()
     first_step_seconds, steps = warm_up(strategy, program, length, clock)
     compile_seconds, first_round = clock() - began, noise.read(processes())
@@ -97,7 +97,7 @@ def run(
         "train": values_by_name(sums),
         "compile_seconds": compile_seconds,
         "first_step_seconds": first_step_seconds,
-        "environment": about,
+        "environment": machine,
     }
 
 

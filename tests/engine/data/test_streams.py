@@ -178,9 +178,9 @@ def test_what_was_counted_is_not_counted_again(tmp_path):
     share = divide(source, Processes(), watch=watched)
     assert share.counts == (23,)
     assert [(what, told) for what, _, told in watched.shown] == [("counting examples", 23)]
-    assert divide(source, Processes(), known=share.about(), watch=watched).counts == (23,)
+    assert divide(source, Processes(), known=share.metadata(), watch=watched).counts == (23,)
     knows_its_own = OfDataset(dataset(7))
-    assert divide(knows_its_own, Processes(), known=share.about(), watch=watched).counts == (7,)
+    assert divide(knows_its_own, Processes(), known=share.metadata(), watch=watched).counts == (7,)
     assert len(watched.shown) == 1
 
 

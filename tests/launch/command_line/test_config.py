@@ -49,7 +49,7 @@ def test_gains_of_normalisations_and_biases_do_not_decay_unless_that_is_said():
 
 @pytest.fixture
 def run_dir(tmp_path):
-    write_json(tmp_path / "config.json", asked(*OF_THE_RUN, f"--data_dir={tmp_path}").about())
+    write_json(tmp_path / "config.json", asked(*OF_THE_RUN, f"--data_dir={tmp_path}").as_json())
     return tmp_path
 
 
@@ -124,7 +124,7 @@ def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
             pass
 
     trained = asked("--input=digits", "--model_arg=units=5", script=Line)
-    write_json(tmp_path / "config.json", trained.about())
+    write_json(tmp_path / "config.json", trained.as_json())
     for given in ((), ("--model=Line",)):
         assert asked("--mode=eval", f"--run_dir={tmp_path}", *given, script=Line).given_arguments("model_arg") == {
             "units": 5
@@ -135,7 +135,7 @@ def test_a_scripts_run_is_told_to_be_started_by_its_script(tmp_path):
     class Line:
         pass
 
-    write_json(tmp_path / "config.json", asked("--input=digits", script=Line).about())
+    write_json(tmp_path / "config.json", asked("--input=digits", script=Line).as_json())
     with pytest.raises(UsageError, match=r"is a run of Line, which its script brings; start that script with"):
         asked("--mode=eval", f"--run_dir={tmp_path}")
 
@@ -147,7 +147,7 @@ def test_an_argument_that_is_not_finite_is_the_runs(tmp_path):
 
     given = ("--input=digits", "--model_arg=most=inf", "--model_arg=least=-inf,2")
     trained = asked(*given, script=Line)
-    write_json(tmp_path / "config.json", trained.about())
+    write_json(tmp_path / "config.json", trained.as_json())
     assert values.differences(config.read(tmp_path)["deciding"], asked(*given, script=Line).deciding()) == []
     found = asked("--mode=eval", f"--run_dir={tmp_path}", script=Line)
     assert found.given_arguments("model_arg") == {"most": math.inf, "least": (-math.inf, 2)}
@@ -183,7 +183,7 @@ def test_each_field_is_a_flag_of_its_type():
         (rules.Argument, "Mapping[str, Any]"),
     ]
     for name, field in fields.items():
-        about = field.metadata["about"]
+        about = field.metadata["info"]
         kind = next((name for kind, name in kinds if isinstance(about.kind, kind)), "str")
         expected = ("Sequence[str]" if about.several else kind) + (" | None" if field.default is None else "")
         assert field.type == expected, name

@@ -10,7 +10,7 @@ from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.engine.checkpoints.graph import Matching
 from crankshaft.launch.run import evaluator
 
-ABOUT: dict = {"flags": {}, "deciding": {}}
+CONFIG: dict = {"flags": {}, "deciding": {}}
 
 
 class State(tf.train.Checkpoint):
@@ -25,12 +25,12 @@ class State(tf.train.Checkpoint):
 
 
 def test_each_checkpoint_is_hashed_once_however_many_are_kept(tmp_path, monkeypatch):
-    writer = Checkpoints(tmp_path / "checkpoints", State(value=tf.Variable(1.0)), keep=None, about=ABOUT)
+    writer = Checkpoints(tmp_path / "checkpoints", State(value=tf.Variable(1.0)), keep=None, about=CONFIG)
     state = State(value=tf.Variable(0.0))
     session = types.SimpleNamespace(
         config=types.SimpleNamespace(run_dir=str(tmp_path), allow_changed_config=True, mode="train"),
         strategy=types.SimpleNamespace(exchange=lambda value: [value]),
-        checkpoints=Checkpoints(tmp_path / "checkpoints", state, keep=None, about=ABOUT),
+        checkpoints=Checkpoints(tmp_path / "checkpoints", state, keep=None, about=CONFIG),
         state=state,
     )
     hashed, sha256, done = [], manifests.sha256, -1
