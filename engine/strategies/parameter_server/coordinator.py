@@ -26,7 +26,7 @@ from ...health import answers
 from ...health.peers import is_gone
 from ...health.watchdog import FIRST_CALL_FACTOR
 from ...internals.tensorflow import ends_executor
-from .leases import Counters, Lease, LeaseLoop, Returned, UpdateLoop
+from .leases import Counters, Lease, LeaseLoop, LeaseResult, UpdateLoop
 
 _OPEN_PER_WORKER = 2  # leases that are out at once
 _MAX_RETRIES = 3  # of a lease that raises
@@ -81,11 +81,11 @@ class Ledger:
     steps_unseen: int = 0
 
 
-class Done(NamedTuple):
-    """A lease that came back, and with what."""
+class CompletedLease(NamedTuple):
+    """A completed lease and its result."""
 
     lease: Lease
-    returned: Returned
+    result: LeaseResult
 
 
 def lease_seconds(workers: int) -> float:
@@ -193,55 +193,55 @@ class Leases:
         except Exception as error:  # reaches the coordinator's own thread
             self._arrived.put((lease, None, error))
 
-    def collect(self, seconds: float) -> list[Done]:
-        """Returns what comes back within so many seconds, as soon as anything has; [] if nothing does.
+    def collect(self, seconds: float) -> list[CompletedLease]:
+        """Returns the leases that are completed within so many seconds, as soon as there is one; [] if none is.
 
         Raises:
           LeaseError: a lease has failed too often.
           CrankshaftError: a worker can't read what it is to train on.
           LostPeerError: a parameter server is lost, or nothing moves.
         """
-        done: list[Done] = []
+        completed: list[CompletedLease] = []
         failed: list = []
         end = time.monotonic() + seconds
-        while not done and not failed and self._open and (left := end - time.monotonic()) > 0:
-            self._take(done, failed, min(left, _PROBE_SECONDS))
-            if not done and not failed:
+        while not completed and not failed and self._open and (left := end - time.monotonic()) > 0:
+            self._take(completed, failed, min(left, _PROBE_SECONDS))
+            if not completed and not failed:
                 self._look_after()
         if failed:
-            self._recover(done, failed)
-        return done
+            self._recover(completed, failed)
+        return completed
 
-    def _take(self, done: list[Done], failed: list, seconds: float) -> None:
+    def _take(self, completed: list[CompletedLease], failed: list, seconds: float) -> None:
         """Waits for one, and takes what else is there."""
         try:
             lease, result, error = self._arrived.get(timeout=seconds)
             while True:
                 if error is None:
-                    done.append(self._settle(lease, result))
+                    completed.append(self._settle(lease, result))
                 else:
                     failed.append((lease, error))
                 lease, result, error = self._arrived.get_nowait()
         except queue.Empty:
             return
 
-    def _settle(self, lease: Lease, result: np.ndarray) -> Done:
+    def _settle(self, lease: Lease, vector: np.ndarray) -> CompletedLease:
         self._built.add(self._open.pop(lease.number).loop)
-        returned = Returned.unpacked(np.asarray(result))
-        counted_steps = lease.steps if returned.starts else 0
-        self._free.append((lease.slot, lease.steps_before + counted_steps, lease.starts_before + returned.starts))
+        result = LeaseResult.unpacked(np.asarray(vector))
+        counted_steps = lease.steps if result.starts else 0
+        self._free.append((lease.slot, lease.steps_before + counted_steps, lease.starts_before + result.starts))
         self._moved = (self._moved[0], time.monotonic())  # what counts no updates moves as well
         self.ledger.done += 1
-        self.ledger.retried += max(0, returned.starts - 1)
-        self.ledger.steps_unseen += returned.first - lease.first
-        return Done(lease, returned)
+        self.ledger.retried += max(0, result.starts - 1)
+        self.ledger.steps_unseen += result.first - lease.first
+        return CompletedLease(lease, result)
 
-    def _recover(self, done: list[Done], failed: list) -> None:
+    def _recover(self, completed: list[CompletedLease], failed: list) -> None:
         """Recovers from an error: calls back all that is out, and hands out again what is not done."""
         with contextlib.suppress(Exception):  # the one that we have
             self._coordinator.join()  # TensorFlow cancels the others, and forgets the error
         while len(failed) < len(self._open):
-            self._take(done, failed, 1.0)
+            self._take(completed, failed, 1.0)
         for _, error in failed:
             if line := self._cluster.explain_lost_server(error):
                 raise LostPeerError(line) from error

@@ -28,14 +28,14 @@ _PIECES = 8  # of a lease: its first steps wait for the first one
 _NUMBER = tf.TensorSpec([], tf.int64)
 
 
-class Took(NamedTuple):
-    """What input took in a lease of a worker around parameter servers, or in some.
+class InputStats(NamedTuple):
+    """Statistics of the input of one lease, or of several.
 
     Attributes:
-      seconds: for which steps waited for it.
-      bytes: that were read.
-      steps_ahead: whose examples were there before the steps before them were done.
-      pieces: of examples that were asked for.
+      seconds: for which steps waited for examples.
+      bytes: read.
+      steps_ahead: steps whose examples were read before the steps before them were done.
+      pieces: number of pieces of examples that were read.
     """
 
     seconds: Any
@@ -74,12 +74,12 @@ class LeaseFeed(Feed):
           state: what the steps carry.
 
         Returns:
-          (the state after the last one; a `Took` as [4] float64).
+          (the state after the last one; `InputStats` as [4] float64).
         """
-        return run(operands, stop, state)[0], tf.zeros([len(Took._fields)], tf.float64)
+        return run(operands, stop, state)[0], tf.zeros([len(InputStats._fields)], tf.float64)
 
-    def count(self, took: Sequence[Took]) -> None:
-        """Counts what workers report that input took, in the leases that have come back in a call."""
+    def count(self, stats: Sequence[InputStats]) -> None:
+        """Adds up the input statistics of the leases that were completed in a call."""
         return
 
 
@@ -202,10 +202,10 @@ class ReadByWorkersFeed(_InPieces):
         """Of the leases that were counted last, the mean over their pieces."""
         return self._steps_ahead
 
-    def count(self, took: Sequence[Took]) -> None:
-        pieces = sum(each.pieces for each in took)
-        self._bytes_read += int(sum(each.bytes for each in took))
-        self._steps_ahead = sum(each.steps_ahead for each in took) / pieces if pieces else None
+    def count(self, stats: Sequence[InputStats]) -> None:
+        pieces = sum(each.pieces for each in stats)
+        self._bytes_read += int(sum(each.bytes for each in stats))
+        self._steps_ahead = sum(each.steps_ahead for each in stats) / pieces if pieces else None
 
     def files(self) -> Sequence[str]:
         return self._source.files()
@@ -233,20 +233,20 @@ class ReadByWorkersFeed(_InPieces):
         def nothing(piece):
             return piece, tf.zeros([], tf.int64), tf.zeros([], tf.float64)
 
-        def one_piece(first, end, piece, took, state):
+        def one_piece(first, end, piece, stats, state):
             next_end = end_of(end)
             # Nothing here depends on the steps, so TensorFlow does both side by side.
             next_piece, size, there = tf.cond(end < stop, lambda: read(end, next_end), lambda: nothing(piece))
             state, done = run((piece, first), end, state)
-            return end, next_end, next_piece, took + _piece_took(done, there, size, next_end - end), state
+            return end, next_end, next_piece, stats + _piece_stats(done, there, size, next_end - end), state
 
         began, end = timestamp_after(first), end_of(first)
         # A lease whose answer alone was lost is run again with no step left. One is read all the same: the shuffle
         # takes at least one place.
         piece, size, there = read(first, tf.maximum(end, first + 1))
-        start = (first, end, piece, _piece_took(began, there, size, end - first), state)
-        *_, took, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)
-        return state, took
+        start = (first, end, piece, _piece_stats(began, there, size, end - first), state)
+        *_, stats, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)
+        return state, stats
 
     def look(self, step: int) -> Run:
         with tf.device("CPU:0"):
@@ -353,8 +353,8 @@ def _next_batch(run: Run) -> list[tf.Tensor]:
     return tf.nest.flatten(next(iterator))
 
 
-def _piece_took(since: tf.Tensor, there: tf.Tensor, size: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
-    """Returns the `Took` of a piece for so many steps, 0 if there is none, [4] float64.
+def _piece_stats(since: tf.Tensor, there: tf.Tensor, size: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
+    """Returns the `InputStats` of a piece as [4] float64; all are 0 for a piece of no steps.
 
     Args:
       since: when the steps before it were done.

@@ -19,7 +19,7 @@ from ...optimizers.base import Optimizer
 from ...reduction import wire
 from ...step.context import Readings
 from ..inner_loop import InnerLoop
-from .feed import LeaseFeed, Took, timestamp_after
+from .feed import InputStats, LeaseFeed, timestamp_after
 
 COUNT_SCOPE = "count_step"  # of the ops that count a step, by which a trace's steps are known
 LAGS = 16  # of staleness: updates with 0, 1, ... of others between their pull and their push, and with 15 or more
@@ -47,8 +47,8 @@ class Lease(NamedTuple):
         return self.stop - self.first
 
 
-class Returned(NamedTuple):
-    """What a lease comes back with.
+class LeaseResult(NamedTuple):
+    """The result of a lease.
 
     Attributes:
       sums: [rows, 2], the metrics' sums over the steps that this run of it did, and the scores that it keeps.
@@ -56,9 +56,9 @@ class Returned(NamedTuple):
         then how many steps had 0, 1, ... of them (`LAGS`).
       first: the first of these steps.
       starts: how often the lease was begun, by the counters; 0 where they do not count it.
-      seconds: the time that it took in all.
+      seconds: its duration.
       worker: which one ran it.
-      took: a `Took`, as [4] in the graph.
+      input_stats: `InputStats`; [4] in the graph.
     """
 
     sums: Any
@@ -67,15 +67,15 @@ class Returned(NamedTuple):
     starts: Any
     seconds: Any
     worker: Any
-    took: Any
+    input_stats: Any
 
     @classmethod
-    def unpacked(cls, vector: np.ndarray) -> Returned:
-        sums, staleness, numbers, input_took = np.split(vector, [-10 - LAGS, -8, -4])
+    def unpacked(cls, vector: np.ndarray) -> LeaseResult:
+        sums, staleness, numbers, stats = np.split(vector, [-10 - LAGS, -8, -4])
         first, starts, seconds, worker = numbers.tolist()
         staleness = staleness.astype(np.int64).tolist()
-        took = Took(*input_took.tolist())
-        return cls(sums.reshape(-1, 2), staleness, int(first), int(starts), seconds, int(worker), took)
+        input_stats = InputStats(*stats.tolist())
+        return cls(sums.reshape(-1, 2), staleness, int(first), int(starts), seconds, int(worker), input_stats)
 
 
 class Counters:
@@ -211,21 +211,21 @@ class LeaseLoop(InnerLoop):
         return (tf.nest.map_structure(tf.TensorSpec.from_tensor, pulled),)
 
     def _loop(self, operands, lease):  # type: ignore[override]
-        """Runs a lease. Returns a `Returned` as one vector, since the coordinator fetches each tensor separately."""
+        """Runs a lease. Returns its `LeaseResult` as one vector, since the coordinator fetches each tensor separately."""
         lease = Lease(*tf.unstack(lease))
         began = tf.timestamp()
         with tf.control_dependencies([began]):
             worker = tf.identity(tf.distribute.coordinator.experimental_get_current_worker_index())
-        returned = self._run_lease(operands, lease, worker)
+        result = self._run_lease(operands, lease, worker)
         if self._hosted:  # a GPU's work is done when the host has its result
             with tf.device("/job:worker/device:CPU:0"):
-                returned = tf.nest.map_structure(tf.identity, returned)
-        with tf.control_dependencies(tf.nest.flatten(returned)):
-            returned = returned._replace(seconds=tf.timestamp() - began)
-        return tf.concat([tf.cast(tf.reshape(part, [-1]), tf.float64) for part in returned], 0)
+                result = tf.nest.map_structure(tf.identity, result)
+        with tf.control_dependencies(tf.nest.flatten(result)):
+            result = result._replace(seconds=tf.timestamp() - began)
+        return tf.concat([tf.cast(tf.reshape(part, [-1]), tf.float64) for part in result], 0)
 
-    def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> Returned:
-        """Returns what the lease comes back with, but the time that it took."""
+    def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> LeaseResult:
+        """Returns the result of a lease, without its duration."""
         pulled, specs = self._pull.packs(), self.feed.operand_specs
         one_step, zeros = self._traced(specs, lease.first, lease.first, *self._more_specs(pulled))
 
@@ -233,9 +233,9 @@ class LeaseLoop(InnerLoop):
             result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled)
             return step + 1, self._added(sums, result)
 
-        (_, sums), took = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
+        (_, sums), input_stats = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
         nothing = tf.zeros([2 + LAGS], tf.int64)
-        return Returned(self._total(sums), nothing, lease.first, nothing[0], tf.zeros([]), worker, took)
+        return LeaseResult(self._total(sums), nothing, lease.first, nothing[0], tf.zeros([]), worker, input_stats)
 
     def _run_steps(self, operands, stop, body, state: tuple) -> tuple:
         """Runs body(operands, *state) -> state up to step `stop`, as `feed.through`; the state begins with the step."""
@@ -268,7 +268,7 @@ class UpdateLoop(LeaseLoop):
         super().__init__(strategy, step, feed, pull, **more)
         self._counters = counters
 
-    def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> Returned:
+    def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> LeaseResult:
         counters, specs = self._counters, self.feed.operand_specs
         counts = counters.begin(lease, worker)
         first = lease.first + counts[counters.steps_at(lease.slot)] - lease.steps_before
@@ -288,10 +288,10 @@ class UpdateLoop(LeaseLoop):
             return step, self._added(sums, result), staleness, _on_worker(pulled), counts
 
         start = (first, zeros, tf.zeros([2 + LAGS], tf.int64), pulled, counts)
-        (last, sums, staleness, _, pulled_at), took = self._run_steps(operands, lease.stop, body, start)
+        (last, sums, staleness, _, pulled_at), input_stats = self._run_steps(operands, lease.stop, body, start)
         counts = counters.add(a_step * tf.cast(last > first, tf.int64))
         staleness = _with_step(staleness, last > first, counts, pulled_at)
-        return Returned(self._total(sums), staleness, first, starts, tf.zeros([]), worker, took)
+        return LeaseResult(self._total(sums), staleness, first, starts, tf.zeros([]), worker, input_stats)
 
     def _more_specs(self, pulled: list[tf.Tensor]) -> tuple:
         return *super()._more_specs(pulled), tf.TensorSpec(self._counters.counts.shape, tf.int64)
@@ -322,7 +322,7 @@ def _on_worker(tensors):
 
 
 def _with_step(staleness, done, counts, pulled_at) -> tf.Tensor:
-    """Adds the staleness of a step, if it is `done`, to that of `Returned`: all updates since its pull but its own."""
+    """Adds the staleness of a step, if it is `done`, to that of `LeaseResult`: all updates since its pull but its own."""
     by_others = tf.where(done, counts[0] - pulled_at[0] - 1, 0)
     lag = tf.where(done, tf.minimum(by_others, LAGS - 1), -1)  # -1 is none of them
     head = tf.stack([staleness[0] + by_others, tf.maximum(staleness[1], by_others)])

@@ -32,7 +32,7 @@ from ..feed_options import FeedOptions
 from ..pacing import Pace
 from ..workers import WorkerRows
 from . import sources
-from .coordinator import ClusterAddresses, Done, Leases, lease_seconds, quiet_tensorflow
+from .coordinator import ClusterAddresses, CompletedLease, Leases, lease_seconds, quiet_tensorflow
 from .feed import ExternalWorkersFeed, HeldFeed, LeaseFeed, ReadByWorkersFeed, RepeatedOnWorkers, SentFeed, Workers
 from .leases import LAGS, Lease, LeaseLoop, Pull, UpdateLoop
 from .placement import Placement, Rule, server_number
@@ -345,39 +345,41 @@ class ParameterServer(Strategy):
         compiles, ending = not self._leases.has_built(program), self._ending and trains
         if self.in_step:
             self._next_step = step
-        done: list[Done] = []
+        completed: list[CompletedLease] = []
         while True:
             if not (ending and not self.in_step):
                 self._fill(program, step + limit)
-            done += self._collect()
+            completed += self._collect()
             all_done = self.in_step and (ending or self._next_step >= step + limit)
-            if done and (all_done or time.monotonic() - began >= _CALL_SECONDS):
+            if completed and (all_done or time.monotonic() - began >= _CALL_SECONDS):
                 break
-        program.feed.count([each.returned.took for each in done])
-        steps = sum(each.lease.steps for each in done)
+        program.feed.count([each.result.input_stats for each in completed])
+        steps = sum(each.lease.steps for each in completed)
         program.advance(steps)
-        waited = sum(each.returned.took.seconds for each in done) / len(self.cluster.workers) + self._lease_seconds
+        waited = (
+            sum(each.result.input_stats.seconds for each in completed) / len(self.cluster.workers) + self._lease_seconds
+        )
         self._lease_seconds = 0.0
-        rows = self._count_updates(program, done) if trains else None
-        return LoopResult(_summed(program.specs, done), steps, waited, rows, compiles)
+        rows = self._count_updates(program, completed) if trains else None
+        return LoopResult(_summed(program.specs, completed), steps, waited, rows, compiles)
 
-    def _count_updates(self, program: LeaseLoop, done: list[Done]) -> WorkerRows:
+    def _count_updates(self, program: LeaseLoop, completed: list[CompletedLease]) -> WorkerRows:
         rows = np.zeros([len(self.cluster.workers), len(_ROW)])
-        for lease, returned in done:
-            updates = lease.stop - returned.first
-            rows[returned.worker] += (returned.seconds, returned.took.seconds, updates, returned.staleness[0])
-            self._lags += returned.staleness[2:]
-            self._updates += lease.stop - returned.first
-            self._staleness += returned.staleness[0]
-            self._most_stale = max(self._most_stale, returned.staleness[1])
+        for lease, result in completed:
+            updates = lease.stop - result.first
+            rows[result.worker] += (result.seconds, result.input_stats.seconds, updates, result.staleness[0])
+            self._lags += result.staleness[2:]
+            self._updates += lease.stop - result.first
+            self._staleness += result.staleness[0]
+            self._most_stale = max(self._most_stale, result.staleness[1])
             if lease.steps == program.pace.steps:  # of the newest length
-                program.pace.fit(lease.steps, returned.seconds)
+                program.pace.fit(lease.steps, result.seconds)
         return WorkerRows([*_ROW], rows)
 
-    def _collect(self) -> list[Done]:
-        done = self._leases.collect(_WAIT_SECONDS)
-        self._heard.note(self.worker_names[each.returned.worker] for each in done)
-        return done
+    def _collect(self) -> list[CompletedLease]:
+        completed = self._leases.collect(_WAIT_SECONDS)
+        self._heard.note(self.worker_names[each.result.worker] for each in completed)
+        return completed
 
     def _fill(self, program: LeaseLoop, end: int) -> None:
         """Hands out steps up to `end` while there is room; where staleness is bounded, a round once all are back."""
@@ -416,8 +418,8 @@ def _described(program: LeaseLoop, lease: Lease, step: int) -> str:
     return where
 
 
-def _summed(specs: list[RowSpec], done: list[Done]) -> LoopSums:
-    sums, rows = [each.returned.sums for each in done], total_rows(specs)
+def _summed(specs: list[RowSpec], completed: list[CompletedLease]) -> LoopSums:
+    sums, rows = [each.result.sums for each in completed], total_rows(specs)
     return LoopSums(specs, np.concatenate([np.sum([x[:rows] for x in sums], axis=0), *(x[rows:] for x in sums)]))
 
 

@@ -48,7 +48,7 @@ def leases(monkeypatch):
 
             def fetch(back=may_return[-1]):
                 back.wait()
-                return np.zeros(2 + 3 + 4)  # a `Returned` without metrics
+                return np.zeros(2 + 3 + 4)  # a `LeaseResult` without metrics
 
             return types.SimpleNamespace(fetch=fetch)
 
