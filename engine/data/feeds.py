@@ -24,7 +24,7 @@ from .order import Order, even_part, replica_part
 from .reader import Reader, unmasked
 from .source import Source, Spec
 from .streamed import Share, Watch, naming_files, untuned, unwatched
-from .waiting import Patience
+from .waiting import StreamTimeout
 
 _MOST_STATE_BYTES = 1 << 30  # TensorFlow writes none of 2 GiB, and several checkpoints are kept
 _MOST_PASSES = 1 << 16  # without an end: a stream that gives nothing any more would be read for ever
@@ -297,7 +297,7 @@ class StreamedFeed(Feed):
       order: sizes and seed, `share.order`.
       shuffle_buffer: examples in the shuffle's buffer.
       watch: shown what is read again.
-      timeout_seconds: see `Patience`.
+      timeout_seconds: see `StreamTimeout`.
       distributes: whether TensorFlow divides batches, as for TPUs: such iterators have no state.
     """
 
@@ -318,7 +318,7 @@ class StreamedFeed(Feed):
         self.num_positions = len(share.counts)
         self.is_endless = share.stream.length == tf.data.INFINITE_CARDINALITY
         self._strategy, self._mesh = devices.strategy, devices.mesh
-        self._patience = Patience(share.stream.files(), timeout_seconds)
+        self._stream_timeout = StreamTimeout(share.stream.files(), timeout_seconds)
         self._shuffle_buffer, self._watch, self._distributes = shuffle_buffer, watch, distributes
         self._iterator: Any = None
         self._next_step: int | None = None
@@ -382,7 +382,7 @@ class StreamedFeed(Feed):
 
     def awaited(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
         with naming_files(self.share.stream):
-            return self._patience.call(call, moved)
+            return self._stream_timeout.call(call, moved)
 
     def keep_batches(self) -> None:
         if self._kept is None and not self._distributes:

@@ -24,7 +24,7 @@ from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
 from .order import Order, SharedOrder
 from .source import Spec, Split, may_pass
-from .waiting import Patience
+from .waiting import StreamTimeout
 
 _PARSED_AT_ONCE = 256  # records: of `tf.io.parse_example` 64 alone cost twenty times as much as among thousands
 _ROUNDS = 8  # see `engine.data.order`
@@ -302,7 +302,7 @@ def divide(
       policy: AUTO: by files if there are as many as processes, FILE: by files, DATA, OFF: by rows.
       known: what an earlier process of the run has found, `Share.metadata`: it is not counted again.
       watch: shown what is counted.
-      timeout_seconds: see `Patience`, of counting.
+      timeout_seconds: see `StreamTimeout`, of counting.
 
     Raises:
       UsageError: the stream never ends, or there are too few files for FILE.
@@ -340,9 +340,9 @@ def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0
         return stream.length
     ones = stream.examples(None, tf.constant(0, tf.int64)).map(lambda *_: tf.constant(1, tf.int64))
     batches = iter(untuned(ones.batch(_COUNTED_AT_ONCE).prefetch(2)))
-    patience, counted, began = Patience(stream.files(), timeout_seconds), 0, time.monotonic()
+    timeout, counted, began = StreamTimeout(stream.files(), timeout_seconds), 0, time.monotonic()
     with watch("counting examples", None) as done, naming_files(stream):
-        while (batch := patience.call(functools.partial(next, batches, None))) is not None:
+        while (batch := timeout.call(functools.partial(next, batches, None))) is not None:
             counted += batch.shape[0]
             done(counted)
             if (seconds := time.monotonic() - began) > _COUNT_SHOWN_SECONDS:

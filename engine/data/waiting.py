@@ -46,7 +46,7 @@ def of_files(files: Sequence[str]) -> str:
     return f" of {files[0]}{others}" if files else ""
 
 
-class Patience:
+class StreamTimeout:
     """Calls what waits for a stream in a thread of its own.
 
     One that computes is not stuck: a shuffle's buffer may take long to fill before the first batch is there.

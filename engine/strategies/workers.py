@@ -69,7 +69,7 @@ class WorkersLoop(InnerLoop):
         self._worker = worker
         self._num_workers = num_workers
         self._watchdog = watchdog
-        self._patience = FIRST_CALL_FACTOR
+        self._timeout_factor = FIRST_CALL_FACTOR
         self._defaults = tf.zeros([len(FROM_HOST)], tf.float64)
         super().__init__(*arguments, arrivals=arrivals, **keywords)
         self.agreed_steps = self.pace.steps if self.pace else 0
@@ -77,9 +77,9 @@ class WorkersLoop(InnerLoop):
         self._measured = tuple(name for name in _MEASURED if name != "seconds" or not is_on_gpus(self._strategy))
 
     def __call__(self, step: int, limit: int, *from_host, due: int | None = None) -> LoopResult:
-        self._watchdog.beat(step, self._patience)
+        self._watchdog.beat(step, self._timeout_factor)
         result = super().__call__(step, limit, *(from_host or (self._defaults,)), due=due)
-        self._patience = 1.0
+        self._timeout_factor = 1.0
         self._watchdog.beat(step + result.steps)
         return result
 

@@ -211,8 +211,8 @@ class Rendezvous:
             )
         wait, peers = Wait(self._cluster.task, timeout_seconds), self._cluster.peers
         while True:
-            patience = min(_CONNECT_SECONDS, max(wait.left_seconds, _POLL_SECONDS))
-            said = {peer: answers(peer[1], patience) for peer in peers}
+            timeout_seconds = min(_CONNECT_SECONDS, max(wait.left_seconds, _POLL_SECONDS))
+            said = {peer: answers(peer[1], timeout_seconds) for peer in peers}
             here = [peer for peer in peers if said[peer] == "ready" or (said[peer] and not ready)]
             if len(here) == len(peers):
                 return
@@ -247,14 +247,14 @@ def _named(peers: Sequence[tuple[str, str]]) -> str:
     return " and ".join(f"{name} ({address})" for name, address in peers)
 
 
-def answers(address: str, patience: float = _CONNECT_SECONDS) -> str | None:
+def answers(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> str | None:
     """Returns what a task at an address says within so many seconds: "ready" or "starting".
 
     "": nothing listens there. None: something does, and says nothing like it, as a process that is stopped, whose
     kernel goes on to take callers.
     """
     try:
-        with socket.create_connection(split(address), timeout=patience) as sock:
+        with socket.create_connection(split(address), timeout=timeout_seconds) as sock:
             # A caller may be given the very port that it calls as its own, and so reach itself.
             if sock.getsockname() == sock.getpeername():
                 return ""

@@ -1,6 +1,6 @@
 """The rules by which a cluster's tasks are restarted, or not: from how tasks ended to what is to happen.
 
-A rule is an object of four methods, `alone`, `saves`, `patience`, `settle`; the supervisor does what they return.
+A rule is an object of four methods, `alone`, `saves`, `end_timeouts`, `settle`; the supervisor does what they return.
 Supervisor code.
 """
 
@@ -83,7 +83,7 @@ class Ending:
 
 
 @dataclasses.dataclass(frozen=True)
-class Patience:
+class EndTimeouts:
     """How many seconds the remaining tasks have to end by themselves before SIGTERM, and then before SIGKILL."""
 
     leave_seconds: float
@@ -145,7 +145,7 @@ class Synchronous:
         """Returns whether a task has to save when all are to end; the others are signalled once these are done."""
         return True
 
-    def patience(self, ending: Ending) -> Patience | None:
+    def end_timeouts(self, ending: Ending) -> EndTimeouts | None:
         """Returns how long the other tasks have to end after this one; None: they go on."""
         if ending.code == 0:
             return None
@@ -153,7 +153,7 @@ class Synchronous:
             leave = self._grace_seconds
         else:
             leave = _MISTAKE_SECONDS if ending.mistake or ending.lost_its_port else _LEAVE_SECONDS
-        return Patience(leave, min(_END_SECONDS, self._grace_seconds))
+        return EndTimeouts(leave, min(_END_SECONDS, self._grace_seconds))
 
     def settle(self, endings: list[Ending]) -> Settlement:
         """Returns what follows when all tasks have ended, given in the order of their ends."""
@@ -250,14 +250,14 @@ class Servers(Synchronous):
     def saves(self, task: str) -> bool:
         return task in ("chief", "evaluator")
 
-    def patience(self, ending: Ending) -> Patience | None:
+    def end_timeouts(self, ending: Ending) -> EndTimeouts | None:
         if ending.task == "chief" and (not ending.code or ending.was_asked):
-            return Patience(0.0, self._grace_seconds)  # the evaluator has yet to evaluate the last checkpoint
+            return EndTimeouts(0.0, self._grace_seconds)  # the evaluator has yet to evaluate the last checkpoint
         if ending.task == "evaluator":
             return None
         if not ending.code:
-            return Patience(_LEAVE_SECONDS, min(_END_SECONDS, self._grace_seconds))
-        return super().patience(ending)
+            return EndTimeouts(_LEAVE_SECONDS, min(_END_SECONDS, self._grace_seconds))
+        return super().end_timeouts(ending)
 
     def settle(self, endings: list[Ending]) -> Settlement:
         chief = next((ending for ending in endings if ending.task == "chief"), None)

@@ -23,7 +23,7 @@ from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import rendezvous, shares
 from .children import Child, Children
 from .output import Output, TaskOutput
-from .restarts import Ending, Patience, Servers, Settlement, Synchronous
+from .restarts import Ending, EndTimeouts, Servers, Settlement, Synchronous
 
 _LAST_WORDS_SECONDS = 1.0  # for a reader of our output, once we are asked to end
 _OF_ITSELF = (EXIT_USAGE, EXIT_DIVERGED, EXIT_PORT_TAKEN)  # exit codes that another task's end does not lead to
@@ -233,12 +233,12 @@ class Supervisor:
                 for task in self._tasks:
                     task.child.send(signal.SIGTERM)
             return
-        patience = self._rule.patience(ending)
+        timeouts = self._rule.end_timeouts(ending)
         others = f"{len(self._tasks)} still running" if self._tasks else "all have ended"
         as_signalled = ending.task in self._signalled and ending.was_asked
         self._output.say(f"{f'{ending.task} has ended, as it was told to' if as_signalled else ending}; {others}")
-        if patience is not None and not self._plan:
-            self._end_by(patience)
+        if timeouts is not None and not self._plan:
+            self._end_by(timeouts)
 
     def _seconds_to_next(self) -> float | None:
         """Returns the seconds until a signal is to be sent, or a task started."""
@@ -256,16 +256,16 @@ class Supervisor:
         self._left = None if {*said.values()} <= {"ready"} else (time.monotonic() + _ASK_SECONDS, ending)
         if waiting := next((name for name in said if said[name] == "starting"), None):
             self._settled = self._rule.missed(ending, waiting)
-            self._end_by(self._rule.patience(Ending(ending.task, EXIT_USAGE)))
+            self._end_by(self._rule.end_timeouts(Ending(ending.task, EXIT_USAGE)))
 
     def _address(self, name: str) -> str:
         spec = next(spec for spec in self._specs if spec.name == name)
         return self._cluster[spec.kind][spec.index]
 
-    def _end_by(self, patience: Patience) -> None:
+    def _end_by(self, timeouts: EndTimeouts) -> None:
         """Plans the end of all tasks that still run."""
-        leave = time.monotonic() + patience.leave_seconds
-        self._plan = [(leave, signal.SIGTERM), (leave + patience.end_seconds, signal.SIGKILL)]
+        leave = time.monotonic() + timeouts.leave_seconds
+        self._plan = [(leave, signal.SIGTERM), (leave + timeouts.end_seconds, signal.SIGKILL)]
         self._alone = []
 
     def _carry_out_plan(self) -> None:

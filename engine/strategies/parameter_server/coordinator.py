@@ -267,11 +267,11 @@ class Leases:
         now = time.monotonic()
         if updates != self._moved[0]:
             self._moved = (updates, now)
-        elif self._timeout_seconds and now - self._moved[1] > self._timeout_seconds * self._patience:
+        elif self._timeout_seconds and now - self._moved[1] > self._timeout_seconds * self._timeout_factor:
             raise LostPeerError(self._explain_stuck(counts))
 
     @property
-    def _patience(self) -> float:
+    def _timeout_factor(self) -> float:
         return 1.0 if all(each.loop in self._built for each in self._open.values()) else FIRST_CALL_FACTOR
 
     def _counted(self, lease: Lease, counts: np.ndarray) -> tuple[int, int]:
@@ -305,7 +305,7 @@ class Leases:
         # One that was stopped before it began what it was sent holds nothing yet.
         for worker in answers.silent("worker", set(range(len(self._cluster.workers))) - {*gone, *held}):
             parts.append(f"{self._named(worker)} does not answer")
-        times = "" if self._patience == 1.0 else f"{self._patience:g} times "  # while workers build a graph
+        times = "" if self._timeout_factor == 1.0 else f"{self._timeout_factor:g} times "  # while workers build a graph
         return (
             f"no update for {times}{setting('step_timeout_seconds')}={self._timeout_seconds:g}: "
             f"{'; '.join(parts) or 'no worker has taken what was handed out'}"

@@ -211,7 +211,7 @@ class LeaseLoop(InnerLoop):
         return (tf.nest.map_structure(tf.TensorSpec.from_tensor, pulled),)
 
     def _loop(self, operands, lease):  # type: ignore[override]
-        """Runs a lease. Returns its `LeaseResult` as one vector, since the coordinator fetches each tensor separately."""
+        """Runs a lease. Returns its `LeaseResult` as one vector, since each tensor is fetched separately."""
         lease = Lease(*tf.unstack(lease))
         began = tf.timestamp()
         with tf.control_dependencies([began]):
@@ -322,7 +322,7 @@ def _on_worker(tensors):
 
 
 def _with_step(staleness, done, counts, pulled_at) -> tf.Tensor:
-    """Adds the staleness of a step, if it is `done`, to that of `LeaseResult`: all updates since its pull but its own."""
+    """Adds the staleness of a step, if it is `done`, to a lease's: all updates since its pull but its own."""
     by_others = tf.where(done, counts[0] - pulled_at[0] - 1, 0)
     lag = tf.where(done, tf.minimum(by_others, LAGS - 1), -1)  # -1 is none of them
     head = tf.stack([staleness[0] + by_others, tf.maximum(staleness[1], by_others)])

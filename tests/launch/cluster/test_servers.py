@@ -9,7 +9,7 @@ import pytest
 
 from crankshaft.launch.cluster import tf_config
 from crankshaft.launch.cluster.cluster import Cluster
-from crankshaft.launch.cluster.restarts import Ending, Patience, Servers, Synchronous
+from crankshaft.launch.cluster.restarts import Ending, EndTimeouts, Servers, Synchronous
 from crankshaft.launch.cluster.shares import free_ports
 from crankshaft.launch.errors import UsageError
 from tests import runs
@@ -79,7 +79,7 @@ def test_a_dead_worker_starts_again_at_once_and_later_after_a_while_until_restar
 def test_with_a_server_or_the_coordinator_all_start_again(task):
     servers = rule()
     assert servers.alone(Ending(task, KILLED)) is None
-    assert servers.patience(Ending(task, KILLED)) is not None
+    assert servers.end_timeouts(Ending(task, KILLED)) is not None
     endings = [Ending(task, KILLED), Ending("worker 0", 143), Ending("evaluator", 143)]
     assert servers.settle(endings).exit_code is None
 
@@ -88,7 +88,7 @@ def test_with_a_server_or_the_coordinator_all_start_again(task):
 def test_a_server_that_ends_is_a_failure_whatever_its_code(code):
     servers = rule(max_restarts=1)
     ending = Ending("ps 0", code)
-    assert servers.patience(ending) == servers.patience(Ending("ps 0", 1))
+    assert servers.end_timeouts(ending) == servers.end_timeouts(Ending("ps 0", 1))
     endings = [ending, Ending("chief", 143), Ending("worker 0", 143)]
     assert "(restart 1 of 1 within" in servers.settle(endings).message
     assert servers.settle(endings).exit_code == 1
@@ -97,7 +97,7 @@ def test_a_server_that_ends_is_a_failure_whatever_its_code(code):
 def test_a_preempted_coordinator_has_saved_so_all_end_and_start_again_at_once():
     servers = rule(max_restarts=0)
     ending = Ending("chief", 143)
-    assert servers.patience(ending) == Patience(0.0, 30.0)
+    assert servers.end_timeouts(ending) == EndTimeouts(0.0, 30.0)
     settled = servers.settle([ending, Ending("ps 0", 143), Ending("worker 0", 143)])
     assert settled.message == "chief ended with exit code 143, preempted; all tasks start again at once"
 
@@ -112,7 +112,7 @@ def test_the_coordinators_end_is_the_runs_whatever_became_of_the_others():
 
 
 def test_an_evaluators_failure_stops_nobody_and_its_end_is_no_failure():
-    assert rule().patience(Ending("evaluator", 1)) is None
+    assert rule().end_timeouts(Ending("evaluator", 1)) is None
     assert rule().alone(Ending("evaluator", 1)).pause_seconds == 0
     assert rule().alone(Ending("evaluator", 0)) is None
 
