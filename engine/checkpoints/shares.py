@@ -28,13 +28,13 @@ class Writer:
 
     Attributes:
       process: its number; process 0 seals checkpoints.
-      life: a name for this start of the processes, of letters, digits and _, the same in all of them: shares that an
-        earlier start left behind are not taken for its own.
+      attempt: a name for this attempt of the job, of letters, digits and _, the same in all processes: shares
+        that an earlier attempt left behind are not read.
       timeout_seconds: how long another process may write nothing until its share is given up; 0 waits for ever.
     """
 
     process: int = 0
-    life: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+    attempt: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
     timeout_seconds: float = 0.0
 
 

@@ -171,7 +171,7 @@ class Checkpoints:
         if not self.writes or not own:
             self._current_step = step
             return
-        folder = os.path.join(self.directory, f"ckpt-{step}_temp_{self._writer.life}_{self._saves}")
+        folder = os.path.join(self.directory, f"ckpt-{step}_temp_{self._writer.attempt}_{self._saves}")
         record = {**kept, "variables": variables}
         others = frozenset().union(*(entry.writers for entry in entries)) - {0}
         saving = _Saving(int(step), folder, own, others, record, threading.Event())

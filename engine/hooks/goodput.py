@@ -13,10 +13,10 @@ KINDS = ("steps", "start", "compile", "input", "waiting", "checkpoints", "evalua
 
 @dataclasses.dataclass
 class Past:
-    """What a run's record says of the processes that it had before this one.
+    """What a run's record has of the attempts before this one.
 
     Attributes:
-      incarnations: how many there were.
+      attempts: their number.
       step: the last that was recorded.
       spent: seconds by `KINDS`, as recorded last, and `spent_at`, when that was.
       alive_at: when the last of them was last seen at work, in Unix seconds.
@@ -25,7 +25,7 @@ class Past:
       rows: of the history.
     """
 
-    incarnations: int = 0
+    attempts: int = 0
     step: int = 0
     spent: Mapping[str, float] = dataclasses.field(default_factory=dict)
     spent_at: float = 0.0
@@ -40,7 +40,7 @@ class Past:
         kind = event["event"]
         self.step = max(self.step, event["step"])
         if kind == "start":
-            self.incarnations += 1
+            self.attempts += 1
             self.end = self.cause = None
         elif kind == "end":
             self.end, self.cause = event, event.get("reason")
@@ -79,7 +79,7 @@ class Goodput:
           step: of the checkpoint.
           began_at: when this process began, in Unix seconds.
         """
-        if not past.incarnations:
+        if not past.attempts:
             return
         last = {kind: float(past.spent.get(kind) or 0.0) for kind in KINDS}
         unrecorded = max(0.0, past.alive_at - past.spent_at)

@@ -90,10 +90,10 @@ class Recorder(Hook):
         self._begin_window(status, now)
         self._loop_began = now
         self._figures = Figures(status.state.trainer)
-        incarnation = self.past.incarnations
+        attempt = self.past.attempts
         lost = "it ended without a word: it was killed, or its host was lost"
-        start: dict[str, Any] = {"version": VERSION, "incarnation": incarnation, "pid": os.getpid()}
-        start |= {"host": socket.gethostname(), "cause": (self.past.cause or lost) if incarnation else None}
+        start: dict[str, Any] = {"version": VERSION, "incarnation": attempt, "pid": os.getpid()}
+        start |= {"host": socket.gethostname(), "cause": (self.past.cause or lost) if attempt else None}
         start |= self._around.get("start", {})
         start |= {"until_step": status.until_step, "steps_per_epoch": status.steps_per_epoch}
         self._log.write("start", status.step, **start, seconds={"start": age}, spent=self._goodput.spent)

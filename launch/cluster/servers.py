@@ -1,4 +1,4 @@
-"""The life of a worker or parameter server: runs TensorFlow's server for as long as there is a coordinator."""
+"""A worker or parameter server: runs TensorFlow's server until the coordinator ends. Host code."""
 
 from __future__ import annotations
 

@@ -424,8 +424,8 @@ def build_checkpoints(
         about["input"] = of_feeds
     if found.order and found.order.origin.step:
         about["origin"] = dataclasses.asdict(found.order.origin)
-    life = strategy.exchange_text(uuid.uuid4().hex)[0]
-    writer = Writer(strategy.host, life, _step_timeout_seconds(config))
+    attempt = strategy.exchange_text(uuid.uuid4().hex)[0]
+    writer = Writer(strategy.host, attempt, _step_timeout_seconds(config))
     run = RunDir(config.run_dir)
     how: dict[str, Any] = {"about": about, "writer": writer, "check": check_folder}
     checkpoints = Checkpoints(run.checkpoints, state.checkpoint, keep=config.keep_checkpoints, **how)

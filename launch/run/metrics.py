@@ -78,7 +78,7 @@ def _of_record(record) -> Iterator[Any]:
         seconds.add_metric([kind], value)
     yield seconds
     yield _gauge("goodput_ratio", "Steps' share of the time since the first start.", spent["steps"] / max(total, 1e-9))
-    yield CounterMetricFamily("crankshaft_restarts", "Starts after the first.", value=record.past.incarnations)
+    yield CounterMetricFamily("crankshaft_restarts", "Starts after the first.", value=record.past.attempts)
     if record.saved:
         text = "When the newest checkpoint was written: time() less this is its age."
         yield _gauge("checkpoint_timestamp_seconds", text, record.saved_at)

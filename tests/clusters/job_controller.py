@@ -82,7 +82,7 @@ class Job:
 
 
 class JobController:
-    """Runs the Jobs of one manifest after another. Logs of a pod's all lives are in FOLDER/POD.log."""
+    """Runs the Jobs of one manifest after another. Logs of all attempts of a pod are in FOLDER/POD.log."""
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder

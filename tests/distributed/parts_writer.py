@@ -53,7 +53,7 @@ def main(folder: str) -> None:
     cuts.mark(table, cut)
     cuts.fill(table, whole)
     state = tf.train.Checkpoint(table=table, copy=copy)
-    writer = Writer(task.worker, "life", TIMEOUT_SECONDS)
+    writer = Writer(task.worker, "attempt", TIMEOUT_SECONDS)
     checkpoints = Checkpoints(folder, state, keep=None, about={}, writer=writer)
     print("step 1:", saved(checkpoints, 1), flush=True)
     ((_, part),) = cuts.parts(table)

@@ -35,7 +35,7 @@ def test_a_killed_process_loses_what_came_after_the_checkpoint():
         {"event": "restart", "time": 161.0, "step": 500, "cause": "worker 0 was killed by SIGKILL"},
         {"event": "restart", "time": 169.0, "step": 500, "cause": "worker 1 was killed by SIGKILL"},  # as it started
     )
-    assert (found.incarnations, found.cause) == (1, "worker 1 was killed by SIGKILL")
+    assert (found.attempts, found.cause) == (1, "worker 1 was killed by SIGKILL")
     goodput = Goodput()
     goodput.resume(found, {"steps": 30.0, "start": 10.0, "compile": 5.0, "input": 2.0}, 300, began_at=170.0)
     assert goodput.spent == pytest.approx(
