@@ -197,14 +197,16 @@ def difference(before: dict, after: dict) -> str | None:
     old, new = before["values"], after["values"]
     differing = [name for name in old if name in new and old[name] != new[name]]
     gone, added = [name for name in old if name not in new], [name for name in new if name not in old]
-    told = []
+    differences = []
     if differing:
-        told.append(f"{len(differing)} of {len(old)} differ: {_some(differing)}")
+        differences.append(f"{len(differing)} of {len(old)} differ: {_some(differing)}")
     if (gone or added) and sorted(old.values()) == sorted(new.values()):
-        told.append(f"same bits, {len(gone)} under other names: {_some(gone)} -> {_some(added)}")
+        differences.append(f"same bits, {len(gone)} under other names: {_some(gone)} -> {_some(added)}")
     else:
-        told += [f"{len(names)} {what}: {_some(names)}" for names, what in ((gone, "gone"), (added, "added")) if names]
-    return "; ".join(told) or None
+        differences += [
+            f"{len(names)} {what}: {_some(names)}" for names, what in ((gone, "gone"), (added, "added")) if names
+        ]
+    return "; ".join(differences) or None
 
 
 def _some(names: list[str]) -> str:
@@ -220,10 +222,10 @@ def compare(paths: list[str]) -> int:
             return 1
     shared = [name for name in before["cases"] if name in after["cases"]]
     found = {name: difference(before["cases"][name], after["cases"][name]) for name in shared}
-    for name, told in found.items():
-        if told:
-            print(f"{name}: {told}")
-    alike = sum(told is None for told in found.values())
+    for name, differences in found.items():
+        if differences:
+            print(f"{name}: {differences}")
+    alike = sum(differences is None for differences in found.values())
     left_out = len(before["cases"].keys() ^ after["cases"].keys())
     print(
         f"{alike} of {len(shared)} cases have the same bits in {before['commit'][:9]} and {after['commit'][:9]}"

@@ -202,7 +202,7 @@ class Series:
           MeasurementFailed: there is no result.
         """
         self._begun += 1
-        self._say(f"[{self._begun}/{self._count}] {title}: ")
+        self._print(f"[{self._begun}/{self._count}] {title}: ")
         before = time.monotonic()
         try:
             with tempfile.TemporaryDirectory() as folder:
@@ -211,22 +211,22 @@ class Series:
             if not isinstance(result.get("steps_per_sec"), (int, float)):
                 raise MeasurementFailed("its result has no steps_per_sec; is it a benchmark (--mode=benchmark)?")
         except MeasurementFailed as failure:
-            self._say("failed\n")
+            self._print("failed\n")
             lines = [f"{title} failed: {failure}", *(f"    {line}" for line in failure.last_lines)]
             print("\n".join(lines), file=sys.stderr, flush=True)
             raise
         except Stopped:
-            self._say("stopped\n")
+            self._print("stopped\n")
             raise
         self.warnings += [f"{title}: {line}" for line in result.get("warnings") or ()]
-        self._say(f"{result['steps_per_sec']:,.1f} steps/s ({time.monotonic() - before:.0f} s)\n")
+        self._print(f"{result['steps_per_sec']:,.1f} steps/s ({time.monotonic() - before:.0f} s)\n")
         return result
 
     def skip(self) -> None:
         """Counts a benchmark that is not to be run."""
         self._begun += 1
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if not self._quiet:
             print(text, end="", flush=True)
 
@@ -262,5 +262,5 @@ def _wait(started: Sequence[Child], serves: Sequence[bool], timeout_seconds: flo
 
 def _with_reason(why: str, printed: Sequence[str]) -> str:
     """Returns how a program ended, and the line in which it says why, if there is one."""
-    said = next(filter(None, map(_REASON.search, printed)), None)
-    return f"{why}: {said[1]}" if said else why
+    reason = next(filter(None, map(_REASON.search, printed)), None)
+    return f"{why}: {reason[1]}" if reason else why

@@ -69,8 +69,8 @@ def rates_in_turn(peers: Mapping[str, Process], steps: int, turns: int, folder: 
             variables = {**children.untuned(os.environ), "TF_CPP_MIN_LOG_LEVEL": "2", **peer.variables}
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             running[name] = kept.start(peer.command, env=variables, cwd=folder, **pipes)
-            if (said := running[name].stdout.readline().decode().strip()) != _READY:
-                raise MeasurementFailed(f"{name} said {said!r} where it was to say {_READY!r}")
+            if (line := running[name].stdout.readline().decode().strip()) != _READY:
+                raise MeasurementFailed(f"{name} printed {line!r} instead of {_READY!r}")
             running[name].send(signal.SIGSTOP)
         for _ in range(2):  # to warm up
             for name, child in running.items():
@@ -103,12 +103,12 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _ask(name: str, child: Child, steps: int) -> float:
-    said = ""
+    line = ""
     try:
         child.send(signal.SIGCONT)
         child.stdin.write(b"%d\n" % steps)
-        said = child.stdout.readline().decode()
+        line = child.stdout.readline().decode()
         child.send(signal.SIGSTOP)
-        return float(said)
+        return float(line)
     except (OSError, ValueError):
-        raise MeasurementFailed(f"{name} said {said!r} where it was to say steps a second") from None
+        raise MeasurementFailed(f"{name} printed {line!r} instead of steps a second") from None

@@ -378,7 +378,7 @@ def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
 def _options(options: StepOptions, model: tf.keras.Model, is_given: bool) -> StepOptions:
     """Returns the run's options with what `compile` says in them. Raises UsageError where the run says it too."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    said = dataclasses.replace(
+    compiled = dataclasses.replace(
         options,
         precision=options.precision if optimizer is model.optimizer else "float16",
         clip_norm=optimizer.global_clipnorm or 0.0,
@@ -386,7 +386,10 @@ def _options(options: StepOptions, model: tf.keras.Model, is_given: bool) -> Ste
         clip_value=optimizer.clipvalue or 0.0,
     )
     for name, where in _OF_COMPILE.items():
-        if getattr(options, name) not in (getattr(StepOptions(), name), getattr(said, name) if name in CLIPS else None):
+        if getattr(options, name) not in (
+            getattr(StepOptions(), name),
+            getattr(compiled, name) if name in CLIPS else None,
+        ):
             raise UsageError(
                 f"{setting(name)} is given, and the model is compiled with an optimizer; set the {where} in compile"
             )
@@ -395,7 +398,7 @@ def _options(options: StepOptions, model: tf.keras.Model, is_given: bool) -> Ste
             f"{setting('precision', options.precision)}: the model is made already, in {model.dtype_policy.name}; call "
             f"keras.config.set_dtype_policy('mixed_{options.precision}') before that, or give a function that makes it"
         )
-    return said
+    return compiled
 
 
 def _size(batch) -> tf.Tensor:

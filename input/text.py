@@ -92,7 +92,7 @@ def load(
         made = tokens.of(tokenizer, separator)
 
     def windows(files: Files) -> Windows:
-        made_by = {"tokens": made.says, "context": context, "documents": documents}
+        made_by = {"tokens": made.identity, "context": context, "documents": documents}
         write = functools.partial(_write, files=files, documents=documents, made=made, context=context)
         return Windows(prepared(files, "text", made_by, write, prepared_dir))
 

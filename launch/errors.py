@@ -57,11 +57,11 @@ def signal_name(number: int) -> str:
 
 def fail(code: int, line: str) -> int:
     """Prints what went wrong as one line, and returns the exit code."""
-    say(f"error: {one_line(line)}")
+    print_line(f"error: {one_line(line)}")
     return code
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Prints a line to standard error, whose terminal may be gone by now."""
     with contextlib.suppress(OSError):
         print(terminal.fitted(line, sys.stderr), file=sys.stderr, flush=True)

@@ -38,11 +38,13 @@ def as_lines(names: Mapping[str, str] | None = None) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, CrankshaftError) and _is_of_program(error):
             raise
-        told = _told(error)
-        told.args = (f"{with_keywords(told.message, {**_NAMES, **(names or {})})}{_limit(told.message)}",)
-        if told is error:
+        explained = _explained(error)
+        explained.args = (
+            f"{with_keywords(explained.message, {**_NAMES, **(names or {})})}{_limit(explained.message)}",
+        )
+        if explained is error:
             raise
-        raise told from error  # which has the traceback
+        raise explained from error  # which has the traceback
 
 
 def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
@@ -54,10 +56,10 @@ def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
       error: what was raised.
       has_debug: whether the command has --debug.
     """
-    told = _told(error, "; --debug shows the traceback" if has_debug else "")
-    line = with_flags(told.message)
+    explained = _explained(error, "; --debug shows the traceback" if has_debug else "")
+    line = with_flags(explained.message)
     limit = _limit(line)
-    return EXIT_FAILED if limit else told.exit_code, f"{line}{limit}"
+    return EXIT_FAILED if limit else explained.exit_code, f"{line}{limit}"
 
 
 def of_system(error: OSError) -> str:
@@ -173,7 +175,7 @@ _KNOWN = (
 )
 
 
-def _told(error: Exception, traceback_by: str = "") -> CrankshaftError:
+def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
     """Returns an error itself if it is one of Crankshaft's, else what it is to whoever started the run."""
     if type(error).__name__ == "StagingError":  # what AutoGraph raises instead of an error of a user's function
         error = error.__context__ if isinstance(error.__context__, CrankshaftError) else error

@@ -25,7 +25,7 @@ from . import api, explanations
 from .errors import UsageError
 
 # Flags that an argument of `fit` says.
-_SAID_BY = {
+_ARGUMENTS = {
     "train_epochs": "epochs",
     "train_steps": "epochs and steps_per_epoch",
     "global_batch_size": "batch_size",
@@ -155,7 +155,7 @@ class Arguments:
 
 def _train(arguments: Arguments) -> api.Run:
     """Runs what the arguments of `fit` ask for."""
-    with explanations.as_lines(_SAID_BY):
+    with explanations.as_lines(_ARGUMENTS):
         _check(arguments)
         trainer_class = KerasTrainer.of(arguments.model)
         callbacks = tf.nest.flatten(arguments.callbacks or [])
@@ -255,8 +255,8 @@ def _data(arguments: Arguments, train: Source | Stream | None, batch_size: int) 
 
 def _check(arguments: Arguments) -> None:
     """Raises `UsageError` for an argument of a type or value that `fit` does not take."""
-    for name in _SAID_BY.keys() & arguments.flags.keys():
-        raise UsageError(f"fit has no {name}; use {_SAID_BY[name]}")
+    for name in _ARGUMENTS.keys() & arguments.flags.keys():
+        raise UsageError(f"fit has no {name}; use {_ARGUMENTS[name]}")
     if (mode := arguments.flags.get("mode", _MODES[0])) not in _MODES:
         raise UsageError(f"mode={mode!r}: fit trains; give {' or '.join(map(repr, _MODES))}, or use crankshaft.run")
     for name, (least, may_be_none) in _COUNTS.items():

@@ -91,7 +91,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
         checks.check(config)
         check_baseline(config)
         code = assembly.perform(config, data, hooks).code
-        _say_where(config)
+        _print_run_dir(config)
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
         return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
     except Exception as error:  # the border of the program: every failure becomes one line here
@@ -124,7 +124,7 @@ def parse(argv: list[str]) -> dict[str, Any]:
     return given
 
 
-def _say_where(config: configs.Config) -> None:
+def _print_run_dir(config: configs.Config) -> None:
     if config.writes_run and config.progress != "off":
         run_dir = config.given_run_dir
         board = RunDir(run_dir).tensorboard

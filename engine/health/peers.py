@@ -141,7 +141,7 @@ class Peers:
         """Returns what messages call a worker: its name and address."""
         return f"{self._names[worker]} ({self.addresses[worker]})"
 
-    def tell(self, step: int, beats: int, arrived: int, farewell: str | None = None, lost: int = -1) -> None:
+    def send(self, step: int, beats: int, arrived: int, farewell: str | None = None, lost: int = -1) -> None:
         """Sends this worker's state to all others. A lost datagram is made up for by the next one."""
         state: dict[str, object] = {"step": step, "beats": beats, "arrived": arrived}
         if farewell is not None:

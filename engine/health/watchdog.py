@@ -48,7 +48,7 @@ class Arrivals:
         with tf.device("/device:CPU:0"):
             self._count = tf.Variable(0, dtype=tf.int64, trainable=False, name="arrivals")
             self._waited = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data")
-            self._told = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data_and_told")
+            self._reported = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data_and_told")
 
     def mark(self, batch, asked_at: tf.Tensor) -> None:
         """Counts one step, once its data is there. In a `tf.function`, once a step and worker.
@@ -72,9 +72,9 @@ class Arrivals:
     def take_seconds(self) -> tf.Tensor:
         """Returns the seconds spent waiting for data since the last call of this, scalar float64. In the loop."""
         waited = self._waited.read_value()
-        seconds = waited - self._told.read_value()
+        seconds = waited - self._reported.read_value()
         with tf.control_dependencies([seconds]):
-            self._told.assign(waited, read_value=False)
+            self._reported.assign(waited, read_value=False)
         return seconds
 
     def count(self) -> int:
@@ -162,15 +162,15 @@ class Watchdog:
         self._closing.set()
         self._thread.join(_JOIN_SECONDS)
         self._thread = None
-        self._say(self._farewell or reason, self._lost)
+        self._send(self._farewell or reason, self._lost)
         self._peers.close()
 
-    def _say(self, farewell: str | None = None, lost: int = -1) -> None:
+    def _send(self, farewell: str | None = None, lost: int = -1) -> None:
         if self._peers.is_open:
             beats, step, _ = self._mark
             if farewell is None:  # an earlier farewell stands
                 farewell, lost = self._farewell, self._lost
-            self._peers.tell(step, beats, self._arrived, farewell, lost)
+            self._peers.send(step, beats, self._arrived, farewell, lost)
 
     def _watch(self) -> None:
         try:
@@ -183,7 +183,7 @@ class Watchdog:
         seen = None
         while not self._closing.is_set():
             self._arm()
-            self._say()
+            self._send()
             before = time.monotonic()
             if self._peers.is_open:
                 self._peers.listen(self._period)
@@ -233,7 +233,7 @@ class Watchdog:
             return
         farewell = "it was stuck; its output has its stacks" if lost == self._peers.worker else line
         for _ in range(3):  # a datagram may be lost
-            self._say(farewell, lost)
+            self._send(farewell, lost)
         self._closing.set()
         self._end(line)
         self._speaks.release()
@@ -316,7 +316,7 @@ class Watchdog:
             self._speaks.release()
             return None
         self._farewell, self._lost = loss
-        self._say(self._farewell, self._lost)
+        self._send(self._farewell, self._lost)
         return self._farewell
 
     def _lost_peer(self, named: set[int]) -> tuple[str, int] | None:

@@ -173,7 +173,7 @@ class KerasCallbacks(Windowed):
             with status.state.kept() if self.given else contextlib.nullcontext():
                 self._begin_again(status)
         else:
-            self._tell("on_train_begin", {})
+            self._call("on_train_begin", {})
         if self._model.stop_training:
             status.stop = status.stop or _STOP
         elif not status.last:
@@ -181,12 +181,12 @@ class KerasCallbacks(Windowed):
 
     def _begin_again(self, status: Status) -> None:
         """Calls what a resumed run's callbacks have begun, and gives them the state that they had afterwards."""
-        self._tell("on_train_begin", {})
+        self._call("on_train_begin", {})
         epoch, batch = self._begun
         if epoch == self._epoch(status):
-            self._tell("on_epoch_begin", epoch, {})
+            self._call("on_epoch_begin", epoch, {})
         if batch == status.step and self._at_batches:
-            self._tell("on_train_batch_begin", self._batch(batch), {})
+            self._call("on_train_batch_begin", self._batch(batch), {})
         self._take_up()
 
     def rewind(self, status: Status) -> None:
@@ -202,14 +202,14 @@ class KerasCallbacks(Windowed):
             self._several = [name for name, kind in kinds_of(sums.specs).items() if kind.is_several]
         ends = self._period.ends_at(status.step)
         if self._at_batches and status.segment.steps:
-            self._tell("on_train_batch_end", self._batch(status.step - 1), self._logs_of(self.window.totals.means()))
+            self._call("on_train_batch_end", self._batch(status.step - 1), self._logs_of(self.window.totals.means()))
         if status.evaluation is not None:
-            self._tell("on_test_begin", {})
-            self._tell("on_test_end", self._logs_of(status.evaluation))
+            self._call("on_test_begin", {})
+            self._call("on_test_end", self._logs_of(status.evaluation))
         if ends:
             evaluation = {f"val_{name}": value for name, value in self._logs_of(status.evaluation or {}).items()}
             self._logs = {**self._logs_of(self.window.take().means()), **evaluation}
-            self._tell("on_epoch_end", self._epoch(status) - 1, self._logs)
+            self._call("on_epoch_end", self._epoch(status) - 1, self._logs)
             for callback in self._callbacks:
                 if "MonitorCallback" in _kinds(callback) and callback.best != callback.best:
                     callback.best = None  # Keras takes a first value for the best although it is nan
@@ -219,7 +219,7 @@ class KerasCallbacks(Windowed):
             self._begin_epoch(status) if ends else self._begin_batch(status)
 
     def end(self, status: Status) -> None:
-        self._tell("on_train_end", self._logs)
+        self._call("on_train_end", self._logs)
         if status.strategy.num_hosts > 1:  # the chief's history has what its callbacks add to logs
             states = json.loads(status.strategy.exchange_text(json.dumps([*map(_state_of, self._callbacks)]))[0])
             for callback, state in () if status.strategy.is_chief else _matched(self._callbacks, states):
@@ -258,15 +258,15 @@ class KerasCallbacks(Windowed):
     def _begin_epoch(self, status: Status) -> None:
         if self._begun[0] != (epoch := self._epoch(status)):
             self._begun[0] = epoch
-            self._tell("on_epoch_begin", epoch, {})
+            self._call("on_epoch_begin", epoch, {})
         self._begin_batch(status)
 
     def _begin_batch(self, status: Status) -> None:
         if self._at_batches and self._begun[1] != status.step:
             self._begun[1] = status.step
-            self._tell("on_train_batch_begin", self._batch(status.step), {})
+            self._call("on_train_batch_begin", self._batch(status.step), {})
 
-    def _tell(self, what: str, *arguments) -> None:
+    def _call(self, what: str, *arguments) -> None:
         """Calls a method of all, which may add to the logs for those after them, as Keras's own do."""
         *numbers, logs = arguments
         logs = dict(logs)

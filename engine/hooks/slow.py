@@ -31,7 +31,7 @@ class InputBound(Hook):
     def __init__(self, cure: str, share: float = 0.1, window_seconds: float = 5.0):
         super().__init__()
         self._cure, self._share, self._window_seconds = cure, share, window_seconds
-        self._began = self._said = False
+        self._began = self._has_warned = False
 
     def attach(self, state: TrainState, meter: Meter) -> None:
         self._window = meter.window()
@@ -40,12 +40,12 @@ class InputBound(Hook):
         if not self._began:
             self._began = True
             self._window.take()
-        if self._said or self._window.seconds < self._window_seconds:
+        if self._has_warned or self._window.seconds < self._window_seconds:
             return
         totals = self._window.take()
         waits = totals.input["input_wait_fraction"]
         if waits > self._share:
-            self._said = True
+            self._has_warned = True
             logging.warning(
                 "step %d: steps wait for input %.0f%% of the time (%s examples/s); %s",
                 *(status.step, 100 * waits, f"{totals.speeds['examples_per_sec']:,.0f}", self._cure),

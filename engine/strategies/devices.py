@@ -174,9 +174,9 @@ def free_gpu_memory_mb(command: Sequence[str] = _FREE_MEMORY) -> int:
         printed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
         return min(int(line) for line in printed.split("\n") if line.strip())
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        said = (getattr(error, "stderr", None) or "").strip().split("\n")[0] or reason(error)
+        message = (getattr(error, "stderr", None) or "").strip().split("\n")[0] or reason(error)
         raise UsageError(
-            f"{setting('num_virtual_devices')}: {command[0]} did not say how much memory the GPU has free ({said}); "
+            f"{setting('num_virtual_devices')}: {command[0]} did not say how much memory the GPU has free ({message}); "
             f"install it, or leave {setting('num_virtual_devices')} out"
         ) from None
 

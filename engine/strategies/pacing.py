@@ -51,8 +51,8 @@ class Pace:
         seconds = self._clock() - before
         self._calls += 1
         # One much shorter than asked for says little, unless it was too long; the first compiles, as one step may.
-        tells = 2 * result.steps >= self.steps or (result.steps > 1 and seconds > self._target_seconds)
-        if self._calls > 1 and tells:
+        is_reliable = 2 * result.steps >= self.steps or (result.steps > 1 and seconds > self._target_seconds)
+        if self._calls > 1 and is_reliable:
             self.fit(result.steps, seconds)
         return result
 

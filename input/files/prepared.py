@@ -132,10 +132,10 @@ class Writer:
 
     def end(self) -> dict[str, Any]:
         """Appends what the file says of itself, and returns it; `digest` of its bytes is among that."""
-        said = {**self.metadata, "digest": self._digest.hexdigest()}
-        metadata = json.dumps(said).encode()
+        content = {**self.metadata, "digest": self._digest.hexdigest()}
+        metadata = json.dumps(content).encode()
         self._file.write(metadata + _END.pack(len(metadata), zlib.crc32(metadata), _MARK))
-        return said
+        return content
 
 
 def prepared(
@@ -181,12 +181,12 @@ def is_bundled(path: str) -> bool:
 
 def progress(what: str, total: int) -> Callable[[int], None]:
     """Returns a function that is told how much of the total is done, and says so now and then."""
-    said = time.monotonic()
+    logged_at = time.monotonic()
 
     def at(done: int) -> None:
-        nonlocal said
-        if time.monotonic() - said > _SECONDS:
-            said = time.monotonic()
+        nonlocal logged_at
+        if time.monotonic() - logged_at > _SECONDS:
+            logged_at = time.monotonic()
             logging.warning("%s: %.0f %%", what, 100 * done / max(total, 1))
 
     return at

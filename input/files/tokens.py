@@ -55,14 +55,14 @@ class Bytes:
     Attributes:
       count: of all tokens.
       separator: the token that stands for the border of documents.
-      says: what tells one numbering of tokens from another.
+      identity: what tells one numbering of tokens from another.
       ids: the same as a number.
     """
 
     count = _BYTES + 1
     separator = _BYTES
-    says = "bytes"
-    ids = zlib.crc32(says.encode())
+    identity = "bytes"
+    ids = zlib.crc32(identity.encode())
 
     def tokens(self, pieces: list[TextPiece]) -> list[np.ndarray]:
         """Returns the tokens of each piece of text."""
@@ -134,12 +134,12 @@ class Vocabulary:
         return max(self._known, self.separator + 1)
 
     @property
-    def says(self) -> str:
+    def identity(self) -> str:
         return f"{hashlib.blake2b(self._text.encode(), digest_size=10).hexdigest()} {self.separator}"
 
     @property
     def ids(self) -> int:
-        return zlib.crc32(self.says.encode())
+        return zlib.crc32(self.identity.encode())
 
     def tokens(self, pieces: list[TextPiece]) -> list[np.ndarray]:
         """Returns the tokens of each piece of text. Raises `InputError` where one is not UTF-8."""

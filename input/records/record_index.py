@@ -92,23 +92,23 @@ class Index:
         return bounds[:, 0], bounds[:, 1] - bounds[:, 0] - _AROUND
 
 
-def open_index(paths: list[str], say: Callable[[str], None] | None = None) -> Index:
+def open_index(paths: list[str], log: Callable[[str], None] | None = None) -> Index:
     """Reads the index of each shard, or makes it where there is none that belongs to it.
 
     Args:
       paths: of the shards.
-      say: is given a line now and then where this takes long; None logs it.
+      log: is given a line now and then where this takes long; None logs it.
 
     Raises:
       InputError: a shard can't be read, is not a TFRecord file, is truncated or empty.
     """
-    say = say or logging.warning
+    log = log or logging.warning
     files = Files(paths)
     shards, in_memory = [], 0
     for number, path in enumerate(paths):
         shard = _read(files, number)
         if shard is None:
-            shard, is_kept = _make(files, number, say)
+            shard, is_kept = _make(files, number, log)
             if is_kept and in_memory + 8 * shard.records > _IN_MEMORY_BYTES:
                 shard = dataclasses.replace(shard, offsets=None)
         elif shard.length < 0 and in_memory + 8 * shard.records <= _IN_MEMORY_BYTES:
@@ -180,21 +180,21 @@ def _read_offsets(path: str, records: int) -> np.ndarray:
     return np.frombuffer(stored, "<i8", offset=_OFFSETS_AT).astype(np.int64)
 
 
-def _make(files: Files, number: int, say: Callable[[str], None]) -> tuple[ShardIndex, bool]:
+def _make(files: Files, number: int, log: Callable[[str], None]) -> tuple[ShardIndex, bool]:
     """Returns a shard's index and whether it is on the disk now."""
     path = files.paths[number]
-    lengths, ends = _Scan(files, number, say).lengths(), _ends_of(files, number)
+    lengths, ends = _Scan(files, number, log).lengths(), _ends_of(files, number)
     known = ShardIndex(len(lengths), _same(lengths), ends, None if _same(lengths) >= 0 else _offsets(lengths))
     if exists(path + SUFFIX) and _read(files, number):
         return known, True  # another process was faster, and others may read its index by now
     if _is_anothers(path + SUFFIX):
-        say(f"{path}{SUFFIX} is another tool's: it stays, and the index is kept in memory and made again at each start")
+        log(f"{path}{SUFFIX} is another tool's: it stays, and the index is kept in memory and made again at each start")
         return known, False
     try:
         write(path, files.sizes[number], ends, lengths)
     except OSError as error:
         why = error.strerror or str(error)
-        say(f"{path}{SUFFIX} can't be written ({why}): the index is kept in memory and made again at each start")
+        log(f"{path}{SUFFIX} can't be written ({why}): the index is kept in memory and made again at each start")
         return known, False
     return known, True
 
@@ -221,15 +221,15 @@ def _same(lengths: np.ndarray) -> int:
 class _Scan:
     """Goes through a shard from header to header."""
 
-    def __init__(self, files: Files, number: int, say: Callable[[str], None]):
-        self._files, self._number, self._say = files, number, say
+    def __init__(self, files: Files, number: int, log: Callable[[str], None]):
+        self._files, self._number, self._log = files, number, log
         self._path, self._size = files.paths[number], files.sizes[number]
         self._records = 0
 
     def lengths(self) -> np.ndarray:
         """Returns the bytes of each record's data, [records] int64."""
         pieces: list[np.ndarray] = []
-        position, said = 0, time.monotonic()
+        position, logged_at = 0, time.monotonic()
         while position < self._size:
             piece = min(_SCAN_BYTES, self._size - position)
             block = self._files.pread(self._number, position, piece)
@@ -242,9 +242,9 @@ class _Scan:
             pieces.append(lengths)
             self._records += len(lengths)
             position += used
-            if time.monotonic() - said > _QUIET_SECONDS:
-                said = time.monotonic()
-                self._say(f"making the index of {self._path}: {position / self._size:.0%}, {self._records:,} records")
+            if time.monotonic() - logged_at > _QUIET_SECONDS:
+                logged_at = time.monotonic()
+                self._log(f"making the index of {self._path}: {position / self._size:.0%}, {self._records:,} records")
         return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
     def _in_block(self, block: bytes, position: int) -> tuple[np.ndarray, int]:

@@ -71,14 +71,14 @@ class ColumnFeature(NamedTuple):
       column: its name.
       specs: of what is made of it, by the features' names.
       convert: makes these arrays of (its values in a group, which of them are missing or None).
-      says: what is made of it, for people.
+      text: what is made of it, for people.
       treatment: what makes the same of raw values; None where they are taken as they are.
     """
 
     column: str
     specs: dict[str, Spec]
     convert: Callable[[Any, np.ndarray | None], dict[str, np.ndarray]]
-    says: str
+    text: str
     treatment: Treatment | None
 
 
@@ -345,16 +345,16 @@ def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Ch
     if column.is_integer and not as_numbers:
         dtype, fill = np.dtype(np.int64), np.zeros((), np.int64)
         small = ends is None or ends[0] >= 0
-        says = f"id of {(ends or (0, 0))[1] + 1:,}" if small else "id, any integer: for hash_buckets or table_capacity"
+        text = f"id of {(ends or (0, 0))[1] + 1:,}" if small else "id, any integer: for hash_buckets or table_capacity"
     else:
         is_float = as_numbers or column.kind in ("date", "timestamp")
         dtype = np.dtype(np.float32 if is_float else column.kind)
         fill = learnt.means[name] if choice.missing == "mean" else np.array(_number(choice.missing) or 0)
         fill = fill if dtype.kind == "f" else np.zeros((), dtype)  # lists of integers are ids, likewise
-        says = {"date": "days since 1970-01-01", "timestamp": "days since 1970-01-01, and seconds of the day"}.get(
+        text = {"date": "days since 1970-01-01", "timestamp": "days since 1970-01-01, and seconds of the day"}.get(
             column.kind, f"{math.prod(column.shape)} numbers" if column.shape else "number"
         )
-        says += f" ({fill.item():g} where missing)" if choice.missing == "mean" and not fill.shape else ""
+        text += f" ({fill.item():g} where missing)" if choice.missing == "mean" and not fill.shape else ""
     flags = choice.missing == "column" and name in learnt.has_missing
     parts = [name, name + SECONDS] if column.kind == "timestamp" else [name]
     shape = () if column.kind == "timestamp" else column.shape
@@ -375,13 +375,13 @@ def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Ch
     known = np.broadcast_to(fill, 2 if kind == "timestamp" else fill.shape).tolist() if fills else None
     known = [None, None] if kind == "timestamp" and not fills else known
     treatment = Treatment(kind, known, flags) if fills or kind in ("date", "timestamp") else None
-    return ColumnFeature(name, specs, convert, says + (f", and {name}{MISSING}" if flags else ""), treatment)
+    return ColumnFeature(name, specs, convert, text + (f", and {name}{MISSING}" if flags else ""), treatment)
 
 
 def _text_feature(name: str, column: Column, choice: Choice, learnt: Learnt) -> ColumnFeature:
     dtype = np.dtype(object if choice.text == "keep" else np.int64)
     numbers = {word: number for number, word in enumerate(learnt.words.get(name, ()), 1)}
-    says = {
+    text = {
         "keep": "text",
         "hash": "category, hashed: for hash_buckets or table_capacity",
         "category": f"category of {len(numbers):,} words",
@@ -397,7 +397,7 @@ def _text_feature(name: str, column: Column, choice: Choice, learnt: Learnt) -> 
         return {name: words[texts.codes]}
 
     treatment = None if choice.text == "keep" else Treatment(choice.text)
-    return ColumnFeature(name, {name: Spec((), dtype)}, convert, says, treatment)
+    return ColumnFeature(name, {name: Spec((), dtype)}, convert, text, treatment)
 
 
 def _of_array(features: list[ColumnFeature], choice: Choice) -> dict[str, Treatment]:
@@ -420,15 +420,15 @@ def _treatments(
     table: ParquetTable, choice: Choice, features: list[ColumnFeature], num_classes: int | None, differ: list[str]
 ) -> str:
     """Returns a table of the columns: what each holds and how it is read, and which look like a row's number."""
-    says = {feature.column: feature.says for feature in features}
+    text = {feature.column: feature.text for feature in features}
     if choice.label != NONE:
-        says[choice.label] = f"label of {num_classes} classes" if num_classes else "label, a number"
+        text[choice.label] = f"label of {num_classes} classes" if num_classes else "label, a number"
     rows = [("column", "holds", "read as")]
     for name, column in [*table.columns.items()][:_MOST_SHOWN]:
         holds = (
             "neither numbers nor text" if column is None else f"{column}" + (f" ({column.why})" if column.why else "")
         )
-        rows.append((name, holds, says.get(name, "left out")))
+        rows.append((name, holds, text.get(name, "left out")))
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     lines = [f"{name:{widths[0]}}  {holds:{widths[1]}}  {read}" for name, holds, read in rows]
     if len(table.columns) > _MOST_SHOWN:

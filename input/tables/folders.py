@@ -40,17 +40,17 @@ def find(
       InputError: there are no such files, all are empty, or some are in a folder of a key and others are not.
     """
     files = listing.find(data_dir, kind, flag)
-    said = {path: _keys(path) for path in files.paths}
+    keys = {path: _keys(path) for path in files.paths}
     roots = [*map(_root, listing.parts(data_dir or ""))]
     names: dict[str, None] = dict.fromkeys(like.keys if like else ())
-    for path, its in said.items():
+    for path, its in keys.items():
         below = min((path[len(root) :] for root in roots if path.startswith(root)), key=len, default="")
-        names |= dict.fromkeys(key for key in its if key in _keys(below) or said[files.paths[0]].get(key) != its[key])
+        names |= dict.fromkeys(key for key in its if key in _keys(below) or keys[files.paths[0]].get(key) != its[key])
     for name in names:
-        if out := [path for path in files.paths if name not in said[path]]:
-            inside = next((path for path in files.paths if name in said[path]), like.files.paths[0] if like else "")
+        if out := [path for path in files.paths if name not in keys[path]]:
+            inside = next((path for path in files.paths if name in keys[path]), like.files.paths[0] if like else "")
             raise InputError(f"{out[0]} is in no folder {name}=..., and {inside} is; give files of such folders alone")
-    return TableFiles(files, {name: [said[path][name] for path in files.paths] for name in names})
+    return TableFiles(files, {name: [keys[path][name] for path in files.paths] for name in names})
 
 
 def _root(part: str) -> str:

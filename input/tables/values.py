@@ -63,8 +63,8 @@ def as_integers(
         missing = is_nan if missing is None else missing | is_nan
     is_odd = ~is_nan & ((values != np.floor(values)) | (np.abs(values) > EXACT_FLOAT64))
     rows = np.flatnonzero(is_odd.reshape(len(values), -1).any(1)).tolist()
-    says = {row: f"has {values[row][is_odd[row]].flat[0]:.17g}, and integers up to 2^53 are read" for row in rows}
-    return np.where(is_nan | is_odd, 0, values).astype(np.int64), missing, {**says, **wrong}
+    problems = {row: f"has {values[row][is_odd[row]].flat[0]:.17g}, and integers up to 2^53 are read" for row in rows}
+    return np.where(is_nan | is_odd, 0, values).astype(np.int64), missing, {**problems, **wrong}
 
 
 def as_float32(
@@ -80,8 +80,8 @@ def as_float32(
         missing = is_nan if missing is None else missing | is_nan
     beyond = np.isinf(converted)
     rows = np.flatnonzero(beyond.reshape(len(values), -1).any(1)).tolist()
-    says = {row: f"has {values[row][beyond[row]].flat[0]:g}, more than float32 can hold (3.4e38)" for row in rows}
-    return np.where(is_nan | beyond, np.float32(0), converted), missing, {**says, **wrong}
+    problems = {row: f"has {values[row][beyond[row]].flat[0]:g}, more than float32 can hold (3.4e38)" for row in rows}
+    return np.where(is_nan | beyond, np.float32(0), converted), missing, {**problems, **wrong}
 
 
 def times(array, kind: str, pa) -> np.ndarray:

@@ -44,16 +44,16 @@ def benchmark(run: BaseRun) -> modes.Outcome:
 def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
     """Measures the rate, what it is bound by, and with profile=true which ops take the time."""
     how = run.config.arguments("benchmark_arg")
-    run.say("warm-up")
+    run.log("warm-up")
     before = time.perf_counter()
-    run.say(choose_jit(run))
+    run.log(choose_jit(run))
     choosing_seconds = time.perf_counter() - before
     measured = rounds.run(
         run.strategy,
         run.strategy.training,
         rounds.Length(how["steps"], how["seconds"] or 3.0, how["rounds"]),
         variables,
-        at_round=lambda number, totals: run.say(_line(number, how["rounds"], totals)),
+        at_round=lambda number, totals: run.log(_line(number, how["rounds"], totals)),
         processes=lambda: children.job_of(variables),
     )
     for name in ("compile_seconds", "first_step_seconds"):  # a user waits for the choice of jit too
@@ -75,7 +75,7 @@ def _limits(run: BaseRun, steps_per_sec: float) -> tuple[dict[str, Any], list[st
     config, strategy = run.config, run.strategy
     if config.strategy == "tpu":
         return limits, ["the limits of TPUs were not measured"]
-    run.say("measuring the machine's limits")
+    run.log("measuring the machine's limits")
     device, shared_by = strategy.computes_on
     limits["machine"] = machine.probe(device, tuple(dict.fromkeys(("float32", "bfloat16", config.precision))))
     try:
@@ -93,7 +93,7 @@ def _profile(run: BaseRun) -> tuple[dict[str, Any] | None, list[str]]:
     """Traces ten steps; returns the trace and the ten ops that took longest, None if it can't, and why not."""
     run_dir = run.config.run_dir
     folder = RunDir(run_dir).tensorboard if run_dir else tempfile.mkdtemp(prefix="crankshaft-profile-")
-    run.say(f"profiling {trace.STEPS} steps")
+    run.log(f"profiling {trace.STEPS} steps")
     try:
         profile = trace.profile(run.strategy, folder)
     except trace.NoTraceError as error:

@@ -255,7 +255,7 @@ class Output:
         """Returns the log file of a task such as "worker 0"; None if it has none."""
         return self._log_paths.get(name)
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Prints a line of the supervisor."""
         self._sinks[1].write(f"[local] {line}\n".encode())
 
@@ -279,5 +279,5 @@ class Output:
             return log
         except OSError as error:
             self._log_paths.pop(name, None)
-            self.say(f"no logs of {name}: {path}: {error.strerror}")
+            self.print(f"no logs of {name}: {path}: {error.strerror}")
             return None

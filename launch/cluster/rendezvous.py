@@ -23,14 +23,14 @@ from .cluster import Cluster, split
 
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 2.0  # for a host that does not answer at all
-_SAYS_SECONDS = 5.0  # after which a task that waits says for whom
+_LOG_AFTER_SECONDS = 5.0  # after which a task that waits says for whom
 _LEFT_SECONDS = (
     10.0  # a task answers without a pause from its coming on, but for the moment in which TensorFlow takes over
 )
 # What an HTTP/2 server, as TensorFlow's, says first: a frame of settings, here without any (RFC 9113, 3.4 and 6.5). The
 # first three bytes are its length. One that acknowledges settings, which no server begins with, says: not ready yet.
 _READY, _STARTING = (bytes((0, 0, 0, 4, flags, 0, 0, 0, 0)) for flags in (0, 1))
-_SAYS = {_READY[3:]: "ready", _STARTING[3:]: "starting"}
+_ANSWERS = {_READY[3:]: "ready", _STARTING[3:]: "starting"}
 
 
 class ClusterError(RunError):
@@ -47,7 +47,7 @@ class Wait:
 
     def __init__(self, task: str, timeout_seconds: float):
         self.timeout_seconds = timeout_seconds
-        self._task, self._began, self._has_said = task, time.monotonic(), False
+        self._task, self._began, self._has_logged = task, time.monotonic(), False
 
     @property
     def left_seconds(self) -> float:
@@ -59,9 +59,9 @@ class Wait:
 
     def goes_on(self, awaited: str) -> None:
         """Takes note that what is awaited is not there yet."""
-        if self._has_said or time.monotonic() - self._began < _SAYS_SECONDS:
+        if self._has_logged or time.monotonic() - self._began < _LOG_AFTER_SECONDS:
             return
-        self._has_said = True
+        self._has_logged = True
         limit = f"--cluster_timeout_seconds={self.timeout_seconds:g}"
         logging.warning("%s waits for %s, up to %s", self._task, awaited, limit)
 
@@ -212,12 +212,12 @@ class Rendezvous:
         wait, peers = Wait(self._cluster.task, timeout_seconds), self._cluster.peers
         while True:
             timeout_seconds = min(_CONNECT_SECONDS, max(wait.left_seconds, _POLL_SECONDS))
-            said = {peer: answers(peer[1], timeout_seconds) for peer in peers}
-            here = [peer for peer in peers if said[peer] == "ready" or (said[peer] and not ready)]
+            replies = {peer: answers(peer[1], timeout_seconds) for peer in peers}
+            here = [peer for peer in peers if replies[peer] == "ready" or (replies[peer] and not ready)]
             if len(here) == len(peers):
                 return
             now = time.monotonic()
-            self._seen |= {peer: now for peer in peers if said[peer]}
+            self._seen |= {peer: now for peer in peers if replies[peer]}
             seen = self._seen
             if left := [peer for peer in peers if now - seen.get(peer, now) > _LEFT_SECONDS]:
                 raise ClusterError(_missing(left, f"came, and has not answered for {_LEFT_SECONDS:g} s"))
@@ -226,7 +226,7 @@ class Rendezvous:
             )
             if wait.is_over:
                 # Others give up at the same moment: only where all came once is a peer that left to blame.
-                missing = [peer for peer in peers if peer not in seen or (said[peer] and peer not in here)]
+                missing = [peer for peer in peers if peer not in seen or (replies[peer] and peer not in here)]
                 what = "did not come" if missing else "came, left, and did not come back"
                 away = missing or [peer for peer in peers if peer not in here]
                 raise ClusterError(
@@ -259,7 +259,7 @@ def answers(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> str | No
             if sock.getsockname() == sock.getpeername():
                 return ""
             with contextlib.suppress(OSError):
-                return _SAYS.get(sock.recv(9, socket.MSG_WAITALL)[3:])
+                return _ANSWERS.get(sock.recv(9, socket.MSG_WAITALL)[3:])
             return None
     except OSError:
         return ""

@@ -111,9 +111,9 @@ class Supervisor:
         self._events = events
         self._first_ended_at = 0.0  # of the tasks that all start again, in Unix seconds
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Prints a line of the supervisor, for people."""
-        self._output.say(line)
+        self._output.print(line)
 
     def run(self) -> int:
         """Runs until the job is done, given up or asked to end. Returns the exit code; no process it started is left.
@@ -141,9 +141,9 @@ class Supervisor:
                 if settled.cause:
                     self._explain(settled.message, settled.cause)
                 elif settled.message:
-                    self._output.say(settled.message)
+                    self._output.print(settled.message)
                 return settled.exit_code
-            self._output.say(settled.message)
+            self._output.print(settled.message)
             self._record(settled.cause, self._first_ended_at)
             self._children.sweep()  # processes that tasks have left behind, in their own sessions
             self._pause(settled.pause_seconds)
@@ -175,7 +175,7 @@ class Supervisor:
         self._tasks.append(Task(spec.name, child, output))
         cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""
         gpus = f", GPU {spec.gpus}" if spec.gpus not in (None, "none") else ""
-        self._output.say(f"{spec.name} is process {child.pid} at {self._address(spec.name)}{cores}{gpus}")
+        self._output.print(f"{spec.name} is process {child.pid} at {self._address(spec.name)}{cores}{gpus}")
 
     def _watch(self) -> list[Ending]:
         """Waits until all tasks have ended; returns how they did, in the order of their ends."""
@@ -215,7 +215,7 @@ class Supervisor:
             return False
         index = next(index for index, spec in enumerate(self._specs) if spec.name == ending.task)
         self._alone.append((time.monotonic() + alone.pause_seconds, index))
-        self._output.say(alone.message)
+        self._output.print(alone.message)
         self._record(ending, time.time())
         return True
 
@@ -236,7 +236,7 @@ class Supervisor:
         timeouts = self._rule.end_timeouts(ending)
         others = f"{len(self._tasks)} still running" if self._tasks else "all have ended"
         as_signalled = ending.task in self._signalled and ending.was_asked
-        self._output.say(f"{f'{ending.task} has ended, as it was told to' if as_signalled else ending}; {others}")
+        self._output.print(f"{f'{ending.task} has ended, as it was told to' if as_signalled else ending}; {others}")
         if timeouts is not None and not self._plan:
             self._end_by(timeouts)
 
@@ -252,9 +252,9 @@ class Supervisor:
             return
         ending = self._left[1]
         asked = [task for task in self._tasks if self._rule.saves(task.name)]  # the others wait for nobody
-        said = {task.name: rendezvous.answers(self._address(task.name), _ANSWER_SECONDS) for task in asked}
-        self._left = None if {*said.values()} <= {"ready"} else (time.monotonic() + _ASK_SECONDS, ending)
-        if waiting := next((name for name in said if said[name] == "starting"), None):
+        replies = {task.name: rendezvous.answers(self._address(task.name), _ANSWER_SECONDS) for task in asked}
+        self._left = None if {*replies.values()} <= {"ready"} else (time.monotonic() + _ASK_SECONDS, ending)
+        if waiting := next((name for name in replies if replies[name] == "starting"), None):
             self._settled = self._rule.missed(ending, waiting)
             self._end_by(self._rule.end_timeouts(Ending(ending.task, EXIT_USAGE)))
 
@@ -276,7 +276,7 @@ class Supervisor:
             _, number = self._plan.pop(0)
             for task in self._tasks:
                 if number == signal.SIGKILL:
-                    self._output.say(f"{task.name} has not ended in time; it is killed")
+                    self._output.print(f"{task.name} has not ended in time; it is killed")
                     task.child.kill()
                 else:
                     self._signalled.add(task.name)
@@ -324,7 +324,7 @@ class Supervisor:
             self._stop_signal = signal.Signals(number)
             self._stopped_at = time.monotonic()
             have = f"the tasks have {self._grace_seconds:g} s to save and end; a second one kills them"
-            self._output.say(f"{self._stop_signal.name}: {have}")
+            self._output.print(f"{self._stop_signal.name}: {have}")
             # SIGHUP is the terminal's, and theirs is this process: a script that saves does so at SIGTERM.
             passed_on = signal.SIGTERM if number == signal.SIGHUP else self._stop_signal
             for task in [task for task in self._tasks if self._rule.saves(task.name)] or self._tasks:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, say
+from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, print_line
 
 # A second signal so soon after the first is the same request: `timeout` signals a process and its group; systemd and
 # Slurm signal all processes of a job, and a supervisor then passes its own on.
@@ -266,7 +266,7 @@ def _answer(reading: socket.socket, ends_process: bool) -> None:
         if not select.select([reading], [], [], waits)[0]:
             is_answered = True
             line = f"{name}: the run ends, saved in its run_dir, once the call or compilation in progress is done"
-            say(f"{line}{_AT_ONCE * ends_process}")
+            print_line(f"{line}{_AT_ONCE * ends_process}")
             continue
         if 0 in (numbers := _received(reading)):
             break

@@ -34,9 +34,9 @@ def warn_of_others(manifest: Manifest, about: dict[str, Any]) -> None:
         logging.warning(
             "%s was computed with %s, and this process has %s: sums round otherwise, so from here on the bits are not "
             "those of one run; for those, go on where as many cores are usable",
-            *(manifest.name, _said(before), _said(now)),
+            *(manifest.name, _described(before), _described(now)),
         )
 
 
-def _said(cpu: dict[str, int]) -> str:
+def _described(cpu: dict[str, int]) -> str:
     return f"{cpu.get('threads')} thread(s) an operation and {cpu.get('batch_parts')} part(s) a batch"

@@ -32,7 +32,7 @@ _WORKERS_BYTES = 8 << 20
 _WINDOW = re.compile(rb'\{"event": ?"window"')
 _FIGURES = ("step_ms", "own_ms", "input_wait_ms", "reduce_wait_ms", "gradient_norm", "staleness", "lag")
 _TIME = ("", "time")  # the lanes' column
-_SAID = ("start", "config", "cluster", "window", "end")
+_LATEST = ("start", "config", "cluster", "window", "end")
 _NOTES = ("start", "restart", "fault", "warning", "checkpoint", "end")
 _NOTED = (
     "event",
@@ -84,7 +84,7 @@ class RecordReader:
         self._is_current = False  # whether all was read that was there at first
         self._heard = self._clock()  # when the run last wrote
         self._starts = 0
-        self._said: dict[str, dict[str, Any]] = {}  # the newest of each of `_SAID`
+        self._latest: dict[str, dict[str, Any]] = {}  # the newest of each of `_LATEST`
         self._windows = Track(_POINTS, _MOST_VALUES, _is_last)
         self._evaluations = Track(_POINTS, _MOST_VALUES, _is_last)
         self._lanes = Track(_LANE_POINTS, 1 + _MOST_WORKERS * len(_FIGURES), _is_last)
@@ -160,14 +160,14 @@ class RecordReader:
         event = _bounded(given, [_MOST_OF_EVENT])
         kind, task, time = given["event"], event.get("task"), given["time"]
         self._time = time
-        if kind in _SAID:
-            self._said[kind] = event
+        if kind in _LATEST:
+            self._latest[kind] = event
         if kind in self._notes:
             seconds = {"seconds": event["seconds"]} if kind == "checkpoint" and "seconds" in event else {}
             self._notes[kind].append({key: event[key] for key in _NOTED if key in event} | seconds)
         if kind == "start":
             self._starts += 1
-            self._said.pop("end", None)
+            self._latest.pop("end", None)
             self._periods.clear()
             self._window_time = time
         elif kind == "cluster":
@@ -209,7 +209,7 @@ class RecordReader:
         """Returns the seconds since the run last wrote, and whether that is longer than it uses to take."""
         age = max(0.0, self._clock() - self._heard)
         period = max([*self._periods][1:], default=_UNKNOWN_PERIOD_SECONDS)  # the first compiles
-        is_late = "start" in self._said and "end" not in self._said and age > max(_SILENT_SECONDS, 3 * period)
+        is_late = "start" in self._latest and "end" not in self._latest and age > max(_SILENT_SECONDS, 3 * period)
         return {"age": round(age, 1), "late": is_late}
 
     def view(self, find: str, most_lanes: int) -> dict[str, Any]:
@@ -222,16 +222,16 @@ class RecordReader:
         workers = sorted(self._states(find), key=lambda each: (_ORDER.index(each["state"]), _natural(each["name"])))
         for each in workers[:most_lanes]:
             each["lane"] = {key: self._lanes.column((each["name"], key)) for key in each["figures"]}
-        version = self._said.get("start", {}).get("version", VERSION)
+        version = self._latest.get("start", {}).get("version", VERSION)
         newer = "" if version == VERSION else f"the record is of schema {version}, and this reads {VERSION}"
-        servers = self._said.get("window", {}).get("servers") or []
+        servers = self._latest.get("window", {}).get("servers") or []
         notes = [note for kind in self._notes.values() for note in kind]
         return {
             "problem": self.problem or newer,
             "skipped": self.skipped,
             "starts": self._starts,
             "first": self._notes["start"][0]["time"] if self._notes["start"] else None,
-            "said": self._said,
+            "latest": self._latest,
             "windows": {name: self._windows.column(name) for name in self._windows.names},
             "evaluations": {name: self._evaluations.column(name) for name in self._evaluations.names},
             "workers": workers,
@@ -260,7 +260,7 @@ class RecordReader:
 
     def _health(self, task: str) -> dict[str, str]:
         """Returns a task's state, and why: by its faults, and whether the run has ended, other than well."""
-        end = self._said.get("end")
+        end = self._latest.get("end")
         if task in self._faults and (end is None or end.get("exit_code")):
             return {"state": "stopped", "why": self._faults[task][0]}
         return {"state": "runs" if end is None else "ended", "why": ""}

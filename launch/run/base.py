@@ -138,7 +138,7 @@ class BaseRun:
         saved = build_checkpoints(config, state, strategy, found, check_folder)
         run = cls(config, strategy, found, state, steps, *saved)
         for line in found.lines:
-            run.say(line)
+            run.log(line)
         return run
 
     @functools.cached_property
@@ -206,13 +206,13 @@ class BaseRun:
         return Period(whole_periods(order.steps_per_epoch, self.config.sync_every_steps), order.shift)
 
     @property
-    def speaks(self) -> bool:
+    def prints(self) -> bool:
         """Whether what the run does is printed: on the chief alone, and not with --progress=off."""
         return self.strategy.is_chief and self.config.progress != "off"
 
-    def say(self, text: str) -> None:
-        """Prints a line, where the run `speaks`."""
-        if self.speaks:
+    def log(self, text: str) -> None:
+        """Prints a line, where the run `prints`."""
+        if self.prints:
             print(terminal.fitted(text, sys.stdout), flush=True)
 
     def spending(self, kind: str) -> contextlib.AbstractContextManager[None]:
@@ -450,7 +450,7 @@ def choose_jit(run: BaseRun) -> str:
     if state.jit is not None:
         strategy.training = strategy.program("train", strategy.training.feed, state.jit)
         return f"XLA {'on' if state.jit else 'off'}, {why}"
-    run.say("timing steps with XLA and without: seconds, more where the machine is busy")
+    run.log("timing steps with XLA and without: seconds, more where the machine is busy")
     measured, why_not = jit_choice.measure(strategy, state)
     state.jit = jit_choice.choose(measured)
     strategy.training = measured[state.jit][1]

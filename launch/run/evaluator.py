@@ -38,7 +38,7 @@ def watch(run: BaseRun) -> Outcome:
         best = BestCheckpoint(run.best, config.monitor)
         best.begin(_status(run))
     else:
-        run.say(f"no best checkpoint: --monitor={config.monitor} is not known here, where none are trained on")
+        run.log(f"no best checkpoint: --monitor={config.monitor} is not known here, where none are trained on")
     (chief,) = config.cluster.job("chief")
     coordinator = Presence(chief, config.cluster_timeout_seconds)
     done, has_met = -1, False
@@ -80,7 +80,7 @@ def restored(run: BaseRun, newer_than: int) -> Iterator[Manifest]:
 
 def _evaluate(run: BaseRun, files: EventFiles, best: BestCheckpoint | None) -> None:
     metrics = evaluation.evaluate(run.strategy, run.state)
-    run.say(f"evaluation at step {run.state.step}: {as_line(metrics)}")
+    run.log(f"evaluation at step {run.state.step}: {as_line(metrics)}")
     files.put("", run.state.step, lambda: event_values.evaluation(metrics))
     if best:
         best(_status(run, metrics))

@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
     Attributes:
       result: plain JSON.
       code: the exit code.
-      lines: printed once the result is written, where the run `speaks`.
+      lines: printed once the result is written, if the run `prints`.
       report: printed then in any case.
     """
 
@@ -39,7 +39,7 @@ def evaluate(run: BaseRun) -> Outcome:
         if not results and run.trainer.given.vocabulary:
             fingerprints.warn_of_ids(run.config, manifest, run.checkpoints.about)
         results[manifest.step] = evaluation.evaluate(run.strategy, run.state)
-        run.say(f"evaluation at step {manifest.step}: {as_line(results[manifest.step])}")
+        run.log(f"evaluation at step {manifest.step}: {as_line(results[manifest.step])}")
     found = results[run.state.step]
     reports, tables = by_class(run, found)
     result = result_of(run, eval=found, **reports)

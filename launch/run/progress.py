@@ -76,7 +76,7 @@ class Progress(Hook):
             self._shown_at = now
             self._show(status)
         if status.evaluation is not None:
-            self._say("  ".join([_step(status), "evaluation", *metrics_shown(status.evaluation)]))
+            self._print("  ".join([_step(status), "evaluation", *metrics_shown(status.evaluation)]))
 
     def end(self, status: Status) -> None:
         if self.mode != "off" and status.segment.steps and self._shown_step != status.step:
@@ -97,7 +97,7 @@ class Progress(Hook):
         left = "" if status.seconds_left is None else f"{duration(status.seconds_left)} left"
         self._shown_step = status.step
         if self._bar is None:
-            self._say("  ".join(filter(None, [_step(status), *metrics, epoch, speed, left])))
+            self._print("  ".join(filter(None, [_step(status), *metrics, epoch, speed, left])))
             return
         self._bar.draw(status.step, *_fitting(_step(status), metrics, [epoch, left, speed], self._bar.width))
 
@@ -109,9 +109,9 @@ class Progress(Hook):
             self._recent = [self._calls.take()]
         return recent.speeds.get("examples_per_sec", 0.0)
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self._bar is not None:
-            self._bar.say(line)
+            self._bar.print(line)
         else:
             print(terminal.fitted(line, self._file), file=self._file, flush=True)
 
@@ -157,7 +157,7 @@ class Bar:
         """Redraws the bar, which takes about a millisecond; `text` stands behind it."""
         self._progress.update(self._task, completed=completed, description=description, refresh=True, text=text)
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Prints a line above the bar."""
         self._console.print(visible(line), markup=False)
 

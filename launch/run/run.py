@@ -392,7 +392,7 @@ class Run(BaseRun):
         """Writes the result, and then prints what there is for people."""
         self._ending.set(outcome.result, outcome.code)
         for line in outcome.lines:
-            self.say(line)
+            self.log(line)
         if outcome.report:
             print(outcome.report, flush=True)
 

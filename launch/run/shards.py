@@ -31,7 +31,7 @@ from ..host import files
 from . import data, fingerprints
 
 _PLAN = "prepare.json"
-_SAID_SECONDS = 5.0
+_LOG_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,14 +83,14 @@ def _arrays(nest: Any) -> list[np.ndarray]:
 def prepare(
     request: ShardRequest,
     write_all: Callable[[Loaded, list[Shard]], Iterable[tuple[Shard, dict[str, int]]]],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> str:
     """Writes the shards that are not there yet, and features.json. Returns what there is then, one line.
 
     Args:
       request: what and where.
       write_all: writes shards, and yields each that is done with what `write` returns for it.
-      say: is given a line now and then.
+      log: is given a line now and then.
 
     Raises:
       UsageError: this input can't be written, or the folder has something else in it.
@@ -101,14 +101,14 @@ def prepare(
     planned = _planned(request, loaded)
     plan = _plan(request, loaded)
     os.makedirs(request.output_dir, exist_ok=True)
-    with _held(request.output_dir, plan, planned, say) as noted:
+    with _held(request.output_dir, plan, planned, log) as noted:
         figures = _whole(request.output_dir, planned, noted)
         if figures or noted:
-            say(f"{len(figures)} of {len(planned)} shards are there and whole")
+            log(f"{len(figures)} of {len(planned)} shards are there and whole")
         for split in loaded.by_name:
             os.makedirs(os.path.join(request.output_dir, split), exist_ok=True)
         left = [shard for shard in planned if shard.file not in figures]
-        for shard, its in _with_progress(write_all(loaded, left), left, say):
+        for shard, its in _with_progress(write_all(loaded, left), left, log):
             figures[shard.file] = its
         _finish(request, loaded, plan, [(shard, figures[shard.file]) for shard in planned])
     parts = [_described(planned, name, len(split)) for name, split in loaded.by_name.items()]
@@ -142,7 +142,7 @@ def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _held(
-    folder: str, plan: dict[str, Any], planned: list[Shard], say: Callable[[str], None]
+    folder: str, plan: dict[str, Any], planned: list[Shard], log: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """Holds the folder, for shards of a plan alone; yields what features.json notes of each, by file.
 
@@ -162,7 +162,7 @@ def _held(
                 raise UsageError(f"--output_dir={folder} is written by another process; wait for it")
         begun = _read_json(path) or {}  # empty if that call was killed at once, or is this one
         if begun and manifest is None and _is_of_other_examples(begun["plan"], plan):
-            say("the data has changed since the last call, which was ended: all shards are written again")
+            log("the data has changed since the last call, which was ended: all shards are written again")
             for shard in begun["shards"]:
                 with contextlib.suppress(FileNotFoundError):
                     os.remove(os.path.join(folder, shard))
@@ -216,17 +216,17 @@ def _whole(folder: str, planned: list[Shard], noted: Mapping[str, Any]) -> dict[
 
 
 def _with_progress(
-    written: Iterable[tuple[Shard, dict[str, int]]], left: list[Shard], say: Callable[[str], None]
+    written: Iterable[tuple[Shard, dict[str, int]]], left: list[Shard], log: Callable[[str], None]
 ) -> Iterator[tuple[Shard, dict[str, int]]]:
     """Yields the same, and says now and then how far the writing is."""
     total, examples = sum(shard.stop - shard.first for shard in left), 0
-    said = began = time.monotonic()
+    logged_at = began = time.monotonic()
     for number, (shard, figures) in enumerate(written, 1):
         yield shard, figures
         examples += shard.stop - shard.first
-        if (now := time.monotonic()) - said >= _SAID_SECONDS:
-            said, rate = now, examples / (now - began)
-            say(f"{examples:,} of {total:,} examples, {number} of {len(left)} shards, {rate:,.0f} examples/s")
+        if (now := time.monotonic()) - logged_at >= _LOG_SECONDS:
+            logged_at, rate = now, examples / (now - began)
+            log(f"{examples:,} of {total:,} examples, {number} of {len(left)} shards, {rate:,.0f} examples/s")
 
 
 def _finish(

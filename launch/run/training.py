@@ -54,14 +54,14 @@ def restore_newest(run: BaseRun) -> None:
     if config.writes_run:  # not before: a run that cannot be resumed stays what it is
         write_of_run(RunDir(config.run_dir).config, config.as_json())
         weights.write(run, config.run_dir)
-    if run.speaks:
+    if run.prints:
         held = Holdings(run.trainer)
         print_model_summary(held.models, tables=list(held.tables.values()))
-    run.say(_first_line(run, manifest))
+    run.log(_first_line(run, manifest))
     if config.mode == "train_and_eval" and not run.evaluates:
-        run.say("no evaluation data: no evaluation is made")
+        run.log("no evaluation data: no evaluation is made")
     for line in run.strategy.summary_lines():
-        run.say(line)
+        run.log(line)
 
 
 def whole(run: BaseRun) -> Outcome:
@@ -92,7 +92,7 @@ def _make_ready(run: BaseRun) -> None:
     run.is_ready = True
     # A mistake in the evaluation shows now, not after an epoch.
     _find_monitored(run, run.strategy.evaluation.trace() if run.evaluates else ())
-    run.say(choose_jit(run))
+    run.log(choose_jit(run))
 
 
 def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
@@ -107,7 +107,7 @@ def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
     for callbacks in (hook for hook in run.hooks if isinstance(hook, KerasCallbacks)):
         callbacks.resolve(kinds)
     for monitored in dict.fromkeys(hook.monitored.by_name for hook in monitors):
-        run.say(f"monitored: {monitored.described()}")
+        run.log(f"monitored: {monitored.described()}")
 
 
 def _end_of(run: BaseRun, steps: int | None, epochs: float | None, order: Order) -> int:

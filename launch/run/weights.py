@@ -98,7 +98,7 @@ def start(run: BaseRun) -> None:
             optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
     numerics.check_weights(run.trainer, setting("init_from", source))
     more = f"; rows that it lacks begin as they were made: {', '.join(grown)}" if grown else ""
-    run.say(f"{count} weights taken from {source}{more}")
+    run.log(f"{count} weights taken from {source}{more}")
 
 
 def _check_source(run: BaseRun, prefix: str) -> None:

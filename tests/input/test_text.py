@@ -228,10 +228,10 @@ def test_what_cut_the_text_is_kept_and_tells_tokens_back(tmp_path):
     for arguments in ({}, {"vocabulary_size": 258}):
         made = text.load(folder, 0, context=4, **arguments).tokens
         again = tokens.of_kept(json.loads(json.dumps(made.kept())), "here")
-        assert (again.count, again.separator, again.says, again.ids) == (
+        assert (again.count, again.separator, again.identity, again.ids) == (
             made.count,
             made.separator,
-            made.says,
+            made.identity,
             made.ids,
         )
         (row,) = again.tokens([tokens.TextPiece(said.encode(), "", 0, True)])

@@ -65,7 +65,7 @@ class EventFiles:
         self._writing = writing or Writing()
         self._files: dict[str, _File] = {}
         self._gaps = collections.defaultdict[str, Gap](Gap)  # by folder
-        self._told: set[str] = set()  # folders whose readers know what was cut
+        self._purged: set[str] = set()  # folders whose readers know what was cut
         self._uncut: list[str] = []  # folders in which older files are still to be cut back
         self._resumed_at: int | None = None
         self._is_open = False
@@ -78,7 +78,7 @@ class EventFiles:
             will be written again. None is a run from its start: files of an earlier start are removed.
         """
         self._resumed_at = resumed_at
-        self._told.clear()
+        self._purged.clear()
         if self.directory is None:
             return
         self._uncut = [folder for folder, _, _ in os.walk(self.directory)]
@@ -128,7 +128,7 @@ class EventFiles:
                 file.writer.flush()
                 file.whole_bytes = os.path.getsize(file.path)
                 file.steps.clear()
-                self._told.add(folder)
+                self._purged.add(folder)
                 _log(self.directory, self._gaps.pop(folder, Gap()))
 
     def _close_files(self) -> None:
@@ -173,7 +173,7 @@ class EventFiles:
         files.make_file(path)  # nothing, no link either, has that name
         file = self._files[folder] = _File(path, tf.io.TFRecordWriter(path))
         file.writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-        if self._resumed_at is not None and folder not in self._told:
+        if self._resumed_at is not None and folder not in self._purged:
             # A running TensorBoard has read the events that were cut: this makes it forget them.
             start = Event(wall_time=time.time(), step=self._resumed_at + 1, session_log=_START)
             file.writer.write(start.SerializeToString())

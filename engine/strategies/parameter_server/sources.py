@@ -29,7 +29,7 @@ from ...internals.tensorflow import answer_to, called_by_name
 _READ, _DESCRIBE, _VERIFY, _BAD, _DISMISS = (
     f"crankshaft/{name}" for name in ("read", "describe", "verify", "bad", "dismiss")
 )
-_SAID = re.compile(
+_ERROR = re.compile(
     r"\[(Source|Unavailable)Error\] (.*?) \[end\]", re.DOTALL
 )  # TensorFlow puts names and a traceback around it
 _PAUSE_SECONDS = 0.5
@@ -53,7 +53,7 @@ class Sources:
         self._lock = threading.Lock()
         self._loaded: Sequence[Source] | None = None
         self._readers: dict[bytes, Reader] = {}
-        self._bytes_told: dict[bytes, int] = {}  # of what each has read
+        self._bytes_reported: dict[bytes, int] = {}  # of what each has read
         self._answers: list[Callable] = []
         self.dismissed = threading.Event()
 
@@ -92,7 +92,7 @@ class Sources:
         stored = as_stored(reader.fetch(*of_epoch), reader.source.stored_spec)
         with self._lock:
             now = reader.bytes_read
-            size, self._bytes_told[wanted] = now - self._bytes_told.get(wanted, 0), now
+            size, self._bytes_reported[wanted] = now - self._bytes_reported.get(wanted, 0), now
         return [*stored, np.int64(size)]
 
     def _describe(self) -> list[np.ndarray]:
@@ -157,8 +157,8 @@ def difference(wanted: dict, own: Sequence[dict]) -> str:
 
 def failure(error: Any) -> CrankshaftError | None:
     """Returns what a task's source has raised, if an error says so; the message begins with the task."""
-    said = _SAID.search(str(error)) if isinstance(error, tf.errors.OpError) else None
-    return {"Source": SourceError, "Unavailable": UnavailableError}[said[1]](said[2]) if said else None
+    match = _ERROR.search(str(error)) if isinstance(error, tf.errors.OpError) else None
+    return {"Source": SourceError, "Unavailable": UnavailableError}[match[1]](match[2]) if match else None
 
 
 def read(source: Source, index: int, order: Order, timeout_seconds: float, indices: tf.Tensor, step: tf.Tensor):

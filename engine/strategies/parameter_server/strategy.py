@@ -110,7 +110,7 @@ class ParameterServer(Strategy):
         self._read_here: list[Source] = []
         self._sources: sources.Sources | None = None  # for what the coordinator looks at by itself
         self._ending = False
-        self._said: list[str] = []
+        self._stream_lines: list[str] = []
 
     @property
     def num_servers(self) -> int:  # type: ignore[override]
@@ -135,7 +135,7 @@ class ParameterServer(Strategy):
 
     def summary_lines(self) -> list[str]:
         """Describes how streams reach workers, and where the variables are, a line each."""
-        return self._said + self.placement.lines()
+        return self._stream_lines + self.placement.lines()
 
     @property
     def staleness(self) -> dict[str, float]:
@@ -245,7 +245,7 @@ class ParameterServer(Strategy):
         timeout = options.read_timeout_seconds
         share = divide(stream, self, known=known, watch=watch, timeout_seconds=timeout)
         order = share.order(global_batch_size, seed, drop_remainder=False).after(known)
-        self._said.append(f"a dataset of {order.num_examples:,} examples: {_SENT}")
+        self._stream_lines.append(f"a dataset of {order.num_examples:,} examples: {_SENT}")
         buffer = options.shuffle_buffer
         devices = Devices(self.distribution)
         return SentFeed(devices, share, order, shuffle_buffer=buffer, watch=watch, timeout_seconds=timeout)

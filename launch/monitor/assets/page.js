@@ -193,7 +193,7 @@ function renderRuns() {
 }
 
 function renderState(run) {
-  const { end, window } = run.view.said || {};
+  const { end, window } = run.view.latest || {};
   const stopped = end ? [] : [...(run.view.workers ?? []), ...(run.view.servers ?? [])].filter((each) => each.state === "stopped");
   const troubles = [
     stopped.length && `${stopped.slice(0, 3).map((each) => each.name).join(", ")}${stopped.length > 3 ? ` and ${stopped.length - 3} more` : ""} stopped`,
@@ -208,12 +208,12 @@ function renderState(run) {
 }
 
 function renderSummary(run) {
-  const { view } = run, { said = {}, windows = {}, evaluations = {}, notes = [] } = view;
-  const step = said.end?.step ?? last(windows.step), until = said.start?.until_step;
-  const saved = notes.findLast((note) => note.event === "checkpoint"), spent = said.end?.goodput?.seconds ?? said.window?.spent;
+  const { view } = run, { latest = {}, windows = {}, evaluations = {}, notes = [] } = view;
+  const step = latest.end?.step ?? last(windows.step), until = latest.start?.until_step;
+  const saved = notes.findLast((note) => note.event === "checkpoint"), spent = latest.end?.goodput?.seconds ?? latest.window?.spent;
   const lines = [
     ["step", step != null && `${number(step)}${until != null ? ` of ${number(until)}` : ""}`],
-    ["time left", !said.end && !run.late && said.window?.seconds_left != null && `about ${span(said.window.seconds_left)}`],
+    ["time left", !latest.end && !run.late && latest.window?.seconds_left != null && `about ${span(latest.window.seconds_left)}`],
     ["goodput", spent?.total > 0 && `${Math.round((100 * spent.steps) / spent.total)} % of ${span(spent.total)}`],
     ["examples a second", last(windows.examples_per_sec)],
     ["steps a second", last(windows.steps_per_sec)],
@@ -229,8 +229,8 @@ function renderSummary(run) {
     return line;
   }));
   $("facts").textContent = [
-    said.cluster && `${said.cluster.strategy}, ${number(said.cluster.replicas)} replica${said.cluster.replicas === 1 ? "" : "s"}`,
-    view.starts > 1 && `${view.starts} starts, the last after ${said.start?.cause ?? "an end"}`,
+    latest.cluster && `${latest.cluster.strategy}, ${number(latest.cluster.replicas)} replica${latest.cluster.replicas === 1 ? "" : "s"}`,
+    view.starts > 1 && `${view.starts} starts, the last after ${latest.start?.cause ?? "an end"}`,
     saved && `last checkpoint: step ${number(saved.step)}, ${number(saved.bytes / 2 ** 20, 3)} MiB in ${span(saved.seconds)}`,
     view.skipped > 0 && `${number(view.skipped)} line${view.skipped === 1 ? "" : "s"} of the record left out, which are not events`,
   ].filter(Boolean).join(" · ");
@@ -270,7 +270,7 @@ function renderCurves(focus) {
 const marksOf = (view, colours, at) => (view.notes || []).filter((note) => colours.includes(MARKS[note.event])).map((note) => ({ kind: note.event, at: at(note) }));
 
 function renderSpent(view) {
-  const { windows = {}, said = {} } = view, total = windows["spent.total"] || [];
+  const { windows = {}, latest = {} } = view, total = windows["spent.total"] || [];
   const kinds = Object.keys(SPENT).filter((kind) => windows[`spent.${kind}`]?.some((value) => value > 0));
   $("spent").hidden = !kinds.length;
   if (!kinds.length) return;
@@ -286,7 +286,7 @@ function renderSpent(view) {
   const times = [windows.time[0] - total[0], ...windows.time]; // from the run's first start
   const draws = times.every((value, i) => value != null && (i === 0 || value > times[i - 1]));
   if (draws) draw($("spent-chart"), "spent", [times, ...areas.map((area) => [area[0], ...area])], series, { title: "share of the time", time: true, marks, range: [0, 1], keyed: true });
-  const sums = said.end?.goodput?.seconds ?? said.window?.spent ?? {};
+  const sums = latest.end?.goodput?.seconds ?? latest.window?.spent ?? {};
   table($("spent-table"), ["", "time", "share"], kinds.map((kind) => {
     const cell = make("td"), key = make("i", "", "key");
     key.style.color = `var(--${SPENT[kind]})`;
@@ -323,7 +323,7 @@ function renderWorkers(view) {
 }
 
 function renderServers(view) {
-  const servers = view.servers || [], staleness = view.said?.window?.staleness || {};
+  const servers = view.servers || [], staleness = view.latest?.window?.staleness || {};
   const counts = Object.entries(staleness).map(([lag, count]) => [Number(lag), count]).filter(([lag, count]) => lag >= 0 && count >= 0).sort((a, b) => a[0] - b[0]);
   $("servers").hidden = !servers.length && !counts.length;
   table($("servers-table"), ["server", "state", "s", "MiB", "rows of tables"], servers.map((each) => [each.name, health(each), number(each.seconds), number(each.bytes / 2 ** 20),
@@ -370,9 +370,9 @@ function renderNotes(view) {
 }
 
 function renderConfiguration() {
-  const all = shown().filter((run) => run.view.said?.config?.values);
-  const names = [...new Set(all.flatMap((run) => Object.keys(run.view.said.config.values)))].sort();
-  const lines = names.map((name) => [name, ...all.map((run) => run.view.said.config.values[name]).map((value) => (typeof value === "string" ? value : JSON.stringify(value) ?? "–"))])
+  const all = shown().filter((run) => run.view.latest?.config?.values);
+  const names = [...new Set(all.flatMap((run) => Object.keys(run.view.latest.config.values)))].sort();
+  const lines = names.map((name) => [name, ...all.map((run) => run.view.latest.config.values[name]).map((value) => (typeof value === "string" ? value : JSON.stringify(value) ?? "–"))])
     .filter(([, ...values]) => (all.length < 2 ? !["–", "null", "", "[]", "{}"].includes(values[0]) : new Set(values).size > 1));
   $("configuration").hidden = !all.length;
   table($("configuration-table"), [all.length > 1 ? "what differs" : "", ...all.map((run) => (all.length > 1 ? run.name : ""))], lines);

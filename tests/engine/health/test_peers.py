@@ -42,7 +42,7 @@ def greet(*peers):
     """Each tells what it is at, until all answers have come."""
     before = [dict(each.heard) for each in peers]
     for each in peers:
-        each.tell(0, 0, -1)
+        each.send(0, 0, -1)
     wait_until(lambda: [each.listen(0.01) for each in peers] and all(map(has_heard, peers, before)))
 
 
@@ -100,7 +100,7 @@ def inject(peer, *datagrams):
 @pytest.mark.parametrize("secret", [b"", b"a secret of the job"])
 def test_a_farewell_arrives_up_to_its_length(farewell, heard, secret):
     with channels(secret, secret) as (teller, listener):
-        teller.tell(7, 8, 9, farewell, 1)
+        teller.send(7, 8, 9, farewell, 1)
         wait_until(lambda: listener.listen(0.01) or listener.heard[0].farewell is not None)
     found = listener.heard[0]
     assert (found.step, found.beats, found.arrived, found.lost) == (7, 8, 9, 1)
@@ -146,7 +146,7 @@ def test_a_forged_farewell_is_not_heard(secret):
             forged(listener, process=before.process, number=99),
         )
         assert listener.heard[0] == before
-        teller.tell(2, 3, 4)
+        teller.send(2, 3, 4)
         listener.listen(0.1)
         assert listener.heard[0].step == 2
 
@@ -162,7 +162,7 @@ def test_who_reads_the_network_but_has_not_the_secret_forges_nothing():
 @pytest.mark.parametrize("secret", [b"", b"a secret of the job"])
 def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(wire, secret):
     with channels(secret, secret) as (teller, listener):
-        teller.tell(5, 5, 5, "an error of before", -1)
+        teller.send(5, 5, 5, "an error of before", -1)
         listener.listen(0.1)
         assert listener.heard[0].farewell == "an error of before"
         teller.close()
@@ -173,7 +173,7 @@ def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(w
         assert listener.heard[0].farewell is None
         inject(listener, *said)
         assert listener.heard[0].farewell is None
-        again.tell(6, 6, 6)
+        again.send(6, 6, 6)
         listener.listen(0.1)
         assert listener.heard[0].step == 6
         later = Peers(1, NAMES, listener.addresses, secret)  # and the listener
@@ -191,12 +191,12 @@ def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(w
 def test_a_newer_beat_takes_a_farewell_back_and_an_older_one_does_not(wire):
     with channels(b"", b"") as (teller, listener):
         wire.clear()
-        teller.tell(1, 1, 1)
-        teller.tell(2, 2, 2, "bye")
+        teller.send(1, 1, 1)
+        teller.send(2, 2, 2, "bye")
         listener.listen(0.1)
         inject(listener, sent_by(teller, wire)[0])
         assert listener.heard[0].farewell == "bye"
-        teller.tell(3, 3, 3)
+        teller.send(3, 3, 3)
         listener.listen(0.1)
         assert listener.heard[0].farewell is None
 
@@ -205,7 +205,7 @@ def test_a_newer_beat_takes_a_farewell_back_and_an_older_one_does_not(wire):
 def test_workers_of_another_secret_do_not_hear_each_other(secrets):
     with channels(*secrets, meets=False) as peers:
         for each in peers:
-            each.tell(0, 0, -1)
+            each.send(0, 0, -1)
         for each in (*peers, *peers):
             each.listen(0.1)
         assert [each.heard for each in peers] == [{}, {}]

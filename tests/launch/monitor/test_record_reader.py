@@ -58,7 +58,7 @@ def test_a_record_is_read_as_it_grows_a_line_at_a_time(path):
     record.poll(60)
     view = record.view("", 50)
     assert view == read(path).view("", 50)
-    assert (view["starts"], view["said"]["end"]["reason"]) == (2, "complete")
+    assert (view["starts"], view["latest"]["end"]["reason"]) == (2, "complete")
     assert [note["event"] for note in view["notes"]].count("checkpoint") == 4
     assert len(view["windows"]["metrics.loss"]) == 200
 
