@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags, logging
 
 from . import explanations
-from .assembly import assemble, perform
+from .assembly import assemble, execute
 from .benchmark.result import check_baseline
 from .command_line import checks, own_files, parsing, rules
 from .command_line import config as configs
@@ -74,7 +74,7 @@ def run_within(
     `once_failed` is called with a run that an error ends.
     """
     config, own = _configured(trainer_class, data, may_change, keywords)
-    made = perform(config, data, hooks, own, once_failed)
+    made = execute(config, data, hooks, own, once_failed)
     if made.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(made.code - 128)
     if config.is_evaluator:
@@ -118,7 +118,7 @@ def open_run(
         if not config.trains:
             raise UsageError(f"open_run(mode={config.mode!r}): an open run trains; use crankshaft.run for this mode")
         if config.is_evaluator:
-            raise SystemExit(perform(config, data, hooks, own).code)
+            raise SystemExit(execute(config, data, hooks, own).code)
         made = assemble(config, data, hooks, own)
         made.begin()
     return made

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 _START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
 
 
-def perform(
+def execute(
     config: Config,
     data,
     hooks: Sequence,
     script_flags: Mapping[str, Any] | None = None,
     once_failed: Callable[[Run], None] | None = None,
 ) -> Run:
-    """Does what a checked configuration asks for, writes its result, and returns the run; raises errors as they come.
+    """Executes a checked configuration, writes its result, and returns the run; raises errors as they come.
 
     It takes what `assemble` and `Run.execute` do.
     """
@@ -50,7 +50,7 @@ def perform(
 
 
 def _mode(config: Config) -> Callable[[Run], Outcome]:
-    """Returns the function that does what the run is to do."""
+    """Returns the function that executes the run's mode."""
     from .benchmark.mode import benchmark
     from .run import evaluator, generation, modes, training
 

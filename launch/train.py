@@ -90,7 +90,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
             flags.FLAGS[name].value = value
         checks.check(config)
         check_baseline(config)
-        code = assembly.perform(config, data, hooks).code
+        code = assembly.execute(config, data, hooks).code
         _print_run_dir(config)
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
         return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")

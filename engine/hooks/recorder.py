@@ -145,7 +145,7 @@ class Recorder(Hook):
     def write(self, event: str, **values: Any) -> None:
         """Queues an event of the step at which the run stands."""
         step = self._status.step if self._status else 0
-        self._writing.do(functools.partial(self._log.write, event, step, time=time.time(), **values))
+        self._writing.submit(functools.partial(self._log.write, event, step, time=time.time(), **values))
 
     def checkpoint(self, best: bool, path: str, step: int, seconds: float, size: int) -> None:
         """Records a checkpoint that has been written; in any thread."""
@@ -213,7 +213,7 @@ class Recorder(Hook):
         totals = self._window.take()
         figures = {**self._figures.read(), **status.strategy.activity()} if totals.calls else {}
         work = functools.partial(self._write_window, status, totals, now - self._cut_at, aside, figures)
-        self._writing.do(functools.partial(work, now - self._loop_began, time.time()))
+        self._writing.submit(functools.partial(work, now - self._loop_began, time.time()))
         self._begin_window(status, now)
 
     def _write_window(

@@ -18,7 +18,7 @@ _CLOSE_SECONDS = 30.0  # for values that may never come, where other processes a
 
 
 class Writing:
-    """A thread that does, about twice a second and in order, what it is handed. It runs while any user has it open."""
+    """A thread that executes submitted work in order, about twice a second. It runs while any user has it open."""
 
     def __init__(self, name: str = "writing"):
         self._name = name
@@ -28,14 +28,14 @@ class Writing:
         self._each_turn: list[Callable[[], Any] | None] = []  # one of each user
 
     def open(self, each_turn: Callable[[], Any] | None = None) -> None:
-        """Starts the thread, which calls `each_turn`, if any, whenever it has done what there was."""
+        """Starts the thread, which calls `each_turn`, if any, whenever its queue is empty."""
         self._each_turn = [*self._each_turn, each_turn]
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
             atexit.register(self._end)  # after an exception nothing else may
 
-    def do(self, work: Callable[[], Any]) -> None:
+    def submit(self, work: Callable[[], Any]) -> None:
         """Queues work."""
         self._queue.put(work)
 

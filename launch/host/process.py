@@ -115,9 +115,9 @@ class SturdyStream:
     def flush(self) -> None:
         self._guarded(self._stream.flush)
 
-    def _guarded(self, do, *arguments) -> None:
+    def _guarded(self, operation, *arguments) -> None:
         try:
-            do(*arguments)
+            operation(*arguments)
         except OSError as error:
             if self.lost is None and not self._has_no_reader(error):
                 self.lost = error

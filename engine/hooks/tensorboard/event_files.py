@@ -90,7 +90,7 @@ class EventFiles:
     def put(self, folder: str, step: int, make: Callable[[], Iterable[tf.compat.v1.Summary.Value]]) -> None:
         """Queues one event. `make` returns its values, and is called in the thread."""
         if self.directory is not None:
-            self._writing.do(functools.partial(self._put, folder, time.time(), step, make))
+            self._writing.submit(functools.partial(self._put, folder, time.time(), step, make))
 
     def put_graph(self, folder: str, make: Callable[[], bytes]) -> None:
         """Queues a graph, a serialised `GraphDef`, at step 0."""
@@ -105,7 +105,7 @@ class EventFiles:
         """Writes what is left and closes the files; may be called again."""
         if self._is_open:
             self._is_open = False
-            self._writing.do(self._close_files)
+            self._writing.submit(self._close_files)
             self._writing.close(self._flush)
 
     def _put(self, folder: str, wall_time: float, step: int, make: Callable) -> None:

@@ -70,9 +70,9 @@ def limited():
         resource.setrlimit(limit, both)
 
 
-def explained(do, *arguments) -> tuple[int, str]:
+def explained(operation, *arguments) -> tuple[int, str]:
     with pytest.raises(Exception) as raised:  # noqa: PT011 - of many kinds
-        do(*arguments)
+        operation(*arguments)
     return explanations.explain(raised.value)
 
 
