@@ -73,7 +73,7 @@ def data():
 
 
 def write(folder: pathlib.Path, mebibytes: int) -> None:
-    """Writes so much of records drawn by chance, unless they are there."""
+    """Writes so much of random records, unless they are there."""
     folder.mkdir(parents=True, exist_ok=True)
     rng, each = np.random.default_rng(0), (mebibytes << 20) // RECORD // FILES
     for number in range(FILES):

@@ -187,7 +187,7 @@ class Clicks:
         ]
 
     def distinct(self) -> float:
-        """How many different ids a batch has, on average. Examples are drawn alike, so any batches will do."""
+        """How many different ids a batch has, on average. Examples are sampled alike, so any batches will do."""
         features, _ = synthetic_clicks.load(None, 0, examples=SAMPLED_BATCHES * self.batch, **self.arguments).train
         ids = features["categories"] * FIELDS + np.arange(FIELDS)  # a field's are its own
         return statistics.mean(len(np.unique(batch)) for batch in ids.reshape(SAMPLED_BATCHES, -1))
@@ -355,7 +355,7 @@ def main() -> None:
     note = (
         f"{WORKERS} workers and {SERVERS} servers on one machine; rounds in turn: {facts['rounds']}, "
         f"{facts['seconds']:g} s a measurement, compilation apart. Speed: batch {BATCH_SIZE} an update, Adam. Tables: "
-        f"{arguments.table_optimizer}, batch {TABLE_BATCH} of {FIELDS} ids, drawn evenly. Bytes: a table of "
+        f"{arguments.table_optimizer}, batch {TABLE_BATCH} of {FIELDS} ids, sampled evenly. Bytes: a table of "
         f"{BYTES_ROWS:,} x {WIDTH}, ids of a power law; computed, and as the loopback counted them once, with headers."
     )
     tables = [show(races) for races, show in chosen.values() if races]

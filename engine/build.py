@@ -39,7 +39,7 @@ def prepare(
     if options.precision == "float16":
         trainer.loss_scale = DynamicLossScale()  # an attribute, so that checkpoints have it
         trainer.loss_scale.build()
-    # Keras draws an initialiser's seed when a layer is constructed, so the seed comes before the model. It stays for
+    # Keras samples an initialiser's seed when a layer is constructed, so the seed comes before the model. It stays for
     # the run, which puts back what there was.
     with SEEDED, _layers_of(options.precision), declared() as aggregated:
         tf.keras.utils.set_random_seed(options.seed)

@@ -84,7 +84,7 @@ def choose(logits, temperature, top_k, seed) -> tf.Tensor:
     Args:
       logits: float32 [batch, vocabulary].
       temperature: scalar float32 that logits are divided by; 0 takes the most likely token.
-      top_k: scalar int32: draws among this many of the most likely tokens, ties with the last one included; 0 is all.
+      top_k: scalar int32: samples among this many of the most likely tokens, ties with the last one included; 0 is all.
       seed: int64 [2].
     """
     count = tf.shape(logits)[1]
@@ -93,11 +93,11 @@ def choose(logits, temperature, top_k, seed) -> tf.Tensor:
         least = tf.math.top_k(logits, tf.minimum(top_k, count)).values[:, -1:]
         return tf.where(logits < least, -float("inf"), logits)
 
-    def drawn():
+    def sample():
         kept = tf.cond(top_k > 0, among_likeliest, lambda: logits)
         return tf.random.stateless_categorical(kept / temperature, 1, seed, tf.int32)[:, 0]
 
-    return tf.cond(temperature > 0, drawn, lambda: tf.argmax(logits, 1, tf.int32))
+    return tf.cond(temperature > 0, sample, lambda: tf.argmax(logits, 1, tf.int32))
 
 
 def generate(
@@ -121,7 +121,7 @@ def generate(
       row: the prompt: one token or more.
       temperature: see `choose`.
       top_k: see `choose`.
-      seed: together with the number of tokens so far, it decides which token is drawn.
+      seed: together with the number of tokens so far, it decides which token is sampled.
     """
     scalars = tf.constant(temperature, tf.float32), tf.constant(top_k, tf.int32), tf.constant(seed, tf.int64)
 

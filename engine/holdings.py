@@ -115,7 +115,7 @@ class Holdings:
 
     @cached_property
     def seed_generators(self) -> list[tf.keras.random.SeedGenerator]:
-        """By which Keras's layers draw, in the order of the layers; then those that are attributes."""
+        """By which Keras's layers sample, in the order of the layers; then those that are attributes."""
         own = held(self.trainer, tf.keras.random.SeedGenerator).values()
         return list({id(each): each for each in [*keras.seed_generators(self.layers.values()), *own]}.values())
 

@@ -306,10 +306,10 @@ def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
     """Returns the names of losses that are no means over examples, tried on batches of these specs."""
     random, found = np.random.default_rng(0), set()
 
-    def draw(examples: int):
+    def sample(examples: int):
         def of(specs, is_label):
             return tf.nest.map_structure(
-                lambda x: trials.drawn(tf.as_dtype(x.dtype), x.shape[1:], examples, random, is_label), specs
+                lambda x: trials.sample(tf.as_dtype(x.dtype), x.shape[1:], examples, random, is_label), specs
             )
 
         return of(labels, True), of(outputs, False)
@@ -327,7 +327,7 @@ def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
         return [each.of_examples(examples) for each in wholes]
 
     for _ in range(trials.TRIALS):
-        parts = [draw(examples) for examples in trials.EXAMPLES]
+        parts = [sample(examples) for examples in trials.EXAMPLES]
         both = tf.nest.map_structure(lambda *of_parts: tf.concat(of_parts, 0), *parts)
         for loss, whole, first, second in zip(losses.found, sums(both), *map(sums, parts), strict=True):
             if not all(trials.alike(a, b + c) for a, b, c in zip(whole, first, second, strict=True)):

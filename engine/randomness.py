@@ -1,6 +1,6 @@
-"""Stateless randomness: what a step draws is a function of (seed, step, replica, share of the batch, use) alone.
+"""Stateless randomness: what a step samples is a function of (seed, step, replica, share of the batch, use) alone.
 
-Keras layers such as Dropout keep a counter of their own, copied to each replica: left alone, replicas would draw the
+Keras layers such as Dropout keep a counter of their own, copied to each replica: left alone, replicas would sample the
 same masks and a resumed run others. The engine writes those counters at the start of each share of a replica's step.
 """
 
@@ -37,7 +37,7 @@ def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, share: int | tf.Te
 def states(seed: tf.Tensor, count: int) -> tf.Tensor:
     """Returns the states of Keras's seed generators, [count, 2] int64, all bits of which depend on all of a seed's.
 
-    Keras adds 1 to a state's second word at each draw, and takes both modulo 2^31 - 2.
+    Keras adds 1 to a state's second word at each sample, and takes both modulo 2^31 - 2.
     """
     return tf.random.stateless_uniform([count, 2], seed, minval=0, maxval=1 << 31, dtype=tf.int64, alg="philox")
 

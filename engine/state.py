@@ -23,7 +23,7 @@ from .optimizers import KerasOptimizer, Optimizer
 from .reduction import aggregation, per_replica
 from .trainer import Trainer
 
-# The version of the rules by which a run's numbers come about: the order of examples, random draws, updates. A change
+# The version of the rules by which a run's numbers come about: the order of examples, random samples, updates. A change
 # that alters the bits of runs takes the next number, so that no run continues unnoticed with other bits than it began
 # with.
 RULES = 9

@@ -40,7 +40,7 @@ class Gan(crankshaft.Trainer):
 
 
 def ring(count: int) -> np.ndarray:
-    """Draws points [count, 2] on a circle, with a little noise."""
+    """Samples points [count, 2] on a circle, with a little noise."""
     rng = np.random.default_rng(0)
     angles = rng.uniform(0, 2 * np.pi, count)
     return (np.stack([np.cos(angles), np.sin(angles)], 1) + rng.normal(0, 0.05, (count, 2))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Criteo's click logs: 13 integers, 26 categories, clicked or not; from --data_dir, or drawn.
+"""Criteo's click logs: 13 integers, 26 categories, clicked or not; from --data_dir, or synthetic.
 
 Host code, NumPy only; files are read by `pyarrow`.
 """
@@ -11,9 +11,9 @@ import numpy as np
 
 from ..engine.data.data import Data
 from .checks import check_at_least, check_share, eval_count
-from .drawn.draws import generator, mix
-from .drawn.planted import clicks, effects, power_law_ids
 from .files import listing
+from .synthetic_data.planted import clicks, effects, power_law_ids
+from .synthetic_data.randomness import generator, mix
 from .tables.csv_records import Layout, Records
 from .tables.csv_types import Converter
 from .tables.folders import TableFiles
@@ -40,7 +40,7 @@ _EXPONENT = 1.1
 _TAIL = 1.5  # of the integers: most are small, the largest are millions
 _BIAS, _SIGNAL = -1.5, 1.5  # about a quarter clicks, as in the challenge
 _MISSING = 0.1  # of the generated integers and categories
-_INTEGER_DRAWS, _CATEGORY_DRAWS, _LABEL_DRAWS = range(3)
+_INTEGER_SAMPLES, _CATEGORY_SAMPLES, _LABEL_SAMPLES = range(3)
 
 
 def load(
@@ -55,14 +55,14 @@ def load(
     """Reads the format of Kaggle's Display Advertising Challenge (2014) and of Criteo's terabyte of click logs.
 
     A line is label, I1..I13, C1..C26 between tabs; integers and categories may be missing. In a folder, train.txt and
-    the files of days are read; where there are none of them, every .txt and .tsv. Without data_dir, examples are drawn
+    the files of days are read; without any, every .txt and .tsv. Without data_dir, examples are synthetic
     from the seed: categories follow a power law and have as many values as Criteo's, a tenth of all values is missing,
     and a planted logistic model of both gives the labels.
 
     Args:
-      data_dir: a file or a folder; None draws the examples.
-      seed: of the drawn examples; a file's examples do not depend on it.
-      examples: how many examples to take, the first of the files; 0 takes all of them, or draws 100,000.
+      data_dir: a file or a folder; None makes synthetic ones.
+      seed: of synthetic examples; a file's examples do not depend on it.
+      examples: how many examples to take, the first of the files; 0 takes all of them, or makes 100,000.
       hash_buckets: ids of each category: 0 is a missing value, 1..hash_buckets-1 hashed ones. The hash
         depends on the value alone.
       eval_share: the last part of the lines, above 0 and below 1, is for evaluation.
@@ -124,19 +124,19 @@ def _hexadecimal(column: Any) -> np.ndarray:
 
 
 def _generate(seed: int, examples: int) -> tuple[np.ndarray, ...]:
-    """Draws the columns that `_read` returns; example i depends on the seed and on i alone."""
-    # Each even draw takes one word of its stream, so fewer examples are a prefix of more.
-    draws = generator(seed, _INTEGER_DRAWS).random((examples, 2, _INTEGERS))
-    integers = np.minimum((1 - draws[:, 0]) ** -_TAIL - 1, 2.0**31).astype(np.int64)
-    integers[draws[:, 1] < _MISSING] = 0
-    draws = generator(seed, _CATEGORY_DRAWS).random((examples, 2, _CATEGORIES))
+    """Samples the columns that `_read` returns; example i depends on the seed and on i alone."""
+    # Each even sample takes one word of its stream, so fewer examples are a prefix of more.
+    samples = generator(seed, _INTEGER_SAMPLES).random((examples, 2, _INTEGERS))
+    integers = np.minimum((1 - samples[:, 0]) ** -_TAIL - 1, 2.0**31).astype(np.int64)
+    integers[samples[:, 1] < _MISSING] = 0
+    samples = generator(seed, _CATEGORY_SAMPLES).random((examples, 2, _CATEGORIES))
     rows = _CARDINALITIES + 1
-    values = power_law_ids(draws[:, 0], rows, _EXPONENT)
-    missing = draws[:, 1] < _MISSING
+    values = power_law_ids(samples[:, 0], rows, _EXPONENT)
+    missing = samples[:, 1] < _MISSING
     logits = np.where(missing, 0, effects(seed, values)).sum(1)
     # An integer's logarithm, roughly standardised, has one weight a column, as if it were id 0 of that column.
     weights = effects(seed, np.zeros((1, _CATEGORIES + _INTEGERS), np.int64))[0, _CATEGORIES:]
     logits += (np.log1p(integers) / _TAIL - 1) @ weights
     logits = _BIAS + _SIGNAL / np.sqrt(_INTEGERS + _CATEGORIES) * logits
-    labels = clicks(generator(seed, _LABEL_DRAWS).random(examples), logits, noise=0)
+    labels = clicks(generator(seed, _LABEL_SAMPLES).random(examples), logits, noise=0)
     return integers, values.astype(np.uint32), missing, labels

@@ -52,10 +52,10 @@ def load(
 
     Training takes a random part of an image, another one each epoch, scales it to size x size, bilinearly, and flips
     every second one (Szegedy et al., "Going deeper with convolutions", 2014). Evaluation takes the centre, as does
-    training without `augment`. What is drawn is a function of (seed, epoch, image).
+    training without `augment`. What is sampled is a function of (seed, epoch, image).
 
-    `seed` is not used here: a run's order and draws have it. Images of class folders stand in an order that is shuffled
-    once and for all, so that --validation_split takes some of each class; those of a list stand as it has them.
+    `seed` is not used: the run's order and samples depend on it. Images of class folders are shuffled once and for all,
+    so that --validation_split takes some of each class; those of a list stand as it has them.
 
     Args:
       data_dir: see `labelled_files.find`.
@@ -63,8 +63,8 @@ def load(
       eval_data_dir: likewise, of classes that data_dir has; None where there are none.
       size: pixels, both ways, of what the model is given.
       channels: 3 for colours, 1 for grey.
-      augment: whether training draws.
-      min_area: the least share of an image's area that is drawn.
+      augment: whether training samples.
+      min_area: the least share of an image's area that is sampled.
       flip: whether every second image is flipped, left to right.
       crop: share of the shorter side that is the centre.
       pixels: float32 in [0, 1], as the project's models take them, or uint8 from 0 to 255, a quarter of the memory, for
@@ -125,13 +125,13 @@ class Images(Source):
     Args:
       labelled: the files.
       form: of an example.
-      min_area: the least share of an image's area that is drawn; 0 takes the centre.
+      min_area: the least share of an image's area that is sampled; 0 takes the centre.
       flip: whether every second image is flipped.
     """
 
     def __init__(self, labelled: labelled_files.Labelled, form: ImageForm, min_area: float = 0.0, flip: bool = False):
         self.element_spec = (Spec((form.size, form.size, form.channels), form.pixels), Spec((), np.int32))
-        self.draws = bool(min_area) or flip
+        self.is_random = bool(min_area) or flip
         self._found = labelled
         self._form = form
         self._min_area, self._flip = min_area, flip

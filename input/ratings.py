@@ -13,9 +13,9 @@ import numpy as np
 from ..engine.data.data import Data
 from ..engine.errors import setting
 from .checks import InputError, check_at_least, check_share, eval_count
-from .drawn.draws import generator
 from .files import listing
 from .files.storage import Files
+from .synthetic_data.randomness import generator
 from .tables.csv_records import Layout, Records, first_record, shown
 from .tables.csv_types import NUMBER, Converter
 from .tables.folders import TableFiles

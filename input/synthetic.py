@@ -1,4 +1,4 @@
-"""Examples drawn from the seed: a prototype for each class plus noise, of any shape and number.
+"""Synthetic examples of a seed: a prototype for each class plus noise, of any shape and number.
 
 Host code, NumPy only. For benchmarks and tests: nothing is read or downloaded.
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 from ..engine.data.data import Data
 from .checks import InputError, check_at_least, refuse_data_dir
-from .drawn.draws import generator
+from .synthetic_data.randomness import generator
 
 # Root mean square distance of two prototypes, in standard deviations of the noise, whatever the
 # shape. At 10 the best classifier of images hardly errs: half the distance is 5 deviations.
@@ -18,7 +18,7 @@ _SEPARATION = 10.0
 # Where no number of examples is given: as many as MNIST has, if their features take no more bytes than this.
 _EXAMPLES, _BYTES = 60_000, 768 << 20
 _EVAL_EXAMPLES, _EVAL_BYTES = 10_000, 128 << 20
-_CHUNK_EXAMPLES = 1024  # part of the data's definition: another number draws other examples
+_CHUNK_EXAMPLES = 1024  # part of the data's definition: another number makes other examples
 _PROTOTYPES, _TRAIN_LABELS, _TRAIN_NOISE, _EVAL_LABELS, _EVAL_NOISE = range(5)
 
 
@@ -31,16 +31,16 @@ def load(
     examples: int = 0,
     eval_examples: int = 0,
 ) -> Data:
-    """Draws Gaussian classes, a pure function of the seed.
+    """Samples Gaussian classes, a pure function of the seed.
 
     Example i of a split depends on the seed, the shape, the classes and i, and not on how many examples are asked for:
     each chunk of examples begins at its own counter.
 
     Args:
       data_dir: None; a folder is refused.
-      seed: of all draws.
+      seed: of all random numbers.
       shape: one example's axes.
-      classes: labels are drawn evenly from 0..classes-1; at least 2.
+      classes: labels are sampled evenly from 0..classes-1; at least 2.
       examples: of the training split; 0 is 60,000, or as many as take 768 MiB.
       eval_examples: of the evaluation split; 0 is 10,000, or as many as take 128 MiB.
 
@@ -64,8 +64,8 @@ def load(
     prototypes = generator(seed, _PROTOTYPES, 0).standard_normal((classes, *shape), np.float32)
     prototypes *= np.float32(_SEPARATION / math.sqrt(2 * math.prod(shape)))
     return Data(
-        train=_draw(seed, _TRAIN_LABELS, _TRAIN_NOISE, prototypes, examples),
-        evaluation=_draw(seed, _EVAL_LABELS, _EVAL_NOISE, prototypes, eval_examples),
+        train=_sample(seed, _TRAIN_LABELS, _TRAIN_NOISE, prototypes, examples),
+        evaluation=_sample(seed, _EVAL_LABELS, _EVAL_NOISE, prototypes, eval_examples),
         num_classes=classes,
     )
 
@@ -74,7 +74,7 @@ def _as_many_as_fit(examples: int, limit_bytes: int, shape: tuple[int, ...]) -> 
     return max(1, min(examples, limit_bytes // (4 * math.prod(shape))))
 
 
-def _draw(
+def _sample(
     seed: int, label_stream: int, noise_stream: int, prototypes: np.ndarray, examples: int
 ) -> tuple[np.ndarray, np.ndarray]:
     needed = 4 * examples * math.prod(prototypes.shape[1:])
@@ -84,7 +84,7 @@ def _draw(
     features = np.empty((examples, *prototypes.shape[1:]), np.float32)
     labels = np.empty(examples, np.int32)
     for chunk, start in enumerate(range(0, examples, _CHUNK_EXAMPLES)):
-        # Both draws fill in order, so a chunk that is cut short is a prefix of the whole one.
+        # Both samples fill in order, so a chunk that is cut short is a prefix of the whole one.
         stop = min(start + _CHUNK_EXAMPLES, examples)
         labels[start:stop] = generator(seed, label_stream, chunk).integers(
             len(prototypes), size=stop - start, dtype=np.int32

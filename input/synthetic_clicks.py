@@ -1,4 +1,4 @@
-"""Clicks drawn from the seed: a planted logistic model on fields of ids with a power law.
+"""Synthetic clicks of a seed: a planted logistic model on fields of ids with a power law.
 
 Host code, NumPy only. For benchmarks and tests of embeddings: nothing is read or downloaded.
 """
@@ -7,8 +7,8 @@ import numpy as np
 
 from ..engine.data.data import Data
 from .checks import InputError, check_at_least, refuse_data_dir
-from .drawn.draws import generator
-from .drawn.planted import auc, clicks, effects, power_law_ids
+from .synthetic_data.planted import auc, clicks, effects, power_law_ids
+from .synthetic_data.randomness import generator
 
 _BIAS = -1.0  # about three clicks in ten
 _TRAIN, _EVAL = (0, 1), (2, 3)  # streams of ids and of labels
@@ -26,7 +26,7 @@ def load(
     signal: float = 2.0,
     noise: float = 0.0,
 ) -> Data:
-    """Draws examples whose fields each hold an id; each field's id moves the odds of a click by its own weight.
+    """Samples examples whose fields each hold an id; each field's id moves the odds of a click by its own weight.
 
     The weights are hidden: only ids and labels are given. Example i of a split depends on the seed, on i and on all
     arguments but examples and eval_examples. `planted_auc` says what a perfect model reaches; a model with one weight
@@ -35,13 +35,13 @@ def load(
 
     Args:
       data_dir: None; a folder is refused.
-      seed: of all draws.
+      seed: of all random numbers.
       fields: ids in an example.
-      rows: of each field's table: the ids drawn are 1..rows-1; 0, which stands for a missing id
+      rows: of each field's table: ids are 1..rows-1; 0, which stands for a missing id
         elsewhere, is not among them.
       examples: of the training split.
       eval_examples: of the evaluation split.
-      exponent: id k comes about as often as k**-exponent; 0 draws evenly.
+      exponent: id k comes about as often as k**-exponent; 0 samples evenly.
       signal: how far the ids move the log-odds, about their standard deviation.
       noise: the share of labels, from 0 to 1, that a fair coin decides.
 
@@ -54,8 +54,8 @@ def load(
     refuse_data_dir(data_dir, "synthetic_clicks")
     check_at_least("examples", examples, 1)
     planted = (seed, fields, rows, exponent, signal, noise)
-    train, _ = _draw(_TRAIN, examples, *planted)
-    evaluation, _ = _draw(_EVAL, eval_examples, *planted)
+    train, _ = _sample(_TRAIN, examples, *planted)
+    evaluation, _ = _sample(_EVAL, eval_examples, *planted)
     return Data(train, evaluation, 2, {"categories": rows})
 
 
@@ -73,11 +73,11 @@ def planted_auc(
 
     No model can do better except by luck. Arguments and errors as for `load`.
     """
-    (_, labels), logits = _draw(_EVAL, eval_examples, seed, fields, rows, exponent, signal, noise)
+    (_, labels), logits = _sample(_EVAL, eval_examples, seed, fields, rows, exponent, signal, noise)
     return auc(labels, logits)
 
 
-def _draw(
+def _sample(
     streams: tuple[int, int],
     examples: int,
     seed: int,
@@ -87,7 +87,7 @@ def _draw(
     signal: float,
     noise: float,
 ):
-    """Draws a split, (features, labels), and returns it with the planted log-odds float64 [examples]."""
+    """Samples a split, (features, labels), and returns it with the planted log-odds float64 [examples]."""
     check_at_least("eval_examples", examples, 1)
     check_at_least("fields", fields, 1)
     check_at_least("rows", rows, 2)
@@ -98,7 +98,7 @@ def _draw(
     if not 0 <= noise <= 1:
         raise InputError(f"noise={noise:g} is not a share of the labels; use 0 to 1")
     try:
-        # Each even draw takes one word of the stream, so fewer examples are a prefix of more.
+        # Each even sample takes one word of the stream, so fewer examples are a prefix of more.
         ids = power_law_ids(generator(seed, streams[0]).random((examples, fields)), rows, exponent)
         logits = _BIAS + signal / np.sqrt(fields) * effects(seed, ids).sum(1)
     except (MemoryError, ValueError) as error:

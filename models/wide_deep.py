@@ -108,4 +108,4 @@ class Model(Tabular):
 
 def _weight_0(deep: Callable) -> Callable:
     """Returns an initializer of rows whose last number is 0 and the rest as `deep` makes it."""
-    return lambda draws: tf.concat([deep(draws[:, :-1]), tf.zeros_like(draws[:, :1])], 1)
+    return lambda samples: tf.concat([deep(samples[:, :-1]), tf.zeros_like(samples[:, :1])], 1)

@@ -30,8 +30,8 @@ def init(workload: Workload, seed: int) -> list:
         shapes = list(itertools.pairwise(widths))
     else:
         shapes = [(3, 3, 1, 32), (3, 3, 32, 64), (5 * 5 * 64, 64), (64, 10)]
-    keys, draw = jax.random.split(jax.random.key(seed), len(shapes)), jax.nn.initializers.glorot_uniform()
-    return [(draw(key, shape), jnp.zeros(shape[-1])) for key, shape in zip(keys, shapes, strict=True)]
+    keys, sample = jax.random.split(jax.random.key(seed), len(shapes)), jax.nn.initializers.glorot_uniform()
+    return [(sample(key, shape), jnp.zeros(shape[-1])) for key, shape in zip(keys, shapes, strict=True)]
 
 
 def forward(params: list, x: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.input.drawn.planted import auc
+from crankshaft.input.synthetic_data.planted import auc
 from crankshaft.launch.cluster.rendezvous import answers
 
 from .. import keras_models

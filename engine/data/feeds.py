@@ -431,8 +431,8 @@ class StreamedFeed(Feed):
             self._never_kept = True
             logging.warning(
                 "the input's place can't be kept in checkpoints (%s): a run that is resumed within an epoch reads the "
-                "epoch again up to its step, and what the dataset draws at random with a state of its own (Keras's "
-                "augmentation layers, tf.image.random_*) differs from then on, also at an epoch's end; draw with "
+                "epoch again up to its step, and what the dataset samples at random with a state of its own (Keras's "
+                "augmentation layers, tf.image.random_*) differs from then on, also at an epoch's end; sample with "
                 "tf.image.stateless_random_* by a number of the example, or in the model",
                 why,
             )

@@ -30,7 +30,7 @@ class OfBatches(Source):
       SourceError: it has no batch, or no end, or gives no batch of arrays.
     """
 
-    draws = varies = True
+    is_random = varies = True
 
     def __init__(self, batches: tf.keras.utils.PyDataset):
         self._batches, self._name = batches, type(batches).__name__

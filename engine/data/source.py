@@ -97,7 +97,7 @@ class Source(Split):
       chunk_examples: how many neighbours are best read at once: 1 where single examples are read well, as from memory
         or a warm disk; more where a file is in pieces that are read whole, or far away. Such a source is shuffled by
         chunks (`engine.data.order.ChunkedOrder`); all are of this size but the last.
-      draws: whether an example differs from epoch to epoch, as where `decode` uses its seeds.
+      is_random: whether an example differs from epoch to epoch, as where `decode` uses its seeds.
       varies: whether `read` itself may return another example for an index in another epoch.
       by_epoch: whether an epoch may be read only between `begin_epoch` and `end_epoch`, and no other ahead.
       read_threads: how many threads `read` is called by.
@@ -115,7 +115,7 @@ class Source(Split):
 
     by_index: Literal[True] = True
     chunk_examples: int = 1
-    draws: bool = False
+    is_random: bool = False
     varies: bool = False
     by_epoch: bool = False
     read_threads: int = 2  # one waits for the disk while another parses
@@ -195,7 +195,7 @@ class Source(Split):
         return None
 
     def for_evaluation(self) -> Source:
-        """Returns the same examples as evaluations are to read them: without what `decode` draws."""
+        """Returns the same examples as evaluations are to read them: without what `decode` samples."""
         return self
 
     def between(self, first: int, stop: int) -> Source:
@@ -214,7 +214,7 @@ class WrappedSource(Source):
     def _copy_attributes(self) -> None:
         source = self.source
         self.chunk_examples, self.read_threads = source.chunk_examples, source.read_threads
-        self.draws, self.varies, self.by_epoch = source.draws, source.varies, source.by_epoch
+        self.is_random, self.varies, self.by_epoch = source.is_random, source.varies, source.by_epoch
 
     def __len__(self) -> int:
         return len(self.source)

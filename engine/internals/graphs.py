@@ -11,7 +11,7 @@ import tensorflow as tf
 from .tensorflow import function_graph
 
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
-# Ops of `tf.random` that draw from a state of the process.
+# Ops of `tf.random` that sample from a state of the process.
 STATEFUL_RANDOM = {
     "Multinomial",
     "ParameterizedTruncatedNormal",

@@ -118,8 +118,8 @@ def abort_collectives(reason: str) -> None:
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
 
 
-# Held while a thread seeds the random generators of Python, NumPy and TensorFlow and draws from them: they are the
-# process's, and another thread's run would draw in between.
+# Held while a thread seeds the random generators of Python, NumPy and TensorFlow and samples from them: they are the
+# process's, and another thread's run would sample in between.
 SEEDED = threading.RLock()
 
 

@@ -24,7 +24,7 @@ from ..internals.variables import path_of, tf_variable
 from . import collectives
 from .mesh import AXES, DATA, MODEL, Axis, Mesh, local_replicas
 
-_PIECE_BYTES = 16 << 20  # of a part that is filled: drawn at once
+_PIECE_BYTES = 16 << 20  # of a part that is filled: sampled at once
 
 
 class Box(NamedTuple):
@@ -156,12 +156,12 @@ def whole(variable) -> np.ndarray:
     return array
 
 
-def fill(variable, draw: Callable[[Box], tf.Tensor]) -> None:
+def fill(variable, sample: Callable[[Box], tf.Tensor]) -> None:
     """Assigns each replica's part of a cut variable its own values, piece by piece; padding is 0. Host code.
 
     Args:
       variable: carries its cut.
-      draw: returns the values of any box of the whole: a function of the position alone, so that a model's weights do
+      sample: returns the values of any box of the whole: a function of the position alone, so that a model's weights do
         not depend on the mesh.
     """
     cut = cut_of(variable)
@@ -174,10 +174,10 @@ def fill(variable, draw: Callable[[Box], tf.Tensor]) -> None:
             values = tf.raw_ops.Empty(shape=cut.local_shape, dtype=part.dtype, init=True)
             for first in range(0, size[0], rows):
                 count = min(rows, size[0] - first)
-                drawn = draw(Box((begin[0] + first, *begin[1:]), (count, *size[1:])))
+                sampled = sample(Box((begin[0] + first, *begin[1:]), (count, *size[1:])))
                 padding = [[0, n - s] for n, s in zip(cut.local_shape[1:], size[1:], strict=True)]
                 values = tf.raw_ops.InplaceUpdate(
-                    x=values, i=tf.range(first, first + count), v=tf.pad(drawn, [[0, 0], *padding])
+                    x=values, i=tf.range(first, first + count), v=tf.pad(sampled, [[0, 0], *padding])
                 )
             part.assign(values)
 

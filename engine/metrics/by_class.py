@@ -33,7 +33,7 @@ def report(confusion: np.ndarray) -> dict[str, Any]:
 
 
 def picture(confusion: np.ndarray) -> np.ndarray:
-    """Draws a confusion matrix: [pixels, pixels, 3] uint8, labels downwards, predictions to the right.
+    """Samples a confusion matrix: [pixels, pixels, 3] uint8, labels downwards, predictions to the right.
 
     A cell is the darker the larger its share of the examples of its label.
     """

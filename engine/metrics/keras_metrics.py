@@ -132,7 +132,7 @@ class KerasMetric:
 
 
 def _drawn(form, examples: int, random: np.random.Generator) -> list[tf.Tensor]:
-    return [trials.drawn(dtype, shape, examples, random, not i) for i, (dtype, shape) in enumerate(form)]
+    return [trials.sample(dtype, shape, examples, random, not i) for i, (dtype, shape) in enumerate(form)]
 
 
 def _written(form) -> str:

@@ -12,8 +12,8 @@ EXAMPLES = (5, 3)  # of the two batches that a trial compares with both together
 TRIALS = 3
 
 
-def drawn(dtype: tf.DType, shape: Sequence, examples: int, random: np.random.Generator, is_label: bool) -> tf.Tensor:
-    """Draws a batch [examples, *shape], such that any metric and loss accepts it.
+def sample(dtype: tf.DType, shape: Sequence, examples: int, random: np.random.Generator, is_label: bool) -> tf.Tensor:
+    """Samples a batch [examples, *shape], such that any metric and loss accepts it.
 
     Labels and whole numbers are 0 or 1, which are classes of any metric; the rest is in (0, 1), as probabilities and
     weights are. An axis of unknown size has 2 entries.

@@ -44,7 +44,7 @@ class Attention(tf.keras.layers.Layer):
       rotary: whether queries and keys are rotated by their positions.
       dropout: rate of dropout of the attention's weights.
       use_bias: whether the two projections have biases.
-      stddev: of the normal distribution that weights are drawn from; None as `Dense`.
+      stddev: of the normal distribution that weights are sampled from; None as `Dense`.
       output_stddev: the output projection's; None is `stddev`.
       **arguments: as Keras's `Layer`.
     """

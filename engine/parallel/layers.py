@@ -34,14 +34,14 @@ class Dense(tf.keras.layers.Layer):
     | `"rows"` | cut, as `"columns"` gives it | W by rows, b a copy | whole | a sum of units values a row | |
 
     A value takes the bytes of the layer's compute dtype, 4 or 2 (4 on a CPU, whose collectives add no 16-bit values);
-    a ring moves 2 (model - 1) / model times as many. W is float32, drawn by position, the same on any mesh.
+    a ring moves 2 (model - 1) / model times as many. W is float32, sampled by position, the same on any mesh.
 
     Args:
       units: of the whole layer; with `"columns"` a multiple of the mesh's `model`.
       split: how the weights are cut; `"columns"` followed by `"rows"` makes a block that sends once each way.
       activation: as Keras's; with `"rows"` it is applied to the sum.
       use_bias: whether there is b, zeros at first.
-      stddev: of the normal distribution that W is drawn from; None is Glorot's, sqrt(2 / (inputs + units)).
+      stddev: of the normal distribution that W is sampled from; None is Glorot's, sqrt(2 / (inputs + units)).
       **arguments: as Keras's `Layer`.
     """
 
@@ -101,7 +101,7 @@ class Embedding(tf.keras.layers.Layer):
       vocabulary: number of ids, from 0 on. Others end the run with an error (`engine.step.diagnosis`).
       size: of a row.
       split: `"vocabulary"`, or None for copies.
-      stddev: of the normal distribution that the table is drawn from.
+      stddev: of the normal distribution that the table is sampled from.
       **arguments: as Keras's `Layer`.
     """
 
@@ -153,9 +153,9 @@ class Embedding(tf.keras.layers.Layer):
 
 @tf.keras.utils.register_keras_serializable("crankshaft.parallel")
 class Dropout(tf.keras.layers.Dropout):
-    """Keras's Dropout for tensors that are cut over `model`: each replica draws its own mask, for its own part.
+    """Keras's Dropout for tensors that are cut over `model`: each replica samples its own mask, for its own part.
 
-    For tensors that each replica has whole use Keras's, which draws the same mask on replicas with the same examples.
+    For tensors that each replica has whole use Keras's, which samples the same mask on replicas with the same examples.
     """
 
     def __init__(self, rate, **arguments):
@@ -259,11 +259,11 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tenso
 
 @tf.keras.utils.register_keras_serializable("crankshaft.parallel")
 class Normal(tf.keras.initializers.Initializer):
-    """Draws each value of a matrix by its position, so that a part drawn by itself equals that part of the whole.
+    """Samples each value of a matrix by its position, so that a part sampled by itself equals that part of the whole.
 
     Args:
-      stddev: of the normal distribution, whose mean is 0; no draw lies beyond 5.3 times that.
-      seed: None draws one from Python's `random`, which `tf.keras.utils.set_random_seed` seeds.
+      stddev: of the normal distribution, whose mean is 0; no sample lies beyond 5.3 times that.
+      seed: None takes one from Python's `random`, which `tf.keras.utils.set_random_seed` seeds.
     """
 
     def __init__(self, stddev: float, seed: int | None = None):
@@ -272,13 +272,13 @@ class Normal(tf.keras.initializers.Initializer):
 
     def __call__(self, shape, dtype=None):
         shape = tuple(shape)
-        return tf.cast(self.draw(Box((0,) * len(shape), shape)), dtype or tf.float32)
+        return tf.cast(self.sample(Box((0,) * len(shape), shape)), dtype or tf.float32)
 
-    def draw(self, box: Box) -> tf.Tensor:
+    def sample(self, box: Box) -> tf.Tensor:
         """Returns the values of a part of the matrix, float32 of `box.size`."""
         (first_row, first_column), (rows, columns) = box
         numbers = tf.range(first_row, first_row + rows, dtype=tf.int64)
-        even = hashing.draws(numbers, columns, self.seed, first=first_column)
+        even = hashing.uniform(numbers, columns, self.seed, first=first_column)
         # In float64: float32's kernel rounds a value differently depending on where in the array it stands.
         return tf.cast(self.stddev * tf.math.ndtri(tf.cast(even, tf.float64)), tf.float32)
 
@@ -303,12 +303,12 @@ def add_weight(
     if cut_axis is None or not layer.mesh.is_cut:
         return layer.add_weight(name=name, shape=shape, initializer=initial)
     cut = Cut.over(layer.mesh, shape, {cut_axis: MODEL})
-    drawn = isinstance(initial, Normal)
+    is_normal = isinstance(initial, Normal)
     with keras.made_at_once():
-        weight = layer.add_weight(name=name, shape=cut.local_shape, initializer="zeros" if drawn else initial)
+        weight = layer.add_weight(name=name, shape=cut.local_shape, initializer="zeros" if is_normal else initial)
         cuts.mark(weight, cut)
-        if drawn:
-            cuts.fill(weight, initial.draw)
+        if is_normal:
+            cuts.fill(weight, initial.sample)
     return weight
 
 

@@ -1,6 +1,6 @@
 """A batch in a step: its examples weighed, counted, and computed in parts, one after the other or side by side.
 
-Gradients of sums add up, so N small batches equal one big one. Each part draws random numbers of its own.
+Gradients of sums add up, so N small batches equal one big one. Each part samples random numbers of its own.
 """
 
 from __future__ import annotations

@@ -63,19 +63,19 @@ class StepContext:
 
     Attributes:
       step: scalar int64, steps of training done before this one.
-      replica: scalar int32, by which this replica draws: its id in the whole strategy; on a mesh its data coordinate;
+      replica: scalar int32, by which this replica samples: its id in the whole strategy; on a mesh its data coordinate;
         0 where replicas compute the same examples.
-      shard: scalar int32, by which layers draw that are cut over a mesh: this replica's id, as if it stood for all that
-        have the same part and the same examples.
+      shard: scalar int32, by which layers that are cut over a mesh sample: this replica's id, as if it stood for all
+        that have the same part and the same examples.
       present: scalar bool, whether this replica has examples; None if it always has.
       observed: scalar bool, whether this step's costly figures (the gradients' norm) will be looked at; None is never.
       batch_number: scalar int64, from 0 in each evaluation; None in training.
       run_seed: the run's seed, see `seed`.
       mesh: how the strategy's replicas are laid out.
       readings: what the step read as it began.
-      generators: by which Keras's layers draw, see `seed_layers`.
+      generators: by which Keras's layers sample, see `seed_layers`.
       share: which of this replica's micro-batches, and of their parts, is computed: an int or scalar int32.
-      drawn: how many random numbers of each kind were drawn so far.
+      sampled: how many random numbers of each kind were sampled so far.
       layer_states: the generators' states in this share, for layers that compute with given values of variables.
       frozen: the `id`s of the tf.Variables that this step does not update.
       applied: where the code that applies an option of the run marks it.
@@ -94,7 +94,7 @@ class StepContext:
     readings: Readings = dataclasses.field(default_factory=Readings)
     generators: Sequence[tf.keras.random.SeedGenerator] = ()
     share: int | tf.Tensor = 0
-    drawn: Counter = dataclasses.field(default_factory=Counter)
+    sampled: Counter = dataclasses.field(default_factory=Counter)
     layer_states: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()
     frozen: frozenset[int] = frozenset()
     applied: Applied = dataclasses.field(default_factory=Applied)
@@ -114,12 +114,12 @@ class StepContext:
         return self.step is not None and self.batch_number is None
 
     def seed(self, name: str | None = None) -> tf.Tensor:
-        """Returns a seed for `tf.random.stateless_*`, [2] int64, which no other draw of the run has.
+        """Returns a seed for `tf.random.stateless_*`, [2] int64, which no other sample of the run has.
 
         It differs by the run's seed, the step, the replica, the micro-batch (and the part of it that a core computes),
-        and from call to call: calls are numbered as the step is traced, from 0 in each step. A resumed run draws the
+        and from call to call: calls are numbered as the step is traced, from 0 in each step. A resumed run samples the
         same, and so does the backward pass of what `recomputed` computes again. In evaluation the seed differs by batch
-        in place of step: each evaluation draws the same, and none draws what training does.
+        in place of step: each evaluation samples the same, and none samples what training does.
 
         A call within `tf.while_loop` or a `tf.function` of one's own is traced once: all iterations get one seed.
 
@@ -128,7 +128,7 @@ class StepContext:
             stand; no call without a name or with another returns it.
 
         Raises:
-          UsageError: outside of steps, where the draw would be the same each time; or the name is not text.
+          UsageError: outside of steps, where the sample would be the same each time; or the name is not text.
         """
         if self.step is None or self.replica is None:
             raise UsageError("step_context().seed() is for train_step, eval_step and what they call; no step is on")
@@ -137,7 +137,7 @@ class StepContext:
         return self._seed(self.replica, *(("call", self._number("call")) if name is None else ("name", name)))
 
     def seed_layers(self, assigns: bool = True) -> None:
-        """Has Keras's layers draw by this step, replica and share from here on: sets the states of their generators.
+        """Has Keras's layers sample by this step, replica and share from here on: sets the states of their generators.
 
         Args:
           assigns: write the states; else they are in `layer_states` alone.
@@ -149,7 +149,7 @@ class StepContext:
         def states(replica):
             return tf.unstack(randomness.states(self._seed(replica, "layers", use), count))
 
-        # Where replicas have the same examples, most layers draw the same.
+        # Where replicas have the same examples, most layers sample the same.
         within_shard = [getattr(each, "within_shard", False) for each in self.generators]
         alike = states(self.replica)
         own = states(self.shard) if any(within_shard) else alike
@@ -167,9 +167,9 @@ class StepContext:
         return [*self.readings.variables, *moved, *self.layer_states]
 
     def shares(self, count: int) -> Callable[[int | tf.Tensor], contextlib.AbstractContextManager]:
-        """Divides what this replica computes into shares that draw independently, such as micro-batches.
+        """Divides what this replica computes into shares that sample independently, such as micro-batches.
 
-        Each share numbers its draws from the same number on, so that it matters neither how many shares were traced
+        Each share numbers its samples from the same number on, so that it matters neither how many shares were traced
         before nor whether one trace serves several.
 
         Args:
@@ -178,21 +178,21 @@ class StepContext:
         Returns:
           A function of a share's number that enters its context.
         """
-        drawn = Counter(self.drawn)
+        sampled = Counter(self.sampled)
 
         @contextlib.contextmanager
         def share(number):
-            own = dataclasses.replace(self, share=self.share * count + number, drawn=Counter(drawn))
+            own = dataclasses.replace(self, share=self.share * count + number, sampled=Counter(sampled))
             own.seed_layers(assigns=not self.readings.stand_in)
             with own:
                 yield
-            self.drawn |= own.drawn  # the larger number of each kind: what follows draws what no share has drawn
+            self.sampled |= own.sampled  # the larger number of each kind: later samples differ from every share's
 
         return share
 
     def as_now(self) -> StepContext:
-        """Returns a context that draws what this one draws from here on."""
-        return dataclasses.replace(self, drawn=Counter(self.drawn))
+        """Returns a context that samples what this one samples from here on."""
+        return dataclasses.replace(self, sampled=Counter(self.sampled))
 
     def scaled(self, total: tf.Tensor) -> tf.Tensor:
         """Multiplies a loss by the loss scale, for a backward pass in float16; `Gradients.unscaled` undoes it."""
@@ -207,5 +207,5 @@ class StepContext:
         return randomness.step_seed(self.run_seed, now, replica, self.share, key)
 
     def _number(self, kind: str) -> int:
-        self.drawn[kind] += 1
-        return self.drawn[kind] - 1
+        self.sampled[kind] += 1
+        return self.sampled[kind] - 1

@@ -1,7 +1,7 @@
 """Looks through the graph of a step that is traced for mistakes that train something else without any error.
 
-Text or large ids taken for numbers, losses of pairs of examples, ids and labels out of range, draws that a resumed run
-does not repeat, sums that lose digits. Replica code, but for `warn_of_rounded`.
+Text or large ids taken for numbers, losses of pairs of examples, ids and labels out of range, random numbers that
+differ in a resumed run, sums that lose digits. Replica code, but for `warn_of_rounded`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _STAND_IN = (
     "the step prints or calls Python (%s): a replica without examples, as in an epoch's smaller last batch, shows it "
     "one example of zeros, which counts in nothing; leave it out there by its values"
 )
-_DRAWS = (
-    "the step draws random numbers that a resumed run draws otherwise (%s, of tf.random); use tf.random.stateless_* "
+_STATEFUL_SAMPLING = (
+    "the step samples random numbers that differ in a resumed run (%s, of tf.random); use tf.random.stateless_* "
     "with step_context().seed(), or Keras's layers"
 )
 _ROUNDED = (
@@ -144,10 +144,10 @@ def _casts_to_floats(tensor: tf.Tensor) -> Iterator[tf.Operation]:
 
 
 def warn_of_step(graph: tf.Graph) -> None:
-    """Warns of draws that a resumed run does not repeat, and of ops that accumulate 16-bit values in 16 bits."""
+    """Warns of samples that a resumed run does not repeat, and of ops that accumulate 16-bit values in 16 bits."""
     halves, found = (tf.bfloat16, tf.float16), [*operations(graph)]
-    if drawn := STATEFUL_RANDOM & {op.type for op in found}:
-        logging.log_first_n(logging.WARNING, _DRAWS, 1, ", ".join(sorted(drawn)))
+    if sampled := STATEFUL_RANDOM & {op.type for op in found}:
+        logging.log_first_n(logging.WARNING, _STATEFUL_SAMPLING, 1, ", ".join(sorted(sampled)))
     if inexact := [op.name for op in found if op.type in _SUMS and op.outputs[0].dtype in halves]:
         logging.log_first_n(logging.WARNING, _SUMS_IN_16_BITS, 1, ", ".join(inexact[:5]))
 

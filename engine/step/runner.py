@@ -117,7 +117,7 @@ class StepRunner:
     def training(
         self, step: tf.Tensor, observed: tf.Tensor, present: tf.Tensor | None = None, readings: Readings | None = None
     ) -> Iterator[StepContext]:
-        """Sets what `train_step` needs while it is traced within: layers draw by this step, on this replica.
+        """Sets what `train_step` needs while it is traced within: layers sample by this step, on this replica.
 
         Args:
           step: see `StepContext`.
@@ -141,7 +141,7 @@ class StepRunner:
 
     @contextlib.contextmanager
     def _context(self, step, present, observed, batch_number=None, readings=None) -> Iterator[StepContext]:
-        """Enters a step's context. Replicas with the same examples draw the same: by their data coordinate."""
+        """Enters a step's context. Replicas with the same examples sample the same: by their data coordinate."""
         alike = is_only_replica()
         replica = tf.convert_to_tensor(0 if alike else self._mesh.data.rank, tf.int32)
         shard = tf.convert_to_tensor(self._mesh.model.rank if alike else replica_id(), tf.int32)

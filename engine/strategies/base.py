@@ -327,7 +327,7 @@ class Strategy(Processes, abc.ABC):
         Args:
           compute: makes outputs of a batch of any size.
           batch: nest of tensors whose first axis is examples.
-          batch_number: scalar int64, by which the code draws random numbers.
+          batch_number: scalar int64, by which the code samples random numbers.
           is_shared: whether the batch has fewer examples than there are replicas: each then computes all of it.
 
         Returns:

@@ -76,7 +76,7 @@ class Replicated(Strategy):
         if self._static_shapes and seed is None:
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
         batch_bytes = example_bytes(split) * global_batch_size
-        if example_bytes(split) * examples <= options.resident_bytes and not split.draws:
+        if example_bytes(split) * examples <= options.resident_bytes and not split.is_random:
             steps = self.steps_per_loop or max(self.BLOCK_STEPS, _BLOCK_INDICES // global_batch_size)
             order = self._order_of(split, global_batch_size, steps, seed).after(known)
             return ResidentFeed(devices, in_memory(split, options.read_timeout_seconds), order)

@@ -406,7 +406,7 @@ def check_same_run(config: Config, where: str, before: Mapping[str, Any]) -> Non
     if "script_flags" not in before["deciding"]:
         now.pop("script_flags", None)  # of a run before they were kept
     if config.mode == "generate":
-        now["seed"] = before["deciding"]["seed"]  # here it decides what is drawn, and nothing that is the run's
+        now["seed"] = before["deciding"]["seed"]  # here it decides what is sampled, and nothing that is the run's
     if changed := differences(before["deciding"], now):
         raise UsageError(
             f"{where} is a run of another configuration ({'; '.join(changed)}); "

@@ -188,7 +188,7 @@ ENTRIES = {
         },
     ),
     "sampling": Entry(
-        "the draw of tokens",
+        "sampling tokens",
         "",
         {"tokens": 200, "temperature": 0.8, "top_k": 40},
         intervals={

@@ -31,15 +31,15 @@ class Isolation:
     def __init__(self, script_flags: Mapping[str, Any] | None = None):
         self._script_flags = script_flags
         self._keras: dict[str, Any] | None = None
-        self._drawn: tuple[Any, ...] | None = None
+        self._random_state: tuple[Any, ...] | None = None
         self._thread = threading.local()
 
     @contextlib.contextmanager
-    def entered(self, draws: bool = True) -> Iterator[None]:
+    def entered(self, uses_random: bool = True) -> Iterator[None]:
         """Enters the run's state. Within it in the same thread, as a call of the run by its own hook is, does nothing.
 
         Args:
-          draws: whether the body may draw from the process's generators; else the program's stay as they are.
+          uses_random: whether the body may use the process's random generators; else the program's stay as they are.
         """
         if getattr(self._thread, "is_within", False):
             yield
@@ -48,13 +48,13 @@ class Isolation:
         if flags is not None:
             absl_flags.FLAGS.mark_as_parsed()
         with flagsaver.flagsaver(**flags) if flags else contextlib.nullcontext():
-            yield from self._entered(draws)
+            yield from self._entered(uses_random)
 
-    def _entered(self, draws: bool) -> Iterator[None]:
+    def _entered(self, uses_random: bool) -> Iterator[None]:
         if self._keras is None:
             tensorflow.use_new_collective_keys()
         programs = keras.exchange_state(self._keras or {})
-        before = _PROCESS.enter(self._drawn) if draws else None
+        before = _PROCESS.enter(self._random_state) if uses_random else None
         self._thread.is_within = True
         try:
             yield
@@ -62,7 +62,7 @@ class Isolation:
             self._thread.is_within = False
             tf.debugging.disable_check_numerics()
             if before is not None:
-                self._drawn = _PROCESS.leave(before)
+                self._random_state = _PROCESS.leave(before)
             self._keras = keras.exchange_state(programs)
 
 

@@ -111,7 +111,7 @@ def faster_input(train, resident_data_mb: int, shuffle_window: int) -> str:
         parallel = "have the dataset read and map in parallel (num_parallel_calls=tf.data.AUTOTUNE)"
         return f"{parallel}; write its examples to files that `crankshaft prepare` indexes; {more}"
     ways = []
-    if resident_data_mb < (needed := -(-example_bytes(train) * len(train) >> 20)) and not train.draws:
+    if resident_data_mb < (needed := -(-example_bytes(train) * len(train) >> 20)) and not train.is_random:
         ways.append(f"--resident_data_mb={needed} keeps the data in memory, if there is room for {needed:,} MiB")
     if train.as_arrays() is None:
         if train.chunk_examples == 1 and not shuffle_window and train.files():

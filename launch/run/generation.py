@@ -63,12 +63,12 @@ def follow(run: BaseRun, row: Sequence[int], **how: Any) -> Iterator[int]:
       **how: tokens, temperature, top_k, seed, in place of the configuration's.
     """
     config = run.config
-    how_to_draw = {"seed": config.seed, **config.arguments("sampling"), **how}
-    count = how_to_draw.pop("tokens")
+    sampling = {"seed": config.seed, **config.arguments("sampling"), **how}
+    count = sampling.pop("tokens")
     end = run.known.tokens.separator if run.known.tokens else None
     with averaged_weights(run.trainer):
-        drawn = tokens_after(run.strategy.distribution, _model(run), row, **how_to_draw)
-        yield from itertools.takewhile(lambda token: token != end, itertools.islice(drawn, count))
+        sampled = tokens_after(run.strategy.distribution, _model(run), row, **sampling)
+        yield from itertools.takewhile(lambda token: token != end, itertools.islice(sampled, count))
 
 
 def row_of(run: BaseRun, prompt: str) -> list[int]:

@@ -251,15 +251,15 @@ class Run(BaseRun):
             tokens, one or more, read as they are; then tokens are.
           tokens: how many, at most.
           temperature: 0 always takes the likeliest.
-          top_k: of how many of the likeliest to draw; 0 is all.
-          seed: decides what is drawn; None is the run's.
+          top_k: of how many of the likeliest to sample; 0 is all.
+          seed: decides what is sampled; None is the run's.
 
         Raises:
           UsageError: the model predicts no next token (`engine.generation.Generates`), the prompt is empty, or an
             argument is out of range.
         """
-        drawn = {} if seed is None else {"seed": seed}
-        how = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **drawn}
+        sampled = {} if seed is None else {"seed": seed}
+        how = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **sampled}
         with self._call("generate", while_open=False, prompt=prompt, **how):
             return generation.text_after(self, prompt, **how)
 
@@ -327,7 +327,7 @@ class Run(BaseRun):
             )
         with self._standby.calling(), explanations.as_lines():
             try:
-                with self._at_work(draws=method == "train"):
+                with self._at_work(uses_random=method == "train"):
                     split = checked(data) if checked else None if data is None else external.checked(self, data)
                     if self._copy is not None:
                         self._copy.give_back()
@@ -347,8 +347,8 @@ class Run(BaseRun):
                 raise
 
     @contextlib.contextmanager
-    def _at_work(self, draws: bool = True) -> Iterator[None]:
-        """Enters the state in which the run finds its process; `draws`: with its own random generators.
+    def _at_work(self, uses_random: bool = True) -> Iterator[None]:
+        """Enters the state in which the run finds its process; `uses_random`: with its own random generators.
 
         A run that is closed is open again within, to compute.
         """
@@ -356,7 +356,7 @@ class Run(BaseRun):
             if not self.is_open:
                 stack.enter_context(self.strategy.watch())
                 stack.enter_context(closing_feeds(self.strategy))
-            stack.enter_context(at_work(self.config, self._isolation, draws))
+            stack.enter_context(at_work(self.config, self._isolation, uses_random))
             yield
 
     @contextlib.contextmanager
@@ -449,9 +449,9 @@ class Run(BaseRun):
 
 
 @contextlib.contextmanager
-def at_work(config: Config, isolation: Isolation, draws: bool = True) -> Iterator[None]:
-    """Enters the state in which a run finds its process; `draws`: with its own random generators."""
-    with isolation.entered(draws), terminal.escaping():
+def at_work(config: Config, isolation: Isolation, uses_random: bool = True) -> Iterator[None]:
+    """Enters the state in which a run finds its process; `uses_random`: with its own random generators."""
+    with isolation.entered(uses_random), terminal.escaping():
         if config.check_numerics:
             numerics.enable()
         yield

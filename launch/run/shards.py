@@ -55,10 +55,10 @@ def load(request: ShardRequest) -> Loaded:
                 f"the {name} data of {setting('input', request.input)} is a tf.data.Dataset, whose examples have no "
                 "number; give arrays or a Source"
             )
-        if split.draws:
+        if split.is_random:
             raise UsageError(
-                f"the {name} data of {setting('input', request.input)} draws its examples again each epoch, and shards "
-                f"would keep one draw of them; turn that off by {setting('input_arg')}"
+                f"the {name} data of {setting('input', request.input)} has random examples, which differ "
+                f"by epoch, and shards would keep those of one; turn that off by {setting('input_arg')}"
             )
     return Loaded(by_name, shard_writing.described(train.element_spec, known.as_json(loaded)))
 

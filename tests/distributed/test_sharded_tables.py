@@ -55,7 +55,7 @@ def test_shards_outlive_the_cluster_that_made_them(inside, tmp_path):
 
 @pytest.mark.slow
 def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(inside, tmp_path):
-    """Ids are drawn from 2^40, and most come to both workers at some time. One device then takes the table up."""
+    """Ids are sampled from 2^40, and most come to both workers at some time. One device then takes the table up."""
     run = (*CLICKS, "--input_arg=rows=1099511627776", "--model_arg=table_capacity=20000", "--model_arg=admit_after=2")
     run_dir = f"--run_dir={tmp_path}/run"
     on_servers(run_dir, "--train_steps=120", workers=2, run=run)

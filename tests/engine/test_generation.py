@@ -65,21 +65,21 @@ def test_cached_tokens_are_those_without_a_cache(model, row):
     assert len(set(expected)) > 5  # and not one token all the time
 
 
-def test_what_is_drawn_depends_on_the_seed_and_the_place_alone(model):
-    drawn = first(40, model, [1, 2], seed=3)
-    assert drawn == first(40, model, [1, 2], seed=3)
-    assert drawn != first(40, model, [1, 2], seed=4)
+def test_what_is_sampled_depends_on_the_seed_and_the_place_alone(model):
+    sampled = first(40, model, [1, 2], seed=3)
+    assert sampled == first(40, model, [1, 2], seed=3)
+    assert sampled != first(40, model, [1, 2], seed=4)
     # Begun again in the middle, while the context is not full: the rest is what it was.
-    assert first(3, model, [1, 2, *drawn[:3]], seed=3) == drawn[3:6]
-    assert first(20, model, [1, 2], seed=3, temperature=5.0) != drawn[:20]
+    assert first(3, model, [1, 2, *sampled[:3]], seed=3) == sampled[3:6]
+    assert first(20, model, [1, 2], seed=3, temperature=5.0) != sampled[:20]
 
 
-def test_the_likeliest_are_drawn_as_often_as_they_are_likely():
+def test_the_likeliest_are_sampled_as_often_as_they_are_likely():
     rows = tf.repeat(tf.math.log(tf.constant([[0.1, 0.4, 0.2, 0.3]])), 4000, 0)
 
     def shares(temperature, top_k):
-        drawn = choose(rows, tf.constant(temperature), tf.constant(top_k), tf.constant([7, 1], tf.int64))
-        return np.bincount(drawn.numpy(), minlength=4) / 4000
+        sampled = choose(rows, tf.constant(temperature), tf.constant(top_k), tf.constant([7, 1], tf.int64))
+        return np.bincount(sampled.numpy(), minlength=4) / 4000
 
     close = {"atol": 0.03, "rtol": 0}  # four standard deviations of a share of 4,000
     np.testing.assert_allclose(shares(1.0, 0), [0.1, 0.4, 0.2, 0.3], **close)
@@ -101,8 +101,8 @@ def test_served_tokens_are_those_of_the_host(model):
     rows = [[1, 2, 3], [3, 2, 1]]
     tokens = served["generate"](tf.constant(rows), 25, 0.0, 0, tf.constant(0, tf.int64))["tokens"].numpy()
     assert tokens.tolist() == [row + without_cache(model, row, 25) for row in rows]
-    drawn = served["generate"](tf.constant(rows[:1]), 25, 0.7, 4, tf.constant(6, tf.int64))["tokens"].numpy()
-    assert drawn[0, 3:].tolist() == first(25, model, rows[0], temperature=0.7, top_k=4, seed=6)
+    sampled = served["generate"](tf.constant(rows[:1]), 25, 0.7, 4, tf.constant(6, tf.int64))["tokens"].numpy()
+    assert sampled[0, 3:].tolist() == first(25, model, rows[0], temperature=0.7, top_k=4, seed=6)
     logits = served["next_token_logits"](tf.constant([[*range(11)]]))["logits"]
     assert int(tf.argmax(logits[0])) == without_cache(model, range(11), 1)[0]
     with pytest.raises(tf.errors.InvalidArgumentError, match="give one token or more"):

@@ -21,14 +21,14 @@ def call(number: int, seconds: float = 1.0, **more) -> Segment:
 
 def test_windows_that_are_taken_at_any_steps_have_each_the_calls_since():
     """Ten of them, with periods of 1 to 10 calls and at random besides, beside sums that are kept for each alone."""
-    meter, drawn = Meter(), random.Random(0)
+    meter, rng = Meter(), random.Random(0)
     windows, alone = [meter.window() for _ in range(10)], [[] for _ in range(10)]
     for number in range(300):
         meter.add(call(number))
         for period, (window, numbers) in enumerate(zip(windows, alone, strict=True), 1):
             numbers.append(number)
             assert (window.calls, window.seconds) == (len(numbers), len(numbers))
-            if number % period == 0 or drawn.random() < 0.1:
+            if number % period == 0 or rng.random() < 0.1:
                 totals = window.take()
                 assert (totals.calls, totals.steps, totals.seconds) == (len(numbers), 2 * len(numbers), len(numbers))
                 assert totals.means() == {"loss": np.mean(numbers)}

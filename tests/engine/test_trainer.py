@@ -231,7 +231,7 @@ class Nested(Trainer):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_layers_are_found_at_any_depth(bench, replicas):
-    """Their penalties count, their dropout draws by the step, their moving statistics are equal on all replicas."""
+    """Their penalties count, their dropout samples by the step, their moving statistics are equal on all replicas."""
     features = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
     found = {}
     for kind in ("attributes", "dictionary", "module"):
@@ -280,7 +280,7 @@ def test_python_in_a_step_is_told_that_it_may_see_what_stands_in_for_examples(be
 
 
 @pytest.mark.parametrize("is_stateless", [False, True])
-def test_draws_that_a_resumed_run_would_not_repeat_are_warned_of(bench, caplog, monkeypatch, is_stateless):
+def test_samples_that_a_resumed_run_would_not_repeat_are_warned_of(bench, caplog, monkeypatch, is_stateless):
     class Noisy(Linear):
         def forward(self, features, training):
             if is_stateless:
@@ -290,7 +290,7 @@ def test_draws_that_a_resumed_run_would_not_repeat_are_warned_of(bench, caplog, 
     # Which counts over the life of the process.
     monkeypatch.setattr(logging, "log_first_n", lambda level, message, n, *given: logging.log(level, message, *given))
     bench(Noisy(), (np.ones((4, 3), np.float32), np.zeros(4, np.int32)), 4).train(1)
-    assert ("a resumed run draws otherwise (RandomStandardNormal, of tf.random)" in caplog.text) != is_stateless
+    assert ("differ in a resumed run (RandomStandardNormal, of tf.random)" in caplog.text) != is_stateless
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -406,8 +406,8 @@ def test_models_and_optimizers_in_lists_and_dictionaries_are_found_once():
     assert found.models == trainer.towers
     assert list(found.optimizers) == ["by_name.a", "by_name.b"]
     assert len(found.all_weights) == 4
-    drawn = [trainer.drop.seed_generator, *(tower.layers[-1].seed_generator for tower in trainer.towers)]
-    assert {id(generator) for generator in found.seed_generators} == {id(generator) for generator in drawn}
+    sampled = [trainer.drop.seed_generator, *(tower.layers[-1].seed_generator for tower in trainer.towers)]
+    assert {id(generator) for generator in found.seed_generators} == {id(generator) for generator in sampled}
 
 
 def test_what_must_be_overridden_says_so():

@@ -1,4 +1,4 @@
-"""Criteo's click logs: fields read as they are, categories hashed for ever alike, a signal in what is drawn."""
+"""Criteo's click logs: fields read as they are, categories hashed for ever alike, a signal in what is sampled."""
 
 import gzip
 
@@ -178,7 +178,7 @@ def test_a_missing_folder_and_one_without_tables_are_refused(tmp_path):
         criteo.load(str(tmp_path), 0)
 
 
-def test_drawn_examples_hang_on_the_seed_and_their_place_alone():
+def test_sampled_examples_hang_on_the_seed_and_their_place_alone():
     mine, same, other = (whole(criteo.load(None, seed, examples=3000)) for seed in (1, 1, 2))
     fewer = whole(criteo.load(None, 1, examples=1000))
     for one, two, prefix, another in zip(mine, same, fewer, other, strict=True):
@@ -187,7 +187,7 @@ def test_drawn_examples_hang_on_the_seed_and_their_place_alone():
         assert (one != another).any()
 
 
-def test_drawn_examples_look_like_criteos_and_carry_a_signal():
+def test_sampled_examples_look_like_criteos_and_carry_a_signal():
     dense, categories, labels = whole(criteo.load(None, 0, examples=40_000))
     assert 0.15 < labels.mean() < 0.35
     # A tenth is missing: 6 standard deviations of a share.

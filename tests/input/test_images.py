@@ -1,4 +1,4 @@
-"""Image files: found and numbered, decoded and drawn by (seed, epoch, example) alone, and refused in one line."""
+"""Image files: found and numbered, decoded and sampled by (seed, epoch, example) alone, and refused in one line."""
 
 import io
 import os
@@ -130,9 +130,9 @@ def test_grey_and_colours_become_what_is_asked(tmp_path, stored, channels):
     assert features.shape == (2, 16, 16, channels)
 
 
-def test_draws_are_of_seed_epoch_and_example_alone(folder):
+def test_samples_are_of_seed_epoch_and_example_alone(folder):
     train = loaded(folder).train
-    assert train.draws
+    assert train.is_random
     first, _ = examples(train)
     some, _ = examples(train, at=[7, 2])
     np.testing.assert_array_equal(some, first[[7, 2]])  # whoever reads them, with whichever others
@@ -142,7 +142,7 @@ def test_draws_are_of_seed_epoch_and_example_alone(folder):
         assert (other != first).any((1, 2, 3)).all()
 
 
-def test_drawn_parts_lie_in_the_image_and_half_are_flipped(tmp_path):
+def test_sampled_parts_lie_in_the_image_and_half_are_flipped(tmp_path):
     write(tmp_path / "a" / "1.png", png(0))
     read = reading_of(loaded(tmp_path, min_area=0.3).train, 1)
     found = np.stack([read(epoch, [0])[0][0] for epoch in range(60)]) * 255
@@ -160,9 +160,9 @@ def test_drawn_parts_lie_in_the_image_and_half_are_flipped(tmp_path):
     assert (unflipped[:, 8, 0, 0] < unflipped[:, 8, -1, 0]).all()
 
 
-def test_a_part_for_evaluation_draws_nothing(folder):
+def test_a_part_for_evaluation_samples_nothing(folder):
     part = SourceSlice(loaded(folder).train, 8, 12).for_evaluation()
-    assert not part.draws
+    assert not part.is_random
     centres, labels = examples(loaded(folder, augment=False).train)
     features, part_labels = examples(part, epoch=3)
     np.testing.assert_array_equal(features, centres[8:])
@@ -202,7 +202,7 @@ def test_a_list_of_names_numbers_them_in_their_order(tmp_path):
         [1, 0, 1],
         [1],
     )
-    assert not found.evaluation.draws
+    assert not found.evaluation.is_random
 
 
 def test_classes_of_evaluation_are_those_of_training(folder, tmp_path):
@@ -228,7 +228,7 @@ def rotated(shades: np.ndarray, orientation: int, form: str, path: pathlib.Path,
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_are_turned_upright_as_exif_says(tmp_path, channels):
-    """The part that is taken is that of the upright image, drawn or not."""
+    """The part that is taken is that of the upright image, sampled or not."""
     shades = picture(2, height=41, width=64)
     for orientation in range(1, 9):
         for form, how in (("JPEG", {"subsampling": 0}), ("PNG", {})):

@@ -22,7 +22,7 @@ def test_same_seed_same_bits():
 def test_another_seed_gives_other_examples(other_seed):
     (mine, labels), (theirs, other_labels) = load(0).train, load(other_seed).train
     assert not np.any(np.all(mine == theirs, axis=(1, 2)))
-    # Independent labels of five classes agree on a fifth; 5 standard deviations of 2500 draws.
+    # Independent labels of five classes agree on a fifth; 5 standard deviations of 2500 samples.
     assert abs((labels == other_labels).mean() - 0.2) < 0.04
 
 
@@ -53,7 +53,7 @@ def test_defaults_are_mnist_shaped():
         assert features.dtype == np.float32
         assert labels.shape == (count,)
         assert labels.dtype == np.int32
-        # Even draws: each class within 6 standard deviations of a tenth.
+        # Even samples: each class within 6 standard deviations of a tenth.
         deviation = np.sqrt(count * 0.1 * 0.9)
         assert np.all(np.abs(np.bincount(labels, minlength=10) - count / 10) < 6 * deviation)
         # Noise of variance 1, and prototypes of variance 50/784 on top.

@@ -5,8 +5,8 @@ import pytest
 
 from crankshaft.input import synthetic_clicks
 from crankshaft.input.checks import InputError
-from crankshaft.input.drawn.draws import mix
-from crankshaft.input.drawn.planted import auc, power_law_ids
+from crankshaft.input.synthetic_data.planted import auc, power_law_ids
+from crankshaft.input.synthetic_data.randomness import mix
 
 
 def load(seed=0, *, fields=3, rows=50, examples=2000, eval_examples=100, **arguments):
@@ -48,18 +48,18 @@ def test_defaults_have_the_documented_shapes_and_some_clicks():
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 1.1, 2.0])
 def test_ids_follow_the_power_law(exponent):
     rows, count = 101, 100_000
-    drawn = np.bincount(power_law_ids((np.arange(count) + 0.5) / count, rows, exponent), minlength=rows)
-    assert drawn[0] == 0
-    # The integral of x**-exponent from k to k + 1; even draws on a grid miss it by one at each end.
+    sampled = np.bincount(power_law_ids((np.arange(count) + 0.5) / count, rows, exponent), minlength=rows)
+    assert sampled[0] == 0
+    # The integral of x**-exponent from k to k + 1; even samples on a grid miss it by one at each end.
     grid = np.linspace(1, rows, 100 * (rows - 1) + 1)
     density = ((grid[1:] + grid[:-1]) / 2) ** -exponent
     expected = density.reshape(rows - 1, 100).sum(1) / density.sum() * count
-    np.testing.assert_allclose(drawn[1:], expected, rtol=2e-4, atol=2.5)
+    np.testing.assert_allclose(sampled[1:], expected, rtol=2e-4, atol=2.5)
 
 
 @pytest.mark.parametrize("exponent", [0.0, 1.0, 1.1, 50.0])
 @pytest.mark.parametrize("rows", [2, 3, 10**9])
-def test_ids_stay_in_the_table_at_both_ends_of_the_draw(exponent, rows):
+def test_ids_stay_in_the_table_at_both_ends_of_the_sample(exponent, rows):
     ids = power_law_ids(np.array([0.0, 0.5, 1 - 2.0**-53]), rows, exponent)
     assert ids.min() >= 1
     assert ids.max() <= rows - 1

@@ -14,8 +14,8 @@ tf.config.set_logical_device_configuration(
 )
 
 
-class Draws(Trainer):
-    """Draws from generators that a seed of the whole process decides."""
+class Samples(Trainer):
+    """Samples from generators that a seed of the whole process decides."""
 
     def build_model(self):
         layers = tf.keras.layers
@@ -32,8 +32,8 @@ def data():
 
 
 KINDS = {
-    "draws": {"trainer_class": Draws, "data": data, "optimizer": "sgd", "learning_rate": 0.05, "clip_norm": 0.5},
-    "halves": {"trainer_class": Draws, "data": data, "precision": "bfloat16", "seed": 3, "weight_decay": 0.1},
+    "samples": {"trainer_class": Samples, "data": data, "optimizer": "sgd", "learning_rate": 0.05, "clip_norm": 0.5},
+    "halves": {"trainer_class": Samples, "data": data, "precision": "bfloat16", "seed": 3, "weight_decay": 0.1},
     "cnn": {"model": "cnn", "input": "digits", "model_arg": {"batch_norm": True}, "ema_decay": 0.9},
     "mirrored": {"model": "mlp", "model_arg": {"hidden_units": (32,), "dropout": 0.2}, "input": "digits"},
 }

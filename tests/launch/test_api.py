@@ -73,7 +73,7 @@ def plane_run(tmp_path_factory):
 
 
 def test_runs_in_threads_have_nothing_in_common():
-    """Each has its own rate, precision and draws, however often the threads take turns within a run's making."""
+    """Each has its own rate, precision and samples, however often the threads take turns within a run's making."""
 
     class Deep(Plane):
         def build_model(self):
@@ -399,8 +399,8 @@ def test_runs_of_one_process_are_each_as_if_alone():
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
 
-    alone = {name: digests(name)[0] for name in ("draws", "halves", "cnn", "mirrored")}
-    order = ["mirrored", "draws", "cnn", "halves", "draws", "mirrored"]
+    alone = {name: digests(name)[0] for name in ("samples", "halves", "cnn", "mirrored")}
+    order = ["mirrored", "samples", "cnn", "halves", "samples", "mirrored"]
     assert digests(*order) == [alone[name] for name in order]
     assert len(set(alone.values())) == 4
 

@@ -29,9 +29,9 @@ def parquet(folder):
 
 def texts(rows):
     """Text, of which one column decides the label, and numbers that say nothing."""
-    draws = np.random.default_rng(0)
-    city, street = draws.integers(0, 20, rows), draws.integers(0, 300, rows)
-    price = np.where(draws.random(rows) < 0.1, np.nan, draws.random(rows))
+    rng = np.random.default_rng(0)
+    city, street = rng.integers(0, 20, rows), rng.integers(0, 300, rows)
+    price = np.where(rng.random(rows) < 0.1, np.nan, rng.random(rows))
     return {
         "city": [f"city {n}" for n in city],
         "street": [f"{n} street" for n in street],
@@ -106,16 +106,16 @@ def test_a_label_that_text_decides_is_learnt(inside, tmp_path, kind, flags):
 
 def write_mixed(folder, rows=400):
     """Writes a table of every kind of column, each with values that are missing; returns its raw rows."""
-    draws = np.random.default_rng(0)
-    words = np.char.add("city ", draws.integers(0, 9, rows).astype(str)).astype(object)
-    day = np.datetime64("2023-12-25") + draws.integers(0, 90, rows)
-    seconds = np.datetime64("2024-02-28T12:00:00.25") + draws.integers(-(10**6), 10**6, rows).astype("m8[s]")
+    rng = np.random.default_rng(0)
+    words = np.char.add("city ", rng.integers(0, 9, rows).astype(str)).astype(object)
+    day = np.datetime64("2023-12-25") + rng.integers(0, 90, rows)
+    seconds = np.datetime64("2024-02-28T12:00:00.25") + rng.integers(-(10**6), 10**6, rows).astype("m8[s]")
     raw = {
-        "city": np.where(draws.random(rows) < 0.1, "", words),
-        "user": draws.integers(0, 30, rows),
-        "price": np.where(draws.random(rows) < 0.2, np.nan, draws.random(rows)).astype(np.float32),
-        "day": np.where(draws.random(rows) < 0.2, "", day.astype(str).astype(object)),
-        "seen": np.where(draws.random(rows) < 0.2, "", seconds.astype(str).astype(object)),
+        "city": np.where(rng.random(rows) < 0.1, "", words),
+        "user": rng.integers(0, 30, rows),
+        "price": np.where(rng.random(rows) < 0.2, np.nan, rng.random(rows)).astype(np.float32),
+        "day": np.where(rng.random(rows) < 0.2, "", day.astype(str).astype(object)),
+        "seen": np.where(rng.random(rows) < 0.2, "", seconds.astype(str).astype(object)),
     }
     raw["user"][::7] = np.iinfo(np.int64).min
     fields = {name: values.astype(str) for name, values in raw.items()}
@@ -183,8 +183,8 @@ def test_exports_treat_raw_rows_as_training_did(tmp_path, arguments, features):
 
 def write_named(folder, names, order=(0, 1, 2, 3)):
     """Writes a table of ids and three numbers, the first of which decides the label, by these names in this order."""
-    draws = np.random.default_rng(5)
-    values = [draws.integers(0, 8, 240).astype(str), *draws.normal(size=[3, 240]).round(4).astype(str)]
+    rng = np.random.default_rng(5)
+    values = [rng.integers(0, 8, 240).astype(str), *rng.normal(size=[3, 240]).round(4).astype(str)]
     values = [values[place] for place in order]
     label = np.where(np.char.startswith(values[order.index(1)], "-"), "no", "yes")
     folder.mkdir(exist_ok=True)

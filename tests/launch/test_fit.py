@@ -20,7 +20,7 @@ layers = keras.layers
 EXAMPLES, BATCH, EPOCHS = 70, 16, 10  # five steps an epoch, the last of six examples
 
 
-def drawn(*shape, seed=0):
+def sample(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=(EXAMPLES, *shape)).astype("float32")
 
 
@@ -42,7 +42,7 @@ def mlp(optimizer=None, **compiled):
 
 
 def mlp_data(**more):
-    return {"x": drawn(8), "y": classes(3), **more}
+    return {"x": sample(8), "y": classes(3), **more}
 
 
 def cnn():
@@ -71,7 +71,7 @@ def lstm():
 
 def lstm_data(**more):
     tokens = np.random.default_rng(3).integers(0, 12, [EXAMPLES, 6])
-    return {"x": np.where(np.arange(6) < classes(6, 4)[:, None] + 1, tokens, 0), "y": drawn(6, 1), **more}
+    return {"x": np.where(np.arange(6) < classes(6, 4)[:, None] + 1, tokens, 0), "y": sample(6, 1), **more}
 
 
 def many():
@@ -96,8 +96,8 @@ def even(part):
 
 
 def many_data(**more):
-    y = {"a": drawn(1, seed=5), "b": drawn(2, seed=6), "c": np.eye(3, dtype="float32")[classes(3)]}
-    return even({"x": {"one": drawn(4), "other": drawn(3, seed=7)}, "y": y, **more})
+    y = {"a": sample(1, seed=5), "b": sample(2, seed=6), "c": np.eye(3, dtype="float32")[classes(3)]}
+    return even({"x": {"one": sample(4), "other": sample(3, seed=7)}, "y": y, **more})
 
 
 def many_in_lists():
@@ -125,7 +125,7 @@ CASES = {
     "average, schedule, clipped values": (averaged, mlp_data),
     "sums, clipped norms": (summed, mlp_data),
     "mean by weights": (of_the_weights, lambda: mlp_data(sample_weight=WEIGHTS)),
-    "cnn": (cnn, lambda: {"x": drawn(8, 8, 1), "y": classes(3)}),
+    "cnn": (cnn, lambda: {"x": sample(8, 8, 1), "y": classes(3)}),
     "lstm with masks": (lstm, lstm_data),
     "masks and weights": (lstm, lambda: lstm_data(sample_weight=WEIGHTS[:, None])),
     "two inputs, three outputs": (many, many_data),
@@ -291,16 +291,16 @@ def test_with_use_ema_a_run_ends_with_the_averages_as_keras_does(where):
         "epochs": EPOCHS,
         "shuffle": False,
         "verbose": 0,
-        "validation_data": (drawn(8), classes(3)),
+        "validation_data": (sample(8), classes(3)),
     }
     run = crankshaft.fit(make, **mlp_data(), **how, jit="off", **where)
     for one, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(run.predict(drawn(8)), theirs.predict(drawn(8), verbose=0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run.predict(sample(8)), theirs.predict(sample(8), verbose=0), rtol=1e-5, atol=1e-5)
     history = run.history.history  # of the weights that were trained, as in Keras
     np.testing.assert_allclose(history["val_loss"], expected.history["val_loss"], rtol=1e-5)
     assert run.result["eval"] == pytest.approx(run.evaluate())
-    found = theirs.evaluate(drawn(8), classes(3), verbose=0, return_dict=True)
+    found = theirs.evaluate(sample(8), classes(3), verbose=0, return_dict=True)
     assert run.result["eval"]["accuracy"] == pytest.approx(found["accuracy"])
     assert run.result["eval"]["loss"] != pytest.approx(history["val_loss"][-1], rel=1e-3)
 
@@ -334,7 +334,7 @@ def test_a_metric_by_class_is_a_vector_in_the_history_and_the_logs(tmp_path):
     def make():
         return mlp(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score(average=None, name="f1")])
 
-    data = {"x": drawn(8), "y": keras.utils.to_categorical(classes(3), 3)}
+    data = {"x": sample(8), "y": keras.utils.to_categorical(classes(3), 3)}
     kept, rows = [], []
     for name, fit in (("theirs", keras.Model.fit), ("ours", by_us)):
         log = keras.callbacks.CSVLogger(str(tmp_path / name))
@@ -392,7 +392,7 @@ def test_a_resumed_run_goes_on_with_its_callbacks(tmp_path, caplog):
     def run(folder, epochs):
         keras.utils.set_random_seed(1)
         counted, plateau = Counted(), keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=1.0)
-        model, x, y = mlp(), drawn(8), classes(3)
+        model, x, y = mlp(), sample(8), classes(3)
         done = crankshaft.fit(
             *(model, x, y, BATCH, epochs, 0, [counted, plateau, Forgetful()]), run_dir=str(tmp_path / folder), jit="off"
         )
@@ -435,7 +435,7 @@ def test_a_run_that_was_ended_comes_to_the_best_weights_of_one_that_was_not(tmp_
         model = mlp()
         stopping = keras.callbacks.EarlyStopping("made", mode="max", patience=4, restore_best_weights=True)
         run = crankshaft.fit(
-            *(model, drawn(8), classes(3), BATCH, EPOCHS, 0, [Ends(how), stopping]),
+            *(model, sample(8), classes(3), BATCH, EPOCHS, 0, [Ends(how), stopping]),
             run_dir=str(tmp_path / folder),
             checkpoint_every_steps=5,
             jit="off",
@@ -456,7 +456,7 @@ def test_a_backups_folder_is_the_runs_until_its_end(tmp_path, caplog):
     def fitted(how=None, **more):
         keras.utils.set_random_seed(1)
         model, backup = mlp(), keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), **more.pop("backup", {}))
-        run = crankshaft.fit(*(model, drawn(8), classes(3), BATCH, EPOCHS, 0, [Ends(how), backup]), jit="off", **more)
+        run = crankshaft.fit(*(model, sample(8), classes(3), BATCH, EPOCHS, 0, [Ends(how), backup]), jit="off", **more)
         return model, run
 
     whole, run = fitted()
@@ -504,7 +504,7 @@ FORMS = {
     "forms", [("PyDataset", "function"), pytest.param(("dataset", "frame"), marks=pytest.mark.slow)], ids=",".join
 )
 def test_forms_of_data_train_alike(forms):
-    x, y = drawn(8), classes(3)
+    x, y = sample(8), classes(3)
     how = {"epochs": 2, "shuffle": False, "verbose": 0, "class_weight": {0: 0.5, 2: 3.0}, "steps_per_epoch": 7}
     histories = []
     for data in ({"x": x, "y": y, "batch_size": BATCH}, *(FORMS[form](x, y) for form in forms)):
@@ -532,7 +532,7 @@ def test_weights_that_come_with_batches_and_sources_weigh_alike(case):
 
 
 def test_evaluations_are_every_second_epoch_and_of_as_many_batches():
-    x, y = drawn(8), classes(3)
+    x, y = sample(8), classes(3)
     how = {"validation_data": (x, y), "validation_freq": 2, "validation_steps": 2, "initial_epoch": 4, "epochs": 8}
     histories = []
     for fit in (keras.Model.fit, by_us):
@@ -556,9 +556,9 @@ def test_examples_that_are_split_off_have_no_weights_of_their_classes():
 
 
 def test_a_function_that_makes_the_model_is_trained_too(tmp_path):
-    run = crankshaft.fit(mlp, drawn(8), classes(3), epochs=1, verbose=0, jit="off", run_dir=str(tmp_path))
-    assert run.model.evaluate(drawn(8), classes(3), verbose=0, return_dict=True)["accuracy"] > 0
-    assert run.predict(drawn(8)).shape == (EXAMPLES, 3)
+    run = crankshaft.fit(mlp, sample(8), classes(3), epochs=1, verbose=0, jit="off", run_dir=str(tmp_path))
+    assert run.model.evaluate(sample(8), classes(3), verbose=0, return_dict=True)["accuracy"] > 0
+    assert run.predict(sample(8)).shape == (EXAMPLES, 3)
     assert crankshaft.load_model(tmp_path).count_params() == 195
 
 

@@ -62,7 +62,7 @@ def autoencoder():
 
 
 class Sampling(layers.Layer):
-    """Draws around a mean, and adds the divergence from a normal distribution to the loss."""
+    """Samples around a mean, and adds the divergence from a normal distribution to the loss."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -71,17 +71,17 @@ class Sampling(layers.Layer):
     def call(self, inputs):
         mean, log_variance = inputs
         self.add_loss(0.01 * keras.ops.mean(keras.ops.square(mean) + keras.ops.exp(log_variance) - log_variance))
-        drawn = keras.random.normal(keras.ops.shape(mean), seed=self.seeds)
-        return mean + keras.ops.exp(0.5 * log_variance) * drawn
+        sampled = keras.random.normal(keras.ops.shape(mean), seed=self.seeds)
+        return mean + keras.ops.exp(0.5 * log_variance) * sampled
 
 
 def variational():
     x = RANDOM.normal(size=(96, 1)).astype("float32") @ RANDOM.normal(size=(1, 6)).astype("float32")
     inputs = keras.Input([6])
-    drawn = Sampling()(
+    sampled = Sampling()(
         [layers.Dense(2)(inputs), layers.Dense(2, bias_initializer=keras.initializers.Constant(-3))(inputs)]
     )
-    model = keras.Model(inputs, layers.Dense(6)(drawn))
+    model = keras.Model(inputs, layers.Dense(6)(sampled))
     model.compile(keras.optimizers.Adam(0.02), "mse")
     return model, x, x
 

@@ -8,11 +8,11 @@ import pytest
 
 from crankshaft import UsageError, fit
 
-drawn = np.random.default_rng(0)
-X = drawn.normal(size=(29, 3)).astype("float32")
-Y = (X @ drawn.normal(size=(3, 4)) + 0.3 > 0).astype("float32")
-KINDS = drawn.integers(0, 3, 29)
-WEIGHTS = drawn.uniform(0.5, 2.0, 29).astype("float32")
+rng = np.random.default_rng(0)
+X = rng.normal(size=(29, 3)).astype("float32")
+Y = (X @ rng.normal(size=(3, 4)) + 0.3 > 0).astype("float32")
+KINDS = rng.integers(0, 3, 29)
+WEIGHTS = rng.uniform(0.5, 2.0, 29).astype("float32")
 HOW = {"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0}  # the last batch has 5
 
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from tests.launch.test_fit import BATCH, EXAMPLES, WEIGHTS, Batches, classes, drawn, mlp
+from tests.launch.test_fit import BATCH, EXAMPLES, WEIGHTS, Batches, classes, mlp, sample
 
 keras = tf.keras
 layers = keras.layers
@@ -51,7 +51,7 @@ MISTAKES = {
     "x is not given": (mlp, {"x": None}),
     "a SparseTensor is not a dense array; make it one": (
         mlp,
-        {"x": tf.sparse.from_dense(drawn(8)), "steps_per_epoch": 2},
+        {"x": tf.sparse.from_dense(sample(8)), "steps_per_epoch": 2},
     ),
     "class_weight={'0': 2.0} is not a number for each number of a class": (mlp, {"class_weight": {"0": 2.0}}),
     "compiled with a loss, and the data has no labels": (mlp, {"y": None}),
@@ -76,10 +76,10 @@ MISTAKES = {
     "has apply of its own, which is never called": (lambda: mlp(Halves()), {}),
     "batch_size=8, and x comes in batches of 16": (
         mlp,
-        {"x": Batches(drawn(8), classes(3)), "y": None, "batch_size": 8},
+        {"x": Batches(sample(8), classes(3)), "y": None, "batch_size": 8},
     ),
     "verbose=3 is not known": (mlp, {"verbose": 3}),
-    "a generator can be read once only": (mlp, {"x": (each for each in [(drawn(8), classes(3))]), "y": None}),
+    "a generator can be read once only": (mlp, {"x": (each for each in [(sample(8), classes(3))]), "y": None}),
     "leave class_weight out": (mlp, {"x": "digits", "y": None, "class_weight": {}}),
     "validation_steps counts batches of validation_data": (mlp, {"validation_split": 0.5, "validation_steps": 1}),
     "initial_epoch=1 lies between two evaluations": (mlp, {"initial_epoch": 1, "epochs": 3, "validation_freq": 2}),
@@ -91,13 +91,13 @@ MISTAKES = {
 def test_a_mistake_is_one_line(line):
     make, how = MISTAKES[line]
     with pytest.raises(crankshaft.UsageError) as raised:
-        crankshaft.fit(make(), **{"x": drawn(8), "y": classes(3), "verbose": 0, "jit": "off", **how})
+        crankshaft.fit(make(), **{"x": sample(8), "y": classes(3), "verbose": 0, "jit": "off", **how})
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_a_dataset_of_batches_of_several_sizes_is_one_line():
-    dataset = tf.data.Dataset.from_tensor_slices((drawn(8), classes(3))).batch(BATCH).repeat()
+    dataset = tf.data.Dataset.from_tensor_slices((sample(8), classes(3))).batch(BATCH).repeat()
     with pytest.raises(crankshaft.UsageError, match="and, before its end, of others; call repeat"):
         crankshaft.fit(mlp(), dataset, steps_per_epoch=3, epochs=3, verbose=0, jit="off")
 
@@ -110,9 +110,9 @@ def test_a_dataset_of_batches_of_several_sizes_is_one_line():
     ],
 )
 def test_a_loss_of_two_classes_is_no_number_of_a_third_unless_that_counts_for_nothing(loss):
-    y = np.where(drawn(1) > 0, 1, 0)
+    y = np.where(sample(1) > 0, 1, 0)
     y[3] = -1
-    how = {"x": drawn(8), "y": y, "epochs": 1, "batch_size": 35, "verbose": 0, "jit": "off"}
+    how = {"x": sample(8), "y": y, "epochs": 1, "batch_size": 35, "verbose": 0, "jit": "off"}
     counts = np.ones(EXAMPLES, "float32")
     with pytest.raises(crankshaft.RunError, match="labels out of range"):
         crankshaft.fit(compiled(keras.Sequential([*LINE]), loss=loss), sample_weight=counts, **how)

@@ -82,8 +82,8 @@ def test_without_a_number_of_bad_records_none_are_counted(inside, tmp_path):
 class Large(Source):
     element_spec = (Spec((1024,), np.float32),)
 
-    def __init__(self, chunk_examples: int = 1, draws: bool = False, files: tuple[str, ...] = ("a",)):
-        self.chunk_examples, self.draws, self._files = chunk_examples, draws, files
+    def __init__(self, chunk_examples: int = 1, is_random: bool = False, files: tuple[str, ...] = ("a",)):
+        self.chunk_examples, self.is_random, self._files = chunk_examples, is_random, files
 
     def files(self):
         return self._files
@@ -102,7 +102,7 @@ class Large(Source):
         (Large(), 8, ["--resident_data_mb=4096"], ["--shuffle_window"]),
         (Large(files=()), 0, ["crankshaft prepare"], ["--shuffle_window"]),  # it may be in memory
         (Large(chunk_examples=64), 0, ["crankshaft prepare"], ["--shuffle_window"]),
-        (Large(draws=True), 0, ["crankshaft prepare"], ["--resident_data_mb"]),
+        (Large(is_random=True), 0, ["crankshaft prepare"], ["--resident_data_mb"]),
         (None, 0, ["num_parallel_calls", "crankshaft prepare"], ["--resident_data_mb"]),
         ((np.zeros([1 << 19, 1], np.float32),), 0, ["--resident_data_mb=2 "], ["crankshaft prepare"]),
     ],

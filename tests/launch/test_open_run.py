@@ -60,7 +60,7 @@ def test_many_calls_end_on_the_bits_of_one(form, tmp_path):
     whole = run(Noisy, **asked)
     with open_run(Noisy, run_dir=tmp_path / "run", **asked) as held:
         for _ in range(4):
-            random.seed(1)  # what the program draws between calls is its own
+            random.seed(1)  # what the program samples between calls is its own
             held.train(steps=10)
     with open_run(Noisy, run_dir=tmp_path / "run", **asked) as held:
         assert held.step == 40
@@ -478,7 +478,7 @@ def test_two_runs_are_open_at_once_and_each_is_as_if_alone():
     assert_same(other, alone)
 
 
-def drawn() -> list[float]:
+def sample() -> list[float]:
     return [random.random(), np.random.random(), float(tf.random.uniform([]))]  # noqa: NPY002
 
 
@@ -494,20 +494,20 @@ def test_the_programs_random_generators_and_policy_are_left_to_it():
             held.predict(POINTS[:2])
 
     tf.keras.utils.set_random_seed(5)
-    wanted = [drawn() for _ in range(60)]
+    wanted = [sample() for _ in range(60)]
     tf.keras.utils.set_random_seed(5)
-    found = [drawn()]
+    found = [sample()]
     with open_run(Noisy, hooks=[every_steps(2, look)], **{**ASKED, "precision": "bfloat16"}) as held:
-        found.append(drawn())
+        found.append(sample())
         held.train(steps=4)
-        found.append(drawn())
+        found.append(sample())
         other = threading.Thread(target=predict)
         other.start()
         while other.is_alive() and len(found) < 50:
             assert tf.keras.config.dtype_policy().name == "float32"
-            found.append(drawn())
+            found.append(sample())
         other.join()
-        found += [drawn() for _ in range(60 - len(found))]
+        found += [sample() for _ in range(60 - len(found))]
     assert found == wanted
 
 

@@ -232,7 +232,7 @@ REFUSED = {
         "tf.data.Dataset.range(3).map(lambda x: (x, x))",
         "is a tf.data.Dataset",
     ),
-    "draws": ("Drawn()", "draws its examples again each epoch"),
+    "samples": ("Sampled()", "has random examples, which differ by epoch, and shards"),
     "bad record": ("Bad()", "record 3 is bad"),
 }
 
@@ -255,8 +255,8 @@ def test_input_that_cannot_be_written_is_one_line(prepared, tmp_path, case):
             def read(self, indices):
                 raise BadRecordError(3, "record 3 is bad")
 
-        class Drawn(Bad):
-            draws = True
+        class Sampled(Bad):
+            is_random = True
 
         def load(data_dir, seed):
             return {expression}, None

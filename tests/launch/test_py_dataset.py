@@ -32,7 +32,7 @@ class Plane(crankshaft.Trainer):
         return {"mean": crankshaft.mean(batch[1][:, 0])}
 
 
-class Drawn(tf.keras.utils.PyDataset):
+class Sampled(tf.keras.utils.PyDataset):
     """Returns another power of two each time that a batch is read; `log` has what was called."""
 
     def __init__(self, last: int = SIZE):
@@ -48,8 +48,8 @@ class Drawn(tf.keras.utils.PyDataset):
         return values, values
 
 
-class Shuffled(Drawn):
-    """Draws by its own count of epochs, as one that is to be resumed has to."""
+class Shuffled(Sampled):
+    """Samples by its own count of epochs, as one that is to be resumed has to."""
 
     epoch = 0
 
@@ -78,7 +78,7 @@ def means(data, where, epochs=3):
 )
 def test_each_epoch_reads_each_batch_again(where, last):
     """Though all would fit into memory, and among the chunks that are kept."""
-    data = Drawn(last)
+    data = Sampled(last)
     found = means(data, where)
     assert len({*found}) == 3
     assert min(map(data.log.count, range(BATCHES))) >= 3
@@ -129,7 +129,7 @@ def test_examples_are_not_split_off_where_its_methods_may_move_them():
 
 def test_a_worker_around_servers_reads_each_epoch_again():
     """Here in this process: the function that a graph calls by name."""
-    data = Drawn()
+    data = Sampled()
     source = OfBatches(data)
     order = order_of(source, SIZE, 1, seed=3)
     own = sources.Sources(lambda: [source], "worker 0").answer()
@@ -150,7 +150,7 @@ def test_a_chunk_of_constant_data_is_kept_from_epoch_to_epoch():
     class Constant(OfBatches):
         varies = False
 
-    data = Drawn()
+    data = Sampled()
     source = Constant(data)
     order = order_of(source, SIZE, BATCHES, seed=3)
     reader = Reader(source, order)

@@ -39,7 +39,7 @@ def test_at_first_each_token_is_as_likely_as_any_other(arguments):
     residual = [v for v in trainer.model.trainable_variables if "join/kernel" in v.path or "down/kernel" in v.path]
     assert len(residual) == 4
     for variable in residual:
-        assert variable.numpy().std() == pytest.approx(0.02 / math.sqrt(4), rel=0.1)  # a thousand draws
+        assert variable.numpy().std() == pytest.approx(0.02 / math.sqrt(4), rel=0.1)  # a thousand samples
 
 
 @pytest.mark.parametrize("arguments", [LLAMA, GPT2, UNTIED])
@@ -60,8 +60,8 @@ def test_tokens_that_pad_the_vocabulary_are_never_generated():
     assert model(TOKENS[:, :-1]).shape[-1] == 64
     logits, _ = model.next_logits(tf.constant(TOKENS[:, :5]), model.empty_cache(4), tf.constant(0))
     assert logits.shape == (4, 50)
-    drawn = generation.generate(tf.distribute.get_strategy(), model, [1], temperature=5.0, seed=1)
-    assert max(itertools.islice(drawn, 60)) < 50  # each would be over 49 with a probability of 0.2
+    sampled = generation.generate(tf.distribute.get_strategy(), model, [1], temperature=5.0, seed=1)
+    assert max(itertools.islice(sampled, 60)) < 50  # each would be over 49 with a probability of 0.2
 
 
 def test_labels_of_less_than_0_count_for_nothing():

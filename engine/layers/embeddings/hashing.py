@@ -38,8 +38,8 @@ def several(ids: tf.Tensor, sizes: list[int]) -> tf.Tensor:
     return tf.math.floormod(sums, tf.constant(sizes, tf.int64))
 
 
-def draws(rows: tf.Tensor, width: int, *key: int, first: int = 0) -> tf.Tensor:
-    """Draws float32 [n, width] for rows [n], columns from `first` on, uniform in (0, 1): the middles of 2^23 parts.
+def uniform(rows: tf.Tensor, width: int, *key: int, first: int = 0) -> tf.Tensor:
+    """Samples float32 [n, width] for rows [n], columns from `first` on, uniform in (0, 1): the middles of 2^23 parts.
 
     Each depends on its row, its column and the key alone: a hash of a counter (Salmon et al. 2011, Parallel random
     numbers: as easy as 1, 2, 3), here SplitMix64's.

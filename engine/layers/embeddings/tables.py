@@ -30,7 +30,7 @@ UNKNOWN = ("row_0", "error")
 
 def uniform(limit: float = 0.05) -> Callable:
     """Returns an initializer: uniform in [-limit, limit). The default one is Keras's."""
-    return lambda draws: (2.0 * draws - 1.0) * limit
+    return lambda samples: (2.0 * samples - 1.0) * limit
 
 
 def zeros() -> Callable:
@@ -56,8 +56,8 @@ class Embedding(tf.Module):
         (see `Admission`); until then, and when no row is left, it has row 0, which all such ids share. 1 gives it a row
         at once. None gives out no rows: each has its id.
       padding_id: this one stands for no id; needs a combiner.
-      initializer: float32 [n, width] of some of the rows, from as many uniform draws in (0, 1): of any other
-        distribution its quantile function. Draws depend on the row, so that each shard can make its own rows.
+      initializer: float32 [n, width] of some of the rows, from as many uniform samples in (0, 1): of any other
+        distribution its quantile function. Samples depend on the row, so that each shard can make its own rows.
       num_shards: None makes as many as there are servers, but none smaller than `MIN_SHARD_BYTES`.
 
     Attributes:
@@ -121,8 +121,8 @@ class Embedding(tf.Module):
             inspect.signature(self.initializer).bind(None)
         except TypeError:
             raise UsageError(
-                f"embedding {self.name}: initializer takes {inspect.signature(self.initializer)}, and is given draws "
-                "[n, width], even in (0, 1), to make rows of; use e.g. lambda draws: 0.1 * tf.math.ndtri(draws)"
+                f"embedding {self.name}: initializer takes {inspect.signature(self.initializer)}, and is given samples "
+                "[n, width], even in (0, 1), to make rows of; use e.g. lambda samples: 0.1 * tf.math.ndtri(samples)"
             ) from None
         if self.admit_after is not None:
             self._check_admission()
@@ -153,7 +153,7 @@ class Embedding(tf.Module):
         """Makes and fills the shards. Host code, in the strategy's scope, once.
 
         The values depend on the seed, the table's name and the row, not on the number of shards. Each shard's rows, and
-        no others, are drawn on its own device, piece by piece.
+        no others, are sampled on its own device, piece by piece.
         """
         most = max(1, 4 * self.rows * self.width // MIN_SHARD_BYTES)
         number = min(self.rows, self.num_shards or min(num_servers, most))
@@ -188,8 +188,8 @@ class Embedding(tf.Module):
             at_once = max(1, _PIECE_BYTES // (4 * self.width))
             for first in range(0, copy.shape[0], at_once):
                 rows = tf.range(first, min(first + at_once, copy.shape[0]), dtype=tf.int64)
-                draws = hashing.draws(rows * number + shard, self.width, seed, zlib.crc32(self.name.encode()))
-                tf.raw_ops.ResourceScatterUpdate(resource=copy.handle, indices=rows, updates=self.initializer(draws))
+                samples = hashing.uniform(rows * number + shard, self.width, seed, zlib.crc32(self.name.encode()))
+                tf.raw_ops.ResourceScatterUpdate(resource=copy.handle, indices=rows, updates=self.initializer(samples))
 
     @property
     def variables_for_gradients(self) -> list[tf.Variable]:

@@ -134,7 +134,7 @@ def block_length(values: np.ndarray) -> int:
 
     As the series' autocorrelation asks (Politis & White, 2004, corrected by Patton, Politis & White, 2009, for the
     circular bootstrap), and between n^(1/3), the order that Hall, Horowitz & Jing (1995) find for a series of n, and n
-    / 3, so that there are blocks to draw from.
+    / 3, so that there are blocks to sample from.
     """
     count = len(values)
     most, least = max(1, count // 3), max(1, int(count ** (1 / 3) + 1e-9))

@@ -18,10 +18,10 @@ from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.models.classification import Classifier
 
 BATCH, RATE = 8, 0.05
-_draws = np.random.default_rng(5)
-FEATURES = _draws.normal(size=(25, 3)).astype(np.float32)  # three batches, and one of a single example
-LABELS = (FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + 0.25 + _draws.normal(size=25)).astype(np.float32)
-WEIGHTS = _draws.uniform(0, 3, 25).astype(np.float32)
+rng = np.random.default_rng(5)
+FEATURES = rng.normal(size=(25, 3)).astype(np.float32)  # three batches, and one of a single example
+LABELS = (FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + 0.25 + rng.normal(size=25)).astype(np.float32)
+WEIGHTS = rng.uniform(0, 3, 25).astype(np.float32)
 WEIGHTS[BATCH : 2 * BATCH] = 0  # a whole batch
 WEIGHTS[3:5] = 0
 SOURCE = (FEATURES, np.where(WEIGHTS > 0, LABELS, np.float32("nan")), WEIGHTS)  # without weight a label may be missing

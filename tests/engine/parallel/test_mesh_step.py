@@ -136,7 +136,7 @@ class Opposites(Trainer):
         return mean(tf.reduce_sum(tf.abs(outputs), [1, 2]))
 
 
-def test_heads_on_different_replicas_drop_by_draws_of_their_own(bench):
+def test_heads_on_different_replicas_drop_by_samples_of_their_own(bench):
     rng = np.random.default_rng(0)
     source = rng.normal(size=(8, 5, WIDTH)).astype(np.float32), np.zeros(8, np.float32)
     made = bench(Opposites(), source, 8, replicas=2, model=2, eval_source=source)

@@ -72,7 +72,7 @@ class Syncs:
         self.strategy.run(run, args=(changes, count, statistic))
 
 
-def draw(step, replica):
+def sample(step, replica):
     rng = np.random.default_rng([step, replica])
     return [0.1 * rng.normal(size=shape) for shape in SHAPES]
 
@@ -92,7 +92,7 @@ def test_sync_periods_equal_dilocos_algorithm(distribution, replicas, dtype):
         examples = np.zeros(replicas)
         for step in (first, first + 1):
             counts = np.array([8.0, 4.0, 4.0])[:replicas]
-            changes = [draw(step, r) for r in range(replicas)]
+            changes = [sample(step, r) for r in range(replicas)]
             periods.step(changes, counts, np.arange(replicas) + float(step))
             examples += counts
             local = [[w - c for w, c in zip(ws, cs, strict=True)] for ws, cs in zip(local, changes, strict=True)]
@@ -110,7 +110,7 @@ def test_sync_periods_equal_dilocos_algorithm(distribution, replicas, dtype):
 
 def test_replicas_drift_between_syncs_and_nothing_else_does(distribution):
     periods = Syncs(distribution(2))
-    periods.step([draw(0, 0), draw(0, 1)], [1.0, 1.0], [1.0, 2.0])
+    periods.step([sample(0, 0), sample(0, 1)], [1.0, 1.0], [1.0, 2.0])
     for variable in (*periods.variables, periods.statistic):
         first, second = periods.copies(variable)
         assert (first != second).all()
@@ -120,7 +120,7 @@ def test_replicas_drift_between_syncs_and_nothing_else_does(distribution):
 def test_a_replica_without_examples_in_a_step_changes_nothing_by_it(distribution):
     """Neither weights nor statistics, whatever it computed; and one that saw none at all has no say."""
     periods = Syncs(distribution(2), 1.0, 0.0)
-    changes = draw(0, 0)
+    changes = sample(0, 0)
     nothing = [np.full(shape, np.nan) for shape in SHAPES]
     periods.step([changes, nothing], [3.0, 0.0], [5.0, np.nan])
     *found, statistic = periods.sync()

@@ -67,7 +67,7 @@ class Run:
         return [variable.numpy() for variable in self.reduction.q.values()]
 
 
-def draw(step, replica, count):
+def sample(step, replica, count):
     """Gradients of a sum over `count` examples: their size grows as that of sums does."""
     rng = np.random.default_rng([step, replica])
     return [count * (rng.normal(size=shape) + np.ones(shape)) for shape in SHAPES]
@@ -113,7 +113,7 @@ def test_steps_equal_the_papers_algorithm(distribution, replicas, pack_bytes):
     reference = Reference(run.first_q(), replicas)
     for step in range(5):
         counts = [3.0, 5.0, 2.0][:replicas]
-        gradients = [draw(step, r, counts[r]) for r in range(replicas)]
+        gradients = [sample(step, r, counts[r]) for r in range(replicas)]
         for found, wanted in zip(run.step(gradients, counts), reference.step(gradients, counts), strict=True):
             np.testing.assert_allclose(found, wanted, atol=1e-5)
         for found, wanted in zip(run.memories(), reference.memory, strict=True):
@@ -131,7 +131,7 @@ def test_what_is_applied_and_the_memories_add_up_to_the_true_means(distribution,
     for step in range(20):
         counts = [(32.0, 32.0), (2.0, 1.0), (1.0, 0.0), (0.0, 7.0)][step % 4]
         scale = 2.0 ** (step % 3)
-        gradients = [draw(step, r, counts[r]) for r in range(2)]
+        gradients = [sample(step, r, counts[r]) for r in range(2)]
         means = run.step([[scale * g for g in parts] for parts in gradients], counts, scale)
         for i, place in enumerate(COMPRESSED):
             applied[i] = applied[i] + means[place]
@@ -147,7 +147,7 @@ def test_a_rank_that_saves_nothing_sums_exactly(distribution):
     """(12, 9) at rank 5.14 and (6, 10) at 3.75 are where P and Q hold as much as the gradient."""
     run = Run(distribution(2), rank=6)
     assert not run.reduction.memory
-    gradients = [draw(0, r, 2.0) for r in range(2)]
+    gradients = [sample(0, r, 2.0) for r in range(2)]
     for found, a, b in zip(run.step(gradients, [2.0, 2.0]), *gradients, strict=True):
         np.testing.assert_allclose(found, (a + b) / 4, rtol=1e-6)
 
@@ -183,13 +183,13 @@ def test_directions_that_found_nothing_are_looked_at_again(distribution):
 
 def test_a_step_that_is_not_finite_or_has_no_examples_leaves_the_memory_as_it_was(distribution):
     run = Run(distribution(2))
-    run.step([draw(0, r, 1.0) for r in range(2)], [1.0, 1.0])
+    run.step([sample(0, r, 1.0) for r in range(2)], [1.0, 1.0])
     before = run.memories() + run.first_q()
     for place, bad in ((0, np.nan), (1, np.inf), (2, np.inf)):
-        gradients = [draw(1, r, 1.0) for r in range(2)]
+        gradients = [sample(1, r, 1.0) for r in range(2)]
         gradients[1][place].flat[3] = bad
         assert not np.isfinite(run.step(gradients, [1.0, 1.0])[place]).all()
-    means = run.step([draw(2, r, 1.0) for r in range(2)], [0.0, 0.0])
+    means = run.step([sample(2, r, 1.0) for r in range(2)], [0.0, 0.0])
     assert all((mean == 0).all() for mean in means)
     for a, b in zip(before, run.memories() + run.first_q(), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -197,7 +197,7 @@ def test_a_step_that_is_not_finite_or_has_no_examples_leaves_the_memory_as_it_wa
 
 def test_a_replica_without_examples_adds_nothing_whatever_it_computed(distribution):
     run = Run(distribution(2))
-    gradients = [draw(0, 0, 4.0), [np.full(shape, np.nan) for shape in SHAPES]]
+    gradients = [sample(0, 0, 4.0), [np.full(shape, np.nan) for shape in SHAPES]]
     means = run.step(gradients, [4.0, 0.0])
     np.testing.assert_allclose(means[1], gradients[0][1] / 4, rtol=1e-6)
     for place, memory in zip(COMPRESSED, run.memories(), strict=True):

@@ -12,7 +12,7 @@ POINTS = np.zeros((20, 3), np.float32), np.zeros(20, np.float32)
 
 
 class Placed(Trainer):
-    """Measures where each example is computed: the step, the replica, and a draw."""
+    """Measures where each example is computed: the step, the replica, and a sample."""
 
     def build_model(self):
         return tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -21,8 +21,13 @@ class Placed(Trainer):
         return mean(tf.square(outputs[:, 0] - batch[1]))
 
     def metrics(self, outputs, batch):
-        draw = tf.random.stateless_uniform([], step_context().seed())
-        here = {"step": step_context().step, "replica": step_context().replica, "draw": draw, "square": tf.square(draw)}
+        sample = tf.random.stateless_uniform([], step_context().seed())
+        here = {
+            "step": step_context().step,
+            "replica": step_context().replica,
+            "sample": sample,
+            "square": tf.square(sample),
+        }
         return {name: Mean(tf.cast(value, tf.float32), tf.ones([])) for name, value in here.items()}
 
 
@@ -38,9 +43,9 @@ def test_step_replica_and_seed_hold_in_evaluation(bench, replicas, is_dataset):
         found.append(made.strategy.evaluate().means())
     assert [each["step"] for each in found] == [0, 1, 2, 3, 4, 5]
     assert {each["replica"] for each in found} == {(replicas - 1) / 2}
-    draws = {each["draw"] for each in found}
-    assert len(draws) == 1  # each evaluation draws the same
-    assert found[0]["square"] - found[0]["draw"] ** 2 > 1e-3  # and each of its batches another
+    samples = {each["sample"] for each in found}
+    assert len(samples) == 1  # each evaluation samples the same
+    assert found[0]["square"] - found[0]["sample"] ** 2 > 1e-3  # and each of its batches another
 
 
 def test_an_evaluation_that_ended_in_the_middle_begins_again(bench):
@@ -51,8 +56,8 @@ def test_an_evaluation_that_ended_in_the_middle_begins_again(bench):
     assert program.step == program.feed.order.steps_per_epoch
 
 
-def test_evaluation_draws_what_training_does_not(bench):
+def test_evaluation_samples_what_training_does_not(bench):
     made = bench(Placed(), POINTS, 20, eval_source=POINTS, shuffle=False)
-    trained = {made.train(step + 1)["draw"][0] for step in range(4)}
+    trained = {made.train(step + 1)["sample"][0] for step in range(4)}
     assert len(trained) == 4
-    assert made.strategy.evaluate().means()["draw"] not in trained
+    assert made.strategy.evaluate().means()["sample"] not in trained

@@ -89,7 +89,7 @@ def test_replicas_train_and_evaluate_as_one_device(bench, replicas, feed, option
 
 
 class Drawing(Trainer):
-    """Draws by a seed and by dropout, in micro-batches."""
+    """Samples by a seed and by dropout, in micro-batches."""
 
     def build_model(self):
         return tf.keras.Sequential([tf.keras.layers.Dropout(0.5), tf.keras.layers.Dense(4, kernel_initializer="ones")])
@@ -99,7 +99,7 @@ class Drawing(Trainer):
         return mean(tf.reduce_sum(tf.square(outputs - batch[1] + noise), -1))
 
 
-def test_they_draw_what_one_device_draws(bench):
+def test_they_sample_what_one_device_samples(bench):
     few = tuple(array[:3] for array in DATA)
     curves = [made(bench, n, few, Drawing(), accumulate_steps=2).curve(5) for n in (1, 4)]
     np.testing.assert_allclose(curves[1], curves[0], rtol=1e-5)

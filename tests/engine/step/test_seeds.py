@@ -7,13 +7,13 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, make_optimizer, mean, step_context
 from crankshaft.engine.layers import recomputed
 
-CALLS, NAMED, OTHER, DROPS = [0, 1], [2, 3], [4], [5, 6]  # columns of `drawn`
+CALLS, NAMED, OTHER, DROPS = [0, 1], [2, 3], [4], [5, 6]  # columns of `sampled`
 EXAMPLES = 16
 DATA = (np.eye(EXAMPLES, dtype=np.float32),)
 
 
-class Draws(Trainer):
-    """Trains a table of examples whose gradient is what was drawn for each: so the weights are a record of it."""
+class Samples(Trainer):
+    """Trains a table of examples whose gradient is what was sampled for each: so the weights are a record of it."""
 
     def build_model(self):
         dense = tf.keras.layers.Dense(7, use_bias=False, kernel_initializer="zeros")
@@ -21,7 +21,7 @@ class Draws(Trainer):
         self.drop.build([1, 24])
         return tf.keras.Sequential([tf.keras.layers.Input([EXAMPLES]), dense])
 
-    def draws(self):
+    def samples(self):
         calls = [{}, {}, {"name": "noise"}, {"name": "noise"}, {"name": "0"}]
         by_seed = [tf.random.stateless_uniform([], step_context().seed(**each), alg="philox") for each in calls]
         powers = tf.constant(2.0 ** -np.arange(1, 25), tf.float32)[tf.newaxis]
@@ -29,21 +29,22 @@ class Draws(Trainer):
         return tf.stack([*by_seed, *masked])
 
     def loss(self, outputs, batch):
-        return mean(tf.reduce_sum(outputs * self.draws(), 1))
+        return mean(tf.reduce_sum(outputs * self.samples(), 1))
 
     def metrics(self, outputs, batch):
         return {
-            f"draw_{i}": mean(tf.repeat(each, tf.shape(batch)[0])) for i, each in enumerate(tf.unstack(self.draws()))
+            f"sample_{i}": mean(tf.repeat(each, tf.shape(batch)[0]))
+            for i, each in enumerate(tf.unstack(self.samples()))
         }
 
 
 def made(bench, replicas=1, trainer=None, **options):
     sgd = {"optimizer": "sgd", "learning_rate": 1.0, "shuffle": False}
-    return bench(trainer or Draws(), DATA, EXAMPLES, replicas, **sgd, **options)
+    return bench(trainer or Samples(), DATA, EXAMPLES, replicas, **sgd, **options)
 
 
-def drawn(bench, steps=1, calls_of=None, **options):
-    """Returns the sum of what was drawn for each example in so many steps, [examples, draws]."""
+def sample(bench, steps=1, calls_of=None, **options):
+    """Returns the sum of what was sampled for each example in so many steps, [examples, samples]."""
     run = made(bench, **options)
     run.train(steps, calls_of)
     return -EXAMPLES * run.trainer.model.layers[0].kernel.numpy()
@@ -61,8 +62,8 @@ def drawn(bench, steps=1, calls_of=None, **options):
     ],
     ids=str,
 )
-def test_each_call_and_each_share_of_a_batch_draws_independently(bench, shares, options):
-    found = drawn(bench, **options)
+def test_each_call_and_each_share_of_a_batch_samples_independently(bench, shares, options):
+    found = sample(bench, **options)
     rows = [row for i, row in enumerate(found) if i == 0 or np.any(row != found[i - 1])]
     assert len(rows) == shares
     np.testing.assert_array_equal(found[:, NAMED[0]], found[:, NAMED[1]])
@@ -71,24 +72,24 @@ def test_each_call_and_each_share_of_a_batch_draws_independently(bench, shares, 
     assert 0.2 < independent.mean() < 0.8
 
 
-def test_steps_draw_the_same_in_whatever_program_they_stand(bench):
+def test_steps_sample_the_same_in_whatever_program_they_stand(bench):
     """Of calls of one step, and of several, in which steps are unrolled by fours and traced more than once."""
-    np.testing.assert_array_equal(drawn(bench, steps=10, calls_of=1), drawn(bench, steps=10))
-    one, ten = drawn(bench), drawn(bench, steps=10)
+    np.testing.assert_array_equal(sample(bench, steps=10, calls_of=1), sample(bench, steps=10))
+    one, ten = sample(bench), sample(bench, steps=10)
     assert np.abs(ten - 10 * one).min(axis=0).min() > 1e-3
 
 
-def test_evaluation_and_prediction_draw_in_each_batch_and_call_independently(bench):
+def test_evaluation_and_prediction_sample_in_each_batch_and_call_independently(bench):
     run = made(bench, replicas=2, eval_source=DATA, eval_batch_size=8)
-    names = [f"draw_{i}" for i in [*CALLS, *NAMED, *OTHER, *DROPS]]
+    names = [f"sample_{i}" for i in [*CALLS, *NAMED, *OTHER, *DROPS]]
     first, second = ([run.strategy.evaluate().means()[name] for name in names] for _ in range(2))
     run.train(1)
-    assert first == second == [run.strategy.evaluate().means()[name] for name in names]  # whatever training drew
+    assert first == second == [run.strategy.evaluate().means()[name] for name in names]  # whatever training sampled
     assert len(set(first)) == 6
     features = tf.constant(DATA[0])
 
     def compute(features):
-        return tf.zeros([tf.shape(features)[0], 1]) + run.trainer.draws()
+        return tf.zeros([tf.shape(features)[0], 1]) + run.trainer.samples()
 
     _, first = run.strategy.on_parts(compute, features, tf.constant(0, tf.int64))
     _, second = run.strategy.on_parts(compute, features, tf.constant(1, tf.int64))
@@ -97,7 +98,7 @@ def test_evaluation_and_prediction_draw_in_each_batch_and_call_independently(ben
 
 
 class Noisy(tf.keras.layers.Layer):
-    """Multiplies by noise that is drawn by a call of its own and by a name, so that gradients depend on both."""
+    """Multiplies by noise that is sampled by a call of its own and by a name, so that gradients depend on both."""
 
     def __init__(self):
         super().__init__()
@@ -132,7 +133,7 @@ class Blocks(Trainer):
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate_steps": 2}], ids=str)
-def test_what_is_computed_again_draws_the_same_again(bench, options):
+def test_what_is_computed_again_samples_the_same_again(bench, options):
     found = []
     for recompute in (False, True):
         run = made(bench, trainer=Blocks(), recompute=recompute, **options)
@@ -146,8 +147,8 @@ def test_a_name_is_text(bench):
     with step_context().shares(1)(0), pytest.raises(ValueError, match="no step is on"):
         step_context().seed()
 
-    class Numbered(Draws):
-        def draws(self):
+    class Numbered(Samples):
+        def samples(self):
             return tf.cast(step_context().seed(1), tf.float32)
 
     with pytest.raises(ValueError, match=r"seed\(1\): the name of a seed is text, such as seed\(name='noise'\)"):

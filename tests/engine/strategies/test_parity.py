@@ -136,16 +136,16 @@ def test_where_calls_are_cut_changes_no_bit(bench, replicas, jit, options):
 def test_calls_cut_at_random_change_no_bit_of_batch_normalisation_on_replicas(bench):
     """25 runs of 25 steps, over an epoch's smaller last batch: all replicas' variables, slots and moving statistics.
 
-    Where a call ends, and whether somebody looks at that step, are drawn for each. Every fifth run is traced again.
+    Where a call ends, and whether somebody looks at that step, are sampled for each. Every fifth run is traced again.
     """
     made = bench(Cnn(batch_norm=True), images(), 16, 2, num_classes=4)
-    put_back, draws, first = made.state.copied(), np.random.default_rng(0), None
+    put_back, rng, first = made.state.copied(), np.random.default_rng(0), None
     for number in range(25):
         put_back()
         if number % 5 == 0:
             made.strategy.bind(made.state, made.strategy.training.feed)
         while made.state.step < 25 and number:
-            made.train(min(25, made.state.step + int(draws.integers(1, 24))), int(draws.integers(1, 24)))
+            made.train(min(25, made.state.step + int(rng.integers(1, 24))), int(rng.integers(1, 24)))
         made.train(25)
         arrays = made.arrays()
         first = first or arrays

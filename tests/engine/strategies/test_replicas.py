@@ -132,7 +132,7 @@ def test_what_no_layer_moves_keeps_its_bits_on_uneven_batches(bench):
 
 
 class Seeds(Trainer):
-    """Notes a seed that it draws before and after a sum over replicas: [step, before or after, word]."""
+    """Notes a seed that it samples before and after a sum over replicas: [step, before or after, word]."""
 
     def build(self):
         self.seeds = tf.Variable(tf.zeros([8, 2, 2], tf.int64), **EACH_ITS_OWN)
@@ -154,14 +154,14 @@ def test_a_stateless_seed_is_its_replicas_own_after_a_sum_too_and_the_same_after
         made.train(8)
         return np.stack(made.copies(made.trainer.seeds))
 
-    drawn = seeds(0)
-    np.testing.assert_array_equal(drawn[:, :, 0], drawn[:, :, 1])
-    assert len({seed.tobytes() for seed in drawn[:, :, 1].reshape(-1, 2)}) == 2 * 8
-    np.testing.assert_array_equal(seeds(3)[:, 3:], drawn[:, 3:])
+    sampled = seeds(0)
+    np.testing.assert_array_equal(sampled[:, :, 0], sampled[:, :, 1])
+    assert len({seed.tobytes() for seed in sampled[:, :, 1].reshape(-1, 2)}) == 2 * 8
+    np.testing.assert_array_equal(seeds(3)[:, 3:], sampled[:, 3:])
 
 
 class Masks(Trainer):
-    """Notes dropout's masks of ones: [step, draw, unit] on each replica."""
+    """Notes dropout's masks of ones: [step, sample, unit] on each replica."""
 
     UNITS, STEPS = 8, 16
 
@@ -173,11 +173,11 @@ class Masks(Trainer):
 
     def train_step(self, batch):
         ones = tf.ones([1, self.UNITS])
-        draws = [layer(ones, training=True)[0] for layer in 2 * self.model.layers]
+        samples = [layer(ones, training=True)[0] for layer in 2 * self.model.layers]
         tf.raw_ops.ResourceScatterUpdate(
             resource=self.masks.handle,
             indices=tf.reshape(step_context().step, [1]),
-            updates=tf.stack(draws)[tf.newaxis],
+            updates=tf.stack(samples)[tf.newaxis],
         )
         return {"loss": mean(batch[1])}
 
@@ -189,26 +189,26 @@ def masks(bench, replicas=1, start=0, calls_of=None, jit=False, **options):
     return np.stack(made.copies(made.trainer.masks)), made
 
 
-def test_dropout_differs_by_replica_step_layer_and_draw(bench):
-    drawn, _ = masks(bench, replicas=2)
-    rows = {row.tobytes() for row in drawn.reshape(-1, Masks.UNITS)}
+def test_dropout_differs_by_replica_step_layer_and_sample(bench):
+    sampled, _ = masks(bench, replicas=2)
+    rows = {row.tobytes() for row in sampled.reshape(-1, Masks.UNITS)}
     # 128 rows of 8 fair coins: of 256 possible rows about 100.7 different ones, 4 standard deviations below: 88.
     assert len(rows) > 88
-    assert not np.array_equal(drawn[0], drawn[1])
-    assert set(np.unique(drawn)) == {0.0, 2.0}
+    assert not np.array_equal(sampled[0], sampled[1])
+    assert set(np.unique(sampled)) == {0.0, 2.0}
 
 
 @pytest.mark.parametrize(("replicas", "jit"), [(1, False), pytest.param(1, True, marks=pytest.mark.slow), (2, False)])
 def test_dropout_is_the_same_after_a_restart_and_wherever_calls_are_cut(bench, replicas, jit):
-    drawn, _ = masks(bench, replicas, jit=jit)
-    np.testing.assert_array_equal(masks(bench, replicas, calls_of=3, jit=jit)[0], drawn)
-    np.testing.assert_array_equal(masks(bench, replicas, start=5, jit=jit)[0][:, 5:], drawn[:, 5:])
+    sampled, _ = masks(bench, replicas, jit=jit)
+    np.testing.assert_array_equal(masks(bench, replicas, calls_of=3, jit=jit)[0], sampled)
+    np.testing.assert_array_equal(masks(bench, replicas, start=5, jit=jit)[0][:, 5:], sampled[:, 5:])
 
 
 def test_dropout_follows_the_seed_and_one_replica_is_the_first_of_many(bench):
-    drawn, _ = masks(bench, replicas=2)
-    np.testing.assert_array_equal(masks(bench)[0][0], drawn[0])
-    assert not np.array_equal(masks(bench, seed=1)[0][0], drawn[0])
+    sampled, _ = masks(bench, replicas=2)
+    np.testing.assert_array_equal(masks(bench)[0][0], sampled[0])
+    assert not np.array_equal(masks(bench, seed=1)[0][0], sampled[0])
 
 
 class MicroMasks(Masks):

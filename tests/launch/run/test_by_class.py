@@ -14,10 +14,10 @@ from crankshaft.engine.keras_trainer import KerasTrainer
 from crankshaft.engine.metrics.by_class import report
 from crankshaft.models.logistic import Model
 
-drawn = np.random.default_rng(0)
-FEATURES = drawn.normal(size=(100, 4)).astype(np.float32)
+rng = np.random.default_rng(0)
+FEATURES = rng.normal(size=(100, 4)).astype(np.float32)
 # Class 3 is there in training alone.
-LABELS = np.where(np.arange(100) < 50, drawn.integers(0, 4, 100), drawn.integers(0, 3, 100)).astype(np.int32)
+LABELS = np.where(np.arange(100) < 50, rng.integers(0, 4, 100), rng.integers(0, 3, 100)).astype(np.int32)
 NAMES = ("cat", "dog", "tit", "rat")
 # Batches of 30 and 20, which three replicas share out unevenly.
 ASKED = {"train_steps": 20, "eval_batch_size": 30, "learning_rate": 0.3, "jit": "off"}
@@ -88,8 +88,8 @@ def test_a_compiled_classifier_has_a_report_and_other_models_none(form):
 
 def test_the_matrix_of_a_compiled_model_counts_what_its_loss_counts():
     """Not padding, nor labels of the ignored class (which is none of the classes), nor examples of weight 0."""
-    words = drawn.integers(1, 9, [21, 5]).astype(np.int32)
-    words[np.arange(5) >= drawn.integers(1, 6, 21)[:, None]] = 0
+    words = rng.integers(1, 9, [21, 5]).astype(np.int32)
+    words[np.arange(5) >= rng.integers(1, 6, 21)[:, None]] = 0
     tags = np.where(words > 0, words % 3, 2).astype(np.int32)
     tags[::4, 0] = 200
     weights = (np.arange(21) % 5 > 0).astype(np.float32) * 1.5
@@ -105,8 +105,8 @@ def test_the_matrix_of_a_compiled_model_counts_what_its_loss_counts():
 
 
 def test_the_matrix_of_a_compiled_model_has_its_classes_where_the_loss_has_them():
-    pixels = drawn.normal(size=(12, 3, 4)).astype(np.float32)  # the classes are the second axis
-    labels = np.eye(3, dtype=np.float32)[drawn.integers(0, 3, [12, 4])].transpose(0, 2, 1)
+    pixels = rng.normal(size=(12, 3, 4)).astype(np.float32)  # the classes are the second axis
+    labels = np.eye(3, dtype=np.float32)[rng.integers(0, 3, [12, 4])].transpose(0, 2, 1)
     labels[2, :, 1] = 0.0  # of no class
     model = tf.keras.Sequential([tf.keras.Input([3, 4]), tf.keras.layers.Softmax(axis=1)])
     model.compile("sgd", tf.keras.losses.CategoricalCrossentropy(axis=1))

@@ -128,8 +128,8 @@ def test_only_the_text_is_on_standard_output(generate):
     assert "the prompt's last 32 tokens of 41 are read: the model looks at no more" in outcome.err
 
 
-def test_what_is_drawn_depends_on_the_seed(generate, tmp_path):
-    def drawn(*flags, tokens=12):
+def test_what_is_sampled_depends_on_the_seed(generate, tmp_path):
+    def sample(*flags, tokens=12):
         path = tmp_path / "result.json"
         asked = ("--prompt=one ", "--sampling=temperature=9", f"--sampling=tokens={tokens}", f"--result_json={path}")
         outcome = generate(*asked, *flags).ok()
@@ -138,12 +138,12 @@ def test_what_is_drawn_depends_on_the_seed(generate, tmp_path):
         assert (result["mode"], result["step"], result["checkpoint"]) == ("generate", 150, "checkpoints/ckpt-150")
         return result["generated"]
 
-    first = drawn()
+    first = sample()
     assert (first["seed"], first["tokens"]) == (3, 12)  # the run's
-    assert drawn("--seed=3")["text"] == first["text"]
-    assert drawn("--seed=4")["text"] != first["text"]
-    assert drawn("--sampling=top_k=1", tokens=99)["text"] == "one two three four"
-    assert drawn("--sampling=top_k=0")["text"] != first["text"]
+    assert sample("--seed=3")["text"] == first["text"]
+    assert sample("--seed=4")["text"] != first["text"]
+    assert sample("--sampling=top_k=1", tokens=99)["text"] == "one two three four"
+    assert sample("--sampling=top_k=0")["text"] != first["text"]
 
 
 def test_a_run_in_python_generates(trained, generate):

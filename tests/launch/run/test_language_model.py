@@ -91,11 +91,11 @@ def test_an_exported_model_is_served_by_tensorflow_alone(trained, inside):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    logits, greedy, drawn = json.loads(done.stdout)
+    logits, greedy, sampled = json.loads(done.stdout)
     expected = trained.model(np.array([row, row]))[:, -1]
     np.testing.assert_allclose(logits, expected, atol=1e-5)  # float32's rounding of logits up to 10
     assert greedy == row + trained.generate(row, tokens=50, temperature=0)
-    assert drawn == row + trained.generate(row, tokens=50, temperature=0.8, top_k=9, seed=5)
+    assert sampled == row + trained.generate(row, tokens=50, temperature=0.8, top_k=9, seed=5)
     with open(f"{folder}/assets.extra/data.json", encoding="utf-8") as file:
         assert json.load(file)["tokens"] == {"kind": "bytes"}
     with open(f"{folder}/README.md", encoding="utf-8") as file:

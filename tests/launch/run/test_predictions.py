@@ -18,9 +18,9 @@ from tests.launch.conftest import MLP
 
 QUIET = {"jit": "off", "progress": "off"}
 PETS = ("cat", "dog", "tit, great")
-drawn = np.random.default_rng(0)
-FEATURES = drawn.normal(size=(37, 4)).astype(np.float32)
-LABELS = drawn.integers(0, 3, 37).astype(np.int32)
+rng = np.random.default_rng(0)
+FEATURES = rng.normal(size=(37, 4)).astype(np.float32)
+LABELS = rng.integers(0, 3, 37).astype(np.int32)
 
 
 class Pets(crankshaft.Source):
@@ -198,8 +198,8 @@ class Celsius(crankshaft.Trainer):
         return crankshaft.mean(tf.reduce_sum(tf.square(outputs / 1000.0 - batch[1][:, None]), 1))
 
 
-PLACES = drawn.choice(drawn.integers(-(2**61), 2**61, 9), 48)
-DEGREES = drawn.uniform(-20, 40, 48).astype(np.float32)
+PLACES = rng.choice(rng.integers(-(2**61), 2**61, 9), 48)
+DEGREES = rng.uniform(-20, 40, 48).astype(np.float32)
 ROWS = {"place": PLACES, "degrees": DEGREES}
 SEEN_AND_NOT = {"place": np.r_[PLACES[:5], [3, -4]], "degrees": DEGREES[:7]}
 

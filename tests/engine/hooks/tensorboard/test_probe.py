@@ -91,7 +91,7 @@ def test_probe_takes_micro_batches_as_training_does(bench):
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_looking_at_a_run_changes_no_bit_of_it(made, tmp_path, replicas):
-    """Dropout draws and batch normalisation moves in the probe too: both are put back on each replica."""
+    """Dropout samples and batch normalisation moves in the probe too: both are put back on each replica."""
 
     def trainer():
         return Cnn(batch_norm=True)

@@ -57,28 +57,28 @@ def test_values_at_first_depend_on_the_row_and_not_on_the_shards(monkeypatch):
 
 
 @pytest.mark.parametrize("shards", [1, 8])
-def test_each_row_is_drawn_once_however_many_shards_there_are(shards):
-    drawn = []
+def test_each_row_is_sampled_once_however_many_shards_there_are(shards):
+    sampled = []
 
-    def initializer(draws):
-        drawn.append(draws.shape[0])
-        return draws
+    def initializer(samples):
+        sampled.append(samples.shape[0])
+        return samples
 
     table(rows=1000, num_shards=shards, initializer=initializer)
-    assert sum(drawn) == 1000
+    assert sum(sampled) == 1000
 
 
-def test_draws_are_even_and_do_not_depend_on_each_other():
+def test_samples_are_even_and_do_not_depend_on_each_other():
     """Two million, within five standard deviations: their mean, each sixteenth's share, neighbours' products."""
     rows, width = 65_536, 32
-    found = hashing.draws(tf.range(rows), width, 3, 7).numpy()
+    found = hashing.uniform(tf.range(rows), width, 3, 7).numpy()
     number = found.size
     assert 0 < found.min() < 8 / number < 1 - 8 / number < found.max() < 1
     assert abs(found.mean() - 0.5) < 5 * np.sqrt(1 / 12 / number)
     shares = np.histogram(found, 16, (0, 1))[0] / number
     assert np.abs(shares - 1 / 16).max() < 5 * np.sqrt(1 / 16 * 15 / 16 / number)
     z = (found.astype(np.float64) - 0.5) * np.sqrt(12)
-    other = hashing.draws(tf.range(rows), width, 4, 7).numpy()
+    other = hashing.uniform(tf.range(rows), width, 4, 7).numpy()
     pairs = {
         "columns": z[:, 1:] * z[:, :-1],
         "rows": z[1:] * z[:-1],
@@ -90,7 +90,7 @@ def test_draws_are_even_and_do_not_depend_on_each_other():
 
 
 def test_an_initializer_that_takes_a_shape_is_told_what_it_is_given():
-    with pytest.raises(ValueError, match=r"embedding table: initializer takes \(shape, seed\), and is given draws"):
+    with pytest.raises(ValueError, match=r"embedding table: initializer takes \(shape, seed\), and is given samples"):
         Embedding("table", 4, 2, initializer=lambda shape, seed: tf.zeros(shape))
 
 
@@ -146,7 +146,7 @@ class Padded(Trainer):
 
     def build_model(self):
         self.table = Embedding(
-            "table", ROWS, 1, combiner="sum", padding_id=-1, initializer=lambda draws: 0.5 + 0 * draws
+            "table", ROWS, 1, combiner="sum", padding_id=-1, initializer=lambda samples: 0.5 + 0 * samples
         )
         return tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1, kernel_initializer="ones")])
 

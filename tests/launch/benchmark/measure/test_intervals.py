@@ -68,7 +68,7 @@ def test_what_others_took_lifts_the_upper_end_alone():
 
 
 def test_rounds_that_have_drifted_are_all_within():
-    # 64, 64 and 128 examples/s; drawn again without the rule, ten calls of twenty would hardly come to either end.
+    # 64, 64 and 128 examples/s; sampled again without the rule, ten calls of twenty would hardly come to either end.
     seconds, rounds = [1.0] * 40 + [0.5] * 40, [0] * 20 + [1] * 20 + [2] * 40
     assert intervals.parts(calls(seconds, rounds)) == [64.0, 64.0, 128.0]
     low, high = intervals.interval(calls(seconds, rounds))

@@ -7,10 +7,10 @@ import numpy as np
 
 
 def generator(seed: int, stream: int, chunk: int = 0) -> np.random.Generator:
-    """Makes a generator for one stream of a seed's draws, at the beginning of a chunk of it.
+    """Makes a generator for one stream of a seed's samples, at the beginning of a chunk of it.
 
     Bits come from Philox, a generator whose state is a counter (Salmon et al., Parallel random numbers: as easy as 1,
-    2, 3, SC 2011): seed and stream are its key, and the chunk is the counter's highest word, so chunks are 2**192 draws
+    2, 3, SC 2011): seed and stream are its key, the chunk the counter's highest word, so chunks are 2**192 samples
     apart.
     """
     key = np.array([seed % 2**64, stream], np.uint64)

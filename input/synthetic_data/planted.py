@@ -1,28 +1,28 @@
-"""A planted logistic model of clicks on ids with a power law, to draw from and to compare with.
+"""A planted logistic model of clicks on ids with a power law, to sample from and to compare with.
 
 Host code, NumPy only.
 """
 
 import numpy as np
 
-from .draws import mix
+from .randomness import mix
 
-_SPREAD = np.sqrt(12.0)  # turns an even draw of variance 1/12 into one of variance 1
+_SPREAD = np.sqrt(12.0)  # turns an even sample of variance 1/12 into one of variance 1
 
 
 def power_law_ids(evens: np.ndarray, rows, exponent: float) -> np.ndarray:
-    """Turns float64 uniform draws in [0, 1) into int64 ids 1..rows-1: id k about as often as k**-exponent.
+    """Turns float64 uniform samples in [0, 1) into int64 ids 1..rows-1: id k about as often as k**-exponent.
 
     Inverts the continuous power law on [1, rows) and rounds down, which needs no table, however many rows there are.
     `rows` may be an array that broadcasts against `evens`.
     """
     if exponent == 1:
-        drawn = np.power(np.asarray(rows, np.float64), evens)
+        sampled = np.power(np.asarray(rows, np.float64), evens)
     else:
         power = 1 - exponent
-        drawn = (1 + evens * (np.power(np.asarray(rows, np.float64), power) - 1)) ** (1 / power)
-    # Rounding may take a draw to either end.
-    return np.clip(drawn.astype(np.int64), 1, np.asarray(rows) - 1)
+        sampled = (1 + evens * (np.power(np.asarray(rows, np.float64), power) - 1)) ** (1 / power)
+    # Rounding may take a sample to either end.
+    return np.clip(sampled.astype(np.int64), 1, np.asarray(rows) - 1)
 
 
 def effects(seed: int, ids: np.ndarray) -> np.ndarray:
@@ -36,7 +36,7 @@ def effects(seed: int, ids: np.ndarray) -> np.ndarray:
 
 
 def clicks(evens: np.ndarray, logits: np.ndarray, noise: float) -> np.ndarray:
-    """Draws float32 labels 0 or 1: 1 at the logits' odds, except for a share of `noise`, which a fair coin decides."""
+    """Samples float32 labels 0 or 1: 1 at the logits' odds, except for a share of `noise`, decided by a fair coin."""
     probabilities = noise / 2 + (1 - noise) / (1 + np.exp(-logits))
     return (evens < probabilities).astype(np.float32)
 

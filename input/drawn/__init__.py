@@ -1,1 +1,0 @@
-"""Data drawn from a seed, with a truth planted in it. Host code."""

@@ -1,0 +1,1 @@
+"""Synthetic data: a function of a seed, from a planted truth. Host code."""
