@@ -29,12 +29,12 @@ def tune() -> None:
 def make(run_dir: str, *more: str) -> base.BaseRun:
     """A run in a run_dir of its own; `more` are flags of launch.train."""
     words = ["--mode=train", f"--run_dir={run_dir}", "--train_steps=1000000000", "--progress=plain", *more]
-    asked = config.configure(parsing.from_argv(["bare", *words]), None, False, os.environ)
-    checks.check(asked)
-    strategy = base.make_strategy(asked)
+    configuration = config.configure(parsing.from_argv(["bare", *words]), None, False, os.environ)
+    checks.check(configuration)
+    strategy = base.make_strategy(configuration)
     allocator.keep_freed_memory_with_tensorflow()
     with contextlib.redirect_stdout(sys.stderr):  # standard output is for answers (`turns.py`)
-        made = base.BaseRun.create(asked, load(asked), strategy)
+        made = base.BaseRun.create(configuration, load(configuration), strategy)
         print(base.choose_jit(made))
     return made
 

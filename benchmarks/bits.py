@@ -241,25 +241,25 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="REGEX", help="cases whose name has it")
     parser.add_argument("--list", action="store_true", help="name the cases, and do not run them")
     parser.add_argument("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two such files")
-    asked = parser.parse_args()
-    if asked.compare:
-        return compare(asked.compare)
-    wanted = [case for case in cases() if re.search(asked.only, case.name)]
-    if asked.list or not wanted:
+    args = parser.parse_args()
+    if args.compare:
+        return compare(args.compare)
+    wanted = [case for case in cases() if re.search(args.only, case.name)]
+    if args.list or not wanted:
         print("\n".join(f"{case.name:<28} python {case.command}" for case in wanted or cases()))
-        return 0 if wanted else parser.error(f"--only={asked.only} is in none of these cases' names")
-    checkout = asked.checkout.resolve()
+        return 0 if wanted else parser.error(f"--only={args.only} is in none of these cases' names")
+    checkout = args.checkout.resolve()
     if not (checkout / "engine").is_dir():
-        parser.error(f"--checkout={asked.checkout} is not a checkout of crankshaft: it has no folder engine")
+        parser.error(f"--checkout={args.checkout} is not a checkout of crankshaft: it has no folder engine")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's words on how it starts
     commit, cores = commit_of(checkout), pin()
     found = run_cases(checkout, wanted)
-    if asked.out:
+    if args.out:
         import tensorflow as tf
 
         about = {"cpu": cpu_model(), "cores": cores, "python": platform.python_version(), "tensorflow": tf.__version__}
         text = json.dumps({"commit": commit, **about, "cases": found}, indent=1)
-        asked.out.write_text(text + "\n", encoding="utf-8")
+        args.out.write_text(text + "\n", encoding="utf-8")
     return 1 if any("error" in case for case in found.values()) else 0
 
 

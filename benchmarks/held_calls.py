@@ -98,9 +98,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--opens", type=int, default=100)
-    asked = parser.parse_args()
-    time_calls(asked.calls)
-    open_and_close(asked.opens)
+    args = parser.parse_args()
+    time_calls(args.calls)
+    open_and_close(args.opens)
 
 
 if __name__ == "__main__":

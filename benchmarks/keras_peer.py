@@ -95,9 +95,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of steady state")
     parser.add_argument("--quality_steps", type=int, default=100, help="a multiple of 50, before the clock starts")
     parser.add_argument("--result_json", required=True)
-    given = parser.parse_args()
-    result = measure(given.workload, given.setting, given.precision, given.seconds, given.quality_steps)
-    files.write_json(given.result_json, result)
+    args = parser.parse_args()
+    result = measure(args.workload, args.setting, args.precision, args.seconds, args.quality_steps)
+    files.write_json(args.result_json, result)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--torch_python", required=True, help="a Python that has torch")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=60)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     cores = sorted(usable_cores())[:2]
     rates: dict[str, list[float]] = {"PyTorch, two processes": [], "one process": [], "mesh model:2": []}
     within: dict[str, list[float]] = {"DTensor, one process": [], "mesh model:2, one process": []}
@@ -75,17 +75,17 @@ def main() -> None:
         text, path = Path(folder) / "text", Path(folder) / "result.json"
         text.mkdir()
         (text / "text.txt").write_bytes(bytes(range(32, 127)) * 2000)
-        for _ in range(asked.rounds):
-            of_torch(asked.torch_python, cores, asked.steps, path)
+        for _ in range(args.rounds):
+            of_torch(args.torch_python, cores, args.steps, path)
             rates["PyTorch, two processes"].append(read_result(path)["steps_per_sec"])
             for name, used in (("one process", cores[:1]), ("mesh model:2", cores)):
-                of_crankshaft(text, used, asked.steps, path)
+                of_crankshaft(text, used, args.steps, path)
                 rates[name].append(read_result(path)["steps_per_sec"])
-            of_dtensor(cores, asked.steps, path)
+            of_dtensor(cores, args.steps, path)
             within["DTensor, one process"].append(read_result(path)["steps_per_sec"])
-            of_crankshaft(text, cores, asked.steps, path, *devices)
+            of_crankshaft(text, cores, args.steps, path, *devices)
             within["mesh model:2, one process"].append(read_result(path)["steps_per_sec"])
-    print(f"{cpu_model()}, {asked.rounds} rounds of {asked.steps} steps, {SHAPE}, batch {BATCH}\n")
+    print(f"{cpu_model()}, {args.rounds} rounds of {args.steps} steps, {SHAPE}, batch {BATCH}\n")
     rows = [
         [name, spread(found), ratio(list(compared.values())[-1], found)]
         for compared in (rates, within)

@@ -85,17 +85,17 @@ def main() -> None:
     parser.add_argument("--mebibytes", type=int, default=1024)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--folder")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     if "TF_CONFIG" in os.environ:
-        worker(asked.folder, asked.mebibytes)
+        worker(args.folder, args.mebibytes)
         return
     from crankshaft.launch.cluster.children import Children, wait
     from crankshaft.launch.cluster.shares import free_ports
 
-    addresses = [f"localhost:{port}" for port in free_ports(asked.processes)]
-    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-        command = [sys.executable, __file__, f"--mebibytes={asked.mebibytes}", f"--folder={folder}"]
-        tasks = [{"type": "worker", "index": index} for index in range(asked.processes)]
+    addresses = [f"localhost:{port}" for port in free_ports(args.processes)]
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        command = [sys.executable, __file__, f"--mebibytes={args.mebibytes}", f"--folder={folder}"]
+        tasks = [{"type": "worker", "index": index} for index in range(args.processes)]
         configs = [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
         with Children() as children:
             variables = [{**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"} for config in configs]

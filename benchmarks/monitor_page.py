@@ -109,12 +109,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--windows", type=int, default=7400, help="as many as a run of a week writes")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         record = pathlib.Path(folder, "week", "events.jsonl")
         week = 7 * 24 * 3600
-        write(record, events(0, workers=asked.workers, windows=asked.windows, period=week / asked.windows))
-        print(f"{record.stat().st_size / 1e6:.0f} MB, {asked.windows} windows of {asked.workers} workers", flush=True)
+        write(record, events(0, workers=args.workers, windows=args.windows, period=week / args.windows))
+        print(f"{record.stat().st_size / 1e6:.0f} MB, {args.windows} windows of {args.workers} workers", flush=True)
         with monitor(record.parent) as link, chromium() as browser:
             page = browser.new_page()
             before = time.monotonic()

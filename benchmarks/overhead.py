@@ -20,8 +20,8 @@ import urllib.request
 
 from crankshaft.engine import loop
 from crankshaft.engine.hooks import Hook, Periodic, saving
-from crankshaft.engine.hooks.asked import Asked
 from crankshaft.engine.hooks.recorder import Recorder
+from crankshaft.engine.hooks.request_handler import RequestHandler
 from crankshaft.engine.hooks.saving import Checkpointing
 from crankshaft.engine.machine.pauses import Pauses
 from crankshaft.launch.benchmark.measure.rounds import timed_round
@@ -113,7 +113,7 @@ def measure_hooks(made: base.BaseRun, steps: int, pieces: int, alone: bool) -> d
     `alone`: with nothing but what records the run, answers and is scraped, and without checkpoints.
     """
     with contextlib.ExitStack() as stack:
-        some: tuple = (Recorder, Asked) if alone else (Hook,)
+        some: tuple = (Recorder, RequestHandler) if alone else (Hook,)
         used = [
             hook for hook in composed(made, stack) if isinstance(hook, some) and not isinstance(hook, Checkpointing)
         ]

@@ -84,14 +84,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5, help="runs of each (%(default)s)")
     parser.add_argument("--fail_below", type=float, help="exit with 3 if the rate is shown to be below this times it")
     parser.add_argument("--json", help="write all results here too")
-    asked = parser.parse_args()
-    if asked.turns < 1:
-        parser.error(f"--turns={asked.turns} measures nothing; use 1 or more")
-    found = measured([asked.command, asked.baseline], asked.turns)
+    args = parser.parse_args()
+    if args.turns < 1:
+        parser.error(f"--turns={args.turns} measures nothing; use 1 or more")
+    found = measured([args.command, args.baseline], args.turns)
     print(f"\n{shown(found)}")
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(found), encoding="utf-8")
-    sys.exit(of_benchmark.exit_code(found, asked.fail_below))
+    if args.json:
+        Path(args.json).write_text(json.dumps(found), encoding="utf-8")
+    sys.exit(of_benchmark.exit_code(found, args.fail_below))
 
 
 if __name__ == "__main__":

@@ -323,8 +323,8 @@ def measured(made, part: str) -> dict[str, Any]:
 
 def main() -> None:
     part = flags.DEFINE_enum("part", "all", PARTS, "What is timed: a part of a step, or all in turn.")
-    given = train.parse([sys.argv[0], "--mode=benchmark", *sys.argv[1:]])
-    config = configs.configure(given, None, False, os.environ)
+    values = train.parse([sys.argv[0], "--mode=benchmark", *sys.argv[1:]])
+    config = configs.configure(values, None, False, os.environ)
     checks.check(config)
     run = assembly.assemble(config, None, ())
 

@@ -52,13 +52,13 @@ def main() -> None:
     parser.add_argument("--workload", choices=STEPS, default="mlp")
     parser.add_argument("flags", nargs="*", help="after --, of crankshaft train, such as --jit=on [--jit=off]")
     add_turns(parser, 40)
-    asked = parser.parse_args()
-    workload = WORKLOADS[asked.workload]
-    flags = [*workload.flags, f"--global_batch_size={BATCH_SIZE}", "--jit=off", *asked.flags]
+    args = parser.parse_args()
+    workload = WORKLOADS[args.workload]
+    flags = [*workload.flags, f"--global_batch_size={BATCH_SIZE}", "--jit=off", *args.flags]
     with tempfile.TemporaryDirectory(prefix="crankshaft-rates-") as folder:
-        checkouts = {"before": asked.before.resolve(), "after": asked.after.resolve()}
+        checkouts = {"before": args.before.resolve(), "after": args.after.resolve()}
         peers = {name: peer(path, Path(folder, name), flags) for name, path in checkouts.items()}
-        compare(workload.title, peers, STEPS[asked.workload], asked.turns)
+        compare(workload.title, peers, STEPS[args.workload], args.turns)
 
 
 if __name__ == "__main__":

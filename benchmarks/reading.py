@@ -256,14 +256,14 @@ def main() -> None:
     parser.add_argument("--folder", help="where files are made, on the disk that is measured [a temporary one]")
     add_turns(parser, 10)
     parser.add_argument("--cpu", action="store_true", help="rates by CPU time: for a machine that others use, no grain")
-    asked = parser.parse_args()
-    MORE.extend(["--cpu"] if asked.cpu else [])
-    if unknown := set(asked.rows.split(",")) - set(ROWS):
+    args = parser.parse_args()
+    MORE.extend(["--cpu"] if args.cpu else [])
+    if unknown := set(args.rows.split(",")) - set(ROWS):
         parser.error(f"--rows={','.join(sorted(unknown))} is unknown; use some of {', '.join(ROWS)}")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    for name in asked.rows.split(","):
-        with tempfile.TemporaryDirectory(prefix="crankshaft-reading-", dir=asked.folder) as folder:
-            ROWS[name](folder, asked.turns)
+    for name in args.rows.split(","):
+        with tempfile.TemporaryDirectory(prefix="crankshaft-reading-", dir=args.folder) as folder:
+            ROWS[name](folder, args.turns)
         print(flush=True)
 
 

@@ -63,13 +63,13 @@ def main() -> None:
     parser.add_argument("--start", required=True, help="the function's qualified name, or its end")
     parser.add_argument("--number", type=int, default=1, help="which call of it, from 1 on")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command line of crankshaft")
-    asked = parser.parse_args()
-    route = Route(asked.start, asked.number)
+    args = parser.parse_args()
+    route = Route(args.start, args.number)
     from crankshaft.launch.command import run
 
     threading.setprofile(route)
     sys.setprofile(route)
-    sys.argv = ["crankshaft", *asked.command]
+    sys.argv = ["crankshaft", *args.command]
     try:
         run()
     except SystemExit:
@@ -79,7 +79,7 @@ def main() -> None:
         threading.setprofile(None)
     files = list(dict.fromkeys(route.entries))
     rooms = list(dict.fromkeys(os.path.dirname(name) or name for name in files))
-    print(f"\n{asked.start}: {len(files)} files, {len(rooms)} folders, {len(route.entries)} entries")
+    print(f"\n{args.start}: {len(files)} files, {len(rooms)} folders, {len(route.entries)} entries")
     for name in files:
         print(f"  {name} ({route.entries.count(name)})")
 

@@ -28,13 +28,13 @@ from .workloads import BATCH_SIZE, WORKLOADS
 
 
 def main() -> None:
-    asked = _arguments()
-    setups = {strategy: find_setup(strategy, os.environ) for strategy in asked.strategies}
+    args = _arguments()
+    setups = {strategy: find_setup(strategy, os.environ) for strategy in args.strategies}
     left_out = {strategy: why for strategy, why in setups.items() if isinstance(why, str)}
     for strategy, why in left_out.items():
         print(f"{strategy} is left out: {why}", flush=True)
-    rows = _rows(asked.workloads, [setup for setup in setups.values() if isinstance(setup, Setup)])
-    suite = Suite(rows, asked.rounds, asked.seconds, asked.quality_steps, environment=untuned(os.environ))
+    rows = _rows(args.workloads, [setup for setup in setups.values() if isinstance(setup, Setup)])
+    suite = Suite(rows, args.rounds, args.seconds, args.quality_steps, environment=untuned(os.environ))
     facts: dict[str, Any] = {
         "date": heading(BATCH_SIZE)["date"],
         "command": shlex.join(["python", "-m", "benchmarks.standard", *sys.argv[1:]]),
@@ -50,7 +50,7 @@ def main() -> None:
         facts["stopped"] = "the rest: it was stopped"
     text = standard_report.markdown(suite, facts, left_out)
     print(f"\n{text}", flush=True)
-    print(f"written to {_write(asked.output_dir, text, standard_report.figures(suite, facts, left_out))}", flush=True)
+    print(f"written to {_write(args.output_dir, text, standard_report.figures(suite, facts, left_out))}", flush=True)
     sys.exit(code or any(row.failed for row in rows))
 
 
@@ -62,15 +62,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=5.0, help="steady state of each measurement (%(default)s)")
     parser.add_argument("--quality_steps", type=int, default=QUALITY_STEPS, help="before losses are compared; 0: not")
     parser.add_argument("--output_dir", default=str(ROOT / "docs" / "benchmarks"), help="for the table and the figures")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     for name, known in (("workloads", WORKLOADS), ("strategies", STRATEGIES)):
-        names = getattr(asked, name).split(",")
+        names = getattr(args, name).split(",")
         if unknown := [each for each in names if each not in known]:
             parser.error(f"--{name}={','.join(unknown)} is unknown; use some of {', '.join(known)}")
-        setattr(asked, name, names)
-    if asked.rounds < 1 or asked.seconds <= 0 or asked.quality_steps < 0:
+        setattr(args, name, names)
+    if args.rounds < 1 or args.seconds <= 0 or args.quality_steps < 0:
         parser.error("--rounds is 1 or more, --seconds above 0, --quality_steps 0 or more")
-    return asked
+    return args
 
 
 def _rows(workloads: list[str], setups: list[Setup]) -> list[Row]:

@@ -128,18 +128,18 @@ def main() -> None:
     parser.add_argument("--global_batch_size", type=int, default=64, help="of the fewest replicas (%(default)s)")
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
-    asked, flags = parser.parse_args(words[:at]), words[at + 1 :]
-    if asked.replicas:
-        if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", asked.replicas):
-            parser.error(f"--replicas={asked.replicas} has to be whole numbers, such as 1,2,4")
-        scale = functools.partial(scaled, [int(n) for n in asked.replicas.split(",")], asked.global_batch_size)
+    args, flags = parser.parse_args(words[:at]), words[at + 1 :]
+    if args.replicas:
+        if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", args.replicas):
+            parser.error(f"--replicas={args.replicas} has to be whole numbers, such as 1,2,4")
+        scale = functools.partial(scaled, [int(n) for n in args.replicas.split(",")], args.global_batch_size)
         points = [
             dataclasses.replace(point, title=" ".join([*each, point.title]))
-            for each in asked.settings
-            for point in scale(asked.workers, [*flags, *each])
+            for each in args.settings
+            for point in scale(args.workers, [*flags, *each])
         ]
     else:
-        points = [Point(" ".join(each) or "as it is", _train(*flags, *each)) for each in asked.settings]
+        points = [Point(" ".join(each) or "as it is", _train(*flags, *each)) for each in args.settings]
     results = measure(points)
     print(f"\n{shown(points, results)}")
     sys.exit(any("error" in result for result in results))

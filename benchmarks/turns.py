@@ -74,10 +74,10 @@ def rates_in_turn(peers: Mapping[str, Process], steps: int, turns: int, folder: 
             running[name].send(signal.SIGSTOP)
         for _ in range(2):  # to warm up
             for name, child in running.items():
-                _ask(name, child, steps)
+                _measure(name, child, steps)
         for turn in range(turns):
             for name in sorted(running, reverse=bool(turn % 2)):
-                rates[name].append(_ask(name, running[name], steps))
+                rates[name].append(_measure(name, running[name], steps))
         for child in running.values():
             child.send(signal.SIGCONT)
             child.stdin.close()  # it ends by itself, and leaves nothing behind
@@ -102,7 +102,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return values[left_out], values[-1 - left_out]
 
 
-def _ask(name: str, child: Child, steps: int) -> float:
+def _measure(name: str, child: Child, steps: int) -> float:
     line = ""
     try:
         child.send(signal.SIGCONT)

@@ -113,7 +113,7 @@ def _entries(kind: str) -> str:
     rows = []
     for name in registry.NAMES[kind]:
         entry = registry.find(kind, name)
-        arguments = [f"`{key}={help.as_given(value)}`" for key, value in entry.defaults.items()]
+        arguments = [f"`{key}={help.as_typed(value)}`" for key, value in entry.defaults.items()]
         rows.append([f"`{name}`", entry.summary, "<br>".join([*(f"`{key}`" for key in entry.required), *arguments])])
     return _table(rows, ("name", "what it is", "arguments, with their defaults"))
 

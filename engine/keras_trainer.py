@@ -66,7 +66,7 @@ class KerasTrainer(Trainer):
       **arguments: the keywords of the function that makes the model.
 
     Attributes:
-      asks_for_jit: whether it is compiled with `jit_compile`.
+      wants_jit: whether it is compiled with `jit_compile`.
       weighs_outputs: that weights may be of outputs, or of each step of a sequence, as Keras's `fit` takes them: labels
         then are `WeighedLabels`; weights of whole examples are the data's own.
 
@@ -84,7 +84,7 @@ class KerasTrainer(Trainer):
     """
 
     make: Callable[..., tf.keras.Model]
-    is_given = False
+    is_built = False
     weighs_outputs = True
 
     def __init__(self, **arguments):
@@ -99,14 +99,14 @@ class KerasTrainer(Trainer):
         class that Keras can't make again from its configuration give the function. The function's keywords are the
         trainer's `model_arg`s.
         """
-        is_given = isinstance(model, tf.keras.layers.Layer)
-        if is_given:
+        is_built = isinstance(model, tf.keras.layers.Layer)
+        if is_built:
             check(model)
         elif not callable(model):
             raise UsageError(f"{model!r:.60} is not a Keras model; give a compiled one, or a function that makes it")
-        make = (lambda: model) if is_given else model
-        name = type(model).__name__ if is_given else getattr(model, "__name__", cls.__name__)
-        doc = inspect.getdoc(type(model) if is_given else model)
+        make = (lambda: model) if is_built else model
+        name = type(model).__name__ if is_built else getattr(model, "__name__", cls.__name__)
+        doc = inspect.getdoc(type(model) if is_built else model)
 
         def __init__(self, **arguments):
             cls.__init__(self, **arguments)
@@ -115,20 +115,20 @@ class KerasTrainer(Trainer):
         named = [each for each in inspect.signature(make).parameters.values() if each.kind not in _COLLECTS]
         parameters = [each.replace(kind=each.KEYWORD_ONLY) for each in named]
         __init__.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
-        content = {"__doc__": doc, "__init__": __init__, "make": staticmethod(make), "is_given": is_given}
+        content = {"__doc__": doc, "__init__": __init__, "make": staticmethod(make), "is_given": is_built}
         return type(name, (cls,), content)
 
     def build(self) -> None:
         source = type(self).make(**self._arguments)
         check(source)
-        self.given = dataclasses.replace(self.given, options=_options(self.given.options, source, self.is_given))
-        self.model = self._copied(source) if self.is_given else source
+        self.given = dataclasses.replace(self.given, options=_options(self.given.options, source, self.is_built))
+        self.model = self._copied(source) if self.is_built else source
         build_layers(self, self.model)
-        if self.is_given and source.built:
+        if self.is_built and source.built:
             with _by_configuration(source):
                 keras_copy.complete(source, self.model)
             keras_copy.copy_state(source, self.model)
-        self.asks_for_jit = bool(source.jit_compile)
+        self.wants_jit = bool(source.jit_compile)
         self._build_optimizer(source)
         self._build_losses()
 
@@ -375,7 +375,7 @@ def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
         ) from error
 
 
-def _options(options: StepOptions, model: tf.keras.Model, is_given: bool) -> StepOptions:
+def _options(options: StepOptions, model: tf.keras.Model, is_built: bool) -> StepOptions:
     """Returns the run's options with what `compile` says in them. Raises UsageError where the run says it too."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     compiled = dataclasses.replace(
@@ -393,7 +393,7 @@ def _options(options: StepOptions, model: tf.keras.Model, is_given: bool) -> Ste
             raise UsageError(
                 f"{setting(name)} is given, and the model is compiled with an optimizer; set the {where} in compile"
             )
-    if is_given and options.precision not in ("float32", model.dtype_policy.compute_dtype):
+    if is_built and options.precision not in ("float32", model.dtype_policy.compute_dtype):
         raise UsageError(
             f"{setting('precision', options.precision)}: the model is made already, in {model.dtype_policy.name}; call "
             f"keras.config.set_dtype_policy('mixed_{options.precision}') before that, or give a function that makes it"

@@ -55,8 +55,8 @@ def picture(points: np.ndarray) -> str:
 def train(pictures: int = 5, steps: int = 400) -> tuple[str, float]:
     """Trains and draws in turn; returns the last picture, and how far the points are from the ring on average."""
     noise = np.random.default_rng(1).normal(size=(500, 4)).astype(np.float32)
-    asked = {"learning_rate": 0.002, "optimizer_arg": {"beta_1": 0.5}, "mode": "train", "jit": "off", "progress": "off"}
-    with crankshaft.open_run(Gan, data=(ring(4096),), **asked) as run:
+    flags = {"learning_rate": 0.002, "optimizer_arg": {"beta_1": 0.5}, "mode": "train", "jit": "off", "progress": "off"}
+    with crankshaft.open_run(Gan, data=(ring(4096),), **flags) as run:
         for _ in range(pictures):
             losses = run.train(steps=steps)
             made = run.models["generator"](noise).numpy()

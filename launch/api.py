@@ -130,18 +130,18 @@ def _configured(trainer_class, data, may_change: Sequence[str], keywords: dict[s
     Raises `UsageError`.
     """
     own_files.check_trainer(trainer_class)
-    given, own = parsing.from_keywords(keywords)
+    passed, own = parsing.from_keywords(keywords)
     logging.use_absl_handler()
     script = {name: flags.FLAGS[name] for name in parsing.of_script()}
     config = configs.configure(
-        given,
+        passed,
         trainer_class,
         data is not None,
         os.environ,
         {name: own.get(name, script[name].value) for name in script.keys() - set(may_change)},
         by_caller=[name for name in script if name in own or script[name].present],
         owns_process=False,
-        remote=remotes.of(given.get("run_dir")),
+        remote=remotes.of(passed.get("run_dir")),
         **how,
     )
     checks.check(config)

@@ -48,14 +48,14 @@ def main(argv: list[str]) -> None:
         values, words = own_flags.read(argv, Flags, help.doc_of(__name__), _USAGE, takes_words=True)
         if len(words) != 2:
             raise UsageError(f"{len(words)} arguments; use {_USAGE}")
-        asked, (run_dir, kind) = Flags(**values), words
+        flags, (run_dir, kind) = Flags(**values), words
         if kind not in requests.KINDS:
             raise UsageError(f"{kind!r} can't be asked for; {nearest(kind, requests.KINDS, f'use {_USAGE}')}")
-        _check_runs(run_dir, asked.task)
-        answer = requests.ask(RunDir(run_dir).requests, kind, asked.task, asked.wait_seconds)
+        _check_runs(run_dir, flags.task)
+        answer = requests.ask(RunDir(run_dir).requests, kind, flags.task, flags.wait_seconds)
         if answer is None:
             raise RunError(
-                f"{run_dir}: no answer in {asked.wait_seconds:g} s; a call or a compilation may take longer "
+                f"{run_dir}: no answer in {flags.wait_seconds:g} s; a call or a compilation may take longer "
                 "(--wait_seconds), or the task is stopped"
             )
         print(visible(answer))  # whoever may write to the run's folder may have answered

@@ -142,7 +142,7 @@ def _serve_metrics(config: Config, ending: Ending, stack: contextlib.ExitStack) 
 
     port, task = config.metrics_port, config.cluster.task if config.cluster else "chief"
     port += config.cluster.index if config.cluster and port and config.cluster.is_on_one_host else 0
-    labels = {"model": config.model or "", "strategy": config.strategy, "run_dir": config.given_run_dir or ""}
+    labels = {"model": config.model or "", "strategy": config.strategy, "run_dir": config.configured_run_dir or ""}
     labels |= {"task": task}
     port = stack.enter_context(metrics.serving(port, config.bind or "", lambda: ending.run, labels))
     if config.is_chief and config.progress != "off":

@@ -152,10 +152,10 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
         raise UsageError(f"the script {start[0]} does not exist; give its path from {os.getcwd()}")
     start = start or _TRAIN
     try:
-        asked = parsing.of_tasks(own)
+        passed = parsing.of_tasks(own)
     except UsageError:  # the tasks will say so
         return _Command(start, own, None, False)
-    strategy, run_dir = asked.get("strategy"), asked.get("run_dir")
+    strategy, run_dir = passed.get("strategy"), passed.get("run_dir")
     if strategy == "parameter_server" != job.strategy:
         raise UsageError("--strategy=parameter_server needs parameter servers; write --ps=N before the --")
     if strategy not in (None, job.strategy):
@@ -164,7 +164,7 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
         )
     if job.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
-    return _Command(start, own, run_dir, "fail_below" in asked.get("benchmark_arg", {}), "gpus" in asked)
+    return _Command(start, own, run_dir, "fail_below" in passed.get("benchmark_arg", {}), "gpus" in passed)
 
 
 def _specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[TaskSpec]:

@@ -111,11 +111,11 @@ def _text(argv: list[str]) -> str:
     return slurm.script(job) if target == "slurm" else kubernetes.manifest(job, as_job_set=target == "jobset")
 
 
-def _job(target: str, asked: Flags, command: Sequence[str]) -> Job:
+def _job(target: str, flags: Flags, command: Sequence[str]) -> Job:
     """Reads the job from the flags and the command. Raises `UsageError`."""
     if not command:
         raise UsageError("what the tasks run is missing; write it after --, e.g. -- --model=mlp --input=digits")
-    if asked.evaluator and not asked.ps:
+    if flags.evaluator and not flags.ps:
         raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
     program, words = own_flags.program_of(command)
     own_flags.check_of_tasks(words, has_own=bool(program))
@@ -123,10 +123,10 @@ def _job(target: str, asked: Flags, command: Sequence[str]) -> Job:
     if not run_dir:
         raise UsageError("the command has no --run_dir=FOLDER, where a restart finds the checkpoints; add one after --")
     if target != "slurm":
-        if not asked.image:
+        if not flags.image:
             raise UsageError(f"--image is not given; name one that holds the command (`{_PROGRAM} dockerfile`)")
         if not run_dir.startswith("/runs/") and "://" not in run_dir:
             raise UsageError(f"--run_dir={run_dir} is not in /runs, where the pods have their volume; use /runs/NAME")
     elif not os.path.isabs(run_dir) and "://" not in run_dir:
         raise UsageError(f"--run_dir={run_dir} is not an absolute path; give one that all nodes see")
-    return Job(**vars(asked), program=program, words=tuple(words))
+    return Job(**vars(flags), program=program, words=tuple(words))

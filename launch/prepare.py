@@ -71,10 +71,10 @@ def main(argv: list[str]) -> None:
     try:
         usage = "crankshaft prepare --input=... --output_dir=... [flags]"
         values, _ = own_flags.read(argv, Flags, help.doc_of(__name__), usage)
-        asked = Flags(**values)
-        if not asked.output_dir:
+        flags = Flags(**values)
+        if not flags.output_dir:
             raise UsageError("--output_dir is not given; name a folder for the shards")
-        code = _run(asked)
+        code = _run(flags)
     except (Exception, KeyboardInterrupt) as error:  # the border of the program
         kept = "what is whole is kept, the same call goes on"
         if interrupts or isinstance(error, KeyboardInterrupt):
@@ -88,27 +88,27 @@ def main(argv: list[str]) -> None:
     sys.exit(code)
 
 
-def _run(asked: Flags) -> int:
-    entry = registry.find("input", asked.input)
-    arguments: Mapping[str, Any] = registry.coerce_arguments("input_arg", asked.input_arg, entry)
-    if asked.eval_data_dir and not entry.reads_eval_data:
+def _run(flags: Flags) -> int:
+    entry = registry.find("input", flags.input)
+    arguments: Mapping[str, Any] = registry.coerce_arguments("input_arg", flags.input_arg, entry)
+    if flags.eval_data_dir and not entry.reads_eval_data:
         raise UsageError(f"--eval_data_dir is not read by --input={entry.name}; leave it out")
     process.prepare(tunes_allocator=False)
     with process.without_start_up_noise(quiet=False):
         from .run import shards
 
     request = ShardRequest(
-        input=asked.input,
-        arguments={**arguments, **({"eval_data_dir": asked.eval_data_dir or ""} if entry.reads_eval_data else {})},
-        data_dir=asked.data_dir,
-        seed=asked.seed,
-        output_dir=asked.output_dir,
-        shards=asked.shards,
-        format=asked.format,
+        input=flags.input,
+        arguments={**arguments, **({"eval_data_dir": flags.eval_data_dir or ""} if entry.reads_eval_data else {})},
+        data_dir=flags.data_dir,
+        seed=flags.seed,
+        output_dir=flags.output_dir,
+        shards=flags.shards,
+        format=flags.format,
     )
-    write_all = functools.partial(_write_all, request, asked.processes or max(1, int(cpus.usable_cores())))
+    write_all = functools.partial(_write_all, request, flags.processes or max(1, int(cpus.usable_cores())))
     summary = shards.prepare(request, write_all, lambda line: print(f"[prepare] {line}", flush=True))
-    words = shlex.join(parsing.to_words({"input": asked.format, "data_dir": asked.output_dir}))
+    words = shlex.join(parsing.to_words({"input": flags.format, "data_dir": flags.output_dir}))
     print(f"[prepare] {summary}; train on it by crankshaft train {words}", flush=True)
     return 0
 

@@ -72,19 +72,19 @@ def main(
 
 def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     """Does the work of `main` and returns the exit code; every failure is printed as one line."""
-    config, given = None, dict[str, Any]()
+    config, passed = None, dict[str, Any]()
     try:
         own_files.check_trainer(trainer_class)
-        given = parse(argv)
+        passed = parse(argv)
         script = {name: flags.FLAGS[name] for name in parsing.of_script()}
         config = configs.configure(
-            given,
+            passed,
             trainer_class,
             data is not None,
             os.environ,
             {name: script[name].value for name in script.keys() - set(may_change)},
             by_caller=[name for name, flag in script.items() if flag.present],
-            remote=remotes.of(given.get("run_dir")),
+            remote=remotes.of(passed.get("run_dir")),
         )
         for name, value in config.script_flags.items():  # a run's that is read, where the script looks
             flags.FLAGS[name].value = value
@@ -95,7 +95,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
         return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
     except Exception as error:  # the border of the program: every failure becomes one line here
-        code = _explain(error, given.get("debug", False))
+        code = _explain(error, passed.get("debug", False))
         if isinstance(error, (LostPeerError, StuckStreamError)):  # what waits in TensorFlow, waits for ever
             process.leave(code)
     if config is not None and config.coordinates:  # a worker may be down
@@ -119,14 +119,14 @@ def parse(argv: list[str]) -> dict[str, Any]:
         help.show(help.short_help_text(name, doc))
     for name in flags.FLAGS:  # an earlier run of this process may have had a command line of its own
         flags.FLAGS[name].unparse()
-    given = parsing.from_argv(argv)
+    passed = parsing.from_argv(argv)
     logging.use_absl_handler()
-    return given
+    return passed
 
 
 def _print_run_dir(config: configs.Config) -> None:
     if config.writes_run and config.progress != "off":
-        run_dir = config.given_run_dir
+        run_dir = config.configured_run_dir
         board = RunDir(run_dir).tensorboard
         command = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", board])
         print(f"The run's files: {run_dir}\nTensorBoard:     {command}")

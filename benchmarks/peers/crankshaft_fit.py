@@ -27,16 +27,16 @@ class InPieces(Hook):
     name = "in_pieces"
 
     def __init__(self):
-        self._asked, self._rates = queue.SimpleQueue(), queue.SimpleQueue()
+        self._requests, self._rates = queue.SimpleQueue(), queue.SimpleQueue()
 
     def rate(self, steps: int) -> float:
         """Steps a second of `steps` more steps."""
-        self._asked.put(steps)
+        self._requests.put(steps)
         return self._rates.get()
 
     def begin(self, status):
         self._first = status.step
-        self._end, self._began = self._first + self._asked.get(), time.perf_counter()
+        self._end, self._began = self._first + self._requests.get(), time.perf_counter()
 
     def next_due(self, step, status):
         return self._end

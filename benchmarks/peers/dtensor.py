@@ -72,11 +72,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--result_json", required=True)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     mesh = dtensor.create_mesh([("model", 2)], devices=["CPU:0", "CPU:1"])
-    variables, loss = decoder(mesh, asked.shape)
+    variables, loss = decoder(mesh, args.shape)
 
     @tf.function
     def step(tokens, labels):
@@ -87,18 +87,18 @@ def main() -> None:
         return found
 
     windows = tf.random.stateless_uniform(
-        [asked.batch, asked.shape["context"] + 1], [0, 0], 0, asked.shape["vocabulary"], tf.int32
+        [args.batch, args.shape["context"] + 1], [0, 0], 0, args.shape["vocabulary"], tf.int32
     )
     layout = dtensor.Layout.replicated(mesh, 2)
-    given = [dtensor.copy_to_mesh(part, layout) for part in (windows[:, :-1], windows[:, 1:])]
+    inputs = [dtensor.copy_to_mesh(part, layout) for part in (windows[:, :-1], windows[:, 1:])]
     for _ in range(5):
-        step(*given)
+        step(*inputs)
     began = time.perf_counter()
-    for _ in range(asked.steps):
-        found = step(*given)
+    for _ in range(args.steps):
+        found = step(*inputs)
     found.numpy()
-    rate = asked.steps / (time.perf_counter() - began)
-    Path(asked.result_json).write_text(json.dumps({"steps_per_sec": rate}), encoding="utf-8")
+    rate = args.steps / (time.perf_counter() - began)
+    Path(args.result_json).write_text(json.dumps({"steps_per_sec": rate}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -26,12 +26,12 @@ class InPieces(tf.keras.callbacks.Callback):
     def __init__(self, steps_per_call: int):
         super().__init__()
         self._steps_per_call = steps_per_call
-        self._asked, self._rates = queue.SimpleQueue(), queue.SimpleQueue()
+        self._requests, self._rates = queue.SimpleQueue(), queue.SimpleQueue()
         self._first = self._end = self._at_most = 0
 
     def rate(self, steps: int) -> float:
         """Steps a second of `steps` more steps, or of some more, up to the end of a call."""
-        self._asked.put(steps)
+        self._requests.put(steps)
         return self._rates.get()
 
     def on_train_batch_end(self, batch, logs=None):
@@ -43,7 +43,7 @@ class InPieces(tf.keras.callbacks.Callback):
             return
         if self._end:
             self._rates.put((self._at_most - self._first) / (time.perf_counter() - self._began))
-        steps = self._asked.get()
+        steps = self._requests.get()
         self._first, self._end, self._began = self._at_most, self._at_most + steps, time.perf_counter()
 
 

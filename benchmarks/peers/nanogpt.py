@@ -65,11 +65,11 @@ class GPT(nn.Module):
 
     def take(self, weights: dict[str, np.ndarray], heads: int) -> None:
         """Takes the weights of `crankshaft.models.transformer_lm`, by their paths there."""
-        given = {path.removeprefix("decoder/"): torch.from_numpy(value) for path, value in weights.items()}
+        initial = {path.removeprefix("decoder/"): torch.from_numpy(value) for path, value in weights.items()}
         own = {}
         for name in self.state_dict():
             path = name.replace("blocks.", "block_").replace(".", "/")
-            value = next(v for p, v in given.items() if p.rpartition("/")[0] == path.rpartition("/")[0])
+            value = next(v for p, v in initial.items() if p.rpartition("/")[0] == path.rpartition("/")[0])
             if value.ndim == 2 and "embedding" not in path and "positions" not in path:
                 value = value.T
             if "qkv" in path:  # head by head: a head's query, key and value; here all queries come first

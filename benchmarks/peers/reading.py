@@ -168,22 +168,22 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="steps by seconds of this process's CPU time")
     parser.add_argument("--times", type=int, default=1, help="does so many times the steps that it is asked for")
     parser.add_argument("flags", nargs="*")
-    asked = parser.parse_args()
-    run = WAYS[asked.way](asked.folder, asked.flags)
+    args = parser.parse_args()
+    run = WAYS[args.way](args.folder, args.flags)
 
     # What is read ahead while others work costs CPU time all the same.
     cpu_before = time.process_time()
 
     def rate(steps: int) -> float:
         nonlocal cpu_before
-        if asked.cold:
-            pages.drop(_files(asked.folder))
+        if args.cold:
+            pages.drop(_files(args.folder))
         began = time.perf_counter()
-        steps *= asked.times
+        steps *= args.times
         run(steps)
         seconds, cpu_now = time.perf_counter() - began, time.process_time()
         cpu_seconds, cpu_before = cpu_now - cpu_before, cpu_now
-        return steps / (cpu_seconds if asked.cpu else seconds)
+        return steps / (cpu_seconds if args.cpu else seconds)
 
     take_turns(rate)
 

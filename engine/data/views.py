@@ -28,22 +28,22 @@ def divided(train: Source | Stream, share: float) -> tuple[Source, Source]:
     Raises:
       UsageError: the examples have no fixed positions, or one of the two would be empty.
     """
-    asked = setting("validation_split", share)
+    flag = setting("validation_split", share)
     if not train.by_index:
         raise UsageError(
-            f"{asked} divides arrays, and the data is a tf.data.Dataset; return (dataset.skip(n), dataset.take(n)) "
+            f"{flag} divides arrays, and the data is a tf.data.Dataset; return (dataset.skip(n), dataset.take(n)) "
             "from the data function"
         )
     if train.by_epoch:
         raise UsageError(
-            f"{asked} takes the last examples, and the data has on_epoch_begin or on_epoch_end, which may put others "
+            f"{flag} takes the last examples, and the data has on_epoch_begin or on_epoch_end, which may put others "
             "there; return two datasets, (train, eval), from the data function"
         )
     examples = len(train)
     first = math.floor(examples * (1.0 - share))
     if not 0 < first < examples:
         raise UsageError(
-            f"{asked} of {examples} examples leaves {first} to train on and {examples - first} to evaluate; use "
+            f"{flag} of {examples} examples leaves {first} to train on and {examples - first} to evaluate; use "
             "another share"
         )
     return train.between(0, first), train.for_evaluation().between(first, examples)

@@ -20,7 +20,7 @@ _PERIOD_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0  # for a worker that is asked for a number
 
 
-def ask(job: str, task: int) -> None:
+def probe(job: str, task: int) -> None:
     """Asks a task for its time; returns once it has answered, or refused."""
     with contextlib.suppress(Exception), tf.device(f"/job:{job}/task:{task}/device:CPU:0"):
         tf.timestamp()  # without an input: a constant goes to the task with Python's lock held
@@ -29,13 +29,13 @@ def ask(job: str, task: int) -> None:
 def silent(job: str, tasks: Iterable[int]) -> list[int]:
     """Returns the tasks of a job that do not answer within seconds: those that are stopped, or cut off."""
     # Daemons: the process must not wait for a thread that waits for a stopped task.
-    asking = {task: threading.Thread(target=ask, args=(job, task), daemon=True) for task in tasks}
-    for thread in asking.values():
+    threads = {task: threading.Thread(target=probe, args=(job, task), daemon=True) for task in tasks}
+    for thread in threads.values():
         thread.start()
     deadline = time.monotonic() + _ANSWER_SECONDS
-    for thread in asking.values():
+    for thread in threads.values():
         thread.join(max(0.0, deadline - time.monotonic()))
-    return [task for task, thread in asking.items() if thread.is_alive()]
+    return [task for task, thread in threads.items() if thread.is_alive()]
 
 
 def explain(servers: Sequence[int], addresses: Sequence[str], timeout_seconds: float) -> str:
@@ -52,7 +52,7 @@ def explain(servers: Sequence[int], addresses: Sequence[str], timeout_seconds: f
 def watched(
     addresses: Sequence[str],
     timeout_seconds: float,
-    ask_server: Callable[[int], None],
+    probe_server: Callable[[int], None],
     end: Callable[[str], None] | None = None,
 ):
     """Ends this process if, within the context, a server does not answer for too long.
@@ -62,7 +62,7 @@ def watched(
     Args:
       addresses: of the servers, host:port.
       timeout_seconds: 0 is never.
-      ask_server: returns once a server has answered; called again and again, in a thread of that server.
+      probe_server: returns once a server has answered; called again and again, in a thread of that server.
       end: called with the line that says so; None prints it and the stacks, and ends the process.
     """
     if not timeout_seconds:
@@ -73,7 +73,7 @@ def watched(
 
     def keep_asking(server: int) -> None:
         while not over.wait(period):
-            ask_server(server)
+            probe_server(server)
             answered[server] = time.monotonic()
 
     def watch() -> None:

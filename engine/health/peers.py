@@ -33,7 +33,7 @@ _SIGNATURE_BYTES = 32  # SHA-256's
 _LARGEST = 1 << 63  # bound of a number that arrives
 _MAX_LINE = 400  # bytes of a farewell that are sent, in UTF-8
 _PROBE_SECONDS = 0.5
-_MOST_ASKED = 8  # tasks of which nothing comes, one after another
+_MOST_PROBED = 8  # tasks of which nothing comes, one after another
 
 
 class Heard(NamedTuple):
@@ -281,9 +281,9 @@ class LastHeard:
         """
         before = time.monotonic() - seconds / 2
         quiet = [task for task in self._addresses if self._at.get(task, before) < before]
-        asked = sorted(quiet, key=self._at.__getitem__)[:_MOST_ASKED]
-        silent = [task for task in asked if is_silent(self._addresses[task], seconds / 3)]
-        self.note(task for task in asked if task not in silent)
+        probed = sorted(quiet, key=self._at.__getitem__)[:_MOST_PROBED]
+        silent = [task for task in probed if is_silent(self._addresses[task], seconds / 3)]
+        self.note(task for task in probed if task not in silent)
         return silent
 
 

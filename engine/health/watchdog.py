@@ -50,16 +50,16 @@ class Arrivals:
             self._waited = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data")
             self._reported = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data_and_told")
 
-    def mark(self, batch, asked_at: tf.Tensor) -> None:
+    def mark(self, batch, requested_at: tf.Tensor) -> None:
         """Counts one step, once its data is there. In a `tf.function`, once a step and worker.
 
         Args:
           batch: nest of tensors, the data.
-          asked_at: `tf.timestamp` of when it was asked for.
+          requested_at: `tf.timestamp` of when it was asked for.
         """
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
             self._count.assign_add(1, read_value=False)
-            self._waited.assign_add(tf.timestamp() - asked_at, read_value=False)
+            self._waited.assign_add(tf.timestamp() - requested_at, read_value=False)
 
     def add(self, seconds: float) -> None:
         """Adds what the host has waited, before it called the loop."""

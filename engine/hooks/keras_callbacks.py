@@ -83,7 +83,7 @@ class KerasCallbacks(Windowed):
       verbose: what `self.params` has of it.
 
     Attributes:
-      given: the callbacks.
+      callbacks: the callbacks.
       history: Keras's `History` of the run, on each process.
 
     Raises:
@@ -109,7 +109,7 @@ class KerasCallbacks(Windowed):
                     f"Keras callback {type(callback).__name__} is for Keras's own loop; use {instead} in its place"
                 )
         self.history = tf.keras.callbacks.History()
-        self.given = list(callbacks)
+        self.callbacks = list(callbacks)
         self._callbacks = [*callbacks, self.history]
         self._at_batches = [type(each).__name__ for each in callbacks if _acts_at_batches(each)]
         self.epoch_steps, self._first_epoch = epoch_steps, first_epoch
@@ -170,7 +170,7 @@ class KerasCallbacks(Windowed):
                 *(1, ", ".join(self._at_batches)),
             )
         if status.step:
-            with status.state.kept() if self.given else contextlib.nullcontext():
+            with status.state.kept() if self.callbacks else contextlib.nullcontext():
                 self._begin_again(status)
         else:
             self._call("on_train_begin", {})

@@ -150,10 +150,10 @@ class Losses(CompileLoss):
             return weights if isinstance(form, dict) else [weights[name] for name in names]
         if tf.keras.tree.is_nested(form) and not isinstance(weights, dict) and len(found) == len(names):
             return dict(zip(names, found, strict=True)) if isinstance(form, dict) else found
-        given = ", ".join(map(str, found)) if isinstance(weights, dict) else f"{len(found)} arrays"
+        passed = ", ".join(map(str, found)) if isinstance(weights, dict) else f"{len(found)} arrays"
         outputs = ", ".join(map(str, names)) if tf.keras.tree.is_nested(form) else "one output"
         raise UsageError(
-            f"sample_weight has {given}, and the model has {outputs}; give one array for each output, or None, as a "
+            f"sample_weight has {passed}, and the model has {outputs}; give one array for each output, or None, as a "
             "list or dictionary, or one array for all"
         )
 

@@ -153,7 +153,7 @@ class Optimizer(tf.Module):
     @property
     def trained(self):
         """The variables passed to `build`, Keras's or TensorFlow's, in order, without the frozen ones."""
-        return [target.given for target in self._targets]
+        return [target.original for target in self._targets]
 
     @property
     def of_variables(self):
@@ -457,7 +457,7 @@ class _Target:
     """A variable to update: its name in checkpoints, and its value on this replica. Made in the strategy's scope."""
 
     def __init__(self, variable, position, multiplier=1.0):
-        self.given = variable
+        self.original = variable
         self.position = position
         self.multiplier = multiplier
         self.variable = tf_variable(variable)
@@ -499,7 +499,7 @@ class _Target:
 
     def constrain(self):
         """Applies a Keras variable's constraint, if it has one, to this replica's value."""
-        constraint = getattr(self.given, "constraint", None)
+        constraint = getattr(self.original, "constraint", None)
         if constraint is not None:
             assign_local(self.variable, constraint(self.read()))
 

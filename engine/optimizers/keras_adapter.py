@@ -123,11 +123,11 @@ class KerasOptimizer(Optimizer):
                 "make it in build_optimizer, or pass a function that makes it"
             )
         keras.update_here(optimizer)
-        optimizer.build([target.given for target in targets])
+        optimizer.build([target.original for target in targets])
         self.keras_optimizer, self._rate_built = optimizer, id(keras.own_rate(optimizer))
 
     def _decays(self, target):
-        return super()._decays(target) and keras.decays(self.keras_optimizer, target.given)
+        return super()._decays(target) and keras.decays(self.keras_optimizer, target.original)
 
     def _update(self, pairs, learning_rate, counts):
         # Keras squares the values of slices one by one: of a row that occurs twice it would take a sum of squares.

@@ -251,7 +251,7 @@ def _shown(values: Mapping[str, Any]) -> Iterator[str]:
         if name in _ARGUMENTS:
             yield f"{setting('optimizer_arg', _ARGUMENTS[name] or name)}={value}"
         elif isinstance(value, dict):
-            yield from (setting(name, f"{each}={given}") for each, given in value.items())
+            yield from (setting(name, f"{each}={argument}") for each, argument in value.items())
         elif name == "freeze":
             yield from (setting(name, pattern) for pattern, _ in value)
         else:

@@ -74,8 +74,8 @@ class MultiWorker(Replicated):
         self.host, self.host_names = task.worker, task.names
         self._stop: Stop | None = None
         self._stop_reason = ""  # why this worker wants to stop
-        self._is_asked = False  # whether any worker does, once all know
-        self._wishes = self._given = self._agreed = 0  # this worker's, to be given; given; of any, once all know
+        self._stop_requested = False  # whether any worker does, once all know
+        self._wishes = self._published = self._agreed = 0  # this worker's, to be given; given; of any, once all know
         self._before: tuple[WorkersLoop, LoopResult] | None = None
         self._exchange: Any = None  # a tf.function
         self._arrivals = Arrivals()
@@ -141,7 +141,7 @@ class MultiWorker(Replicated):
 
     def agree_to_stop(self, reason: str | None, together: bool = False) -> Stop | None:
         self._stop_reason = self._stop_reason or reason or ""
-        if self._stop is None and (together or self._is_asked):
+        if self._stop is None and (together or self._stop_requested):
             reasons = self.exchange_text(self._stop_reason)
             if any(reasons):
                 first = next(worker for worker, each in enumerate(reasons) if each)
@@ -150,13 +150,13 @@ class MultiWorker(Replicated):
         return self._stop
 
     def go_on(self) -> None:
-        self._stop_reason, self._is_asked, self._stop = "", False, None
+        self._stop_reason, self._stop_requested, self._stop = "", False, None
 
     def agree_to_do(self, wishes: int) -> int:
-        self._wishes |= wishes & ~self._given
-        self._given |= wishes
+        self._wishes |= wishes & ~self._published
+        self._published |= wishes
         agreed, self._agreed = self._agreed, 0
-        self._given &= ~agreed
+        self._published &= ~agreed
         return agreed
 
     def run(self, program: WorkersLoop, limit: int) -> LoopResult:  # type: ignore[override]
@@ -174,15 +174,15 @@ class MultiWorker(Replicated):
     def _follow(self, program: WorkersLoop, result: LoopResult) -> None:
         rows = result.workers.read()
         program.agreed_steps = int(rows[0]["next_steps"])  # the chief's clock paces all
-        for asked in (int(row["asked"]) for row in rows):
-            self._is_asked |= bool(asked & 1)
-            self._agreed |= asked >> 1
+        for requests in (int(row["requests"]) for row in rows):
+            self._stop_requested |= bool(requests & 1)
+            self._agreed |= requests >> 1
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         super().bind(state, train_feed, eval_feed)
         self._before = None
         self.go_on()
-        self._wishes = self._given = self._agreed = 0
+        self._wishes = self._published = self._agreed = 0
         state.trainer.reduction.watched = watched_figures(self.distribution)
 
     def _own_figures(self) -> dict:

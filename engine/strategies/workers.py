@@ -20,7 +20,7 @@ from .inner_loop import InnerLoop
 
 OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row
 # What the host gives with the call; the rest is measured in it.
-FROM_HOST = ("asked", "next_steps")  # the first: 1 to stop, and 2 times what else is wished, a bit each
+FROM_HOST = ("requests", "next_steps")  # the first: 1 to stop, and 2 times what else is wished, a bit each
 _MEASURED = ("seconds", "input_seconds", "steps")
 
 

@@ -51,8 +51,8 @@ def open_splits(
     from ...engine.data import streamed
 
     train, evaluation = _with_records(train), evaluation and _with_records(evaluation)
-    given, label, weight = names
-    parsed = described.find(train, tuple(map(str, given)), label, weight, lambda: _samples(train, SAMPLES))
+    selected, label, weight = names
+    parsed = described.find(train, tuple(map(str, selected)), label, weight, lambda: _samples(train, SAMPLES))
     parse = in_graph(parsed)
     classes, numbers = numbering(train, evaluation or [])
     if numbers:

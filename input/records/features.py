@@ -128,7 +128,7 @@ def find(paths: list[str], texts: tuple[str, ...], label: str, weight: str, samp
         return _of_json(path, content, label, weight)
     looked, rare = _looked_at(paths[0], samples())
     if texts:
-        features = [_given(each, looked) for each in texts]
+        features = [_declared(each, looked) for each in texts]
     else:
         features = [feature for name, feature in looked.items() if name not in rare]
         if rare:
@@ -245,7 +245,7 @@ def _example(names: list[str], label: str, weight: str, where: str) -> Any:
     return (features, label) if label else (features,)
 
 
-def _given(text: str, looked: Mapping[str, RecordFeature]) -> RecordFeature:
+def _declared(text: str, looked: Mapping[str, RecordFeature]) -> RecordFeature:
     match = re.fullmatch(r"([^:]+)(?::(\w+))?(?::(\d+(?:x\d+)*))?", text)
     if not match:
         raise InputError(f"features={text} can't be read; write NAME:DTYPE:SHAPE, e.g. image:uint8:28x28x1")

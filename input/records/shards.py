@@ -72,12 +72,12 @@ def open_splits(
       names: features, label and weight, see `tfrecord.load`.
       num_classes: as it was given.
     """
-    given, label, weight = names
+    selected, label, weight = names
     described: dict[str, Features] = {}
 
     def features_by(samples: Callable[[], list[bytes]]) -> Features:
         if not described:
-            described["all"] = features.find(train, tuple(map(str, given)), label, weight, samples)
+            described["all"] = features.find(train, tuple(map(str, selected)), label, weight, samples)
         return described["all"]
 
     splits = [kind(paths, features_by) if paths else None for paths in (train, evaluation)]

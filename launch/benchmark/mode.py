@@ -27,7 +27,7 @@ def benchmark(run: BaseRun) -> modes.Outcome:
     Nothing of the run_dir is read or changed, except that profile=true adds a trace.
     """
     config = run.config
-    work = result.work_asked(config)
+    work = result.configured_work(config)
     measured = _measure(run, os.environ)
     content = {**result.heading(config.global_batch_size), **modes.result_of(run), **work, **measured}
     if not config.is_chief:

@@ -143,7 +143,7 @@ def work_of(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in _WORK}
 
 
-def work_asked(config: Config) -> dict[str, Any]:
+def configured_work(config: Config) -> dict[str, Any]:
     """Returns the work that these flags measure, as their result names it."""
     return work_of(config.deciding())
 
@@ -168,7 +168,7 @@ def check_work_of_baseline(config: Config) -> None:
     """Raises `UsageError` for a baseline that is of other work than these flags measure."""
     if not config.baseline:
         return
-    if changed := differences(work_of(read_baseline(config.baseline)), work_asked(config)):
+    if changed := differences(work_of(read_baseline(config.baseline)), configured_work(config)):
         raise UsageError(
             f"{setting('baseline', config.baseline)} is of other work ({'; '.join(changed)}); use the same flags, or a "
             "baseline of this work"

@@ -278,13 +278,13 @@ class Presence:
         self._address = address
         self._timeout_seconds = timeout_seconds
         self.came = False
-        self._away_seconds, self._asked = 0.0, time.monotonic()
+        self._away_seconds, self._checked_at = 0.0, time.monotonic()
 
     def is_gone(self) -> bool:
         here, now = answers(self._address), time.monotonic()
         self.came = self.came or bool(here)
-        self._away_seconds = 0.0 if here else self._away_seconds + min(now - self._asked, 2 * _CONNECT_SECONDS)
-        self._asked = now
+        self._away_seconds = 0.0 if here else self._away_seconds + min(now - self._checked_at, 2 * _CONNECT_SECONDS)
+        self._checked_at = now
         return self._away_seconds > self._timeout_seconds
 
 

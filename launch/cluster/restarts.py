@@ -25,7 +25,7 @@ from ..errors import (
 )
 
 # Exit codes of a task that something else asked to end: it saved, or ended before it could catch the signal.
-_ASKED_TO_END = (
+_STOP_CODES = (
     *(EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED),
     *(-signal.SIGHUP, -signal.SIGINT, -signal.SIGTERM),
 )
@@ -56,9 +56,9 @@ class Ending:
     last_lines: tuple[str, ...] = ()
 
     @property
-    def was_asked(self) -> bool:
+    def ended_on_request(self) -> bool:
         """Whether it ended because it was asked to, by Ctrl-C, SIGTERM or SIGHUP."""
-        return self.code in _ASKED_TO_END
+        return self.code in _STOP_CODES
 
     @property
     def mistake(self) -> str | None:
@@ -194,7 +194,7 @@ class Synchronous:
 
     def _was_preempted(self, ending: Ending) -> bool:
         """Returns whether the ending loses nothing: one that a signal killed, as at its start, has saved nothing."""
-        return ending.was_asked and ending.code > 0
+        return ending.ended_on_request and ending.code > 0
 
     def _failed(self, cause: Ending) -> Settlement:
         count = self._count(self._failures)
@@ -251,7 +251,7 @@ class Servers(Synchronous):
         return task in ("chief", "evaluator")
 
     def end_timeouts(self, ending: Ending) -> EndTimeouts | None:
-        if ending.task == "chief" and (not ending.code or ending.was_asked):
+        if ending.task == "chief" and (not ending.code or ending.ended_on_request):
             return EndTimeouts(0.0, self._grace_seconds)  # the evaluator has yet to evaluate the last checkpoint
         if ending.task == "evaluator":
             return None

@@ -27,7 +27,7 @@ from .restarts import Ending, EndTimeouts, Servers, Settlement, Synchronous
 
 _LAST_WORDS_SECONDS = 1.0  # for a reader of our output, once we are asked to end
 _OF_ITSELF = (EXIT_USAGE, EXIT_DIVERGED, EXIT_PORT_TAKEN)  # exit codes that another task's end does not lead to
-_ASK_SECONDS = 1.0  # from one question whether tasks wait for one that has ended to the next
+_QUERY_SECONDS = 1.0  # from one question whether tasks wait for one that has ended to the next
 _ANSWER_SECONDS = 0.1
 
 
@@ -189,7 +189,7 @@ class Supervisor:
                     self._first_ended_at = self._first_ended_at if endings else time.time()
                     endings.append(ending)
                     self._after(ending)
-            self._ask_who_waits()
+            self._check_waiting()
             self._carry_out_plan()
         return endings
 
@@ -235,7 +235,7 @@ class Supervisor:
             return
         timeouts = self._rule.end_timeouts(ending)
         others = f"{len(self._tasks)} still running" if self._tasks else "all have ended"
-        as_signalled = ending.task in self._signalled and ending.was_asked
+        as_signalled = ending.task in self._signalled and ending.ended_on_request
         self._output.print(f"{f'{ending.task} has ended, as it was told to' if as_signalled else ending}; {others}")
         if timeouts is not None and not self._plan:
             self._end_by(timeouts)
@@ -246,14 +246,14 @@ class Supervisor:
         times += [self._left[0]] if self._left and not self._plan else []
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _ask_who_waits(self) -> None:
+    def _check_waiting(self) -> None:
         """Ends the job where a task waits for the run to begin, for one that has ended and will not come."""
         if self._left is None or self._plan or self._left[0] > time.monotonic():
             return
         ending = self._left[1]
-        asked = [task for task in self._tasks if self._rule.saves(task.name)]  # the others wait for nobody
-        replies = {task.name: rendezvous.answers(self._address(task.name), _ANSWER_SECONDS) for task in asked}
-        self._left = None if {*replies.values()} <= {"ready"} else (time.monotonic() + _ASK_SECONDS, ending)
+        queried = [task for task in self._tasks if self._rule.saves(task.name)]  # the others wait for nobody
+        replies = {task.name: rendezvous.answers(self._address(task.name), _ANSWER_SECONDS) for task in queried}
+        self._left = None if {*replies.values()} <= {"ready"} else (time.monotonic() + _QUERY_SECONDS, ending)
         if waiting := next((name for name in replies if replies[name] == "starting"), None):
             self._settled = self._rule.missed(ending, waiting)
             self._end_by(self._rule.end_timeouts(Ending(ending.task, EXIT_USAGE)))
@@ -333,7 +333,7 @@ class Supervisor:
 
     def _exit_code_when_stopped(self, endings: list[Ending]) -> int:
         for ending in endings:
-            if ending.code and not ending.was_asked:
+            if ending.code and not ending.ended_on_request:
                 self._explain(f"{ending}, while it was to save and end", ending)
         return EXIT_CODES[self._stop_signal.name]
 

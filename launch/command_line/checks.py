@@ -40,7 +40,7 @@ def check(config: Config) -> None:
         _check_run_dir(config)
     paths.check_results(config.values)
     for flag in registry.ENTRIES:
-        config.given_arguments(flag)
+        config.configured_arguments(flag)
     if config.mode == "export":
         _check_export(config)
     if config.mode == "predict":
@@ -71,7 +71,7 @@ def check_named(config: Config) -> None:
     Or where a run was begun with others.
     """
     for flag in ARGUMENTS:
-        config.given_arguments(flag)
+        config.configured_arguments(flag)
     if config.run_dir and (before := configs.read(config.run_dir)):
         check_same_run(config, setting("run_dir", config.run_dir), before)
     if config.eval_data_dir and not (config.input_entry and config.input_entry.reads_eval_data):

@@ -96,7 +96,7 @@ class Config(Flags):
         return self.mode in ("train", "train_and_eval")
 
     @property
-    def given_run_dir(self) -> str | None:
+    def configured_run_dir(self) -> str | None:
         """Where the run's files are: --run_dir as it was given."""
         return self.remote.url if self.remote else self.run_dir
 
@@ -136,12 +136,12 @@ class Config(Flags):
         Raises `UsageError`.
         """
         rules: list[tuple[str, int | None]] = []
-        for given in self.freeze:
-            pattern, epochs = frozen(given)
+        for passed in self.freeze:
+            pattern, epochs = frozen(passed)
             until = None if epochs is None else max(0, steps_of(epochs, steps_per_epoch) - shift)
             if until and until % self.sync_every_steps:
                 raise UsageError(
-                    f"{setting('freeze', given)} ends at step {until}, between two syncs "
+                    f"{setting('freeze', passed)} ends at step {until}, between two syncs "
                     f"({setting('sync_every_steps')}={self.sync_every_steps}); give epochs that end at one"
                 )
             rules.append((pattern, until))
@@ -206,7 +206,7 @@ class Config(Flags):
         """What --mode=export or predict writes: a file, or the folder in which an export has a folder for each step."""
         return self.output or RunDir(self.run_dir).export
 
-    def given_arguments(self, flag: str) -> dict[str, Any]:
+    def configured_arguments(self, flag: str) -> dict[str, Any]:
         """Returns what a flag of NAME=VALUE gives, of the types of what it is for. Raises `UsageError`."""
         values = getattr(self, flag)
         if not values and flag in registry.ENTRIES:
@@ -219,8 +219,8 @@ class Config(Flags):
             raise UsageError(f"{RunDir(self.run_dir or '').config}: {error.message}; {_CURE}") from None
 
     def arguments(self, flag: str) -> dict[str, Any]:
-        """Returns `given_arguments`, and the defaults of those that are not given."""
-        return {**self._entry(flag).defaults, **self.given_arguments(flag)}
+        """Returns `configured_arguments`, and the defaults of those that are not given."""
+        return {**self._entry(flag).defaults, **self.configured_arguments(flag)}
 
     def _entry(self, flag: str) -> registry.Entry:
         if flag == "model_arg":
@@ -243,7 +243,7 @@ class Config(Flags):
         values = {name: self.values[name] for name in DECIDING}
         for name in ARGUMENTS:
             if name in values:  # an optimizer's and a schedule's defaults are their own
-                values[name] = self.given_arguments(name) if name in _UPDATE_ARGUMENTS else self.arguments(name)
+                values[name] = self.configured_arguments(name) if name in _UPDATE_ARGUMENTS else self.arguments(name)
         values["model"] = self.model_entry.name
         if self.input_entry:
             values["input"] = self.input_entry.name
@@ -255,13 +255,13 @@ class Config(Flags):
 
     def as_json(self) -> dict[str, Any]:
         """Returns all values, and those that decide, as config.json holds them. Plain JSON."""
-        arguments = {name: self.given_arguments(name) for name in ARGUMENTS}
-        flags = {**self.values, **arguments, "run_dir": self.given_run_dir}
+        arguments = {name: self.configured_arguments(name) for name in ARGUMENTS}
+        flags = {**self.values, **arguments, "run_dir": self.configured_run_dir}
         return plain({"flags": flags, "deciding": self.deciding()})
 
 
 def configure(
-    given: Mapping[str, Any],
+    passed: Mapping[str, Any],
     trainer_class: type | None,
     has_data: bool,
     environment: Mapping[str, str],
@@ -274,7 +274,7 @@ def configure(
     """Returns the configuration that flags' values ask for; imports nothing that it names. Raises `UsageError`.
 
     Args:
-      given: the values, of a command line or of a call, each in its flag's type.
+      passed: the values, of a command line or of a call, each in its flag's type.
       trainer_class: the user's own Trainer, or None: then --model names one.
       has_data: whether the user's script brings its data: then --input is not needed.
       environment: the process's variables, where a cluster is described.
@@ -284,25 +284,25 @@ def configure(
       remote: see `Config`.
       may_be_endless: whether a run without a length has no end; else it has the default one.
     """
-    values = {**vars(Flags()), **given}
+    values = {**vars(Flags()), **passed}
     script, taken = dict(script_flags or {}), dict[str, Any]()
     if remote:
         values["run_dir"] = remote.folder
     paths.check(values)
     if values["mode"] in READING:
-        taken, script_of_run = _of_the_run(given, values, environment)
+        taken, script_of_run = _of_the_run(passed, values, environment)
         values |= taken
         script |= {name: value for name, value in script_of_run.items() if name in script.keys() - {*by_caller}}
         if trainer_class is None and values["model"] is None:
             _refuse_without_model(values["run_dir"], values["mode"])
-    cluster = _cluster(given, values, environment)  # which may say the strategy
-    _check_uses(given, values)
+    cluster = _cluster(passed, values, environment)  # which may say the strategy
+    _check_uses(passed, values)
     _check_names(values, trainer_class, has_data)
     values["optimizer"] = values["optimizer"].lower()
     is_endless = may_be_endless and _is_endless(values)
     for steps, other in EITHER:
         _settle_length(values, steps, other, 10.0)
-    _settle_periods(given, values)
+    _settle_periods(passed, values)
     return Config(
         **values,
         own_class=trainer_class,
@@ -344,14 +344,14 @@ def _is_endless(values: dict[str, Any]) -> bool:
     return is_endless
 
 
-def _cluster(given: Mapping[str, Any], values: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
+def _cluster(passed: Mapping[str, Any], values: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
     """Returns the run's cluster, if it has one; with an evaluator it only trains.
 
     Where no strategy is given, several tasks train as workers, or around their servers.
     """
-    tasks = _tasks(given, values, environment)
+    tasks = _tasks(passed, values, environment)
     has_config = tasks is None and bool(environment.get(tf_config.NAME, "").strip())
-    if "strategy" not in given and values["strategy"] not in _CLUSTERED and (tasks or has_config):
+    if "strategy" not in passed and values["strategy"] not in _CLUSTERED and (tasks or has_config):
         of_config = tf_config.kind_of_strategy(environment) if has_config else "multi_worker"
         values["strategy"] = "parameter_server" if values["num_ps"] else of_config
     if (strategy := values["strategy"]) not in _CLUSTERED:
@@ -370,7 +370,7 @@ def _cluster(given: Mapping[str, Any], values: dict[str, Any], environment: Mapp
         cluster = discovery.arranged(tasks, values["num_ps"], values["evaluator"], environment)
     cluster = dataclasses.replace(cluster, bind=values["bind"] or "")
     if cluster.job("evaluator") and values["mode"] == "train_and_eval":
-        if "mode" in given:
+        if "mode" in passed:
             raise UsageError(
                 f"{setting('mode')}=train_and_eval evaluates within the run, as the evaluator does beside it; use "
                 f"{setting('mode')}=train, or leave the evaluator out"
@@ -379,14 +379,14 @@ def _cluster(given: Mapping[str, Any], values: dict[str, Any], environment: Mapp
     return cluster
 
 
-def _tasks(given: Mapping[str, Any], values: dict[str, Any], environment: Mapping[str, str]) -> Tasks | None:
+def _tasks(passed: Mapping[str, Any], values: dict[str, Any], environment: Mapping[str, str]) -> Tasks | None:
     """Returns the tasks of a run whose kinds flags tell; None where TF_CONFIG tells them, or nothing does."""
     servers, evaluator = values["num_ps"], values["evaluator"]
     if evaluator and not servers:
         raise UsageError(
             f"{setting('evaluator')} is for {setting('num_ps')}=N parameter servers; add them, or leave it out"
         )
-    if values["strategy"] == "multi_worker" and servers and "strategy" in given:
+    if values["strategy"] == "multi_worker" and servers and "strategy" in passed:
         raise UsageError(
             f"{setting('num_ps', servers)} is for {setting('strategy')}=parameter_server; use that, or leave one of "
             "them out"
@@ -436,10 +436,10 @@ def _settle_length(values: dict[str, Any], steps: str, other: str, default: floa
         values[other] = default
 
 
-def _settle_periods(given: Mapping[str, Any], values: dict[str, Any]) -> None:
+def _settle_periods(passed: Mapping[str, Any], values: dict[str, Any]) -> None:
     """Makes defaults multiples of the sync period; what was asked for is checked against it."""
     for name in PERIODS:
-        if values[name] and name not in given:
+        if values[name] and name not in passed:
             values[name] = whole_periods(values[name], values["sync_every_steps"])
 
 
@@ -454,7 +454,7 @@ def whole_periods(steps: int, period_steps: int) -> int:
 
 
 def _of_the_run(
-    given: Mapping[str, Any], values: Mapping[str, Any], environment: Mapping[str, str]
+    passed: Mapping[str, Any], values: Mapping[str, Any], environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the values that the caller leaves to the run which is read, and those of the script's own flags."""
     if not values["run_dir"]:
@@ -464,7 +464,7 @@ def _of_the_run(
     run = read(values["run_dir"])
     if not run:
         return {}, {}
-    by_caller = {*given, *OF_THIS_CALL}
+    by_caller = {*passed, *OF_THIS_CALL}
     is_alone = not (values["cluster_hosts"] or tf_config.NAME in environment or discovery.tasks_of(environment))
     if run["flags"].get("strategy") in _CLUSTERED and is_alone:
         by_caller.add("strategy")  # one process can read what several have written
@@ -478,7 +478,7 @@ def _of_the_run(
     taken = _taken(path, run, values.keys() - by_caller)
     if not isinstance(of_script := run["deciding"].get("script_flags", {}), dict):
         raise UsageError(f"{path} has script_flags={shown(of_script)}, which is not an object; {_CURE}")
-    if taken.get("restore_best", values["restore_best"]) and "eval_checkpoint" not in given:
+    if taken.get("restore_best", values["restore_best"]) and "eval_checkpoint" not in passed:
         taken["eval_checkpoint"] = "best"  # which the run has ended with
     return taken, of_script
 
@@ -544,16 +544,16 @@ def of_run(where: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     return {"flags": flags_of_run, "deciding": deciding}
 
 
-def _check_uses(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+def _check_uses(passed: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Raises `UsageError` for the first flag of the caller's that the run would ignore.
 
     Args:
-      given: see `configure`.
+      passed: see `configure`.
       values: the run's, of all flags: a caller may leave some to the run that is read.
     """
     defaults = vars(Flags())
     for name, (other, *choices) in USES.items():
-        value = given.get(name, defaults[name])
+        value = passed.get(name, defaults[name])
         is_never = name.endswith("_every_steps") and value == 0  # 0 is obeyed everywhere
         if value == defaults[name] or is_never:
             continue

@@ -65,13 +65,13 @@ def show(text: str) -> NoReturn:
 
 def _shown(kind: str, entry: registry.Entry) -> str:
     """Returns what --help says of a model or input: what it is, its arguments and their defaults."""
-    arguments = [*entry.required, *(f"{name}={as_given(value)}" for name, value in entry.defaults.items())]
+    arguments = [*entry.required, *(f"{name}={as_typed(value)}" for name, value in entry.defaults.items())]
     return described(
         entry.name, f"{entry.summary} [--{kind}_arg {' '.join(arguments)}]" if arguments else entry.summary
     )
 
 
-def as_given(value) -> str:
+def as_typed(value) -> str:
     """Formats a default as it would be written on the command line."""
     return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
@@ -103,7 +103,7 @@ def _of_script(flag: flags.Flag) -> str:
 
 def _default(field: dataclasses.Field) -> str:
     default = default_of(field)
-    return "" if default in (None, "", [], {}) else f" [{as_given(default)}]"
+    return "" if default in (None, "", [], {}) else f" [{as_typed(default)}]"
 
 
 def usage(field: dataclasses.Field) -> str:

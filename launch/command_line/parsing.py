@@ -42,10 +42,10 @@ def from_argv(argv: Sequence[str]) -> Values:
     of_files = _of_files(words)
     for name, value in (each for _, own in of_files for each in own.items()):
         flags.FLAGS[name].parse(value)
-    given, rest = read(words, FIELDS, of=flags.FLAGS)
+    passed, rest = read(words, FIELDS, of=flags.FLAGS)
     if rest:
         raise UsageError(f"{rest[0]!r} is not a flag; write --NAME=VALUE, see --help")
-    return _merged([*(values for values, _ in of_files), given])
+    return _merged([*(values for values, _ in of_files), passed])
 
 
 def of_tasks(words: Sequence[str]) -> Values:
@@ -55,8 +55,8 @@ def of_tasks(words: Sequence[str]) -> Values:
       UsageError: a mistake in those of crankshaft train.
     """
     words = without_flagfiles(words)
-    given, _ = read(words, FIELDS, known_only=True, between=True)
-    return _merged([*(values for values, _ in _of_files(words, known_only=True)), given])
+    passed, _ = read(words, FIELDS, known_only=True, between=True)
+    return _merged([*(values for values, _ in _of_files(words, known_only=True)), passed])
 
 
 def from_keywords(keywords: Mapping[str, Any]) -> tuple[Values, Values]:
@@ -64,11 +64,11 @@ def from_keywords(keywords: Mapping[str, Any]) -> tuple[Values, Values]:
 
     None is a flag that is not given. Raises `UsageError`.
     """
-    given, own = _typed(keywords)
-    if "config" not in given:
-        return given, own
-    of_file, own_of_file = _of_file(given["config"], given)
-    return _merged([of_file, given]), own_of_file | own
+    passed, own = _typed(keywords)
+    if "config" not in passed:
+        return passed, own
+    of_file, own_of_file = _of_file(passed["config"], passed)
+    return _merged([of_file, passed]), own_of_file | own
 
 
 def read(
@@ -110,8 +110,8 @@ def read(
         raise _unknown(error.flagname, [*fields, *(of_script() if of is not None else ())]) from None
     except (flags.Error, ValueError) as error:
         raise UsageError(f"{' '.join(str(error).removeprefix('flag ').split())}; see --help") from None
-    given = {name: absl[name].value for name in fields if absl[name].present}
-    return {name: _of_texts(fields[name], texts) for name, texts in given.items()}, rest
+    passed = {name: absl[name].value for name in fields if absl[name].present}
+    return {name: _of_texts(fields[name], texts) for name, texts in passed.items()}, rest
 
 
 def _of_texts(field: Any, texts: Sequence[str]) -> Any:
@@ -126,18 +126,18 @@ def _unknown(name: str, known: Sequence[str]) -> UsageError:
 
 def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
     """Returns values in their flags' types, and those of a script's own flags. Raises `UsageError`."""
-    given: Values = {}
+    passed: Values = {}
     own: Values = {}
     for name, value in values.items():
         if value is None:
             continue
         if name in FIELDS:
-            given[name] = coerce(FIELDS[name], value)
+            passed[name] = coerce(FIELDS[name], value)
         elif name in flags.FLAGS:
             own[name] = _of_own(flags.FLAGS[name], value)
         else:
             raise _unknown(name, [*FIELDS, *of_script()])
-    return given, own
+    return passed, own
 
 
 def _of_own(flag: flags.Flag, value: Any) -> Any:

@@ -191,8 +191,8 @@ class Argument(Kind):
 
     def coerce(self, value: Any) -> tuple[str, Written]:
         """See `Kind`."""
-        name, is_given, text = as_text(_text(value)).partition("=")
-        if not name or not is_given:
+        name, separator, text = as_text(_text(value)).partition("=")
+        if not name or not separator:
             raise ValueError("it has no value; write NAME=VALUE")
         return name, Written(text)
 
@@ -306,8 +306,8 @@ def _one(field: dataclasses.Field, value: Any, kind: Kind) -> Any:
             raise UsageError(f"{setting(name)} is empty (a variable that is not set?); {cure}") from None
         if kind.choices:
             raise UsageError(f"{setting(name, value)} is unknown; {nearest(value, kind.choices)}") from None
-        given = value if isinstance(value, str) else short(value)
-        raise UsageError(f"{setting(name, given)} can't be used: {error}; see {setting('help')}") from None
+        shown = value if isinstance(value, str) else short(value)
+        raise UsageError(f"{setting(name, shown)} can't be used: {error}; see {setting('help')}") from None
 
 
 def absolute(path: str) -> str:

@@ -13,7 +13,7 @@ from ...engine.machine import cpus
 from ...engine.strategies.base import Strategy
 
 
-def given() -> int:
+def configured() -> int:
     """Returns how many threads TensorFlow takes for an operation by default or by its environment variable."""
     threads = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     return int(threads) if threads.isdecimal() else len(cpus.usable_cpus([os.getpid()]))
@@ -23,7 +23,7 @@ def of(strategy: Strategy) -> dict[str, int]:
     """Returns threads an operation and parts a batch where a CPU of this process computes gradients; else nothing."""
     if strategy.computing_tasks or "CPU" not in strategy.computes_on[0]:
         return {}
-    threads = tf.config.threading.get_intra_op_parallelism_threads() or given()
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or configured()
     return {"threads": threads, "batch_parts": strategy.batch_parts}
 
 

@@ -150,15 +150,15 @@ class RecordReader:
             room = min(1.0, _WORKERS_BYTES / size) * self._offset
             has_workers = self._with_workers <= room or self._offset + 2 * len(line) > size
             self._with_workers += has_workers * len(line)
-            given = (not has_workers and parsed(_without_workers(line))) or parsed(line)
+            raw = (not has_workers and parsed(_without_workers(line))) or parsed(line)
         else:
-            given = parsed(line)
-        if given is None:
+            raw = parsed(line)
+        if raw is None:
             self.skipped += 1
             return
-        workers = (given.pop("workers", None) or [])[:_MOST_WORKERS]
-        event = _bounded(given, [_MOST_OF_EVENT])
-        kind, task, time = given["event"], event.get("task"), given["time"]
+        workers = (raw.pop("workers", None) or [])[:_MOST_WORKERS]
+        event = _bounded(raw, [_MOST_OF_EVENT])
+        kind, task, time = raw["event"], event.get("task"), raw["time"]
         self._time = time
         if kind in _LATEST:
             self._latest[kind] = event

@@ -28,7 +28,7 @@ from . import fingerprints
 _SHARED_SECONDS = 10.0
 
 
-def check_asked(config: Config, splits: Mapping[str, Any], strategy) -> None:
+def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
     """Raises `UsageError`, on all workers, where flags, versions or the layout of the data differ.
 
     Args:

@@ -294,10 +294,10 @@ def _step_timeout_seconds(config: Config) -> float:
 
 def batch_parts(config: Config) -> int:
     """Returns how many parts of a batch the CPU's cores compute in parallel: one each, where the model allows it."""
-    splits = config.trainer_class.splits_batch(**config.given_arguments("model_arg"))
+    splits = config.trainer_class.splits_batch(**config.configured_arguments("model_arg"))
     if not splits or config.strategy != "one_device" or config.jit == "on" or not config.owns_process:
         return 1
-    cores = threads.given()
+    cores = threads.configured()
     examples = config.global_batch_size // config.accumulate_steps
     return cores if 1 <= cores <= examples // _LEAST_EXAMPLES_A_PART else 1
 
@@ -321,7 +321,7 @@ def build_state(config: Config, strategy: Strategy, found: Inputs, train_steps: 
     known_data = found.example, found.known.num_classes, found.known.vocabulary
 
     def make() -> TrainState:
-        trainer = config.trainer_class(**config.given_arguments("model_arg"))
+        trainer = config.trainer_class(**config.configured_arguments("model_arg"))
         state = TrainState(trainer)
         prepare(trainer, options, _reduction(config), *known_data, _num_servers(config, strategy))
         state.build()
@@ -330,8 +330,8 @@ def build_state(config: Config, strategy: Strategy, found: Inputs, train_steps: 
     try:
         state = strategy.build(make)
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # of any batch
-        given_arguments = plain(config.given_arguments("model_arg"))
-        arguments = "".join(f" --model_arg={name}={value}" for name, value in given_arguments.items())
+        model_arguments = plain(config.configured_arguments("model_arg"))
+        arguments = "".join(f" --model_arg={name}={value}" for name, value in model_arguments.items())
         raise RunError(
             f"{config.model_entry.name}{arguments} does not fit into memory ({reason(error)}); make the model smaller, "
             f"or share it out over devices by {setting('mesh')}"
@@ -363,7 +363,7 @@ def _num_servers(config: Config, strategy) -> int:
 
 def _step_options(config: Config, train_steps: int | None, batch_parts: int, order: Order | None) -> StepOptions:
     """Makes the settings of a run's step; `order` is of its training data, None where it does not train."""
-    optimizer_arg = config.given_arguments("optimizer_arg")
+    optimizer_arg = config.configured_arguments("optimizer_arg")
     exclude = optimizer_arg.pop("weight_decay_exclude", WEIGHT_DECAY_EXCLUDE)
     ema_warmup = optimizer_arg.pop("ema_warmup", True)
     clips = {ours: optimizer_arg.pop(name, 0.0) for name, ours in registry.CLIPS.items()}
@@ -380,7 +380,7 @@ def _step_options(config: Config, train_steps: int | None, batch_parts: int, ord
         optimizer_arg=optimizer_arg,
         learning_rate=config.learning_rate,
         learning_rate_schedule=config.learning_rate_schedule,
-        learning_rate_schedule_arg=config.given_arguments("learning_rate_schedule_arg"),
+        learning_rate_schedule_arg=config.configured_arguments("learning_rate_schedule_arg"),
         warmup_steps=config.warmup_steps,
         rate_by=rate_by,
         total_steps=train_steps if has_length else max(train_steps or 0, least_steps),
@@ -445,7 +445,7 @@ def choose_jit(run: BaseRun) -> str:
     why = "as this run began"
     if config.jit != "auto":
         state.jit, why = config.jit == "on", "as asked"
-    elif state.jit is None and getattr(run.trainer, "asks_for_jit", False):
+    elif state.jit is None and getattr(run.trainer, "wants_jit", False):
         state.jit, why = True, "as the model is compiled"
     if state.jit is not None:
         strategy.training = strategy.program("train", strategy.training.feed, state.jit)

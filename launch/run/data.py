@@ -26,7 +26,10 @@ _BY_INDEX = ("max_bad_records", "shuffle_window")  # flags
 def load(config: Config) -> Data:
     """Loads the splits of --input."""
     entry = config.input_entry
-    arguments = {**config.given_arguments("input_arg"), **{name: getattr(config, name) for name in entry.from_flags}}
+    arguments = {
+        **config.configured_arguments("input_arg"),
+        **{name: getattr(config, name) for name in entry.from_flags},
+    }
     return call(functools.partial(entry.make, config.data_dir, config.seed, **arguments))
 
 

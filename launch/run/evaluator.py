@@ -46,13 +46,15 @@ def watch(run: BaseRun) -> Outcome:
         while True:
             if not has_met and (has_met := bool(answers(chief))):
                 _check_run_dir(config.run_dir)
-            asked_to_end = request.reason or coordinator.is_gone()  # asked first: what was saved by then is found below
+            stop_requested = (
+                request.reason or coordinator.is_gone()
+            )  # asked first: what was saved by then is found below
             for manifest in restored(run, newer_than=done):
                 if done < 0:
                     files.open(manifest.step - 1)
                 done = manifest.step
                 _evaluate(run, files, best)
-            if asked_to_end or done >= end:
+            if stop_requested or done >= end:
                 break
             time.sleep(_POLL_SECONDS)
     files.close()

@@ -67,13 +67,13 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
     return run.strategy.external(step, split, config.global_batch_size, seed, steps)
 
 
-def check_like(name: str, wanted, given_spec, if_resized: str = "") -> None:
+def check_like(name: str, wanted, spec, if_resized: str = "") -> None:
     """Raises `UsageError` where one example, a nest of specs, is not what the run takes.
 
     Args:
       name: of the data.
       wanted: what the run takes.
-      given_spec: one example.
+      spec: one example.
       if_resized: what to do where only the sizes of images or sequences differ.
     """
 
@@ -87,15 +87,15 @@ def check_like(name: str, wanted, given_spec, if_resized: str = "") -> None:
         return [(tf.as_dtype(x.dtype), len(x.shape)) for x in tf.nest.flatten(specs)]
 
     try:
-        alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, given_spec)))
+        alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, spec)))
     except (TypeError, ValueError):  # other structures
         alike = False
-    if not alike and isinstance(wanted, dict) and isinstance(given_spec, dict):
-        check_names("the data", wanted, given_spec)
+    if not alike and isinstance(wanted, dict) and isinstance(spec, dict):
+        check_names("the data", wanted, spec)
     if not alike:
-        line = f"{name} are {shown(given_spec)} an example; this run's are {shown(wanted)}"
-        if isinstance(given_spec, tuple) and not isinstance(wanted, (tuple, dict)):
+        line = f"{name} are {shown(spec)} an example; this run's are {shown(wanted)}"
+        if isinstance(spec, tuple) and not isinstance(wanted, (tuple, dict)):
             line += "; a list or tuple is several inputs: give one array, as np.array(list) makes of numbers or text"
-        elif if_resized and forms(wanted) == forms(given_spec) and any(rank > 1 for _, rank in forms(wanted)):
+        elif if_resized and forms(wanted) == forms(spec) and any(rank > 1 for _, rank in forms(wanted)):
             line += f"; {if_resized}"
         raise UsageError(line)

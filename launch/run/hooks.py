@@ -12,11 +12,11 @@ import tensorflow as tf
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints import manifest as manifests
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
-from ...engine.hooks.asked import Asked
 from ...engine.hooks.base import Period
 from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.recorder import Recorder
+from ...engine.hooks.request_handler import RequestHandler
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.slow import InputBound, Stragglers
 from ...engine.hooks.sync_check import SyncCheck
@@ -53,7 +53,7 @@ def compose(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) ->
     run.metrics = TrainMetrics(_eval_period(run))
     run.final = evaluation.FinalWeights(any(getattr(user, "given", ()) for user in users))
     run.stop_request = StopRequest()
-    runs_users = any(not isinstance(user, KerasCallbacks) or user.given for user in users)
+    runs_users = any(not isinstance(user, KerasCallbacks) or user.callbacks for user in users)
     if run.strategy.num_replicas > 1:
         names = run.strategy.replica_names
         run.sync_check = SyncCheck(run.config.check_sync_every_steps, names, periods, runs_users)
@@ -112,7 +112,7 @@ def in_order(
     hooks += [Progress(config.progress if config.is_chief else "off"), run.stop_request]
     if run.checkpoints:
         hooks.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
-    return [*hooks, *_asked(run, hooks, looking)]
+    return [*hooks, *_request_handler(run, hooks, looking)]
 
 
 def _guards(run: BaseRun) -> list[Hook]:
@@ -167,7 +167,7 @@ def _checkpoint(record: Recorder, best: bool, manifest: Manifest, seconds: float
     record.checkpoint(best, f"{'best' if best else 'checkpoints'}/{manifest.name}", manifest.step, seconds, size)
 
 
-def _asked(run: BaseRun, hooks: Sequence[Hook], looking: Writing) -> list[Asked]:
+def _request_handler(run: BaseRun, hooks: Sequence[Hook], looking: Writing) -> list[RequestHandler]:
     """Makes the hook that answers `crankshaft ask`, where the run has a folder that whoever asks can reach."""
     config, strategy, checkpoints = run.config, run.strategy, run.checkpoints
     if checkpoints is None or config.remote:
@@ -187,7 +187,7 @@ def _asked(run: BaseRun, hooks: Sequence[Hook], looking: Writing) -> list[Asked]
 
     folder = RunDir(config.run_dir)
     requests = Requests(folder.requests, is_mine)
-    return [Asked(requests, looking, save, run.stop_request.request, describe, folder.tensorboard, others)]
+    return [RequestHandler(requests, looking, save, run.stop_request.request, describe, folder.tensorboard, others)]
 
 
 def _described(record: Recorder) -> str:

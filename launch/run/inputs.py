@@ -85,7 +85,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
         now = known, form.features(example)
         names.check_trained(_named_data(config), (trained.known, trained.features), now)
     both = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
-    agreement.check_asked(config, both, strategy)
+    agreement.check_settings(config, both, strategy)
     if config.run_dir and config.trains and not config.remote:
         agreement.check_run_dir(config.run_dir, strategy)
     known_input = _known_input(config, strategy)
@@ -107,7 +107,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
 
 def of_saved(config: Config, strategy: Strategy) -> Inputs:
     """Returns what a run has saved of its data, which is not read. Raises `UsageError`."""
-    agreement.check_asked(config, {}, strategy)
+    agreement.check_settings(config, {}, strategy)
     saved = model_file.read(config.run_dir)
     try:
         _ = saved.known.tokens and saved.known.tokens.ids  # which reads them

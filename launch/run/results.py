@@ -99,7 +99,7 @@ class Ending:
             return
         model = config.own_class.__name__ if config.own_class else config.model
         step = loop.status.step if loop else None
-        of_run = {"mode": config.mode, "model": model, "run_dir": config.given_run_dir, "step": step}
+        of_run = {"mode": config.mode, "model": model, "run_dir": config.configured_run_dir, "step": step}
         try:
             self._write({**of_run, "error": line, "exit_code": code}, code)
         except OSError as failed:

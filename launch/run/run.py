@@ -41,7 +41,7 @@ class Run(BaseRun):
           isolation: its own state of what it shares with the program.
           stack: of all that it holds until it is closed.
         """
-        self.run_dir: str | None = self.config.given_run_dir
+        self.run_dir: str | None = self.config.configured_run_dir
         self.is_open = True
         self._ending, self._isolation, self._stack = ending, isolation, stack
         self._standby = Standby(self._end_by_signal)
@@ -320,10 +320,10 @@ class Run(BaseRun):
           checked: checks data and makes a split of it; None is for data of the run's form, if any is given.
           **arguments: as they were given, to compare.
         """
-        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
+        passed = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
         if while_open and not self.is_open:
             raise UsageError(
-                f"{method}({given}): the run is closed; open it again, on the same run_dir if it is to go on"
+                f"{method}({passed}): the run is closed; open it again, on the same run_dir if it is to go on"
             )
         with self._standby.calling(), explanations.as_lines():
             try:
@@ -331,10 +331,10 @@ class Run(BaseRun):
                     split = checked(data) if checked else None if data is None else external.checked(self, data)
                     if self._copy is not None:
                         self._copy.give_back()
-                    if method != "close" and (ended_by := self._agree(f"{method}({given})", split)):
+                    if method != "close" and (ended_by := self._agree(f"{method}({passed})", split)):
                         self._has_agreed_to_end = True
                         self._standby.note(ended_by)
-                        raise UsageError(f"{method}({given}): the run ends, since a worker got {ended_by}")
+                        raise UsageError(f"{method}({passed}): the run ends, since a worker got {ended_by}")
                     with self._ended_by_signals() if method == "train" else contextlib.nullcontext():
                         yield split
                     if self._copy is not None:

@@ -225,7 +225,7 @@ def _end(run: BaseRun, result: dict[str, Any], exit_code: int, best: Best | None
         whose = ", whose weights the model ends with" if taken else ""
         lines.append(f"best {best.monitor} {best.best:.6g} at step {best.best_step}{whose}")
     if exit_code:
-        run_dir = config.given_run_dir
+        run_dir = config.configured_run_dir
         lines.append(f"the same command resumes from {run_dir}" if run_dir else "nothing is kept without --run_dir")
     if run.record:
         result["goodput"] = goodput = run.record.goodput()
@@ -277,13 +277,13 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
         return text
     text += _batch_size_line(run, manifest)
     if run.train_steps is None:
-        return f"{text}\nresumed at step {manifest.step:,} from {config.given_run_dir}"
+        return f"{text}\nresumed at step {manifest.step:,} from {config.configured_run_dir}"
     if manifest.step >= run.train_steps:
         more = "with more --train_steps or --train_epochs it goes on"
         if "train_steps" in config.deciding():
             more += f", with --allow_changed_config: --learning_rate_schedule={config.learning_rate_schedule} ends here"
         return f"{text}\nresumed at step {manifest.step:,}: this run is complete; {more}"
-    return f"{text}\nresumed at step {manifest.step:,} of {run.train_steps:,} from {config.given_run_dir}"
+    return f"{text}\nresumed at step {manifest.step:,} of {run.train_steps:,} from {config.configured_run_dir}"
 
 
 def _batch_size_line(run: BaseRun, manifest: Manifest) -> str:

@@ -27,12 +27,12 @@ class Tally(NamedTuple):
     """The counts of a shard, int64 scalars.
 
     Attributes:
-      given: rows that have an id.
+      assigned: rows that have an id.
       turned_away: how often an id that was to have a row found none free.
       sighted: ids counted since the counts were halved.
     """
 
-    given: tf.Tensor
+    assigned: tf.Tensor
     turned_away: tf.Tensor
     sighted: tf.Tensor
 
@@ -126,7 +126,7 @@ class Admission(tf.Module):
             ids = tf.boolean_mask(ids, self._count(ids, sightings) >= self.admit_after)
         any_length = tf.TensorShape([None])
         tf.while_loop(lambda ids: tf.size(ids) > 0, lambda ids: [self._place(ids)], [ids], [any_length], 1)
-        return self.read_tally().given
+        return self.read_tally().assigned
 
     def _place(self, ids: tf.Tensor) -> tf.Tensor:
         """Gives one row of each bucket to one of the ids that choose it, so that each sees what the others left.

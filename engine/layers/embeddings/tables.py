@@ -134,7 +134,7 @@ class Embedding(tf.Module):
                 f"{admission.MAX_ADMIT_AFTER}"
             )
         others = {"hash_ids": self.hash_ids, "unknown": self.unknown != "row_0"}
-        if unfit := [name for name, is_given in others.items() if is_given]:
+        if unfit := [name for name, is_set in others.items() if is_set]:
             raise UsageError(
                 f"embedding {self.name}: {unfit[0]} does not go with admit_after={self.admit_after}, by which training "
                 "gives out the rows; leave one of them out"
@@ -202,7 +202,7 @@ class Embedding(tf.Module):
             return {}
         tallies = [each.read_tally() for each in self.admissions]
         return {
-            "rows_given": tf.add_n([tally.given for tally in tallies]),
+            "rows_given": tf.add_n([tally.assigned for tally in tallies]),
             "turned_away": tf.add_n([tally.turned_away for tally in tallies]),
         }
 
@@ -235,7 +235,7 @@ class Embedding(tf.Module):
     def rows_of(self, ids: tf.Tensor, there: tf.Tensor | None = None, admits: bool = False) -> tf.Tensor:
         """Returns the row of each id, int64; arbitrary where `there` is False. `admits` lets ids get rows."""
         if self.admissions:
-            return self._given_rows(ids, there, admits)
+            return self._assigned_rows(ids, there, admits)
         if self.hash_ids:
             return hashing.bucket(ids, self.rows)
         if ids.dtype == tf.string:
@@ -255,7 +255,7 @@ class Embedding(tf.Module):
         ):
             return tf.identity(rows)
 
-    def _given_rows(self, ids: tf.Tensor, there: tf.Tensor | None, admits: bool) -> tf.Tensor:
+    def _assigned_rows(self, ids: tf.Tensor, there: tf.Tensor | None, admits: bool) -> tf.Tensor:
         keys = admission.as_key(ids)
         context = tf.distribute.get_replica_context()
         if admits:
@@ -277,7 +277,7 @@ class Embedding(tf.Module):
         unique, positions = tf.unique(keys)
         number = len(self.shards)
 
-        def ask(shard: int, keys: tf.Tensor, *sightings: tf.Tensor) -> tf.Tensor:
+        def lookup(shard: int, keys: tf.Tensor, *sightings: tf.Tensor) -> tf.Tensor:
             admitted = self.admissions[shard]
             rows = admitted.admit(keys, *sightings) if sightings else admitted.look_up(keys)
             return tf.where(rows < 0, tf.zeros_like(rows), rows * number + shard)
@@ -285,7 +285,7 @@ class Embedding(tf.Module):
         # Hashed once more, so that hashes are uniform again within a shard.
         owner = hashing.bucket(tf.bitcast(hashing.mixed(unique), tf.int64), number)
         sightings = [] if seen is None else [tf.math.unsorted_segment_sum(seen, positions, tf.size(unique))]
-        return tf.gather(self._on_shards(owner, ask, unique, *sightings), positions)
+        return tf.gather(self._on_shards(owner, lookup, unique, *sightings), positions)
 
     def _read(self, rows: tf.Tensor) -> tf.Tensor:
         """Reads rows [n], any of which may occur several times, as [n, width]; `NO_ROW` is zeros or any row."""
@@ -311,21 +311,21 @@ class Embedding(tf.Module):
         """Gathers rows [n] as [n, width]: each server is asked for its own. `note` is called for each shard's."""
         number, dtype = len(self.shards), self.reduce_dtype if step_context().is_training else tf.float32
 
-        def ask(shard: int, rows: tf.Tensor) -> tf.Tensor:
+        def lookup(shard: int, rows: tf.Tensor) -> tf.Tensor:
             shard_rows = self.shards[shard]
             return fetch(shard_rows.sparse_read(note(rows)), shard_rows.device, dtype)
 
-        return tf.ensure_shape(self._on_shards(rows % number, ask, rows // number), [None, self.width])
+        return tf.ensure_shape(self._on_shards(rows % number, lookup, rows // number), [None, self.width])
 
-    def _on_shards(self, owner: tf.Tensor, ask: Callable, *tensors: tf.Tensor) -> tf.Tensor:
-        """Joins `ask(shard, *parts)` of each shard's parts of tensors [n, ...], in their order, by `owner` [n]."""
+    def _on_shards(self, owner: tf.Tensor, lookup: Callable, *tensors: tf.Tensor) -> tf.Tensor:
+        """Joins `lookup(shard, *parts)` of each shard's parts of tensors [n, ...], in their order, by `owner` [n]."""
         number = len(self.shards)
         if number == 1:
-            return ask(0, *tensors)
+            return lookup(0, *tensors)
         owner = tf.cast(owner, tf.int32)
         parts = zip(*(tf.dynamic_partition(x, owner, number) for x in tensors), strict=True)
         indices = tf.dynamic_partition(tf.range(tf.size(owner)), owner, number)
-        return tf.dynamic_stitch(indices, [ask(shard, *part) for shard, part in enumerate(parts)])
+        return tf.dynamic_stitch(indices, [lookup(shard, *part) for shard, part in enumerate(parts)])
 
     def _flat(self, ids, weights, admits) -> _Leaf:
         flat = tf.reshape(_flat_values(ids), [-1])

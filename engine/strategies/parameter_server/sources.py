@@ -195,7 +195,7 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
       SourceError: a worker's differ, or can't be read.
       LostPeerError: a worker does not answer.
     """
-    answers = _ask(_DESCRIBE, _jobs_tasks(worker=len(workers)), FIRST_CALL_FACTOR * timeout_seconds)
+    answers = _query(_DESCRIBE, _jobs_tasks(worker=len(workers)), FIRST_CALL_FACTOR * timeout_seconds)
     for worker, (answer, address) in enumerate(zip(answers, workers, strict=True)):
         if answer is None:
             raise LostPeerError(
@@ -212,27 +212,27 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
 def undecodable(workers: int) -> CrankshaftError | None:
     """Returns what is wrong with an example that a worker has read and can't decode, if there is one."""
     return next(
-        (fault for each in _ask(_VERIFY, _jobs_tasks(worker=workers), _ANSWER_SECONDS) if (fault := failure(each))),
+        (fault for each in _query(_VERIFY, _jobs_tasks(worker=workers), _ANSWER_SECONDS) if (fault := failure(each))),
         None,
     )
 
 
 def bad_records(index: int, workers: int) -> set[int]:
     """Returns the records of the source of an index that workers have left out; one that is away says of none."""
-    answers = _ask(_BAD, _jobs_tasks(worker=workers), _ANSWER_SECONDS)
+    answers = _query(_BAD, _jobs_tasks(worker=workers), _ANSWER_SECONDS)
     return {record for answer in answers if isinstance(answer, list) for record in answer[index]}
 
 
 def dismiss(workers: int, servers: int) -> None:
     """Tells workers and servers that the run has ended well; they end with the coordinator. One away is not told."""
-    _ask(_DISMISS, _jobs_tasks(worker=workers, ps=servers), _DISMISS_SECONDS)
+    _query(_DISMISS, _jobs_tasks(worker=workers, ps=servers), _DISMISS_SECONDS)
 
 
 def _jobs_tasks(**counts: int) -> list[str]:
     return [f"/job:{job}/task:{number}" for job, count in counts.items() for number in range(count)]
 
 
-def _ask(name: str, tasks: Sequence[str], seconds: float) -> list[list | Exception | None]:
+def _query(name: str, tasks: Sequence[str], seconds: float) -> list[list | Exception | None]:
     """Calls a function of each task by name; returns what each returned or raised, None for no answer in time.
 
     With `seconds` 0 it waits for ever.
@@ -240,7 +240,7 @@ def _ask(name: str, tasks: Sequence[str], seconds: float) -> list[list | Excepti
     answers: list[list | Exception | None] = [None] * len(tasks)
     end = time.monotonic() + seconds
 
-    def ask(number: int) -> None:
+    def query(number: int) -> None:
         while answers[number] is None and not (seconds and time.monotonic() > end):
             try:
                 with tf.device(f"{tasks[number]}/device:CPU:0"):
@@ -251,9 +251,9 @@ def _ask(name: str, tasks: Sequence[str], seconds: float) -> list[list | Excepti
                 answers[number] = error
 
     # Daemons: the process must not wait for a thread that waits for a stopped worker.
-    asking = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(len(tasks))]
-    for thread in asking:
+    threads = [threading.Thread(target=query, args=(number,), daemon=True) for number in range(len(tasks))]
+    for thread in threads:
         thread.start()
-    for thread in asking:
+    for thread in threads:
         thread.join(max(0.0, end - time.monotonic()) if seconds else None)
     return answers

@@ -185,7 +185,7 @@ class ParameterServer(Strategy):
     def watch(self):
         try:
             limit, addresses = self.step_timeout_seconds, self.cluster.servers
-            with standstill.watched(2 * limit), answers.watched(addresses, limit, self._ask, self._end_process):
+            with standstill.watched(2 * limit), answers.watched(addresses, limit, self._probe, self._end_process):
                 yield
         except LostPeerError:
             raise
@@ -201,10 +201,10 @@ class ParameterServer(Strategy):
     def silent(self, seconds: float) -> list[str]:
         return self._heard.silent(seconds)
 
-    def _ask(self, server: int) -> None:
+    def _probe(self, server: int) -> None:
         if self._coordinator is not None:
             before = time.monotonic()
-            answers.ask("ps", server)
+            answers.probe("ps", server)
             self._answer_seconds[server] = time.monotonic() - before
             self._heard.note([f"ps {server}"])
 

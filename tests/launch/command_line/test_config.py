@@ -56,10 +56,10 @@ def run_dir(tmp_path):
 def test_what_is_not_given_is_the_runs(run_dir):
     found = asked("--mode=eval", f"--run_dir={run_dir}")
     assert (found.model, found.input, found.data_dir) == ("mlp", "synthetic", str(run_dir))
-    assert found.given_arguments("model_arg")["hidden_units"] == (4,)
-    assert found.given_arguments("input_arg")["examples"] == 500
-    assert found.given_arguments("optimizer_arg")["beta_1"] == 0.8
-    assert found.given_arguments("learning_rate_schedule_arg")["alpha"] == 0.5
+    assert found.configured_arguments("model_arg")["hidden_units"] == (4,)
+    assert found.configured_arguments("input_arg")["examples"] == 500
+    assert found.configured_arguments("optimizer_arg")["beta_1"] == 0.8
+    assert found.configured_arguments("learning_rate_schedule_arg")["alpha"] == 0.5
 
 
 def test_the_same_given_again_keeps_what_belongs_to_it(run_dir):
@@ -126,7 +126,7 @@ def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
     trained = asked("--input=digits", "--model_arg=units=5", script=Line)
     write_json(tmp_path / "config.json", trained.as_json())
     for given in ((), ("--model=Line",)):
-        assert asked("--mode=eval", f"--run_dir={tmp_path}", *given, script=Line).given_arguments("model_arg") == {
+        assert asked("--mode=eval", f"--run_dir={tmp_path}", *given, script=Line).configured_arguments("model_arg") == {
             "units": 5
         }
 
@@ -150,7 +150,7 @@ def test_an_argument_that_is_not_finite_is_the_runs(tmp_path):
     write_json(tmp_path / "config.json", trained.as_json())
     assert values.differences(config.read(tmp_path)["deciding"], asked(*given, script=Line).deciding()) == []
     found = asked("--mode=eval", f"--run_dir={tmp_path}", script=Line)
-    assert found.given_arguments("model_arg") == {"most": math.inf, "least": (-math.inf, 2)}
+    assert found.configured_arguments("model_arg") == {"most": math.inf, "least": (-math.inf, 2)}
     assert found.deciding() == trained.deciding()
 
 

@@ -24,7 +24,7 @@ _LAST_LOOK_SECONDS = 5.0  # for what came as the run ended
 _WISHES = {"checkpoint": 1, "profile": 2}  # a bit each
 
 
-class Asked(Hook):
+class RequestHandler(Hook):
     """Answers requests. Stands last among a run's hooks, so that a checkpoint has what the others did at the same step.
 
     Args:
