@@ -45,8 +45,10 @@ class Records(crankshaft.Source):
 
     def read(self, indices):
         files = np.searchsorted(self._starts, indices, side="right") - 1
-        places = ((indices - self._starts[files]) * RECORD).tolist()
-        read = [os.pread(self._files[file], RECORD, place) for file, place in zip(files.tolist(), places, strict=True)]
+        offsets = ((indices - self._starts[files]) * RECORD).tolist()
+        read = [
+            os.pread(self._files[file], RECORD, offset) for file, offset in zip(files.tolist(), offsets, strict=True)
+        ]
         records = np.frombuffer(b"".join(read), np.uint8).reshape(-1, RECORD)
         return records[:, :-1].reshape(-1, 28, 28, 1), records[:, -1].astype(np.int64)
 

@@ -39,7 +39,7 @@ def events(
         about = {"pid": 1, "host": "here", "mode": "train", "until_step": windows * _STEPS, "steps_per_epoch": 1000}
         yield at("start", time, step, version=1, incarnation=incarnation, cause=cause, **about)
         yield at("config", time, step, values={"model": name, "learning_rate": 1e-3 * (1 + seed), "seed": seed})
-        addresses = [{"name": each, "address": f"10.0.0.{place}:2222"} for place, each in enumerate(names)]
+        addresses = [{"name": each, "address": f"10.0.0.{index}:2222"} for index, each in enumerate(names)]
         yield at("cluster", time, step, strategy="multi_worker", replicas=workers, workers=addresses, servers=[])
 
     yield from started(0, begin, 0, None)
@@ -89,12 +89,12 @@ def _figures(names: list[str], step_ms: float, random: np.random.Generator) -> l
     return [
         {
             "name": name,
-            "step_ms": round(float(ms[place]), 3),
-            "input_wait_ms": round(float(ms[place]) / 10, 3),
-            "reduce_wait_ms": round(float(ms[-1 - place]) / 8, 3),
-            "gradient_norm": round(float(norms[place]), 4),
+            "step_ms": round(float(ms[index]), 3),
+            "input_wait_ms": round(float(ms[index]) / 10, 3),
+            "reduce_wait_ms": round(float(ms[-1 - index]) / 8, 3),
+            "gradient_norm": round(float(norms[index]), 4),
         }
-        for place, name in enumerate(names)
+        for index, name in enumerate(names)
     ]
 
 

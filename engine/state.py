@@ -240,9 +240,9 @@ class TrainState:
                 if _by_table(theirs).keys() != _by_table(now[path]).keys():
                     moved[memory] = graph.Moved(())
             average = f"{path}.weight_average"
-            for place, name in enumerate(now[average] if before.get(average) else ()):
+            for position, name in enumerate(now[average] if before.get(average) else ()):
                 there = [str(before[average].index(name))] if name in before[average] else []
-                moved[_shadow(at, str(place))] = graph.Moved(tuple(_shadow(at, each) for each in there))
+                moved[_shadow(at, str(position))] = graph.Moved(tuple(_shadow(at, each) for each in there))
         return Matching(moved, tuple(tops), together, of_one_form, self._settle)
 
     def _settle(self, is_new: Callable[[str], bool]) -> None:
@@ -285,7 +285,7 @@ class TrainState:
 def _slots_of(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:
     """Returns what the keys begin with of the slots of each variable of an optimizer."""
     variables = enumerate(optimizer.of_variables)
-    return [graph.prefix_of((*at, "slots", key_of(variable, place))) for place, variable in variables]
+    return [graph.prefix_of((*at, "slots", key_of(variable, position))) for position, variable in variables]
 
 
 def _moved_slots(at, optimizer: Optimizer, before: list[str], now: list[str]) -> dict[str, graph.Moved]:
@@ -299,28 +299,28 @@ def _moved_slots(at, optimizer: Optimizer, before: list[str], now: list[str]) ->
       now: of those that it is of.
     """
     theirs, variables = _by_table(before), optimizer.of_variables
-    counts, places, moved = graph.key_of((*at, "update_counts")), [0] * len(now), {}
+    counts, positions, moved = graph.key_of((*at, "update_counts")), [0] * len(now), {}
     for name, numbers in _by_table(now).items():
         for shard, number in enumerate(numbers):
             key, there = key_of(variables[number], number), theirs.get(name, [])
             leaf = key.partition("_")[2]
             slots = tuple(graph.prefix_of((*at, "slots", f"{each:04d}_{leaf}")) for each in there)
             moved[graph.prefix_of((*at, "slots", key))] = graph.Moved(slots, shard, len(numbers))
-            places[number] = there[0] if there else None
-    moved[counts] = graph.Moved((counts,), places=tuple(places))
+            positions[number] = there[0] if there else None
+    moved[counts] = graph.Moved((counts,), positions=tuple(positions))
     return {**moved, graph.prefix_of((*at, "keras_optimizer")): graph.Moved(())}
 
 
-def _shadow(at: tuple[str, ...], place: str) -> str:
-    return graph.prefix_of((*at, "weight_average", "shadows", place))
+def _shadow(at: tuple[str, ...], position: str) -> str:
+    return graph.prefix_of((*at, "weight_average", "shadows", position))
 
 
 def _by_table(names: list[str]) -> dict[str, list[int]]:
-    """Returns the places of variables by their names, of all shards of a table by its name."""
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        places.setdefault(re.sub(r"/shards/\d+/$", "/shards/", name), []).append(place)
-    return places
+    """Returns the positions of variables by their names, of all shards of a table by its name."""
+    positions: dict[str, list[int]] = {}
+    for position, name in enumerate(names):
+        positions.setdefault(re.sub(r"/shards/\d+/$", "/shards/", name), []).append(position)
+    return positions
 
 
 def host_of(device: str) -> str:

@@ -180,7 +180,9 @@ class Images(Source):
                 else:
                     tf.io.decode_image(content, expand_animations=False)
         except tf.errors.InvalidArgumentError as error:
-            why = re.sub(r"\{\{.*?\}\} *", "", next(iter(error.message.splitlines()), ""))  # without the kernel's place
+            why = re.sub(
+                r"\{\{.*?\}\} *", "", next(iter(error.message.splitlines()), "")
+            )  # without the kernel's position
             raise self._bad(example, f"does not decode ({why.rstrip('.')})") from None
         self._decodes[example] = True
 

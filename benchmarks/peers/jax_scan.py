@@ -36,14 +36,14 @@ def init(workload: Workload, seed: int) -> list:
 
 def forward(params: list, x: jax.Array) -> jax.Array:
     """Logits of images [batch, 28, 28, 1]."""
-    for place, (kernel, bias) in enumerate(params):
+    for index, (kernel, bias) in enumerate(params):
         if kernel.ndim == 4:
             x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
             x = jax.nn.relu(x + bias)
             x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
         else:
             x = x.reshape(len(x), -1) @ kernel + bias
-            x = jax.nn.relu(x) if place < len(params) - 1 else x
+            x = jax.nn.relu(x) if index < len(params) - 1 else x
     return x
 
 

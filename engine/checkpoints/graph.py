@@ -40,13 +40,13 @@ class Moved(NamedTuple):
     Attributes:
       prefixes: what the checkpoint's keys begin with.
       shard, number: see `slices.Rows`.
-      places: see `slices.Picked`; None where all is read.
+      positions: see `slices.Picked`; None where all is read.
     """
 
     prefixes: tuple[str, ...]
     shard: int = 0
     number: int = 1
-    places: tuple[int | None, ...] | None = None
+    positions: tuple[int | None, ...] | None = None
 
 
 class Matching(NamedTuple):
@@ -158,20 +158,20 @@ def _compare(
             continue
         path, stored_id = together.get(id(node), (path, None))
         name, own = _readable(at + path), key_of(at + path)
-        keys, place = _keys_in(own, stored_id, stored, shards.get(id(node)), moved)
+        keys, source = _keys_in(own, stored_id, stored, shards.get(id(node)), moved)
         keys = [key for key in keys if key in forms]
         if not keys:
             missing.append(_Difference(_MISSING, own, f"{name} {_form_here(node)}"))
             continue
         matched.update(keys)
-        if place.places is not None:
-            key: Key = Picked(keys[0], place.places)
-            shape, dtype = [len(place.places)], forms[keys[0]][1]
-        elif len(keys) == place.number and not (may_grow and place.prefixes):
-            key = keys[place.shard]
+        if source.positions is not None:
+            key: Key = Picked(keys[0], source.positions)
+            shape, dtype = [len(source.positions)], forms[keys[0]][1]
+        elif len(keys) == source.number and not (may_grow and source.prefixes):
+            key = keys[source.shard]
             shape, dtype = forms[key]
         else:
-            key = Rows(tuple(keys), tuple(forms[each][0][0] for each in keys), place.shard, place.number)
+            key = Rows(tuple(keys), tuple(forms[each][0][0] for each in keys), source.shard, source.number)
             shape, dtype = [key.size_here, *forms[keys[0]][0][1:]], forms[keys[0]][1]
         if per_replica.differs(node):  # as many rows as the run had replicas, or none where it had one
             shape = _any_rows(shape[1:] if len(shape) > len(node.shape) else shape)
@@ -202,7 +202,7 @@ def _message(differences: Sequence[_Difference]) -> str:
 
 def _shards(walked, together, stored, forms) -> dict[int, Moved]:
     """Returns where a checkpoint has the shards of tables, by the ids of the variables that are theirs here."""
-    places: dict[int, Moved] = {}
+    sources: dict[int, Moved] = {}
     for shards in [node.shards for _, node in walked if isinstance(node, Embedding)]:
         _, first = together.get(id(shards[0]), (None, None)) if shards else (None, None)
         key = "" if first is None else _stored_key(stored[first]) or ""
@@ -211,17 +211,17 @@ def _shards(walked, together, stored, forms) -> dict[int, Moved]:
         table = key.removesuffix(end) + "/"
         numbered = (f"{table}{number}/" for number in itertools.count())
         prefixes = tuple(itertools.takewhile(lambda each: each + _ATTRIBUTE in forms, numbered))
-        places |= {id(node): Moved(prefixes, shard, len(shards)) for shard, node in enumerate(shards)}
-    return places
+        sources |= {id(node): Moved(prefixes, shard, len(shards)) for shard, node in enumerate(shards)}
+    return sources
 
 
-def _keys_in(own: str, stored_id, stored, place: Moved | None, moved: Mapping[str, Moved]) -> tuple[list[str], Moved]:
+def _keys_in(own: str, stored_id, stored, source: Moved | None, moved: Mapping[str, Moved]) -> tuple[list[str], Moved]:
     """Returns the keys of a checkpoint that have what a variable is to read, and which part of that."""
-    if place is not None:
-        return [prefix + _ATTRIBUTE for prefix in place.prefixes], place
-    for beginning, place in moved.items():
+    if source is not None:
+        return [prefix + _ATTRIBUTE for prefix in source.prefixes], source
+    for beginning, source in moved.items():
         if own.startswith(beginning):
-            return [prefix + own.removeprefix(beginning) for prefix in place.prefixes], place
+            return [prefix + own.removeprefix(beginning) for prefix in source.prefixes], source
     key = None if stored_id is None else _stored_key(stored[stored_id])
     return [] if key is None else [key], Moved(())
 
@@ -272,7 +272,7 @@ def walk(root) -> Iterator[tuple[tuple[str, ...], Any]]:
 def _breadth_first(root, start: int, child_of: Callable[[int, str], int | None]) -> Iterator[tuple]:
     """Yields (path, object, number) of all under `root` of which `child_of(its parent's number, name)` has a number.
 
-    What a Keras optimizer updates comes last: it is a model's, and is named by its place there.
+    What a Keras optimizer updates comes last: it is a model's, and is named by its position there.
     """
     queue: collections.deque[tuple] = collections.deque([((), root, start)])
     links: collections.deque[tuple] = collections.deque()

@@ -86,11 +86,11 @@ class Picked(NamedTuple):
 
     Attributes:
       key: the vector's.
-      places: of each element here, its place there; None is 0 here.
+      positions: of each element here, its position there; None is 0 here.
     """
 
     key: str
-    places: tuple[int | None, ...]
+    positions: tuple[int | None, ...]
 
 
 def of_value(value: tf.Tensor, key: str) -> Entry:
@@ -230,7 +230,7 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str | Rows | Picked]]) -> None:
             _read_rows(prefix, key, variable)
         elif isinstance(key, Picked):
             there = tf.train.load_checkpoint(prefix).get_tensor(key.key)
-            picked = [0 if at is None else there[at] for at in key.places]
+            picked = [0 if at is None else there[at] for at in key.positions]
             _assign(tf_variable(variable), tf.constant(picked, there.dtype))
         elif cuts.cut_of(variable):
             _read_parts(prefix, key, variable)

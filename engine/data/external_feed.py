@@ -60,7 +60,7 @@ class ExternalFeed(Feed):
         self.split: Any = None
         self._next_step = 0
         self._last: tuple[Any, int] | None = None  # what the last call had, and the examples of its last step
-        self._places = (-1, np.zeros(0, np.int64))
+        self._epoch_order = (-1, np.zeros(0, np.int64))
         self._iterators: weakref.WeakKeyDictionary[Stream, Iterator] = weakref.WeakKeyDictionary()
 
     def hold(self, split, first_step: int, batch_size: int, seed: int | None = None, steps: int | None = None) -> None:
@@ -85,7 +85,7 @@ class ExternalFeed(Feed):
             examples = count(split)
             self._iterators.pop(split, None)
         self.order: ExternalOrder = ExternalOrder(examples, batch_size, 1, seed, first_step=first_step, read=read)
-        self.split, self._places, self._next_step = split, (-1, self._places[1]), first_step
+        self.split, self._epoch_order, self._next_step = split, (-1, self._epoch_order[1]), first_step
         self._most_steps = max(1, _BLOCK_BYTES // max(1, batch_size * example_bytes(split)))
 
     def reach(self, step: int, limit: int) -> int:
@@ -147,14 +147,14 @@ class ExternalFeed(Feed):
 
     def _epoch(self, epoch: int) -> np.ndarray:
         """Returns the examples of an epoch by index, in their order."""
-        if self._places[0] != epoch:
+        if self._epoch_order[0] != epoch:
             self.split.begin_epoch(epoch)
             examples, seed = self.order.num_examples, self.order.seed
-            places = np.arange(examples)
+            order = np.arange(examples)
             if seed is not None:
-                np.random.default_rng([seed, self.order.first_step, epoch]).shuffle(places)
-            self._places = epoch, places
-        return self._places[1]
+                np.random.default_rng([seed, self.order.first_step, epoch]).shuffle(order)
+            self._epoch_order = epoch, order
+        return self._epoch_order[1]
 
     def _read(self, rows: np.ndarray, epoch: int) -> Any:
         """Reads examples: nest of tensors [n, ...]."""

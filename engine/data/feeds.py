@@ -430,7 +430,7 @@ class StreamedFeed(Feed):
         if why:
             self._never_kept = True
             logging.warning(
-                "the input's place can't be kept in checkpoints (%s): a run that is resumed within an epoch reads the "
+                "the input's position can't be kept in checkpoints (%s): a run resumed within an epoch reads the "
                 "epoch again up to its step, and what the dataset samples at random with a state of its own (Keras's "
                 "augmentation layers, tf.image.random_*) differs from then on, also at an epoch's end; sample with "
                 "tf.image.stateless_random_* by a number of the example, or in the model",
@@ -441,8 +441,8 @@ class StreamedFeed(Feed):
 
     def _opened(self, step: int):
         """Returns an iterator that gives the batch of `step` next; where that one lacks examples, it alone."""
-        (epoch, place), seen = self.order.position(step), self.order.seen_before(step)
-        in_epoch = place // self.order.batch_size
+        (epoch, index), seen = self.order.position(step), self.order.seen_before(step)
+        in_epoch = index // self.order.batch_size
         kept = self.kept(step)
         if kept and (state := kept[self.share.process]):
             try:
@@ -451,8 +451,8 @@ class StreamedFeed(Feed):
                 return iterator
             except tf.errors.OpError as error:
                 logging.warning(
-                    "the input's place in the checkpoint does not fit the dataset (%s): the epoch is read again up to "
-                    "step %d",
+                    "the input's position in the checkpoint does not fit the dataset (%s): the epoch is read again, up "
+                    "to step %d",
                     *(reason(error), step),
                 )
         iterator = iter(self._batches(epoch, seen // len(self.share.counts)))

@@ -1,7 +1,8 @@
-"""The order of examples as arithmetic: the example at a place is a function of (seed, epoch, place).
+"""The order of examples as arithmetic: an example is a function of (seed, epoch, order index).
 
-Any step's batch can be computed alone, so a resumed run needs no position but its step, and the order does not depend
-on how many replicas or hosts there are.
+An *order index* counts the examples of an epoch in the order in which they are trained on. Any step's batch can be
+computed alone, so a resumed run needs no position but its step, and the order does not depend on the number of replicas
+or hosts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Origin:
     Attributes:
       step: the first step of this size.
       epoch: in which it stands.
-      place: examples of the epoch that steps before it have had.
+      place: the order index of its first example: so many of the epoch steps before have had. Checkpoints have it.
       rate_step: where the schedule stands then.
       rate_steps, rate_examples: so many of its steps are so many examples; 0 where it counts the run's steps.
     """
@@ -148,16 +149,16 @@ class Order:
         if batch_size == self.batch_size or not step:
             return dataclasses.replace(self, origin=origin)
         before = dataclasses.replace(self, batch_size=batch_size, origin=origin)
-        epoch, place = before.position(step)
-        if self.drop_remainder and place >= self.whole_steps * self.batch_size:
-            epoch, place = epoch + 1, 0
+        epoch, index = before.position(step)
+        if self.drop_remainder and index >= self.whole_steps * self.batch_size:
+            epoch, index = epoch + 1, 0
         rate = (origin.rate_steps, origin.rate_examples) if origin.rate_steps else before.rate
-        order = dataclasses.replace(self, origin=Origin(step, epoch, place, before.rate_step(step), *rate))
+        order = dataclasses.replace(self, origin=Origin(step, epoch, index, before.rate_step(step), *rate))
         if self.drop_remainder and order.seen:
             raise UsageError(
-                f"{setting('global_batch_size', self.batch_size)}, which was {batch_size}: the run has read {place} "
+                f"{setting('global_batch_size', self.batch_size)}, which was {batch_size}: the run has read {index} "
                 "examples of an epoch, which is no whole number of such batches, and this strategy takes whole ones "
-                f"only; use a batch that divides {place}, or {batch_size} up to the epoch's end"
+                f"only; use a batch that divides {index}, or {batch_size} up to the epoch's end"
             )
         return order
 
@@ -277,10 +278,10 @@ class Order:
 
     def _examples(self, block: tf.Tensor) -> tf.Tensor:
         if epochs := self._epochs_per_block:
-            places = tf.range(tf.constant(self.whole_steps * self.batch_size, tf.int64))
+            indices = tf.range(tf.constant(self.whole_steps * self.batch_size, tf.int64))
             # A loop, though a short one: as many copies of its body take longer to build than all else of a feed.
             each = block * epochs + tf.range(tf.constant(epochs, tf.int64))
-            epoch_examples = tf.map_fn(lambda epoch: self._shuffled(places, epoch), each)
+            epoch_examples = tf.map_fn(lambda epoch: self._shuffled(indices, epoch), each)
             return tf.reshape(epoch_examples, [epochs * self.whole_steps, self.batch_size])
         epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
         steps, batch = tf.constant(self.block_steps, tf.int64), tf.constant(self.batch_size, tf.int64)
@@ -292,8 +293,8 @@ class Order:
                 tf.where(last, tf.ones_like(steps), steps),
                 tf.where(last, self.remainder * tf.ones_like(batch), batch),
             )
-        places = tf.minimum(start + tf.range(steps * batch), self.num_examples - 1)
-        return tf.reshape(self._shuffled(places, epoch), [steps, batch])
+        indices = tf.minimum(start + tf.range(steps * batch), self.num_examples - 1)
+        return tf.reshape(self._shuffled(indices, epoch), [steps, batch])
 
     def examples_of(self, first: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the examples of steps [first, stop), all of one epoch: ([n] by index, their epoch), both int64.
@@ -303,8 +304,8 @@ class Order:
         step = first + self.shift
         epoch, in_epoch = step // self.steps_per_epoch, step % self.steps_per_epoch
         last = tf.minimum((in_epoch + stop - first) * self.batch_size, self.epoch_examples)
-        place = in_epoch * self.batch_size + self.seen_before(first)
-        return self._shuffled(tf.range(place, last), epoch), epoch
+        index = in_epoch * self.batch_size + self.seen_before(first)
+        return self._shuffled(tf.range(index, last), epoch), epoch
 
     def epochs(self, block: tf.Tensor) -> tf.Tensor:
         """Returns the epoch of each step of a block, [steps] int64, as `examples` has them."""
@@ -329,23 +330,23 @@ class Order:
         """Returns (epoch, [chunks] int64 of it that are worth reading ahead as a block begins)."""
         return tf.zeros([], tf.int64), tf.zeros([0], tf.int64)
 
-    def _first_place(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns (epoch, place in it) of a block's first example."""
+    def _first_index(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns (epoch, order index) of a block's first example."""
         origin = tf.constant(self.origin.epoch, tf.int64), tf.constant(self.origin.place, tf.int64)
-        return self._of_block(block, lambda: origin, lambda: self._first_place_of(block))
+        return self._of_block(block, lambda: origin, lambda: self._first_index_of(block))
 
-    def _first_place_of(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _first_index_of(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         if epochs := self._epochs_per_block:
             return block * epochs, tf.zeros_like(block)
         epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
         whole = tf.minimum(in_epoch * self.block_steps, self.whole_steps)
         return epoch, whole * self.batch_size
 
-    def _shuffled(self, places: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-        """Returns the examples at these places of an epoch, a scalar."""
+    def _shuffled(self, indices: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+        """Returns the examples at these order indices of an epoch, a scalar."""
         if self.seed is None or self.num_examples == 1:
-            return places
-        return _permuted(places, epoch_seed(self.seed, epoch, [3]), self.num_examples)
+            return indices
+        return _permuted(indices, epoch_seed(self.seed, epoch, [3]), self.num_examples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,8 +355,8 @@ class ChunkedOrder(Order):
 
     An epoch is a row of windows, each of `window_chunks` chunks that stand anywhere in the data; all of a window's
     examples come, in random order, before those of the next. The last chunk, which may be smaller, stands in a random
-    place of its own. It is a function of (seed, epoch, place) as the order by single examples is. Only a process that
-    keeps two windows in memory reads each chunk once.
+    position of its own. It is a function of (seed, epoch, order index), too. A process that keeps two windows in memory
+    reads each chunk once.
 
     Attributes:
       chunk_examples: examples in a chunk, 2 or more.
@@ -383,62 +384,62 @@ class ChunkedOrder(Order):
 
     def chunks_ahead(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         # Those of the window after the one in which the block begins.
-        epoch, place = self._first_place(block)
-        window = place // self._window_examples + 1
+        epoch, index = self._first_index(block)
+        window = index // self._window_examples + 1
         epoch, window = tf.where(window < self._windows, epoch, epoch + 1), window % self._windows
         first = window * self._window_examples
-        places = tf.range(first, tf.minimum(first + self._window_examples, self.num_examples), self.chunk_examples)
+        indices = tf.range(first, tf.minimum(first + self._window_examples, self.num_examples), self.chunk_examples)
         last = tf.minimum(first + self._window_examples, self.num_examples) - 1  # where a smaller chunk is among them
-        chunks = self._chunked(tf.concat([places, last[tf.newaxis]], 0), epoch) // self.chunk_examples
+        chunks = self._chunked(tf.concat([indices, last[tf.newaxis]], 0), epoch) // self.chunk_examples
         return epoch, tf.unique(chunks).y
 
-    def _shuffled(self, places: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+    def _shuffled(self, indices: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
         if self.seed is None or self.num_examples == 1:
-            return places
-        windows, first = places // self._window_examples, places // self._window_examples * self._window_examples
+            return indices
+        windows, first = indices // self._window_examples, indices // self._window_examples * self._window_examples
         keys = tf.gather(self._keys(epoch), windows + 2)
         sizes = tf.minimum(tf.constant(self._window_examples, tf.int64), self.num_examples - first)
-        return self._chunked(first + _permuted(places - first, keys, sizes), epoch)
+        return self._chunked(first + _permuted(indices - first, keys, sizes), epoch)
 
     def _keys(self, epoch: tf.Tensor) -> tf.Tensor:
-        """Returns [2 + windows, 3]: the chunks' key, a number for the smaller chunk's place, each window's key."""
+        """Returns [2 + windows, 3]: the chunks' key, a number for the smaller chunk's position, each window's key."""
         return epoch_seed(self.seed, epoch, [2 + self._windows, 3])
 
-    def _chunked(self, places: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-        """Returns the examples at these places where chunks are permuted, and examples stay in order within each."""
+    def _chunked(self, indices: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+        """Returns the examples at these order indices: chunks are permuted, and each keeps its order."""
         if self.seed is None:
-            return places
+            return indices
         size, whole = self.chunk_examples, self._whole_chunks
         smaller = self.num_examples - whole * size
         keys = self._keys(epoch)
         # The smaller chunk stands before so many whole ones.
         before = tf.math.floormod(keys[1, 0], whole + 1) * size if smaller else tf.constant(self.num_examples, tf.int64)
-        is_smaller = (places >= before) & (places < before + smaller)
-        places_among_whole = tf.where(places < before, places, tf.maximum(places - smaller, 0))
-        first = tf.reduce_min(places_among_whole) // size
-        stop = tf.reduce_max(places_among_whole) // size + 1
+        is_smaller = (indices >= before) & (indices < before + smaller)
+        indices_among_whole = tf.where(indices < before, indices, tf.maximum(indices - smaller, 0))
+        first = tf.reduce_min(indices_among_whole) // size
+        stop = tf.reduce_max(indices_among_whole) // size + 1
         # Of each chunk once, as a permutation of few is dear.
         chunks = _permuted(tf.minimum(tf.range(first, stop), max(whole - 1, 0)), keys[0], max(whole, 1))
-        examples = tf.gather(chunks, places_among_whole // size - first) * size + places_among_whole % size
-        return tf.where(is_smaller, whole * size + places - before, examples)
+        examples = tf.gather(chunks, indices_among_whole // size - first) * size + indices_among_whole % size
+        return tf.where(is_smaller, whole * size + indices - before, examples)
 
 
-def _permuted(places: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
-    """Permutes the numbers below `count`: returns where each of `places` goes.
+def _permuted(indices: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
+    """Permutes the numbers below `count`: returns the new value of each of `indices`.
 
     Args:
-      places: [n] int64.
+      indices: [n] int64.
       keys: [3] int64 for all, or [n, 3].
       count: an int, or [n] int64.
 
     Returns:
       [n] int64.
     """
-    # TensorFlow's keyed permutation (a cipher cut to the range) is stateless: place in, example out. For up to 2^16
+    # TensorFlow's keyed permutation (a cipher cut to the range) is stateless: index in, example out. For up to 2^16
     # examples it takes eight bits of each word of its key, so small numbers make no key; and after its least number
     # of rounds, four, an epoch's order still resembles that of another key.
     most = tf.convert_to_tensor(count, tf.int64) - 1
-    return tf.raw_ops.RandomIndexShuffle(index=places, seed=keys, max_index=most, rounds=_ROUNDS)
+    return tf.raw_ops.RandomIndexShuffle(index=indices, seed=keys, max_index=most, rounds=_ROUNDS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -476,8 +477,8 @@ class SharedOrder(Order):
 
     def examples_before(self, step):
         number, least = step + self.shift, min if isinstance(step, int) else tf.minimum
-        place = number % self.steps_per_epoch * self.share_size + self.seen_before(step) // len(self.shares)
-        return number // self.steps_per_epoch * self.num_examples + sum(least(share, place) for share in self.shares)
+        index = number % self.steps_per_epoch * self.share_size + self.seen_before(step) // len(self.shares)
+        return number // self.steps_per_epoch * self.num_examples + sum(least(share, index) for share in self.shares)
 
 
 def order_of(

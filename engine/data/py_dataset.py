@@ -84,7 +84,7 @@ class OfBatches(Source):
         return aside
 
     def read(self, indices: np.ndarray) -> Any:
-        numbers, places = indices // self.chunk_examples, indices % self.chunk_examples
+        numbers, offsets = indices // self.chunk_examples, indices % self.chunk_examples
         gathered = None
         for number in np.unique(numbers):
             batch, rows = self._batch(int(number)), np.flatnonzero(numbers == number)
@@ -97,7 +97,7 @@ class OfBatches(Source):
             if gathered is None:
                 gathered = tf.nest.map_structure(lambda x: np.empty([len(indices), *x.shape[1:]], x.dtype), batch)
             for to, array in zip(tf.nest.flatten(gathered), tf.nest.flatten(batch), strict=True):
-                to[rows] = array[places[rows]]
+                to[rows] = array[offsets[rows]]
         return gathered
 
     def _batch(self, number: int, is_first: bool = False) -> Any:

@@ -445,7 +445,7 @@ def _location(thread: int) -> str:
     frame = sys._current_frames().get(thread)
     while frame and frame.f_back and os.path.abspath(frame.f_code.co_filename).startswith(_LIBRARY + os.sep):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "an unknown place"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "an unknown line"
 
 
 def _size(part: np.ndarray) -> int:

@@ -64,12 +64,12 @@ def has(graph: tf.Graph, dtype: str) -> bool:
     return any(output.dtype.name == dtype for op in operations(graph) for output in op.outputs)
 
 
-class _Place(NamedTuple):
-    """A graph, and where it was called: by which op, whose inputs from number `offset` on are its own."""
+class _Scope(NamedTuple):
+    """A graph and where it was called: by which op, whose inputs from number `offset` on are its own."""
 
     graph: tf.Graph
     caller: tf.Operation | None = None
-    outside: _Place | None = None
+    outside: _Scope | None = None
     offset: int = 0
 
 
@@ -88,29 +88,29 @@ class Assignments:
         self._batch = {each.name for each in tensors}
         self._sizes = {each.shape[0] for each in tensors if each.shape.rank and (each.shape[0] or 0) > 1}
         self._own = set(map(id, own))
-        self._root = _Place(graph)
-        self._found: dict[int, list[tuple[tf.Operation, _Place]]] = {}
+        self._root = _Scope(graph)
+        self._found: dict[int, list[tuple[tf.Operation, _Scope]]] = {}
         queue = [self._root] if self._handles else []
-        for place in queue:
-            for op in place.graph.get_operations():
+        for scope in queue:
+            for op in scope.graph.get_operations():
                 is_assignment = op.type in _ASSIGNMENTS or op.type.startswith("ResourceScatter")
                 if is_assignment and ENGINES_OWN not in op.name:
-                    self._found.setdefault(self._handle(op.inputs[0], place), []).append((op, place))
+                    self._found.setdefault(self._handle(op.inputs[0], scope), []).append((op, scope))
                 offset = 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else 0
-                queue += [_Place(each, op, place, offset) for each in all_called(op)]
+                queue += [_Scope(each, op, scope, offset) for each in all_called(op)]
 
     def depend_on_batch(self, handle: tf.Tensor) -> bool:
         """Returns whether a variable is assigned what depends on the batch, or on random numbers.
 
         What was summed or gathered over replicas is the same on all, and does not.
         """
-        return any(self._depends(op.inputs[1:], place) for op, place in self._found.get(id(handle), ()))
+        return any(self._depends(op.inputs[1:], scope) for op, scope in self._found.get(id(handle), ()))
 
     def only_add(self, handle: tf.Tensor) -> bool:
         """Returns whether all that is assigned to a variable is its value plus what does not depend on that."""
-        for op, place in self._found.get(id(handle), ()):
+        for op, scope in self._found.get(id(handle), ()):
             if op.type == "AssignVariableOp":
-                if self._kind(op, place, handle) != ADDS:
+                if self._kind(op, scope, handle) != ADDS:
                     return False
             elif op.type not in ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd"):
                 return False
@@ -119,28 +119,28 @@ class Assignments:
     def from_itself(self, handle: tf.Tensor) -> bool:
         """Returns whether a variable is assigned what was computed from its value, in place of adding to it."""
         return any(
-            op.type == "AssignVariableOp" and self._kind(op, place, handle) != FREE
-            for op, place in self._found.get(id(handle), ())
+            op.type == "AssignVariableOp" and self._kind(op, scope, handle) != FREE
+            for op, scope in self._found.get(id(handle), ())
         )
 
-    def _kind(self, op: tf.Operation, place: _Place, handle: tf.Tensor) -> str:
+    def _kind(self, op: tf.Operation, scope: _Scope, handle: tf.Tensor) -> str:
         """Returns how what is assigned to a variable depends on its value."""
-        reads = [each for each in place.graph.get_operations() if each.type == "ReadVariableOp"]
-        own = [each.outputs[0] for each in reads if self._handle(each.inputs[0], place) == id(handle)]
+        reads = [each for each in scope.graph.get_operations() if each.type == "ReadVariableOp"]
+        own = [each.outputs[0] for each in reads if self._handle(each.inputs[0], scope) == id(handle)]
         return dependence(op.inputs[1], own)
 
-    def _outside(self, tensor: tf.Tensor, place: _Place) -> tuple[tf.Tensor, _Place]:
+    def _outside(self, tensor: tf.Tensor, scope: _Scope) -> tuple[tf.Tensor, _Scope]:
         """Follows what a called graph was given to where it was computed."""
-        while place.caller is not None and tensor.op.type == "Placeholder":
-            names = [each.name for each in place.graph.inputs]
+        while scope.caller is not None and tensor.op.type == "Placeholder":
+            names = [each.name for each in scope.graph.inputs]
             if tensor.name not in names:
                 break
-            tensor, place = place.caller.inputs[names.index(tensor.name) + place.offset], place.outside
-        return tensor, place
+            tensor, scope = scope.caller.inputs[names.index(tensor.name) + scope.offset], scope.outside
+        return tensor, scope
 
-    def _handle(self, tensor: tf.Tensor, place: _Place) -> int | None:
-        tensor, place = self._outside(tensor, place)
-        return self._handles.get(tensor.name) if place is self._root else None
+    def _handle(self, tensor: tf.Tensor, scope: _Scope) -> int | None:
+        tensor, scope = self._outside(tensor, scope)
+        return self._handles.get(tensor.name) if scope is self._root else None
 
     def _is_size(self, tensor: tf.Tensor) -> bool:
         """Returns whether a constant is the batch's size, or its shape, where TensorFlow knows that as it traces."""
@@ -148,27 +148,27 @@ class Assignments:
             return False
         return bool(self._sizes.intersection(tf.get_static_value(tensor).reshape(-1).tolist()))
 
-    def _depends(self, tensors: Sequence[tf.Tensor], place: _Place) -> bool:
-        queue, seen = [(each, place) for each in tensors], set()
+    def _depends(self, tensors: Sequence[tf.Tensor], scope: _Scope) -> bool:
+        queue, seen = [(each, scope) for each in tensors], set()
         for each in queue:
-            tensor, place = self._outside(*each)
-            if (name := (id(place), tensor.name)) in seen:
+            tensor, scope = self._outside(*each)
+            if (name := (id(scope), tensor.name)) in seen:
                 continue
             seen.add(name)
             op = tensor.op
-            if place is self._root and tensor.name in self._batch:
+            if scope is self._root and tensor.name in self._batch:
                 return True
             if "Random" in op.type or op.type in STATEFUL_RANDOM or self._is_size(tensor):
                 return True
             if op.type.startswith(_COLLECTIVES):
                 continue
             if op.type == "ReadVariableOp":
-                handle = self._handle(op.inputs[0], place)
+                handle = self._handle(op.inputs[0], scope)
                 if handle in self._own:
                     return True
-                earlier = [e for e in self._found.get(handle, ()) if e[1] is not place or _precedes(e[0], op)]
+                earlier = [e for e in self._found.get(handle, ()) if e[1] is not scope or _precedes(e[0], op)]
                 queue += [(value, where) for e, where in earlier for value in e.inputs[1:]]
-            queue += [(value, place) for value in _made_of(tensor)]
+            queue += [(value, scope) for value in _made_of(tensor)]
         return False
 
 

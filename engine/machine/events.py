@@ -322,7 +322,7 @@ class EventLog:
 
 
 def _kept(file: IO[bytes], step: int, see: Callable[[dict[str, Any]], Any]) -> tuple[list[tuple[int, int]], int]:
-    """Returns the places in a file that stay where it is cut at a step, and how many lines are not events."""
+    """Returns the byte ranges of a file that stay when it is cut at a step, and how many lines are not events."""
     kept, skipped = [(0, 0)], 0
     for event, line in _lines(file):
         if event is None:

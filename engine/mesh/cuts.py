@@ -99,7 +99,7 @@ class Cut:
         return all(number == 0 for name, number in self._coordinates(replica).items() if name not in cut_by)
 
     def _coordinates(self, replica: int) -> dict[str, int]:
-        """Returns a replica's place along each axis of the mesh, by the axis's name."""
+        """Returns a replica's position along each axis of the mesh, by the axis's name."""
         model = dict(self.mesh_shape)[MODEL]
         return {DATA: replica // model, MODEL: replica % model}
 
@@ -263,7 +263,7 @@ def gather(pieces: Iterable[tuple[UpdateShard, tf.Tensor]]) -> list[tf.Tensor]:
         held = [index for index, (piece, _) in enumerate(pieces) if piece.holders is axis]
         owns = [tf.reshape(pieces[index][1], [-1]) for index in held]
         for pack in collectives.packs([own.shape[0] * own.dtype.size for own in owns], _GATHERED_BYTES):
-            rows = collectives.as_one([owns[place] for place in pack], axis.all_gather)
-            for place, row in zip(pack, rows, strict=True):
-                wholes[held[place]] = pieces[held[place]][0].whole(row)
+            rows = collectives.as_one([owns[position] for position in pack], axis.all_gather)
+            for position, row in zip(pack, rows, strict=True):
+                wholes[held[position]] = pieces[held[position]][0].whole(row)
     return wholes

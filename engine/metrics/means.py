@@ -134,8 +134,8 @@ def confusion_matrix(labels, predictions, mask=None) -> Confusion:
     predicted = tf.reshape(tf.argmax(predictions, axis=-1), [-1])
     known = (labels >= 0) & (labels < classes)
     counted = tf.ones_like(known) if mask is None else tf.reshape(tf.cast(mask, tf.bool), [-1])
-    places = tf.where(known & counted, labels * classes + predicted, -1)  # of which nothing is counted
-    counts = tf.math.unsorted_segment_sum(tf.ones_like(labels, tf.float32), places, classes * classes)
+    cells = tf.where(known & counted, labels * classes + predicted, -1)  # of which nothing is counted
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(labels, tf.float32), cells, classes * classes)
     unknown = tf.reduce_sum(tf.cast(counted & ~known, tf.float32))
     return Confusion(counts, tf.pad(unknown[tf.newaxis], [[0, classes * classes - 1]]))
 

@@ -82,15 +82,15 @@ class WeightAverage(tf.Module, Shadows):
         """The variables that have a shadow, in order."""
         return [variable for variable, _ in self._pairs()]
 
-    def reset(self, places: Collection[int] | None = None) -> None:
+    def reset(self, positions: Collection[int] | None = None) -> None:
         """Restarts averages from the variables' present values. Host code, after weights were loaded.
 
         Args:
-          places: of the variables, in the order of `build`; None is all.
+          positions: of the variables, in the order of `build`; None is all.
         """
-        for place, pair in enumerate(self._pairs()):
+        for position, pair in enumerate(self._pairs()):
             for variable, shadow in zip(*map(per_replica.components, pair), strict=True):
-                if places is None or place in places:
+                if positions is None or position in positions:
                     shadow.assign(tf.identity(variable))
 
     def update(self, variables: Sequence, updates: tf.Tensor) -> None:

@@ -279,8 +279,8 @@ class Optimizer(tf.Module):
             target.constrain()
         # Every replica counts for itself: assign_add on a mirrored variable would synchronise.
         tf.raw_ops.AssignAddVariableOp(resource=self.iterations.handle, value=tf.ones([], tf.int64))
-        places = {target.position for target in updated}
-        now = tf.constant([int(place in places) for place in range(len(self._targets.variables))], tf.int64)
+        positions = {target.position for target in updated}
+        now = tf.constant([int(position in positions) for position in range(len(self._targets.variables))], tf.int64)
         tf.raw_ops.AssignAddVariableOp(resource=self.update_counts.handle, value=now)
         if self.weight_average is not None:
             self.weight_average.update(variables, tf.convert_to_tensor(self.iterations))

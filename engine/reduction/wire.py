@@ -116,7 +116,7 @@ class Packs:
             firsts = range(0, max(1, size), most)
             spans += [_Span(index, i, min(size, i + most) if len(firsts) > 1 else None) for i in firsts]
             lengths += [min(size - i, most) for i in firsts]
-        self._packs = [[spans[place] for place in pack] for pack in collectives.packs(lengths, most)]
+        self._packs = [[spans[position] for position in pack] for pack in collectives.packs(lengths, most)]
 
     @property
     def num_packs(self) -> int:

@@ -204,15 +204,15 @@ class Update:
         elif options.clip_variable_norm:
             gradients = gradients.clipped_by_norms(options.clip_variable_norm, list(map(whole_of, variables)))
         self.gradients = gradients
-        self._places = {id(tf_variable(variable)): place for place, variable in enumerate(variables)}
+        self._positions = {id(tf_variable(variable)): position for position, variable in enumerate(variables)}
         self._loss_scale = getattr(trainer, "loss_scale", None)  # float16's
 
     def apply(self, optimizer, variables: Sequence) -> None:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
-        if others := [path_of(each) for each in variables if id(tf_variable(each)) not in self._places]:
+        if others := [path_of(each) for each in variables if id(tf_variable(each)) not in self._positions]:
             raise UsageError(f"Update has no gradient of {others[0]}; give it all that the update is made of")
         step_context().applied.mark("skipping")
-        values = [self.gradients.values[self._places[id(tf_variable(each))]] for each in variables]
+        values = [self.gradients.values[self._positions[id(tf_variable(each))]] for each in variables]
         gradients = self.gradients.with_values(values)
         if self.finite is None:
             optimizer.apply(gradients, variables)

@@ -164,9 +164,9 @@ class Replicated(Strategy):
             unrolls = unrolls and not self._syncs
             return self._program(train_step, feed, jit=jit, syncs=self._syncs, unrolls=unrolls, **of_training)
 
-        def step_alone(*batch_and_place):
+        def step_alone(*arguments):
             with StepContext(mesh=self.mesh):
-                return {**step(*batch_and_place), **self._own_figures()}
+                return {**step(*arguments), **self._own_figures()}
 
         return self._program(step_alone, feed, jit=jit, unrolls=unrolls, **of_training)
 

@@ -125,8 +125,8 @@ class Encoder:
         block = np.tile(zeros, (count, 1))
         for name, values in stored.items():  # whose bytes are those that change if it does
             other = np.frombuffer(_OTHER * values.shape[1], values.dtype, values.shape[1])
-            places = np.flatnonzero(np.frombuffer(self._record({**first, name: other}), np.uint8) != zeros)
-            block[:, places[0] : places[-1] + 1] = values.view(np.uint8)
+            positions = np.flatnonzero(np.frombuffer(self._record({**first, name: other}), np.uint8) != zeros)
+            block[:, positions[0] : positions[-1] + 1] = values.view(np.uint8)
         return [row.tobytes() for row in block]
 
     def _record(self, stored: Mapping[str, np.ndarray]) -> bytes:

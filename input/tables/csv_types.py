@@ -70,7 +70,7 @@ class Unfit(ValueError):
     """A field is not of its column's kind.
 
     Args:
-      row: its place among those converted.
+      row: its index among those converted.
       field: its text.
     """
 

@@ -243,14 +243,14 @@ class ParquetTable:
     def _statistics(self, group: int, name: str) -> Any:
         """Returns what a file says of a column's values in a group, if it says the least and the most, both finite."""
         number, row_group = self._groups[group]
-        if name not in self._places[number]:
+        if name not in self._positions[number]:
             return None
-        statistics = self._metadata[number].row_group(row_group).column(self._places[number][name]).statistics
+        statistics = self._metadata[number].row_group(row_group).column(self._positions[number][name]).statistics
         is_known = statistics is not None and statistics.has_min_max and not isinstance(statistics.min, bytes)
         return statistics if is_known and math.isfinite(statistics.max - statistics.min) else None
 
     @functools.cached_property
-    def _places(self) -> list[dict[str, int]]:
+    def _positions(self) -> list[dict[str, int]]:
         """By file, the columns' numbers by name."""
         return [{each.schema.column(i).path: i for i in range(each.num_columns)} for each in self._metadata]
 

@@ -19,7 +19,7 @@ from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest, setting
 from ..host.remote import RemoteFolder
 from . import own_files, parsing, paths, registry
-from .flags import ARGUMENTS, EITHER, FIELDS, FLAG_INFO, GROUPS, USES, Flags, in_place_of, named
+from .flags import ARGUMENTS, EITHER, FIELDS, FLAG_INFO, GROUPS, USES, Flags, named, replaced_by
 from .rules import coerce, frozen
 from .values import plain, shown
 
@@ -473,7 +473,7 @@ def _of_the_run(
         now, then = (str(own_files.name_of(each)).lower() for each in (values[name], before.get(name)))
         if name in by_caller and now != then:
             by_caller |= set(of_it)  # the run's belong to another model, input, ...
-    by_caller |= in_place_of(by_caller)
+    by_caller |= replaced_by(by_caller)
     path = RunDir(values["run_dir"]).config
     taken = _taken(path, run, values.keys() - by_caller)
     if not isinstance(of_script := run["deciding"].get("script_flags", {}), dict):

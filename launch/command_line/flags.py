@@ -454,7 +454,7 @@ USES = {name: info.use for name, info in FLAG_INFO.items() if info.use}
 ARGUMENTS = [name for name, info in FLAG_INFO.items() if info.takes_arguments]
 
 
-def in_place_of(names: Collection[str]) -> set[str]:
+def replaced_by(names: Collection[str]) -> set[str]:
     """Returns the flags that are replaced by flags of these names, which say the same in another way."""
     return {name for pair in EITHER if not {*pair}.isdisjoint(names) for name in pair if name not in names}
 

@@ -14,7 +14,7 @@ from absl import flags
 
 from ..errors import UsageError, nearest, setting
 from . import own_files, paths
-from .flags import ARGUMENTS, FIELDS, GROUPS, REPLACED, USES, in_place_of
+from .flags import ARGUMENTS, FIELDS, GROUPS, REPLACED, USES, replaced_by
 from .rules import Written, coerce
 
 # Flags in a run's config.json that belong to the call that wrote it, and not to the run.
@@ -164,7 +164,7 @@ def _merged(sources: Sequence[Values]) -> Values:
     """
     values: Values = {}
     for source in sources:
-        replaced = in_place_of(source.keys())
+        replaced = replaced_by(source.keys())
         before = {name: value for name, value in values.items() if name not in replaced}
         values = {**before, **source}
         for name in before.keys() & source.keys():
@@ -197,7 +197,7 @@ def without_flagfiles(arguments: Sequence[str]) -> list[str]:
     A length in such a file is left out where the command line says it in another way.
     """
     left, read, opened = list(arguments), [], 0
-    replaced = in_place_of(names(arguments))
+    replaced = replaced_by(names(arguments))
     while left:
         word = left.pop(0)
         if word in ("--flagfile", "-flagfile"):

@@ -48,7 +48,7 @@ _NOTED = (
     "best",
     "bytes",
 )
-_TAIL = 64  # bytes before the place read up to, by which a file that was cut and grew again is known
+_TAIL = 64  # bytes before the position read up to, by which a file that was cut and grew again is known
 _SLOW = 1.5  # times the median of all workers' steps, without waiting for others where that is known
 _SILENT_SECONDS = 3.0
 _MISSING_SECONDS = 2.0  # in others' windows

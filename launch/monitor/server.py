@@ -105,8 +105,8 @@ def application(runs: list[Run], token: str = "") -> Application:
         seen = query.get("seen", "").split(",")
         with lock:  # answers are made in threads
             shown: list[dict[str, Any]] = [
-                run.shown(_READ_SECONDS / len(runs), seen[place] if place < len(seen) else "", query.get("find", ""))
-                for place, run in enumerate(runs)
+                run.shown(_READ_SECONDS / len(runs), seen[index] if index < len(seen) else "", query.get("find", ""))
+                for index, run in enumerate(runs)
             ]
         return answered("200 OK", "application/json", json.dumps({"runs": shown}))
 

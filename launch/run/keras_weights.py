@@ -18,7 +18,7 @@ _LISTED = 8
 def load_keras_weights(path: str, model: keras.Model) -> int:
     """Loads a Keras file's weights into a model, and nothing else of the file.
 
-    Layers are matched as Keras matches them: by their kind and place in the model, whatever their names.
+    Layers are matched as Keras matches them: by their kind and position in the model, whatever their names.
 
     Returns:
       How many weights were loaded: variables, moving statistics too.
@@ -61,7 +61,7 @@ def _written(shapes: list) -> str:
 
 
 def _read(path: str) -> dict[str, tuple[str, list]]:
-    """Reads the layers of a file that have weights, nested ones too, by place: (name, shapes).
+    """Reads the layers of a file that have weights, nested ones too, by position: (name, shapes).
 
     Reads the file itself, since `keras.saving.KerasFileEditor` (Keras 3.15) does not see what a nested model holds.
     """

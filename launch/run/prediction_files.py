@@ -90,7 +90,7 @@ def _table(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] |
     for name, array in columns.items():
         of_classes = classes if classes and name in ("probability", "output") else None
         flat = array.reshape(len(array), -1)
-        for number, place in enumerate(np.ndindex(array.shape[1:])):
-            parts = [of_classes[place[0]]] if of_classes and place else map(str, place)
+        for number, index in enumerate(np.ndindex(array.shape[1:])):
+            parts = [of_classes[index[0]]] if of_classes and index else map(str, index)
             table["_".join([name, *parts])] = flat[:, number]
     return table

@@ -114,7 +114,7 @@ class Run(BaseRun):
                 self.checkpoints.wait()
 
     def restore(self, which: str | int) -> None:
-        """Takes the run back to a checkpoint: weights, optimizer, step, place in the data, hooks and `extra`.
+        """Takes the run back to a checkpoint: weights, optimizer, step, position in the data, hooks and `extra`.
 
         Args:
           which: "best", by --monitor, "latest", or the step of a checkpoint that is kept.

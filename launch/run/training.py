@@ -218,7 +218,7 @@ def _end(run: BaseRun, result: dict[str, Any], exit_code: int, best: Best | None
     if status.stop:
         lines.append(f"stopped at step {result['step']}: {status.stop}")
     if size := run.state.input.num_bytes:
-        lines.append(f"the place in the training data takes {size / 1e6:,.3g} MB of a checkpoint")
+        lines.append(f"the position in the training data takes {size / 1e6:,.3g} MB of a checkpoint")
     if best:
         result["best"] = {"metric": best.monitor, "value": best.best, "step": best.best_step}
         result["best"] |= {"eval": best.evaluation} if best.evaluation else {}

@@ -202,9 +202,9 @@ class HandedOut:
 
     def give_back(self) -> None:
         """Gives the run the weights that were set in the copy, and as their averages."""
-        for place in np.flatnonzero(hashes(self._own) != self._known):
-            value = self._own[place].read_value()
-            for target in self._targets[place]:
+        for position in np.flatnonzero(hashes(self._own) != self._known):
+            value = self._own[position].read_value()
+            for target in self._targets[position]:
                 cuts.fill(target, lambda box: value[box.slices]) if cuts.cut_of(target) else target.assign(value)  # noqa: B023
 
     def _settle(self) -> None:

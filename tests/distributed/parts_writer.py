@@ -28,10 +28,10 @@ TIMEOUT_SECONDS = 10.0
 
 
 def whole(box: cuts.Box) -> tf.Tensor:
-    """Each value is its place: exact in float32."""
+    """Each value is its position: exact in float32."""
     (row, column), (rows, columns) = box
-    places = WIDTH * tf.range(row, row + rows)[:, tf.newaxis] + tf.range(column, column + columns)
-    return tf.cast(places, tf.float32)
+    positions = WIDTH * tf.range(row, row + rows)[:, tf.newaxis] + tf.range(column, column + columns)
+    return tf.cast(positions, tf.float32)
 
 
 def saved(checkpoints: Checkpoints, step: int) -> str:

@@ -40,14 +40,14 @@ def main() -> int:
             arrivals.mark(batch, asked)
             strategy.run(step, args=(batch,))
 
-    names = tuple(f"worker {place}" for place in range(len(ADDRESSES)))
+    names = tuple(f"worker {index}" for index in range(len(ADDRESSES)))
     with Watchdog(WORKER, names, tuple(ADDRESSES), float(sys.argv[1]), arrived=arrivals.count) as watchdog:
         try:
-            for place in range(1 << 40):
-                watchdog.beat(place * STEPS_PER_CALL, 1.0 if place else FIRST_CALL_FACTOR)
+            for index in range(1 << 40):
+                watchdog.beat(index * STEPS_PER_CALL, 1.0 if index else FIRST_CALL_FACTOR)
                 call(tf.constant(STEPS_PER_CALL))
-                watchdog.beat((place + 1) * STEPS_PER_CALL)
-                if place == 2:
+                watchdog.beat((index + 1) * STEPS_PER_CALL)
+                if index == 2:
                     print("under way", flush=True)
         except tf.errors.OpError as error:
             print(f"error: {watchdog.explain_lost_peer(error) or error}", file=sys.stderr, flush=True)

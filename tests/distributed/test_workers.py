@@ -167,7 +167,7 @@ def test_a_worker_s_own_gradient_norm_is_that_of_its_own_examples(found):
 
 
 def test_each_worker_has_its_figures_in_the_chief_s_tensorboard(board, found):
-    tags = {f"workers/{place}/{name}" for place in range(len(found)) for name in found[0]["slow"]["figures"][0]}
+    tags = {f"workers/{index}/{name}" for index in range(len(found)) for name in found[0]["slow"]["figures"][0]}
     assert tags <= board
 
 

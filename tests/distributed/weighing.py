@@ -34,8 +34,8 @@ def write(folder: pathlib.Path, compression: str = "") -> None:
     """Writes the examples as TFRecords, in files of `SIZES`."""
     folder.mkdir()
     first = 0
-    for place, size in enumerate(SIZES):
-        path = folder / f"part-{place}.tfrecord{'.gz' if compression else ''}"
+    for index, size in enumerate(SIZES):
+        path = folder / f"part-{index}.tfrecord{'.gz' if compression else ''}"
         with tf.io.TFRecordWriter(str(path), compression) as file:
             for number in NUMBERS[first : first + size]:
                 values = {
@@ -58,4 +58,4 @@ def sums(run_dir: pathlib.Path) -> list[int]:
     sizes = [min(BATCH, EXAMPLES - first) for first in range(0, EXAMPLES, BATCH)]
     found = scalars(run_dir / "tensorboard" / "train")["number"]
     assert sorted(found) == list(range(1, len(found) + 1))
-    return [round(found[place + 1] * sizes[place % len(sizes)]) for place in range(len(found))]
+    return [round(found[index + 1] * sizes[index % len(sizes)]) for index in range(len(found))]

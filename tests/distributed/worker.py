@@ -85,8 +85,8 @@ class InFiles(Source):
 
     def read(self, indices):
         files = np.searchsorted(self._starts, indices, side="right") - 1
-        places = 8 * (indices - self._starts[files])
-        ids = [np.fromfile(self._paths[f], np.int64, 1, offset=p)[0] for f, p in zip(files, places, strict=True)]
+        offsets = 8 * (indices - self._starts[files])
+        ids = [np.fromfile(self._paths[f], np.int64, 1, offset=p)[0] for f, p in zip(files, offsets, strict=True)]
         return np.array(ids, np.float32)[:, None], np.array(ids)
 
 
@@ -127,8 +127,8 @@ def seen(strategy: MultiWorker, source) -> list[list[int]]:
     feed = strategy.feed(split_of(source), BATCH, seed=3)
     batches = []
     step = tf.function(
-        lambda operands, place: strategy.distribution.run(
-            lambda *batch: feed.batch(*batch)[1], args=feed.next_operands(operands, place)
+        lambda operands, offset: strategy.distribution.run(
+            lambda *batch: feed.batch(*batch)[1], args=feed.next_operands(operands, offset)
         ),
         autograph=False,
     )

@@ -22,16 +22,16 @@ class Sums(tf.Module):
         super().__init__()
         rng = np.random.default_rng(0)
         self.tokens = tf.constant(rng.normal(size=(VOCABULARY, WIDTH)), tf.float32)
-        self.places = tf.constant(rng.normal(size=(CONTEXT, WIDTH)), tf.float32)
+        self.positions = tf.constant(rng.normal(size=(CONTEXT, WIDTH)), tf.float32)
 
     def empty_cache(self, batch):
         return [tf.fill([batch, CONTEXT, WIDTH], float("nan"))]  # what is left there counts for nothing
 
-    def next_logits(self, tokens, cache, place):
+    def next_logits(self, tokens, cache, position):
         count = tf.shape(tokens)[1]
-        new = tf.gather(self.tokens, tokens) * tf.gather(self.places, place + tf.range(count))
-        kept = tf.concat([cache[0][:, :place], new, cache[0][:, place + count :]], 1)
-        told = tf.sin(tf.reduce_sum(kept[:, : place + count], 1))
+        new = tf.gather(self.tokens, tokens) * tf.gather(self.positions, position + tf.range(count))
+        kept = tf.concat([cache[0][:, :position], new, cache[0][:, position + count :]], 1)
+        told = tf.sin(tf.reduce_sum(kept[:, : position + count], 1))
         return tf.matmul(told, self.tokens, transpose_b=True), [tf.ensure_shape(kept, [None, CONTEXT, WIDTH])]
 
 
@@ -65,7 +65,7 @@ def test_cached_tokens_are_those_without_a_cache(model, row):
     assert len(set(expected)) > 5  # and not one token all the time
 
 
-def test_what_is_sampled_depends_on_the_seed_and_the_place_alone(model):
+def test_what_is_sampled_depends_on_the_seed_and_the_position_alone(model):
     sampled = first(40, model, [1, 2], seed=3)
     assert sampled == first(40, model, [1, 2], seed=3)
     assert sampled != first(40, model, [1, 2], seed=4)

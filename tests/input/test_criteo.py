@@ -10,12 +10,12 @@ from crankshaft.input.checks import InputError
 
 
 def line(label="1", integers=None, categories=None) -> str:
-    """A line with the given fields by their place, from 0; the others missing."""
+    """A line with the given fields by their position, from 0; the others missing."""
     fields = [label, *[""] * 39]
-    for place, value in (integers or {}).items():
-        fields[1 + place] = str(value)
-    for place, value in (categories or {}).items():
-        fields[14 + place] = value
+    for index, value in (integers or {}).items():
+        fields[1 + index] = str(value)
+    for index, value in (categories or {}).items():
+        fields[14 + index] = value
     return "\t".join(fields)
 
 
@@ -178,7 +178,7 @@ def test_a_missing_folder_and_one_without_tables_are_refused(tmp_path):
         criteo.load(str(tmp_path), 0)
 
 
-def test_sampled_examples_hang_on_the_seed_and_their_place_alone():
+def test_sampled_examples_hang_on_the_seed_and_their_position_alone():
     mine, same, other = (whole(criteo.load(None, seed, examples=3000)) for seed in (1, 1, 2))
     fewer = whole(criteo.load(None, 1, examples=1000))
     for one, two, prefix, another in zip(mine, same, fewer, other, strict=True):

@@ -230,7 +230,7 @@ def test_images_and_labels_of_different_count(folder):
     assert "6 labels" in message
 
 
-def test_label_out_of_range_is_found_with_its_place(folder):
+def test_label_out_of_range_is_found_with_its_position(folder):
     (folder / EVAL_LABELS).write_bytes(idx_bytes(np.array([9, 0, 10], np.uint8)))
     message = refusal(folder)
     assert str(folder / EVAL_LABELS) in message

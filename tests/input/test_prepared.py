@@ -39,7 +39,7 @@ def kept(path):
     return sorted(os.listdir(path.parent / ".crankshaft"))
 
 
-def test_is_made_once_and_read_by_place(source):
+def test_is_made_once_and_read_by_index(source):
     first, again = make(source), make(source)
     assert (first.path, first.metadata) == (again.path, again.metadata)
     assert again.read(5, 10) == b"5678901234"

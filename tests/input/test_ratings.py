@@ -109,7 +109,7 @@ def test_files_of_a_folder_are_one_table_each_with_its_own_layout(tmp_path):
 
 
 def test_time_puts_the_latest_into_evaluation_and_ties_by_their_order(load):
-    rows = [("u", "i", place, time) for place, time in enumerate([9, 5, 5, 1, 5, 5, 5, 5, 2, 3])]
+    rows = [("u", "i", index, time) for index, time in enumerate([9, 5, 5, 1, 5, 5, 5, 5, 2, 3])]
     assert load(text(rows=rows), eval_share=0.3).evaluation[1].tolist() == [0, 6, 7]
 
 

@@ -56,7 +56,7 @@ def shards(tmp_path, request):
 
 
 @pytest.fixture(params=["in memory", "on disk"])
-def place_of_index(request, monkeypatch):
+def offset_of_index(request, monkeypatch):
     if request.param == "on disk":
         monkeypatch.setattr(record_index, "_IN_MEMORY_BYTES", 0)
 
@@ -70,7 +70,7 @@ def read_all(source):
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["index made", "index there"])
-def test_records_in_any_order_are_what_was_written(shards, place_of_index, again):
+def test_records_in_any_order_are_what_was_written(shards, offset_of_index, again):
     folder, pixels, labels = shards
     if again:
         opened(folder)
@@ -179,7 +179,7 @@ def test_a_damaged_record_among_those_looked_at_may_be_left_out(tmp_path, featur
     assert f"record {damaged} (byte" in said[0]
 
 
-def test_index_that_lies_is_found_when_it_is_read(tmp_path, place_of_index):
+def test_index_that_lies_is_found_when_it_is_read(tmp_path, offset_of_index):
     path = tmp_path / "a.tfrecord"
     records = records_of(*images(9, 1000))
     write(path, records)

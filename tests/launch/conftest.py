@@ -36,10 +36,10 @@ from crankshaft.launch.command import COMMANDS
 
 name, folder, lines = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 command, codes = importlib.import_module(COMMANDS[name][0]), []
-for place, arguments in enumerate(lines):
+for index, arguments in enumerate(lines):
     if not (child := os.fork()):
         for number, stream in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{folder}/{place}.{stream}", os.O_CREAT | os.O_WRONLY), number)
+            os.dup2(os.open(f"{folder}/{index}.{stream}", os.O_CREAT | os.O_WRONLY), number)
         command.main(argv=[f"crankshaft {name}", *arguments])
     codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 print(json.dumps(codes))
@@ -162,7 +162,7 @@ class Crank:
         folder.mkdir()
         (folder / "each.py").write_text(_EACH)
         done = self(command, str(folder), json.dumps(lines), script=folder / "each.py", tensorflow=False).ok()
-        texts = ([(folder / f"{place}.{name}").read_text() for name in ("out", "err")] for place in range(len(lines)))
+        texts = ([(folder / f"{index}.{name}").read_text() for name in ("out", "err")] for index in range(len(lines)))
         return [Outcome(code, *text) for code, text in zip(json.loads(done.out), texts, strict=True)]
 
     def end(self) -> None:

@@ -26,6 +26,6 @@ class Line(Trainer):
         return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
-def place_of(function) -> str:
+def location_of(function) -> str:
     """file:line of a function's first statement."""
     return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno + 1} in {function.__name__}"

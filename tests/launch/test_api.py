@@ -166,7 +166,7 @@ def test_a_list_of_examples_is_an_array(plane_run):
 
 
 def test_models_of_a_run_are_loaded(plane_run):
-    best = min(range(4), key=lambda place: plane_run.history[place]["eval_loss"])
+    best = min(range(4), key=lambda index: plane_run.history[index]["eval_loss"])
     for loaded in (load_model(plane_run.run_dir), load_model(plane_run.run_dir, trainer_class=Plane)):
         np.testing.assert_array_equal(loaded(EVAL_POINTS), plane_run.model(EVAL_POINTS))
     for loaded in (load_model(plane_run.run_dir, "best"), plane_run.best_model()):

@@ -183,12 +183,12 @@ def test_what_anyone_may_have_written_into_a_run_blocks_no_question_and_acts_on_
         {"event": "start", "step": 0, "host": os.uname().nodename},
         {"event": "end", "step": 10**400, "reason": 3},
     ]
-    for place, line in enumerate(lines):
-        (tmp_path / str(place)).mkdir()
-        (tmp_path / str(place) / "events.jsonl").write_text(json.dumps({"time": 1, **line}) + "\n")
-    asked = [[str(tmp_path / str(place)), "status", "--wait_seconds=0.2"] for place in range(len(lines))]
-    for place, done in enumerate(crank_each(asked, command="ask")):
-        assert (done.code, done.error.split(";")[0]) == (1, f"{tmp_path}/{place}: no answer in 0.2 s")
+    for index, line in enumerate(lines):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / "events.jsonl").write_text(json.dumps({"time": 1, **line}) + "\n")
+    asked = [[str(tmp_path / str(index)), "status", "--wait_seconds=0.2"] for index in range(len(lines))]
+    for index, done in enumerate(crank_each(asked, command="ask")):
+        assert (done.code, done.error.split(";")[0]) == (1, f"{tmp_path}/{index}: no answer in 0.2 s")
     program, folder = crank.start(tmp_path / "2", "status", command="ask", tensorflow=False), tmp_path / "2" / "ask"
     program.until(lambda: folder.exists() and [*folder.glob("*.request")])
     (request,) = folder.glob("*.request")

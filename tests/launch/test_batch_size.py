@@ -31,15 +31,15 @@ class Count(Trainer):
 
 
 @pytest.mark.parametrize(
-    ("form", "place"), [("arrays", TWO), ("dataset", ()), pytest.param("dataset", TWO, marks=pytest.mark.slow)]
+    ("form", "devices"), [("arrays", TWO), ("dataset", ()), pytest.param("dataset", TWO, marks=pytest.mark.slow)]
 )
-def test_each_example_is_seen_once_an_epoch_and_epochs_end_where_they_do(inside, tmp_path, form, place):
+def test_each_example_is_seen_once_an_epoch_and_epochs_end_where_they_do(inside, tmp_path, form, devices):
     """40 of 100 in batches of 10, then one of 8, up to the next multiple of 16, three of 16, and one of 4."""
     ends = []
 
     def ran(*flags):
         hook = every_epoch(lambda status, means: ends.append((status.step, status.epoch)))
-        flags = (*RUN, "--optimizer=sgd", "--learning_rate=1", *place, *flags, f"--run_dir={tmp_path}")
+        flags = (*RUN, "--optimizer=sgd", "--learning_rate=1", *devices, *flags, f"--run_dir={tmp_path}")
         return inside(*flags, trainer=Count, data=lambda: (FORMS[form](), (IDS[:8], IDS[:8])), hooks=[hook]).ok().out
 
     ran("--train_steps=4", "--global_batch_size=10")

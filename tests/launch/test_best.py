@@ -35,11 +35,11 @@ def loss_of(trainer) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kept", "place"), [("checkpoint", ("--strategy=mirrored", "--num_virtual_devices=2")), ("copy", ())]
+    ("kept", "devices"), [("checkpoint", ("--strategy=mirrored", "--num_virtual_devices=2")), ("copy", ())]
 )
-def test_the_best_weights_are_given_back_and_named(inside, tmp_path, kept, place):
+def test_the_best_weights_are_given_back_and_named(inside, tmp_path, kept, devices):
     run_dir = (f"--run_dir={tmp_path}/run",) if kept == "checkpoint" else ()
-    flags = (*SWINGS, *run_dir, *place, f"--result_json={tmp_path}/result.json")
+    flags = (*SWINGS, *run_dir, *devices, f"--result_json={tmp_path}/result.json")
     outcome = inside(*flags, "--restore_best", trainer=Kept, data=data).ok()
     found = runs.result(tmp_path)
     best = found["best"]

@@ -185,7 +185,7 @@ def write_named(folder, names, order=(0, 1, 2, 3)):
     """Writes a table of ids and three numbers, the first of which decides the label, by these names in this order."""
     rng = np.random.default_rng(5)
     values = [rng.integers(0, 8, 240).astype(str), *rng.normal(size=[3, 240]).round(4).astype(str)]
-    values = [values[place] for place in order]
+    values = [values[index] for index in order]
     label = np.where(np.char.startswith(values[order.index(1)], "-"), "no", "yes")
     folder.mkdir(exist_ok=True)
     rows = zip(*values, label, strict=True)
@@ -234,14 +234,14 @@ def test_columns_in_another_order_are_read_by_name(tmp_path, form):
     expected = trained.predict()
     assert trained.result["eval"]["accuracy" if form == "array" else "auc"] > 0.8
     order = (3, 1, 0, 2)
-    write_named(tmp_path / "data", [NAMES[place] for place in order], order)
+    write_named(tmp_path / "data", [NAMES[index] for index in order], order)
     assert named_run(tmp_path, "eval", MODELS[form]).result["eval"] == trained.result["eval"]
     export = named_run(tmp_path, "export", MODELS[form]).result["export"]
     assert form == "dict" or "in their order: user, b1, b2, b3." in (pathlib.Path(export) / "README.md").read_text()
     np.testing.assert_array_equal(load_model(tmp_path / "run").predict(), expected)
     table = csv_input.load(str(tmp_path / "data"), 0).train
     columns = {name: x[-60:] for name, x in table.read(np.arange(len(table)))[0].items()}
-    assert [*columns] == [NAMES[place] for place in order]
+    assert [*columns] == [NAMES[index] for index in order]
     np.testing.assert_array_equal(load_model(tmp_path / "run").predict(columns, verbose=0), expected)
     assert named_run(tmp_path, "train_and_eval", MODELS[form], train_steps=61).result["step"] == 61
 

@@ -41,8 +41,8 @@ def test_weights_of_a_dataset_are_those_of_arrays(results):
     split = (FEATURES, LABELS, WEIGHTS)
     flags = ("--learning_rate=0", "--eval_batch_size=12")
     found = [
-        results(lambda made=made: (made, made), *flags, *place)[0]["eval"]["loss"]
-        for made, place in ((split, ()), (dataset(*split), TWO))
+        results(lambda made=made: (made, made), *flags, *devices)[0]["eval"]["loss"]
+        for made, devices in ((split, ()), (dataset(*split), TWO))
     ]
     assert found[1] == pytest.approx(found[0], rel=1e-6)
     unweighted = results(lambda: (split, split[:2]), *flags)[0]["eval"]["loss"]

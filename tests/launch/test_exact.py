@@ -137,12 +137,12 @@ def test_a_run_that_goes_on_with_other_threads_says_so(inside, monkeypatch, tmp_
 
 
 @pytest.mark.parametrize(
-    ("model", "place"),
+    ("model", "devices"),
     [(MLP, TWO), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((MLP, ONE), (CNN, ONE), (CNN, TWO)))],
     ids=["mlp two", "mlp one", "cnn one", "cnn two"],
 )
-def test_when_things_are_due_and_how_loops_are_cut_changes_no_bit(inside, tmp_path, model, place):
-    run = (*model, *place, *RUN, "--jit=off")
+def test_when_things_are_due_and_how_loops_are_cut_changes_no_bit(inside, tmp_path, model, devices):
+    run = (*model, *devices, *RUN, "--jit=off")
     inside(*run, f"--run_dir={tmp_path}/straight").ok()
     often = ("--steps_per_loop=4", "--eval_every_steps=13", "--checkpoint_every_steps=9", "--summary_every_steps=5")
     inside(*run, *often, "--histogram_every_steps=20", f"--run_dir={tmp_path}/often").ok()

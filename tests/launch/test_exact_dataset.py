@@ -62,17 +62,17 @@ def test_one_device_after_sigkill_within_an_epoch(crank, folder, tmp_path):
     assert f"resumed at step {step} of 50" in both.out
     assert both.out.count(COUNTED) == 1  # the resumed one knows it
     assert "reading the epoch again" not in both.out
-    assert "the place in the training data takes" in both.out
+    assert "the position in the training data takes" in both.out
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
 @pytest.mark.parametrize(
-    ("place", "kind"),
+    ("devices", "kind"),
     [pytest.param(TWO, "files", marks=pytest.mark.slow), ((), "stateful")],
     ids=["mirrored", "stateful"],
 )
-def test_a_run_in_two_parts_is_one(ran, tmp_path, place, kind):
-    run = (*place, f"--run_dir={tmp_path}/run")
+def test_a_run_in_two_parts_is_one(ran, tmp_path, devices, kind):
+    run = (*devices, f"--run_dir={tmp_path}/run")
     first = ran(*run, "--train_steps=18", kind=kind).ok()
     second = ran(*run, "--train_steps=40", kind=kind).ok()
     ran(*run[:-1], f"--run_dir={tmp_path}/straight", "--train_steps=40", kind=kind).ok()

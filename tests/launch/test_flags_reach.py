@@ -159,22 +159,22 @@ def test_weight_decay_spares_what_is_excluded(run):
 
 
 def test_gradients_travel_in_the_type_that_was_asked_for(run):
-    place = ("--strategy=mirrored", "--num_virtual_devices=2", "--train_steps=5", "--mode=train")
-    exact, rounded = run(*place).tensors, run(*place, "--reduce_dtype=bfloat16").tensors
+    devices = ("--strategy=mirrored", "--num_virtual_devices=2", "--train_steps=5", "--mode=train")
+    exact, rounded = run(*devices).tensors, run(*devices, "--reduce_dtype=bfloat16").tensors
     assert 0 < difference(exact, rounded) < 0.02
-    compressed = run(*place, "--powersgd_rank=2").tensors
+    compressed = run(*devices, "--powersgd_rank=2").tensors
     assert 0 < difference(exact, compressed) < 0.02
     assert any(name.startswith("trainer/reduction/memory/") for name in compressed)
 
 
 def test_replicas_meet_as_often_as_asked(run):
     """And what is due without having been asked for is due where they do: an epoch has 23 steps."""
-    place = ("--strategy=mirrored", "--num_virtual_devices=2", "--train_epochs=3")
-    _, tensors, out, _ = run(*place, "--sync_every_steps=8", "--progress=plain")
+    devices = ("--strategy=mirrored", "--num_virtual_devices=2", "--train_epochs=3")
+    _, tensors, out, _ = run(*devices, "--sync_every_steps=8", "--progress=plain")
     assert all(f"step {step}/69  evaluation" in out for step in (24, 48, 69))
     assert tensors["trainer/optimizer/iterations/.ATTRIBUTES/VARIABLE_VALUE"].tolist() == [69, 69]
     assert tensors["trainer/reduction/outer/iterations/.ATTRIBUTES/VARIABLE_VALUE"] == 9
-    averaged = run(*place, "--sync_every_steps=8", "--outer_arg=learning_rate=1", "--outer_arg=momentum=0")
+    averaged = run(*devices, "--sync_every_steps=8", "--outer_arg=learning_rate=1", "--outer_arg=momentum=0")
     assert difference(tensors, averaged.tensors) > 0
 
 

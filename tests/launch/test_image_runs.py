@@ -32,10 +32,10 @@ def test_a_resumed_run_gives_the_bits_of_one_that_was_not(inside, folder, tmp_pa
 @pytest.mark.slow
 def test_replicas_train_as_one_device_does(inside, folder, tmp_path):
     losses = []
-    for place in ((), TWO):
+    for devices in ((), TWO):
         run_dir = tmp_path / f"run{len(losses)}"
         flags = (f"--data_dir={folder}", f"--eval_data_dir={folder}", "--train_steps=5", f"--run_dir={run_dir}")
-        inside(*RUN, *place, *flags).ok()
+        inside(*RUN, *devices, *flags).ok()
         losses.append(result(run_dir)["eval"]["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft.engine import Mean, mean
-from tests.launch.line import RUN, Line, data, place_of
+from tests.launch.line import RUN, Line, data, location_of
 
 EPOCHS = (*RUN, "--train_steps=8", "--eval_every_steps=4")  # two of four steps
 callbacks = tf.keras.callbacks
@@ -111,7 +111,7 @@ def test_a_bug_in_a_callback_names_its_file_and_line(inside):
         def on_epoch_end(self, epoch, logs=None):
             raise KeyError(logs["none"])
 
-    assert place_of(Buggy.on_epoch_end) in inside(*EPOCHS, trainer=Line, data=data, hooks=[Buggy()]).mistake
+    assert location_of(Buggy.on_epoch_end) in inside(*EPOCHS, trainer=Line, data=data, hooks=[Buggy()]).mistake
 
 
 class Rising(Line):

@@ -24,7 +24,7 @@ secret = os.environ["CRANKSHAFT_JOB_SECRET"]
 """
 MEETS = """
 import socket
-own, other = (config["cluster"]["worker"][place].split(":") for place in (index, 1 - index))
+own, other = (config["cluster"]["worker"][index].split(":") for index in (index, 1 - index))
 listener = socket.create_server(("0.0.0.0", int(own[1])))
 while True:
     try:

@@ -228,11 +228,11 @@ OF_WHAT_IS_THERE = {
     ),
 }
 BROKEN = ["", "{", "[]", '{"flags": {}}', '{"flags": 3, "deciding": null}', "\0\1"]
-for place in range(len(BROKEN)):
+for index in range(len(BROKEN)):
     for mode in ("train_and_eval", "eval"):
-        run_dir = f"{{}}/broken{place}"
+        run_dir = f"{{}}/broken{index}"
         given = [*RUN, f"--mode={mode}", f"--run_dir={run_dir}"]
-        OF_WHAT_IS_THERE[f"a broken configuration {place}, {mode}"] = (given, [f"{run_dir}/config.json "])
+        OF_WHAT_IS_THERE[f"a broken configuration {index}, {mode}"] = (given, [f"{run_dir}/config.json "])
 
 
 @pytest.fixture(scope="module")
@@ -244,9 +244,9 @@ def on_disk(tmp_path_factory):
     (folder / "run" / "checkpoints").mkdir(parents=True)
     for step in (9, 10):
         (folder / "run" / "checkpoints" / f"ckpt-{step}.manifest.json").touch()
-    for place, text in enumerate(BROKEN):
-        (folder / f"broken{place}").mkdir()
-        (folder / f"broken{place}" / "config.json").write_text(text)
+    for index, text in enumerate(BROKEN):
+        (folder / f"broken{index}").mkdir()
+        (folder / f"broken{index}" / "config.json").write_text(text)
     return str(folder)
 
 

@@ -165,7 +165,7 @@ def test_data_that_is_handed_in_is_trained_on_and_compiled_for_once(replicas):
 
 def test_each_example_that_is_handed_in_is_trained_on_once_an_epoch_and_alike_after_a_resume(tmp_path):
     class Sum(Trainer):
-        """Adds up the labels that it sees, and their squares by their place."""
+        """Adds up the labels that it sees, and their squares by their position."""
 
         def build(self):
             self.total = tf.Variable([0.0, 0.0])
@@ -269,7 +269,7 @@ def test_examples_that_the_runs_own_model_labels_are_made_once_and_as_they_are_t
     assert np.random.random() == wanted  # noqa: NPY002
 
 
-def test_pictures_of_data_that_is_handed_in_leave_its_place_alone(tmp_path):
+def test_pictures_of_data_that_is_handed_in_leave_its_position_alone(tmp_path):
     """TensorBoard shows the batch that was trained on, and takes none of the dataset's."""
 
     class Pixels(Line):

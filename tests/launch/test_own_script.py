@@ -103,9 +103,9 @@ def test_a_trainers_arguments_are_flags(inside, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "place", [pytest.param((), marks=pytest.mark.slow), ("--strategy=mirrored", "--num_virtual_devices=2")]
+    "devices", [pytest.param((), marks=pytest.mark.slow), ("--strategy=mirrored", "--num_virtual_devices=2")]
 )
-def test_features_may_be_a_dictionary(inside, tmp_path, place):
+def test_features_may_be_a_dictionary(inside, tmp_path, devices):
     class Two(Regression):
         def build_model(self):
             left, right = tf.keras.Input([2], name="left"), tf.keras.Input([1], name="right")
@@ -116,7 +116,7 @@ def test_features_may_be_a_dictionary(inside, tmp_path, place):
         named = {"left": FEATURES[:, :2], "right": FEATURES[:, 2:]}
         return (named, LABELS), (named, LABELS)
 
-    flags = (*QUIET, *place, "--global_batch_size=32", "--learning_rate=0.1")
+    flags = (*QUIET, *devices, "--global_batch_size=32", "--learning_rate=0.1")
     length = ("--train_epochs=40", "--eval_every_steps=0", f"--run_dir={tmp_path}/run")
     inside(*flags, *length, trainer=Two, data=data).ok()
     assert found_in(tmp_path / "run" / "result.json")["eval"]["loss"] < 1e-2
@@ -136,8 +136,8 @@ def test_data_may_be_datasets_on_any_number_of_replicas(crank, inside, tmp_path)
 
     flags = (*QUIET, "--train_epochs=5", "--global_batch_size=32", "--learning_rate=0.05")
     found = []
-    for name, place in {"one": (), "two": ("--strategy=mirrored", "--num_virtual_devices=2")}.items():
-        outcome = inside(*flags, *place, f"--run_dir={tmp_path}/{name}", trainer=Regression, data=data).ok()
+    for name, devices in {"one": (), "two": ("--strategy=mirrored", "--num_virtual_devices=2")}.items():
+        outcome = inside(*flags, *devices, f"--run_dir={tmp_path}/{name}", trainer=Regression, data=data).ok()
         assert "Regression: 96 examples, 3 steps an epoch of 32, 15 steps" in outcome.out
         found.append(found_in(tmp_path / name / "result.json"))
     assert found[0]["eval"]["loss"] < found[0]["train"]["loss"]
@@ -153,7 +153,7 @@ def test_data_may_be_datasets_on_any_number_of_replicas(crank, inside, tmp_path)
         "    return split, split, 2\n"
         "train.main(data=data)\n"
     )
-    outcome = crank("--model=logistic", *place, "--train_steps=2", script=script).ok()
+    outcome = crank("--model=logistic", *devices, "--train_steps=2", script=script).ok()
     assert "mirrored, 2 replicas" in outcome.out
 
 

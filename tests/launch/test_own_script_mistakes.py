@@ -17,7 +17,7 @@ from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.replicated import largest_divisor
 from crankshaft.launch.errors import EXIT_DIVERGED
-from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
+from tests.launch.line import FEATURES, LABELS, RUN, Line, data, location_of
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_bug_in_the_data_function_names_its_file_and_line(inside):
         return np.load("no/such/file.npy")
 
     outcome = inside(*RUN, trainer=Line, data=broken)
-    assert place_of(broken) in outcome.mistake
+    assert location_of(broken) in outcome.mistake
     assert "no/such/file.npy" in outcome.error
 
 
@@ -169,7 +169,7 @@ def test_a_network_that_is_down_may_be_up_the_next_time(inside):
 
     outcome = inside(*RUN, trainer=Line, data=broken)
     assert outcome.code == 1
-    assert place_of(broken) in outcome.error
+    assert location_of(broken) in outcome.error
 
 
 def test_a_default_that_is_no_json_is_kept_by_its_name(inside, tmp_path):

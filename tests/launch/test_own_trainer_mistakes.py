@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.hooks import Hook, every_epoch, every_steps
-from tests.launch.line import FEATURES, LABELS, RUN, Line, data, place_of
+from tests.launch.line import FEATURES, LABELS, RUN, Line, data, location_of
 
 
 @functools.cache
@@ -249,7 +249,7 @@ def test_a_bug_in_a_users_step_names_its_file_and_line(inside):
             return mean(tf.matmul(outputs, tf.ones([7, 7])))
 
     outcome = inside(*RUN, trainer=Buggy, data=data)
-    assert place_of(Buggy.loss) in outcome.mistake
+    assert location_of(Buggy.loss) in outcome.mistake
     assert "--debug" in outcome.error
 
 
@@ -265,7 +265,7 @@ def test_a_bug_in_an_evaluation_shows_before_the_first_step(inside, where):
 
     done = []
     outcome = inside(*RUN, *where, trainer=Buggy, data=data, hooks=[every_steps(1, lambda status, _: done.append(1))])
-    assert place_of(Buggy.eval_step) in outcome.mistake
+    assert location_of(Buggy.eval_step) in outcome.mistake
     assert not done
 
 
@@ -276,7 +276,7 @@ def test_a_bug_in_a_users_metric_shows_its_traceback_with_debug(inside):
 
     outcome = inside(*RUN, "--debug", trainer=Buggy, data=data)
     assert outcome.code == 2
-    assert place_of(Buggy.metrics) in outcome.err
+    assert location_of(Buggy.metrics) in outcome.err
     assert "Traceback" in outcome.err
 
 
@@ -285,7 +285,7 @@ def test_a_bug_in_a_users_hook_names_its_file_and_line(inside):
         raise KeyError("perplexity")
 
     outcome = inside(*RUN, trainer=Line, data=data, hooks=[every_steps(1, buggy)])
-    assert place_of(buggy) in outcome.mistake
+    assert location_of(buggy) in outcome.mistake
     assert "perplexity" in outcome.error
 
 

@@ -168,8 +168,8 @@ def test_every_model_learns_in_every_precision(inside, tmp_path, model, precisio
 
 def test_digits_are_learned_on_two_replicas_as_on_one(inside, tmp_path):
     found = []
-    for name, place in {"one": (), "two": ("--strategy=mirrored", "--num_virtual_devices=2")}.items():
-        inside(*MLP, *place, "--train_steps=30", f"--run_dir={tmp_path}/{name}").ok()
+    for name, devices in {"one": (), "two": ("--strategy=mirrored", "--num_virtual_devices=2")}.items():
+        inside(*MLP, *devices, "--train_steps=30", f"--run_dir={tmp_path}/{name}").ok()
         found.append(runs.result(tmp_path / name))
     assert [each["num_replicas"] for each in found] == [1, 2]
     # Float32 rounding of sums over 64 examples, 30 steps on.

@@ -242,7 +242,7 @@ class ReadByWorkersFeed(_InPieces):
 
         began, end = timestamp_after(first), end_of(first)
         # A lease whose answer alone was lost is run again with no step left. One is read all the same: the shuffle
-        # takes at least one place.
+        # takes at least one index.
         piece, size, there = read(first, tf.maximum(end, first + 1))
         start = (first, end, piece, _piece_stats(began, there, size, end - first), state)
         *_, stats, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)

@@ -160,8 +160,8 @@ document.addEventListener("keydown", (event) => {
     plot.setData(plot.data);
     return;
   }
-  const place = Math.min(at.length - 1, Math.max(0, (plot.cursor.idx ?? at.length) + move));
-  plot.setCursor({ left: plot.valToPos(at[place], "x"), top: 10 });
+  const index = Math.min(at.length - 1, Math.max(0, (plot.cursor.idx ?? at.length) + move));
+  plot.setCursor({ left: plot.valToPos(at[index], "x"), top: 10 });
 });
 
 // A curve's points with x that grows, as uPlot wants it.
@@ -173,19 +173,19 @@ function points(xs, ys, from = 0) {
 }
 // -- Sections ---------------------------------------------------------------------------------------------------------
 
-const shown = () => runs.map((run, place) => ({ ...run, place })).filter((run) => run.view && !chosen.hidden.has(run.place));
+const shown = () => runs.map((run, index) => ({ ...run, index })).filter((run) => run.view && !chosen.hidden.has(run.index));
 
 function renderRuns() {
   if ($("runs").childElementCount - 1 === runs.length) return;
   const legend = $("runs").firstElementChild;
   $("runs").hidden = runs.length < 2;
-  $("runs").replaceChildren(legend, ...runs.map((run, place) => {
+  $("runs").replaceChildren(legend, ...runs.map((run, index) => {
     const box = Object.assign(make("input"), { type: "checkbox", checked: true, ariaLabel: `curves of ${run.name}` });
-    const radio = Object.assign(make("input"), { type: "radio", name: "focus", checked: place === chosen.focus });
+    const radio = Object.assign(make("input"), { type: "radio", name: "focus", checked: index === chosen.focus });
     const label = make("label"), line = make("span"), key = make("i", "", "key");
-    key.style.color = `var(--c${place % 9})`;
-    box.addEventListener("change", () => { chosen.hidden[box.checked ? "delete" : "add"](place); render(); });
-    radio.addEventListener("change", () => { chosen.focus = place; render(); });
+    key.style.color = `var(--c${index % 9})`;
+    box.addEventListener("change", () => { chosen.hidden[box.checked ? "delete" : "add"](index); render(); });
+    radio.addEventListener("change", () => { chosen.focus = index; render(); });
     label.append(radio, ` ${run.name}`);
     line.append(box, key, label);
     return line;
@@ -251,7 +251,7 @@ function renderCurves(focus) {
   for (const name of names) {
     const curves = all.flatMap((run) => ["windows", "evaluations"].map((kind) => ({
       label: `${single ? "" : `${run.name} `}${kind === "windows" ? (single ? (name.startsWith("metrics.") ? "train" : "value") : "") : "evaluation"}`.trim(),
-      colour: `c${(run.place + (single && kind !== "windows" ? 1 : 0)) % 9}`, dash: kind === "windows" ? undefined : [6, 4], points: kind !== "windows",
+      colour: `c${(run.index + (single && kind !== "windows" ? 1 : 0)) % 9}`, dash: kind === "windows" ? undefined : [6, 4], points: kind !== "windows",
       data: points(run.view[kind][chosen.axis], run.view[kind][name] || [], from(run)),
     })));
     const key = `curve/${name}`;
@@ -337,14 +337,14 @@ function renderBenchmark(focus) {
   const all = shown().filter((run) => run.view.result?.sections);
   $("benchmark").hidden = !all.length;
   const rows = []; // {title, name, texts}, in the order of the report, of all results
-  all.forEach((run, place) => {
+  all.forEach((run, index) => {
     let before = -1;
     for (const { title, columns, rows: own } of run.view.result.sections)
       if (!columns.length) for (const [name, text] of own) {
         let at = rows.findIndex((row) => row.title === title && row.name === name);
         if (at < 0) rows.splice(at = before + 1, 0, { title, name, texts: Array(all.length).fill("–") });
         const { texts } = rows[before = at];
-        texts[place] = texts[place] === "–" ? text : `${texts[place]}\n${text}`; // of warnings there may be several
+        texts[index] = texts[index] === "–" ? text : `${texts[index]}\n${text}`; // of warnings there may be several
       }
   });
   table($("benchmark-table"), ["", ...all.map((run) => run.name)],
@@ -394,7 +394,7 @@ function attempt(section, ...given) {
 
 function render() {
   renderRuns();
-  const focus = { ...runs[chosen.focus], place: chosen.focus };
+  const focus = { ...runs[chosen.focus], index: chosen.focus };
   if (!focus.view) return;
   for (const section of [renderSummary, renderCurves, renderBenchmark]) attempt(section, focus);
   for (const section of [renderSpent, renderWorkers, renderServers, renderNotes, renderLogs]) attempt(section, focus.view);
@@ -406,7 +406,7 @@ function render() {
 
 function take(answer) {
   const isNew = answer.some((run) => run.view);
-  runs = answer.map((run, place) => ({ ...run, view: run.view ?? runs[place]?.view }));
+  runs = answer.map((run, index) => ({ ...run, view: run.view ?? runs[index]?.view }));
   if (isNew) render();
   else renderState(runs[chosen.focus]);
 }

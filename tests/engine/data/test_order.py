@@ -16,11 +16,11 @@ def batches(order, steps, first=0):
     """Examples of each step, found by its block alone."""
     blocks, found = {}, []
     for step in range(first, steps):
-        block, place, length = order.block_of(step)
+        block, offset, length = order.block_of(step)
         if block not in blocks:
             blocks[block] = order.examples(tf.constant(block, tf.int64)).numpy()
-        assert place < length <= len(blocks[block])
-        found.append(blocks[block][place].tolist())
+        assert offset < length <= len(blocks[block])
+        found.append(blocks[block][offset].tolist())
     return found
 
 
@@ -145,7 +145,7 @@ def test_steps_alike_end_where_a_worker_has_other_than_it_had(order, rows):
     """`rows` are the examples of each worker at each step of an epoch."""
     assert order.steps_per_epoch == len(rows)
     for step in range(2 * len(rows)):
-        later = [rows[place % len(rows)] != rows[step % len(rows)] for place in range(step, step + len(rows))]
+        later = [rows[offset % len(rows)] != rows[step % len(rows)] for offset in range(step, step + len(rows))]
         assert order.steps_alike(step) == (later.index(True) if True in later else math.inf)
 
 
@@ -155,10 +155,10 @@ def test_without_a_seed_the_order_is_the_examples_own_in_every_epoch():
 
 
 def test_a_shuffle_moves_examples_through_the_whole_epoch():
-    """The mean distance of a uniform permutation's places is n/3; 10 standard deviations (0.0075 n at 1,000) around."""
+    """The mean distance of a uniform permutation's moves is n/3; 10 standard deviations (0.0075 n at 1,000) around."""
     order = Order(1000, 10, 100, seed=5)
-    places = np.concatenate(batches(order, 100))
-    assert abs(np.mean(np.abs(places - np.arange(1000))) / 1000 - 1 / 3) < 0.075
+    offsets = np.concatenate(batches(order, 100))
+    assert abs(np.mean(np.abs(offsets - np.arange(1000))) / 1000 - 1 / 3) < 0.075
 
 
 def test_dropped_remainder_leaves_whole_batches_of_other_examples_each_epoch():
@@ -195,7 +195,7 @@ def test_replicas_share_a_batch_evenly(size, replicas):
 
 
 def epochs(examples, num_epochs, seed=0, batch_size=None):
-    """[num_epochs, places] the examples in the order of each epoch; with a batch size, of its first batch alone."""
+    """[num_epochs, offsets] the examples in the order of each epoch; with a batch size, of its first batch alone."""
     order = Order(examples, batch_size or examples, 1, seed)
     blocks = tf.data.Dataset.range(0, num_epochs * order.blocks_per_epoch, order.blocks_per_epoch)
     return np.stack([*blocks.map(order.examples, tf.data.AUTOTUNE).map(lambda rows: rows[0]).as_numpy_iterator()])
@@ -222,17 +222,17 @@ def test_neighbouring_epochs_and_seeds_have_nothing_in_common(examples):
 
 @pytest.mark.parametrize("examples", SHUFFLED)
 def test_an_example_may_stand_anywhere_and_anywhere_else_in_the_next_epoch(examples):
-    """Chi-squares of place by example, and of place by place in the next epoch, both in 32 equal parts."""
+    """Chi-squares of offset by example, and of offset by offset in the next epoch, both in 32 equal parts."""
     orders = epochs(examples, 1001 if examples == 64 else 5)
     part = 32 * np.arange(examples) // examples
-    places = np.argsort(orders, axis=1)
+    offsets = np.argsort(orders, axis=1)
     sizes = np.bincount(part)
     expected = np.outer(sizes, sizes) / examples * (len(orders) - 1)
-    by_example, by_place = np.zeros([2, 32, 32])
-    for before, after in itertools.pairwise(places):
+    by_example, by_index = np.zeros([2, 32, 32])
+    for before, after in itertools.pairwise(offsets):
         np.add.at(by_example, (part, part[before]), 1)
-        np.add.at(by_place, (part[before], part[after]), 1)
-    for table in (by_example, by_place):
+        np.add.at(by_index, (part[before], part[after]), 1)
+    for table in (by_example, by_index):
         assert abs(spread(table, expected)) < 4.5
 
 

@@ -37,9 +37,9 @@ def blocks_of_epoch(order: Order, epoch: int):
     step = epoch * order.steps_per_epoch
     end = step + order.steps_per_epoch
     while step < end:
-        block, place, length = order.block_of(step)
-        rows = min(length - place, end - step)
-        yield tf.constant(block, tf.int64), place, place + rows
+        block, offset, length = order.block_of(step)
+        rows = min(length - offset, end - step)
+        yield tf.constant(block, tf.int64), offset, offset + rows
         step += rows
 
 

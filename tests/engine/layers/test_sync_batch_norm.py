@@ -92,9 +92,9 @@ def in_float64(model, weights, batches):
     for features, labels in batches:
         loss, gradients = gradients_of(tf.cast(features, tf.float64), labels)
         losses.append(float(loss))
-        for place, gradient in enumerate(gradients):
-            slots[place] = 0.9 * slots[place] - 0.05 * gradient.numpy()
-            variables[place].assign_add(slots[place])
+        for index, gradient in enumerate(gradients):
+            slots[index] = 0.9 * slots[index] - 0.05 * gradient.numpy()
+            variables[index].assign_add(slots[index])
     return losses
 
 

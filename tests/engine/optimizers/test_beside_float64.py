@@ -31,11 +31,11 @@ class Exact:
     def update(self, gradients, margin, t, rows):
         """Moves all weights; of a table, the last, the rows that the step has looked up."""
         self.margin = min(self.margin, float(margin))
-        places = [np.s_[:]] * len(self.weights)
+        indices = [np.s_[:]] * len(self.weights)
         if rows is not None:
-            places[-1] = np.unique(rows)
+            indices[-1] = np.unique(rows)
         for weight, m, v, gradient, decay, at in zip(
-            self.weights, self.m, self.v, gradients, self.decays, places, strict=True
+            self.weights, self.m, self.v, gradients, self.decays, indices, strict=True
         ):
             g, w = tf.convert_to_tensor(gradient).numpy()[at], weight.numpy()
             m[at] = BETA_1 * m[at] + (1 - BETA_1) * g

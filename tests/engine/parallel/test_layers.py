@@ -142,7 +142,7 @@ def test_losses_of_cut_logits_are_exact_where_logits_are_large(meshes):
         np.testing.assert_allclose(found[3:].reshape(3, 2), shares[:, 2 * rank :][:, :2], atol=1e-6)
 
 
-def test_initial_weights_are_those_of_their_place_whoever_samples_them():
+def test_initial_weights_are_those_of_their_position_whoever_samples_them():
     normal = Normal(0.02, seed=7)
     whole = normal((301, 77)).numpy()
     np.testing.assert_array_equal(normal.sample(cuts.Box((100, 31), (201, 46))), whole[100:, 31:])

@@ -113,7 +113,7 @@ def test_copies_are_compared_over_all_replicas_and_parts_among_those_that_hold_t
     check.act(status(bench))
 
 
-def test_a_place_in_a_stream_is_no_replicas(bench):
+def test_a_position_in_a_stream_is_no_replicas(bench):
     source = tf.data.Dataset.from_tensor_slices((TOKENS[:, :-1], TOKENS[:, 1:]))
     run = bench(Model(layers=1, width=16, heads=2), source, 8, 2, model=2, num_classes=37)
     run.train(2)

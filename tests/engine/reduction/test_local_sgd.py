@@ -96,10 +96,10 @@ def test_sync_periods_equal_dilocos_algorithm(distribution, replicas, dtype):
             periods.step(changes, counts, np.arange(replicas) + float(step))
             examples += counts
             local = [[w - c for w, c in zip(ws, cs, strict=True)] for ws, cs in zip(local, changes, strict=True)]
-        for place, weight in enumerate(weights):
-            gradient = np.average([weight - local[r][place] for r in range(replicas)], 0, examples)
-            momenta[place] = 0.9 * momenta[place] + gradient
-            weights[place] = weight - 0.7 * (gradient + 0.9 * momenta[place])
+        for index, weight in enumerate(weights):
+            gradient = np.average([weight - local[r][index] for r in range(replicas)], 0, examples)
+            momenta[index] = 0.9 * momenta[index] + gradient
+            weights[index] = weight - 0.7 * (gradient + 0.9 * momenta[index])
         *found, statistic = periods.sync()
         for a, b in zip(found, weights, strict=True):
             np.testing.assert_allclose(a, b, atol=2e-6 if dtype == "float32" or replicas == 1 else 1e-2)

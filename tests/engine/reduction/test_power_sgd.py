@@ -92,16 +92,16 @@ class Reference:
     def step(self, gradients, counts):
         replicas, total = len(counts), sum(counts)
         means = [sum(parts) / total for parts in zip(*gradients, strict=True)]
-        for i, place in enumerate(COMPRESSED):
+        for i, index in enumerate(COMPRESSED):
             memory = self.memory[i]
             send = [
-                replicas * gradients[r][place].reshape(memory[r].shape) / total + memory[r] for r in range(replicas)
+                replicas * gradients[r][index].reshape(memory[r].shape) / total + memory[r] for r in range(replicas)
             ]
             basis = orthonormal(np.mean([m @ self.q[i] for m in send], 0))
             own = [m.T @ basis for m in send]
             self.q[i] = np.mean(own, 0)
             self.memory[i] = np.stack([m - basis @ q.T for m, q in zip(send, own, strict=True)])
-            means[place] = (basis @ self.q[i].T).reshape(SHAPES[place])
+            means[index] = (basis @ self.q[i].T).reshape(SHAPES[index])
         return means
 
 
@@ -133,9 +133,9 @@ def test_what_is_applied_and_the_memories_add_up_to_the_true_means(distribution,
         scale = 2.0 ** (step % 3)
         gradients = [sample(step, r, counts[r]) for r in range(2)]
         means = run.step([[scale * g for g in parts] for parts in gradients], counts, scale)
-        for i, place in enumerate(COMPRESSED):
-            applied[i] = applied[i] + means[place]
-            true[i] = true[i] + (gradients[0][place] + gradients[1][place]) / sum(counts)
+        for i, index in enumerate(COMPRESSED):
+            applied[i] = applied[i] + means[index]
+            true[i] = true[i] + (gradients[0][index] + gradients[1][index]) / sum(counts)
     for i, memory in enumerate(run.memories()):
         assert np.abs(memory).max() > 0.1  # something was kept back
         np.testing.assert_allclose(
@@ -185,10 +185,10 @@ def test_a_step_that_is_not_finite_or_has_no_examples_leaves_the_memory_as_it_wa
     run = Run(distribution(2))
     run.step([sample(0, r, 1.0) for r in range(2)], [1.0, 1.0])
     before = run.memories() + run.first_q()
-    for place, bad in ((0, np.nan), (1, np.inf), (2, np.inf)):
+    for index, bad in ((0, np.nan), (1, np.inf), (2, np.inf)):
         gradients = [sample(1, r, 1.0) for r in range(2)]
-        gradients[1][place].flat[3] = bad
-        assert not np.isfinite(run.step(gradients, [1.0, 1.0])[place]).all()
+        gradients[1][index].flat[3] = bad
+        assert not np.isfinite(run.step(gradients, [1.0, 1.0])[index]).all()
     means = run.step([sample(2, r, 1.0) for r in range(2)], [0.0, 0.0])
     assert all((mean == 0).all() for mean in means)
     for a, b in zip(before, run.memories() + run.first_q(), strict=True):
@@ -200,10 +200,10 @@ def test_a_replica_without_examples_adds_nothing_whatever_it_computed(distributi
     gradients = [sample(0, 0, 4.0), [np.full(shape, np.nan) for shape in SHAPES]]
     means = run.step(gradients, [4.0, 0.0])
     np.testing.assert_allclose(means[1], gradients[0][1] / 4, rtol=1e-6)
-    for place, memory in zip(COMPRESSED, run.memories(), strict=True):
+    for index, memory in zip(COMPRESSED, run.memories(), strict=True):
         np.testing.assert_array_equal(memory[1], 0.0)
-        wanted = gradients[0][place].reshape(memory[0].shape) / 4
-        np.testing.assert_allclose(means[place].reshape(memory[0].shape) + memory.mean(0), wanted, atol=1e-5)
+        wanted = gradients[0][index].reshape(memory[0].shape) / 4
+        np.testing.assert_allclose(means[index].reshape(memory[0].shape) + memory.mean(0), wanted, atol=1e-5)
 
 
 # -- in a run ---------------------------------------------------------------------------------------------------------

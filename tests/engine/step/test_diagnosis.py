@@ -137,10 +137,10 @@ class Looked(Trainer):
 def looked_up(ids: dict | None = None, labels: dict | None = None):
     random = np.random.default_rng(1)
     x, y = random.integers(0, IDS, [24, 3]).astype(np.int32), random.integers(0, CLASSES, 24).astype(np.int64)
-    for place, value in (ids or {}).items():
-        x[place] = value
-    for place, value in (labels or {}).items():
-        y[place] = value
+    for index, value in (ids or {}).items():
+        x[index] = value
+    for index, value in (labels or {}).items():
+        y[index] = value
     return x, y
 
 

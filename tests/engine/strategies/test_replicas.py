@@ -86,7 +86,7 @@ def test_a_replica_without_examples_does_no_harm(bench, precision, kind):
     assert np.isfinite(values["loss"][0])
     for variable in made.state.variables():
         copies = made.copies(variable)
-        if len(copies) == 1 or variable.dtype == tf.uint32:  # a dataset's place; generators, which differ by replica
+        if len(copies) == 1 or variable.dtype == tf.uint32:  # a dataset's position; generators, which differ by replica
             continue
         assert np.all(np.isfinite(copies[0].astype(np.float64)))
         np.testing.assert_array_equal(*copies)

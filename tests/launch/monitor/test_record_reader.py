@@ -94,7 +94,7 @@ def test_who_has_a_fault_or_is_missing_is_stopped_until_it_is_back(path):
 
 def test_who_is_slow_is_slow_by_its_own_time_where_that_is_known(path):
     """In step all take as long: the slow one's steps are its own, the others' are waiting for it."""
-    names = [f"worker {place}" for place in range(3)]
+    names = [f"worker {index}" for index in range(3)]
     figures = [{"name": name, "step_ms": 60.0, "own_ms": own} for name, own in zip(names, (10, 60, 12), strict=True)]
     write(path, itertools.islice(events(0, workers=3), 3))
     add(path, {"event": "window", "time": BEGIN + 1, "step": 1, "workers": figures})

@@ -34,8 +34,8 @@ class Window(tf.keras.Model):
     def empty_cache(self, batch):
         return [tf.fill([batch, 3], SEPARATOR)]
 
-    def next_logits(self, tokens, cache, place):
-        before = tf.where(place > 0, cache[0], SEPARATOR)
+    def next_logits(self, tokens, cache, position):
+        before = tf.where(position > 0, cache[0], SEPARATOR)
         return self._after(before, tokens)[:, -1], [tf.concat([before, tokens], 1)[:, -3:]]
 
     def _after(self, before, tokens):

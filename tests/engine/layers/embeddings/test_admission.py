@@ -52,8 +52,8 @@ def test_an_id_that_is_trained_on_gets_a_row_of_its_own_and_keeps_it(shards, kin
     np.testing.assert_array_equal(rows_of(made, ids), rows)
     assert figures(made) == (5, 0)
     values = np.zeros([100, WIDTH], np.float32)
-    for place, shard in enumerate(made.shards):
-        values[place::shards] = shard.numpy()
+    for index, shard in enumerate(made.shards):
+        values[index::shards] = shard.numpy()
     np.testing.assert_array_equal(made(ids, training=False), values[rows])
 
 
@@ -134,8 +134,8 @@ class Pull(Trainer):
 def power_law(examples=200, spread=True):
     """Ids of 0..31 by a power law, spread over 2^40 or as they are."""
     rng = np.random.default_rng(0)
-    places = np.minimum(rng.zipf(1.3, examples), 32) - 1
-    ids = np.random.default_rng(1).choice(FAR, 32, replace=False)[places] if spread else places
+    indices = np.minimum(rng.zipf(1.3, examples), 32) - 1
+    ids = np.random.default_rng(1).choice(FAR, 32, replace=False)[indices] if spread else indices
     return ids, rng.normal(size=examples).astype(np.float32)
 
 

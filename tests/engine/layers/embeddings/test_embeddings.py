@@ -29,8 +29,8 @@ def table(**arguments):
 def dense(made: Embedding) -> np.ndarray:
     """The whole table, its rows in order."""
     values = np.zeros([made.rows, made.width], np.float32)
-    for place, shard in enumerate(made.shards):
-        values[place :: len(made.shards)] = shard.numpy()
+    for index, shard in enumerate(made.shards):
+        values[index :: len(made.shards)] = shard.numpy()
     return values
 
 

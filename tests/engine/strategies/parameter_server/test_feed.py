@@ -116,7 +116,7 @@ def test_a_lease_of_large_examples_has_fewer_steps_than_were_asked_for(monkeypat
     assert batches_of(made, run) + batches_of(made, made.take(run.stop, 1)) == expected[: run.stop + 1]
 
 
-def test_to_look_at_a_streams_batch_leaves_its_place():
+def test_to_look_at_a_streams_batch_leaves_its_position():
     made, expected = sent(), batches_of(sent(), sent().take(0, 6))
     found = batches_of(made, made.take(0, 3))
     assert batches_of(made, made.look(1)) == expected[1:2]
