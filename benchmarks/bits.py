@@ -83,20 +83,20 @@ class Case:
 
 
 def cases() -> list[Case]:
-    found = [(f"{model}/one_device", "train", f"{flags} --jit=off") for model, flags in MODELS.items()]
-    found += [(f"{model}/xla", "train", f"{MODELS[model]} {more} --jit=on") for model, more in XLA.items()]
-    found += [(f"{model}/{name}", "train", f"{MODELS[model]} {more} --jit=off") for name, (model, more) in WAYS.items()]
+    rows = [(f"{model}/one_device", "train", f"{flags} --jit=off") for model, flags in MODELS.items()]
+    rows += [(f"{model}/xla", "train", f"{MODELS[model]} {more} --jit=on") for model, more in XLA.items()]
+    rows += [(f"{model}/{name}", "train", f"{MODELS[model]} {more} --jit=off") for name, (model, more) in WAYS.items()]
     for strategy, (command, more) in STRATEGIES.items():
         models = (*ON_SEVERAL, "wide_deep") if strategy == "server" else ON_SEVERAL
-        found += [(f"{model}/{strategy}", command, f"{MODELS[model]} {more} --jit=off") for model in models]
-    found = [(name, f"-m crankshaft {command}", flags) for name, command, flags in found]
+        rows += [(f"{model}/{strategy}", command, f"{MODELS[model]} {more} --jit=off") for model in models]
+    rows = [(name, f"-m crankshaft {command}", flags) for name, command, flags in rows]
     for form, ways in ON_FORMS.items():
         for way in ways:
             command, more = STRATEGIES.get(way, ("train", "--shuffle_window=4" if way.startswith("shuffled") else ""))
             start = FORMS if command == "train" else f"-m crankshaft {command} {FORMS}"
-            found.append((f"{form}/{way}", start, f"--form={form} {more} --jit=off"))
+            rows.append((f"{form}/{way}", start, f"--form={form} {more} --jit=off"))
     rest = "--train_steps=100 --seed=0 --progress=plain"
-    return [Case(name, " ".join(f"{command} {flags} {rest}".split())) for name, command, flags in found]
+    return [Case(name, " ".join(f"{command} {flags} {rest}".split())) for name, command, flags in rows]
 
 
 # -- Training ---------------------------------------------------------------------------------------------------------
@@ -126,13 +126,13 @@ def digests(run_dir: Path) -> dict[str, str]:
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(run_dir / "checkpoints")))
-    found = {}
+    digests = {}
     for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
         if dtype != tf.string:  # the graph of objects is not a variable
             value = reader.get_tensor(name)
             digest = hashlib.sha256(f"{value.dtype} {value.shape}".encode() + value.tobytes())
-            found[name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")] = digest.hexdigest()
-    return found
+            digests[name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")] = digest.hexdigest()
+    return digests
 
 
 def evaluated(run_dir: Path) -> dict[str, str]:
@@ -143,11 +143,11 @@ def evaluated(run_dir: Path) -> dict[str, str]:
 
 def run_cases(checkout: Path, wanted: list[Case]) -> dict[str, dict]:
     """Each case by name: its command and its variables, or its error. One after the other."""
-    found = {}
+    results = {}
     with tempfile.TemporaryDirectory(prefix="crankshaft-bits-") as folder:
         package = Path(folder, "package")
         package.mkdir()
-        (package / "crankshaft").symlink_to(checkout)  # a package is found by its folder's name
+        (package / "crankshaft").symlink_to(checkout)  # a package is results by its folder's name
         for case in wanted:
             run_dir = Path(folder, case.name)
             error = train(case, package, run_dir)
@@ -155,11 +155,11 @@ def run_cases(checkout: Path, wanted: list[Case]) -> dict[str, dict]:
                 variables = digests(run_dir) | evaluated(run_dir)
                 whole = hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()
                 print(f"{case.name:<28} {whole[:16]}  {len(variables)} values", flush=True)
-                found[case.name] = {"command": case.command, "values": variables}
+                results[case.name] = {"command": case.command, "values": variables}
             else:
                 print(f"{case.name:<28} failed: {error}", flush=True)
-                found[case.name] = {"command": case.command, "error": error}
-    return found
+                results[case.name] = {"command": case.command, "error": error}
+    return results
 
 
 def pin() -> list[int]:
@@ -172,8 +172,8 @@ def pin() -> list[int]:
 
 
 def cpu_model() -> str:
-    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    return found.group(1) if found else platform.machine()
+    match = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return match.group(1) if match else platform.machine()
 
 
 def commit_of(checkout: Path) -> str:
@@ -191,9 +191,9 @@ def commit_of(checkout: Path) -> str:
 
 def difference(before: dict, after: dict) -> str | None:
     """How one case's values differ, in a line."""
-    for when, found in (("before", before), ("after", after)):
-        if "error" in found:
-            return f"failed {when}: {found['error'].splitlines()[-1] if found['error'] else 'without a word'}"
+    for when, case in (("before", before), ("after", after)):
+        if "error" in case:
+            return f"failed {when}: {case['error'].splitlines()[-1] if case['error'] else 'without a word'}"
     old, new = before["values"], after["values"]
     differing = [name for name in old if name in new and old[name] != new[name]]
     gone, added = [name for name in old if name not in new], [name for name in new if name not in old]
@@ -221,11 +221,11 @@ def compare(paths: list[str]) -> int:
             print(f"not comparable: {about} was {before[about]} and is {after[about]}")
             return 1
     shared = [name for name in before["cases"] if name in after["cases"]]
-    found = {name: difference(before["cases"][name], after["cases"][name]) for name in shared}
-    for name, differences in found.items():
+    compared = {name: difference(before["cases"][name], after["cases"][name]) for name in shared}
+    for name, differences in compared.items():
         if differences:
             print(f"{name}: {differences}")
-    alike = sum(differences is None for differences in found.values())
+    alike = sum(differences is None for differences in compared.values())
     left_out = len(before["cases"].keys() ^ after["cases"].keys())
     print(
         f"{alike} of {len(shared)} cases have the same bits in {before['commit'][:9]} and {after['commit'][:9]}"
@@ -253,14 +253,14 @@ def main() -> int:
         parser.error(f"--checkout={args.checkout} is not a checkout of crankshaft: it has no folder engine")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's words on how it starts
     commit, cores = commit_of(checkout), pin()
-    found = run_cases(checkout, wanted)
+    results = run_cases(checkout, wanted)
     if args.out:
         import tensorflow as tf
 
         about = {"cpu": cpu_model(), "cores": cores, "python": platform.python_version(), "tensorflow": tf.__version__}
-        text = json.dumps({"commit": commit, **about, "cases": found}, indent=1)
+        text = json.dumps({"commit": commit, **about, "cases": results}, indent=1)
         args.out.write_text(text + "\n", encoding="utf-8")
-    return 1 if any("error" in case for case in found.values()) else 0
+    return 1 if any("error" in case for case in results.values()) else 0
 
 
 if __name__ == "__main__":

@@ -105,8 +105,8 @@ def measure(arguments: list[str]) -> dict:
         for line in iter(lambda: run.stdout.readline().decode(), ""):
             tasks |= dict(re.findall(r"\[local\] (\w+ ?\d*) is process (\d+)", line))
             most = {task: max(most.get(task, 0), most_memory(pid)) for task, pid in tasks.items()}
-            if found := re.search(r"([\d,.]+) (steps/s|examples/s)", line):
-                rate = found[0]
+            if match := re.search(r"([\d,.]+) (steps/s|examples/s)", line):
+                rate = match[0]
             if "error:" in line:
                 print(line, end="", file=sys.stderr)
         wait([run], math.inf)

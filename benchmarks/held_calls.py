@@ -74,8 +74,8 @@ def time_calls(calls: int) -> None:
         before = left()
         times = {name: [1e3 * seconds(work) / a_round for _ in range(_ROUNDS)] for name, work in ways.items()}
         alone = np.median(times["one call of all steps"], 0)
-        for name, found in times.items():
-            (wall, cpu), (more, more_cpu) = np.median(found, 0), np.median(found, 0) - alone
+        for name, samples in times.items():
+            (wall, cpu), (more, more_cpu) = np.median(samples, 0), np.median(samples, 0) - alone
             print(f"{name}: {wall:.3f} ms a step, {more:+.3f} ms; of CPUs {cpu:.3f}, {more_cpu:+.3f} ms", flush=True)
         print(f"after {2 * calls:,} calls more: {growth(before)}", flush=True)
 

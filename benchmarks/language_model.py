@@ -55,9 +55,9 @@ def compare_quality(folder: Path, torch_python: str, steps: int) -> None:
     for precision in PRECISIONS:
         losses = []
         for python, peer in ((PYTHON, "transformer_lm"), (torch_python, "nanogpt")):
-            found = folder / f"{peer}_{precision}.json"
-            options = [f"--data={data}", f"--precision={precision}", f"--quality_json={found}"]
-            losses.append(run_process([python, "-m", f"benchmarks.peers.{peer}", *options], found)["loss"])
+            path = folder / f"{peer}_{precision}.json"
+            options = [f"--data={data}", f"--precision={precision}", f"--quality_json={path}"]
+            losses.append(run_process([python, "-m", f"benchmarks.peers.{peer}", *options], path)["loss"])
         rows.append([precision, *(f"{loss:.4f}" for loss in losses), f"{losses[0] - losses[1]:+.4f}"])
     print(table([f"loss after {steps} steps", "Crankshaft", "PyTorch", "difference"], rows))
 
@@ -82,8 +82,8 @@ def compare_speed(folder: Path, torch_python: str, steps: int, turns: int) -> No
         }
         rates = rates_in_turn(peers, steps, turns, str(ROOT))
         rows = [
-            [name, spread([TOKENS * rate for rate in found]), ratio(rates["Crankshaft"], found)]
-            for name, found in rates.items()
+            [name, spread([TOKENS * rate for rate in own_rates]), ratio(rates["Crankshaft"], own_rates)]
+            for name, own_rates in rates.items()
         ]
         print(table([precision, "tokens/s: median (least–most)", "Crankshaft against it (95 %)"], rows), "\n")
 

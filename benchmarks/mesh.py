@@ -87,9 +87,9 @@ def main() -> None:
             within["mesh model:2, one process"].append(read_result(path)["steps_per_sec"])
     print(f"{cpu_model()}, {args.rounds} rounds of {args.steps} steps, {SHAPE}, batch {BATCH}\n")
     rows = [
-        [name, spread(found), ratio(list(compared.values())[-1], found)]
+        [name, spread(rates), ratio(list(compared.values())[-1], rates)]
         for compared in (rates, within)
-        for name, found in compared.items()
+        for name, rates in compared.items()
     ]
     print(table(["", "steps/s: median (least–most)", "the mesh against it (95 %)"], rows))
 

@@ -49,10 +49,10 @@ def worker(folder: str, mebibytes: int) -> None:
     strategy = MultiWorker(distribution, task, mesh=Mesh(distribution, distribution.num_replicas_in_sync))
     strategy.exchange(0)
     layers = max(1, round((mebibytes / 4 * 2**20 - VOCABULARY * WIDTH) / (12 * WIDTH**2)))
-    found = {"process": task.worker, "tensorflow": memory_mib("VmRSS")}
+    figures = {"process": task.worker, "tensorflow": memory_mib("VmRSS")}
 
     def most(name: str) -> None:
-        found[name] = memory_mib("VmHWM") - found["tensorflow"]
+        figures[name] = memory_mib("VmHWM") - figures["tensorflow"]
 
     def make() -> TrainState:
         state = TrainState(Model(layers=layers, width=WIDTH, heads=16, context=CONTEXT, vocabulary=VOCABULARY))
@@ -63,20 +63,20 @@ def worker(folder: str, mebibytes: int) -> None:
 
     began = time.monotonic()
     state = strategy.build(make)
-    found["build_seconds"] = time.monotonic() - began
+    figures["build_seconds"] = time.monotonic() - began
     variables = state.trainer.model.variables
-    found["whole"] = sum(map(cuts.size, variables)) / 2**18
-    found["weights"] = sum(np.prod(variable.shape) for variable in variables) / 2**18
+    figures["whole"] = sum(map(cuts.size, variables)) / 2**18
+    figures["weights"] = sum(np.prod(variable.shape) for variable in variables) / 2**18
     most("built")
     began = time.monotonic()
     checkpoints = Checkpoints(folder, state.checkpoint, keep=1, about={}, writer=Writer(task.worker, "memory"))
     checkpoints.save(0, {}, wait=True)
     strategy.exchange(0)
-    found["save_seconds"] = time.monotonic() - began
+    figures["save_seconds"] = time.monotonic() - began
     most("saved")
     checkpoints.restore()
     most("restored")
-    print(json.dumps({name: round(float(value), 1) for name, value in found.items()}), flush=True)
+    print(json.dumps({name: round(float(value), 1) for name, value in figures.items()}), flush=True)
     strategy.exchange(0)
 
 

@@ -92,8 +92,8 @@ def composed(made: base.BaseRun, stack: contextlib.ExitStack) -> list:
     """Makes a run's hooks, among them what records it and answers who asks, and serves Prometheus, which scrapes each
     second.
     """
-    found = hooks.compose(made, [], time.monotonic(), Pauses())
-    for hook in found:
+    composed = hooks.compose(made, [], time.monotonic(), Pauses())
+    for hook in composed:
         stack.callback(hook.close)
     port = stack.enter_context(metrics.serving(0, "", lambda: made, {}))
     over = threading.Event()
@@ -104,7 +104,7 @@ def composed(made: base.BaseRun, stack: contextlib.ExitStack) -> list:
 
     threading.Thread(target=scrape, daemon=True).start()
     stack.callback(over.set)
-    return found
+    return composed
 
 
 def measure_hooks(made: base.BaseRun, steps: int, pieces: int, alone: bool) -> dict[str, list[float]]:

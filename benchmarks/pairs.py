@@ -65,15 +65,15 @@ def _process(command: str, path: Path) -> Process:
     return Process(["/bin/sh", "-c", f"{command} {flags}"])
 
 
-def shown(found: dict[str, Any]) -> str:
+def shown(result: dict[str, Any]) -> str:
     """Returns the pairs as a table, then the verdict and the warnings."""
     rows = [
         [str(turn), number(each["ours"]), number(each["theirs"]), f"{each['ratio']:.3f}"]
-        for turn, each in enumerate(found["rounds"], 1)
+        for turn, each in enumerate(result["rounds"], 1)
     ]
-    ends = " to ".join(f"{end:.3f}" for end in found["interval"] or ())
-    verdict = f"{found['verdict']}: {found['ratio']:.3f}x{f', 95 % interval {ends}' if ends else ''}"
-    lines = [f"warning: {line}" for line in found["warnings"]]
+    ends = " to ".join(f"{end:.3f}" for end in result["interval"] or ())
+    verdict = f"{result['verdict']}: {result['ratio']:.3f}x{f', 95 % interval {ends}' if ends else ''}"
+    lines = [f"warning: {line}" for line in result["warnings"]]
     return "\n".join([table(["turn", "this, examples/s", "the baseline", "ratio"], rows), "", verdict, *lines])
 
 
@@ -87,11 +87,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.turns < 1:
         parser.error(f"--turns={args.turns} measures nothing; use 1 or more")
-    found = measured([args.command, args.baseline], args.turns)
-    print(f"\n{shown(found)}")
+    result = measured([args.command, args.baseline], args.turns)
+    print(f"\n{shown(result)}")
     if args.json:
-        Path(args.json).write_text(json.dumps(found), encoding="utf-8")
-    sys.exit(of_benchmark.exit_code(found, args.fail_below))
+        Path(args.json).write_text(json.dumps(result), encoding="utf-8")
+    sys.exit(of_benchmark.exit_code(result, args.fail_below))
 
 
 if __name__ == "__main__":

@@ -231,8 +231,8 @@ def table_races(arguments: argparse.Namespace) -> Iterator[TableRace]:
 
 def available_bytes() -> int:
     """Memory that is free or would be if it were asked for, as Linux has it."""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
-    return int(found[1]) << 10
+    match = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
+    return int(match[1]) << 10
 
 
 def size_table(races: Sequence[TableRace]) -> str:

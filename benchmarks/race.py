@@ -123,8 +123,8 @@ class Race:
 
     def quality(self, peer: str, run: Callable[[], dict]) -> dict:
         """Loss and metric of Crankshaft after some steps: a run of its own, the same each time, so made once."""
-        found = self.measured[peer][0] if peer in self.measured else run()["eval"]
-        return {name: found[name] for name in ("loss", self.workload.metric)}
+        result = self.measured[peer][0] if peer in self.measured else run()["eval"]
+        return {name: result[name] for name in ("loss", self.workload.metric)}
 
 
 # -- The report -------------------------------------------------------------------------------------------------------
@@ -165,8 +165,8 @@ def find_versions(races: Sequence[Race]) -> dict[str, str]:
 
 def cpu_model() -> str:
     """The processor's name as the kernel gives it."""
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1] if found else "unknown CPU"
+    match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return match[1] if match else "unknown CPU"
 
 
 def report(races: Sequence[Race], facts: dict, note: str, *tables: str) -> str:

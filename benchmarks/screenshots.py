@@ -58,8 +58,8 @@ class Training:
     def count(self, kind: str, from_step: int = 0) -> int:
         """Returns how many events of a kind there are at that step or later."""
         path = self.run_dir / NAMES.events
-        found = events.read(str(path)) if path.exists() else ()
-        return sum(event["event"] == kind and event["step"] >= from_step for event, _ in found)
+        recorded = events.read(str(path)) if path.exists() else ()
+        return sum(event["event"] == kind and event["step"] >= from_step for event, _ in recorded)
 
     def signal_worker(self, number: signal.Signals) -> None:
         """Sends a signal to worker 1."""

@@ -21,12 +21,12 @@ def epoch(order) -> np.ndarray:
     """The first epoch's examples, in their order."""
     import tensorflow as tf
 
-    found, step = [], 0
+    epoch, step = [], 0
     while step < order.whole_steps:
         block, _, length = order.block_of(step)
-        found.append(order.examples(tf.constant(block, tf.int64)).numpy()[:length].ravel())
+        epoch.append(order.examples(tf.constant(block, tf.int64)).numpy()[:length].ravel())
         step += length
-    return np.concatenate(found)
+    return np.concatenate(epoch)
 
 
 def row(name: str, examples: np.ndarray, count: int) -> str:

@@ -82,8 +82,8 @@ def hold_up(job: Child, stopped: float, ended: threading.Event) -> list[str]:
     process, lines = None, []
     while line := job.stdout.readline().decode():
         lines.append(line)
-        if found := re.match(rf"\[local\] {SLOW} is process (\d+)", line):
-            process = int(found[1])
+        if match := re.match(rf"\[local\] {SLOW} is process (\d+)", line):
+            process = int(match[1])
         elif stopped and process and "XLA" in line:
             threading.Thread(target=stop_and_go, args=(process, stopped, ended), daemon=True).start()
             stopped = 0.0

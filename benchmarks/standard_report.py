@@ -15,8 +15,8 @@ _NONE = "–"
 
 def environment_of(rows: Sequence[Row]) -> dict[str, Any]:
     """Returns the machine as our first measurement on one device found it: a cluster's processes see a share of it."""
-    found = [result["environment"] for row in rows for result in row.measured.get(OURS, [])]
-    return max(found, key=lambda each: each.get("usable_cores") or 0, default={})
+    environments = [result["environment"] for row in rows for result in row.measured.get(OURS, [])]
+    return max(environments, key=lambda each: each.get("usable_cores") or 0, default={})
 
 
 def markdown(suite: Suite, facts: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
@@ -99,11 +99,9 @@ def _list(title: str, lines: Sequence[str]) -> str:
 
 
 def _quality_table(suite: Suite) -> str:
-    found = [line for row in suite.rows if "quality" in row.measured for line in _quality(row)]
+    rows = [line for row in suite.rows if "quality" in row.measured for line in _quality(row)]
     return (
-        table([f"after {suite.quality_steps} steps", "", "evaluation loss", "accuracy or AUC"], found, 2)
-        if found
-        else ""
+        table([f"after {suite.quality_steps} steps", "", "evaluation loss", "accuracy or AUC"], rows, 2) if rows else ""
     )
 
 

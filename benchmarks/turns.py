@@ -45,7 +45,7 @@ def compare(title: str, peers: Mapping[str, Process], steps: int, turns: int) ->
     rates = rates_in_turn(peers, steps, turns, str(ROOT))
     ours = rates[list(peers)[-1]]
     print(f"{cpu_model()}, {len(usable_cores())} cores, {turns} turns of {steps} steps\n")
-    rows = [[f"`{name}`", spread(found), ratio(ours, found)] for name, found in rates.items()]
+    rows = [[f"`{name}`", spread(own_rates), ratio(ours, own_rates)] for name, own_rates in rates.items()]
     print(table([title, "steps/s: median (least–most)", "the last against it (95 %)"], rows))
 
 
@@ -55,9 +55,9 @@ def add_turns(parser: argparse.ArgumentParser, default: int) -> None:
 
 
 def _count(text: str) -> int:
-    if (found := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{found} measures nothing; use 1 or more")
-    return found
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} measures nothing; use 1 or more")
+    return number
 
 
 def rates_in_turn(peers: Mapping[str, Process], steps: int, turns: int, folder: str) -> dict[str, list[float]]:

@@ -60,12 +60,12 @@ def arrows(root: Path) -> dict[Path, set[Path]]:
     """The house's files that each of them imports, inside functions and for types too."""
     files = [path for path in source_files(root) if path.parts[0] in FOLDERS]
     modules = {".".join(("crankshaft", *path.with_suffix("").parts)).removesuffix(".__init__"): path for path in files}
-    found: dict[Path, set[Path]] = {}
+    arrows: dict[Path, set[Path]] = {}
     for path in files:
         names = [name for _, name, _ in imports(ast.parse((root / path).read_text(encoding="utf-8")), path)]
         ends = {modules.get(name) or modules.get(name.rpartition(".")[0]) for name in names}
-        found[path] = {end for end in ends if end and end != path}
-    return found
+        arrows[path] = {end for end in ends if end and end != path}
+    return arrows
 
 
 def room_of(path: Path) -> Path:
@@ -73,18 +73,18 @@ def room_of(path: Path) -> Path:
     return Path(*path.parts[:2])
 
 
-def between_rooms(found: dict[Path, set[Path]]) -> dict[Path, set[Path]]:
+def between_rooms(arrows: dict[Path, set[Path]]) -> dict[Path, set[Path]]:
     """The same arrows, from room to room."""
     rooms: dict[Path, set[Path]] = {}
-    for path, ends in found.items():
+    for path, ends in arrows.items():
         rooms.setdefault(room_of(path), set()).update(room_of(end) for end in ends if room_of(end) != room_of(path))
     return rooms
 
 
-def circles(found: dict[Path, set[Path]]) -> list[str]:
+def circles(arrows: dict[Path, set[Path]]) -> list[str]:
     """What is left once everything whose arrows all end outside has been taken away, again and again, from both ends:
     nothing, unless arrows run in a circle."""
-    left = {start: set(ends) for start, ends in found.items()}
+    left = {start: set(ends) for start, ends in arrows.items()}
     while done := {start for start, ends in left.items() if not ends & left.keys()}:
         left = {start: ends for start, ends in left.items() if start not in done}
     while first := {start for start in left if not any(start in ends for ends in left.values())}:

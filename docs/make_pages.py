@@ -76,7 +76,7 @@ def pages() -> dict[str, str]:
 
 
 def _with_table(page: str, table: str) -> str:
-    return _MADE.sub(lambda found: f"{found[1]}\n{table}\n{found[2]}", (PAGES / page).read_text(encoding="utf-8"))
+    return _MADE.sub(lambda match: f"{match[1]}\n{table}\n{match[2]}", (PAGES / page).read_text(encoding="utf-8"))
 
 
 def _flags() -> str:

@@ -55,9 +55,9 @@ def with_flags(message: str) -> str:
 def with_keywords(message: str, names: Mapping[str, str] | None = None) -> str:
     """Returns a message for a program in Python, whose settings are keywords, by `names` if it has others for them."""
 
-    def keyword(found: re.Match) -> str:
-        name = (names or {}).get(found[1], found[1])
-        return name if found[2] is None else f"{name}={found[2]}"
+    def keyword(match: re.Match) -> str:
+        name = (names or {}).get(match[1], match[1])
+        return name if match[2] is None else f"{name}={match[2]}"
 
     return _SETTING.sub(keyword, message)
 

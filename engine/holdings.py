@@ -232,13 +232,13 @@ class Freezing:
         weights = {key: path for each in optimizers for key, path in each.paths.items()}
         until: dict[int, float] = {}
         for pattern, end in rules:
-            found = [key for key, path in weights.items() if re.search(pattern, path)]
-            if weights and not found:  # without any, the step shows that nothing is frozen
+            matching = [key for key, path in weights.items() if re.search(pattern, path)]
+            if weights and not matching:  # without any, the step shows that nothing is frozen
                 raise UsageError(
                     f"{setting('freeze', pattern)} is found in the path of none of the {len(weights)} weights, such as "
                     f"{next(iter(weights.values()), '-')}; give a part of one, or a regular expression"
                 )
-            for key in found:
+            for key in matching:
                 until[key] = max(until.get(key, 0), math.inf if end is None else end)
         if until and len(until) == len(weights):
             raise UsageError(

@@ -200,14 +200,14 @@ class KerasTrainer(Trainer):
     def _tried(self, *specs) -> list[str]:
         """Returns the names of losses that are no means over examples, where a batch is computed in parts."""
         replicas, parts = tf.distribute.get_strategy().num_replicas_in_sync, self.given.options.accumulate_steps
-        found: list[str] = []
+        names: list[str] = []
         try:
             if replicas > 1 or parts > 1:
-                trials.in_a_thread(lambda: found.extend(_of_whole_batch(self._losses, *specs)))
+                trials.in_a_thread(lambda: names.extend(_of_whole_batch(self._losses, *specs)))
         except Exception as error:  # it may be any
             logging.info("the loss can't be computed on random numbers (%s): it is of whole batches", reason(error))
-            return [loss.name for loss in self._losses.found]
-        return found
+            return [loss.name for loss in self._losses.keras_losses]
+        return names
 
     def loss(self, outputs, batch) -> Mean:
         def pair(weights=None):
@@ -218,7 +218,7 @@ class KerasTrainer(Trainer):
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         pairs: dict[str, Any] = {}
-        several = self._losses is not None and len(self._losses.found) > 1
+        several = self._losses is not None and len(self._losses.keras_losses) > 1
         for name, total in self._losses_of(outputs, batch, None)[1].items() if several else ():
 
             def weigh(weights, name=name):
@@ -237,10 +237,10 @@ class KerasTrainer(Trainer):
 
     def _confusion(self, labels, outputs, weights) -> dict[str, Pair]:
         """Returns the confusion matrix of what the loss counts, if it is a cross-entropy over few classes."""
-        found = self._losses and self._losses.classified(labels, outputs, weights)
-        if not found or found.predictions.shape[-1] > FEW_CLASSES:
+        classified = self._losses and self._losses.classified(labels, outputs, weights)
+        if not classified or classified.predictions.shape[-1] > FEW_CLASSES:
             return {}
-        pair = confusion_matrix(*found)
+        pair = confusion_matrix(*classified)
         if weights is None:  # those of whole examples may come after
             weighable(pair, lambda examples: self._confusion(labels, outputs, examples)["confusion"])
         return {"confusion": pair}
@@ -304,7 +304,7 @@ class KerasTrainer(Trainer):
 
 def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
     """Returns the names of losses that are no means over examples, tried on batches of these specs."""
-    random, found = np.random.default_rng(0), set()
+    random, names = np.random.default_rng(0), set()
 
     def sample(examples: int):
         def of(specs, is_label):
@@ -329,10 +329,10 @@ def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
     for _ in range(trials.TRIALS):
         parts = [sample(examples) for examples in trials.EXAMPLES]
         both = tf.nest.map_structure(lambda *of_parts: tf.concat(of_parts, 0), *parts)
-        for loss, whole, first, second in zip(losses.found, sums(both), *map(sums, parts), strict=True):
+        for loss, whole, first, second in zip(losses.keras_losses, sums(both), *map(sums, parts), strict=True):
             if not all(trials.alike(a, b + c) for a, b, c in zip(whole, first, second, strict=True)):
-                found.add(loss.name)
-    return sorted(found)
+                names.add(loss.name)
+    return sorted(names)
 
 
 def check(model) -> None:

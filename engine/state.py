@@ -263,8 +263,8 @@ class TrainState:
         optimizers = Holdings(self.trainer).optimizers.items()
         check_extra(self.extra)  # the program may have changed it since it was set
         settings = {path: changed for path, each in optimizers if (changed := each.changed_settings)}
-        found = {"settings": settings, "extra": self.extra}
-        return {"jit": self.jit, "rules": RULES, **{name: values for name, values in found.items() if values}}
+        content = {"settings": settings, "extra": self.extra}
+        return {"jit": self.jit, "rules": RULES, **{name: values for name, values in content.items() if values}}
 
     def restore_host_state(self, values: dict) -> None:
         """Restores the plain JSON part, and the step from its variable."""

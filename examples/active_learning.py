@@ -32,14 +32,14 @@ def label(rounds: int = 8, at_once: int = 20) -> list[float]:
     data = digits.load(None, seed=0)
     images, labels = data.train
     known = np.random.default_rng(0).choice(len(images), at_once, replace=False)
-    found = []
+    accuracies = []
     with crankshaft.open_run(Small, data=data, mode="train", jit="off", progress="off", learning_rate=0.003) as run:
         for _ in range(rounds):
             run.train(data=(images[known], labels[known]), epochs=30)
-            found.append(run.evaluate()["accuracy"])
-            print(f"{len(known)} labels: accuracy {found[-1]:.3f}", flush=True)
+            accuracies.append(run.evaluate()["accuracy"])
+            print(f"{len(known)} labels: accuracy {accuracies[-1]:.3f}", flush=True)
             known = np.append(known, least_sure(run.predict(images), known, at_once))
-    return found
+    return accuracies
 
 
 if __name__ == "__main__":

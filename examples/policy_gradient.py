@@ -53,8 +53,8 @@ def advantages_of(rewards: np.ndarray) -> np.ndarray:
     returns = np.zeros_like(rewards)
     for t in reversed(range(len(rewards))):
         returns[t] = rewards[t] + DISCOUNT * (returns[t + 1] if t + 1 < len(rewards) else 0)
-    found = returns - returns.mean(axis=1, keepdims=True)
-    return found / (found[rewards > 0].std() + 1e-6)
+    advantages = returns - returns.mean(axis=1, keepdims=True)
+    return advantages / (advantages[rewards > 0].std() + 1e-6)
 
 
 def learn(most_updates: int = 150, solved: float = 475.0) -> float:

@@ -43,6 +43,6 @@ def search(trials: int = 10) -> optuna.Study:
 
 
 if __name__ == "__main__":
-    found = search()
-    pruned = sum(trial.state == optuna.trial.TrialState.PRUNED for trial in found.trials)
-    print(f"best of {len(found.trials)} trials, {pruned} of them pruned: {found.best_value:.4f} by {found.best_params}")
+    study = search()
+    pruned = sum(trial.state == optuna.trial.TrialState.PRUNED for trial in study.trials)
+    print(f"best of {len(study.trials)} trials, {pruned} of them pruned: {study.best_value:.4f} by {study.best_params}")

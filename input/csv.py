@@ -22,7 +22,7 @@ from .known import order_of
 from .tables import folders
 from .tables.columns import Choice, splits_of
 from .tables.csv_records import Layout, Records, first_record
-from .tables.csv_types import Converter, Finder, Found, Unfit
+from .tables.csv_types import Converter, Finder, InferredType, Unfit
 from .tables.folders import TableFiles
 from .tables.parquet_table import ParquetTable, library
 from .tables.values import Column
@@ -93,11 +93,11 @@ def load(
     """
     choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, order_of(trained_on))
     delimiter = "\t" if delimiter == "tab" else delimiter
-    found = folders.find(data_dir, _KIND)
-    train = CsvTable(found, delimiter, names, texts, prepared_dir)
+    table_files = folders.find(data_dir, _KIND)
+    train = CsvTable(table_files, delimiter, names, texts, prepared_dir)
     evaluation = None
     if eval_data_dir:
-        others = folders.find(eval_data_dir, _KIND, "eval_data_dir", like=found)
+        others = folders.find(eval_data_dir, _KIND, "eval_data_dir", like=table_files)
         evaluation = CsvTable(others, delimiter, names, texts, prepared_dir, like=train)
     return splits_of(train, evaluation, choice)
 
@@ -106,7 +106,7 @@ class CsvTable(ParquetTable):
     """Records of CSV files, of which each has the same columns, from the Parquet file that is prepared of them.
 
     Args:
-      found: the files.
+      table_files: the files.
       delimiter: between fields.
       names: of all columns; () where a header has them.
       texts: columns that are text.
@@ -122,7 +122,7 @@ class CsvTable(ParquetTable):
 
     def __init__(
         self,
-        found: TableFiles,
+        table_files: TableFiles,
         delimiter: str,
         names: tuple[str, ...],
         texts: Sequence[str],
@@ -130,14 +130,14 @@ class CsvTable(ParquetTable):
         like: CsvTable | None = None,
     ):
         library("csv")
-        files = found.files
+        files = table_files.files
         self._csv_paths = files.paths
         kinds = like.kinds if like else None
 
         def write(writer: Writer) -> None:
-            _write(writer, found, _layouts(files, delimiter, names), texts, kinds, like.where if like else None)
+            _write(writer, table_files, _layouts(files, delimiter, names), texts, kinds, like.where if like else None)
 
-        made_by = {"rule": _RULE, "delimiter": delimiter, "kinds": kinds, "texts": [*texts], "keys": found.keys}
+        made_by = {"rule": _RULE, "delimiter": delimiter, "kinds": kinds, "texts": [*texts], "keys": table_files.keys}
         made_by |= {"names": names} if names else {}
         made = prepared(files, "csv", made_by, write, prepared_dir)
         super().__init__(TableFiles(Files([made.path]), {}), (), [_metadata(made)], os.path.dirname(made.path))
@@ -148,8 +148,8 @@ class CsvTable(ParquetTable):
             self.columns[name] = Column("text", why=why)
         self.problems = made.metadata["problems"]
         self.identity = f"{sum(self._records)} records of {made.metadata['files']}"
-        if found.keys:
-            self.identity += f" {found.keys}"
+        if table_files.keys:
+            self.identity += f" {table_files.keys}"
         listing.log_empty([path for path, count in zip(files.paths, self._records, strict=True) if not count])
 
     def describe_row(self, group: int, row: int) -> str:
@@ -203,16 +203,16 @@ class _Sink:
 
 def _write(
     writer: Writer,
-    found: TableFiles,
+    table_files: TableFiles,
     layouts: Sequence[Layout],
     texts: Sequence[str],
     kinds: dict[str, str] | None,
     like: str | None,
 ) -> None:
     """Writes the records of all files as Parquet, and says what they are."""
-    paths = found.files.paths
-    reading = Records(found, layouts, passes=1 if kinds else 2)
-    columns: dict[str, Found] = {}
+    paths = table_files.files.paths
+    reading = Records(table_files, layouts, passes=1 if kinds else 2)
+    columns: dict[str, InferredType] = {}
     if kinds is None:
         finders = [Finder("text" if name in texts else None) for name in reading.names]
         for _, batch in reading.tables():

@@ -132,14 +132,14 @@ class Images(Source):
     def __init__(self, labelled: labelled_files.Labelled, form: ImageForm, min_area: float = 0.0, flip: bool = False):
         self.element_spec = (Spec((form.size, form.size, form.channels), form.pixels), Spec((), np.int32))
         self.is_random = bool(min_area) or flip
-        self._found = labelled
+        self._labelled = labelled
         self._form = form
         self._min_area, self._flip = min_area, flip
         self._files = storage.Files(labelled.paths)
         self._decodes = np.zeros(len(labelled.paths), bool)  # what was decoded from end to end
 
     def __len__(self) -> int:
-        return len(self._found.paths)
+        return len(self._labelled.paths)
 
     @property
     def stored_spec(self) -> Any:
@@ -149,7 +149,7 @@ class Images(Source):
         contents = np.empty(len(indices), object)
         for at, example in enumerate(indices.tolist()):
             contents[at] = self._whole_file(example)
-        return contents, self._found.labels[indices]
+        return contents, self._labelled.labels[indices]
 
     def _whole_file(self, example: int) -> bytes:
         """Returns a file's bytes after one byte with its orientation, for `_image`."""
@@ -188,7 +188,7 @@ class Images(Source):
 
     def _bad(self, example: int, what: str) -> BadRecordError:
         cure = f"replace it, or let {setting('max_bad_records')} leave such images out"
-        return BadRecordError(example, f"{self._found.paths[example]} {what}; {cure}")
+        return BadRecordError(example, f"{self._labelled.paths[example]} {what}; {cure}")
 
     def decode(self, stored: Any, seeds: Any) -> Any:
         import tensorflow as tf
@@ -283,10 +283,10 @@ class Images(Source):
         return first[:2], extent[:2]
 
     def ids(self, indices: np.ndarray) -> list[str]:
-        return [self._found.paths[example] for example in indices.tolist()]
+        return [self._labelled.paths[example] for example in indices.tolist()]
 
     def for_evaluation(self) -> Source:
-        return Images(self._found, self._form)
+        return Images(self._labelled, self._form)
 
     def files(self) -> list[str]:
         return self._files.paths
@@ -294,7 +294,9 @@ class Images(Source):
     def identity(self) -> str:
         digest = hashlib.sha256(repr((_TRANSFORM, self._form, self._min_area, self._flip)).encode())
         digest.update(b"upright" if self._form.orientation else b"")
-        for path, nbytes, label in zip(self._found.paths, self._files.sizes, self._found.labels.tolist(), strict=True):
+        for path, nbytes, label in zip(
+            self._labelled.paths, self._files.sizes, self._labelled.labels.tolist(), strict=True
+        ):
             digest.update(as_bytes(f"{os.path.basename(path)} {nbytes} {label}\n"))
         return f"{digest.hexdigest()} {self._files.sample}"
 

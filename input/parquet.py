@@ -70,10 +70,10 @@ def load(
       InputError: the library is not installed, there are no such files, or their columns are not those.
     """
     choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, order_of(trained_on))
-    found = folders.find(data_dir, _KIND)
-    train = ParquetTable(found, texts, prepared_dir=prepared_dir or None)
+    table_files = folders.find(data_dir, _KIND)
+    train = ParquetTable(table_files, texts, prepared_dir=prepared_dir or None)
     evaluation = None
     if eval_data_dir:
-        others = folders.find(eval_data_dir, _KIND, "eval_data_dir", like=found)
+        others = folders.find(eval_data_dir, _KIND, "eval_data_dir", like=table_files)
         evaluation = ParquetTable(others, texts, like=train)
     return splits_of(train, evaluation, choice)

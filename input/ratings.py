@@ -131,17 +131,17 @@ def _layout(files: Files, number: int, with_times: bool) -> Layout:
             f"{fields if isinstance(fields, str) else shown(delimiter.join(fields))}; if the folder holds other tables "
             f"too, pass the file of ratings as {setting('data_dir')}"
         )
-    where, found = f"{path}:{line}", shown(delimiter.join(fields))
+    where, row = f"{path}:{line}", shown(delimiter.join(fields))
     is_header = not any(re.match(NUMBER, field) for field in fields)
     if not is_header and len(fields) > len(_COLUMNS):
         raise InputError(
-            f"{where}: expected 3 or 4 columns where the first line does not name them, found {len(fields)} ({found}); "
+            f"{where}: expected 3 or 4 columns where the first line does not name them, found {len(fields)} ({row}); "
             "put a line of names before it: user, item, rating, timestamp"
         )
     indices = _named(where, fields) if is_header else dict(zip(_COLUMNS, range(len(fields)), strict=False))
     if with_times and "timestamp" not in indices:
         raise InputError(
-            f"{where}: split=time needs a fourth column, the timestamp, found {found}; use {setting('input_arg')} "
+            f"{where}: split=time needs a fourth column, the timestamp, found {row}; use {setting('input_arg')} "
             "split=random"
         )
     columns = {index: name for name, index in indices.items()}

@@ -149,8 +149,8 @@ _KNOWN = (
     _Known(  # by a kernel on CPUs
         _INVALID,
         r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)",
-        lambda _, found: LabelError(
-            f"the loss was given a label of {found[1]} and takes labels from 0 to below {found[2]}, as many as the "
+        lambda _, match: LabelError(
+            f"the loss was given a label of {match[1]} and takes labels from 0 to below {match[2]}, as many as the "
             "model has outputs; number labels from 0, those that the loss computes too, and end the model in a layer "
             "of one unit for each class"
         ),
@@ -158,15 +158,15 @@ _KNOWN = (
     _Known(  # of a look-up, likewise
         _INVALID,
         r"= (-?\d+) is not in \[0, (\d+)\)",
-        lambda _, found: LabelError(
-            f"ids from 0 to {int(found[2]) - 1}: an id of {found[1]} was looked up; correct the data, or allow for more"
+        lambda _, match: LabelError(
+            f"ids from 0 to {int(match[2]) - 1}: an id of {match[1]} was looked up; correct the data, or allow for more"
         ),
     ),
     _Known(
         ("FailedPreconditionError",),
         r"dataset was expected to contain (\d+) elements? but contained ((?:only|at least) \d+)",
-        lambda _, found: UsageError(
-            f"an epoch of the data has {found[2]} examples, and the run goes by {found[1]}, as they were counted as "
+        lambda _, match: UsageError(
+            f"an epoch of the data has {match[2]} examples, and the run goes by {match[1]}, as they were counted as "
             "it began, or as assert_cardinality says; give the data that it began with, or use another "
             f"{setting('run_dir')}"
         ),
@@ -183,8 +183,8 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
         return error
     kinds, text = {kind.__name__ for kind in type(error).__mro__}, str(error)
     for known in _KNOWN:
-        if kinds.intersection(known.kinds) and (found := re.search(known.words, text, re.DOTALL)):
-            return known.error(error, found)
+        if kinds.intersection(known.kinds) and (match := re.search(known.words, text, re.DOTALL)):
+            return known.error(error, match)
     frame_line = _users_frame(error)
     what = f"{type(error).__name__}: {reason(error)}"
     if frame_line is None and isinstance(error, OSError):

@@ -47,8 +47,10 @@ class Classifier(Trainer):
     def metrics(self, outputs, batch) -> dict:
         _, labels = batch
         predicted = tf.argmax(outputs, axis=-1)  # int64: GPUs compare int32 on the host, which would wait for them
-        found = {"accuracy": mean(tf.equal(predicted, tf.cast(labels, tf.int64)), direction="max")}
-        return found if outputs.shape[-1] > FEW_CLASSES else {**found, "confusion": confusion_matrix(labels, outputs)}
+        metrics = {"accuracy": mean(tf.equal(predicted, tf.cast(labels, tf.int64)), direction="max")}
+        return (
+            metrics if outputs.shape[-1] > FEW_CLASSES else {**metrics, "confusion": confusion_matrix(labels, outputs)}
+        )
 
 
 def _check_class_weight(weights, classes: int | None) -> None:

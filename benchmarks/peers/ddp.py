@@ -93,8 +93,8 @@ def main() -> None:
     loss = train(arguments.steps)
     rate = arguments.steps / (time.perf_counter() - before)
     if dist.get_rank() == 0:
-        found = {"versions": {"torch": torch.__version__}, "threads": torch.get_num_threads()}
-        write_result(arguments.result_json, {"steps_per_sec": rate, "train": loss, **quality, **found})
+        environment = {"versions": {"torch": torch.__version__}, "threads": torch.get_num_threads()}
+        write_result(arguments.result_json, {"steps_per_sec": rate, "train": loss, **quality, **environment})
     dist.destroy_process_group()
     # Now and then PyTorch aborts as the interpreter takes its threads down ("terminate called without an active
     # exception", one run in ten): all is written, so leave without that.

@@ -81,10 +81,10 @@ def main() -> None:
     @tf.function
     def step(tokens, labels):
         with tf.GradientTape() as tape:
-            found = loss(tokens, labels)
-        for v, gradient in zip(variables, tape.gradient(found, variables), strict=True):
+            value = loss(tokens, labels)
+        for v, gradient in zip(variables, tape.gradient(value, variables), strict=True):
             v.assign_sub(1e-3 * tf.convert_to_tensor(gradient))
-        return found
+        return value
 
     windows = tf.random.stateless_uniform(
         [args.batch, args.shape["context"] + 1], [0, 0], 0, args.shape["vocabulary"], tf.int32
@@ -95,8 +95,8 @@ def main() -> None:
         step(*inputs)
     began = time.perf_counter()
     for _ in range(args.steps):
-        found = step(*inputs)
-    found.numpy()
+        value = step(*inputs)
+    value.numpy()
     rate = args.steps / (time.perf_counter() - began)
     Path(args.result_json).write_text(json.dumps({"steps_per_sec": rate}), encoding="utf-8")
 

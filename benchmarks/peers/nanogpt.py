@@ -117,8 +117,8 @@ def main() -> None:
     if arguments.quality_json:
         train(len(batches))
         with torch.no_grad():
-            found = float(np.mean([loss_of(batch).item() for batch in evaluation]))
-        Path(arguments.quality_json).write_text(json.dumps({"loss": found}), encoding="utf-8")
+            value = float(np.mean([loss_of(batch).item() for batch in evaluation]))
+        Path(arguments.quality_json).write_text(json.dumps({"loss": value}), encoding="utf-8")
     else:
         take_turns(train)
 

@@ -62,8 +62,8 @@ def _parse(tf) -> Callable:
     spec = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 
     def parse(records):
-        found = tf.io.parse_example(records, spec)
-        return tf.reshape(tf.io.decode_raw(found["image"], tf.uint8), [-1, 28, 28, 1]), found["label"]
+        features = tf.io.parse_example(records, spec)
+        return tf.reshape(tf.io.decode_raw(features["image"], tf.uint8), [-1, 28, 28, 1]), features["label"]
 
     return parse
 
@@ -118,8 +118,8 @@ def grain(folder: str, flags: list[str]) -> Callable[[int], None]:
 
     class Parse(pygrain.MapTransform):
         def map(self, record):
-            found = tf.train.Example.FromString(record).features.feature["image"].bytes_list.value[0]
-            return np.frombuffer(found, np.uint8)
+            features = tf.train.Example.FromString(record).features.feature["image"].bytes_list.value[0]
+            return np.frombuffer(features, np.uint8)
 
     source = pygrain.ArrayRecordDataSource(sorted(glob.glob(f"{folder}/*.array_record")))
     sampler = pygrain.IndexSampler(len(source), pygrain.NoSharding(), shuffle=True, num_epochs=None, seed=0)

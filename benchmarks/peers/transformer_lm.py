@@ -45,7 +45,7 @@ def main() -> None:
 
     kinds = {"positions": "learned", "norm": "layer"}
     model = {name: shape[name] for name in ("layers", "width", "heads")}
-    found = run(
+    finished = run(
         Begun,
         data=data,
         model_arg={**model, **kinds},
@@ -59,7 +59,7 @@ def main() -> None:
         jit="off",
     )
     np.savez(arguments.data, **kept, **{f"weights/{path}": value for path, value in Begun.weights.items()})
-    Path(arguments.quality_json).write_text(json.dumps({"loss": found.result["eval"]["loss"]}), encoding="utf-8")
+    Path(arguments.quality_json).write_text(json.dumps({"loss": finished.result["eval"]["loss"]}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -123,10 +123,10 @@ def restore(
         )
     lacking = [each.key for each in differences if each.kind != _EXTRA]
     new = (*lacking, *(each for each in matching.together if any(key.startswith(each) for key in lacking)))
-    found = [value for key, value in fitting.items() if not key.startswith(new)]
-    slices.read(prefix, [(variable, key) for _, variable, key in found])
+    entries = [value for key, value in fitting.items() if not key.startswith(new)]
+    slices.read(prefix, [(variable, key) for _, variable, key in entries])
     matching.settle(lambda key: key.startswith(new))
-    return [name for name, _, _ in found], _message(differences)
+    return [name for name, _, _ in entries], _message(differences)
 
 
 def _compare(
@@ -192,12 +192,12 @@ def _compare(
 
 def _message(differences: Sequence[_Difference]) -> str:
     """Formats how a state and a checkpoint differ, on one line."""
-    found = []
+    entries = []
     for kind in (_MISSING, _EXTRA, _RESHAPED):
         if lines := [each.line for each in differences if each.kind == kind]:
             more = f" and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
-            found.append(f"{kind} ({len(lines)}): {'; '.join(lines[:_LISTED])}{more}")
-    return "; ".join(found)
+            entries.append(f"{kind} ({len(lines)}): {'; '.join(lines[:_LISTED])}{more}")
+    return "; ".join(entries)
 
 
 def _shards(walked, together, stored, forms) -> dict[int, Moved]:

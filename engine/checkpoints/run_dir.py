@@ -48,8 +48,8 @@ class RunDir:
 
     def newest(self, is_whole: bool = False) -> Manifest | None:
         """Returns the manifest of the newest checkpoint, or of the newest whole one; None if there is none."""
-        found = manifests.read_all(self.checkpoints)[0]
-        return next((each for each in found if not is_whole or each.problem() is None), None)
+        saved = manifests.read_all(self.checkpoints)[0]
+        return next((each for each in saved if not is_whole or each.problem() is None), None)
 
 
 NAMES = RunDir("")  # its paths are the names within a run's folder

@@ -89,8 +89,8 @@ def read_newest(path, use: Callable[[str], T]) -> T:
     problems = []
     for directory in (RunDir(path).checkpoints, path):
         reader = Checkpoints(directory, tf.train.Checkpoint(), keep=None, about={})
-        if found := reader.read(lambda manifest: [use(manifest.prefix)]):
-            return found[0]
+        if results := reader.read(lambda manifest: [use(manifest.prefix)]):
+            return results[0]
         if problem := reader.problem():
             problems.append(f"no checkpoint in {directory} can be read ({problem}); mend it, or use another checkpoint")
     plain = tf.train.latest_checkpoint(path) if os.path.isfile(os.path.join(path, "checkpoint")) else None

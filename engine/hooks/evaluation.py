@@ -90,8 +90,8 @@ class Evaluated(dict[str, float]):
 
     def __init__(self, means: Mapping[str, float], confusion: Mapping[str, Any] | None = None):
         super().__init__(means)
-        found = getattr(means, "confusion", {}) if confusion is None else confusion
-        self.confusion = {name: np.asarray(each, np.int64) for name, each in found.items()}
+        matrices = getattr(means, "confusion", {}) if confusion is None else confusion
+        self.confusion = {name: np.asarray(each, np.int64) for name, each in matrices.items()}
 
     def host_state(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps of it: plain JSON."""

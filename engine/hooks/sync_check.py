@@ -71,12 +71,12 @@ class SyncCheck(Periodic):
     def end(self, status: Status) -> None:
         self.act(status)
 
-    def _check(self, step: int, variable: tf.Variable, found: dict[int, int]) -> None:
+    def _check(self, step: int, variable: tf.Variable, checksums: dict[int, int]) -> None:
         """Raises `OutOfSyncError` if hashes, by replica, differ."""
-        ((most, _),) = Counter(found.values()).most_common(1)  # of two alike the first
-        if odd := [self._called(replica) for replica, value in found.items() if value != most]:
+        ((most, _),) = Counter(checksums.values()).most_common(1)  # of two alike the first
+        if odd := [self._called(replica) for replica, value in checksums.items() if value != most]:
             raise OutOfSyncError(
-                f"step {step}: {', '.join(odd)} of {len(found)} replicas holds other values of "
+                f"step {step}: {', '.join(odd)} of {len(checksums)} replicas holds other values of "
                 f"{path_of(variable)} {variable.shape.as_list()} than the rest; look for a callback, hook or program "
                 "that sets it to other values on one process, for a step that changes it without an "
                 "aggregation or reduction.sum(averages=), or for a faulty device, and start again from the last "
@@ -93,12 +93,12 @@ class SyncCheck(Periodic):
 
 def hashes(variables: Sequence[tf.Variable], replicas: int = 1) -> np.ndarray:
     """Returns a 64-bit hash of each variable on each replica of this process, int64 [variables, replicas]."""
-    found = np.empty([len(variables), replicas], np.int64)
+    checksums = np.empty([len(variables), replicas], np.int64)
     with tf.device("CPU:0"):
-        for row, variable in zip(found, variables, strict=True):  # a plain variable is all replicas'
+        for row, variable in zip(checksums, variables, strict=True):  # a plain variable is all replicas'
             values = [tf.reshape(each.read_value(), [1, -1]) for each in per_replica.components(variable)]
             row[:] = [tf.raw_ops.Fingerprint(data=x, method="farmhash64").numpy().view(np.int64).item() for x in values]
-    return found
+    return checksums
 
 
 def _holders(variable: tf.Variable, replicas: int) -> list[list[int]]:

@@ -89,13 +89,13 @@ class Assignments:
         self._sizes = {each.shape[0] for each in tensors if each.shape.rank and (each.shape[0] or 0) > 1}
         self._own = set(map(id, own))
         self._root = _Scope(graph)
-        self._found: dict[int, list[tuple[tf.Operation, _Scope]]] = {}
+        self._uses: dict[int, list[tuple[tf.Operation, _Scope]]] = {}
         queue = [self._root] if self._handles else []
         for scope in queue:
             for op in scope.graph.get_operations():
                 is_assignment = op.type in _ASSIGNMENTS or op.type.startswith("ResourceScatter")
                 if is_assignment and ENGINES_OWN not in op.name:
-                    self._found.setdefault(self._handle(op.inputs[0], scope), []).append((op, scope))
+                    self._uses.setdefault(self._handle(op.inputs[0], scope), []).append((op, scope))
                 offset = 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else 0
                 queue += [_Scope(each, op, scope, offset) for each in all_called(op)]
 
@@ -104,11 +104,11 @@ class Assignments:
 
         What was summed or gathered over replicas is the same on all, and does not.
         """
-        return any(self._depends(op.inputs[1:], scope) for op, scope in self._found.get(id(handle), ()))
+        return any(self._depends(op.inputs[1:], scope) for op, scope in self._uses.get(id(handle), ()))
 
     def only_add(self, handle: tf.Tensor) -> bool:
         """Returns whether all that is assigned to a variable is its value plus what does not depend on that."""
-        for op, scope in self._found.get(id(handle), ()):
+        for op, scope in self._uses.get(id(handle), ()):
             if op.type == "AssignVariableOp":
                 if self._kind(op, scope, handle) != ADDS:
                     return False
@@ -120,7 +120,7 @@ class Assignments:
         """Returns whether a variable is assigned what was computed from its value, in place of adding to it."""
         return any(
             op.type == "AssignVariableOp" and self._kind(op, scope, handle) != FREE
-            for op, scope in self._found.get(id(handle), ())
+            for op, scope in self._uses.get(id(handle), ())
         )
 
     def _kind(self, op: tf.Operation, scope: _Scope, handle: tf.Tensor) -> str:
@@ -166,7 +166,7 @@ class Assignments:
                 handle = self._handle(op.inputs[0], scope)
                 if handle in self._own:
                     return True
-                earlier = [e for e in self._found.get(handle, ()) if e[1] is not scope or _precedes(e[0], op)]
+                earlier = [e for e in self._uses.get(handle, ()) if e[1] is not scope or _precedes(e[0], op)]
                 queue += [(value, where) for e, where in earlier for value in e.inputs[1:]]
             queue += [(value, scope) for value in _made_of(tensor)]
         return False

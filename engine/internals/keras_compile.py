@@ -85,16 +85,16 @@ class Losses(CompileLoss):
     """The losses of `compile`, found for each output by Keras, and divided by whoever calls `total`.
 
     Attributes:
-      found: Keras's objects, in the order in which `total` divides them.
+      keras_losses: Keras's objects, in the order in which `total` divides them.
     """
 
     _flat_losses: list | None
-    found: Sequence[tf.keras.losses.Loss] = ()
+    keras_losses: Sequence[tf.keras.losses.Loss] = ()
 
     def build(self, y_true, y_pred):
         with tf.init_scope():  # Keras makes means of its own, which are not used
             super().build(y_true, y_pred)
-        self.found = [loss for _, loss, _, _ in self._flat_losses]
+        self.keras_losses = [loss for _, loss, _, _ in self._flat_losses]
         self._flat_losses = [
             self.Loss(path, functools.partial(_noted, _NAME.format(name), loss), weight, name)
             for path, loss, weight, name in self._flat_losses
@@ -128,9 +128,9 @@ class Losses(CompileLoss):
         Counted are labels that are classes and that count in the loss: not those of its `ignore_class`, under a mask or
         of weight 0.
         """
-        loss = self.found[0]
+        loss = self.keras_losses[0]
         classes_of = _CLASSES_BY.get(getattr(loss, "fn", None))
-        if len(self.found) > 1 or classes_of is None or not (tf.is_tensor(y_true) and tf.is_tensor(y_pred)):
+        if len(self.keras_losses) > 1 or classes_of is None or not (tf.is_tensor(y_true) and tf.is_tensor(y_pred)):
             return None
         axis = loss._fn_kwargs.get("axis", -1)
         values, mask = _values(loss, y_true, y_pred)
@@ -144,13 +144,13 @@ class Losses(CompileLoss):
 
     def _by_output(self, weights) -> Any:
         """Returns the weights of each output as Keras looks them up. Raises UsageError where they are not of each."""
-        form, found = self._y_pred_build_structure, [*weights]
+        form, arrays = self._y_pred_build_structure, [*weights]
         names = self.output_names or (sorted(form) if isinstance(form, dict) else [*range(len(form or ()))])
-        if tf.keras.tree.is_nested(form) and isinstance(weights, dict) and {*found} == {*names}:
+        if tf.keras.tree.is_nested(form) and isinstance(weights, dict) and {*arrays} == {*names}:
             return weights if isinstance(form, dict) else [weights[name] for name in names]
-        if tf.keras.tree.is_nested(form) and not isinstance(weights, dict) and len(found) == len(names):
-            return dict(zip(names, found, strict=True)) if isinstance(form, dict) else found
-        passed = ", ".join(map(str, found)) if isinstance(weights, dict) else f"{len(found)} arrays"
+        if tf.keras.tree.is_nested(form) and not isinstance(weights, dict) and len(arrays) == len(names):
+            return dict(zip(names, arrays, strict=True)) if isinstance(form, dict) else arrays
+        passed = ", ".join(map(str, arrays)) if isinstance(weights, dict) else f"{len(arrays)} arrays"
         outputs = ", ".join(map(str, names)) if tf.keras.tree.is_nested(form) else "one output"
         raise UsageError(
             f"sample_weight has {passed}, and the model has {outputs}; give one array for each output, or None, as a "
@@ -268,15 +268,18 @@ class Metrics:
 
     def __init__(self, model: tf.keras.Model, y_true, y_pred):
         compiled, names = arguments(model), getattr(model, "output_names", None)
-        self._found = CompileMetrics(compiled["metrics"], compiled["weighted_metrics"], output_names=names)
-        for each in (self._found, model._compile_metrics):  # callbacks ask the model's own
+        self._compile_metrics = CompileMetrics(compiled["metrics"], compiled["weighted_metrics"], output_names=names)
+        for each in (self._compile_metrics, model._compile_metrics):  # callbacks ask the model's own
             each.build(y_true, y_pred)
-        for is_weighted, of_outputs in ((False, self._found._flat_metrics), (True, self._found._flat_weighted_metrics)):
+        for is_weighted, of_outputs in (
+            (False, self._compile_metrics._flat_metrics),
+            (True, self._compile_metrics._flat_weighted_metrics),
+        ):
             for output, several in enumerate(of_outputs):
                 if several:
                     several.metrics = [Metric(metric, output, is_weighted) for metric in several.metrics]
-        self.by_name: dict[str, Metric] = self._found.result()
+        self.by_name: dict[str, Metric] = self._compile_metrics.result()
 
     def flat(self, y) -> Sequence:
         """Returns labels, outputs or their weights as a list by the outputs' numbers."""
-        return self._found._flatten_y(y)
+        return self._compile_metrics._flatten_y(y)

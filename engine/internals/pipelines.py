@@ -58,8 +58,8 @@ def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
     if inputs and functions and not isinstance(dataset, _UNCHANGED):  # each element becomes a dataset
         kinds = set().union(*map(graphs.kinds, functions))
         return None if any(part in kind for kind in kinds for part in _MAY_BATCH) else False
-    found = {_batches(each, size) for each in inputs} or {False}
-    return found.pop() if len(found) == 1 else None
+    answers = {_batches(each, size) for each in inputs} or {False}
+    return answers.pop() if len(answers) == 1 else None
 
 
 def ends(dataset: tf.data.Dataset) -> bool:

@@ -61,7 +61,7 @@ class Requests:
         if self._folder is None:
             return []
         try:
-            names = {found[1] for name in os.listdir(self._folder) if (found := _REQUEST.fullmatch(name))}
+            names = {match[1] for name in os.listdir(self._folder) if (match := _REQUEST.fullmatch(name))}
         except OSError:  # nobody has asked
             return []
         self._taken &= names

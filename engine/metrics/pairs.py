@@ -149,12 +149,12 @@ class Outside(Pair):
 
     def mistake(self) -> str | None:
         ends = (("the largest number is at least", 1), ("the least number is at most", -1))
-        found = [
+        problems = [
             f"{'a number is' if parts == 1 else end} {sign * math.ceil(sign * total / parts)}"
             for (end, sign), total, parts in zip(ends, *self, strict=True)
             if parts
         ]
-        return f"{' and '.join(found)}, out of that range; correct the data, or allow for more" if found else None
+        return f"{' and '.join(problems)}, out of that range; correct the data, or allow for more" if problems else None
 
 
 # Kinds that hold vectors, in several rows of sums; kinds whose value is not a number.

@@ -88,12 +88,12 @@ class KerasOptimizer(Optimizer):
           UsageError: one has changed that the engine has taken as the optimizer was built.
         """
         optimizer, built = self.keras_optimizer, self.built_settings
-        found = {**settings_of(optimizer), "weight_decay": self.weight_decay}
-        changed = [name for name in _THE_ENGINES_OWN if built and found[name] != built[name]]
+        settings = {**settings_of(optimizer), "weight_decay": self.weight_decay}
+        changed = [name for name in _THE_ENGINES_OWN if built and settings[name] != built[name]]
         if changed or (built and id(keras.own_rate(optimizer)) != self._rate_built):
             name = (changed or ["learning_rate, by a schedule,"])[0]
             raise UsageError(f"{name} of Keras optimizer {optimizer.name} can't be set in a run; set it before")
-        return found
+        return settings
 
     def restore_settings(self, values):
         for name in values.keys() & self.built_settings.keys():

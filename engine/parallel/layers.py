@@ -132,8 +132,8 @@ class Embedding(tf.keras.layers.Layer):
         own = table.shape[0]
         rows = inputs - self.mesh.model.rank * own
         mine = tf.logical_and(rows >= 0, rows < own)
-        rows_found = _rows(table, tf.where(mine, rows, 0))
-        return self.mesh.leave(tf.where(mine[..., tf.newaxis], rows_found, tf.zeros([], rows_found.dtype)))
+        looked_up = _rows(table, tf.where(mine, rows, 0))
+        return self.mesh.leave(tf.where(mine[..., tf.newaxis], looked_up, tf.zeros([], looked_up.dtype)))
 
     def logits(self, hidden):
         """Computes hidden [..., size] times the transposed table: [..., vocabulary], cut if the table is."""

@@ -44,7 +44,7 @@ def declared() -> Iterator[dict[int, Aggregated]]:
       Those with a declared aggregation, by the `id` of the tf.Variable. Those that synchronize on read, and the state
       of Keras's stateful layers, stay each replica's own (`per_replica`), and are not among them.
     """
-    found: dict[int, Aggregated] = {}
+    declared: dict[int, Aggregated] = {}
 
     def create(next_creator, **keywords):
         if keywords.get("name") == _OF_RNN:
@@ -54,11 +54,11 @@ def declared() -> Iterator[dict[int, Aggregated]]:
         if by == tf.VariableAggregation.NONE or on_read or keywords.get("trainable") is not False:
             return next_creator(**keywords)
         variable = next_creator(**{**keywords, "aggregation": tf.VariableAggregation.NONE})
-        found[id(variable)] = Aggregated(variable, by)
+        declared[id(variable)] = Aggregated(variable, by)
         return variable
 
     with tf.variable_creator_scope(create):
-        yield found
+        yield declared
 
 
 def summed(state: Sequence[Aggregated]) -> dict[int, tf.Tensor]:
@@ -114,9 +114,9 @@ def updates_explained(replicas: int) -> Iterator[None]:
     try:
         yield
     except NotImplementedError as error:
-        if not (found := not_implemented(error)):
+        if not (refused := not_implemented(error)):
             raise
-        variable, method = found
+        variable, method = refused
         raise UsageError(
             f"{path_of(variable)} {variable.shape.as_list()}: {method} is of one device, and there are {replicas} "
             "replicas; assign the whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or "

@@ -63,7 +63,7 @@ class Reduction(tf.Module):
         super().__init__(name="reduction")
         self.reduce_dtype = WIRE_DTYPES[reduce_dtype]
         self.pack_bytes = pack_bytes
-        self._found = threading.local()  # each replica is traced in a thread of its own
+        self._figures = threading.local()  # each replica is traced in a thread of its own
         self._state: Callable[[], Sequence[Aggregated]] = tuple
 
     @property
@@ -229,13 +229,13 @@ class Reduction(tf.Module):
           what travels while the backward pass goes on is not waited for.
         gradient_norm: of the mean over this replica's examples alone, before the sum; 0 at a step not observed.
         """
-        figures = vars(self._found)
+        figures = vars(self._figures)
         return {name: tf.cast(figures.pop(name, 0.0), tf.float32) for name in self.watched}
 
     def _watch_norm(self, gradients: Sequence, count: tf.Tensor) -> None:
         observed = step_context().observed
         if observed is not None and "gradient_norm" in self.watched:
-            self._found.gradient_norm = tf.cond(
+            self._figures.gradient_norm = tf.cond(
                 observed, lambda: Gradients(gradients).over(count).unscaled().norm(), lambda: 0.0
             )
 
@@ -265,8 +265,8 @@ class Reduction(tf.Module):
             for index, total in zip(pack, reduce_pack(axis, [items[index] for index in pack]), strict=True):
                 sums[index] = total
         if times_it:
-            waited, before = tf.maximum(_time_after(sums) - started, 0.0), vars(self._found).get("reduce_seconds")
-            self._found.reduce_seconds = waited if before is None else before + waited
+            waited, before = tf.maximum(_time_after(sums) - started, 0.0), vars(self._figures).get("reduce_seconds")
+            self._figures.reduce_seconds = waited if before is None else before + waited
         return sums[::-1]
 
     def _all_reduce(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:

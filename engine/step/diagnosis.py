@@ -145,10 +145,10 @@ def _casts_to_floats(tensor: tf.Tensor) -> Iterator[tf.Operation]:
 
 def warn_of_step(graph: tf.Graph) -> None:
     """Warns of samples that a resumed run does not repeat, and of ops that accumulate 16-bit values in 16 bits."""
-    halves, found = (tf.bfloat16, tf.float16), [*operations(graph)]
-    if sampled := STATEFUL_RANDOM & {op.type for op in found}:
+    halves, ops = (tf.bfloat16, tf.float16), [*operations(graph)]
+    if sampled := STATEFUL_RANDOM & {op.type for op in ops}:
         logging.log_first_n(logging.WARNING, _STATEFUL_SAMPLING, 1, ", ".join(sorted(sampled)))
-    if inexact := [op.name for op in found if op.type in _SUMS and op.outputs[0].dtype in halves]:
+    if inexact := [op.name for op in ops if op.type in _SUMS and op.outputs[0].dtype in halves]:
         logging.log_first_n(logging.WARNING, _SUMS_IN_16_BITS, 1, ", ".join(inexact[:5]))
 
 
@@ -232,15 +232,15 @@ def numbers_out_of_range() -> Iterator[dict[str, Pair]]:
 
     Counts those of operations that are traced within, where their kernels do not raise, and those that were noted.
     """
-    found: dict[str, Pair] = {}
+    counts: dict[str, Pair] = {}
     context, graph = step_context(), tf.compat.v1.get_default_graph()
     noted, first = len(context.outside), len(graph.get_operations())
-    yield found
+    yield counts
     pairs = [(name, pair) for name, pair in context.outside[noted:] if pair.total.graph is graph]
     if context.counts_ids:
         pairs += _of_operations(graph.get_operations()[first:])
     for name, pair in pairs:
-        found[name] = Outside(*(a + b for a, b in zip(found[name], pair, strict=True))) if name in found else pair
+        counts[name] = Outside(*(a + b for a, b in zip(counts[name], pair, strict=True))) if name in counts else pair
 
 
 def note_ids(ids: tf.Tensor, size: int) -> None:

@@ -75,12 +75,12 @@ def gather_together(trainer, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     kinds: dict[tf.DType, list[int]] = {}
     for index, each in enumerate(tensors):
         kinds.setdefault(each.dtype if each.dtype.is_floating else tf.int64, []).append(index)
-    found: dict[int, tf.Tensor] = {}
+    gathered: dict[int, tf.Tensor] = {}
     for dtype, indices in kinds.items():
         own = [tf.cast(tensors[index], dtype) for index in indices]
         flat = [tf.reshape(x, [tf.shape(x)[0], math.prod(x.shape[1:])]) for x in own]
         rows, _ = gather(trainer, tf.concat(flat, 1))
         parts = tf.split(rows, [x.shape[1] for x in flat], axis=1)
         for index, x, part in zip(indices, own, parts, strict=True):
-            found[index] = tf.cast(tf.reshape(part, [tf.shape(part)[0], *x.shape[1:]]), tensors[index].dtype)
-    return [found[index] for index in range(len(tensors))]
+            gathered[index] = tf.cast(tf.reshape(part, [tf.shape(part)[0], *x.shape[1:]]), tensors[index].dtype)
+    return [gathered[index] for index in range(len(tensors))]

@@ -338,8 +338,8 @@ def _gradients_of(trainer, batch, losses: Callable, variables: Sequence[Sequence
     gradients, sources = [], iter(sources)
     for total, pair, its in zip(totals, pairs, variables, strict=True):
         own = [next(sources) for variable in its if updates(variable)]
-        found = iter(tape.gradient(total, own))
-        values = [next(found) if updates(variable) else None for variable in its]
+        own_gradients = iter(tape.gradient(total, own))
+        values = [next(own_gradients) if updates(variable) else None for variable in its]
         check_reached(values, type(trainer).__name__)
         gradients.append(Gradients(values, divided_by=pair.count if alone else None))
     return gradients, {**folded(metrics()), **outside}

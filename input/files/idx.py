@@ -42,9 +42,9 @@ def find_idx(data_dir: str, names: tuple[str, ...]) -> list[str]:
         raise InputError(f"data_dir={data_dir}: expected a folder with {names[0]}[.gz], found {what}")
     kind = listing.Kind(f"{names[0]}[.gz]", ("|".join(map(re.escape, names)),))
     left_out: dict[str, list[str]] = collections.defaultdict(list)
-    found = listing.in_folder(data_dir, kind, "data_dir", left_out)
+    entries = listing.in_folder(data_dir, kind, "data_dir", left_out)
     listing.log_left_out(f"--data_dir={data_dir}", left_out)
-    paths = {entry.name.lower().removesuffix(".gz"): entry.path for entry in found}
+    paths = {entry.name.lower().removesuffix(".gz"): entry.path for entry in entries}
     for name in names:
         path = os.path.join(data_dir, name)
         if name not in paths and not os.path.exists(path):
@@ -94,9 +94,9 @@ def _read_checked(path: str, file: gzip.GzipFile | BufferedReader, shape: tuple[
     _check_type(path, header, rank)
     if len(header) < header_bytes:
         raise InputError(f"{path} is truncated: expected a header of {header_bytes} bytes, found {len(header)} bytes")
-    found_shape = tuple(int(n) for n in np.frombuffer(header, ">u4", count=rank, offset=4))
-    _check_shape(path, found_shape, shape)
-    expected_bytes = math.prod(found_shape)
+    shape_in_file = tuple(int(n) for n in np.frombuffer(header, ">u4", count=rank, offset=4))
+    _check_shape(path, shape_in_file, shape)
+    expected_bytes = math.prod(shape_in_file)
     values = bytearray()
     # A file that ends is read in pieces to its end, whatever its header says; the end is where gzip has its checksum.
     while piece := file.read(min(_PIECE_BYTES, expected_bytes + 1 - len(values))):
@@ -104,10 +104,10 @@ def _read_checked(path: str, file: gzip.GzipFile | BufferedReader, shape: tuple[
     if len(values) != expected_bytes:
         too_few = len(values) < expected_bytes
         raise InputError(
-            f"{path} {'is truncated' if too_few else 'has trailing bytes'}: its header ({_times(found_shape)}) means "
+            f"{path} {'is truncated' if too_few else 'has trailing bytes'}: its header ({_times(shape_in_file)}) means "
             f"{header_bytes + expected_bytes} bytes, found {header_bytes + len(values) if too_few else 'more'} bytes"
         )
-    array = np.frombuffer(values, np.uint8).reshape(found_shape)
+    array = np.frombuffer(values, np.uint8).reshape(shape_in_file)
     array.flags.writeable = False
     return array
 

@@ -88,7 +88,7 @@ def _orientation(tiff: bytes) -> int:
     directory = number(4, 4)
     for entry in range(directory + 2, directory + 2 + 12 * number(directory, 2), 12):
         if number(entry, 2) == _ORIENTATION and number(entry + 2, 2) == _SHORT:
-            return found if 1 <= (found := number(entry + 8, 2)) <= 8 else 1
+            return orientation if 1 <= (orientation := number(entry + 8, 2)) <= 8 else 1
     return 1
 
 

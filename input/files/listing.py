@@ -82,7 +82,7 @@ def find(data_dir: str | None, kind: Kind, flag: str = "data_dir") -> Files:
         raise InputError(
             f"{setting(flag)} is not given; name a folder with {kind.expected}, a glob, or files, commas between"
         )
-    found: dict[str, str] = {}
+    paths_by_target: dict[str, str] = {}
     for part in parts(data_dir):
         left_out: dict[str, list[str]] = collections.defaultdict(list)
         listed = in_folder if is_folder(part) else _matching
@@ -90,12 +90,12 @@ def find(data_dir: str | None, kind: Kind, flag: str = "data_dir") -> Files:
         if not entries:
             raise InputError(f"{setting(flag, part)}: expected {kind.expected}, found {what_is_there(part)}")
         for entry in entries:
-            if entry.resolved in found:
-                left_out[f"the same file as {os.path.basename(found[entry.resolved])}"].append(entry.path)
+            if entry.resolved in paths_by_target:
+                left_out[f"the same file as {os.path.basename(paths_by_target[entry.resolved])}"].append(entry.path)
             else:
-                found[entry.resolved] = entry.path
+                paths_by_target[entry.resolved] = entry.path
         log_left_out(f"--{flag}={part}", left_out)
-    files = Files([*found.values()])
+    files = Files([*paths_by_target.values()])
     if not kind.empty:
         return files
     return files.only(not_empty(files.paths, [not size for size in files.sizes], kind.empty))

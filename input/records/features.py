@@ -273,13 +273,13 @@ def _looked_at(path: str, samples: list[bytes]) -> tuple[dict[str, RecordFeature
         raise InputError(f"{path}: of a record: {error}; write a {NAME}, or records that are") from None
     looked, rare = {}, {}
     for name in sorted({name for record in parsed for name in record}):
-        found = [record[name] for record in parsed if name in record and len(record[name].values)]
-        forms = collections.Counter((each.kind, len(each.values)) for each in found)
+        stored = [record[name] for record in parsed if name in record and len(record[name].values)]
+        forms = collections.Counter((each.kind, len(each.values)) for each in stored)
         if 2 * forms.total() < len(samples):
             rare[name] = f"{forms.total()} of {len(samples)}"
         if forms:
             kind, count = forms.most_common(1)[0][0]
-            values = [value for each in found if each.kind == kind for value in each.values]
+            values = [value for each in stored if each.kind == kind for value in each.values]
             looked[name] = _as_it_looks(name, kind, count, values)
     if len(rare) == len({*looked, *rare}):
         raise InputError(f"{path}: no feature is in half of its records; write a {NAME}, or records that have the same")

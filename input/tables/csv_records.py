@@ -87,7 +87,7 @@ class Records:
     """The records of files, in order, as tables of `pyarrow`.
 
     Args:
-      found: the files.
+      table_files: the files.
       layouts: of each.
       passes: how often they will be read, for lines of progress.
       converters: of the columns that are read, if that is known before: a field that does not fit makes its record
@@ -101,15 +101,15 @@ class Records:
 
     def __init__(
         self,
-        found: TableFiles,
+        table_files: TableFiles,
         layouts: Sequence[Layout],
         passes: int = 1,
         converters: Mapping[str, Converter] | None = None,
         allowed: int | None = None,
     ):
-        self._files, self._layouts, self._converters, self._allowed = found.files, layouts, converters, allowed
+        self._files, self._layouts, self._converters, self._allowed = table_files.files, layouts, converters, allowed
         own = [*converters] if converters else [*next(layout.names for layout in layouts if layout.names)]
-        self._own, self._keys = own, {name: values for name, values in found.keys.items() if name not in own}
+        self._own, self._keys = own, {name: values for name, values in table_files.keys.items() if name not in own}
         self.names = [*own, *self._keys]
         self._done = progress(f"reading {self._files.paths[0]}", passes * sum(self._files.sizes))
         self._bytes_before = 0  # in the passes that are over
@@ -234,8 +234,8 @@ class Records:
         unfit: dict[int, str] = {}
         for name, converter in (self._converters or {}).items():
             for row_number in converter.unfit(columns[name]):
-                found = shown(columns[name][row_number].as_py())
-                unfit.setdefault(row_number, f"{name}: expected {converter.expects}, found {found}")
+                text = shown(columns[name][row_number].as_py())
+                unfit.setdefault(row_number, f"{name}: expected {converter.expects}, found {text}")
         for at, problem in sorted([*problems, *((lines[number], problem) for number, problem in unfit.items())]):
             bad.add(f"{path}:{at}", problem)
         return pa.table(columns).filter(pa.array([number not in unfit for number in range(len(rows))], pa.bool_()))

@@ -156,7 +156,7 @@ class Converter:
             raise Unfit(row, field) from None
 
 
-class Found(NamedTuple):
+class InferredType(NamedTuple):
     """What a column turned out to be.
 
     Attributes:
@@ -220,17 +220,17 @@ class Finder:
                 self._odd.setdefault(name, (first + at, fields[at].as_py()))
         self._is_settled |= self._present > _SETTLED and kind == "text" and not self._form()
 
-    def end(self) -> Found:
+    def end(self) -> InferredType:
         """Returns what the column is."""
         if self._kind == _BEYOND:
-            return Found("text", "integers beyond int64", None)
+            return InferredType("text", "integers beyond int64", None)
         if self._kind not in (None, "text"):
-            return Found(self._kind, "", None)
+            return InferredType(self._kind, "", None)
         form = "" if self._is_settled else self._form()
         marker = f"{self._marker.strip()!r} is a word like others" if self._marker and self._kind else ""
         if form and form not in self._odd:
-            return Found("text", f"not {form} of one kind", None)
-        return Found("text", self._why or marker, (*self._odd[form], _FORMS[form].expects) if form else None)
+            return InferredType("text", f"not {form} of one kind", None)
+        return InferredType("text", self._why or marker, (*self._odd[form], _FORMS[form].expects) if form else None)
 
     def _form(self) -> str:
         """Returns what most fields look like; "" if that is text."""

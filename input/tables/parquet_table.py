@@ -50,7 +50,7 @@ class ParquetTable:
     text), and in any order. Those without rows are left out, with a log line.
 
     Args:
-      found: the files.
+      table_files: the files.
       texts: columns whose values are read as text, whatever they are.
       metadata: of each file; None reads it.
       prepared_dir: where what is learnt of its columns is kept; None is beside the files.
@@ -73,7 +73,7 @@ class ParquetTable:
 
     def __init__(
         self,
-        found: TableFiles,
+        table_files: TableFiles,
         texts: Sequence[str] = (),
         metadata: list | None = None,
         prepared_dir: str | None = None,
@@ -81,10 +81,10 @@ class ParquetTable:
     ):
         self._pa, self._parquet = library("parquet")
         self.prepared_dir = prepared_dir
-        self.source, self._texts = found.files, texts
+        self.source, self._texts = table_files.files, texts
         self._idle: list[tuple[int, Any]] = []  # (number, reader) of files that no thread reads now
         self._lock = threading.Lock()
-        self.paths = found.files.paths
+        self.paths = table_files.files.paths
         self._metadata = metadata or [self._opened(n, InputError).metadata for n in range(len(self.paths))]
         self._schemas = [each.schema.to_arrow_schema() for each in self._metadata]
         rows = [[each.row_group(i).num_rows for i in range(each.num_row_groups)] for each in self._metadata]
@@ -94,14 +94,14 @@ class ParquetTable:
         if not self._groups:
             raise InputError(f"{self.paths[0]} has no rows; give files that have some")
         listing.log_empty([path for path, sizes in zip(self.paths, rows, strict=True) if not sum(sizes)])
-        self._found = found
+        self._table_files = table_files
         self._whole = [n for n, sizes in enumerate(rows) if sum(sizes)]
         self.where = self.paths[self._whole[0]]
         self.problems: dict[str, str] = {}
         self.lacking: dict[str, str] = {}
         self.key_kinds: dict[str, str] = {}  # of columns that folders' names hold, as `Converter` takes them
         self.columns: dict[str, Column | None] = self._columns()
-        self._keys: dict[str, Any] = self._read_keys(found.keys, like)
+        self._keys: dict[str, Any] = self._read_keys(table_files.keys, like)
         self._read_uint64()
         self._warn_of_large_groups()
 
@@ -211,7 +211,7 @@ class ParquetTable:
     @functools.cached_property
     def identity(self) -> str:
         """Text that differs where the contents do."""
-        keys = f" {self._found.keys}" if self._keys else ""
+        keys = f" {self._table_files.keys}" if self._keys else ""
         return f"{sum(self.group_rows)} rows of {self.source.sizes} {self.source.sample}{keys}"
 
     def describe_row(self, group: int, row: int) -> str:
@@ -310,14 +310,14 @@ class ParquetTable:
                 continue
             fields, finder = self._pa.array(texts), Finder("text" if name in self._texts else None)
             finder.add(fields)
-            found = finder.end()
-            kind = like.key_kinds[name] if like and name in like.key_kinds else found.kind
+            inferred = finder.end()
+            kind = like.key_kinds[name] if like and name in like.key_kinds else inferred.kind
             try:
                 made[name] = Converter(kind).convert(fields)
             except Unfit as unfit:
                 raise InputError(
                     f"{self.paths[unfit.row]}: expected {Converter(kind).expects} for {name} in the folder's name, as "
-                    f"in {like.where if like else ''}, found {unfit.field!r}; rename it"
+                    f"in {like.where if like else ''}, inferred {unfit.field!r}; rename it"
                 ) from None
             self.key_kinds[name] = kind
             self.columns[name] = Column(*_KEY_COLUMNS.get(kind, ("timestamp", (2,))))

@@ -26,13 +26,13 @@ def tasks_of(environment: Mapping[str, str]) -> Tasks | None:
     Raises:
       UsageError: a scheduler's variables are wrong, or two schedulers have different numbers of tasks.
     """
-    found = [tasks for read in _SCHEDULERS if (tasks := read(environment)) and len(tasks.addresses) > 1]
-    if len({len(tasks.addresses) for tasks in found}) > 1:
+    discovered = [tasks for read in _SCHEDULERS if (tasks := read(environment)) and len(tasks.addresses) > 1]
+    if len({len(tasks.addresses) for tasks in discovered}) > 1:
         raise UsageError(
-            f"{' and '.join(f'{tasks.source} has {len(tasks.addresses)} tasks' for tasks in found)}; give "
+            f"{' and '.join(f'{tasks.source} has {len(tasks.addresses)} tasks' for tasks in discovered)}; give "
             f"{setting('cluster_hosts')} and {setting('task_index')}, or unset the variables of one"
         )
-    return found[0] if found else None
+    return discovered[0] if discovered else None
 
 
 def of_hosts(hosts: str, index: int | None) -> Tasks:

@@ -340,10 +340,10 @@ class LockedRunDir:
 def _identity(path: str | int) -> tuple[int, int] | None:
     """Returns what tells a file from every other, (device, inode); None if there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _open_lock(run_dir: str) -> int:

@@ -129,15 +129,15 @@ class BaseRun:
           check_folder: raises where the run_dir is not this run's any more.
         """
         if config.mode in WITHOUT_DATA:
-            found, steps = inputs.of_saved(config, strategy), config.train_steps or 1
+            run_inputs, steps = inputs.of_saved(config, strategy), config.train_steps or 1
         else:
-            found = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
-            steps = _train_steps(config, found.order)
-        state = build_state(config, strategy, found, steps)
-        strategy.bind(state, found.feeds.get("train"), found.feeds.get("eval"))
-        saved = build_checkpoints(config, state, strategy, found, check_folder)
-        run = cls(config, strategy, found, state, steps, *saved)
-        for line in found.lines:
+            run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
+            steps = _train_steps(config, run_inputs.order)
+        state = build_state(config, strategy, run_inputs, steps)
+        strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.feeds.get("eval"))
+        saved = build_checkpoints(config, state, strategy, run_inputs, check_folder)
+        run = cls(config, strategy, run_inputs, state, steps, *saved)
+        for line in run_inputs.lines:
             run.log(line)
         return run
 
@@ -315,10 +315,10 @@ def _train_steps(config: Config, order: Order) -> int | None:
     return config.train_steps or max(1, steps_of(config.train_epochs, order.steps_per_epoch) - order.shift)
 
 
-def build_state(config: Config, strategy: Strategy, found: Inputs, train_steps: int | None) -> TrainState:
+def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_steps: int | None) -> TrainState:
     """Makes the trainer and all that its steps change, where the strategy has its variables."""
-    options = _step_options(config, train_steps, strategy.batch_parts, found.order)
-    known_data = found.example, found.known.num_classes, found.known.vocabulary
+    options = _step_options(config, train_steps, strategy.batch_parts, run_inputs.order)
+    known_data = run_inputs.example, run_inputs.known.num_classes, run_inputs.known.vocabulary
 
     def make() -> TrainState:
         trainer = config.trainer_class(**config.configured_arguments("model_arg"))
@@ -350,7 +350,11 @@ def build_state(config: Config, strategy: Strategy, found: Inputs, train_steps: 
         )
     if held.tables:
         checks.check_tables(config, config.model_entry.name)
-    if strategy.is_chief and "train" in found.splits and (arrays := found.splits["train"].as_arrays()) is not None:
+    if (
+        strategy.is_chief
+        and "train" in run_inputs.splits
+        and (arrays := run_inputs.splits["train"].as_arrays()) is not None
+    ):
         warn_of_rounded(state.trainer, form.features(arrays))
     return state
 
@@ -410,7 +414,7 @@ def _reduction(config: Config) -> Reduction:
 
 
 def build_checkpoints(
-    config: Config, state: TrainState, strategy: Strategy, found: Inputs, check_folder: Callable[[], None]
+    config: Config, state: TrainState, strategy: Strategy, run_inputs: Inputs, check_folder: Callable[[], None]
 ) -> tuple[Checkpoints | None, Checkpoints | None]:
     """Returns those of the run, and that of its best evaluation; of a run without a folder None.
 
@@ -418,12 +422,16 @@ def build_checkpoints(
     """
     if not config.run_dir:
         return None, None
-    about = {**config.as_json(), "strategy": strategy.describe(), "data": fingerprints.agreed(found.contents, strategy)}
+    about = {
+        **config.as_json(),
+        "strategy": strategy.describe(),
+        "data": fingerprints.agreed(run_inputs.contents, strategy),
+    }
     about["cpu"], about["updated"] = threads.of(strategy), state.updated()
-    if of_feeds := {split: of for split, feed in found.feeds.items() if (of := feed.metadata())}:
+    if of_feeds := {split: of for split, feed in run_inputs.feeds.items() if (of := feed.metadata())}:
         about["input"] = of_feeds
-    if found.order and found.order.origin.step:
-        about["origin"] = dataclasses.asdict(found.order.origin)
+    if run_inputs.order and run_inputs.order.origin.step:
+        about["origin"] = dataclasses.asdict(run_inputs.order.origin)
     attempt = strategy.exchange_text(uuid.uuid4().hex)[0]
     writer = Writer(strategy.host, attempt, _step_timeout_seconds(config))
     run = RunDir(config.run_dir)

@@ -37,9 +37,9 @@ def checked(run: BaseRun, data) -> Split:
     if isinstance(own, form.WeighedLabels):
         split = views.weighed_as(split, tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), own.weights))
     example = ArraySource(run.example)
-    wanted, found = (form.without_weights(each.element_spec) for each in (example, split))
-    if wanted != found:
-        check_like("data", wanted, found)
+    wanted, actual = (form.without_weights(each.element_spec) for each in (example, split))
+    if wanted != actual:
+        check_like("data", wanted, actual)
     if not split.by_index:
         run.external_streams[:] = [*run.external_streams[1 - _STREAMS :], (data, split)]
     return split

@@ -197,11 +197,11 @@ def _known_input(config: Config, strategy: Strategy) -> Callable[[str], dict[str
     count, or not, together.
     """
     newest = RunDir(config.run_dir).newest() if config.run_dir else None
-    found = newest.about.get("input") if newest else None
-    found = found if isinstance(found, dict) else {}
+    previous = newest.about.get("input") if newest else None
+    previous = previous if isinstance(previous, dict) else {}
     if newest and config.trains and (position := _position(config, newest)):
-        found = {**found, "train": {**found.get("train", {}), "resumed": position}}
-    known = json.loads(strategy.exchange_text(json.dumps(found))[0])
+        previous = {**previous, "train": {**previous.get("train", {}), "resumed": position}}
+    known = json.loads(strategy.exchange_text(json.dumps(previous))[0])
     if position := known.get("train", {}).get("resumed"):
         position["origin"] = Origin(**position["origin"])
     return lambda split: {"known": known[split]} if isinstance(known.get(split), dict) else {}

@@ -40,9 +40,9 @@ def evaluate(run: BaseRun) -> Outcome:
             fingerprints.warn_of_ids(run.config, manifest, run.checkpoints.about)
         results[manifest.step] = evaluation.evaluate(run.strategy, run.state)
         run.log(f"evaluation at step {manifest.step}: {as_line(results[manifest.step])}")
-    found = results[run.state.step]
-    reports, tables = by_class(run, found)
-    result = result_of(run, eval=found, **reports)
+    evaluated = results[run.state.step]
+    reports, tables = by_class(run, evaluated)
+    result = result_of(run, eval=evaluated, **reports)
     if len(results) > 1:
         result["evals"] = {str(step): metrics for step, metrics in results.items()}
     return Outcome(result, lines=tables)
@@ -79,9 +79,9 @@ def predict(run: BaseRun) -> Outcome:
     return Outcome({**result_of(run), "output": config.output, "examples": count}, lines=[line])
 
 
-def by_class(run: BaseRun, found: evaluation.Evaluated) -> tuple[dict[str, Any], list[str]]:
+def by_class(run: BaseRun, evaluated: evaluation.Evaluated) -> tuple[dict[str, Any], list[str]]:
     """Returns what a result has of an evaluation's confusion matrices, and those of few classes as tables."""
-    reports = {name: report(matrix) for name, matrix in found.confusion.items()}
+    reports = {name: report(matrix) for name, matrix in evaluated.confusion.items()}
     few = [each for each in reports.values() if len(each["support"]) <= _SHOWN_CLASSES]
     return {"by_class": reports} if reports else {}, [_table(each, run.names.classes) for each in few]
 

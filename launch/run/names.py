@@ -95,9 +95,9 @@ class Names:
         return self.tables.get(name)
 
 
-def check_names(what: str, trained: Collection[str], found: Collection[str]) -> None:
+def check_names(what: str, trained: Collection[str], present: Collection[str]) -> None:
     """Raises `UsageError` unless features, or the columns of an array, have the names of those trained on."""
-    missing, unknown = ([name for name in x if name not in y] for x, y in ((trained, found), (found, trained)))
+    missing, unknown = ([name for name in x if name not in y] for x, y in ((trained, present), (present, trained)))
     lines = {"missing": missing, "unknown": unknown}
     if differ := "; ".join(f"{line}: {short(', '.join(names))}" for line, names in lines.items() if names):
         raise UsageError(

@@ -82,8 +82,8 @@ class Predictor:
         chosen = examples(self._run, self._taken, data, split)
         features = self._run.names.ids(form.features(form.example(chosen)))
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._taken)
-        found, cure = ArraySource(features).element_spec, "model.predict takes other sizes, if the model does"
-        external.check_like("features", wanted, found, cure)
+        spec, cure = ArraySource(features).element_spec, "model.predict takes other sizes, if the model does"
+        external.check_like("features", wanted, spec, cure)
         return chosen
 
     def __call__(self, split: Split) -> Any:

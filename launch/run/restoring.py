@@ -113,7 +113,7 @@ def newest(run: BaseRun, checkpoints: Checkpoints) -> Manifest | None:
     return manifest
 
 
-def found(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
+def find(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
     """Returns, on every worker, the checkpoint that `Run.restore` names: best, latest, or that of a step.
 
     Raises:
@@ -176,10 +176,10 @@ def unless_swept(run: BaseRun, checkpoints: Checkpoints, manifest: Manifest) -> 
     check_same_run(run, manifest)
     if run.config.mode == "eval":
         fingerprints.check_evaluated(run.config, manifest, checkpoints.about)
-    found = failure = None
+    restored = failure = None
     try:
         again = run.config.allow_changed_config
-        found = saving.restore(checkpoints, run.state, manifest=manifest, allow_changed=again)
+        restored = saving.restore(checkpoints, run.state, manifest=manifest, allow_changed=again)
     except (CheckpointError, tf.errors.OpError) as error:
         failure = error
     # Workers that evaluate together all restore it, or none.
@@ -188,7 +188,7 @@ def unless_swept(run: BaseRun, checkpoints: Checkpoints, manifest: Manifest) -> 
         return None
     if failure is not None:
         raise failure
-    return found
+    return restored
 
 
 def _listed(run: BaseRun, which: str) -> list[Manifest]:

@@ -154,8 +154,8 @@ class SavedRun:
                 logging.warning("%s is of another configuration than the run (%s)", where, "; ".join(changed))
             return [made]
 
-        if found := checkpoints.read(read, is_meant):
-            return found[0]
+        if results := checkpoints.read(read, is_meant):
+            return results[0]
         steps, problem = ", ".join(str(each.step) for each in checkpoints.all()), checkpoints.problem()
         without = f"{problem}; mend it" if problem else "train first"
         cure = f"use latest, best, or a step of {steps}" if steps else without

@@ -160,7 +160,7 @@ def restore(run: BaseRun, which: str | int) -> None:
     """Restores the best checkpoint, the latest, or that of a step; the run goes on from there."""
     checkpoints = run.best if which == "best" else run.checkpoints
     checkpoints.wait()
-    manifest = restoring.found(run, checkpoints, which)
+    manifest = restoring.find(run, checkpoints, which)
     restoring.check_position(run, manifest)
     saving.restore(checkpoints, run.state, run.hooks, manifest, meter=run.loop.meter)
     run.loop.rewind()

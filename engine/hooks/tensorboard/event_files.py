@@ -210,7 +210,7 @@ def cut_back(folder: str, step: int) -> None:
             continue
         _leave_out_half(path)
         records, is_whole = _read_records(path)
-        kept = [record for record in records if (found := _step_of(record)) is not None and found <= step]
+        kept = [record for record in records if (own_step := _step_of(record)) is not None and own_step <= step]
         if is_whole and len(kept) == len(records):
             continue
         # The temporary name is one that TensorBoard ignores.

@@ -304,8 +304,8 @@ class Embedding(tf.Module):
             return _expand(self._gather(unique), positions)
         # What stands for no id comes first, and has a row of zeros before those of the table.
         unique, positions = tf.unique(tf.concat([[tf.constant(NO_ROW, rows.dtype)], rows], 0))
-        found = tf.pad(self._gather(unique[1:]), [[1, 0], [0, 0]])
-        return _expand(found, positions[1:])
+        values = tf.pad(self._gather(unique[1:]), [[1, 0], [0, 0]])
+        return _expand(values, positions[1:])
 
     def _gather(self, rows: tf.Tensor, note: Callable = mark_unique) -> tf.Tensor:
         """Gathers rows [n] as [n, width]: each server is asked for its own. `note` is called for each shard's."""
