@@ -33,7 +33,7 @@ def worker(folder: str, mebibytes: int) -> None:
     import numpy as np
 
     from crankshaft.engine.build import prepare
-    from crankshaft.engine.checkpoints import Checkpoints, Writer
+    from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
     from crankshaft.engine.mesh import cuts
     from crankshaft.engine.mesh.mesh import Mesh
     from crankshaft.engine.reduction import Reduction
@@ -69,7 +69,7 @@ def worker(folder: str, mebibytes: int) -> None:
     figures["weights"] = sum(np.prod(variable.shape) for variable in variables) / 2**18
     most("built")
     began = time.monotonic()
-    checkpoints = Checkpoints(folder, state.checkpoint, keep=1, about={}, writer=Writer(task.worker, "memory"))
+    checkpoints = Checkpoints(folder, state.checkpoint, keep=1, about={}, writer=WritingProcess(task.worker, "memory"))
     checkpoints.save(0, {}, wait=True)
     strategy.exchange(0)
     figures["save_seconds"] = time.monotonic() - began

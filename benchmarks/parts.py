@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from crankshaft.engine.checkpoints import Checkpoints, Writer
+from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
 from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.internals.tensorflow import computed_whole
 from crankshaft.engine.metrics.pairs import Mean
@@ -266,7 +266,9 @@ def checkpoint(strategy, state: TrainState, part: Program, folder: str, clock=ti
       blocked_ms included: about 0 if a write costs training nothing. seconds: all of it.
     """
     began = clock()
-    checkpoints = Checkpoints(folder, state.checkpoint, keep=1, about={}, writer=Writer(strategy.host, "benchmark"))
+    checkpoints = Checkpoints(
+        folder, state.checkpoint, keep=1, about={}, writer=WritingProcess(strategy.host, "benchmark")
+    )
     bare = timed(strategy, {"bare": part}, 0.3, clock)["bare"]
     samples = []
     for _ in range(_CHECKPOINTS):

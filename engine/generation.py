@@ -42,7 +42,7 @@ class Generates(Protocol):
         """
 
 
-class Reading(NamedTuple):
+class GenerationState(NamedTuple):
     """How far a row of tokens has been read: the cache holds the tokens [start, end)."""
 
     cache: Any
@@ -50,13 +50,13 @@ class Reading(NamedTuple):
     end: tf.Tensor
 
 
-def begin_reading(model: Generates, row: tf.Tensor) -> Reading:
+def begin_reading(model: Generates, row: tf.Tensor) -> GenerationState:
     """Returns the reading of a row, int32 [batch, n], that is yet to read the row's last `context` tokens."""
     start = tf.maximum(tf.shape(row)[1] - model.context, 0)
-    return Reading(model.empty_cache(row.shape[0] or tf.shape(row)[0]), start, start)
+    return GenerationState(model.empty_cache(row.shape[0] or tf.shape(row)[0]), start, start)
 
 
-def read(model: Generates, row: tf.Tensor, reading: Reading) -> tuple[tf.Tensor, Reading]:
+def read(model: Generates, row: tf.Tensor, reading: GenerationState) -> tuple[tf.Tensor, GenerationState]:
     """Reads the rest of a row.
 
     Positions are counted from `start`. A row that has grown beyond the context is therefore read again, from its last
@@ -75,7 +75,7 @@ def read(model: Generates, row: tf.Tensor, reading: Reading) -> tuple[tf.Tensor,
     start = tf.where(is_full, count - max(model.context // 2, 1), reading.start)
     first = tf.where(is_full, start, reading.end)
     logits, cache = model.next_logits(row[:, first:], reading.cache, first - start)
-    return tf.cast(logits, tf.float32), Reading(cache, start, count)
+    return tf.cast(logits, tf.float32), GenerationState(cache, start, count)
 
 
 def choose(logits, temperature, top_k, seed) -> tf.Tensor:
@@ -143,7 +143,9 @@ def generate(
         yield row[-1]
 
 
-def _next(model: Generates, row, reading: Reading, temperature, top_k, seed) -> tuple[tf.Tensor, Reading]:
+def _next(
+    model: Generates, row, reading: GenerationState, temperature, top_k, seed
+) -> tuple[tf.Tensor, GenerationState]:
     """Returns the token that follows each row, int32 [batch], and the reading up to the rows' end."""
     logits, reading = read(model, row, reading)
     position = tf.cast(reading.end, tf.int64)

@@ -272,7 +272,7 @@ class KerasTrainer(Trainer):
                 )
             outputs, labels, weights = self._gathered((outputs, labels, weights))
 
-        def divided(loss: keras_compile.Whole) -> tf.Tensor:
+        def divided(loss: keras_compile.OutputLoss) -> tf.Tensor:
             if self._of_whole_batch:  # on each replica the same
                 return size * (loss.total if loss.count is None else tf.math.divide_no_nan(loss.total, loss.count))
             examples, count = size, loss.count
@@ -315,9 +315,9 @@ def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
         return of(labels, True), of(outputs, False)
 
     def sums(batch) -> list[tuple]:
-        wholes: list[keras_compile.Whole] = []
+        wholes: list[keras_compile.OutputLoss] = []
 
-        def note(whole: keras_compile.Whole) -> tf.Tensor:
+        def note(whole: keras_compile.OutputLoss) -> tf.Tensor:
             wholes.append(whole)
             return whole.total
 

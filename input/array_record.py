@@ -26,7 +26,7 @@ from .records.examples import ExampleSource
 from .records.features import Features
 from .records.shards import BESIDE, find_splits, open_splits
 
-_KIND = listing.Kind(
+_KIND = listing.FileKind(
     "shards of ArrayRecords (*.array_record, *.array_record-00000-of-00016)",
     (r".*\.array_?record.*|.*\.ar",),
     "expected records, found none; leave it out, or write it again",

@@ -14,7 +14,7 @@ from .checks import check_at_least, check_share, eval_count
 from .files import listing
 from .synthetic_data.planted import clicks, effects, power_law_ids
 from .synthetic_data.randomness import generator, mix
-from .tables.csv_records import Layout, Records
+from .tables.csv_records import CsvLayout, Records
 from .tables.csv_types import Converter
 from .tables.folders import TableFiles
 from .tables.parquet_table import library
@@ -23,7 +23,7 @@ _INTEGERS, _CATEGORIES = 13, 26
 _INTEGER_NAMES = [f"I{number}" for number in range(1, _INTEGERS + 1)]
 _CATEGORY_NAMES = [f"C{number}" for number in range(1, _CATEGORIES + 1)]
 
-_KIND = listing.Kind(
+_KIND = listing.FileKind(
     "train.txt, day_0, day_1 ..., or any .txt or .tsv file, plain or .gz",
     (r"train\.(txt|tsv)|day_[0-9]+(\.(txt|tsv))?", r".*\.(txt|tsv)"),
     "expected lines of data, found 0 bytes",
@@ -105,7 +105,7 @@ def _read(data_dir: str, examples: int, max_bad_records: int) -> tuple[np.ndarra
     converters |= dict.fromkeys(_INTEGER_NAMES, Converter("int", expects="an integer or nothing"))
     hexadecimal = Converter("text", "^[0-9a-fA-F]{0,8}$", "up to 8 hexadecimal digits or nothing")
     converters |= dict.fromkeys(_CATEGORY_NAMES, hexadecimal)
-    layout = Layout("\t", tuple(converters), is_lines=True, has_quotes=False)
+    layout = CsvLayout("\t", tuple(converters), is_lines=True, has_quotes=False)
     records = Records(TableFiles(files, {}), [layout] * len(files.paths), 1, converters, max_bad_records)
     pieces = []
     for _, table in records.tables(examples):

@@ -16,18 +16,18 @@ from ..engine.data.data import Data
 from ..engine.errors import SourceError, setting
 from .checks import InputError
 from .files import listing
-from .files.prepared import Prepared, Writer, prepared
+from .files.prepared import Prepared, PreparedWriter, prepared
 from .files.storage import Files
 from .known import order_of
 from .tables import folders
 from .tables.columns import Choice, splits_of
-from .tables.csv_records import Layout, Records, first_record
+from .tables.csv_records import CsvLayout, Records, first_record
 from .tables.csv_types import Converter, Finder, InferredType, Unfit
 from .tables.folders import TableFiles
 from .tables.parquet_table import ParquetTable, library
 from .tables.values import Column
 
-_KIND = listing.Kind(
+_KIND = listing.FileKind(
     "CSV files (*.csv, else *.tsv), plain or .gz",
     (r".*\.csv(\.gz)?", r".*\.tsv(\.gz)?"),
     "expected rows, found 0 bytes; give files that have some",
@@ -134,7 +134,7 @@ class CsvTable(ParquetTable):
         self._csv_paths = files.paths
         kinds = like.kinds if like else None
 
-        def write(writer: Writer) -> None:
+        def write(writer: PreparedWriter) -> None:
             _write(writer, table_files, _layouts(files, delimiter, names), texts, kinds, like.where if like else None)
 
         made_by = {"rule": _RULE, "delimiter": delimiter, "kinds": kinds, "texts": [*texts], "keys": table_files.keys}
@@ -174,11 +174,11 @@ def _metadata(made: Prepared) -> Any:
 
 
 class _Sink:
-    """What `pyarrow` writes to: a `Writer`, of which the last bytes are kept."""
+    """What `pyarrow` writes to: a `PreparedWriter`, of which the last bytes are kept."""
 
     closed = False
 
-    def __init__(self, writer: Writer):
+    def __init__(self, writer: PreparedWriter):
         self._writer = writer
         self._last: list[bytes] = []
 
@@ -202,9 +202,9 @@ class _Sink:
 
 
 def _write(
-    writer: Writer,
+    writer: PreparedWriter,
     table_files: TableFiles,
-    layouts: Sequence[Layout],
+    layouts: Sequence[CsvLayout],
     texts: Sequence[str],
     kinds: dict[str, str] | None,
     like: str | None,
@@ -240,7 +240,7 @@ def _write(
     writer.metadata.update(kinds=kinds, why=why, problems=problems, records=records, files=reading.digest)
 
 
-def _write_parquet(writer: Writer, reading: Records, kinds: dict[str, str], like: str | None) -> dict[str, int]:
+def _write_parquet(writer: PreparedWriter, reading: Records, kinds: dict[str, str], like: str | None) -> dict[str, int]:
     """Writes row groups; returns how many records each file has."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -279,7 +279,7 @@ def _write_parquet(writer: Writer, reading: Records, kinds: dict[str, str], like
     return records
 
 
-def _layouts(files: Files, delimiter: str, names: tuple[str, ...]) -> list[Layout]:
+def _layouts(files: Files, delimiter: str, names: tuple[str, ...]) -> list[CsvLayout]:
     """Returns how each file is written, by its header if `names` does not say it. Raises `InputError`.
 
     A first column without a name is pandas' index, and named as pandas names it.
@@ -290,11 +290,11 @@ def _layouts(files: Files, delimiter: str, names: tuple[str, ...]) -> list[Layou
     if names:
         if len({*names}) < len(names):
             raise InputError(f"names={','.join(names)} has one name twice; name each column once")
-        return [Layout(delimiter, names, has_quotes=has_quotes)] * len(files.paths)
-    layouts: list[Layout] = []
+        return [CsvLayout(delimiter, names, has_quotes=has_quotes)] * len(files.paths)
+    layouts: list[CsvLayout] = []
     first = ""
     for number, path in enumerate(files.paths):
-        layout = Layout(delimiter, (), has_quotes=has_quotes)
+        layout = CsvLayout(delimiter, (), has_quotes=has_quotes)
         raw = first_record(files, number, layout)[1]
         named = [name.strip() for name in raw]
         if len(named) > 1 and not named[0]:

@@ -20,7 +20,7 @@ from .checks import InputError, check_at_least
 from .files import image_headers, labelled_files, listing, storage
 from .known import as_bytes, ids_of
 
-_KIND = listing.Kind(
+_KIND = listing.FileKind(
     ".jpg, .jpeg, .jpe, .jfif, .png, .gif, .bmp, .ppm, .pgm",
     (r".*\.(jpe?g|jpe|jfif|png|gif|bmp|ppm|pgm)|[^.]+",),
     subfolders=".*",

@@ -15,7 +15,7 @@ from .tables import folders
 from .tables.columns import Choice, splits_of
 from .tables.parquet_table import ParquetTable
 
-_KIND = listing.Kind(
+_KIND = listing.FileKind(
     "Parquet files (*.parquet)",
     (r".*\.parquet",),
     "expected rows, found 0 bytes; give files that have some",

@@ -16,12 +16,12 @@ from .checks import InputError, check_at_least, check_share, eval_count
 from .files import listing
 from .files.storage import Files
 from .synthetic_data.randomness import generator
-from .tables.csv_records import Layout, Records, first_record, shown
+from .tables.csv_records import CsvLayout, Records, first_record, shown
 from .tables.csv_types import NUMBER, Converter
 from .tables.folders import TableFiles
 from .tables.parquet_table import library
 
-_KIND = listing.Kind(
+_KIND = listing.FileKind(
     "a .tsv, .csv, .data or .inter file, plain or .gz",
     (r".*\.(tsv|csv|data|inter)",),
     "expected lines of data, found 0 bytes",
@@ -114,12 +114,12 @@ def _number(ids: np.ndarray, in_training: np.ndarray) -> tuple[np.ndarray, np.nd
     return new[ids], known
 
 
-def _layout(files: Files, number: int, with_times: bool) -> Layout:
+def _layout(files: Files, number: int, with_times: bool) -> CsvLayout:
     """Finds how a file is written from its first line that is not blank: the separator, and the columns' order."""
     path = files.paths[number]
     is_csv = path.removesuffix(".gz").endswith(".csv")
     for delimiter in sorted(_DELIMITERS, key=lambda each: is_csv and each != ","):
-        layout = Layout(delimiter, (), is_lines=True, has_quotes=delimiter == ",")
+        layout = CsvLayout(delimiter, (), is_lines=True, has_quotes=delimiter == ",")
         line, fields = first_record(files, number, layout)
         if isinstance(fields, str) and "UTF-8" in fields:
             raise InputError(f"{path}:{line}: {fields}; convert the file")

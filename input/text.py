@@ -19,12 +19,12 @@ from ..engine.data.source import Source, Spec
 from ..engine.errors import BadRecordError
 from .checks import InputError, check_at_least
 from .files import listing, storage, tokens
-from .files.prepared import BUNDLED, Prepared, Writer, prepared, progress
+from .files.prepared import BUNDLED, Prepared, PreparedWriter, prepared, progress
 from .files.storage import Files
 
 _BUNDLED = {split: os.path.join(BUNDLED, f"constitution.{split}.txt") for split in ("train", "eval")}
 Tokens = tokens.Bytes | tokens.Vocabulary
-_KIND = listing.Kind(
+_KIND = listing.FileKind(
     "plain text (*.txt, else *.md)", (r".*\.txt", r".*\.md"), "expected text, found 0 bytes; give text"
 )
 _BORDERS = {"paragraph": re.compile(rb"\r?\n(?:[ \t]*\r?\n)+"), "line": re.compile(rb"\r?\n")}
@@ -156,7 +156,7 @@ def _files(data_dir: str | None, flag: str) -> Files:
     return files
 
 
-def _write(writer: Writer, files: Files, documents: str, made: Tokens, context: int) -> None:
+def _write(writer: PreparedWriter, files: Files, documents: str, made: Tokens, context: int) -> None:
     """Writes the windows of all text: a record each, of its tokens, the one after them, and their CRC-32."""
     dtype = np.dtype("<u2" if made.count <= 1 << 16 else "<u4")
     separator = np.array([made.separator], dtype)
@@ -177,7 +177,7 @@ def _write(writer: Writer, files: Files, documents: str, made: Tokens, context: 
     writer.metadata.update(context=context, dtype=dtype.str, labels=labels)
 
 
-def _write_windows(writer: Writer, row: np.ndarray, context: int) -> None:
+def _write_windows(writer: PreparedWriter, row: np.ndarray, context: int) -> None:
     if len(row) <= context:
         return
     windows = np.lib.stride_tricks.sliding_window_view(row, context + 1)[::context]

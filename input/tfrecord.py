@@ -24,7 +24,7 @@ from .records.features import Features
 from .records.record_index import FOOTER_BYTES, HEADER_BYTES, Index
 from .records.shards import BESIDE, find_splits, open_splits
 
-_KIND = listing.Kind(
+_KIND = listing.FileKind(
     "shards of TFRecords (*.tfrecord, *.tfrecord-00000-of-00016)",
     (r".*\.tfrec.*", r".*-[0-9]{5}-of-[0-9]+"),
     "expected records, found none; leave it out, or write it again",

@@ -22,7 +22,7 @@ from .command_line import checks, own_files
 from .command_line.config import WITHOUT_DATA, Config
 from .host import imports, process, signals
 from .run import data as datas
-from .run.results import Ending
+from .run.results import RunEnding
 
 if TYPE_CHECKING:
     from ..engine.strategies.base import Strategy
@@ -80,7 +80,7 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
         if config.remote and (config.writes_run or config.mode == "export"):
             stack.enter_context(config.remote.pushing())
         lock = stack.enter_context(process.lock(config.run_dir)) if config.writes_run else None
-        ending = Ending(config, lock, began)
+        ending = RunEnding(config, lock, began)
         stack.push(ending.end)
         if config.metrics_port is not None:
             _serve_metrics(config, ending, stack)
@@ -114,7 +114,7 @@ def _serve(config: Config, data) -> NoReturn:
 
 
 def _start(
-    config: Config, ending: Ending, script_flags: Mapping[str, Any] | None, stack: contextlib.ExitStack
+    config: Config, ending: RunEnding, script_flags: Mapping[str, Any] | None, stack: contextlib.ExitStack
 ) -> tuple[Strategy, Isolation]:
     """Starts TensorFlow, meets the other processes if any, and makes the strategy. `stack` ends with it."""
     with process.without_start_up_noise(quiet=config.cluster is not None and not config.debug):
@@ -137,7 +137,7 @@ def _start(
     return strategy, isolation
 
 
-def _serve_metrics(config: Config, ending: Ending, stack: contextlib.ExitStack) -> None:
+def _serve_metrics(config: Config, ending: RunEnding, stack: contextlib.ExitStack) -> None:
     from .run import metrics
 
     port, task = config.metrics_port, config.cluster.task if config.cluster else "chief"

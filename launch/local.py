@@ -26,7 +26,7 @@ from .cluster import listeners, restarts, shares
 from .cluster.cluster import SECRET
 from .cluster.supervisor import Supervisor, TaskSpec
 from .command_line import help, own_flags, parsing
-from .command_line.rules import Boolean, Number, Whole, flag
+from .command_line.rules import Boolean, Integer, Number, flag
 from .errors import UsageError
 from .host import process
 
@@ -43,12 +43,12 @@ _LISTENING = {  # by whether sockets can be bound to loopback once they listen
 class Flags:
     """The values of a command line, before the --."""
 
-    workers: int = flag(Whole(1, 1000), 2, "Processes that train together.")
+    workers: int = flag(Integer(1, 1000), 2, "Processes that train together.")
     ps: int = flag(
-        Whole(0, 1000), 0, "Parameter servers: the workers then have a coordinator, called chief, for company."
+        Integer(0, 1000), 0, "Parameter servers: the workers then have a coordinator, called chief, for company."
     )
     evaluator: bool = flag(Boolean(), False, "With --ps: a process that evaluates each checkpoint.")
-    max_restarts: int = flag(Whole(0), 5, "Restarts after failures within ten minutes; one more failure ends it.")
+    max_restarts: int = flag(Integer(0), 5, "Restarts after failures within ten minutes; one more failure ends it.")
     grace_seconds: float = flag(
         Number(lower=0, upper=1e6),
         30.0,

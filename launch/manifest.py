@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from . import errors, explanations
 from .command_line import help, own_flags, rules
-from .command_line.rules import Boolean, Text, Whole, flag
+from .command_line.rules import Boolean, Integer, Text, flag
 from .errors import UsageError
 from .host import process
 from .manifests import kubernetes, slurm
@@ -64,11 +64,11 @@ class Flags:
     """The values of a command line, before the --."""
 
     name: str = flag(_matching(_NAME, "small letters, digits and hyphens, 40 at most"), "train", "The job's.")
-    workers: int = flag(Whole(1, 1000), 2, "Processes that train together.")
-    ps: int = flag(Whole(0, 1000), 0, "Parameter servers: the workers then have a coordinator.")
+    workers: int = flag(Integer(1, 1000), 2, "Processes that train together.")
+    ps: int = flag(Integer(0, 1000), 0, "Parameter servers: the workers then have a coordinator.")
     evaluator: bool = flag(Boolean(), False, "With --ps: a task that evaluates each checkpoint.")
-    gpus_per_worker: int = flag(Whole(0, 1000), 0, "GPUs of each worker; slurm: of each task.")
-    cpus: int = flag(Whole(1, 1000), 4, "Cores of each task.")
+    gpus_per_worker: int = flag(Integer(0, 1000), 0, "GPUs of each worker; slurm: of each task.")
+    cpus: int = flag(Integer(1, 1000), 4, "Cores of each task.")
     memory: str = flag(Text("a quantity, e.g. 8Gi", _check_size), "8Gi", "Of each task, as Kubernetes writes it.")
     time: str = flag(Text("a time, e.g. 12:00:00 or 2-00:00:00", _check_time), "24:00:00", "slurm: the time limit.")
     image: str | None = flag(_matching(_IMAGE, "an image"), None, "kubernetes, jobset: the container's image.")

@@ -30,7 +30,7 @@ from ..engine.machine import cpus
 from ..input.records.shard_writing import Shard, ShardRequest
 from . import errors, explanations
 from .command_line import help, own_files, own_flags, parsing, registry
-from .command_line.rules import ARGUMENT, Files, OneOf, Path, Whole, flag
+from .command_line.rules import ARGUMENT, FilePaths, Integer, OneOf, Path, flag
 from .errors import UsageError
 from .host import process
 
@@ -48,13 +48,13 @@ class Flags:
 
     input: str | None = flag(own_files.Module(), None, "What is written: an input, or a .py file with a function load.")
     input_arg: Mapping[str, Any] = flag(ARGUMENT, {}, "NAME=VALUE for the input. Repeatable.")
-    data_dir: str | None = flag(Files(), None, "Where the input's files are, as crankshaft train takes it.")
-    eval_data_dir: str | None = flag(Files(), None, "Where those to evaluate on are, likewise.")
-    seed: int = flag(Whole(0), 0, "The seed that the input is given, as crankshaft train gives it.")
+    data_dir: str | None = flag(FilePaths(), None, "Where the input's files are, as crankshaft train takes it.")
+    eval_data_dir: str | None = flag(FilePaths(), None, "Where those to evaluate on are, likewise.")
+    seed: int = flag(Integer(0), 0, "The seed that the input is given, as crankshaft train gives it.")
     output_dir: str | None = flag(Path(), None, "Where the shards are written: in its folders train and eval.")
-    shards: int = flag(Whole(1), 16, "Of the training data; those to evaluate on have as many examples each.")
+    shards: int = flag(Integer(1), 16, "Of the training data; those to evaluate on have as many examples each.")
     format: str = flag(OneOf(("tfrecord", "array_record")), "tfrecord", "Of the shards.")
-    processes: int | None = flag(Whole(1, 1000), None, "Processes that write shards; one a core if not given.")
+    processes: int | None = flag(Integer(1, 1000), None, "Processes that write shards; one a core if not given.")
 
 
 def main(argv: list[str]) -> None:

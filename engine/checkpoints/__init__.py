@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .graph import Matching
     from .manifest import Manifest
     from .run_dir import RunDir
-    from .shares import Writer
+    from .shares import WritingProcess
     from .store import Checkpoints
     from .weights import load_weights, read_newest
 
@@ -19,12 +19,12 @@ _HOMES = {
     "Manifest": "manifest",
     "Matching": "graph",
     "RunDir": "run_dir",
-    "Writer": "shares",
+    "WritingProcess": "shares",
     "load_weights": "weights",
     "read_newest": "weights",
 }
 
-__all__ = ["Checkpoints", "Manifest", "Matching", "RunDir", "Writer", "load_weights", "read_newest"]
+__all__ = ["Checkpoints", "Manifest", "Matching", "RunDir", "WritingProcess", "load_weights", "read_newest"]
 
 
 def __getattr__(name: str):

@@ -22,7 +22,7 @@ from ..layers.embeddings import Embedding
 from ..mesh.cuts import cut_of
 from ..reduction import per_replica
 from . import slices
-from .slices import Picked, Rows
+from .slices import Picked, ShardRows
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of the graph's own entry
 _LISTED = 8
@@ -31,7 +31,7 @@ _VALUE = "VARIABLE_VALUE"
 _ATTRIBUTE = f".ATTRIBUTES/{_VALUE}"
 _COUNTER = "save_counter"  # a variable of TensorFlow's, which it adds at the first save; it belongs to no state
 COUNTER_KEY = f"{_COUNTER}/{_ATTRIBUTE}"
-Key = str | Rows | Picked
+Key = str | ShardRows | Picked
 
 
 class Moved(NamedTuple):
@@ -39,7 +39,7 @@ class Moved(NamedTuple):
 
     Attributes:
       prefixes: what the checkpoint's keys begin with.
-      shard, number: see `slices.Rows`.
+      shard, number: see `slices.ShardRows`.
       positions: see `slices.Picked`; None where all is read.
     """
 
@@ -171,14 +171,14 @@ def _compare(
             key = keys[source.shard]
             shape, dtype = forms[key]
         else:
-            key = Rows(tuple(keys), tuple(forms[each][0][0] for each in keys), source.shard, source.number)
+            key = ShardRows(tuple(keys), tuple(forms[each][0][0] for each in keys), source.shard, source.number)
             shape, dtype = [key.size_here, *forms[keys[0]][0][1:]], forms[keys[0]][1]
         if per_replica.differs(node):  # as many rows as the run had replicas, or none where it had one
             shape = _any_rows(shape[1:] if len(shape) > len(node.shape) else shape)
         here, there = _form_here(node), _form(shape, dtype)
-        if may_grow and isinstance(key, Rows) and node.shape[0] > key.size_here:
+        if may_grow and isinstance(key, ShardRows) and node.shape[0] > key.size_here:
             name, there = f"{name} ({shape[0]:,} of {node.shape[0]:,} rows)", _form([node.shape[0], *shape[1:]], dtype)
-        if here == there and not (isinstance(key, Rows) and cut_of(node)):
+        if here == there and not (isinstance(key, ShardRows) and cut_of(node)):
             fitting[own] = name, node, key
         else:
             lost = " (a table can't lose rows)" if id(node) in shards and node.shape[0] < shape[0] else ""

@@ -23,7 +23,7 @@ _LEFT_ALONE_SECONDS = 5.0  # a process that is ending waits so long for the othe
 
 
 @dataclasses.dataclass(frozen=True)
-class Writer:
+class WritingProcess:
     """Which of the processes that hold a state together this one is.
 
     Attributes:

@@ -42,7 +42,7 @@ class Slice(NamedTuple):
     copied_bytes: int = 0
 
 
-class Entry(NamedTuple):
+class SlicedVariable(NamedTuple):
     """A variable at the moment of a snapshot, in the slices that this process writes.
 
     Attributes:
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
     writers: frozenset[int] = frozenset({0})
 
 
-class Rows(NamedTuple):
+class ShardRows(NamedTuple):
     """Where a checkpoint has the rows of one of a table's shards, or of a slot of one: in another number of shards.
 
     Row r of the table is row r // n of shard r % n.
@@ -93,18 +93,20 @@ class Picked(NamedTuple):
     positions: tuple[int | None, ...]
 
 
-def of_value(value: tf.Tensor, key: str) -> Entry:
+def of_value(value: tf.Tensor, key: str) -> SlicedVariable:
     """Makes the entry of a value that was read."""
-    return Entry(key, [Slice("", host_of(value.device), lambda: value)])
+    return SlicedVariable(key, [Slice("", host_of(value.device), lambda: value)])
 
 
-def of_table(variable: tf.Variable, key: str) -> Entry:
+def of_table(variable: tf.Variable, key: str) -> SlicedVariable:
     """Slices a large table, or a slot of one. It is read some rows at a time, since reading all of it would copy it."""
     whole = Box((0,) * len(variable.shape), tuple(variable.shape))
-    return Entry(key, list(_slices_of(variable.shape, whole, _rows_of(variable), variable, is_copied=True)), True)
+    return SlicedVariable(
+        key, list(_slices_of(variable.shape, whole, _rows_of(variable), variable, is_copied=True)), True
+    )
 
 
-def of_parts(variable, key: str, is_live: bool) -> Entry:
+def of_parts(variable, key: str, is_live: bool) -> SlicedVariable:
     """Slices what this process writes of a variable that is cut over a mesh: the parts whose first holder it has.
 
     Args:
@@ -120,7 +122,7 @@ def of_parts(variable, key: str, is_live: bool) -> Entry:
             box = cut.box(replica)
             is_copied = is_live or box.size[1:] != cut.local_shape[1:]
             slices += _slices_of(cut.shape, box, read, part, is_copied)
-    return Entry(key, slices, is_live, frozenset(_writers(cut, len(held))))
+    return SlicedVariable(key, slices, is_live, frozenset(_writers(cut, len(held))))
 
 
 def _writers(cut: cuts.Cut, replicas_a_process: int) -> Iterator[int]:
@@ -186,7 +188,7 @@ def copies_when_read(variable: tf.Variable) -> bool:
     return first != second
 
 
-def write(entries: Iterable[Entry], prefix: str) -> list[str]:
+def write(entries: Iterable[SlicedVariable], prefix: str) -> list[str]:
     """Writes the slices of entries to checkpoint files; returns their prefixes: `prefix` and a number each."""
     names = []
     # Slices on one host, of which no more than SLICE_BYTES have to be copied, are written to one file.
@@ -218,7 +220,7 @@ def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterat
         yield batch
 
 
-def read(prefix: str, pairs: Iterable[tuple[Any, str | Rows | Picked]]) -> None:
+def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Picked]]) -> None:
     """Reads entries of a checkpoint into variables, Keras's or TensorFlow's: (variable, key), of fitting shapes.
 
     A variable that differs by replica takes rows of an array, one that is cut over a mesh each replica's part, whatever
@@ -226,7 +228,7 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str | Rows | Picked]]) -> None:
     """
     plain = []
     for variable, key in pairs:
-        if isinstance(key, Rows):
+        if isinstance(key, ShardRows):
             _read_rows(prefix, key, variable)
         elif isinstance(key, Picked):
             there = tf.train.load_checkpoint(prefix).get_tensor(key.key)
@@ -282,7 +284,7 @@ def _restored(prefix: str, key: str, cut: cuts.Cut, box: Box, part: tf.Variable,
         return tf.pad(value, padding, constant_values=tf.cast(filling, part.dtype)) if np.any(padding) else value
 
 
-def _read_rows(prefix: str, rows: Rows, variable: tf.Variable) -> None:
+def _read_rows(prefix: str, rows: ShardRows, variable: tf.Variable) -> None:
     """Reads rows of a table from a checkpoint's shards, some at a time; those that it lacks stay as they are."""
     width, stored = tuple(variable.shape[1:]), len(rows.keys)
     at_once = max(1, SLICE_BYTES // max(1, variable.dtype.size * math.prod(width)))

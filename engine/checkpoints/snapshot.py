@@ -11,7 +11,7 @@ from ..layers.embeddings import Embedding
 from ..mesh.cuts import cut_of
 from ..reduction import per_replica
 from . import graph, slices
-from .slices import Entry
+from .slices import SlicedVariable
 
 # Some variables are copied when they are read: tables, some parts of cut variables, and their slots. So many bytes of
 # them are copied for the writer; the rest is written slice by slice before training goes on. With the slices being
@@ -27,7 +27,7 @@ class Snapshot(NamedTuple):
       variables: {checkpoint key: [shape, dtype name]}.
     """
 
-    entries: list[Entry]
+    entries: list[SlicedVariable]
     variables: dict[str, list]
 
 

@@ -37,8 +37,8 @@ from . import manifest as manifests
 from .catalogue import Catalogue
 from .graph import Matching
 from .manifest import Manifest
-from .shares import Writer
-from .slices import Entry
+from .shares import WritingProcess
+from .slices import SlicedVariable
 
 T = TypeVar("T")
 # Writing and hashing keep a core busy; a training step that shares its core waits for its slower half.
@@ -68,7 +68,7 @@ class _Saving:
 
     step: int
     folder: str
-    entries: list[Entry]
+    entries: list[SlicedVariable]
     others: frozenset[int]
     record: dict
     may_change: threading.Event
@@ -101,13 +101,13 @@ class Checkpoints:
         keep: int | None,
         about: dict,
         writes: bool = True,
-        writer: Writer | None = None,
+        writer: WritingProcess | None = None,
         check: Callable[[], None] = lambda: None,
     ):
         self.check = check
         self.directory = os.path.abspath(directory)
         self.writes = writes
-        self._writer = writer or Writer()
+        self._writer = writer or WritingProcess()
         self._saves = 0
         self.state = state
         self.keep = keep or None

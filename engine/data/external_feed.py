@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ..errors import SourceError, UsageError
 from ..mesh.mesh import Mesh
-from .feed import Feed, Run
+from .feed import CallInput, Feed
 from .order import Order, replica_part
 from .reader import example_bytes
 from .streamed import Stream, count, untuned
@@ -94,7 +94,7 @@ class ExternalFeed(Feed):
         in_epoch = (step - self.order.first_step) % self.order.steps_per_epoch
         return max(1, min(limit, self.order.whole_steps - in_epoch, self._most_steps))
 
-    def take(self, step: int, limit: int) -> Run:
+    def take(self, step: int, limit: int) -> CallInput:
         steps = self.reach(step, limit)
         if not self.split.by_index:
             examples = self._next()
@@ -107,7 +107,7 @@ class ExternalFeed(Feed):
             examples, each = self._read(rows, epoch), len(rows) // steps
             self._next_step = step + steps
         self._last = examples, each
-        return Run((examples, tf.constant(each, tf.int64)), 0, steps)
+        return CallInput((examples, tf.constant(each, tf.int64)), 0, steps)
 
     @property
     def kept_batch(self) -> Any:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from .order import Order
 
 
-class Run(NamedTuple):
+class CallInput(NamedTuple):
     """The input of one call of the inner loop: steps `start` to `stop` of `operands`."""
 
     operands: Any
@@ -63,7 +63,7 @@ class Feed(abc.ABC):
         return limit
 
     @abc.abstractmethod
-    def take(self, step: int, limit: int) -> Run:
+    def take(self, step: int, limit: int) -> CallInput:
         """Returns the operands for at most `limit` steps from `step` on. Host code."""
 
     def awaited(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
@@ -96,7 +96,7 @@ class Feed(abc.ABC):
         """This process's part of the batch that a step took last; None before, and where none is kept. Host code."""
         return None
 
-    def look(self, step: int) -> Run:
+    def look(self, step: int) -> CallInput:
         """Returns the operands of one step for this process, and leaves training where it stands. Host code."""
         return self.take(step, 1)
 

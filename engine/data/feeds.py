@@ -19,7 +19,7 @@ from ..internals.tensorflow import iterator_state, restore_iterator, shuffled
 from ..mesh.mesh import Mesh
 from ..randomness import epoch_seed
 from .arrays import ArraySource, as_kept, is_on_gpus, on_each_device
-from .feed import Feed, Run
+from .feed import CallInput, Feed
 from .order import Order, even_part, replica_part
 from .reader import Reader, unmasked
 from .source import Source, Spec
@@ -168,11 +168,11 @@ class ResidentFeed(Feed):
     def reach(self, step: int, limit: int) -> int:
         return self._indices.reach(step, limit)
 
-    def take(self, step: int, limit: int) -> Run:
+    def take(self, step: int, limit: int) -> CallInput:
         if self._held is None:
             self._held = self._devices.hold(self._source.as_arrays())
         indices, start, stop = self._indices.take(step, limit)
-        return Run((self._held, indices), start, stop)
+        return CallInput((self._held, indices), start, stop)
 
     def most_steps(self, operands) -> float:
         return self._indices.most_steps(operands[1])
@@ -230,13 +230,13 @@ class ReadFeed(Feed):
     def reach(self, step: int, limit: int) -> int:
         return self._blocks.reach(step, limit)
 
-    def take(self, step: int, limit: int) -> Run:
+    def take(self, step: int, limit: int) -> CallInput:
         if self._reader is None:
             self._reader = Reader(self._source, self.order, self._read_timeout_seconds)
         with unmasked(self._reader):
             block, start, stop = self._blocks.take(step, limit)
         self._next_step = step + stop - start
-        return Run((block,), start, stop)
+        return CallInput((block,), start, stop)
 
     def most_steps(self, operands) -> float:
         return tf.nest.flatten(operands)[0].shape[0]
@@ -370,7 +370,7 @@ class StreamedFeed(Feed):
             f"{setting('auto_shard_policy', 'data')}"
         )
 
-    def take(self, step: int, limit: int) -> Run:
+    def take(self, step: int, limit: int) -> CallInput:
         if step != self._next_step:
             self.close()  # the iterator may have a cache open that the next one is to write
             self._iterator = self._opened(step)
@@ -378,7 +378,7 @@ class StreamedFeed(Feed):
         self._next_step = None if self.order.seen_before(step) else step + limit
         examples = self.order.examples_before(step + limit) - self.order.examples_before(step)
         self._bytes_taken += (self._example_bytes or 0) * examples // len(self.share.counts)
-        return Run((self._iterator,), 0, limit)
+        return CallInput((self._iterator,), 0, limit)
 
     def awaited(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
         with naming_files(self.share.stream):
@@ -394,8 +394,8 @@ class StreamedFeed(Feed):
         batch = None if self._kept is None else tf.nest.map_structure(tf.convert_to_tensor, self._kept)
         return batch if batch is not None and tf.nest.flatten(batch)[0].shape[0] else None
 
-    def look(self, step: int) -> Run:
-        return Run((self._opened(step),), 0, 1)
+    def look(self, step: int) -> CallInput:
+        return CallInput((self._opened(step),), 0, 1)
 
     def next_operands(self, operands, offset: tf.Tensor):
         (iterator,) = operands
@@ -535,11 +535,11 @@ class RepeatedFeed(Feed):
         self.order = Order(batch_size, batch_size, block_steps=1)
         self._values = values
 
-    def take(self, step: int, limit: int) -> Run:
-        return Run((self._values,), step, step + limit)  # leases are counted by their steps
+    def take(self, step: int, limit: int) -> CallInput:
+        return CallInput((self._values,), step, step + limit)  # leases are counted by their steps
 
-    def look(self, step: int) -> Run:
-        return Run((self._values,), 0, 1)
+    def look(self, step: int) -> CallInput:
+        return CallInput((self._values,), 0, 1)
 
     def next_operands(self, operands, offset: tf.Tensor):
         return operands

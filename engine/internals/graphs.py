@@ -64,12 +64,12 @@ def has(graph: tf.Graph, dtype: str) -> bool:
     return any(output.dtype.name == dtype for op in operations(graph) for output in op.outputs)
 
 
-class _Scope(NamedTuple):
+class _CalledGraph(NamedTuple):
     """A graph and where it was called: by which op, whose inputs from number `offset` on are its own."""
 
     graph: tf.Graph
     caller: tf.Operation | None = None
-    outside: _Scope | None = None
+    outside: _CalledGraph | None = None
     offset: int = 0
 
 
@@ -88,8 +88,8 @@ class Assignments:
         self._batch = {each.name for each in tensors}
         self._sizes = {each.shape[0] for each in tensors if each.shape.rank and (each.shape[0] or 0) > 1}
         self._own = set(map(id, own))
-        self._root = _Scope(graph)
-        self._uses: dict[int, list[tuple[tf.Operation, _Scope]]] = {}
+        self._root = _CalledGraph(graph)
+        self._uses: dict[int, list[tuple[tf.Operation, _CalledGraph]]] = {}
         queue = [self._root] if self._handles else []
         for scope in queue:
             for op in scope.graph.get_operations():
@@ -97,7 +97,7 @@ class Assignments:
                 if is_assignment and ENGINES_OWN not in op.name:
                     self._uses.setdefault(self._handle(op.inputs[0], scope), []).append((op, scope))
                 offset = 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else 0
-                queue += [_Scope(each, op, scope, offset) for each in all_called(op)]
+                queue += [_CalledGraph(each, op, scope, offset) for each in all_called(op)]
 
     def depend_on_batch(self, handle: tf.Tensor) -> bool:
         """Returns whether a variable is assigned what depends on the batch, or on random numbers.
@@ -123,13 +123,13 @@ class Assignments:
             for op, scope in self._uses.get(id(handle), ())
         )
 
-    def _kind(self, op: tf.Operation, scope: _Scope, handle: tf.Tensor) -> str:
+    def _kind(self, op: tf.Operation, scope: _CalledGraph, handle: tf.Tensor) -> str:
         """Returns how what is assigned to a variable depends on its value."""
         reads = [each for each in scope.graph.get_operations() if each.type == "ReadVariableOp"]
         own = [each.outputs[0] for each in reads if self._handle(each.inputs[0], scope) == id(handle)]
         return dependence(op.inputs[1], own)
 
-    def _outside(self, tensor: tf.Tensor, scope: _Scope) -> tuple[tf.Tensor, _Scope]:
+    def _outside(self, tensor: tf.Tensor, scope: _CalledGraph) -> tuple[tf.Tensor, _CalledGraph]:
         """Follows what a called graph was given to where it was computed."""
         while scope.caller is not None and tensor.op.type == "Placeholder":
             names = [each.name for each in scope.graph.inputs]
@@ -138,7 +138,7 @@ class Assignments:
             tensor, scope = scope.caller.inputs[names.index(tensor.name) + scope.offset], scope.outside
         return tensor, scope
 
-    def _handle(self, tensor: tf.Tensor, scope: _Scope) -> int | None:
+    def _handle(self, tensor: tf.Tensor, scope: _CalledGraph) -> int | None:
         tensor, scope = self._outside(tensor, scope)
         return self._handles.get(tensor.name) if scope is self._root else None
 
@@ -148,7 +148,7 @@ class Assignments:
             return False
         return bool(self._sizes.intersection(tf.get_static_value(tensor).reshape(-1).tolist()))
 
-    def _depends(self, tensors: Sequence[tf.Tensor], scope: _Scope) -> bool:
+    def _depends(self, tensors: Sequence[tf.Tensor], scope: _CalledGraph) -> bool:
         queue, seen = [(each, scope) for each in tensors], set()
         for each in queue:
             tensor, scope = self._outside(*each)

@@ -53,7 +53,7 @@ def kept_metrics(model: tf.keras.Model) -> list[str]:
     return [layer.path for layer in model._flatten_layers() if layer._metrics]
 
 
-class Whole(NamedTuple):
+class OutputLoss(NamedTuple):
     """A loss of one output over a batch, before it is divided.
 
     Attributes:
@@ -104,7 +104,7 @@ class Losses(CompileLoss):
     def metrics(self):
         return [None] * len(self._flat_losses or ())  # Keras's own means of each loss
 
-    def total(self, y_true, y_pred, weights, divide: Callable[[Whole], tf.Tensor]) -> tuple[tf.Tensor, dict]:
+    def total(self, y_true, y_pred, weights, divide: Callable[[OutputLoss], tf.Tensor]) -> tuple[tf.Tensor, dict]:
         """Returns (the sum of what `divide` makes of each loss, times its weight; each by name, where there are two).
 
         Args:
@@ -164,10 +164,12 @@ def _noted(name: str, loss, y_true, y_pred, weights) -> tf.Tensor:
     return value
 
 
-def _whole(loss, y_true, y_pred, weights) -> Whole:
+def _whole(loss, y_true, y_pred, weights) -> OutputLoss:
     """Computes what Keras's `Loss.__call__` does, up to the division."""
     if not isinstance(loss, tf.keras.losses.Loss) or type(loss).__call__ is not tf.keras.losses.Loss.__call__:
-        return Whole(tf.convert_to_tensor(loss(y_true, y_pred, weights)), tf.constant(1.0))  # which divides by itself
+        return OutputLoss(
+            tf.convert_to_tensor(loss(y_true, y_pred, weights)), tf.constant(1.0)
+        )  # which divides by itself
     if weights is not None and tf.is_tensor(y_true):
         y_true = without_missing(y_true, weights)
     values, mask = _values(loss, y_true, y_pred)
@@ -183,20 +185,20 @@ def _whole(loss, y_true, y_pred, weights) -> Whole:
         # Of another label, if it counts, there is no cross-entropy: Keras has a number for it, which may be below 0.
         values = tf.where(fits | (values == 0), values, math.nan)
     if values.shape.rank == 0:
-        return Whole(values, tf.constant(1.0))
+        return OutputLoss(values, tf.constant(1.0))
     if loss.reduction == "sum":
-        return Whole(tf.reduce_sum(values), None, is_even=False)
+        return OutputLoss(tf.reduce_sum(values), None, is_even=False)
     if loss.reduction in (None, "none"):
         raise UsageError(
             f"loss {loss.name} has reduction=None, so there is no one number to minimize; leave the reduction out"
         )
     size = tf.cast(tf.size(values), tf.float32)
     if loss.reduction == "mean_with_sample_weight":
-        return Whole(tf.reduce_sum(values), *((size,) if weights is None else (tf.reduce_sum(weights), False)))
+        return OutputLoss(tf.reduce_sum(values), *((size,) if weights is None else (tf.reduce_sum(weights), False)))
     if mask is None:
-        return Whole(tf.reduce_sum(values), size)
+        return OutputLoss(tf.reduce_sum(values), size)
     share = tf.reduce_mean(tf.cast(mask, tf.float32))  # of the entries that count
-    return Whole(tf.reduce_sum(values), size * share, is_even=False)
+    return OutputLoss(tf.reduce_sum(values), size * share, is_even=False)
 
 
 def _values(loss, y_true, y_pred) -> tuple[tf.Tensor, tf.Tensor | None]:

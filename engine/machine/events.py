@@ -76,7 +76,7 @@ def _is_of(keys: Mapping[str, Callable], values: Mapping[str, Any], others: Call
     return all(keys.get(name, others)(value) for name, value in values.items())
 
 
-class Key(NamedTuple):
+class EventKey(NamedTuple):
     """What a key of an event holds.
 
     Attributes:
@@ -89,94 +89,94 @@ class Key(NamedTuple):
 
 
 _TASKS = _rows(address=_text)
-_TASK = Key(_text, "the task that it is about; null for the whole run")
-_SPENT = Key(_spans, "seconds since the run's first start by cause: [goodput](#goodput)")
+_TASK = EventKey(_text, "the task that it is about; null for the whole run")
+_SPENT = EventKey(_spans, "seconds since the run's first start by cause: [goodput](#goodput)")
 # What each kind's keys hold. Other keys may hold anything.
-SCHEMA: dict[str, dict[str, Key]] = {
+SCHEMA: dict[str, dict[str, EventKey]] = {
     "start": {
-        "version": Key(_whole, "1; it grows only if a key changes its meaning"),
-        "incarnation": Key(_whole, "0 for the run's first process, one more for each that resumes it"),
-        "pid": Key(_whole, "the process ID"),
-        "host": Key(_text, "the host's name"),
-        "cause": Key(_text, "what ended the process before; null for the first"),
-        "mode": Key(_text, "the mode"),
-        "until_step": Key(_whole, "the step at which the run ends; null if only the program knows"),
-        "steps_per_epoch": Key(_number, "steps per epoch"),
-        "seconds": Key(_spans, "what came before the first step: `start`"),
+        "version": EventKey(_whole, "1; it grows only if a key changes its meaning"),
+        "incarnation": EventKey(_whole, "0 for the run's first process, one more for each that resumes it"),
+        "pid": EventKey(_whole, "the process ID"),
+        "host": EventKey(_text, "the host's name"),
+        "cause": EventKey(_text, "what ended the process before; null for the first"),
+        "mode": EventKey(_text, "the mode"),
+        "until_step": EventKey(_whole, "the step at which the run ends; null if only the program knows"),
+        "steps_per_epoch": EventKey(_number, "steps per epoch"),
+        "seconds": EventKey(_spans, "what came before the first step: `start`"),
         "spent": _SPENT,
     },
-    "config": {"values": Key(_mapping, "all flags; `model` by its name")},
+    "config": {"values": EventKey(_mapping, "all flags; `model` by its name")},
     "cluster": {
-        "strategy": Key(_text, "the strategy"),
-        "replicas": Key(_whole, "the number of replicas"),
-        "workers": Key(_TASKS, "the `name` and `address` of each worker"),
-        "servers": Key(_TASKS, "of each parameter server"),
+        "strategy": EventKey(_text, "the strategy"),
+        "replicas": EventKey(_whole, "the number of replicas"),
+        "workers": EventKey(_TASKS, "the `name` and `address` of each worker"),
+        "servers": EventKey(_TASKS, "of each parameter server"),
     },
     "window": {
-        "epoch": Key(_number, "the epoch, with its fraction"),
-        "seconds": Key(_number, "since this process's first step"),
-        "seconds_left": Key(_number, "to the run's end, by the clock"),
-        "metrics": Key(_numbers, "means over the window"),
-        "learning_rate": Key(_number, "of the last update; `learning_rate/NAME` of several optimizers"),
-        "loss_scale": Key(_number, "of float16"),
-        "steps_per_sec": Key(_number, "steps per second"),
-        "examples_per_sec": Key(_number, "examples per second, across all replicas"),
-        "input_wait_fraction": Key(_number, "the share of the time that steps waited for input"),
-        "input_wait_ms": Key(_number, "a step's wait for input"),
-        "input_bytes_per_sec": Key(_number, "bytes read per second"),
-        "input_steps_ahead": Key(_number, "steps whose examples are ready"),
-        "reduce_fraction": Key(_number, "the share of workers' steps that waited for other workers"),
-        "workers": Key(
+        "epoch": EventKey(_number, "the epoch, with its fraction"),
+        "seconds": EventKey(_number, "since this process's first step"),
+        "seconds_left": EventKey(_number, "to the run's end, by the clock"),
+        "metrics": EventKey(_numbers, "means over the window"),
+        "learning_rate": EventKey(_number, "of the last update; `learning_rate/NAME` of several optimizers"),
+        "loss_scale": EventKey(_number, "of float16"),
+        "steps_per_sec": EventKey(_number, "steps per second"),
+        "examples_per_sec": EventKey(_number, "examples per second, across all replicas"),
+        "input_wait_fraction": EventKey(_number, "the share of the time that steps waited for input"),
+        "input_wait_ms": EventKey(_number, "a step's wait for input"),
+        "input_bytes_per_sec": EventKey(_number, "bytes read per second"),
+        "input_steps_ahead": EventKey(_number, "steps whose examples are ready"),
+        "reduce_fraction": EventKey(_number, "the share of workers' steps that waited for other workers"),
+        "workers": EventKey(
             _rows(),
             "each worker's `name`, `step_ms`, `own_ms` (without waiting for other workers), `input_wait_ms`, "
             "`reduce_wait_ms`, `gradient_norm` (if computed); around parameter servers `steps` done, `lag` behind the "
             "fastest in steps, and `staleness`, the mean number of others' updates between its pull and its push",
         ),
-        "servers": Key(
+        "servers": EventKey(
             _rows(rows=_numbers),
             "each server's `name`, `bytes` of variables and slots, `rows` of each table, and `seconds` of its newest "
             "answer (null if servers are not asked)",
         ),
-        "staleness": Key(_numbers, 'how many updates missed 0, 1, ... of others (`"15"`: 15 or more)'),
+        "staleness": EventKey(_numbers, 'how many updates missed 0, 1, ... of others (`"15"`: 15 or more)'),
         "spent": _SPENT,
-        "memory_mb": Key(_number, "resident memory of the process, MiB"),
+        "memory_mb": EventKey(_number, "resident memory of the process, MiB"),
     },
     "row": {
-        "epoch": Key(_number, "the epoch; a row of `run(...).history` has numbers alone"),
-        "seconds": Key(_number, "since this process's first step"),
-        "examples_per_sec": Key(_number, "examples per second, across all replicas"),
-        "train_NAME": Key(_number, "mean of a training metric since the last row"),
-        "eval_NAME": Key(_number, "a metric of the evaluation at this step"),
+        "epoch": EventKey(_number, "the epoch; a row of `run(...).history` has numbers alone"),
+        "seconds": EventKey(_number, "since this process's first step"),
+        "examples_per_sec": EventKey(_number, "examples per second, across all replicas"),
+        "train_NAME": EventKey(_number, "mean of a training metric since the last row"),
+        "eval_NAME": EventKey(_number, "a metric of the evaluation at this step"),
     },
     "evaluation": {
-        "metrics": Key(_numbers, "of the evaluation"),
-        "seconds": Key(_number, "that it took"),
+        "metrics": EventKey(_numbers, "of the evaluation"),
+        "seconds": EventKey(_number, "that it took"),
     },
     "checkpoint": {
-        "path": Key(_text, "in the run_dir"),
-        "seconds": Key(_number, "that writing took, beside training"),
-        "bytes": Key(_whole, "its size"),
-        "best": Key(_either, "whether it is the best evaluation's"),
+        "path": EventKey(_text, "in the run_dir"),
+        "seconds": EventKey(_number, "that writing took, beside training"),
+        "bytes": EventKey(_whole, "its size"),
+        "best": EventKey(_either, "whether it is the best evaluation's"),
     },
     "warning": {
-        "text": Key(_text, "what was logged"),
+        "text": EventKey(_text, "what was logged"),
         "task": _TASK,
-        "state": Key(_text, "`answers`: the task is heard again"),
+        "state": EventKey(_text, "`answers`: the task is heard again"),
     },
     "fault": {
-        "text": Key(_text, "why the run ends"),
+        "text": EventKey(_text, "why the run ends"),
         "task": _TASK,
-        "state": Key(_text, "`silent`: the task has not been heard of for a second and a half"),
+        "state": EventKey(_text, "`silent`: the task has not been heard of for a second and a half"),
     },
     "restart": {
-        "cause": Key(_text, "what ended, and how, as `crankshaft local` saw it"),
+        "cause": EventKey(_text, "what ended, and how, as `crankshaft local` saw it"),
         "task": _TASK,
-        "exit_code": Key(_whole, "of that task"),
+        "exit_code": EventKey(_whole, "of that task"),
     },
     "end": {
-        "reason": Key(_text, "`done`, a signal, a hook's reason, or an error's line"),
-        "exit_code": Key(_whole, "of the process"),
-        "goodput": Key(_goodput, "`share` and `seconds`: [goodput](#goodput)"),
+        "reason": EventKey(_text, "`done`, a signal, a hook's reason, or an error's line"),
+        "exit_code": EventKey(_whole, "of the process"),
+        "goodput": EventKey(_goodput, "`share` and `seconds`: [goodput](#goodput)"),
     },
 }
 _FITS = {kind: {name: key.fits for name, key in keys.items()} for kind, keys in SCHEMA.items()}

@@ -53,13 +53,13 @@ def send(
       (exact, rounded), float32, on the server.
     """
     step_context().applied.mark("reduce_dtype")
-    layout = Layout([each.shape for each in exact], shapes, reduce_dtype, pack_bytes)
+    layout = WireLayout([each.shape for each in exact], shapes, reduce_dtype, pack_bytes)
     packs = layout.pack(exact, rounded)
     with tf.device(server):
         return layout.unpack(packs)
 
 
-class Layout:
+class WireLayout:
     """How float32 tensors lie in the vectors as which they travel, some as they are and some in `reduce_dtype`.
 
     Args:

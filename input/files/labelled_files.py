@@ -38,7 +38,7 @@ class Labelled(NamedTuple):
 
 def find(
     data_dir: str | None,
-    kind: listing.Kind,
+    kind: listing.FileKind,
     is_one: Callable[[bytes], bool],
     flag: str,
     training: Labelled | None = None,
@@ -115,12 +115,12 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _expected(kind: listing.Kind) -> str:
+def _expected(kind: listing.FileKind) -> str:
     return f"a folder of classes with {kind.expected} files, or a list ({', '.join(_LISTS)}) of path,label"
 
 
 def _in_class_folders(
-    folder: str, kind: listing.Kind, is_one: Callable[[bytes], bool], flag: str
+    folder: str, kind: listing.FileKind, is_one: Callable[[bytes], bool], flag: str
 ) -> list[tuple[str, str]]:
     """Returns (path, class) of each file, classes and files in the order of their names; logs what is left out."""
     left_out: dict[str, list[str]] = collections.defaultdict(list)

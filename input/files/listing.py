@@ -32,7 +32,7 @@ OTHER = "other names"  # a reason
 _SHOWN = 5  # names in a message
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """Which files of a folder are an input's data.
 
     Attributes:
@@ -51,7 +51,7 @@ class Kind(NamedTuple):
     beside: str = ""
 
 
-class Entry(NamedTuple):
+class ListedFile(NamedTuple):
     """A file that was found."""
 
     path: str
@@ -62,7 +62,7 @@ class Entry(NamedTuple):
         return os.path.basename(self.path)
 
 
-def find(data_dir: str | None, kind: Kind, flag: str = "data_dir") -> Files:
+def find(data_dir: str | None, kind: FileKind, flag: str = "data_dir") -> Files:
     """Returns the files that a flag names, each once, in the order given; those of a folder or a glob sorted by name.
 
     Numbers in names count as numbers: day-2 stands before day-10. Hidden, backup, temporary and empty files are left
@@ -189,7 +189,7 @@ def _scanned(folder: str) -> tuple[dict[str, str], list[str]]:
     return dict(sorted(files.items())), sorted(folders)
 
 
-def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterator[Entry]:
+def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterator[ListedFile]:
     """Yields the files of a folder and of those of its folders, at any depth, whose names match.
 
     Args:
@@ -200,7 +200,7 @@ def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterat
     reading = [(folder, frozenset({os.path.realpath(folder)}))]
     for path, above in reading:  # which grows
         files, folders = files_and_folders(path)
-        yield from (Entry(join(path, name), resolved) for name, resolved in files.items())
+        yield from (ListedFile(join(path, name), resolved) for name, resolved in files.items())
         for name in folders:
             inside = join(path, name)
             real = inside if is_remote(inside) else os.path.realpath(inside)
@@ -210,7 +210,7 @@ def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterat
                 left_out["folders"].append(f"{name}/")
 
 
-def in_folder(folder: str, kind: Kind, flag: str, left_out: dict[str, list[str]]) -> list[Entry]:
+def in_folder(folder: str, kind: FileKind, flag: str, left_out: dict[str, list[str]]) -> list[ListedFile]:
     """Returns the files of a folder that are data, sorted by path; see `find`.
 
     Args:
@@ -222,7 +222,7 @@ def in_folder(folder: str, kind: Kind, flag: str, left_out: dict[str, list[str]]
     Raises:
       InputError: what is there is not complete, or can't be read.
     """
-    by_rank: dict[int, list[Entry]] = collections.defaultdict(list)
+    by_rank: dict[int, list[ListedFile]] = collections.defaultdict(list)
     for entry in walk(folder, kind.subfolders, left_out):
         name = entry.name.lower()
         rank = _rank(name, kind)
@@ -247,15 +247,15 @@ def in_folder(folder: str, kind: Kind, flag: str, left_out: dict[str, list[str]]
     return entries
 
 
-def _rank(name: str, kind: Kind) -> int | None:
+def _rank(name: str, kind: FileKind) -> int | None:
     """Returns the number of the first of a kind's expressions that matches a name in lower case; None if none does."""
     name = name.removesuffix(".gz")
     return next((number for number, each in enumerate(kind.names) if re.fullmatch(each, name, re.DOTALL)), None)
 
 
-def _matching(pattern: str, kind: Kind, flag: str, left_out: dict[str, list[str]]) -> list[Entry]:
+def _matching(pattern: str, kind: FileKind, flag: str, left_out: dict[str, list[str]]) -> list[ListedFile]:
     if exists(pattern):  # also one whose name has a bracket
-        return [Entry(pattern, pattern if is_remote(pattern) else os.path.realpath(pattern))]
+        return [ListedFile(pattern, pattern if is_remote(pattern) else os.path.realpath(pattern))]
     paths = gfile().glob(pattern) if is_remote(pattern) else glob.glob(pattern)
     entries = []
     for path in sorted(paths, key=natural):
@@ -265,13 +265,13 @@ def _matching(pattern: str, kind: Kind, flag: str, left_out: dict[str, list[str]
         elif is_hidden_or_temporary(name):
             left_out["hidden, backup or temporary"].append(os.path.basename(path))
         elif not (_OURS.fullmatch(name) or re.fullmatch(kind.beside, name)):
-            entries.append(Entry(path, path if is_remote(path) else os.path.realpath(path)))
+            entries.append(ListedFile(path, path if is_remote(path) else os.path.realpath(path)))
     entries = _unpacked(entries, left_out)
     _check_sets(entries, flag, is_folder=False)
     return entries
 
 
-def _unpacked(entries: list[Entry], left_out: dict[str, list[str]]) -> list[Entry]:
+def _unpacked(entries: list[ListedFile], left_out: dict[str, list[str]]) -> list[ListedFile]:
     """Returns the files, without those that stand there unpacked as well."""
     paths = {entry.path for entry in entries}
     twice = {entry.path for entry in entries if entry.path[-3:].lower() == ".gz" and entry.path[:-3] in paths}
@@ -280,7 +280,7 @@ def _unpacked(entries: list[Entry], left_out: dict[str, list[str]]) -> list[Entr
     return [entry for entry in entries if entry.path not in twice]
 
 
-def _sets(entries: list[Entry]) -> dict[str, dict[int, dict[int, list[str]]]]:
+def _sets(entries: list[ListedFile]) -> dict[str, dict[int, dict[int, list[str]]]]:
     """Returns the files that are numbered as parts of a set: by what stands before, by how many, by their numbers."""
     sets: dict[str, dict[int, dict[int, list[str]]]] = {}
     for entry in entries:
@@ -290,7 +290,9 @@ def _sets(entries: list[Entry]) -> dict[str, dict[int, dict[int, list[str]]]]:
     return sets
 
 
-def _of_one_split(entries: list[Entry], folder: str, flag: str, left_out: dict[str, list[str]]) -> list[Entry]:
+def _of_one_split(
+    entries: list[ListedFile], folder: str, flag: str, left_out: dict[str, list[str]]
+) -> list[ListedFile]:
     """Returns the files of the split that a flag is for, where their names say that there are several."""
     splits = {
         prefix: match[1] for prefix in _sets(entries) if (match := _SPLIT.fullmatch(os.path.basename(prefix).lower()))
@@ -310,7 +312,7 @@ def _of_one_split(entries: list[Entry], folder: str, flag: str, left_out: dict[s
     return [entry for entry in entries if entry.path.startswith(prefixes)]
 
 
-def _check_sets(entries: list[Entry], flag: str, is_folder: bool) -> None:
+def _check_sets(entries: list[ListedFile], flag: str, is_folder: bool) -> None:
     """Checks that sets of files, NAME-00000-of-00004 and so on, are complete, and that there is one of each name.
 
     Raises:

@@ -91,9 +91,9 @@ class HeldInMemory(Prepared):
       write: writes it.
     """
 
-    def __init__(self, name: str, write: Callable[[Writer], None]):
+    def __init__(self, name: str, write: Callable[[PreparedWriter], None]):
         content = io.BytesIO()
-        write(writer := Writer(content))
+        write(writer := PreparedWriter(content))
         self.path, self._content = name, content.getvalue()
         self.metadata = writer.end()
 
@@ -107,7 +107,7 @@ class HeldInMemory(Prepared):
         return []
 
 
-class Writer:
+class PreparedWriter:
     """What a file that is prepared is written with, from its beginning to its end.
 
     Args:
@@ -139,7 +139,7 @@ class Writer:
 
 
 def prepared(
-    files: Files, kind: str, made_by: dict[str, Any], write: Callable[[Writer], None], folder: str | None = None
+    files: Files, kind: str, made_by: dict[str, Any], write: Callable[[PreparedWriter], None], folder: str | None = None
 ) -> Prepared:
     """Returns the file that was prepared of `files`, which is made where it isn't there; others wait for who makes it.
 
@@ -160,7 +160,7 @@ def prepared(
     folder = folder or os.path.join(os.path.dirname(files.paths[0]), FOLDER)
     path = os.path.join(os.path.expanduser(folder), f"{kind}-{_digest(files, kind, made_by)}")
 
-    def checked(writer: Writer) -> None:
+    def checked(writer: PreparedWriter) -> None:
         write(writer)
         for number in range(len(files.paths)):
             files.check(number)  # which may have grown meanwhile
@@ -214,15 +214,15 @@ def _there(path: str) -> Prepared | None:
         return None
 
 
-def _prepare(path: str, write: Callable[[Writer], None]) -> Prepared:
+def _prepare(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with _locked(f"{path}.lock", path):
         return _there(path) or _made(path, write)  # there if this process has waited for another
 
 
-def _made(path: str, write: Callable[[Writer], None]) -> Prepared:
+def _made(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:
     with storage.replacing(path) as file:
-        writer = Writer(file)
+        writer = PreparedWriter(file)
         write(writer)
         writer.end()
     return Prepared(path)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..checks import InputError
-from .prepared import Writer, prepared
+from .prepared import PreparedWriter, prepared
 from .storage import Files
 
 _BYTES = 256
@@ -40,7 +40,7 @@ class TextPiece(NamedTuple):
             ) from None
 
 
-class Decoder(NamedTuple):
+class TokenDecoder(NamedTuple):
     """Makes text of tokens. `text(token)` returns what is whole by then; `rest()`, in the end, what was held back."""
 
     text: Callable[[int], str]
@@ -72,10 +72,10 @@ class Bytes:
         """Returns all that `of_kept` needs, plain JSON."""
         return {"kind": "bytes"}
 
-    def decoder(self) -> Decoder:
+    def decoder(self) -> TokenDecoder:
         """Returns what makes text of tokens, one after the other."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        return Decoder(
+        return TokenDecoder(
             lambda token: decoder.decode(bytes([token]) if token < _BYTES else b""), lambda: decoder.decode(b"", True)
         )
 
@@ -150,7 +150,7 @@ class Vocabulary:
         """Returns all that `of_kept` needs, plain JSON."""
         return {"kind": "vocabulary", "tokenizer": self._text, "separator": self._separator}
 
-    def decoder(self) -> Decoder:
+    def decoder(self) -> TokenDecoder:
         """Returns what makes text of tokens, one after the other."""
         stream = _library().decoders.DecodeStream(skip_special_tokens=False)
         held: list[int] = []  # tokens that are not a whole character yet
@@ -161,7 +161,7 @@ class Vocabulary:
                 held.clear()
             return text or ""
 
-        return Decoder(text, lambda: self._tokenizer.decode(held, skip_special_tokens=False))
+        return TokenDecoder(text, lambda: self._tokenizer.decode(held, skip_special_tokens=False))
 
 
 def of(name: str, separator: str) -> Bytes | Vocabulary:
@@ -213,7 +213,7 @@ def learned(size: int, files: Files, pieces: Iterable[TextPiece], folder: str | 
             if read >= _LEARN_BYTES:
                 return
 
-    def write(writer: Writer) -> None:
+    def write(writer: PreparedWriter) -> None:
         tokenizer = library.Tokenizer(library.models.BPE())
         tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = library.decoders.ByteLevel()

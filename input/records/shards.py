@@ -23,7 +23,7 @@ BESIDE = r".*\.(json|md|txt)"  # that a glob may match
 _EVALUATION = ("eval", "validation", "val", "test")  # folders beside "train"
 
 
-def find_splits(data_dir: str | None, eval_data_dir: str, kind: listing.Kind) -> tuple[list[str], list[str] | None]:
+def find_splits(data_dir: str | None, eval_data_dir: str, kind: listing.FileKind) -> tuple[list[str], list[str] | None]:
     """Returns the files to train on and those to evaluate on, None if none: of a folder with train and eval, of both.
 
     Args:
@@ -46,7 +46,7 @@ def find_splits(data_dir: str | None, eval_data_dir: str, kind: listing.Kind) ->
     return train, _shards(eval_data_dir, kind, "eval_data_dir") if eval_data_dir else None
 
 
-def _shards(where: str | None, kind: listing.Kind, flag: str) -> list[str]:
+def _shards(where: str | None, kind: listing.FileKind, flag: str) -> list[str]:
     paths = listing.find(where, kind, flag).paths
     for folder, own in _by_folder(paths).items():
         _check_noted(own, folder in map(os.path.normpath, listing.parts(where or "")))

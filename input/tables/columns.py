@@ -20,7 +20,7 @@ from ...engine.data.source import Source, Spec
 from ...engine.data.treatments import MISSING, SECONDS, Treatment, hashed
 from ...engine.errors import BadRecordError, setting
 from ..checks import InputError
-from ..files.prepared import Writer, prepared
+from ..files.prepared import PreparedWriter, prepared
 from ..known import as_bytes, as_text
 from .parquet_table import Group, ParquetTable
 from .values import EXACT_FLOAT32, Column, Texts
@@ -272,7 +272,7 @@ def _words(table: ParquetTable, names: list[str], rows: int, cure: str = _HASH) 
 def _learnt(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
     """Returns what the rows say, which is kept beside the table where it takes a while and can be written."""
 
-    def write(writer: Writer) -> None:
+    def write(writer: PreparedWriter) -> None:
         writer.metadata["learnt"] = _learn(table, choice, ids).as_json()
 
     takes_a_while = choice.missing in ("mean", "column") or any(

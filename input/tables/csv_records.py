@@ -34,7 +34,7 @@ _BOM = b"\xef\xbb\xbf"
 _SHOWN = 60  # characters of a field or record in a message
 
 
-class Layout(NamedTuple):
+class CsvLayout(NamedTuple):
     """How the records of a file are written.
 
     Attributes:
@@ -102,7 +102,7 @@ class Records:
     def __init__(
         self,
         table_files: TableFiles,
-        layouts: Sequence[Layout],
+        layouts: Sequence[CsvLayout],
         passes: int = 1,
         converters: Mapping[str, Converter] | None = None,
         allowed: int | None = None,
@@ -151,7 +151,7 @@ class Records:
             has = "has a header and no records" if any(each.header for each in self._layouts) else "has no records"
             raise InputError(f"{self._files.paths[0]} {has}; give files that have some")
 
-    def _parsed(self, path: str, layout: Layout, line: int, block: bytes, bad: BadRecords) -> Any:
+    def _parsed(self, path: str, layout: CsvLayout, line: int, block: bytes, bad: BadRecords) -> Any:
         """Parses whole records, of which the first begins after a line."""
         import pyarrow as pa
 
@@ -161,7 +161,7 @@ class Records:
         except (pa.ArrowInvalid, Unfit, _MalformedError):
             return self._converted(self._checked(path, layout, line, block, skip, bad))
 
-    def _split(self, layout: Layout, block: bytes) -> Any:
+    def _split(self, layout: CsvLayout, block: bytes) -> Any:
         """Splits a block into columns of text. Raises an error if anything looks malformed."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -202,7 +202,7 @@ class Records:
             return table
         return pa.table({name: each.convert(table[name]) for name, each in self._converters.items()})
 
-    def _checked(self, path: str, layout: Layout, line: int, block: bytes, skip: int, bad: BadRecords) -> Any:
+    def _checked(self, path: str, layout: CsvLayout, line: int, block: bytes, skip: int, bad: BadRecords) -> Any:
         """Splits a block by Python's csv, and leaves malformed records out; raises as `tables` does."""
         import pyarrow as pa
 
@@ -212,7 +212,7 @@ class Records:
             tables.append(self._whole(path, layout, some, bad))
         return pa.concat_tables(tables)
 
-    def _whole(self, path: str, layout: Layout, records: list, bad: BadRecords) -> Any:
+    def _whole(self, path: str, layout: CsvLayout, records: list, bad: BadRecords) -> Any:
         """Returns those of some records that are not malformed."""
         import pyarrow as pa
 
@@ -240,7 +240,7 @@ class Records:
             bad.add(f"{path}:{at}", problem)
         return pa.table(columns).filter(pa.array([number not in unfit for number in range(len(rows))], pa.bool_()))
 
-    def _refuse_header(self, layout: Layout, path: str, table: Any, records: int) -> None:
+    def _refuse_header(self, layout: CsvLayout, path: str, table: Any, records: int) -> None:
         """Raises `InputError` if a record is the header again."""
         import pyarrow.compute as pc
 
@@ -262,7 +262,7 @@ class _MalformedError(ValueError):
     """Some record of a block looks malformed."""
 
 
-def first_record(files: Files, number: int, layout: Layout) -> tuple[int, list[str] | str]:
+def first_record(files: Files, number: int, layout: CsvLayout) -> tuple[int, list[str] | str]:
     """Returns (the line where it ends, its fields, or what is wrong with it) of a file's first record."""
     path = files.paths[number]
     with files.stream(number) as stream, _whole_gzip(path):
@@ -283,7 +283,7 @@ def _whole_gzip(path: str) -> Iterator[None]:
         raise InputError(f"{path} is not a whole gzip file: expected one that unpacks, found: {error}") from error
 
 
-def _blocks(path: str, stream: Any, layout: Layout, nbytes: int) -> Iterator[tuple[int, bytes]]:
+def _blocks(path: str, stream: Any, layout: CsvLayout, nbytes: int) -> Iterator[tuple[int, bytes]]:
     """Yields (lines before, bytes) of whole records. Raises `InputError` if a gzip file is not whole."""
     line = 0
     with _whole_gzip(path):
@@ -313,7 +313,7 @@ def _is_regular(block: bytes, delimiter: str) -> bool:
     return len(at) % 2 == 0 and bool(np.isin(beside, between).all())
 
 
-def records_of(path: str, stream: Any, layout: Layout, line: int = 0) -> Iterator[tuple[int, list[str] | str]]:
+def records_of(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> Iterator[tuple[int, list[str] | str]]:
     """Yields (the line where it ends, its fields, or what is wrong with it) of each record, but empty lines.
 
     Args:
@@ -353,7 +353,7 @@ def records_of(path: str, stream: Any, layout: Layout, line: int = 0) -> Iterato
         csv.field_size_limit(limit)
 
 
-def _fields(line: str, layout: Layout, how: dict[str, Any]) -> list[str] | str:
+def _fields(line: str, layout: CsvLayout, how: dict[str, Any]) -> list[str] | str:
     """Returns a line's fields, or what is wrong with it."""
     try:
         line.encode()
@@ -364,7 +364,7 @@ def _fields(line: str, layout: Layout, how: dict[str, Any]) -> list[str] | str:
         return f"expected quotes around whole fields, and closed, found {shown(line)}"
 
 
-def _undoubled(row: list[str], layout: Layout) -> list[str]:
+def _undoubled(row: list[str], layout: CsvLayout) -> list[str]:
     """Returns the fields between delimiters of two characters: each second one is empty."""
     return row if len(layout.delimiter) == 1 else layout.delimiter[0].join(row).split(layout.delimiter)
 

@@ -29,7 +29,7 @@ class TableFiles(NamedTuple):
 
 
 def find(
-    data_dir: str | None, kind: listing.Kind, flag: str = "data_dir", like: TableFiles | None = None
+    data_dir: str | None, kind: listing.FileKind, flag: str = "data_dir", like: TableFiles | None = None
 ) -> TableFiles:
     """Finds the files of a table, as `listing.find` does, and those in folders such as year=2024 of a folder.
 

@@ -23,7 +23,7 @@ VERSION = "crankshaft.benchmark/2"
 _NUMBER, _NONE = (int, float), (type(None),)
 
 
-class Key(NamedTuple):
+class ResultKey(NamedTuple):
     """What a key of a result holds.
 
     Attributes:
@@ -36,65 +36,69 @@ class Key(NamedTuple):
 
 
 KEYS = {
-    "schema": Key("the version, `crankshaft.benchmark/2`: the meaning of a key changes only with it"),
-    "date": Key("UTC, ISO 8601", (str,)),
-    "command": Key("as typed", (str,)),
-    "mode": Key("`benchmark`", (str,)),
-    "model": Key("the model; with the next four, the work that a baseline must share", (str,)),
-    "model_arg": Key("its arguments", (dict,)),
-    "input": Key("the input", (str, *_NONE)),
-    "input_arg": Key("its arguments", (dict,)),
-    "global_batch_size": Key("examples per step, across all replicas", (int,)),
-    "strategy": Key("the strategy", (str,)),
-    "num_replicas": Key("the number of replicas", (int,)),
-    "jit": Key("whether XLA compiled the steps"),
-    "precision": Key("the precision"),
-    "steps": Key("of all rounds", (int,)),
-    "wall_seconds": Key("of all rounds", _NUMBER),
-    "steps_per_sec": Key("`steps` divided by `wall_seconds`", _NUMBER),
-    "examples_per_sec": Key("examples of all rounds divided by `wall_seconds`", _NUMBER),
-    "rounds": Key("the totals of each round: the same four", (list,)),
-    "calls": Key(
+    "schema": ResultKey("the version, `crankshaft.benchmark/2`: the meaning of a key changes only with it"),
+    "date": ResultKey("UTC, ISO 8601", (str,)),
+    "command": ResultKey("as typed", (str,)),
+    "mode": ResultKey("`benchmark`", (str,)),
+    "model": ResultKey("the model; with the next four, the work that a baseline must share", (str,)),
+    "model_arg": ResultKey("its arguments", (dict,)),
+    "input": ResultKey("the input", (str, *_NONE)),
+    "input_arg": ResultKey("its arguments", (dict,)),
+    "global_batch_size": ResultKey("examples per step, across all replicas", (int,)),
+    "strategy": ResultKey("the strategy", (str,)),
+    "num_replicas": ResultKey("the number of replicas", (int,)),
+    "jit": ResultKey("whether XLA compiled the steps"),
+    "precision": ResultKey("the precision"),
+    "steps": ResultKey("of all rounds", (int,)),
+    "wall_seconds": ResultKey("of all rounds", _NUMBER),
+    "steps_per_sec": ResultKey("`steps` divided by `wall_seconds`", _NUMBER),
+    "examples_per_sec": ResultKey("examples of all rounds divided by `wall_seconds`", _NUMBER),
+    "rounds": ResultKey("the totals of each round: the same four", (list,)),
+    "calls": ResultKey(
         "every timed call of the inner loop, in order, as columns: `steps`, `examples`, `seconds`, `input_seconds`, "
         "`reduce_seconds`, `round`",
         (dict,),
     ),
-    "interval": Key("95 % of `examples_per_sec`, [low, high]; null for a single call", (list, *_NONE)),
-    "warnings": Key("what makes the figures uncertain, a line each", (list,)),
-    "noise": Key(
+    "interval": ResultKey("95 % of `examples_per_sec`, [low, high]; null for a single call", (list, *_NONE)),
+    "warnings": ResultKey("what makes the figures uncertain, a line each", (list,)),
+    "noise": ResultKey(
         "`cpus` that the run may use; `other_cores_before` and `other_cores` that others used during warm-up and "
         "rounds; `throttled_share`; `lost_share`",
         (dict,),
     ),
-    "step_ms": Key("p50, p90, p99 of a step's milliseconds: a call's time divided by its steps", (dict,)),
-    "mean": Key("of the calls' examples per second, weighted by steps", _NUMBER),
-    "stderr": Key("of that mean", _NUMBER + _NONE),
-    "jitter": Key("1.4826 times the median absolute deviation of the calls' rates", _NUMBER),
-    "input_wait_fraction": Key("the share of the wall time that steps waited for input", _NUMBER),
-    "reduce_fraction": Key("that workers waited for each other, on average; null with one", _NUMBER + _NONE),
-    "first_step_seconds": Key("to the end of the first step: tracing, compiling, the choice of `--jit=auto`", _NUMBER),
-    "compile_seconds": Key("the whole warm-up", _NUMBER),
-    "peak_rss_mb": Key("most memory of the process, MiB", _NUMBER),
-    "device_peak_mb": Key("most memory of one of its GPUs, MiB", _NUMBER + _NONE),
-    "train": Key("means of the metrics over the last call", (dict,)),
-    "step": Key("updates done, those of the warm-up too", (int,)),
-    "environment": Key("the machine and the software before the first step", (dict,)),
-    "flops_per_step": Key("operations of a step's matrix products and convolutions, counted in its graph"),
-    "flops_source": Key("how they were counted"),
-    "bytes_per_step": Key("at least: products' operands and results, gradients, variables and slots of the update"),
-    "machine": Key(
+    "step_ms": ResultKey("p50, p90, p99 of a step's milliseconds: a call's time divided by its steps", (dict,)),
+    "mean": ResultKey("of the calls' examples per second, weighted by steps", _NUMBER),
+    "stderr": ResultKey("of that mean", _NUMBER + _NONE),
+    "jitter": ResultKey("1.4826 times the median absolute deviation of the calls' rates", _NUMBER),
+    "input_wait_fraction": ResultKey("the share of the wall time that steps waited for input", _NUMBER),
+    "reduce_fraction": ResultKey("that workers waited for each other, on average; null with one", _NUMBER + _NONE),
+    "first_step_seconds": ResultKey(
+        "to the end of the first step: tracing, compiling, the choice of `--jit=auto`", _NUMBER
+    ),
+    "compile_seconds": ResultKey("the whole warm-up", _NUMBER),
+    "peak_rss_mb": ResultKey("most memory of the process, MiB", _NUMBER),
+    "device_peak_mb": ResultKey("most memory of one of its GPUs, MiB", _NUMBER + _NONE),
+    "train": ResultKey("means of the metrics over the last call", (dict,)),
+    "step": ResultKey("updates done, those of the warm-up too", (int,)),
+    "environment": ResultKey("the machine and the software before the first step", (dict,)),
+    "flops_per_step": ResultKey("operations of a step's matrix products and convolutions, counted in its graph"),
+    "flops_source": ResultKey("how they were counted"),
+    "bytes_per_step": ResultKey(
+        "at least: products' operands and results, gradients, variables and slots of the update"
+    ),
+    "machine": ResultKey(
         "`matmul_gflops` by dtype, `memory_gb_per_sec` (STREAM's triad on arrays of four caches), `cache_gb_per_sec` "
         "(the same within `cache_mb`), medians of `samples`"
     ),
-    "roofline": Key(
+    "roofline": ResultKey(
         "`bound` (compute, memory), `limit_steps_per_sec`, `share_of_limit`, `intensity_flops_per_byte`, "
         "`matmul_dtype`, `bandwidth` (cache if a step's data fits there), `compute_seconds`, `memory_seconds`"
     ),
-    "profile": Key(
+    "profile": ResultKey(
         "with `profile=true`: `trace`, the folder for TensorBoard; `steps` in it; `ops`, the ten that took longest, "
         "each `name`, `type`, `ms_per_step`, `share` of all ops' time (`ops_ms_per_step`, threads added up)"
     ),
-    "baseline": Key(
+    "baseline": ResultKey(
         "with `--baseline`: `path`, `ratio`, `interval`, `verdict`, `rounds` ({ours, theirs, ratio} of each pair)"
     ),
 }

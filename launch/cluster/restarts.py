@@ -42,7 +42,7 @@ _LONGEST_PAUSE_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Ending:
+class TaskExit:
     """How a task ended.
 
     Attributes:
@@ -104,7 +104,7 @@ class Settlement:
     exit_code: int | None
     pause_seconds: float = 0.0
     message: str | None = None
-    cause: Ending | None = None
+    cause: TaskExit | None = None
 
 
 class Synchronous:
@@ -137,7 +137,7 @@ class Synchronous:
         self._failures: collections.deque[float] = collections.deque()
         self._preemptions: collections.deque[float] = collections.deque()
 
-    def alone(self, ending: Ending) -> Settlement | None:
+    def alone(self, ending: TaskExit) -> Settlement | None:
         """Returns how a task is restarted by itself; None: it is not."""
         return None
 
@@ -145,7 +145,7 @@ class Synchronous:
         """Returns whether a task has to save when all are to end; the others are signalled once these are done."""
         return True
 
-    def end_timeouts(self, ending: Ending) -> EndTimeouts | None:
+    def end_timeouts(self, ending: TaskExit) -> EndTimeouts | None:
         """Returns how long the other tasks have to end after this one; None: they go on."""
         if ending.code == 0:
             return None
@@ -155,7 +155,7 @@ class Synchronous:
             leave = _MISTAKE_SECONDS if ending.mistake or ending.lost_its_port else _LEAVE_SECONDS
         return EndTimeouts(leave, min(_END_SECONDS, self._grace_seconds))
 
-    def settle(self, endings: list[Ending]) -> Settlement:
+    def settle(self, endings: list[TaskExit]) -> Settlement:
         """Returns what follows when all tasks have ended, given in the order of their ends."""
         # A run that diverged has done so in all tasks: one that lost a peer by it has seen the peer's end alone.
         diverged = (ending for ending in endings if ending.code == EXIT_DIVERGED)
@@ -171,20 +171,20 @@ class Synchronous:
             return self._again(f"{cause}, preempted", "", cause)
         return self._failed(cause)
 
-    def missed(self, ending: Ending, by: str) -> Settlement:
+    def missed(self, ending: TaskExit, by: str) -> Settlement:
         """Returns what follows when a task, `by`, waits for the start of the run for one that has ended without it."""
         why = f"{ending} without joining the run, and {by} waits for it"
         cure = "let every task call main, run or open_run, whatever its index"
         return Settlement(EXIT_USAGE, 0.0, f"{why}; {cure}", ending)
 
-    def _again(self, why: str, how: str, cause: Ending) -> Settlement:
+    def _again(self, why: str, how: str, cause: TaskExit) -> Settlement:
         """Starts all tasks again after what is not a failure of the run's."""
         pause = _pause(self._count(self._preemptions) - 1)
         return Settlement(
             None, pause, f"{why}; all tasks start again {' '.join(filter(None, (_after(pause), how)))}", cause
         )
 
-    def _final(self, ending: Ending) -> tuple[int, str] | None:
+    def _final(self, ending: TaskExit) -> tuple[int, str] | None:
         """Returns the supervisor's exit code, and why a restart would give the same; None if it might not."""
         if self._compares and ending.code == EXIT_SLOWER:
             return EXIT_SLOWER, "the benchmark is slower than fail_below allows"
@@ -192,11 +192,11 @@ class Synchronous:
             return None
         return (EXIT_DIVERGED if ending.code == EXIT_DIVERGED else EXIT_USAGE), ending.mistake
 
-    def _was_preempted(self, ending: Ending) -> bool:
+    def _was_preempted(self, ending: TaskExit) -> bool:
         """Returns whether the ending loses nothing: one that a signal killed, as at its start, has saved nothing."""
         return ending.ended_on_request and ending.code > 0
 
-    def _failed(self, cause: Ending) -> Settlement:
+    def _failed(self, cause: TaskExit) -> Settlement:
         count = self._count(self._failures)
         if count > self._max_restarts:
             return Settlement(EXIT_FAILED, 0.0, f"{cause}; {self._used_up(count)}", cause)
@@ -236,7 +236,7 @@ class Servers(Synchronous):
         super().__init__(*arguments, **keywords)
         self._deaths: dict[str, collections.deque[float]] = collections.defaultdict(collections.deque)
 
-    def alone(self, ending: Ending) -> Settlement | None:
+    def alone(self, ending: TaskExit) -> Settlement | None:
         kind = ending.task.split()[0]
         done = kind == "evaluator" and not ending.code
         if kind not in ("worker", "evaluator") or ending.mistake or ending.lost_its_port or done:
@@ -250,7 +250,7 @@ class Servers(Synchronous):
     def saves(self, task: str) -> bool:
         return task in ("chief", "evaluator")
 
-    def end_timeouts(self, ending: Ending) -> EndTimeouts | None:
+    def end_timeouts(self, ending: TaskExit) -> EndTimeouts | None:
         if ending.task == "chief" and (not ending.code or ending.ended_on_request):
             return EndTimeouts(0.0, self._grace_seconds)  # the evaluator has yet to evaluate the last checkpoint
         if ending.task == "evaluator":
@@ -259,7 +259,7 @@ class Servers(Synchronous):
             return EndTimeouts(_LEAVE_SECONDS, min(_END_SECONDS, self._grace_seconds))
         return super().end_timeouts(ending)
 
-    def settle(self, endings: list[Ending]) -> Settlement:
+    def settle(self, endings: list[TaskExit]) -> Settlement:
         chief = next((ending for ending in endings if ending.task == "chief"), None)
         if chief is not None and not chief.code:
             return Settlement(0, message=self._not_evaluated(endings))
@@ -270,13 +270,13 @@ class Servers(Synchronous):
             part = [chief]  # what the coordinator has found explains more than a task that was ended for it
         return super().settle(part)
 
-    def _not_evaluated(self, endings: list[Ending]) -> str | None:
+    def _not_evaluated(self, endings: list[TaskExit]) -> str | None:
         """Returns the message for a run that ended while the evaluator waited for its restart; else None."""
         if "evaluator" not in self._deaths or any(ending.task == "evaluator" for ending in endings):
             return None
         return "evaluator is not started again: the last checkpoint is not evaluated; --mode=eval evaluates it"
 
-    def _was_preempted(self, ending: Ending) -> bool:
+    def _was_preempted(self, ending: TaskExit) -> bool:
         return ending.task == "chief" and super()._was_preempted(ending)
 
 

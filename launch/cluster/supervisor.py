@@ -23,7 +23,7 @@ from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import rendezvous, shares
 from .children import Child, Children
 from .output import Output, TaskOutput
-from .restarts import Ending, EndTimeouts, Servers, Settlement, Synchronous
+from .restarts import EndTimeouts, Servers, Settlement, Synchronous, TaskExit
 
 _LAST_WORDS_SECONDS = 1.0  # for a reader of our output, once we are asked to end
 _OF_ITSELF = (EXIT_USAGE, EXIT_DIVERGED, EXIT_PORT_TAKEN)  # exit codes that another task's end does not lead to
@@ -104,7 +104,7 @@ class Supervisor:
         self._alone: list[tuple[float, int]] = []  # (when, index) of tasks to be restarted by themselves
         self._plan: list[tuple[float, signal.Signals]] = []  # when the remaining tasks get which signal
         self._signalled: set[str] = set()  # names of the tasks that got SIGTERM by the plan
-        self._left: tuple[float, Ending] | None = None  # a task that ended well, and when to ask who waits for it
+        self._left: tuple[float, TaskExit] | None = None  # a task that ended well, and when to ask who waits for it
         self._settled: Settlement | None = None  # before all tasks have ended
         self._stop_signal: signal.Signals | None = None  # the signal that asks the supervisor to end
         self._stopped_at = 0.0
@@ -177,9 +177,9 @@ class Supervisor:
         gpus = f", GPU {spec.gpus}" if spec.gpus not in (None, "none") else ""
         self._output.print(f"{spec.name} is process {child.pid} at {self._address(spec.name)}{cores}{gpus}")
 
-    def _watch(self) -> list[Ending]:
+    def _watch(self) -> list[TaskExit]:
         """Waits until all tasks have ended; returns how they did, in the order of their ends."""
-        endings: list[Ending] = []
+        endings: list[TaskExit] = []
         while self._tasks or self._alone:
             self._turn(self._seconds_to_next())
             for ending in self._reap():
@@ -193,7 +193,7 @@ class Supervisor:
             self._carry_out_plan()
         return endings
 
-    def _reap(self) -> list[Ending]:
+    def _reap(self) -> list[TaskExit]:
         codes = {task: code for task in self._tasks if (code := task.child.code) is not None}
         # Of tasks that died at once, the cause comes first: a signal does not follow from the end of another task, nor
         # do a usage error, a run that diverged, or a port that was taken.
@@ -203,12 +203,12 @@ class Supervisor:
         self._children.reap_orphans()
         return endings
 
-    def _take(self, tasks: list[Task]) -> list[Ending]:
+    def _take(self, tasks: list[Task]) -> list[TaskExit]:
         """Takes what tasks have left, after killing those that still run; returns how they ended."""
         codes = self._children.end([task.child for task in tasks])
-        return [Ending(task.name, code, task.output.finish()) for task, code in zip(tasks, codes, strict=True)]
+        return [TaskExit(task.name, code, task.output.finish()) for task, code in zip(tasks, codes, strict=True)]
 
-    def _replace(self, ending: Ending) -> bool:
+    def _replace(self, ending: TaskExit) -> bool:
         """Plans the restart of the task by itself, if it is to be, while the others go on; returns whether it is."""
         alone = None if self._stop_signal or self._plan else self._rule.alone(ending)
         if alone is None:
@@ -219,7 +219,7 @@ class Supervisor:
         self._record(ending, time.time())
         return True
 
-    def _record(self, ending: Ending | None, at: float) -> None:
+    def _record(self, ending: TaskExit | None, at: float) -> None:
         """Records a restart, and why; a run that has no record yet has lost nothing."""
         if self._events is None or ending is None or not os.path.isfile(self._events):
             return
@@ -227,7 +227,7 @@ class Supervisor:
         log = events.EventLog(self._events)
         log.write("restart", step, time=at, cause=str(ending), task=ending.task, exit_code=ending.code)
 
-    def _after(self, ending: Ending) -> None:
+    def _after(self, ending: TaskExit) -> None:
         if self._stop_signal:
             if not any(self._rule.saves(task.name) for task in self._tasks):
                 for task in self._tasks:
@@ -256,7 +256,7 @@ class Supervisor:
         self._left = None if {*replies.values()} <= {"ready"} else (time.monotonic() + _QUERY_SECONDS, ending)
         if waiting := next((name for name in replies if replies[name] == "starting"), None):
             self._settled = self._rule.missed(ending, waiting)
-            self._end_by(self._rule.end_timeouts(Ending(ending.task, EXIT_USAGE)))
+            self._end_by(self._rule.end_timeouts(TaskExit(ending.task, EXIT_USAGE)))
 
     def _address(self, name: str) -> str:
         spec = next(spec for spec in self._specs if spec.name == name)
@@ -331,13 +331,13 @@ class Supervisor:
                 task.child.send(passed_on)
             self._plan, self._alone = [(time.monotonic() + self._grace_seconds, signal.SIGKILL)], []
 
-    def _exit_code_when_stopped(self, endings: list[Ending]) -> int:
+    def _exit_code_when_stopped(self, endings: list[TaskExit]) -> int:
         for ending in endings:
             if ending.code and not ending.ended_on_request:
                 self._explain(f"{ending}, while it was to save and end", ending)
         return EXIT_CODES[self._stop_signal.name]
 
-    def _explain(self, message: str, cause: Ending) -> None:
+    def _explain(self, message: str, cause: TaskExit) -> None:
         log = self._output.log_path(cause.task)
         where = f" ({log})" if log else ""
         last = f"its last lines{where}:" if cause.last_lines else "it printed nothing"

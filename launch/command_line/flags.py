@@ -16,7 +16,7 @@ from ...engine.internals.arguments import HUGE
 from ...engine.strategies import registry
 from . import rules
 from .own_files import Module
-from .rules import ARGUMENT, Boolean, Files, FlagInfo, Number, OneOf, Path, Text, Whole, fields, flag
+from .rules import ARGUMENT, Boolean, FilePaths, FlagInfo, Integer, Number, OneOf, Path, Text, fields, flag
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "predict", "generate")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
@@ -76,9 +76,9 @@ class Flags:
         "YAML or JSON file of flags, also a run's config.json; the command line takes precedence.",
         of_call=True,
     )
-    seed: int = _run(Whole(0, 2**31 - 1), 0, "Seed of all random numbers of the run, below 2^31.", decides=True)
+    seed: int = _run(Integer(0, 2**31 - 1), 0, "Seed of all random numbers of the run, below 2^31.", decides=True)
     train_steps: int | None = _run(
-        Whole(1), None, "Number of training steps (updates). Give one of --train_steps and --train_epochs."
+        Integer(1), None, "Number of training steps (updates). Give one of --train_steps and --train_epochs."
     )
     train_epochs: float | None = _run(
         Number(upper=1e9, above=0), None, "Number of passes over the training data; 10 if neither is given."
@@ -109,13 +109,13 @@ class Flags:
         ARGUMENT, {}, "NAME=VALUE argument of the input, e.g. examples=10000. Repeatable.", decides=True
     )
     data_dir: str | None = _input(
-        Files(), None, "Files of the input: a folder, a glob, or several separated by commas.", may_differ=True
+        FilePaths(), None, "Files of the input: a folder, a glob, or several separated by commas.", may_differ=True
     )
     eval_data_dir: str | None = _input(
-        Files(), None, "Files of the evaluation data, for inputs that read it separately.", may_differ=True
+        FilePaths(), None, "Files of the evaluation data, for inputs that read it separately.", may_differ=True
     )
     global_batch_size: int = _input(
-        Whole(1), 64, "Global batch size: examples per update, across all replicas.", decides=True
+        Integer(1), 64, "Global batch size: examples per update, across all replicas.", decides=True
     )
     validation_split: float = _input(
         Number(lower=0, upper=1),
@@ -123,17 +123,17 @@ class Flags:
         "Fraction of the training data, taken from its end, to evaluate on.",
         decides=True,
     )
-    eval_batch_size: int = _input(Whole(1), 512, "Examples per evaluation step, across all replicas.")
-    resident_data_mb: int = _input(Whole(0), 1024, "Keep arrays of up to this many MiB on each device.")
+    eval_batch_size: int = _input(Integer(1), 512, "Examples per evaluation step, across all replicas.")
+    resident_data_mb: int = _input(Integer(0), 1024, "Keep arrays of up to this many MiB on each device.")
     shuffle_window: int = _input(
-        Whole(0, 1 << 20),
+        Integer(0, 1 << 20),
         0,
         "Shuffle chunks of files, then examples within windows of this many chunks; 0: single examples.",
         decides=True,
     )
-    max_bad_records: int = _input(Whole(0), 0, "Number of unreadable examples to skip before the run fails.")
+    max_bad_records: int = _input(Integer(0), 0, "Number of unreadable examples to skip before the run fails.")
     shuffle_buffer: int = _input(
-        Whole(0),
+        Integer(0),
         10_000,
         "Examples in the shuffle buffer of a tf.data.Dataset; 0 keeps the order of any data.",
         decides=True,
@@ -148,7 +148,7 @@ class Flags:
     # Where it runs
     strategy: str = _where(OneOf(registry.names), "one_device", "Distribution strategy.")
     num_virtual_devices: int = _where(
-        Whole(0, 1000),
+        Integer(0, 1000),
         0,
         "Split the CPU, or the one GPU, into this many virtual devices; 0 does not split it.",
         use=("strategy", "mirrored"),
@@ -177,7 +177,9 @@ class Flags:
         of_call=True,
         may_differ=True,
     )
-    steps_per_loop: int = _where(Whole(0), 0, "Steps per compiled call; 0 chooses about a quarter of a second of them.")
+    steps_per_loop: int = _where(
+        Integer(0), 0, "Steps per compiled call; 0 chooses about a quarter of a second of them."
+    )
     jit: str = _where(
         OneOf(("auto", "on", "off")),
         "auto",
@@ -199,7 +201,7 @@ class Flags:
         of_call=True,
     )
     task_index: int | None = _where(
-        Whole(0), None, "Index of this process in --cluster_hosts, from 0.", of_call=True, may_differ=True
+        Integer(0), None, "Index of this process in --cluster_hosts, from 0.", of_call=True, may_differ=True
     )
     bind: str | None = _where(
         Text("an IP address", rules.ip_address),
@@ -209,7 +211,7 @@ class Flags:
         may_differ=True,
     )
     num_ps: int = _where(
-        Whole(0),
+        Integer(0),
         0,
         "Number of parameter servers among the tasks of --cluster_hosts, Slurm or Kubernetes.",
         of_call=True,
@@ -238,10 +240,10 @@ class Flags:
         decides=True,
     )
     powersgd_rank: int = _between(
-        Whole(0), 0, "Compress gradients to two matrices of this rank (PowerSGD); 0 disables this.", decides=True
+        Integer(0), 0, "Compress gradients to two matrices of this rank (PowerSGD); 0 disables this.", decides=True
     )
     sync_every_steps: int = _between(
-        Whole(1),
+        Integer(1),
         1,
         "Synchronize replicas every this many steps (local SGD, DiLoCo); 1 synchronizes each step.",
         decides=True,
@@ -256,7 +258,9 @@ class Flags:
 
     # Parameter servers
     max_staleness_steps: int | None = _servers(
-        Whole(0), None, "Bound on staleness: workers run in rounds of at most this plus one steps. Default: no rounds."
+        Integer(0),
+        None,
+        "Bound on staleness: workers run in rounds of at most this plus one steps. Default: no rounds.",
     )
     variable_placement: Sequence[str] = _servers(
         Text("REGEX=ps:N", rules.matching(".+=ps:\\d+", "it is not of the form REGEX=ps:N; use e.g. table=ps:0")),
@@ -287,7 +291,7 @@ class Flags:
     learning_rate_schedule_arg: Mapping[str, Any] = _update(
         ARGUMENT, {}, "NAME=VALUE argument of the schedule, e.g. decay_rate=0.9. Repeatable.", decides=True
     )
-    warmup_steps: int = _update(Whole(0), 0, "Steps over which the learning rate rises linearly.", decides=True)
+    warmup_steps: int = _update(Integer(0), 0, "Steps over which the learning rate rises linearly.", decides=True)
     weight_decay: float | None = _update(
         Number(lower=0, upper=HUGE),
         None,
@@ -314,7 +318,7 @@ class Flags:
         "unless --optimizer_arg=ema_warmup=false; 0 disables it. Embedding tables are not averaged.",
         decides=True,
     )
-    accumulate_steps: int = _update(Whole(1), 1, "Micro-batches per update.", decides=True)
+    accumulate_steps: int = _update(Integer(1), 1, "Micro-batches per update.", decides=True)
     precision: str = _update(
         OneOf(PRECISIONS),
         "float32",
@@ -330,18 +334,18 @@ class Flags:
 
     # When (in steps; 0 is never)
     eval_every_steps: int | None = _when(
-        Whole(0), None, "Evaluation interval; by default each epoch. The end is always evaluated.", is_period=True
+        Integer(0), None, "Evaluation interval; by default each epoch. The end is always evaluated.", is_period=True
     )
-    checkpoint_every_steps: int = _when(Whole(0), 1000, "Checkpoint interval. The end is always saved.", **_WRITES)
+    checkpoint_every_steps: int = _when(Integer(0), 1000, "Checkpoint interval. The end is always saved.", **_WRITES)
     summary_every_steps: int = _when(
-        Whole(0),
+        Integer(0),
         500,
         "Interval of scalars in TensorBoard, also written after each epoch; 0: only at the end.",
         **_WRITES,
     )
-    histogram_every_steps: int = _when(Whole(0), 0, "Interval of histograms of weights and gradients.", **_WRITES)
+    histogram_every_steps: int = _when(Integer(0), 0, "Interval of histograms of weights and gradients.", **_WRITES)
     keep_checkpoints: int = _when(
-        Whole(0), 5, "Number of recent checkpoints to keep; 0 keeps all.", use=_OF_A_FOLDER, may_differ=True
+        Integer(0), 5, "Number of recent checkpoints to keep; 0 keeps all.", use=_OF_A_FOLDER, may_differ=True
     )
     monitor: str = _when(
         Text("a metric's name", rules.monitored),
@@ -377,14 +381,14 @@ class Flags:
         may_differ=True,
     )
     metrics_port: int | None = _shown(
-        Whole(0, 65535),
+        Integer(0, 65535),
         None,
         "Serve Prometheus metrics on this port of loopback or --bind; more tasks of a host on the next ports.",
         of_call=True,
         may_differ=True,
     )
     check_sync_every_steps: int = _shown(
-        Whole(0),
+        Integer(0),
         0,
         "Also compare all replicas' variables at this interval; 0 compares only before saving.",
         use=_REPLICAS,

@@ -26,7 +26,7 @@ class Module(rules.Text):
         super().__init__("a name, or the path of a file")
 
     def coerce(self, value: Any) -> str:
-        """See `rules.Kind`. A later call in another folder finds the file too."""
+        """See `rules.ValueType`. A later call in another folder finds the file too."""
         name = super().coerce(value)
         return rules.absolute(name) if is_path(name) else name
 

@@ -33,7 +33,7 @@ class Written(str):
     """Text whose type is decided by what it is for: of a command line or of YAML."""
 
 
-class Kind:
+class ValueType:
     """What a flag takes.
 
     Attributes:
@@ -54,13 +54,13 @@ class Kind:
         raise NotImplementedError
 
 
-class Boolean(Kind):
+class Boolean(ValueType):
     """True or false."""
 
     wants = "true or false"
 
     def coerce(self, value: Any) -> bool:
-        """See `Kind`; 0 and 1 are taken too."""
+        """See `ValueType`; 0 and 1 are taken too."""
         if isinstance(value, str):
             if value.lower() not in _BOOLEANS:
                 raise ValueError(f"it takes {self.wants}")
@@ -70,7 +70,7 @@ class Boolean(Kind):
         return bool(value)
 
 
-class Number(Kind):
+class Number(ValueType):
     """A number of an interval."""
 
     def __init__(self, **ends: Any):
@@ -78,7 +78,7 @@ class Number(Kind):
         self.wants = str(self.interval)
 
     def coerce(self, value: Any) -> float:
-        """See `Kind`."""
+        """See `ValueType`."""
         whole = self.interval.whole
         if isinstance(value, str):
             try:
@@ -92,14 +92,14 @@ class Number(Kind):
         return int(value) if whole else float(value)
 
 
-class Whole(Number):
+class Integer(Number):
     """An integer."""
 
     def __init__(self, lower: int, upper: int = INT32):
         super().__init__(lower=lower, upper=upper, whole=True)
 
 
-class Text(Kind):
+class Text(ValueType):
     """Text that keeps a rule.
 
     Args:
@@ -112,7 +112,7 @@ class Text(Kind):
         self.wants, self._rule, self._may_be_empty = wants, rule, may_be_empty
 
     def coerce(self, value: Any) -> str:
-        """See `Kind`; where there is a rule, it may be a number: a step, or a GPU's."""
+        """See `ValueType`; where there is a rule, it may be a number: a step, or a GPU's."""
         if self._rule and isinstance(value, Integral) and not isinstance(value, bool):
             value = str(value)
         text = _text(value)
@@ -123,7 +123,7 @@ class Text(Kind):
         return text
 
 
-class Path(Kind):
+class Path(ValueType):
     """A path, which becomes one from the root: see `absolute`.
 
     Args:
@@ -136,7 +136,7 @@ class Path(Kind):
         self._may_be_remote = may_be_remote
 
     def coerce(self, value: Any) -> str:
-        """See `Kind`."""
+        """See `ValueType`."""
         text = _text(value)
         if self._may_be_remote and re.match(f"{_OTHER_SYSTEM}.", text):
             return text
@@ -145,13 +145,13 @@ class Path(Kind):
         return absolute(as_text(text))
 
 
-class Files(Kind):
+class FilePaths(ValueType):
     """What names files: folders, files or globs, of any file system that TensorFlow knows, with commas between."""
 
     wants = "a path"
 
     def coerce(self, value: Any) -> str:
-        """See `Kind`; a list has one path each."""
+        """See `ValueType`; a list has one path each."""
         if isinstance(value, (list, tuple)):
             parts = [_text(each) for each in value]
             if wrong := next((part for part in parts if "," in part), None):
@@ -161,7 +161,7 @@ class Files(Kind):
         return ",".join(absolute(part) if part and not re.match(_OTHER_SYSTEM, part) else part for part in parts)
 
 
-class OneOf(Kind):
+class OneOf(ValueType):
     """One of some names, or of those that there are when it is called for."""
 
     def __init__(self, known: Collection[str] | Callable[[], Collection[str]]):
@@ -178,19 +178,19 @@ class OneOf(Kind):
         return f"one of {', '.join(self.choices)}"
 
     def coerce(self, value: Any) -> str:
-        """See `Kind`."""
+        """See `ValueType`."""
         if (text := _text(value)) not in self.choices:
             raise ValueError(f"it takes {self.wants}")
         return text
 
 
-class Argument(Kind):
+class Argument(ValueType):
     """NAME=VALUE, which becomes a pair."""
 
     wants = "NAME=VALUE"
 
     def coerce(self, value: Any) -> tuple[str, Written]:
-        """See `Kind`."""
+        """See `ValueType`."""
         name, separator, text = as_text(_text(value)).partition("=")
         if not name or not separator:
             raise ValueError("it has no value; write NAME=VALUE")
@@ -226,7 +226,7 @@ class FlagInfo:
       is_period: whether it says when something is due that reads the weights.
     """
 
-    kind: Kind
+    kind: ValueType
     help: str
     group: str = ""
     use: tuple[str, ...] | None = None
@@ -243,7 +243,7 @@ class FlagInfo:
         return self.kind is ARGUMENT
 
 
-def flag(kind: Kind, default: Any, help: str, **info: Any) -> Any:
+def flag(kind: ValueType, default: Any, help: str, **info: Any) -> Any:
     """Makes a field of a command's flags; `info` is as in `FlagInfo`."""
     metadata = {"info": FlagInfo(kind, help, **info)}
     if isinstance(default, (list, dict)):
@@ -291,7 +291,7 @@ def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-def _one(field: dataclasses.Field, value: Any, kind: Kind) -> Any:
+def _one(field: dataclasses.Field, value: Any, kind: ValueType) -> Any:
     name = field.name
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of NumPy's
         value = value.item()

@@ -23,7 +23,7 @@ from ..errors import UsageError
 from ..host import process
 from ..host.files import write_text
 from . import page
-from .run import Run
+from .run import MonitoredRun
 
 _FOR_EVER = float("inf")
 
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
 def _text(paths: list[str], html: str | None) -> str:
     """Returns what is printed. Writes the page, if that is asked for."""
     if html and paths:
-        shown = [Run(path).shown(_FOR_EVER) for path in paths]
+        shown = [MonitoredRun(path).shown(_FOR_EVER) for path in paths]
         write_text(html, page.html({"runs": shown}))
         return f"written to {html}"
     if len(paths) != 1:

@@ -25,7 +25,7 @@ _LANES = 50
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-class Run:
+class MonitoredRun:
     """A run that is shown.
 
     Args:

@@ -23,12 +23,12 @@ from typing import Any
 
 from .. import errors, explanations
 from ..command_line import help, own_flags, rules
-from ..command_line.rules import Text, Whole, flag
+from ..command_line.rules import Integer, Text, flag
 from ..errors import UsageError
 from ..host import process
 from ..host.serving import Application, Server
 from . import page
-from .run import Run
+from .run import MonitoredRun
 
 _HEADERS = [
     ("Cache-Control", "no-store"),
@@ -43,7 +43,7 @@ _READ_SECONDS = 0.4  # of an answer at most: what a long record holds so far is 
 class Flags:
     """The values of a command line."""
 
-    port: int = flag(Whole(0, 65535), 6007, "Where the page is served; 0 takes a free one.")
+    port: int = flag(Integer(0, 65535), 6007, "Where the page is served; 0 takes a free one.")
     bind: str = flag(
         Text("an IP address", rules.ip_address),
         "127.0.0.1",
@@ -72,7 +72,7 @@ def _serve(paths: list[str], bind: str, port: int) -> None:
     address = ipaddress.ip_address(bind)
     token = "" if address.is_loopback else secrets.token_urlsafe(24)
     try:
-        server = Server(bind, port, application([Run(path) for path in paths], token), any_host=bool(token))
+        server = Server(bind, port, application([MonitoredRun(path) for path in paths], token), any_host=bool(token))
     except OSError as error:
         where = f"--bind={bind} --port={port}"
         raise UsageError(f"{where} can't be listened on ({error.strerror}); --port=0 takes a free one") from None
@@ -83,7 +83,7 @@ def _serve(paths: list[str], bind: str, port: int) -> None:
         server.serve_forever()
 
 
-def application(runs: list[Run], token: str = "") -> Application:
+def application(runs: list[MonitoredRun], token: str = "") -> Application:
     """Returns the server's application: the page at `/`, and what it shows at `/data`."""
     lock = threading.Lock()
 

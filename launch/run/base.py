@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ...engine import StepOptions, Trainer, optimizers
 from ...engine.build import prepare
-from ...engine.checkpoints import Checkpoints, RunDir, Writer
+from ...engine.checkpoints import Checkpoints, RunDir, WritingProcess
 from ...engine.data import form
 from ...engine.data.data import Data
 from ...engine.data.order import Order
@@ -433,7 +433,7 @@ def build_checkpoints(
     if run_inputs.order and run_inputs.order.origin.step:
         about["origin"] = dataclasses.asdict(run_inputs.order.origin)
     attempt = strategy.exchange_text(uuid.uuid4().hex)[0]
-    writer = Writer(strategy.host, attempt, _step_timeout_seconds(config))
+    writer = WritingProcess(strategy.host, attempt, _step_timeout_seconds(config))
     run = RunDir(config.run_dir)
     how: dict[str, Any] = {"about": about, "writer": writer, "check": check_folder}
     checkpoints = Checkpoints(run.checkpoints, state.checkpoint, keep=config.keep_checkpoints, **how)

@@ -14,7 +14,7 @@ from ...engine.state import TrainState
 from ..errors import UsageError
 
 
-class Rows(list):
+class HistoryRows(list):
     """The rows of a history, dictionaries, in their order.
 
     Attributes:
@@ -60,7 +60,7 @@ class History(Windowed):
 
     def __init__(self, record: Recorder | None, periods: Collection[int | Period]):
         super().__init__(0, at_end=True, more=periods)
-        self.rows = Rows()
+        self.rows = HistoryRows()
         self._record = record
         self._seconds = 0.0
 

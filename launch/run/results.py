@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .base import BaseRun
 
 
-class Ending:
+class RunEnding:
     """How a run ends: with a result, or by an error. Either is written where the run's files are, and to its record.
 
     Args:

@@ -21,8 +21,8 @@ from ..host.isolation import Isolation
 from ..host.signals import Standby
 from . import agreement, external, generation, modes, prediction_files, predictions, saved_run, training, weights
 from .base import BaseRun
-from .history import Means, Rows
-from .results import Ending
+from .history import HistoryRows, Means
+from .results import RunEnding
 
 
 class Run(BaseRun):
@@ -33,7 +33,7 @@ class Run(BaseRun):
       is_open: whether it is open.
     """
 
-    def open(self, ending: Ending, isolation: Isolation, stack: contextlib.ExitStack) -> None:
+    def open(self, ending: RunEnding, isolation: Isolation, stack: contextlib.ExitStack) -> None:
         """Opens the run.
 
         Args:
@@ -160,9 +160,9 @@ class Run(BaseRun):
         return self._ending.code
 
     @property
-    def history(self) -> Rows:
+    def history(self) -> HistoryRows:
         """The rows so far, one for each window of training metrics or evaluation."""
-        return self.rows.rows if self.config.trains else Rows()
+        return self.rows.rows if self.config.trains else HistoryRows()
 
     @property
     def models(self) -> dict[str, tf.keras.Model]:

@@ -16,7 +16,7 @@ import pytest
 from benchmarks import children
 from crankshaft.launch.benchmark.measure.statistics import Call, columns, describe_round, summarize
 from crankshaft.launch.benchmark.result import heading
-from crankshaft.launch.cluster.restarts import Ending
+from crankshaft.launch.cluster.restarts import TaskExit
 from crankshaft.launch.host.signals import SAME_REQUEST_SECONDS
 from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
@@ -139,4 +139,4 @@ def test_what_kills_a_measurement_is_named_whether_it_has_a_name_or_not(number, 
     process = children.Process([sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(number)})"])
     with pytest.raises(children.MeasurementFailed, match=f"^killed by {name}$"):
         children.run_together([process], environment=os.environ)
-    assert str(Ending("worker 1", -number)) == f"worker 1 was killed by {name}"
+    assert str(TaskExit("worker 1", -number)) == f"worker 1 was killed by {name}"

@@ -15,7 +15,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import Checkpoints, Writer
+from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
 from crankshaft.engine.errors import SaveError
 from crankshaft.engine.mesh import cuts
 from crankshaft.engine.mesh.cuts import Cut
@@ -53,7 +53,7 @@ def main(folder: str) -> None:
     cuts.mark(table, cut)
     cuts.fill(table, whole)
     state = tf.train.Checkpoint(table=table, copy=copy)
-    writer = Writer(task.worker, "attempt", TIMEOUT_SECONDS)
+    writer = WritingProcess(task.worker, "attempt", TIMEOUT_SECONDS)
     checkpoints = Checkpoints(folder, state, keep=None, about={}, writer=writer)
     print("step 1:", saved(checkpoints, 1), flush=True)
     ((_, part),) = cuts.parts(table)

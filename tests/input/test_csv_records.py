@@ -9,17 +9,17 @@ import pytest
 from crankshaft.input.checks import InputError
 from crankshaft.input.files import listing
 from crankshaft.input.tables import csv_records
-from crankshaft.input.tables.csv_records import Layout, Records
+from crankshaft.input.tables.csv_records import CsvLayout, Records
 from crankshaft.input.tables.csv_types import Converter
 from crankshaft.input.tables.folders import TableFiles
 
 pytest.importorskip("pyarrow.csv")
-LINES = Layout("\t", ("n",), is_lines=True, has_quotes=False)
+LINES = CsvLayout("\t", ("n",), is_lines=True, has_quotes=False)
 
 
 def numbers(*paths, allowed=0, layout=LINES):
     """All numbers of files that have one in a record."""
-    files = listing.find(",".join(map(str, paths)), listing.Kind("numbers", (".*",)))
+    files = listing.find(",".join(map(str, paths)), listing.FileKind("numbers", (".*",)))
     converters = {"n": Converter("int", "^[0-9]+$", "digits")}
     records = Records(TableFiles(files, {}), [layout] * len(files.paths), 1, converters, allowed)
     return [number for _, table in records.tables() for number in table["n"].to_pylist()]
@@ -62,14 +62,14 @@ def test_quoted_records_are_never_cut_and_a_quote_that_is_not_closed_costs_a_lin
     monkeypatch.setattr(csv_records, "_BLOCK_BYTES", 1 << 10)
     monkeypatch.setattr(csv_records, "_BLOCK_BYTES_A_COLUMN", 1)
     texts = [f'"{n}\n, ""{"x" * (n % 90)}"' for n in range(500)]
-    files = listing.find(str(write("\n".join(texts).encode())), listing.Kind("texts", (".*",)))
-    records = Records(TableFiles(files, {}), [Layout(",", ("n",))])
+    files = listing.find(str(write("\n".join(texts).encode())), listing.FileKind("texts", (".*",)))
+    records = Records(TableFiles(files, {}), [CsvLayout(",", ("n",))])
     expected = [text[1:-1].replace('""', '"') for text in texts]
     assert [text for _, table in records.tables() for text in table["n"].to_pylist()] == expected
     lines = [*map(str, range(1000))]
     lines[300], lines[600] = '"300', '6"0"0'
     lines[900] = '"900"'
-    layout = Layout(",", ("n",), is_lines=True)
+    layout = CsvLayout(",", ("n",), is_lines=True)
     path = write("\n".join(lines).encode())
     assert numbers(path, allowed=2, layout=layout) == [n for n in range(1000) if n not in (300, 600)]
     with pytest.raises(
@@ -120,12 +120,12 @@ def test_lines_are_refused_one_by_one_exactly_where_they_are_together(write, mon
     """Any bytes: whether a line's block has a malformed one makes no difference to it."""
     rng = np.random.default_rng(0)
     alphabet = np.frombuffer(b'12"\r,. \xc3\xa9\0x', np.uint8)
-    layout = Layout(",", ("n", "m"), is_lines=True)
+    layout = CsvLayout(",", ("n", "m"), is_lines=True)
     noise = [bytes(rng.choice(alphabet, rng.integers(1, 12))) for _ in range(300)]
     lines = [each for each in [*noise, *map(b",".join, zip(noise, noise, strict=True))] if each.strip(b"\r")]
 
     def rows(content: bytes) -> list:
-        files = listing.find(str(write(content)), listing.Kind("rows", (".*",)))
+        files = listing.find(str(write(content)), listing.FileKind("rows", (".*",)))
         converters = {"n": Converter("text"), "m": Converter("text")}
         records = Records(TableFiles(files, {}), [layout], 1, converters, 10**6)
         return [tuple(row.values()) for _, table in records.tables() for row in table.to_pylist()]

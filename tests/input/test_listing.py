@@ -10,8 +10,8 @@ from crankshaft.input import csv, ratings, text
 from crankshaft.input.checks import InputError
 from crankshaft.input.files import listing
 
-KIND = listing.Kind("rows (*.row, else *.line)", (r".*\.row", r".*\.line"), "expected rows")
-RECORDS = listing.Kind("shards", (r".*\.tfrec.*",), "expected records", beside=r".*\.(json|txt)")
+KIND = listing.FileKind("rows (*.row, else *.line)", (r".*\.row", r".*\.line"), "expected rows")
+RECORDS = listing.FileKind("shards", (r".*\.tfrec.*",), "expected records", beside=r".*\.(json|txt)")
 
 
 @pytest.fixture(autouse=True)
@@ -140,9 +140,9 @@ def test_subfolders_are_read_where_a_kind_says_so_and_a_circle_of_links_ends(tmp
 def test_a_folders_files_come_by_their_numbers_the_plain_one_of_two_and_no_hidden_ones(tmp_path):
     write(tmp_path, "day_10", "day_9.gz", "day_2", "day_2.gz", ".day_1", "days", "day_3.txt.bak")
     (tmp_path / "day_5").mkdir()
-    assert found(tmp_path, listing.Kind("days", (r"day_[0-9]+",))) == ["day_2", "day_9.gz", "day_10"]
-    assert found(tmp_path, listing.Kind("days", ("absent", r"days|day_10"))) == ["day_10", "days"]
-    assert found(tmp_path / "days", listing.Kind("days", ("any",))) == ["days"]  # a file is taken whatever its name
+    assert found(tmp_path, listing.FileKind("days", (r"day_[0-9]+",))) == ["day_2", "day_9.gz", "day_10"]
+    assert found(tmp_path, listing.FileKind("days", ("absent", r"days|day_10"))) == ["day_10", "days"]
+    assert found(tmp_path / "days", listing.FileKind("days", ("any",))) == ["days"]  # a file is taken whatever its name
 
 
 def test_a_folder_without_such_files_is_refused_with_what_it_holds(tmp_path):

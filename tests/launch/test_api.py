@@ -221,7 +221,7 @@ def test_several_inputs_are_trained_exported_and_loaded(tmp_path):
 class Nested(Trainer):
     """Layers in lists of lists, and a variable and a layer beside the model that `forward` uses."""
 
-    class Rows(tf.keras.Model):
+    class HistoryRows(tf.keras.Model):
         def __init__(self):
             super().__init__()
             self.rows = [[tf.keras.layers.Dense(4), tf.keras.layers.BatchNormalization()], [tf.keras.layers.Dense(1)]]
@@ -234,7 +234,7 @@ class Nested(Trainer):
 
     def build_model(self):
         self.shift = tf.Variable([0.25], trainable=False)
-        return self.Rows()
+        return self.HistoryRows()
 
     def forward(self, features, training):
         return super().forward(features, training) + self.shift

@@ -132,7 +132,7 @@ def test_a_value_for_a_cluster_that_nobody_means_is_one_line(ends, name):
 def test_each_flag_has_a_range_or_a_rule():
     for field in (*FIELDS.values(), *rules.fields(local.Flags).values()):
         kind = field.metadata["info"].kind
-        assert type(kind).coerce is not rules.Kind.coerce
+        assert type(kind).coerce is not rules.ValueType.coerce
         assert kind.wants
 
 

@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from crankshaft.launch.cluster.restarts import Ending, Servers, Synchronous
+from crankshaft.launch.cluster.restarts import Servers, Synchronous, TaskExit
 from crankshaft.launch.errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_SLOWER
 from tests.launch.local_tasks import lines_of, pids, says, until_dead
 
@@ -88,7 +88,7 @@ time.sleep(900)
 
 def test_a_run_that_diverged_is_not_restarted_whoever_ends_first():
     """All find it; one may only see its peer gone."""
-    lost, diverged = Ending("worker 1", 1), Ending("worker 0", EXIT_DIVERGED)
+    lost, diverged = TaskExit("worker 1", 1), TaskExit("worker 0", EXIT_DIVERGED)
     for rule, task in ((Synchronous, "worker 0"), (Servers, "chief")):
         endings = [dataclasses.replace(each, task=each.task.replace("worker 0", task)) for each in (lost, diverged)]
         settled = rule(5, 600.0, 30.0).settle(endings)
@@ -117,8 +117,8 @@ def test_a_worker_whose_script_cannot_begin_is_not_started_again_by_itself(local
 
 def test_what_a_script_prints_of_an_import_before_it_fails_is_no_reason():
     lines = ("ImportError: no such thing, going on without", "ValueError: another")
-    assert Ending("worker 0", 1, lines).mistake is None
-    assert Ending("worker 0", -9, ("ImportError: killed as it said so",)).mistake is None
+    assert TaskExit("worker 0", 1, lines).mistake is None
+    assert TaskExit("worker 0", -9, ("ImportError: killed as it said so",)).mistake is None
 
 
 def test_a_preempted_worker_restarts_all_at_once_and_is_no_failure(local, tmp_path):
@@ -197,16 +197,16 @@ if index == 0:
 
 
 def test_a_worker_around_servers_is_not_restarted_by_itself_at_a_port_that_is_taken():
-    tasks, taken = Servers(0, 600.0, 30.0), Ending("worker 0", EXIT_PORT_TAKEN)
+    tasks, taken = Servers(0, 600.0, 30.0), TaskExit("worker 0", EXIT_PORT_TAKEN)
     assert tasks.alone(taken) is None
-    assert tasks.settle([taken, Ending("chief", -signal.SIGTERM)]).exit_code is None
+    assert tasks.settle([taken, TaskExit("chief", -signal.SIGTERM)]).exit_code is None
 
 
 @pytest.mark.parametrize("rule", [Synchronous, Servers])
 def test_a_task_that_a_signal_killed_has_saved_nothing_and_nobody_is_waited_for(rule):
     """SIGTERM before it could be answered, while TensorFlow starts: the others have nothing to save either."""
     tasks = rule(3, 600.0, 30.0)
-    killed, failed = Ending("ps 0", -signal.SIGTERM), Ending("ps 0", 1)
+    killed, failed = TaskExit("ps 0", -signal.SIGTERM), TaskExit("ps 0", 1)
     assert tasks.patience(killed) == tasks.patience(failed)
     assert "ps 0 was killed by SIGTERM; all tasks start again in 1 s (restart 1 of 3" in tasks.settle([killed]).message
 
@@ -233,7 +233,7 @@ def test_who_ends_well_waits_for_the_others(local):
 
 
 def test_a_scripts_own_exit_code_is_not_taken_for_a_slow_benchmark():
-    slower = [Ending("worker 0", EXIT_SLOWER)]
+    slower = [TaskExit("worker 0", EXIT_SLOWER)]
     assert "fail_below" in Synchronous(2, 100, 30, compares=True).settle(slower).message
     assert Synchronous(2, 100, 30).settle(slower).exit_code is None
 
@@ -241,7 +241,7 @@ def test_a_scripts_own_exit_code_is_not_taken_for_a_slow_benchmark():
 def test_failures_outside_the_window_are_forgotten_and_pauses_grow():
     now = [0.0]
     rule = Synchronous(2, 100, 30, clock=lambda: now[0])
-    failed = [Ending("worker 1", -9), Ending("worker 0", 1)]
+    failed = [TaskExit("worker 1", -9), TaskExit("worker 0", 1)]
     assert [rule.settle(failed).pause_seconds for _ in range(2)] == [1, 2]
     now[0] = 101
     assert (rule.settle(failed).exit_code, rule.settle(failed).pause_seconds) == (None, 2)
@@ -284,6 +284,6 @@ while not (here / "stop").exists():
 
 def test_preemptions_without_end_do_not_spin():
     rule = Synchronous(0, 100, 30, clock=lambda: 0.0)
-    settled = [rule.settle([Ending("worker 0", 0), Ending("worker 1", 143)]) for _ in range(4)]
+    settled = [rule.settle([TaskExit("worker 0", 0), TaskExit("worker 1", 143)]) for _ in range(4)]
     assert [each.exit_code for each in settled] == [None] * 4
     assert [each.pause_seconds for each in settled] == [0, 1, 2, 4]

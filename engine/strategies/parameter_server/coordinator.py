@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ...data.feed import Run
+from ...data.feed import CallInput
 from ...errors import CrankshaftError, LeaseError, LostPeerError, counted, reason, setting
 from ...health import answers
 from ...health.peers import is_gone
@@ -160,7 +160,7 @@ class Leases:
         """Returns whether a worker has run a loop, so that its graph is built."""
         return loop in self._built
 
-    def hand_out(self, loop: LeaseLoop, run: Run) -> None:
+    def hand_out(self, loop: LeaseLoop, run: CallInput) -> None:
         """Schedules the steps of a feed's lease. There has to be room."""
         self.ledger.scheduled += 1
         lease = Lease(self.ledger.scheduled, *self._free.pop(0), run.start, run.stop)

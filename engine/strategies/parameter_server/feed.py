@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ...data.arrays import as_tensor
 from ...data.external_feed import ExternalFeed
-from ...data.feed import Feed, Run
+from ...data.feed import CallInput, Feed
 from ...data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
 from ...data.order import Order
 from ...data.reader import example_bytes, gather
@@ -135,8 +135,8 @@ class HeldFeed(LeaseFeed, ResidentFeed):
     def operand_specs(self) -> Any:
         return self._devices.specs(self._source.as_arrays()), ()
 
-    def look(self, step: int) -> Run:
-        return Run((_here(self._source.as_arrays()), ()), step, step + 1)
+    def look(self, step: int) -> CallInput:
+        return CallInput((_here(self._source.as_arrays()), ()), step, step + 1)
 
 
 class RepeatedOnWorkers(LeaseFeed, RepeatedFeed):
@@ -146,8 +146,8 @@ class RepeatedOnWorkers(LeaseFeed, RepeatedFeed):
         super().__init__(workers.hold(arrays), batch_size)
         self._here = _here(arrays)
 
-    def look(self, step: int) -> Run:
-        return Run((self._here,), 0, 1)
+    def look(self, step: int) -> CallInput:
+        return CallInput((self._here,), 0, 1)
 
     @property
     def operand_specs(self) -> Any:
@@ -210,8 +210,8 @@ class ReadByWorkersFeed(_InPieces):
     def files(self) -> Sequence[str]:
         return self._source.files()
 
-    def take(self, step: int, limit: int) -> Run:
-        return Run((), step, step + limit)
+    def take(self, step: int, limit: int) -> CallInput:
+        return CallInput((), step, step + limit)
 
     @property
     def lease_specs(self):
@@ -248,10 +248,10 @@ class ReadByWorkersFeed(_InPieces):
         *_, stats, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)
         return state, stats
 
-    def look(self, step: int) -> Run:
+    def look(self, step: int) -> CallInput:
         with tf.device("CPU:0"):
             first = tf.constant(step, tf.int64)
-            return Run((self._read_here(first, first + 1)[0], first), step, step + 1)
+            return CallInput((self._read_here(first, first + 1)[0], first), step, step + 1)
 
     def _read(self, first: tf.Tensor, stop: tf.Tensor):
         """Returns (the examples of steps [first, stop), all of one epoch, one after the other; bytes read)."""
@@ -288,11 +288,11 @@ class SentFeed(_InPieces, StreamedFeed):
     def kept_batch(self) -> Any:
         return None if self._last is None else tf.nest.pack_sequence_as(self._element_spec, self._last)
 
-    def take(self, step: int, limit: int) -> Run:
+    def take(self, step: int, limit: int) -> CallInput:
         batches: list[list[tf.Tensor]] = []
         first = super().take(step, 1)  # which opens it, if need be; those after it do not
 
-        def read() -> Run:
+        def read() -> CallInput:
             run, size = first, 0
             with tf.device("CPU:0"):
                 while True:
@@ -305,19 +305,19 @@ class SentFeed(_InPieces, StreamedFeed):
 
         return self.awaited(read, lambda: len(batches))
 
-    def look(self, step: int) -> Run:
+    def look(self, step: int) -> CallInput:
         run = super().look(step)
 
-        def read() -> Run:
+        def read() -> CallInput:
             with tf.device("CPU:0"):
                 return self._piece([_next_batch(run)], step)
 
         return self.awaited(read, lambda: None)
 
-    def _piece(self, batches: list[list[tf.Tensor]], step: int) -> Run:
+    def _piece(self, batches: list[list[tf.Tensor]], step: int) -> CallInput:
         whole = [tf.concat(parts, 0) for parts in zip(*batches, strict=True)]
         piece = tf.nest.pack_sequence_as(self._element_spec, whole)
-        return Run((piece, tf.constant(step, tf.int64)), step, step + len(batches))
+        return CallInput((piece, tf.constant(step, tf.int64)), step, step + len(batches))
 
 
 class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
@@ -326,9 +326,9 @@ class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
     def __init__(self):
         super().__init__(1, Mesh())
 
-    def take(self, step: int, limit: int) -> Run:
+    def take(self, step: int, limit: int) -> CallInput:
         run = super().take(step, limit)
-        return Run((*run.operands, tf.constant(step, tf.int64)), step, step + run.stop)
+        return CallInput((*run.operands, tf.constant(step, tf.int64)), step, step + run.stop)
 
     @property
     def operand_specs(self):
@@ -348,7 +348,7 @@ def _here(arrays) -> Any:
         return tf.nest.map_structure(as_tensor, arrays)
 
 
-def _next_batch(run: Run) -> list[tf.Tensor]:
+def _next_batch(run: CallInput) -> list[tf.Tensor]:
     (iterator,) = run.operands
     return tf.nest.flatten(next(iterator))
 

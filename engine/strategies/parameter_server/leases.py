@@ -145,7 +145,7 @@ class Pull:
             held = [each for where, each in placed if where == server]
             shapes = [tf.TensorShape(each.shape) for each in held]
             progress = [tf.TensorShape([2 + len(each.of_variables), 2]) for each in mine]  # float64 as float32 lanes
-            self._servers.append((server, mine, held, wire.Layout(progress, shapes, reduce_dtype)))
+            self._servers.append((server, mine, held, wire.WireLayout(progress, shapes, reduce_dtype)))
 
     def packs(self) -> list[tf.Tensor]:
         """Reads the variables as they are now: vectors of each server, with the progress there."""

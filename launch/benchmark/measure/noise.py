@@ -18,7 +18,7 @@ from . import intervals
 NOTICED = 0.02  # a share of the machine below this is a quiet machine's own housekeeping
 
 
-class Reading(NamedTuple):
+class LoadCounters(NamedTuple):
     """Counters at one moment.
 
     Attributes:
@@ -36,12 +36,12 @@ class Reading(NamedTuple):
     throttled: float
 
 
-def read(pids: Iterable[int], proc: Path = Path("/proc")) -> Reading:
+def read(pids: Iterable[int], proc: Path = Path("/proc")) -> LoadCounters:
     """Reads the counters; takes about a millisecond. `pids` are the benchmark's processes on this host."""
     pids = list(pids)
     usable = cpus.usable_cpus(pids)
     own = cpus.cpu_seconds(pids, proc)
-    return Reading(len(usable), time.monotonic(), _busy_seconds(usable, proc), own, cpus.throttled_seconds())
+    return LoadCounters(len(usable), time.monotonic(), _busy_seconds(usable, proc), own, cpus.throttled_seconds())
 
 
 class Noise(NamedTuple):
@@ -63,7 +63,7 @@ class Noise(NamedTuple):
     lost_share: float
 
 
-def between(start: Reading, first_round: Reading, end: Reading, quota_cores: float = math.inf) -> Noise:
+def between(start: LoadCounters, first_round: LoadCounters, end: LoadCounters, quota_cores: float = math.inf) -> Noise:
     """Computes the noise from three readings.
 
     Args:
@@ -112,7 +112,7 @@ def _figure(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
 
 
-def _other_cores(start: Reading, end: Reading) -> float | None:
+def _other_cores(start: LoadCounters, end: LoadCounters) -> float | None:
     if start.busy is None or end.busy is None:
         return None
     # The kernel's two accounts have separate ticks: short spans may come out below 0.

@@ -195,7 +195,7 @@ def test_replicas_share_a_batch_evenly(size, replicas):
 
 
 def epochs(examples, num_epochs, seed=0, batch_size=None):
-    """[num_epochs, offsets] the examples in the order of each epoch; with a batch size, of its first batch alone."""
+    """[num_epochs, order index] the examples of each epoch in order; with a batch size, of its first batch alone."""
     order = Order(examples, batch_size or examples, 1, seed)
     blocks = tf.data.Dataset.range(0, num_epochs * order.blocks_per_epoch, order.blocks_per_epoch)
     return np.stack([*blocks.map(order.examples, tf.data.AUTOTUNE).map(lambda rows: rows[0]).as_numpy_iterator()])
@@ -222,7 +222,7 @@ def test_neighbouring_epochs_and_seeds_have_nothing_in_common(examples):
 
 @pytest.mark.parametrize("examples", SHUFFLED)
 def test_an_example_may_stand_anywhere_and_anywhere_else_in_the_next_epoch(examples):
-    """Chi-squares of offset by example, and of offset by offset in the next epoch, both in 32 equal parts."""
+    """Chi-squares of index by example, and of index by index in the next epoch, both in 32 equal parts."""
     orders = epochs(examples, 1001 if examples == 64 else 5)
     part = 32 * np.arange(examples) // examples
     offsets = np.argsort(orders, axis=1)

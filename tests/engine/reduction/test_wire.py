@@ -21,7 +21,7 @@ def test_exact_values_keep_all_bits_beside_rounded_ones(dtype):
     for found, sent in zip(tensors, rounded, strict=True):
         np.testing.assert_array_equal(found, tf.cast(tf.cast(sent, dtype), tf.float32))
         assert found.shape == sent.shape
-    layout = wire.Layout([x.shape for x in exact], [x.shape for x in rounded], dtype)
+    layout = wire.WireLayout([x.shape for x in exact], [x.shape for x in rounded], dtype)
     kept, _ = layout.unpack(layout.pack(exact, rounded))
     for found, sent in zip(kept, exact, strict=True):
         assert found.numpy().tobytes() == sent.numpy().tobytes()
@@ -31,7 +31,7 @@ def test_exact_values_keep_all_bits_beside_rounded_ones(dtype):
 def test_an_optimizers_progress_travels_exactly(dtype):
     """More updates than float32 can count, as `Pull` packs them beside variables."""
     progress = tf.constant([2.0**40 + 1, 0.1], tf.float64)
-    layout = wire.Layout([tf.TensorShape([2, 2])], [tf.TensorShape([2])], dtype)
+    layout = wire.WireLayout([tf.TensorShape([2, 2])], [tf.TensorShape([2])], dtype)
     (lanes,), (values,) = layout.unpack(layout.pack([tf.bitcast(progress, tf.float32)], [tf.constant([1.5, -2.0])]))
     np.testing.assert_array_equal(tf.bitcast(lanes, tf.float64), progress)
     np.testing.assert_array_equal(values, [1.5, -2.0])
@@ -49,7 +49,7 @@ def test_packs_end_where_a_message_does_and_change_no_bit(dtype, pack_bytes):
         @tf.function
         def apart(rows):
             known = [*shapes, tf.concat([tf.shape(rows)[:1], [2]], 0)]
-            layout = wire.Layout([x.shape for x in exact], known, dtype, pack_bytes)
+            layout = wire.WireLayout([x.shape for x in exact], known, dtype, pack_bytes)
             packs = layout.pack(exact, [*rounded, rows])
             assert len(packs) == layout.num_packs
             sizes = [pack.shape[0] * pack.dtype.size for pack in packs[:-1]]

@@ -178,7 +178,7 @@ def test_each_field_is_a_flag_of_its_type():
     assert list(fields) == [name for names in our_flags.GROUPS.values() for name in names]
     kinds = [
         (rules.Boolean, "bool"),
-        (rules.Whole, "int"),
+        (rules.Integer, "int"),
         (rules.Number, "float"),
         (rules.Argument, "Mapping[str, Any]"),
     ]

@@ -59,7 +59,7 @@ def test_a_relative_path_is_judged_with_the_working_directory(tmp_path, monkeypa
 
 
 def test_each_flag_of_a_path_is_checked():
-    kinds = (rules.Path, rules.Files)
+    kinds = (rules.Path, rules.FilePaths)
     assert {name for name, field in FIELDS.items() if isinstance(field.metadata["info"].kind, kinds)} == set(FLAGS)
 
 

@@ -11,7 +11,7 @@ from benchmarks.monitor_page import events, write
 from crankshaft.launch.benchmark.result import VERSION
 from crankshaft.launch.monitor import page as pages
 from crankshaft.launch.monitor.record_reader import RecordReader
-from crankshaft.launch.monitor.run import Run
+from crankshaft.launch.monitor.run import MonitoredRun
 from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
 from tests.launch.benchmark.test_report import MORE, RESULT
 from tests.waiting import PATIENCE
@@ -63,7 +63,7 @@ def test_a_report_opens_from_a_file_with_runs_over_each_other(opened, tmp_path):
         (tmp_path / name / "logs").mkdir()
         (tmp_path / name / "logs" / "worker-0.log").write_text(f"\x1b[31m{HOSTILE}\x1b[0m\n")
     names = ["first", NAMED]
-    shown = [Run(str(tmp_path / name)).shown(60) for name in names]
+    shown = [MonitoredRun(str(tmp_path / name)).shown(60) for name in names]
     (tmp_path / "report.html").write_text(pages.html({"runs": shown}), encoding="utf-8")
     link = (tmp_path / "report.html").as_uri()
     page = opened(link, viewport={"width": 360, "height": 700}, color_scheme="dark")
@@ -119,7 +119,7 @@ def test_one_bad_value_blanks_no_page(opened, tmp_path, capfd):
 def test_results_stand_beside_each_other_with_the_comparison_to_the_baseline(opened, tmp_path):
     for name, more in (("old.json", {"warnings": ["one", "two"]}), ("new.json", MORE)):
         (tmp_path / name).write_text(json.dumps({"schema": VERSION, **RESULT, **more}))
-    shown = [Run(str(tmp_path / name)).shown(60) for name in ("old.json", "new.json")]
+    shown = [MonitoredRun(str(tmp_path / name)).shown(60) for name in ("old.json", "new.json")]
     (tmp_path / "report.html").write_text(pages.html({"runs": shown}), encoding="utf-8")
     page = opened((tmp_path / "report.html").as_uri())
     rows = page.eval_on_selector_all(
@@ -147,7 +147,7 @@ def test_no_link_leads_out_of_a_run(tmp_path):
     os.symlink(secret / "line.jsonl", run_dir / "events.jsonl")
     os.symlink(secret / "result.json", run_dir / "result.json")
     os.symlink(secret / "logs", run_dir / "logs")
-    shown = json.dumps(Run(str(run_dir)).shown(60))
+    shown = json.dumps(MonitoredRun(str(run_dir)).shown(60))
     assert "events.jsonl can't be read: it is a link" in shown
     assert "SECRET" not in shown
     os.remove(run_dir / "logs")
@@ -155,7 +155,7 @@ def test_no_link_leads_out_of_a_run(tmp_path):
     os.symlink(secret / "logs" / "key", run_dir / "logs" / "a")
     os.mkfifo(run_dir / "logs" / "b")
     (run_dir / "logs" / "c").write_text("whole")
-    assert Run(str(run_dir)).shown(60)["view"]["logs"] == {"c": "whole"}
+    assert MonitoredRun(str(run_dir)).shown(60)["view"]["logs"] == {"c": "whole"}
 
 
 def test_a_log_that_becomes_a_link_while_it_is_read_is_not_followed(tmp_path, monkeypatch):
@@ -173,7 +173,7 @@ def test_a_log_that_becomes_a_link_while_it_is_read_is_not_followed(tmp_path, mo
         return {}
 
     monkeypatch.setattr(RecordReader, "view", swap)
-    assert Run(str(tmp_path)).shown(60)["view"]["logs"] == {"a": "it is a link\n"}
+    assert MonitoredRun(str(tmp_path)).shown(60)["view"]["logs"] == {"a": "it is a link\n"}
 
 
 def test_only_who_has_the_link_is_answered(tmp_path):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data import arrays as host_arrays
 from crankshaft.engine.data.arrays import ArraySource
-from crankshaft.engine.data.feed import Run
+from crankshaft.engine.data.feed import CallInput
 from crankshaft.engine.data.feeds import Devices, StreamedFeed
 from crankshaft.engine.data.order import Order, Origin
 from crankshaft.engine.data.streamed import OfDataset, divide
@@ -60,7 +60,7 @@ def sent(kind=feed.SentFeed, examples: int = EXAMPLES, batch: int = BATCH, known
     return kind(Devices(tf.distribute.get_strategy()), share, order, shuffle_buffer=9)
 
 
-def batches_of(made: feed.SentFeed, run: Run) -> list[list[int]]:
+def batches_of(made: feed.SentFeed, run: CallInput) -> list[list[int]]:
     """The numbers of a lease's steps, as a worker computes them from what it is sent."""
     step_spec, given = tf.TensorSpec([], tf.int64), (made.lease_specs, run.operands)
     assert all(tf.nest.flatten(tf.nest.map_structure(lambda spec, x: spec.is_compatible_with(x), *given)))
