@@ -1,4 +1,4 @@
-"""A decoder cut over two processes, a core each, beside PyTorch's tensor parallel on gloo, in turn; no test.
+"""A decoder sharded over two processes, a core each, beside PyTorch's tensor parallel on gloo, in turn; no test.
 
 `.venv/bin/python -m benchmarks.mesh --torch_python=.../bin/python`; that Python needs torch and NumPy. Also told: one
 process of Crankshaft on one core, which has the whole model and as many rows; and, by plain gradient descent, a mesh of

@@ -1,4 +1,4 @@
-"""Memory of a model that is cut over two processes: what each takes to build it, save it and restore it.
+"""Memory of a model sharded over two processes: what each takes to build it, save it and restore it.
 
 Usage: python -m benchmarks.mesh_memory [--mebibytes=1024] [--processes=2] [--folder=FOLDER]
 
@@ -34,7 +34,7 @@ def worker(folder: str, mebibytes: int) -> None:
 
     from crankshaft.engine.build import prepare
     from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
-    from crankshaft.engine.mesh import cuts
+    from crankshaft.engine.mesh import shards
     from crankshaft.engine.mesh.mesh import Mesh
     from crankshaft.engine.reduction import Reduction
     from crankshaft.engine.state import TrainState
@@ -65,7 +65,7 @@ def worker(folder: str, mebibytes: int) -> None:
     state = strategy.build(make)
     figures["build_seconds"] = time.monotonic() - began
     variables = state.trainer.model.variables
-    figures["whole"] = sum(map(cuts.size, variables)) / 2**18
+    figures["whole"] = sum(map(shards.size, variables)) / 2**18
     figures["weights"] = sum(np.prod(variable.shape) for variable in variables) / 2**18
     most("built")
     began = time.monotonic()

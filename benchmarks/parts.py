@@ -7,8 +7,8 @@ prints the figures as JSON:
 
 - `whole`, `step` (on one batch again and again), `input` (batches that are used for nothing), `reduce` (sums of
   gradients that exist, with rates as nccl-tests defines them), `update` (the optimizer alone; around parameter servers
-  with the way there), `own_step` (on a mesh that cuts the model: without its sums over `model`): `seconds`, `repeats`,
-  `ms_per_step`, `rounds_ms`.
+  with the way there), `own_step` (on a mesh that shards the model: without its sums over `model`): `seconds`,
+  `repeats`, `ms_per_step`, `rounds_ms`.
 - `checkpoint`: see `checkpoint`.
 - with `--part=all`, timed in turn: `shares` of the whole, see `shares`.
 """
@@ -67,7 +67,7 @@ def step(strategy, state: TrainState, feed, jit: bool) -> Program:
 
 
 def own_step(strategy, state: TrainState, feed, jit: bool) -> Program:
-    """Makes whole steps on one batch, as `step`, without what cut layers sum over the mesh's axis `model`."""
+    """Makes whole steps on one batch, as `step`, without what sharded layers sum over the mesh's axis `model`."""
     runner = StepRunner(state.trainer, strategy.mesh)
 
     def train_step(batch, step, observed):
@@ -219,7 +219,7 @@ def shares(parts: Mapping[str, dict | None]) -> dict[str, float]:
 
     Args:
       parts: whole, step, input and update by name, with their `ms_per_step`; reduce too where there is one, and on a
-        mesh that cuts the model own_step.
+        mesh that shards the model own_step.
 
     Returns:
       step: the step without input, reduction and update: forward and backward. input, reduce, update: each by itself.
@@ -255,7 +255,7 @@ def checkpoint(strategy, state: TrainState, part: Program, folder: str, clock=ti
       strategy: of the run.
       state: what is saved; its step goes on.
       part: what goes on meanwhile.
-      folder: an empty one of the chief's, on the disk that is meant; where parts of variables are cut over several
+      folder: an empty one of the chief's, on the disk that is meant; where variables are sharded over several
         processes, all of them see it.
       clock: returns seconds.
 
@@ -303,7 +303,7 @@ def measured(made, part: str) -> dict[str, Any]:
     jit = strategy.training.jit
     make = {each.__name__: each for each in (whole, step, own_step, input, reduce, update)}
     why_no_sums = without_sums(strategy, state)
-    names = [name for name in make if name != "own_step" or strategy.mesh.is_cut] if part == "all" else [part]
+    names = [name for name in make if name != "own_step" or strategy.mesh.is_sharded] if part == "all" else [part]
     if why_no_sums and "reduce" in names:
         print(f"reduce is not timed: {why_no_sums}", file=sys.stderr)
         names.remove("reduce")

@@ -111,7 +111,7 @@ def generate(
 ) -> Iterator[int]:
     """Yields the tokens that follow a row, one after the other, without end. Host code.
 
-    Every replica computes each token, because a model that is cut over replicas sums across them. Such sums may not
+    Every replica computes each token, because a model sharded over replicas sums across them. Such sums may not
     stand in a loop within replica code, so the loop is here, on the host. Where there are several processes, all have
     to ask for the same number of tokens.
 

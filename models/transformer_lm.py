@@ -1,12 +1,12 @@
-"""A decoder-only transformer for text, GPT-2's or LLaMA's by its arguments; its weights may be cut over a mesh.
+"""A decoder-only transformer for text, GPT-2's or LLaMA's by its arguments; its weights may be sharded over a mesh.
 
 Radford et al. 2019, "Language models are unsupervised multitask learners"; Touvron et al. 2023,
 https://arxiv.org/abs/2302.13971. Pre-norm: each block adds attention, then a feed-forward layer, to its input.
 
-How weights are cut over the axis `model` of a mesh data x model, and what is summed over it (values a token, in the
+How weights are sharded over the axis `model` of a mesh data x model, and what is summed over it (values a token, in the
 forward pass, and as many in the backward pass):
 
-| weights | cut by | what is sent over `model` |
+| weights | sharded by | what is sent over `model` |
 |---|---|---|
 | embedding [vocabulary, width] | vocabulary | width, of the look-up; backward width, of the logits |
 | positions (if learned), norms, biases of the products that join | copies | |
@@ -34,7 +34,7 @@ from ..engine.layers import recomputed
 from ..engine.layers.one_pass import gelu, swiglu
 from ..engine.metrics.means import exp_mean
 from ..engine.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
-from ..engine.parallel.layers import part_of
+from ..engine.parallel.layers import shard_size
 
 _STDDEV = 0.02  # GPT-2's
 _EPSILON = 1e-5
@@ -120,7 +120,7 @@ class Model(Trainer):
             raise UsageError(f"context={context} is less than the data's {features.shape[1]} tokens; use as many or 0")
         if tokens and vocabulary < tokens:
             raise UsageError(f"vocabulary={vocabulary} is less than the data's {tokens} tokens; use as many or 0")
-        part_of(self.shape["hidden"], current_mesh(), "hidden")  # which says what does divide
+        shard_size(self.shape["hidden"], current_mesh(), "hidden")  # which says what does divide
         options = self.given.options
         ways = {"recompute": options.recompute, "one_pass": not options.check_numerics}
         return Decoder(context, vocabulary, tokens or vocabulary, **self.shape, **ways, name="decoder")
@@ -141,7 +141,7 @@ class Model(Trainer):
 
 
 class Decoder(tf.keras.Model):
-    """Maps tokens, int [batch, positions], to logits [batch, positions, vocabulary]; on a mesh each replica has a part.
+    """Maps tokens, int [batch, positions], to logits [batch, positions, vocabulary], sharded on a mesh.
 
     Args:
       context: the largest number of positions.
@@ -201,7 +201,7 @@ class Decoder(tf.keras.Model):
             x, kept = block(x, cache=kept, position=position, training=False)
             caches.append(kept)
         logits = self.logits.logits(self.norm(x[:, -1:]))[:, 0]
-        if self.mesh.is_cut:
+        if self.mesh.is_sharded:
             logits = tf.concat(tf.unstack(self.mesh.model.all_gather(logits)), -1)
         return logits[:, : self.tokens], caches
 

@@ -1,7 +1,7 @@
-"""A decoder cut over two logical CPUs of one process by TensorFlow's DTensor, as its guide has it: a peer.
+"""A decoder sharded over two logical CPUs of one process by TensorFlow's DTensor, as its guide has it: a peer.
 
 https://www.tensorflow.org/guide/dtensor_overview. The same block as `transformer_lm`'s with layer norms, learned
-positions and GELU; the embedding is not cut, since DTensor looks up no table that is cut by rows, and the update is
+positions and GELU; the embedding is not sharded, since DTensor looks up no table sharded by rows, and the update is
 plain gradient descent, since a slot that is assigned and read in one function trains wrongly there (TensorFlow 2.21).
 """
 
@@ -21,8 +21,10 @@ def decoder(mesh: dtensor.Mesh, shape: dict[str, int]):
     width, heads, vocabulary = (shape[name] for name in ("width", "heads", "vocabulary"))
     context, layers = shape["context"], shape["layers"]
 
-    def variable(sizes, cut=None, ones=False):
-        layout = dtensor.Layout([("model" if axis == cut else dtensor.UNSHARDED) for axis in range(len(sizes))], mesh)
+    def variable(sizes, sharded=None, ones=False):
+        layout = dtensor.Layout(
+            [("model" if axis == sharded else dtensor.UNSHARDED) for axis in range(len(sizes))], mesh
+        )
         value = tf.ones(sizes) if ones else tf.random.stateless_normal(sizes, [0, sum(sizes)], stddev=0.02)
         whole = dtensor.copy_to_mesh(value, dtensor.Layout.replicated(mesh, len(sizes)))
         return dtensor.DVariable(dtensor.relayout(whole, layout))

@@ -1,8 +1,8 @@
-"""A decoder in PyTorch whose matrices are cut over the processes, on gloo, after Megatron-LM's description. A worker.
+"""A decoder in PyTorch, sharded over the processes by Megatron-LM's description, on gloo. A worker.
 
 Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053: columns, then rows, a sum after them; the embedding and the loss
-cut by vocabulary. PyTorch's fused attention, layer norms, GELU, learned positions, Adam. RANK, WORLD_SIZE, MASTER_ADDR
-and MASTER_PORT say which worker this is, as torchrun sets them. Needs PyTorch and NumPy, no TensorFlow.
+sharded by vocabulary. PyTorch's fused attention, layer norms, GELU, learned positions, Adam. RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT say which worker this is, as torchrun sets them. Needs PyTorch and NumPy, no TensorFlow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 
 class Enter(torch.autograd.Function):
-    """Hands a whole value to what is cut; sums its gradient."""
+    """Hands a whole value to sharded layers; sums its gradient."""
 
     @staticmethod
     def forward(ctx, x):

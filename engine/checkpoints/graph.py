@@ -19,7 +19,7 @@ from ..errors import CheckpointError, reason, setting
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
 from ..layers.embeddings import Embedding
-from ..mesh.cuts import cut_of
+from ..mesh.shards import sharding_of
 from ..reduction import per_replica
 from . import slices
 from .slices import Picked, ShardRows
@@ -178,7 +178,7 @@ def _compare(
         here, there = _form_here(node), _form(shape, dtype)
         if may_grow and isinstance(key, ShardRows) and node.shape[0] > key.size_here:
             name, there = f"{name} ({shape[0]:,} of {node.shape[0]:,} rows)", _form([node.shape[0], *shape[1:]], dtype)
-        if here == there and not (isinstance(key, ShardRows) and cut_of(node)):
+        if here == there and not (isinstance(key, ShardRows) and sharding_of(node)):
             fitting[own] = name, node, key
         else:
             lost = " (a table can't lose rows)" if id(node) in shards and node.shape[0] < shape[0] else ""
@@ -357,9 +357,9 @@ def _readable_key(key: str) -> str:
 
 
 def whole_shape(node) -> list[int]:
-    """Returns the shape of a variable; of one that is cut over a mesh, that of all its parts together."""
-    cut = cut_of(node)
-    return list(cut.shape) if cut else tf.TensorShape(node.shape).as_list()
+    """Returns the shape of a variable; of one sharded over a mesh, the shape of the whole."""
+    sharding = sharding_of(node)
+    return list(sharding.shape) if sharding else tf.TensorShape(node.shape).as_list()
 
 
 def _form_here(node) -> str:

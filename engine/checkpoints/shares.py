@@ -1,4 +1,4 @@
-"""Lets processes that hold parts of one state write its checkpoint together, in a directory that all see. Host code.
+"""Lets processes that hold shards of one state write its checkpoint together, in a directory that all see. Host code.
 
 Each writes its *share*, files of its own in one temporary folder, and then a *note*, renamed into place, that names the
 files or says why they could not be written. The process that seals the checkpoint reads the notes. Nothing else is
@@ -77,7 +77,7 @@ def collect(folder: str, processes: Iterable[int], timeout_seconds: float) -> li
             seen, since = now, time.monotonic()
         patience = timeout_seconds if threading.main_thread().is_alive() else _LEFT_ALONE_SECONDS
         if patience and time.monotonic() - since > patience:
-            raise SaveError(f"worker {min(waiting)} wrote nothing of its part for {patience:g} s")
+            raise SaveError(f"worker {min(waiting)} wrote nothing of its share for {patience:g} s")
         time.sleep(_POLL_SECONDS)
     return paths
 
@@ -85,7 +85,7 @@ def collect(folder: str, processes: Iterable[int], timeout_seconds: float) -> li
 def _read(folder: str, process: int) -> list[str]:
     note = files.read_json(_note(folder, process))
     if "why" in note:
-        raise SaveError(f"worker {process} could not write its part: {note['why']}")
+        raise SaveError(f"worker {process} could not write its share: {note['why']}")
     return [os.path.join(folder, name) for name in note["names"]]
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint's entries, written and read: whole, or in slices of what is cut over a mesh, and of large tables.
+"""A checkpoint's entries, written and read: whole, or in slices of sharded variables and large tables.
 
 Host code. Slices of one key may be in several files, written by several processes. `MergeV2Checkpoints` joins the
 files, and the key is then one entry of the whole's shape, from which any other slice can be read.
@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..internals.variables import tf_variable
-from ..mesh import cuts
-from ..mesh.cuts import Box
+from ..mesh import shards
+from ..mesh.shards import Box
 from ..reduction import per_replica
 
 # Bytes of a slice. What can't be written from the variable's own memory is copied slice by slice; so is what is read.
@@ -106,28 +106,28 @@ def of_table(variable: tf.Variable, key: str) -> SlicedVariable:
     )
 
 
-def of_parts(variable, key: str, is_live: bool) -> SlicedVariable:
-    """Slices what this process writes of a variable that is cut over a mesh: the parts whose first holder it has.
+def of_shards(variable, key: str, is_live: bool) -> SlicedVariable:
+    """Slices what this process writes of a variable sharded over a mesh: the shards whose first holder it has.
 
     Args:
       variable: Keras's or TensorFlow's.
       key: in the checkpoint.
       is_live: whether the variable is read slice by slice while it is written, and not now: see `copies_when_read`.
     """
-    cut, held = cuts.cut_of(variable), list(cuts.parts(variable))
+    sharding, held = shards.sharding_of(variable), list(shards.local_shards(variable))
     slices: list[Slice] = []
-    for replica, part in held:
-        if cut.is_first_holder(replica):
-            read = _rows_of(part) if is_live else _rows_in(read_on_host(part))
-            box = cut.box(replica)
-            is_copied = is_live or box.size[1:] != cut.local_shape[1:]
-            slices += _slices_of(cut.shape, box, read, part, is_copied)
-    return SlicedVariable(key, slices, is_live, frozenset(_writers(cut, len(held))))
+    for replica, shard in held:
+        if sharding.is_first_holder(replica):
+            read = _rows_of(shard) if is_live else _rows_in(read_on_host(shard))
+            box = sharding.box(replica)
+            is_copied = is_live or box.size[1:] != sharding.local_shape[1:]
+            slices += _slices_of(sharding.shape, box, read, shard, is_copied)
+    return SlicedVariable(key, slices, is_live, frozenset(_writers(sharding, len(held))))
 
 
-def _writers(cut: cuts.Cut, replicas_a_process: int) -> Iterator[int]:
-    for replica in cut.replicas:
-        if cut.is_first_holder(replica) and all(cut.box(replica).size):
+def _writers(sharding: shards.Sharding, replicas_a_process: int) -> Iterator[int]:
+    for replica in sharding.replicas:
+        if sharding.is_first_holder(replica) and all(sharding.box(replica).size):
             yield replica // replicas_a_process
 
 
@@ -223,7 +223,7 @@ def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterat
 def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Picked]]) -> None:
     """Reads entries of a checkpoint into variables, Keras's or TensorFlow's: (variable, key), of fitting shapes.
 
-    A variable that differs by replica takes rows of an array, one that is cut over a mesh each replica's part, whatever
+    A variable that differs by replica takes rows of an array, one sharded over a mesh each replica's shard, whatever
     mesh that was written on; one that is summed on read a share of its sum.
     """
     plain = []
@@ -234,8 +234,8 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Picked]]) -> 
             there = tf.train.load_checkpoint(prefix).get_tensor(key.key)
             picked = [0 if at is None else there[at] for at in key.positions]
             _assign(tf_variable(variable), tf.constant(picked, there.dtype))
-        elif cuts.cut_of(variable):
-            _read_parts(prefix, key, variable)
+        elif shards.sharding_of(variable):
+            _read_shards(prefix, key, variable)
         else:
             plain.append((tf_variable(variable), key))
     for batch in _batches(plain, lambda pair: (host_of(pair[0].device), pair[0].dtype.size * _elements(pair[0]))):
@@ -262,26 +262,31 @@ def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
         component.assign(value)
 
 
-def _read_parts(prefix: str, key: str, variable) -> None:
-    """Reads each local replica's part of a cut variable."""
-    cut, variable = cuts.cut_of(variable), tf_variable(variable)
+def _read_shards(prefix: str, key: str, variable) -> None:
+    """Reads each local replica's shard of a sharded variable."""
+    sharding, variable = shards.sharding_of(variable), tf_variable(variable)
     values: dict[Box, tf.Tensor] = {}
-    for replica, part in cuts.parts(variable):
-        box = cut.box(replica)
+    for replica, shard in shards.local_shards(variable):
+        box = sharding.box(replica)
         if box not in values:
-            values[box] = _restored(prefix, key, cut, box, part, cuts.padding_of(variable))
-        part.assign(values[box])
+            values[box] = _restored(prefix, key, sharding, box, shard, shards.padding_of(variable))
+        shard.assign(values[box])
 
 
-def _restored(prefix: str, key: str, cut: cuts.Cut, box: Box, part: tf.Variable, filling: float) -> tf.Tensor:
-    with tf.device(host_of(part.device)):
+def _restored(
+    prefix: str, key: str, sharding: shards.Sharding, box: Box, shard: tf.Variable, filling: float
+) -> tf.Tensor:
+    with tf.device(host_of(shard.device)):
         if not all(box.size):
-            return tf.fill(cut.local_shape, tf.cast(filling, part.dtype))
+            return tf.fill(sharding.local_shape, tf.cast(filling, shard.dtype))
         (value,) = tf.raw_ops.RestoreV2(
-            prefix=os.fspath(prefix), tensor_names=[key], shape_and_slices=[box.spec(cut.shape)], dtypes=[part.dtype]
+            prefix=os.fspath(prefix),
+            tensor_names=[key],
+            shape_and_slices=[box.spec(sharding.shape)],
+            dtypes=[shard.dtype],
         )
-        padding = [[0, n - s] for n, s in zip(cut.local_shape, box.size, strict=True)]
-        return tf.pad(value, padding, constant_values=tf.cast(filling, part.dtype)) if np.any(padding) else value
+        padding = [[0, n - s] for n, s in zip(sharding.local_shape, box.size, strict=True)]
+        return tf.pad(value, padding, constant_values=tf.cast(filling, shard.dtype)) if np.any(padding) else value
 
 
 def _read_rows(prefix: str, rows: ShardRows, variable: tf.Variable) -> None:

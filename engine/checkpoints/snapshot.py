@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from ..internals.variables import tf_variable
 from ..layers.embeddings import Embedding
-from ..mesh.cuts import cut_of
+from ..mesh.shards import sharding_of
 from ..reduction import per_replica
 from . import graph, slices
 from .slices import SlicedVariable
 
-# Some variables are copied when they are read: tables, some parts of cut variables, and their slots. So many bytes of
-# them are copied for the writer; the rest is written slice by slice before training goes on. With the slices being
+# Some variables are copied when they are read: tables, some shards, and their slots. So many bytes
+# of them are copied for the writer; the rest is written slice by slice before training goes on. With the slices being
 # copied that is 256 MiB at most.
 COPIED_BYTES = 128 << 20
 
@@ -37,7 +37,7 @@ def take(state) -> Snapshot:
     Where a variable lives on another host's CPU, as parameter servers' do, so does its copy: its host writes it. On a
     CPU nothing is copied here: a read shares the variable's buffer, and the next update, finding it shared, writes to a
     new one (dense, sparse and XLA's alike). From an accelerator the values are copied to the host, and the call waits
-    for that. A mirrored variable gives its first replica's value; one that is cut over a mesh, the parts whose first
+    for that. A mirrored variable gives its first replica's value; one sharded over a mesh, the shards whose first
     holder is in this process; one that differs by replica, a row for each replica:
     where replicas live in several processes, all have to take their snapshots.
     """
@@ -51,8 +51,8 @@ def take(state) -> Snapshot:
     entries, variables = [slices.of_value(value, key) for key, value in own.items()], {}
     for key, node in by_key.items():
         shape = graph.whole_shape(node)
-        if cut_of(node):
-            entries.append(slices.of_parts(node, key, id(node) in live))
+        if sharding_of(node):
+            entries.append(slices.of_shards(node, key, id(node) in live))
         elif id(node) in live:
             entries.append(slices.of_table(per_replica.components(node)[0], key))
         else:
@@ -66,14 +66,16 @@ def take(state) -> Snapshot:
 def _too_large_to_copy(objects: list) -> set[int]:
     """Returns ids of variables, of those whose reading copies them, that are more than may be copied together.
 
-    They are tables and their slots, found by a table's shape, and parts of what is cut over a mesh.
+    They are tables and their slots, found by a table's shape, and shards.
     """
     nodes = [node for node in objects if graph.is_variable(node)]
     shapes = {tuple(shard.shape) for table in objects if isinstance(table, Embedding) for shard in table.shards}
     copied = [node for node in nodes if isinstance(node, tf.Variable) and tuple(node.shape) in shapes]
-    copied = [node for node in copied if not per_replica.differs(node) and not cut_of(node)]
+    copied = [node for node in copied if not per_replica.differs(node) and not sharding_of(node)]
     copied += [
-        node for node in nodes if cut_of(node) and slices.copies_when_read(per_replica.components(tf_variable(node))[0])
+        node
+        for node in nodes
+        if sharding_of(node) and slices.copies_when_read(per_replica.components(tf_variable(node))[0])
     ]
     large, total = set(), 0
     for node in sorted(copied, key=lambda node: node.shape.num_elements()):

@@ -82,7 +82,7 @@ class Checkpoints:
     anything that `json` takes.
 
     Where several processes train one state, all call the same methods: the first one seals checkpoints, and the others
-    write only the parts of cut variables that they hold (`engine.mesh.cuts`), into the same directory.
+    write only their shards of variables (`engine.mesh.shards`), into the same directory.
 
     Args:
       writes: whether this run writes here at all.

@@ -19,7 +19,7 @@ from absl import logging
 from ..errors import UsageError, setting
 from ..holdings import Holdings
 from ..internals.keras import computing_alone
-from ..mesh.cuts import cut_of
+from ..mesh.shards import sharding_of
 from ..meter import Meter
 from ..metrics.monitored import Monitored
 from ..metrics.sums import kinds_of
@@ -364,7 +364,7 @@ class _Model:
         self.optimizer = getattr(optimizer, "as_keras", None) or _Optimizer(optimizer)
 
     def __getattr__(self, name: str):
-        if name in (*_OF_WHOLE_WEIGHTS, *_COMPUTES) and any(map(cut_of, self._model.variables)):
+        if name in (*_OF_WHOLE_WEIGHTS, *_COMPUTES) and any(map(sharding_of, self._model.variables)):
             raise UsageError(
                 f"a Keras callback asks for the model's {name}, and each replica has a part of the model; let the run "
                 "save checkpoints, and export one of them"

@@ -13,7 +13,7 @@ from absl import logging
 from ..errors import LabelError, NonfiniteError
 from ..holdings import Holdings
 from ..internals.variables import own_copy, path_of, tf_variable
-from ..mesh.cuts import cut_of
+from ..mesh.shards import sharding_of
 from ..metrics.pairs import Pair
 from ..metrics.sums import LoopSums
 from ..reduction import per_replica
@@ -113,12 +113,12 @@ def first_nonfinite(variables: Iterable) -> str | None:
 def _all_finite(variable: tf.Variable) -> list[tf.Tensor]:
     """Returns, for each piece of a variable, whether it is finite, computed where the variable is.
 
-    Of what replicas have copies of the first copy is looked at, of what is cut over a mesh each part in this process.
+    Of copies the first is checked, of a sharded variable each shard in this process.
     """
     checks = []
-    for part in per_replica.components(variable) if cut_of(variable) else [own_copy(variable)]:
-        with tf.device(part.device):
-            checks += [tf.reduce_all(tf.math.is_finite(piece)) for piece in _pieces(part)]
+    for component in per_replica.components(variable) if sharding_of(variable) else [own_copy(variable)]:
+        with tf.device(component.device):
+            checks += [tf.reduce_all(tf.math.is_finite(piece)) for piece in _pieces(component)]
     return checks
 
 

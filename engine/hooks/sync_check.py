@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ..errors import OutOfSyncError
 from ..internals.variables import path_of
-from ..mesh.cuts import cut_of
+from ..mesh.shards import sharding_of
 from ..reduction import per_replica
 from .base import Period, Periodic, Status
 
@@ -19,9 +19,9 @@ class SyncCheck(Periodic):
     """Compares a hash of every variable across replicas, and raises `OutOfSyncError` if one differs.
 
     It does so before each checkpoint is written and where the run ends, so that nothing is made of replicas that
-    differ, and every so many steps besides. A variable that is sharded over a mesh is compared between the replicas
-    that hold the same part. Variables that are meant to differ are left out: those that synchronize when they are read,
-    such as the optimizer state of local SGD, and a process's position in its data.
+    differ, and every so many steps besides. A variable sharded over a mesh is compared between the replicas
+    that hold the same shard. Variables that are meant to differ are left out: those that synchronize when they are
+    read, such as the optimizer state of local SGD, and a process's position in its data.
 
     Args:
       every_steps: the period; 0 is never.
@@ -102,8 +102,8 @@ def hashes(variables: Sequence[tf.Variable], replicas: int = 1) -> np.ndarray:
 
 
 def _holders(variable: tf.Variable, replicas: int) -> list[list[int]]:
-    """Returns the replicas that hold the same of a variable, a list for each part of it."""
-    cut, replicas_of = cut_of(variable), defaultdict(list)
+    """Returns the replicas that hold the same of a variable, a list per shard."""
+    sharding, replicas_of = sharding_of(variable), defaultdict(list)
     for replica in range(replicas):
-        replicas_of[cut.box(replica) if cut else None].append(replica)
+        replicas_of[sharding.box(replica) if sharding else None].append(replica)
     return list(replicas_of.values())

@@ -1,1 +1,1 @@
-"""How replicas are laid out, data x model: the mesh, its collectives, which replica holds which part of a variable."""
+"""How replicas are laid out, data x model: the mesh, its collectives, which replica holds which shard of a variable."""

@@ -150,14 +150,14 @@ class _Group(Axis):
         """Returns whether a replica of the strategy is being traced; if not, Keras only asks a layer for shapes.
 
         Raises:
-          RuntimeError: values are computed outside of replicas, where only a part of the model exists.
+          RuntimeError: values are computed outside of replicas, where only a shard of the model exists.
         """
         context = tf.distribute.get_replica_context()
         if context is not None and context.strategy is self._distribution:
             return True
         if tf.executing_eagerly():
             raise RuntimeError(
-                "a model that is cut over a mesh computes in its strategy's steps alone; make it on one device from a "
+                "a model sharded over a mesh computes in its strategy's steps alone; make it on one device from a "
                 "checkpoint to call it elsewhere"
             )
         return False
@@ -175,11 +175,11 @@ class Mesh:
       shard_optimizer: see below.
 
     Attributes:
-      data: the axis of replicas that hold the same part of the model and get different examples.
-      model: the axis of replicas that hold different parts of it and get the same examples.
+      data: the axis of replicas that hold the same shard of the model and get different examples.
+      model: the axis of replicas that hold different shards of it and get the same examples.
       everyone: all replicas.
       shard_optimizer: whether replicas that hold the same values of a variable each keep the slots of one piece of it,
-        and update that piece: see `engine.mesh.cuts`.
+        and update that piece: see `engine.mesh.shards`.
     """
 
     def __init__(
@@ -218,8 +218,8 @@ class Mesh:
         return {DATA: self.data.size, MODEL: self.model.size}
 
     @property
-    def is_cut(self) -> bool:
-        """Whether the model is cut at all."""
+    def is_sharded(self) -> bool:
+        """Whether the model is sharded."""
         return self._model_size > 1
 
     def part(self, replica: int, replicas: int) -> tuple[int, int]:
@@ -231,11 +231,11 @@ class Mesh:
 
         Replica code.
         """
-        return tf.zeros_like(count) if self.is_cut and self.model.rank else count
+        return tf.zeros_like(count) if self.is_sharded and self.model.rank else count
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Mesh]:
-        """Cuts the layers that are made in this context over this mesh."""
+        """Shards the layers made in this context over this mesh."""
         token = _entered.set(self)
         try:
             yield self
@@ -252,17 +252,17 @@ class Mesh:
             _left_out.reset(token)
 
     # Megatron-LM's f and g (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, figure 3): a value that each replica
-    # has whole enters a computation that is cut over `model`, and its result leaves it whole.
+    # has whole enters a computation sharded over `model`, and its result leaves it whole.
 
     def enter(self, value: tf.Tensor) -> tf.Tensor:
-        """Passes a whole value to a computation that is cut over `model`; sums its gradient over it. Replica code."""
-        if not self.is_cut:
+        """Passes a whole value to a computation sharded over `model`; sums its gradient over it. Replica code."""
+        if not self.is_sharded:
             return value
         return tf.custom_gradient(lambda x: (tf.identity(x), self.model.all_reduce))(value)
 
     def leave(self, value: tf.Tensor) -> tf.Tensor:
         """Sums the replicas' terms over `model`; each term's gradient is the sum's. Replica code."""
-        if not self.is_cut:
+        if not self.is_sharded:
             return value
         return tf.custom_gradient(lambda x: (self.model.all_reduce(x), tf.identity))(value)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 import tensorflow as tf
 
 from ..internals.variables import on_server, tf_variable
-from ..mesh import cuts
+from ..mesh import shards
 from ..reduction import per_replica
 
 
@@ -70,12 +70,12 @@ class WeightAverage(tf.Module, Shadows):
         for i, variable in enumerate(map(tf_variable, variables)):
             with strategy.extended.colocate_vars_with(variable):
                 shadows.append(tf.Variable(variable, trainable=False, name=f"average_{i}"))
-            cuts.mark(shadows[-1], cuts.cut_of(variable))
+            shards.mark(shadows[-1], shards.sharding_of(variable))
         self.shadows = shadows
         pairs = list(zip(map(tf_variable, variables), shadows, strict=True))
         Shadows.__init__(self, pairs)
         self._shadow_of = {id(variable): shadow for variable, shadow in pairs}.get
-        self.reset()  # of a variable that is cut each replica has been given the first one's part
+        self.reset()  # each replica of a sharded variable has the first one's shard so far
 
     @property
     def of_variables(self) -> list[tf.Variable]:

@@ -20,9 +20,9 @@ from absl import logging
 from ..errors import UsageError, setting
 from ..internals.tensorflow import temporary_variable
 from ..internals.variables import assign_local, is_shard, key_of, on_server, path_of, read_local, server_of, tf_variable
-from ..mesh import cuts
-from ..mesh.cuts import Cut, cut_of
+from ..mesh import shards
 from ..mesh.mesh import current_mesh
+from ..mesh.shards import Sharding, sharding_of
 from ..reduction import wire
 from ..step.context import step_context
 from ..step.gradients import Gradients, sum_duplicate_rows
@@ -37,7 +37,7 @@ class Optimizer(tf.Module):
 
     A subclass makes its slots (`_build_slots`) and updates (`_update`). Each replica updates its own copy of everything
     by raw ops on `variable.handle`, so `apply` may stand inside `tf.cond` and `tf.while_loop`, and replicas that were
-    given the same gradients stay identical to the bit. Where the mesh shards the optimizer (`engine.mesh.cuts`) a
+    given the same gradients stay identical to the bit. Where the mesh shards the optimizer (`engine.mesh.shards`) a
     replica has the slots of its pieces, updates these, and all gather the weights; then it may stand in no loop.
 
     Args:
@@ -106,10 +106,10 @@ class Optimizer(tf.Module):
             counts = tf.zeros([len(variables)], tf.int64)
             self.update_counts = tf.Variable(counts, trainable=False, name="update_counts")
         targets = _Targets(self.name, variables, multipliers or [1.0] * len(variables))
-        if not self.is_elementwise and (cut := [target for target in targets if target.slot_cut]):
-            cause = setting("shard_optimizer") if cut[0].piece else "a mesh's model axis"
+        if not self.is_elementwise and (sharded := [target for target in targets if target.slot_sharding]):
+            cause = setting("shard_optimizer") if sharded[0].piece else "a mesh's model axis"
             raise UsageError(
-                f"{cause} has each replica update a part of {cut[0].path} alone, and the rule of {self.name} may "
+                f"{cause} has each replica update a shard of {sharded[0].path} alone, and the rule of {self.name} may "
                 "look at all of it; use one of the engine's, such as adamw, or leave that out"
             )
         if wide := [target.path for target in targets if target.variable.dtype == tf.float64]:
@@ -396,7 +396,7 @@ class FusedOptimizer(Optimizer):
                     for slot, value in self.initial_slots().items()
                 }
             for slot, variable in slots[target.key].items():
-                cuts.mark(variable, target.slot_cut, self.initial_slots()[slot])
+                shards.mark(variable, target.slot_sharding, self.initial_slots()[slot])
         self.slots = slots
 
     def _update(self, pairs, learning_rate, counts):
@@ -464,7 +464,7 @@ class _Target:
         self.path = path_of(variable)
         self.key = key_of(variable, position)
         self.decays = True
-        self.piece = cuts.update_shard_of(self.variable, current_mesh())
+        self.piece = shards.update_shard_of(self.variable, current_mesh())
 
     @property
     def is_updated(self) -> bool:
@@ -472,14 +472,14 @@ class _Target:
         return bool(self.multiplier) and id(self.variable) not in step_context().frozen
 
     @property
-    def slot_cut(self) -> Cut | None:
-        """How its slots are cut over the mesh; None where each replica has them whole."""
-        return self.piece.cut if self.piece else cut_of(self.variable)
+    def slot_sharding(self) -> Sharding | None:
+        """How its slots are sharded over the mesh; None where each replica has them whole."""
+        return self.piece.sharding if self.piece else sharding_of(self.variable)
 
     @property
     def slot_shape(self) -> Sequence[int]:
         """What each replica has of a slot."""
-        return self.piece.cut.local_shape if self.piece else self.variable.shape
+        return self.piece.sharding.local_shape if self.piece else self.variable.shape
 
     @property
     def handle(self):
@@ -526,7 +526,7 @@ class _OpenPiece(_Target):
 
 def _close(opened: Sequence[_OpenPiece]) -> None:
     """Gathers the values of variables of which each replica has updated its piece. Replica code."""
-    wholes = cuts.gather((target.piece, target.read()) for target in opened)
+    wholes = shards.gather((target.piece, target.read()) for target in opened)
     for target, value in zip(opened, wholes, strict=True):
         assign_local(target.whole.variable, value)
 

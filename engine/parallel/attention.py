@@ -1,4 +1,4 @@
-"""Causal attention whose heads are cut over a mesh's axis `model`. Replica code.
+"""Causal attention whose heads are sharded over a mesh's axis `model`. Replica code.
 
 Axes: B batch, T positions, K key-value heads of this replica, G query heads to each of them, D size of a head.
 """
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from ..mesh.mesh import current_mesh
-from .layers import Dense, Dropout, part_of
+from .layers import Dense, Dropout, shard_size
 
 
 class Cache(NamedTuple):
@@ -35,7 +35,7 @@ class Attention(tf.keras.layers.Layer):
     computes in.
 
     The first projection's columns are ordered by key-value head: the G query heads, the key, the value of each. So a
-    cut into equal ranges of columns is a cut by heads.
+    cut into equal ranges of columns shards it by heads.
 
     Args:
       heads: query heads; divides the width unless `head_size` is given.
@@ -66,7 +66,7 @@ class Attention(tf.keras.layers.Layer):
         self.heads, self.kv_heads, self.head_size = heads, kv_heads or heads, head_size
         if heads % self.kv_heads:
             raise UsageError(f"kv_heads={self.kv_heads} does not divide heads={heads}; use a divisor")
-        self.own_kv_heads = part_of(self.kv_heads, self.mesh, "kv_heads" if kv_heads else "heads")
+        self.own_kv_heads = shard_size(self.kv_heads, self.mesh, "kv_heads" if kv_heads else "heads")
         self.rotary, self.dropout, self.use_bias = rotary, dropout, use_bias
         self.stddev, self.output_stddev = stddev, output_stddev
         self._drop = Dropout(dropout, dtype=self.dtype_policy) if dropout else None

@@ -1,9 +1,9 @@
-"""Keras layers that are cut over a mesh's axis `model`, their weights, and a loss of outputs that are. Replica code.
+"""Keras layers sharded over a mesh's axis `model`, their weights, and a loss of outputs that are. Replica code.
 
 On a mesh of one they are ordinary layers.
 
 They take the mesh in whose scope they are made (`current_mesh`), as layers in `Trainer.build_model` are. Each layer's
-docstring says what is cut and what is sent. Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053.
+docstring says what is sharded and what is sent. Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import tensorflow as tf
 from ..errors import UsageError
 from ..internals import keras
 from ..layers.embeddings import hashing
-from ..mesh import cuts
-from ..mesh.cuts import Box, Cut
+from ..mesh import shards
 from ..mesh.mesh import MODEL, Mesh, current_mesh
+from ..mesh.shards import Box, Sharding
 from ..step.diagnosis import note_ids, note_labels
 
 _SPLITS = (None, "columns", "rows")
@@ -30,15 +30,15 @@ class Dense(tf.keras.layers.Layer):
     | split | x | W, b | result | forward sends | backward sends |
     |---|---|---|---|---|---|
     | `None` | whole | copies | whole | | |
-    | `"columns"` | whole | W by columns, b cut | cut: [..., units / model] | | a sum of inputs values a row |
-    | `"rows"` | cut, as `"columns"` gives it | W by rows, b a copy | whole | a sum of units values a row | |
+    | `"columns"` | whole | W by columns, b sharded | sharded: [..., units / model] | | a sum of inputs values a row |
+    | `"rows"` | sharded, as `"columns"` gives it | W by rows, b a copy | whole | a sum of units values a row | |
 
     A value takes the bytes of the layer's compute dtype, 4 or 2 (4 on a CPU, whose collectives add no 16-bit values);
     a ring moves 2 (model - 1) / model times as many. W is float32, sampled by position, the same on any mesh.
 
     Args:
       units: of the whole layer; with `"columns"` a multiple of the mesh's `model`.
-      split: how the weights are cut; `"columns"` followed by `"rows"` makes a block that sends once each way.
+      split: how the weights are sharded; `"columns"` followed by `"rows"` makes a block that sends once each way.
       activation: as Keras's; with `"rows"` it is applied to the sum.
       use_bias: whether there is b, zeros at first.
       stddev: of the normal distribution that W is sampled from; None is Glorot's, sqrt(2 / (inputs + units)).
@@ -52,7 +52,7 @@ class Dense(tf.keras.layers.Layer):
         self.mesh = current_mesh()
         self.units, self.split, self.use_bias, self.stddev = units, split, use_bias, stddev
         self.activation = tf.keras.activations.get(activation)
-        self.own_units = part_of(units, self.mesh, "units") if split == "columns" else units
+        self.own_units = shard_size(units, self.mesh, "units") if split == "columns" else units
         self._initial = Normal(stddev or 0.0)
 
     def build(self, input_shape):
@@ -78,7 +78,7 @@ class Dense(tf.keras.layers.Layer):
         return (*input_shape[:-1], self.own_units)
 
     def get_build_config(self):
-        # Rows take a part of what goes in, whose shape is of this mesh alone: elsewhere the model's own call tells it.
+        # Rows take a shard of what goes in, whose shape is of this mesh alone: elsewhere the model's own call tells it.
         return None if self.split == "rows" else super().get_build_config()
 
     def get_config(self):
@@ -92,10 +92,10 @@ class Embedding(tf.keras.layers.Layer):
 
     With `split="vocabulary"` each replica has vocabulary / model rows, rounded up; the last are padded with zeros. A
     look-up sums `size` values an id over `model` in the forward pass, and sends nothing in the backward pass. Logits
-    are cut by vocabulary, [..., rows of a replica], as `cross_entropy` takes them; they send nothing in the
+    are sharded by vocabulary, [..., rows of a replica], as `cross_entropy` takes them; they send nothing in the
     forward pass, and sum `size` values a row in the backward pass.
 
-    The table's gradient is dense, as the logits' part of it is.
+    The table's gradient is dense, as the logits' contribution to it is.
 
     Args:
       vocabulary: number of ids, from 0 on. Others end the run with an error (`engine.step.diagnosis`).
@@ -118,15 +118,15 @@ class Embedding(tf.keras.layers.Layer):
         self.embeddings = add_weight(self, "embeddings", (self.vocabulary, self.size), self._initial, axis)
 
     @property
-    def is_cut(self) -> bool:
-        return bool(self.split) and self.mesh.is_cut
+    def is_sharded(self) -> bool:
+        return bool(self.split) and self.mesh.is_sharded
 
     def call(self, inputs, transposed=False):
         table = tf.convert_to_tensor(self.embeddings)
         if transposed:
-            return product(self.mesh.enter(inputs) if self.is_cut else inputs, table, transpose_b=True)
+            return product(self.mesh.enter(inputs) if self.is_sharded else inputs, table, transpose_b=True)
         inputs = tf.cast(inputs, tf.int32)
-        if not self.is_cut:
+        if not self.is_sharded:
             return _rows(table, inputs)
         note_ids(inputs, self.vocabulary)
         own = table.shape[0]
@@ -136,7 +136,7 @@ class Embedding(tf.keras.layers.Layer):
         return self.mesh.leave(tf.where(mine[..., tf.newaxis], looked_up, tf.zeros([], looked_up.dtype)))
 
     def logits(self, hidden):
-        """Computes hidden [..., size] times the transposed table: [..., vocabulary], cut if the table is."""
+        """Computes hidden [..., size] times the transposed table: [..., vocabulary], sharded if the table is."""
         return self(hidden, transposed=True)
 
     def compute_output_shape(self, input_shape, transposed=False):
@@ -153,14 +153,14 @@ class Embedding(tf.keras.layers.Layer):
 
 @tf.keras.utils.register_keras_serializable("crankshaft.parallel")
 class Dropout(tf.keras.layers.Dropout):
-    """Keras's Dropout for tensors that are cut over `model`: each replica samples its own mask, for its own part.
+    """Keras's Dropout for tensors sharded over `model`: each replica samples its own mask, for its own shard.
 
     For tensors that each replica has whole use Keras's, which samples the same mask on replicas with the same examples.
     """
 
     def __init__(self, rate, **arguments):
         super().__init__(rate, **arguments)
-        if rate > 0 and current_mesh().is_cut:
+        if rate > 0 and current_mesh().is_sharded:
             self.seed_generator.within_shard = True  # see `engine.step.context.StepContext.seed_layers`
 
 
@@ -205,7 +205,7 @@ def _rows(table: tf.Tensor, ids: tf.Tensor):
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: Mesh | None = None) -> tf.Tensor:
-    """Computes -log softmax(logits)[label] of each row, from logits that are cut by vocabulary.
+    """Computes -log softmax(logits)[label] of each row, from logits sharded by vocabulary.
 
     Each replica computes three numbers: its largest logit m, the sum of exp(logit - m), and the label's logit if it is
     among its own. They are gathered over `model`, 12 bytes a row and replica in one message, and all replicas compute
@@ -217,14 +217,14 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: M
       labels: int [...]; one below 0 (-1, as `input.text` marks what does not count) gives some finite loss, which a
         mean leaves out by its weights: `mean(losses, weights=labels >= 0)`; one beyond the vocabulary ends the run.
       vocabulary: number of ids.
-      mesh: the logits are cut over its axis `model`; None is a mesh of one.
+      mesh: the logits are sharded over its axis `model`; None is a mesh of one.
 
     Returns:
       float32 [...], in nats, the same on all replicas that have the same rows.
     """
     logits = tf.cast(logits, tf.float32)
     labels = tf.cast(labels, tf.int32)
-    if mesh is None or not mesh.is_cut:
+    if mesh is None or not mesh.is_sharded:
         return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
     note_labels(labels, vocabulary)
     own = logits.shape[-1]
@@ -259,7 +259,7 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tenso
 
 @tf.keras.utils.register_keras_serializable("crankshaft.parallel")
 class Normal(tf.keras.initializers.Initializer):
-    """Samples each value of a matrix by its position, so that a part sampled by itself equals that part of the whole.
+    """Samples each value of a matrix by its position, so that a shard sampled by itself equals that range of the whole.
 
     Args:
       stddev: of the normal distribution, whose mean is 0; no sample lies beyond 5.3 times that.
@@ -275,7 +275,7 @@ class Normal(tf.keras.initializers.Initializer):
         return tf.cast(self.sample(Box((0,) * len(shape), shape)), dtype or tf.float32)
 
     def sample(self, box: Box) -> tf.Tensor:
-        """Returns the values of a part of the matrix, float32 of `box.size`."""
+        """Returns the values of a range of the matrix, float32 of `box.size`."""
         (first_row, first_column), (rows, columns) = box
         numbers = tf.range(first_row, first_row + rows, dtype=tf.int64)
         even = hashing.uniform(numbers, columns, self.seed, first=first_column)
@@ -287,32 +287,32 @@ class Normal(tf.keras.initializers.Initializer):
 
 
 def add_weight(
-    layer: tf.keras.layers.Layer, name: str, shape, initial, cut_axis: int | None = None
+    layer: tf.keras.layers.Layer, name: str, shape, initial, sharded_axis: int | None = None
 ) -> tf.keras.Variable:
     """Adds a weight to a layer that has a `mesh`; on a mesh of one replica it is an ordinary weight.
 
-    No replica ever holds more of a cut weight than its part: the part is made of zeros and filled piece by piece.
+    No replica ever holds more of a sharded weight than its shard: the shard is made of zeros and filled piece by piece.
 
     Args:
-      layer: the weight is cut over its attribute `mesh`.
+      layer: the weight is sharded over its attribute `mesh`.
       name: of the weight.
       shape: of the whole weight.
       initial: a `Normal`, or the name of a Keras initializer that fills with one number, "zeros" or "ones".
-      cut_axis: the weight's axis that is cut over the mesh's axis `model`; None makes a copy on each replica.
+      sharded_axis: the weight's axis sharded over the mesh's axis `model`; None makes a copy on each replica.
     """
-    if cut_axis is None or not layer.mesh.is_cut:
+    if sharded_axis is None or not layer.mesh.is_sharded:
         return layer.add_weight(name=name, shape=shape, initializer=initial)
-    cut = Cut.over(layer.mesh, shape, {cut_axis: MODEL})
+    sharding = Sharding.over(layer.mesh, shape, {sharded_axis: MODEL})
     is_normal = isinstance(initial, Normal)
     with keras.made_at_once():
-        weight = layer.add_weight(name=name, shape=cut.local_shape, initializer="zeros" if is_normal else initial)
-        cuts.mark(weight, cut)
+        weight = layer.add_weight(name=name, shape=sharding.local_shape, initializer="zeros" if is_normal else initial)
+        shards.mark(weight, sharding)
         if is_normal:
-            cuts.fill(weight, initial.sample)
+            shards.fill(weight, initial.sample)
     return weight
 
 
-def part_of(count: int, mesh, what: str) -> int:
+def shard_size(count: int, mesh, what: str) -> int:
     """Returns how many of `count` each replica along `model` has; raises ValueError where they don't divide."""
     size = mesh.model.size
     if count % size:

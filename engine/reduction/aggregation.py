@@ -76,7 +76,7 @@ def shares(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, t
     """
     step = step_context()
     counts = tf.constant(True) if step.present is None else step.present
-    if step.mesh.is_cut:
+    if step.mesh.is_sharded:
         counts &= tf.equal(step.mesh.model.rank, 0)
     if is_only_replica():  # each computes the same examples
         counts &= tf.equal(step.mesh.data.rank, 0)

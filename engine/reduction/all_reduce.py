@@ -16,8 +16,8 @@ from ..errors import UsageError
 from ..internals.tensorflow import as_one_of_all, is_only_replica
 from ..internals.variables import tf_variable
 from ..mesh import collectives
-from ..mesh.cuts import UpdateShard, cut_of, update_shard_of
 from ..mesh.mesh import Axis, Mesh
+from ..mesh.shards import UpdateShard, sharding_of, update_shard_of
 from ..step.context import step_context
 from ..step.gradients import Gradients
 from .aggregation import Aggregated, assign, shares, summed
@@ -115,14 +115,14 @@ class Reduction(tf.Module):
           count: scalar float32, how many examples that sum is over; if 0, this replica adds nothing.
           averages: float variables that each replica updated by itself; each is set to its mean over replicas,
             weighted by `count`. None is the state of `build`, each variable by its own aggregation.
-          variables: what the gradients are of, where they may be compressed, or are of parts of a model that is cut
+          variables: what the gradients are of, where they may be compressed, or are of a model sharded
             over a mesh; without it they are summed exactly, as those of variables that each replica has a copy of.
 
         Returns:
           (gradients, count), summed. A gradient keeps its kind: slices come back as the concatenation of all
-          replicas' slices, ids repeated where replicas share them; those of a variable that is cut over the mesh, and
+          replicas' slices, ids repeated where replicas share them; those of a variable sharded over the mesh, and
           all where the mesh shards the optimizer, are made dense. Of a variable whose update is shared out
-          (`engine.mesh.cuts`) it is the piece that this replica updates.
+          (`engine.mesh.shards`) it is the piece that this replica updates.
         """
         step_context().applied.mark("reduce_dtype")
         return self._summed(gradients, count, averages, variables, shares_out=True)
@@ -140,7 +140,7 @@ class Reduction(tf.Module):
         gradients, state = list(gradients), self._state_of(averages)
         count = self._counted(count)
         self._watch_norm(gradients, count)
-        if mesh.is_cut or mesh.shard_optimizer:
+        if mesh.is_sharded or mesh.shard_optimizer:
             return self._sum_on_mesh(mesh, gradients, count, state, variables, shares_out)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         items = [Item(of_examples(gradients[i], count), exact=False) for i in dense]
@@ -159,25 +159,25 @@ class Reduction(tf.Module):
         return [Aggregated(each) for each in averages]
 
     def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, state, variables: Sequence, shares_out: bool):
-        """Sums gradients of cut variables over `data`; of the others, of which each replica has a copy, over all.
+        """Sums gradients of sharded variables over `data`; of the others, of which each replica has a copy, over all.
 
         To the latter only the first replica along `model` adds its own gradients: all copies then get the same bits,
         although TensorFlow may order the arithmetic differently in each replica's graph.
         """
-        if mesh.is_cut and len(variables) != len(gradients):
+        if mesh.is_sharded and len(variables) != len(gradients):
             raise UsageError(
-                "reduction.sum has to know which variables are cut over the mesh; give it variables=..., one for each "
-                "gradient"
+                "reduction.sum has to know which variables are sharded over the mesh; pass variables=..., one "
+                "for each gradient"
             )
         shared, summed = mesh.once(count), gradients
         pieces = [update_shard_of(v, mesh) if shares_out else None for v in variables] or [None] * len(summed)
-        cuts = [cut_of(v) for v in variables] or [None] * len(summed)
+        shardings = [sharding_of(v) for v in variables] or [None] * len(summed)
         for i, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
-                by_rows = not cuts[i] and not mesh.shard_optimizer
+                by_rows = not shardings[i] and not mesh.shard_optimizer
                 summed[i] = self._gather_slices(gradient, shared) if by_rows else tf.convert_to_tensor(gradient)
-        own = [i for i, cut in enumerate(cuts) if cut and isinstance(summed[i], tf.Tensor)]
-        copied = [i for i, cut in enumerate(cuts) if not cut and isinstance(summed[i], tf.Tensor)]
+        own = [i for i, sharding in enumerate(shardings) if sharding and isinstance(summed[i], tf.Tensor)]
+        copied = [i for i, sharding in enumerate(shardings) if not sharding and isinstance(summed[i], tf.Tensor)]
 
         def reduce(axis: Axis, indices: list[int], count: tf.Tensor, more: Sequence[Item] = ()) -> list[tf.Tensor]:
             items = [Item(of_examples(summed[i], count), exact=False, piece=pieces[i]) for i in indices]
@@ -192,7 +192,9 @@ class Reduction(tf.Module):
         exact = [*items_of(state, shared), Item(shared, exact=True)]
         *totals, total = reduce(mesh.everyone, [i for i in copied if not pieces[i]], shared, exact)
         assign(state, totals, total, step_context().readings.summed)
-        return Gradients(summed, cuts=[p.cut if p else cut for p, cut in zip(pieces, cuts, strict=True)]), total
+        return Gradients(
+            summed, shardings=[p.sharding if p else sharding for p, sharding in zip(pieces, shardings, strict=True)]
+        ), total
 
     def sum_statistics(self, values: tf.Tensor) -> tf.Tensor:
         """Sums a layer's statistics of its examples over the replicas that make an update together.
@@ -282,7 +284,7 @@ class Reduction(tf.Module):
             halves = [tf.reshape(to_halves(row, self.reduce_dtype), row.shape) for row in rows]
             lanes = collectives.as_one(halves, lambda joined: in_words(joined, axis.all_to_all))
             sums = [tf.reduce_sum(from_halves(lane, self.reduce_dtype), 0) for lane in lanes]
-        return _shaped(sums, [item.piece.cut.local_shape for item in pack])
+        return _shaped(sums, [item.piece.sharding.local_shape for item in pack])
 
     def _all_gather(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
         most = _most_gathered(axis)

@@ -65,8 +65,8 @@ class StepContext:
       step: scalar int64, steps of training done before this one.
       replica: scalar int32, by which this replica samples: its id in the whole strategy; on a mesh its data coordinate;
         0 where replicas compute the same examples.
-      shard: scalar int32, by which layers that are cut over a mesh sample: this replica's id, as if it stood for all
-        that have the same part and the same examples.
+      shard: scalar int32, by which layers sharded over a mesh sample: this replica's id, as if it stood for all
+        that have the same shard and the same examples.
       present: scalar bool, whether this replica has examples; None if it always has.
       observed: scalar bool, whether this step's costly figures (the gradients' norm) will be looked at; None is never.
       batch_number: scalar int64, from 0 in each evaluation; None in training.

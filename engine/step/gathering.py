@@ -31,7 +31,7 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
       scalar int32 number of this replica's first one among them.
 
     Raises:
-      UsageError: the model is cut over a mesh, or the batch into micro-batches.
+      UsageError: the model is sharded over a mesh, or the batch into micro-batches.
 
     Example:
       >>> def loss(self, outputs, batch):  # of a Trainer whose outputs are (images, texts), each [n, 64]
@@ -44,7 +44,7 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     step, reduction = step_context(), trainer.reduction
     if step.is_training and trainer.given.options.accumulate_steps > 1:
         raise UsageError(f"{setting('accumulate_steps')}: gather needs a batch as a whole; use 1")
-    if step.mesh.is_cut:
+    if step.mesh.is_sharded:
         raise UsageError(f"{setting('mesh')}: gather is of models that each replica has whole; leave it out")
     if reduction.alone() or step.mesh.data.size == 1 or is_only_replica():
         return values, tf.constant(0)

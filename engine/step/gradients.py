@@ -10,7 +10,7 @@ import tensorflow as tf
 from ..errors import UsageError
 from ..internals import keras
 from ..internals.variables import path_of, tf_variable, whole_of
-from ..mesh.cuts import Cut
+from ..mesh.shards import Sharding
 from ..metrics.means import as_loss
 from ..metrics.pairs import Mean
 from ..metrics.sums import folded
@@ -35,8 +35,8 @@ class Gradients(Sequence):
       values: the gradients before the factors.
       factors: positive scalar float32 tensors.
       divided_by: scalar float32, a count that `values` were divided by; None if they were not.
-      cuts: for each gradient how it is cut over the step's mesh, None of one that each replica has whole; () if none
-        is cut.
+      shardings: for each gradient how it is sharded over the step's mesh; None for a copy on each replica; () if all
+        are copies.
     """
 
     def __init__(
@@ -44,24 +44,24 @@ class Gradients(Sequence):
         values: Sequence,
         factors: tuple[tf.Tensor, ...] = (),
         divided_by: tf.Tensor | None = None,
-        cuts: Sequence[Cut | None] = (),
+        shardings: Sequence[Sharding | None] = (),
     ):
-        self.values, self.factors, self.divided_by, self.cuts = values, factors, divided_by, cuts
+        self.values, self.factors, self.divided_by, self.shardings = values, factors, divided_by, shardings
         if isinstance(values, Gradients):
-            self.values, self.divided_by, self.cuts = values.values, values.divided_by, values.cuts
+            self.values, self.divided_by, self.shardings = values.values, values.divided_by, values.shardings
             self.factors = (*values.factors, *factors)
 
     def with_values(self, values: Sequence) -> Gradients:
         """Returns other gradients with the same factors."""
-        return Gradients(values, self.factors, self.divided_by, self.cuts)
+        return Gradients(values, self.factors, self.divided_by, self.shardings)
 
     def times(self, factor: tf.Tensor) -> Gradients:
-        return Gradients(self.values, (*self.factors, factor), self.divided_by, self.cuts)
+        return Gradients(self.values, (*self.factors, factor), self.divided_by, self.shardings)
 
     def over(self, count: tf.Tensor) -> Gradients:
         """Divides by a count, giving zeros where it is 0."""
         if self.divided_by is count:
-            return Gradients(self.values, self.factors, cuts=self.cuts)
+            return Gradients(self.values, self.factors, shardings=self.shardings)
         return self.times(tf.math.divide_no_nan(1.0, count))
 
     def unscaled(self) -> Gradients:
@@ -72,14 +72,14 @@ class Gradients(Sequence):
 
     def without_factors(self) -> tuple[Gradients, tf.Tensor]:
         """Returns (the gradients before the factors, the factors' product)."""
-        return Gradients(self.values, cuts=self.cuts), self._product(tf.constant(1.0))
+        return Gradients(self.values, shardings=self.shardings), self._product(tf.constant(1.0))
 
     def norm(self) -> tf.Tensor:
         """Returns sqrt(sum of squares) over all gradients, scalar float32. Repeated rows are one row."""
         unique = [_unique(gradient) for gradient in self.values]
-        if not self.cuts:
+        if not self.shardings:
             return self._product(tf.linalg.global_norm(unique))
-        return self._product(_norms_on_mesh([[*zip(unique, self.cuts, strict=True)]])[0])
+        return self._product(_norms_on_mesh([[*zip(unique, self.shardings, strict=True)]])[0])
 
     def clipped_by_value(self, limit: float) -> Gradients:
         """Clips each value to [-limit, limit]; of a row that occurs more than once, those of its sum."""
@@ -94,9 +94,9 @@ class Gradients(Sequence):
         """
         parts: dict[int, list] = {}
         summed = self.with_values([_unique(gradient) for gradient in self.values])
-        for whole, *part in zip(wholes, summed.values, self.cuts or [None] * len(wholes), strict=True):
+        for whole, *part in zip(wholes, summed.values, self.shardings or [None] * len(wholes), strict=True):
             parts.setdefault(whole, []).append(part)
-        if self.cuts:
+        if self.shardings:
             norms_of_parts = [self._product(norm) for norm in _norms_on_mesh(parts.values())]
         else:
             norms_of_parts = [self.with_values([gradient for gradient, _ in part]).norm() for part in parts.values()]
@@ -112,7 +112,7 @@ class Gradients(Sequence):
             return None if gradient is None else change(gradient, i)
 
         summed = self.with_values([_unique(gradient) for gradient in self.values])
-        return Gradients([changed(gradient, i) for i, gradient in enumerate(summed)], cuts=self.cuts)
+        return Gradients([changed(gradient, i) for i, gradient in enumerate(summed)], shardings=self.shardings)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -139,18 +139,22 @@ class Gradients(Sequence):
 
 
 def _norms_on_mesh(groups) -> list[tf.Tensor]:
-    """Returns the norm of each group of (gradient, cut), the same bits on all replicas.
+    """Returns the norm of each group of (gradient, sharding), the same bits on all replicas.
 
-    Where several replicas hold the same part or copy, only the first of them counts its squares.
+    Where several replicas hold the same shard or copy, only the first of them counts its squares.
     """
     mesh = step_context().mesh
     replica = mesh.everyone.rank
 
-    def counts(cut: Cut | None) -> bool:
-        return cut.is_first_holder(replica) if cut else replica == 0
+    def counts(sharding: Sharding | None) -> bool:
+        return sharding.is_first_holder(replica) if sharding else replica == 0
 
     def squares(group) -> tf.Tensor:
-        held = [g.values if isinstance(g, tf.IndexedSlices) else g for g, cut in group if g is not None and counts(cut)]
+        held = [
+            g.values if isinstance(g, tf.IndexedSlices) else g
+            for g, sharding in group
+            if g is not None and counts(sharding)
+        ]
         own = [2.0 * tf.nn.l2_loss(values) for values in held]
         return tf.add_n(own) if own else tf.constant(0.0)
 
@@ -188,7 +192,9 @@ class Update:
         options, observed, gradients = trainer.given.options, step_context().observed, Gradients(gradients)
         pairs, updates = zip(gradients.values, variables, strict=True), trainer.holdings.freezing.updates
         gradients = gradients.with_values([each if updates(variable) else None for each, variable in pairs])
-        sums_up = bool(gradients.cuts) and observed is not None  # over replicas, which may not stand in a condition
+        sums_up = (
+            bool(gradients.shardings) and observed is not None
+        )  # over replicas, which may not stand in a condition
         if options.needs_norm or sums_up:
             self.norm, self._has_norm = gradients.norm(), tf.constant(1.0)
         elif observed is None:
@@ -281,8 +287,8 @@ def minimize(
         averages = ()
     whole = means[0]
     if len(means) > 1:
-        cuts = [cut for each in means for cut in each.cuts]
-        whole = Gradients([value for each in means for value in each], cuts=cuts)
+        shardings = [sharding for each in means for sharding in each.shardings]
+        whole = Gradients([value for each in means for value in each], shardings=shardings)
     update = Update(trainer, whole, [each for its in variables for each in its])
     for optimizer, its in zip(optimizers.values(), variables, strict=True):
         update.apply(optimizer, its)
@@ -303,7 +309,7 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
     Returns:
       (for each pair its gradients, metrics). Those of frozen variables are None.
     """
-    options, is_cut = trainer.given.options, step_context().mesh.is_cut
+    options, is_sharded = trainer.given.options, step_context().mesh.is_sharded
     is_whole = options.accumulate_steps == options.batch_parts == 1
 
     def compute(part):
@@ -311,7 +317,7 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
         return gradients if is_whole else list(map(list, gradients)), metrics
 
     step_context().applied.mark("accumulate_steps")
-    loops = not is_cut  # layers that are cut sum over replicas
+    loops = not is_sharded  # sharded layers sum over replicas
     gradients, metrics = batches.accumulate(compute, batch, options.accumulate_steps, options.batch_parts, loops)
     return list(map(Gradients, gradients)), metrics
 

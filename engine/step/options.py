@@ -138,7 +138,7 @@ class Given:
       options: what it asks of a step.
       num_classes: of the input's labels, or None.
       vocabulary: how many ids each feature that is one has, by the feature's name; None if no feature is.
-      num_servers: that variables live on, when the run began; tables are cut into as many shards.
+      num_servers: that variables live on, when the run began; tables have as many shards.
       example: a batch of one example, zeros: shapes and dtypes, in the form of the data (`engine.step.batches`).
     """
 

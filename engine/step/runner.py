@@ -109,7 +109,7 @@ class StepRunner:
 
     def _counted(self, present: tf.Tensor | None) -> tf.Tensor | None:
         """Returns whether this replica's metrics count: where replicas see the same examples, the first one's do."""
-        if self._mesh.is_cut and self._mesh.model.rank:
+        if self._mesh.is_sharded and self._mesh.model.rank:
             return tf.constant(False)
         return tf.equal(self._mesh.data.rank, 0) if is_only_replica() else present
 

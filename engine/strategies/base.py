@@ -373,7 +373,7 @@ class Strategy(Processes, abc.ABC):
         return {
             "name": self.name,
             "replicas": self.num_replicas,
-            **({"mesh": self.mesh.shape} if self.mesh.is_cut else {}),
+            **({"mesh": self.mesh.shape} if self.mesh.is_sharded else {}),
             "devices": list(self.distribution.extended.worker_devices),
             "hosts": self.num_hosts,
         }

@@ -32,7 +32,7 @@ from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.layers.embeddings import shards_in
 from ...engine.loop import Loop
-from ...engine.mesh.cuts import cut_of
+from ...engine.mesh.shards import sharding_of
 from ...engine.reduction import Reduction
 from ...engine.reduction.local_sgd import LocalSgd
 from ...engine.reduction.power_sgd import PowerSgd
@@ -342,9 +342,9 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
             f"{setting('powersgd_rank', config.powersgd_rank)}: no gradient of {config.model_entry.name} is smaller as "
             "two matrices of this rank; use a lower one (1, 2 and 4 are common), or leave it out"
         )
-    if strategy.mesh.is_cut and not any(map(cut_of, held.all_weights)):
+    if strategy.mesh.is_sharded and not any(map(sharding_of, held.all_weights)):
         raise UsageError(
-            f"{setting('mesh', config.mesh)}: {config.model_entry.name} has no layer that is cut over the model's "
+            f"{setting('mesh', config.mesh)}: {config.model_entry.name} has no layer sharded over the model's "
             "axis, so replicas would compute the same; make it of crankshaft.engine.parallel's layers, or leave "
             f"{setting('mesh')} out"
         )

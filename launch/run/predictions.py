@@ -44,13 +44,13 @@ class Predictor:
       name: of a Keras model that the trainer holds; None is `Trainer.forward`.
 
     Attributes:
-      is_cut: whether replicas share out the model, and so have parts of its outputs: a whole copy of it computes here,
-        as it was when this was made.
+      is_sharded: whether the model is sharded, so that replicas have shards of its outputs: a whole copy computes here,
+        as of when this was made.
     """
 
     def __init__(self, run: BaseRun, name: str | None = None):
         self._run = run
-        self.is_cut = run.strategy.mesh.is_cut
+        self.is_sharded = run.strategy.mesh.is_sharded
         self._trainer = weights.alone(run)
         forward, taken = computed(self._trainer, run.example, name)
         self._taken = taken
@@ -67,7 +67,7 @@ class Predictor:
         @functools.cache
         def computing(is_shared: bool) -> Callable:
             def compute(features, number):
-                if self.is_cut:
+                if self.is_sharded:
                     return Strategy.on_parts(run.strategy, outputs, features, number)
                 return run.strategy.on_parts(outputs, features, number, is_shared)
 
@@ -130,7 +130,7 @@ class _Gathered:
             return parts
         whole = [np.empty((self._examples, *part.shape[1:]), part.dtype) for part in parts]
         for each, part in zip(whole, parts, strict=True):
-            each[rows] = part  # where a copy of the model is cut over replicas, each of them has its examples
+            each[rows] = part  # where a copy of the model is sharded over replicas, each of them has its examples
         return whole
 
     def _share(self) -> None:

@@ -19,7 +19,7 @@ from rich.progress import Progress as RichProgress
 
 from ...engine.errors import UsageError, visible
 from ...engine.hooks import Hook, Status
-from ...engine.mesh import cuts
+from ...engine.mesh import shards
 from ...engine.meter import Meter, Totals, merged
 from ...engine.state import TrainState
 from .. import terminal
@@ -225,7 +225,7 @@ def _in_notebook(file) -> bool:
 def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> None:
     """Prints Keras's summary of each model, as wide as the terminal, and a line for each embedding.
 
-    Of a model that is cut over a mesh the summary counts what each replica has; a line says how many there are in all.
+    Of a sharded model the summary counts what each replica has; a line says how many there are in all.
 
     Args:
       models: Keras models, built.
@@ -239,7 +239,7 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
     for model in models:
         print(terminal.drawable(_summary(model, width, most), file), file=file, flush=True)
         held = sum(math.prod(variable.shape) for variable in model.variables)
-        if (whole := sum(map(cuts.size, model.variables))) != held:
+        if (whole := sum(map(shards.size, model.variables))) != held:
             print(f"Of {whole:,} parameters in all each replica has these {held:,}.", file=file, flush=True)
     for table in tables:
         size = f"{table.rows:,} rows x {table.width}, {4e-6 * table.rows * table.width:,.1f} MB"

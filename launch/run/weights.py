@@ -21,7 +21,7 @@ from ...engine.holdings import Holdings
 from ...engine.hooks import numerics
 from ...engine.hooks.sync_check import hashes
 from ...engine.internals import variables
-from ...engine.mesh import cuts
+from ...engine.mesh import shards
 from ...engine.reduction import Reduction
 from ...input import known
 from ...models.classification import Classifier
@@ -132,21 +132,21 @@ def _check_rows(config: Config, trainer: Tabular, before: Mapping[str, int]) -> 
 
 
 def _load_keras_file(run: BaseRun, source: str) -> int:
-    """Loads a Keras file into a run's model; of what is cut over a mesh each replica takes its part."""
+    """Loads a Keras file into a run's model; of a sharded variable each replica takes its shard."""
     model = _only_model(run.trainer, source)
-    if not any(map(cuts.cut_of, model.variables)):
+    if not any(map(shards.sharding_of, model.variables)):
         return load_keras_weights(source, model)
     whole = _only_model(_copy(run), source)
     taken = load_keras_weights(source, whole)
     for variable, theirs in zip(model.variables, whole.variables, strict=True):
-        if cuts.cut_of(variable):
-            cuts.fill(variable, functools.partial(_part, theirs))
+        if shards.sharding_of(variable):
+            shards.fill(variable, functools.partial(_part, theirs))
         else:
             variable.assign(theirs)
     return taken
 
 
-def _part(variable, box: cuts.Box) -> tf.Tensor:
+def _part(variable, box: shards.Box) -> tf.Tensor:
     return variable.value[box.slices]
 
 
@@ -197,7 +197,7 @@ class HandedOut:
     def refresh(self) -> None:
         """Gives the copy the run's weights of now."""
         for mine, theirs in zip(_weights(self.trainer), self._run_weights, strict=True):
-            mine.assign(cuts.whole(theirs))
+            mine.assign(shards.whole(theirs))
         self._settle()
 
     def give_back(self) -> None:
@@ -205,7 +205,10 @@ class HandedOut:
         for position in np.flatnonzero(hashes(self._own) != self._known):
             value = self._own[position].read_value()
             for target in self._targets[position]:
-                cuts.fill(target, lambda box: value[box.slices]) if cuts.cut_of(target) else target.assign(value)  # noqa: B023
+                if shards.sharding_of(target):
+                    shards.fill(target, lambda box: value[box.slices])  # noqa: B023
+                else:
+                    target.assign(value)
 
     def _settle(self) -> None:
         hand_over_averages(self.trainer)
@@ -220,8 +223,8 @@ def hand_over_averages(trainer: Trainer) -> None:
 
 
 def alone(run: BaseRun) -> Trainer:
-    """Returns the run's trainer; where weights are cut over a mesh a copy on this process's device, with all."""
-    return _copied(run) if any(map(cuts.cut_of, _weights(run.trainer))) else run.trainer
+    """Returns the run's trainer; where weights are sharded over a mesh a copy on this process's device, with all."""
+    return _copied(run) if any(map(shards.sharding_of, _weights(run.trainer))) else run.trainer
 
 
 def best(run: BaseRun) -> Trainer | None:
@@ -238,7 +241,7 @@ def _copied(run: BaseRun) -> Trainer:
     trainer = _copy(run)
     try:
         for to, theirs in zip(_weights(trainer), _weights(run.trainer), strict=True):
-            to.assign(cuts.whole(theirs))
+            to.assign(shards.whole(theirs))
     except ValueError as error:
         raise UsageError(
             f"{error}, so no process has the model; make it of the run's checkpoint, in one process: crankshaft train "

@@ -1,4 +1,4 @@
-"""A run whose model is cut over a mesh: resumed, evaluated, exported, begun from elsewhere, as any other."""
+"""A run whose model is sharded over a mesh: resumed, evaluated, exported, begun from elsewhere, as any other."""
 
 import json
 import shutil
@@ -73,7 +73,7 @@ def test_a_mesh_that_does_not_fit_is_answered_with_those_that_do(inside, text, m
     [
         (
             ("--model=mlp", "--input=digits", *PAIR),
-            "--mesh=model:2: mlp has no layer that is cut over the model's axis",
+            "--mesh=model:2: mlp has no layer sharded over the model's axis",
         ),
         (
             ("--model=transformer_lm", "--input=digits"),
@@ -139,8 +139,10 @@ def test_a_model_of_cut_layers_is_loaded_whole_where_there_is_no_mesh(tmp_path, 
 def test_weights_are_frozen_where_replicas_share_them_out(tmp_path):
     class Own(Trainer):
         def build_model(self):
-            cut = [Dense(16, "columns", "gelu", name="up"), Dense(8, "rows", name="down")]
-            return tf.keras.Sequential([tf.keras.layers.Rescaling(0.1), *cut, tf.keras.layers.Dense(1, name="head")])
+            sharded = [Dense(16, "columns", "gelu", name="up"), Dense(8, "rows", name="down")]
+            return tf.keras.Sequential(
+                [tf.keras.layers.Rescaling(0.1), *sharded, tf.keras.layers.Dense(1, name="head")]
+            )
 
         def loss(self, outputs, batch):
             return mean((outputs[:, 0] - batch[1]) ** 2)

@@ -13,7 +13,7 @@ from ...data import form
 from ...errors import reason
 from ...holdings import Holdings
 from ...internals.variables import path_of
-from ...mesh.cuts import cut_of
+from ...mesh.shards import sharding_of
 from ...meter import Totals
 from ..base import Period, Status, Windowed
 from ..figures import Figures
@@ -31,10 +31,10 @@ class TensorBoard(Windowed):
 
     `train/`: each metric's mean since the last time, learning_rate, loss_scale if there is one, epoch, steps_per_sec,
     examples_per_sec, what `Totals.input` has, of tables that give rows to ids `tables/...`, and of each of several
-    workers `workers/<i>/...`, see `Totals.workers`; histograms `weights/...` and `gradients/...`, of what is cut over a
-    mesh its first part's; once, the model's graph and, if they look like images, some inputs, and the configuration as
-    a table. `eval/`: the metrics of each evaluation, and once, for TensorBoard to show beside them, the
-    hyper-parameters.
+    workers `workers/<i>/...`, see `Totals.workers`; histograms `weights/...` and `gradients/...`, of a
+    sharded variable those of its first shard; once, the model's graph and, if they look like images, some inputs, and
+    the configuration as a table. `eval/`: the metrics of each evaluation, and once, for TensorBoard to show beside
+    them, the hyper-parameters.
 
     A resumed run continues in the same folders; events that a killed process wrote after the checkpoint are removed
     first, so that no step appears twice.
@@ -139,10 +139,10 @@ class TensorBoard(Windowed):
         by_kind = {"weights": self._weights()}
         if self.probe is not None:
             by_kind["gradients"] = self.probe.gradients(status.program, status.step)
-        # Of what is cut over a mesh this is the first replica's part, and its name says so.
-        cut = {path_of(variable) for variable in Holdings(trainer).all_weights if cut_of(variable)}
+        # Of a sharded variable these are the first replica's shard, and the name says so.
+        sharded = {path_of(variable) for variable in Holdings(trainer).all_weights if sharding_of(variable)}
         by_kind = {
-            f"{kind}/{path}{'/first_part' if path in cut else ''}": made
+            f"{kind}/{path}{'/first_part' if path in sharded else ''}": made
             for kind, histograms in by_kind.items()
             for path, made in histograms.items()
         }

@@ -1,4 +1,4 @@
-"""Tables of rows found by ids, cut into shards."""
+"""Tables of rows found by ids, in shards."""
 
 from .tables import Embedding, shards_in, uniform, zeros
 

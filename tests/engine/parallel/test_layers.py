@@ -1,11 +1,11 @@
-"""Layers that are cut over a mesh compute what those of one device do, with the gradients of the whole."""
+"""Layers sharded over a mesh compute what those of one device do, with the gradients of the whole."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from crankshaft.engine import layers
-from crankshaft.engine.mesh import cuts
+from crankshaft.engine.mesh import shards
 from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.parallel import Attention, Dense, Dropout, Embedding, cross_entropy
 from crankshaft.engine.parallel.layers import Normal, RMSNorm
@@ -84,20 +84,20 @@ def test_a_decoder_on_a_mesh_has_the_values_and_gradients_of_one_device(meshes, 
     expected = [x.numpy() for x in tf.function(lambda: loss_and_gradients(one, None), autograph=False)()]
     strategy, mesh = meshes(*shape)
     model = made(mesh, strategy, kv_heads=kv_heads)
-    held = [dict(cuts.parts(v)) for v in model.trainable_variables]
-    cut_of = [cuts.cut_of(v) for v in model.trainable_variables]
-    assert sum(cut is not None for cut in cut_of) == 7  # the table, four kernels, two biases of columns
+    held = [dict(shards.local_shards(v)) for v in model.trainable_variables]
+    shardings = [shards.sharding_of(v) for v in model.trainable_variables]
+    assert sum(each is not None for each in shardings) == 7  # the table, four kernels, two biases of columns
     for replica, found in enumerate(on_each(strategy, lambda: loss_and_gradients(model, mesh))):
-        sizes = [2, *(int(np.prod(parts[replica].shape)) for parts in held)]
-        parts = np.split(found, np.cumsum(sizes)[:-1])
-        np.testing.assert_allclose(parts[0], expected[0], rtol=1e-6)
-        for variable, whole, gradient, part, cut in zip(
-            one.trainable_variables, expected[1:], parts[1:], held, cut_of, strict=True
+        sizes = [2, *(int(np.prod(each[replica].shape)) for each in held)]
+        gradients = np.split(found, np.cumsum(sizes)[:-1])
+        np.testing.assert_allclose(gradients[0], expected[0], rtol=1e-6)
+        for variable, whole, gradient, shard, sharding in zip(
+            one.trainable_variables, expected[1:], gradients[1:], held, shardings, strict=True
         ):
-            gradient, value, box = gradient.reshape(part[replica].shape), part[replica].numpy(), ...
-            if cut is not None:
-                box = cut.box(replica).slices
-                inside = tuple(slice(0, n) for n in cut.box(replica).size)
+            gradient, value, box = gradient.reshape(shard[replica].shape), shard[replica].numpy(), ...
+            if sharding is not None:
+                box = sharding.box(replica).slices
+                inside = tuple(slice(0, n) for n in sharding.box(replica).size)
                 assert np.abs(gradient).sum() == pytest.approx(np.abs(gradient[inside]).sum())  # none to padding
                 gradient, value = gradient[inside], value[inside]
             np.testing.assert_array_equal(value, variable.numpy()[box], err_msg=variable.path)
@@ -145,7 +145,7 @@ def test_losses_of_cut_logits_are_exact_where_logits_are_large(meshes):
 def test_initial_weights_are_those_of_their_position_whoever_samples_them():
     normal = Normal(0.02, seed=7)
     whole = normal((301, 77)).numpy()
-    np.testing.assert_array_equal(normal.sample(cuts.Box((100, 31), (201, 46))), whole[100:, 31:])
+    np.testing.assert_array_equal(normal.sample(shards.Box((100, 31), (201, 46))), whole[100:, 31:])
     assert abs(whole.std() / 0.02 - 1) < 0.01
     assert abs(whole.mean()) < 0.0005
     assert (Normal(0.02, seed=8)((301, 77)).numpy() != whole).all()
@@ -216,6 +216,6 @@ def test_layers_are_made_again_from_their_configuration():
 
 
 def test_layers_of_one_name_are_told_apart_in_a_saved_model():
-    """Those that are cut and those that are not: a file of either is read as what it was."""
+    """Those that are sharded and those that are not: a file of either is read as what it was."""
     for kind in (Dense, layers.Dense):
         assert tf.keras.utils.get_registered_object(tf.keras.utils.get_registered_name(kind)) is kind

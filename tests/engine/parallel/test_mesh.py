@@ -1,12 +1,12 @@
-"""What replicas of a mesh sum with whom, and which part of an array each holds."""
+"""What replicas of a mesh sum with whom, and which shard of an array each holds."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.mesh import cuts
-from crankshaft.engine.mesh.cuts import Cut
+from crankshaft.engine.mesh import shards
 from crankshaft.engine.mesh.mesh import Mesh
+from crankshaft.engine.mesh.shards import Sharding
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +102,14 @@ def test_a_product_cut_by_columns_then_rows_has_the_gradients_of_the_whole(meshe
 def test_parts_tile_the_whole_and_padding_belongs_to_nobody():
     sizes = (("data", 2), ("model", 3))
     for axes in [((0, "model"),), ((0, "model"), (1, "data")), ((0, "model"), (0, "data"))]:
-        cut = Cut((7, 4), axes, sizes)
+        sharding = Sharding((7, 4), axes, sizes)
         count = np.zeros((7, 4), int)
         for replica in range(6):
-            if cut.is_first_holder(replica):
-                count[cut.box(replica).slices] += 1
+            if sharding.is_first_holder(replica):
+                count[sharding.box(replica).slices] += 1
         np.testing.assert_array_equal(count, 1)
-    assert Cut((7, 4), ((0, "model"),), sizes).local_shape == (3, 4)
-    assert Cut((7, 4), ((0, "model"),), sizes).box(2).spec((7, 4)) == "7 4 6,1:0,4"
+    assert Sharding((7, 4), ((0, "model"),), sizes).local_shape == (3, 4)
+    assert Sharding((7, 4), ((0, "model"),), sizes).box(2).spec((7, 4)) == "7 4 6,1:0,4"
 
 
 def test_a_variable_is_filled_by_position_on_any_mesh(meshes):
@@ -117,27 +117,27 @@ def test_a_variable_is_filled_by_position_on_any_mesh(meshes):
     for shape in [(1, 2), (2, 2)]:
         strategy, mesh = meshes(*shape)
         for axis in (0, 1):
-            cut = Cut.over(mesh, whole.shape, {axis: "model"})
+            sharding = Sharding.over(mesh, whole.shape, {axis: "model"})
             with strategy.scope():
-                variable = tf.Variable(tf.zeros(cut.local_shape))
-            cuts.mark(variable, cut)
-            cuts.fill(variable, lambda box: tf.constant(whole[box.slices]))
-            for replica, part in cuts.parts(variable):
-                box = cut.box(replica)
-                held = part.numpy()[tuple(slice(0, n) for n in box.size)]
+                variable = tf.Variable(tf.zeros(sharding.local_shape))
+            shards.mark(variable, sharding)
+            shards.fill(variable, lambda box: tf.constant(whole[box.slices]))
+            for replica, shard in shards.local_shards(variable):
+                box = sharding.box(replica)
+                held = shard.numpy()[tuple(slice(0, n) for n in box.size)]
                 np.testing.assert_array_equal(held, whole[box.slices])
-                assert part.numpy().sum() == held.sum()
+                assert shard.numpy().sum() == held.sum()
 
 
 def test_a_filled_variable_is_read_without_a_copy(meshes):
     """As any other: scattering into a variable would make each read of it, in steps and in checkpoints, a copy."""
     strategy, mesh = meshes(1, 2)
-    cut = Cut.over(mesh, (6, 4), {0: "model"})
+    sharding = Sharding.over(mesh, (6, 4), {0: "model"})
     with strategy.scope():
-        variable = tf.Variable(tf.zeros(cut.local_shape))
-    cuts.mark(variable, cut)
-    cuts.fill(variable, lambda box: tf.ones(box.size))
-    for _, part in cuts.parts(variable):
-        reads = [part.read_value() for _ in range(2)]
+        variable = tf.Variable(tf.zeros(sharding.local_shape))
+    shards.mark(variable, sharding)
+    shards.fill(variable, lambda box: tf.ones(box.size))
+    for _, shard in shards.local_shards(variable):
+        reads = [shard.read_value() for _ in range(2)]
         first, second = (np.asarray(each).__array_interface__["data"] for each in reads)
         assert first == second

@@ -1,12 +1,12 @@
-"""Training on a mesh beside one device: a model of a user's own, cut by hand, with copies around the cut."""
+"""Training on a mesh beside one device: a model of a user's own, sharded by hand, with copies around it."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
-from crankshaft.engine.mesh import cuts
-from crankshaft.engine.mesh.cuts import Cut
+from crankshaft.engine.mesh import shards
+from crankshaft.engine.mesh.shards import Sharding
 from crankshaft.engine.parallel import Attention, current_mesh
 from crankshaft.engine.strategies.replicated import FeedOptions
 
@@ -14,7 +14,7 @@ WIDTH, HIDDEN, EXAMPLES = 4, 6, 50
 
 
 class Block(tf.keras.layers.Layer):
-    """A layer whose hidden units are cut over the mesh: columns of one kernel, rows of the next."""
+    """A layer whose hidden units are sharded over the mesh: columns of one kernel, rows of the next."""
 
     def __init__(self):
         super().__init__()
@@ -23,11 +23,11 @@ class Block(tf.keras.layers.Layer):
     def build(self, shape):
         wholes = {"up": ((WIDTH, HIDDEN), 1), "down": ((HIDDEN, WIDTH), 0)}
         for seed, (name, (whole, axis)) in enumerate(wholes.items()):
-            cut = Cut.over(self.mesh, whole, {axis: "model"})
-            weight = self.add_weight(shape=cut.local_shape, initializer="zeros", name=name)
+            sharding = Sharding.over(self.mesh, whole, {axis: "model"})
+            weight = self.add_weight(shape=sharding.local_shape, initializer="zeros", name=name)
             values = np.random.default_rng(seed).normal(size=whole).astype(np.float32)
-            cuts.mark(weight, cut)
-            cuts.fill(weight.value, lambda box, values=values: tf.constant(values[box.slices]))
+            shards.mark(weight, sharding)
+            shards.fill(weight.value, lambda box, values=values: tf.constant(values[box.slices]))
             setattr(self, name, weight)
         self.bias = self.add_weight(shape=(WIDTH,), initializer="zeros", name="bias")
         self.built = True
@@ -37,7 +37,7 @@ class Block(tf.keras.layers.Layer):
         return self.mesh.leave(tf.tanh(x @ self.up) @ self.down) + self.bias
 
 
-class Cut2(Trainer):
+class Sharded(Trainer):
     def build_model(self):
         dense = tf.keras.layers.Dense(WIDTH, kernel_initializer=tf.keras.initializers.GlorotUniform(1))
         return tf.keras.Sequential([dense, tf.keras.layers.Dropout(0.0), Block(), tf.keras.layers.Dense(1)])
@@ -46,7 +46,7 @@ class Cut2(Trainer):
         return mean((outputs[:, 0] - batch[1]) ** 2)
 
 
-class OfIds(Cut2):
+class OfIds(Sharded):
     """Looks ids up in a table that each replica has a copy of; a step's gradient names few of its rows."""
 
     def build_model(self):
@@ -85,14 +85,14 @@ OPTIONS = {
 def test_losses_are_those_of_one_device(bench, data, shape, options):
     """Twenty steps with a batch that does not divide an epoch: its last one leaves a replica few examples."""
     shared = {"batch_size": 8, "accumulate_steps": 2 if options == "adam" else 1, **OPTIONS[options]}
-    one = bench(Cut2(), data, **shared)
-    mesh = bench(Cut2(), data, replicas=shape[0] * shape[1], model=shape[1], **shared)
+    one = bench(Sharded(), data, **shared)
+    mesh = bench(Sharded(), data, replicas=shape[0] * shape[1], model=shape[1], **shared)
     expected, found = one.curve(20), mesh.curve(20)
     # Of bfloat16 each replica rounds its own partial products to 2^-8 before they are summed.
     np.testing.assert_allclose(found, expected, rtol=3e-2 if options == "bfloat16" else 1e-6)
     for variable in mesh.trainer.model.trainable_variables:
         held = mesh.copies(variable)
-        alike = held if cuts.cut_of(variable) is None else held[:: shape[1]]
+        alike = held if shards.sharding_of(variable) is None else held[:: shape[1]]
         for other in alike[1:]:
             np.testing.assert_array_equal(alike[0], other)
 
@@ -101,8 +101,8 @@ def test_losses_are_those_of_one_device(bench, data, shape, options):
 def test_each_example_counts_once_whatever_feeds_them(bench, data, form):
     make, feed = FORMS[form]
     source = make(data)
-    one = bench(Cut2(), source, batch_size=8, shuffle=False, feed=feed, eval_source=source)
-    mesh = bench(Cut2(), source, batch_size=8, shuffle=False, feed=feed, eval_source=source, replicas=4, model=2)
+    one = bench(Sharded(), source, batch_size=8, shuffle=False, feed=feed, eval_source=source)
+    mesh = bench(Sharded(), source, batch_size=8, shuffle=False, feed=feed, eval_source=source, replicas=4, model=2)
     for each in (one, mesh):
         _, count = each.strategy.evaluate().values()["loss"]
         assert count == EXAMPLES
@@ -143,6 +143,6 @@ def test_heads_on_different_replicas_drop_by_samples_of_their_own(bench):
     kernel, join = rng.normal(size=(WIDTH, 6)), rng.normal(size=(2, WIDTH))
     wholes = np.concatenate([kernel, kernel], 1), np.concatenate([join, -join], 0)
     for variable, whole in zip(made.trainer.model.trainable_variables, wholes, strict=True):
-        cuts.fill(variable.value, lambda box, whole=whole: tf.constant(whole[box.slices], tf.float32))
+        shards.fill(variable.value, lambda box, whole=whole: tf.constant(whole[box.slices], tf.float32))
     assert made.strategy.evaluate().values()["loss"][0] < 1e-3  # rounding
     assert made.train(1)["loss"][0] > 10

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean, optimizers
-from crankshaft.engine.mesh import cuts
+from crankshaft.engine.mesh import shards
 from crankshaft.engine.parallel import Dense
 from crankshaft.engine.reduction import Reduction
 
@@ -13,7 +13,7 @@ WIDTH, HIDDEN, EXAMPLES = 96, 128, 60
 
 
 class Model(Trainer):
-    """Whose weights are cut by model and share updates along either axis; some are too small, or of an odd length.
+    """Whose weights are sharded by model and share updates along either axis; some are too small, or of an odd length.
 
     Args:
       normalises: whether there is a batch normalisation, whose moments differ by how a batch is divided.
@@ -57,11 +57,11 @@ RUNS = [
 
 
 def check_copies(run, model):
-    """Of each variable, those that hold the same part hold the same bits."""
+    """Of each variable, those that hold the same shard hold the same bits."""
     averages = [run.trainer.optimizer.weight_average] if run.trainer.optimizer.weight_average else []
     for variable in [*run.trainer.model.trainable_variables, *(s for a in averages for s in a.shadows)]:
         held = run.copies(variable)
-        alike = held if cuts.cut_of(variable) is None else held[::model]
+        alike = held if shards.sharding_of(variable) is None else held[::model]
         for other in alike[1:]:
             np.testing.assert_array_equal(alike[0], other)
 
@@ -136,8 +136,8 @@ class Normalised(optimizers.SGD):
 @pytest.mark.parametrize(
     ("mesh", "line"),
     [
-        ({"shard_optimizer": True}, "shard_optimizer has each replica update a part of .*, and the rule of"),
-        ({"model": 2}, "a mesh's model axis has each replica update a part of .*, and the rule of"),
+        ({"shard_optimizer": True}, "shard_optimizer has each replica update a shard of .*, and the rule of"),
+        ({"model": 2}, "a mesh's model axis has each replica update a shard of .*, and the rule of"),
     ],
 )
 def test_rules_that_look_at_whole_variables_are_refused(bench, data, optimizer, mesh, line):

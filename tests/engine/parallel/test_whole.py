@@ -1,4 +1,4 @@
-"""A run whose model is cut over a mesh is saved, averaged, compared and put back as one that is not."""
+"""A run whose model is sharded over a mesh is saved, averaged, compared and put back as one that is not."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from crankshaft.engine.errors import NonfiniteError, OutOfSyncError
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.keras_callbacks import KerasCallbacks
 from crankshaft.engine.hooks.sync_check import SyncCheck
-from crankshaft.engine.mesh import cuts
+from crankshaft.engine.mesh import shards
 from crankshaft.models.transformer_lm import Model
 
 RNG = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def status(bench):
 
 
 def wholes(bench):
-    return [cuts.whole(variable) for variable in bench.state.variables() if variable.dtype == tf.float32]
+    return [shards.whole(variable) for variable in bench.state.variables() if variable.dtype == tf.float32]
 
 
 def resumed(bench, directory):
@@ -80,12 +80,12 @@ def test_averages_are_of_each_part_and_what_was_swapped_comes_back_to_the_bit(ma
     bench = made(2, 2)
     average, variables = bench.trainer.optimizer.weight_average, bench.trainer.model.trainable_variables
     for variable, shadow in zip(variables, average.shadows, strict=True):
-        np.testing.assert_array_equal(cuts.whole(shadow), cuts.whole(variable))
+        np.testing.assert_array_equal(shards.whole(shadow), shards.whole(variable))
     bench.train(4)
-    before, shadows = bench.arrays(), [cuts.whole(shadow) for shadow in average.shadows]
+    before, shadows = bench.arrays(), [shards.whole(shadow) for shadow in average.shadows]
     with average.swapped_in():
         for variable, shadow in zip(variables, shadows, strict=True):
-            np.testing.assert_array_equal(cuts.whole(variable), shadow)
+            np.testing.assert_array_equal(shards.whole(variable), shadow)
     for now, then in zip(bench.arrays(), before, strict=True):
         np.testing.assert_array_equal(now, then)
     with bench.state.kept():
@@ -101,10 +101,10 @@ def test_copies_are_compared_over_all_replicas_and_parts_among_those_that_hold_t
     check.begin(status(bench))
     check.act(status(bench))
     variables = {variable.path: variable for variable in bench.trainer.model.trainable_variables}
-    part = next(path for path, variable in variables.items() if cuts.cut_of(variable))
-    copy = next(path for path, variable in variables.items() if not cuts.cut_of(variable))
-    for path, replicas in [(part, 2), (copy, 4)]:
-        (_, other) = list(cuts.parts(variables[path]))[3]
+    shard = next(path for path, variable in variables.items() if shards.sharding_of(variable))
+    copy = next(path for path, variable in variables.items() if not shards.sharding_of(variable))
+    for path, replicas in [(shard, 2), (copy, 4)]:
+        (_, other) = list(shards.local_shards(variables[path]))[3]
         before = other.numpy()
         other.assign(np.nextafter(before, 1, dtype=np.float32))
         with pytest.raises(OutOfSyncError, match=f"replica 3 of {replicas} replicas holds other values of {path}"):
@@ -126,10 +126,10 @@ def test_a_position_in_a_stream_is_no_replicas(bench):
 def test_a_weight_that_is_not_finite_is_found_in_any_part(made):
     bench = made(1, 2)
     numerics.check_weights(bench.trainer, "here")
-    cut = next(variable for variable in bench.trainer.model.trainable_variables if cuts.cut_of(variable))
-    (_, part) = list(cuts.parts(cut))[1]
-    part.assign(tf.fill(part.shape, np.nan))
-    with pytest.raises(NonfiniteError, match=f"here: variable {cut.path} is not finite"):
+    sharded = next(variable for variable in bench.trainer.model.trainable_variables if shards.sharding_of(variable))
+    (_, shard) = list(shards.local_shards(sharded))[1]
+    shard.assign(tf.fill(shard.shape, np.nan))
+    with pytest.raises(NonfiniteError, match=f"here: variable {sharded.path} is not finite"):
         numerics.check_weights(bench.trainer, "here")
 
 

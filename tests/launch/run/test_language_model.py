@@ -106,8 +106,8 @@ def test_on_a_mesh_it_generates_what_one_device_does(trained, inside):
     run = ("--mode=generate", f"--run_dir={trained.run_dir}", f"--prompt={PROMPT}", "--sampling=tokens=50")
     for replicas, mesh, temperature in ((2, "data:1,model:2", 0.8), (4, "data:2,model:2", 0.0)):
         sampling = f"--sampling=temperature={temperature}"
-        cut = ("--strategy=mirrored", f"--num_virtual_devices={replicas}", f"--mesh={mesh}")
-        alone, together = inside(*run, sampling).ok(), inside(*run, sampling, *cut).ok()
+        sharded = ("--strategy=mirrored", f"--num_virtual_devices={replicas}", f"--mesh={mesh}")
+        alone, together = inside(*run, sampling).ok(), inside(*run, sampling, *sharded).ok()
         assert together.out == alone.out
         assert f"; {replicas} replica" in together.err
 
@@ -116,7 +116,7 @@ def test_on_a_mesh_it_generates_what_one_device_does(trained, inside):
 def test_workers_that_hold_a_model_together_generate_what_one_device_does(trained, inside, crank):
     run = ("--mode=generate", f"--run_dir={trained.run_dir}", f"--prompt={PROMPT}", "--sampling=tokens=50")
     alone = inside(*run).ok()
-    cut = crank("--workers=2", "--", *run, "--strategy=multi_worker", "--mesh=model:2", command="local").ok()
-    lines = [line.removeprefix("[worker 0] ") for line in cut.out.splitlines() if line.startswith("[worker 0] ")]
+    sharded = crank("--workers=2", "--", *run, "--strategy=multi_worker", "--mesh=model:2", command="local").ok()
+    lines = [line.removeprefix("[worker 0] ") for line in sharded.out.splitlines() if line.startswith("[worker 0] ")]
     assert lines == alone.out.splitlines()
-    assert "transformer_lm: step 150, checkpoints/ckpt-150; 2 replicas" in cut.err
+    assert "transformer_lm: step 150, checkpoints/ckpt-150; 2 replicas" in sharded.err

@@ -1,12 +1,12 @@
-"""Variables of which each replica of a mesh holds a part: which part, how it is filled, how a checkpoint names it.
+"""Variables sharded over a mesh: which shard a replica holds, how it is filled, how a checkpoint names it.
 
-Such a variable is made in a strategy's scope with the shape of a part, and each replica assigns its part its own
-values. The variable carries its `Cut`; its slots and its average carry the same one, or one that is cut further.
+Such a variable is made in a strategy's scope with the shape of a shard, and each replica assigns its shard its own
+values. The variable carries its `Sharding`; its slots and its average carry the same one, or one split further.
 
 Updates are sharded likewise (`UpdateShard`): of the replicas that hold the same values, each updates one piece.
 ZeRO, stage 1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): a replica receives only its piece of the
 summed gradient, keeps the optimizer's slots of that piece, updates it, and then all replicas gather the weights. The
-replicas that hold the same values are those along `data` for a variable that is cut over `model`, and all for a copy.
+replicas that hold the same values are those along `data` for a variable sharded over `model`, and all for a copy.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..internals.variables import path_of, tf_variable
 from . import collectives
 from .mesh import AXES, DATA, MODEL, Axis, Mesh, local_replicas
 
-_PIECE_BYTES = 16 << 20  # of a part that is filled: sampled at once
+_PIECE_BYTES = 16 << 20  # of a shard, sampled at once when it is filled
 
 
 class Box(NamedTuple):
-    """A part of an array: where it begins, and its size, along each axis."""
+    """A range of an array: where it begins, and its size, along each axis."""
 
     begin: tuple[int, ...]
     size: tuple[int, ...]
@@ -44,15 +44,15 @@ class Box(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
-    """How an array is cut over a mesh.
+class Sharding:
+    """How an array is sharded over a mesh.
 
-    Each pair in `axes` cuts one axis of the array into equal pieces over one axis of the mesh; the last piece is
-    *padded* where the sizes do not divide. Two pairs that name the same axis of the array cut its pieces once more.
+    Each pair in `axes` splits one axis of the array into equal pieces over one axis of the mesh; the last piece is
+    *padded* where the sizes do not divide. Two pairs that name the same axis of the array split its pieces once more.
 
     Attributes:
       shape: of the whole array.
-      axes: (axis of the array, name of the mesh's axis), in the order of cutting.
+      axes: (axis of the array, name of the mesh's axis), in the order of splitting.
       mesh_shape: (name, size) of each axis of the mesh.
     """
 
@@ -61,12 +61,12 @@ class Cut:
     mesh_shape: tuple[tuple[str, int], ...]
 
     @classmethod
-    def over(cls, mesh: Mesh, shape, axes) -> Cut:
-        """Makes the cut of an array of `shape` over a mesh; `axes` maps an axis of it to one of the mesh."""
+    def over(cls, mesh: Mesh, shape, axes) -> Sharding:
+        """Shards an array of `shape` over a mesh; `axes` maps an axis of it to one of the mesh."""
         return cls(tuple(shape), tuple(axes.items()), tuple(mesh.shape.items()))
 
-    def further(self, axis: int, name: str) -> Cut:
-        """Returns this cut with each part cut once more."""
+    def further(self, axis: int, name: str) -> Sharding:
+        """Returns this sharding with each shard split once more."""
         return dataclasses.replace(self, axes=(*self.axes, (axis, name)))
 
     @property
@@ -83,7 +83,7 @@ class Cut:
         return range(math.prod(size for _, size in self.mesh_shape))
 
     def box(self, replica: int) -> Box:
-        """Returns the part of the whole that a replica holds, without padding; its size may be 0 along an axis."""
+        """Returns the range of the whole that a replica holds, without padding; its size may be 0 along an axis."""
         sizes, coordinates = dict(self.mesh_shape), self._coordinates(replica)
         begin, end, length = [0] * len(self.shape), list(self.shape), list(self.shape)
         for axis, name in self.axes:
@@ -94,9 +94,9 @@ class Cut:
         return Box(tuple(begin), tuple(size))
 
     def is_first_holder(self, replica: int) -> bool:
-        """Returns whether a replica is the first of those that hold its part: the one that writes it to checkpoints."""
-        cut_by = {name for _, name in self.axes}
-        return all(number == 0 for name, number in self._coordinates(replica).items() if name not in cut_by)
+        """Returns whether a replica is the first that holds its shard: the one that writes it to checkpoints."""
+        sharded_over = {name for _, name in self.axes}
+        return all(number == 0 for name, number in self._coordinates(replica).items() if name not in sharded_over)
 
     def _coordinates(self, replica: int) -> dict[str, int]:
         """Returns a replica's position along each axis of the mesh, by the axis's name."""
@@ -104,25 +104,25 @@ class Cut:
         return {DATA: replica // model, MODEL: replica % model}
 
 
-def cut_of(variable) -> Cut | None:
-    """Returns how a variable, Keras's or TensorFlow's, is cut; None if each replica has a copy of all of it."""
-    return getattr(tf_variable(variable), "mesh_cut", None)
+def sharding_of(variable) -> Sharding | None:
+    """Returns how a variable, Keras's or TensorFlow's, is sharded; None if each replica has a copy of all of it."""
+    return getattr(tf_variable(variable), "mesh_sharding", None)
 
 
-def mark(variable, cut: Cut | None, padding: float = 0.0) -> None:
-    """Records on a variable how it is cut, and what its padding is filled with. Host code."""
-    if cut is not None:
-        tf_variable(variable).mesh_cut = cut
+def mark(variable, sharding: Sharding | None, padding: float = 0.0) -> None:
+    """Records on a variable how it is sharded, and what its padding is filled with. Host code."""
+    if sharding is not None:
+        tf_variable(variable).mesh_sharding = sharding
         tf_variable(variable).mesh_padding = padding
 
 
 def padding_of(variable) -> float:
-    """Returns what a cut variable's padding is filled with: a slot's initial value, so that 1/slot stays finite."""
+    """Returns what a sharded variable's padding is filled with: a slot's initial value, so that 1/slot stays finite."""
     return tf_variable(variable).mesh_padding
 
 
-def parts(variable) -> Iterator[tuple[int, tf.Variable]]:
-    """Yields (replica's id, its part) for each replica in this process; a plain variable is replica 0's."""
+def local_shards(variable) -> Iterator[tuple[int, tf.Variable]]:
+    """Yields (replica's id, its shard) for each replica in this process; a plain variable is replica 0's."""
     variable = tf_variable(variable)
     if not isinstance(variable, tf.distribute.DistributedValues):
         yield 0, variable
@@ -133,53 +133,54 @@ def parts(variable) -> Iterator[tuple[int, tf.Variable]]:
 
 def size(variable) -> int:
     """Returns the number of values of the whole of any variable."""
-    cut = cut_of(variable)
-    return math.prod(cut.shape if cut else tf_variable(variable).shape)
+    sharding = sharding_of(variable)
+    return math.prod(sharding.shape if sharding else tf_variable(variable).shape)
 
 
 def whole(variable) -> np.ndarray:
-    """Returns the whole value of a variable, cut or not, all of whose parts are in this process. Host code.
+    """Returns the whole value of a variable, all of whose shards are in this process. Host code.
 
     Raises:
-      UsageError: other processes hold parts of it.
+      UsageError: other processes hold shards of it.
     """
-    cut = cut_of(variable)
-    if cut is None:
+    sharding = sharding_of(variable)
+    if sharding is None:
         return tf_variable(variable).numpy()
-    array, left = np.empty(cut.shape, tf_variable(variable).dtype.as_numpy_dtype), set(map(cut.box, cut.replicas))
-    for replica, part in parts(variable):
-        box = cut.box(replica)
-        array[box.slices] = part.numpy()[tuple(slice(0, n) for n in box.size)]
+    array = np.empty(sharding.shape, tf_variable(variable).dtype.as_numpy_dtype)
+    left = set(map(sharding.box, sharding.replicas))
+    for replica, shard in local_shards(variable):
+        box = sharding.box(replica)
+        array[box.slices] = shard.numpy()[tuple(slice(0, n) for n in box.size)]
         left.discard(box)
     if left:
-        raise UsageError(f"other processes have parts of {path_of(variable)}")
+        raise UsageError(f"other processes have shards of {path_of(variable)}")
     return array
 
 
 def fill(variable, sample: Callable[[Box], tf.Tensor]) -> None:
-    """Assigns each replica's part of a cut variable its own values, piece by piece; padding is 0. Host code.
+    """Assigns each replica's shard of a sharded variable its own values, piece by piece; padding is 0. Host code.
 
     Args:
-      variable: carries its cut.
+      variable: carries its sharding.
       sample: returns the values of any box of the whole: a function of the position alone, so that a model's weights do
         not depend on the mesh.
     """
-    cut = cut_of(variable)
-    for replica, part in parts(variable):
-        begin, size = cut.box(replica)
-        row_bytes = max(1, part.dtype.size * math.prod(size[1:]))
+    sharding = sharding_of(variable)
+    for replica, shard in local_shards(variable):
+        begin, size = sharding.box(replica)
+        row_bytes = max(1, shard.dtype.size * math.prod(size[1:]))
         rows = max(1, _PIECE_BYTES // row_bytes)
-        with tf.device(part.device):
+        with tf.device(shard.device):
             # Not by scattering into the variable: after that, each read of it would make a copy.
-            values = tf.raw_ops.Empty(shape=cut.local_shape, dtype=part.dtype, init=True)
+            values = tf.raw_ops.Empty(shape=sharding.local_shape, dtype=shard.dtype, init=True)
             for first in range(0, size[0], rows):
                 count = min(rows, size[0] - first)
                 sampled = sample(Box((begin[0] + first, *begin[1:]), (count, *size[1:])))
-                padding = [[0, n - s] for n, s in zip(cut.local_shape[1:], size[1:], strict=True)]
+                padding = [[0, n - s] for n, s in zip(sharding.local_shape[1:], size[1:], strict=True)]
                 values = tf.raw_ops.InplaceUpdate(
                     x=values, i=tf.range(first, first + count), v=tf.pad(sampled, [[0, 0], *padding])
                 )
-            part.assign(values)
+            shard.assign(values)
 
 
 LEAST_VALUES = 1024  # of a variable that is shared out: a smaller one's slots are not worth the operations
@@ -190,13 +191,13 @@ class UpdateShard(NamedTuple):
     """How replicas share out a variable's update.
 
     Attributes:
-      cut: how the variable is cut into what each replica updates; its slots carry the same cut.
-      axis: the array's axis that is cut into equal pieces, one for each holder.
+      sharding: how the variable is split into what each replica updates; its slots carry the same.
+      axis: the array's axis that is split into equal pieces, one for each holder.
       holders: the replicas that hold the same values, as an axis of the mesh.
       shape: of the values that each of them holds.
     """
 
-    cut: Cut
+    sharding: Sharding
     axis: int
     holders: Axis
     shape: tuple[int, ...]
@@ -216,7 +217,7 @@ class UpdateShard(NamedTuple):
 
     def own(self, value: tf.Tensor) -> tf.Tensor:
         """Returns this replica's piece of a value of `shape`. Replica code."""
-        begin, size = [0] * len(self.shape), self.cut.local_shape
+        begin, size = [0] * len(self.shape), self.sharding.local_shape
         begin[self.axis] = self.holders.rank * size[self.axis]
         return tf.slice(value, begin, size)
 
@@ -239,13 +240,13 @@ def update_shard_of(variable, mesh: Mesh) -> UpdateShard | None:
     """
     if not mesh.shard_optimizer:
         return None
-    cut, shape = cut_of(variable), tuple(tf_variable(variable).shape)
-    holders = mesh.data if cut else mesh.everyone
+    sharding, shape = sharding_of(variable), tuple(tf_variable(variable).shape)
+    holders = mesh.data if sharding else mesh.everyone
     axis = next((axis for axis, length in enumerate(shape) if length % holders.size == 0), None)
     if holders.size == 1 or axis is None or math.prod(shape) < LEAST_VALUES:
         return None
-    further = cut or Cut.over(mesh, shape, {})
-    for name in (DATA,) if cut else AXES:
+    further = sharding or Sharding.over(mesh, shape, {})
+    for name in (DATA,) if sharding else AXES:
         further = further.further(axis, name)
     return UpdateShard(further, axis, holders, shape)
 

@@ -1,6 +1,6 @@
 """One of two workers that hold halves of a state: saves it whole, then where it can't write, then is killed writing.
 
-Usage: parts_writer.py FOLDER, with TF_CONFIG. Prints what it finds.
+Usage: sharded_writer.py FOLDER, with TF_CONFIG. Prints what it finds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
 from crankshaft.engine.errors import SaveError
-from crankshaft.engine.mesh import cuts
-from crankshaft.engine.mesh.cuts import Cut
+from crankshaft.engine.mesh import shards
 from crankshaft.engine.mesh.mesh import Mesh
+from crankshaft.engine.mesh.shards import Sharding
 from crankshaft.engine.strategies.multi_worker import WorkerTask, connect
 from crankshaft.launch.cluster import tf_config
 
@@ -27,7 +27,7 @@ ROWS, WIDTH = 99_999, 128  # 51 MB, which do not divide by 2
 TIMEOUT_SECONDS = 10.0
 
 
-def whole(box: cuts.Box) -> tf.Tensor:
+def whole(box: shards.Box) -> tf.Tensor:
     """Each value is its position: exact in float32."""
     (row, column), (rows, columns) = box
     positions = WIDTH * tf.range(row, row + rows)[:, tf.newaxis] + tf.range(column, column + columns)
@@ -47,22 +47,22 @@ def main(folder: str) -> None:
     cluster = tf_config.from_environment(os.environ)
     task = WorkerTask(cluster.index, *zip(*cluster.addresses, strict=True))
     strategy = connect(task)
-    cut = Cut.over(Mesh(strategy, 2), (ROWS, WIDTH), {0: "model"})
+    sharding = Sharding.over(Mesh(strategy, 2), (ROWS, WIDTH), {0: "model"})
     with strategy.scope():
-        table, copy = tf.Variable(tf.zeros(cut.local_shape)), tf.Variable(5.0)
-    cuts.mark(table, cut)
-    cuts.fill(table, whole)
+        table, copy = tf.Variable(tf.zeros(sharding.local_shape)), tf.Variable(5.0)
+    shards.mark(table, sharding)
+    shards.fill(table, whole)
     state = tf.train.Checkpoint(table=table, copy=copy)
     writer = WritingProcess(task.worker, "attempt", TIMEOUT_SECONDS)
     checkpoints = Checkpoints(folder, state, keep=None, about={}, writer=writer)
     print("step 1:", saved(checkpoints, 1), flush=True)
-    ((_, part),) = cuts.parts(table)
-    before = part.numpy()
+    ((_, shard),) = shards.local_shards(table)
+    before = shard.numpy()
     while (manifest := checkpoints.latest()) is None:  # worker 1 is not told when the chief has sealed it
         time.sleep(0.05)
-    part.assign(tf.zeros_like(part))
+    shard.assign(tf.zeros_like(shard))
     checkpoints.restore(manifest)
-    print("bits:", np.array_equal(part.numpy(), before) and float(copy.numpy()) == 5.0, flush=True)
+    print("bits:", np.array_equal(shard.numpy(), before) and float(copy.numpy()) == 5.0, flush=True)
     if task.worker == 1:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))

@@ -1,4 +1,4 @@
-"""Variables that are cut over a mesh: kept whole in slices, restored on any mesh with the same bits."""
+"""Variables sharded over a mesh: kept whole in slices, restored on any mesh with the same bits."""
 
 import gc
 
@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, slices, snapshot
 from crankshaft.engine.errors import CheckpointError
-from crankshaft.engine.mesh import cuts
-from crankshaft.engine.mesh.cuts import Cut
+from crankshaft.engine.mesh import shards
 from crankshaft.engine.mesh.mesh import Mesh
+from crankshaft.engine.mesh.shards import Sharding
 
 RNG = np.random.default_rng(0)
-# By name the whole, and how it is cut: by columns, by rows that do not divide, a bias.
+# By name the whole, and how it is sharded: by columns, by rows that do not divide, a bias.
 WHOLE = {
     "kernel": (RNG.normal(size=(6, 10)).astype(np.float32), {1: "model"}),
     "narrow": (RNG.normal(size=(3, 5)).astype(np.float32), {1: "model"}),
@@ -24,7 +24,7 @@ WHOLE = {
 
 
 class State:
-    """What `WHOLE` has, on a mesh of this shape, with a slot of each; `sharded` ones are cut over `data` too."""
+    """What `WHOLE` has, on a mesh of this shape, with a slot of each; `sharded` ones are sharded over `data` too."""
 
     def __init__(self, distribution, data, model, sharded=False):
         self.strategy = distribution(data * model)
@@ -32,34 +32,34 @@ class State:
         self.variables = {}
         with self.strategy.scope():
             for name, (whole, axes) in WHOLE.items():
-                cut = Cut.over(self.mesh, whole.shape, axes if model > 1 else {})
-                self._make(name, cut)
-                self._make(f"{name}_slot", cut.further(0, "data") if sharded else cut)
+                sharding = Sharding.over(self.mesh, whole.shape, axes if model > 1 else {})
+                self._make(name, sharding)
+                self._make(f"{name}_slot", sharding.further(0, "data") if sharded else sharding)
         self.tracked = tf.train.Checkpoint(**self.variables)
 
-    def _make(self, name, cut):
-        self.variables[name] = tf.Variable(tf.fill(cut.local_shape, 7.0))
-        if cut.axes:
-            cuts.mark(self.variables[name], cut)
+    def _make(self, name, sharding):
+        self.variables[name] = tf.Variable(tf.fill(sharding.local_shape, 7.0))
+        if sharding.axes:
+            shards.mark(self.variables[name], sharding)
 
     def fill(self, factor=1.0):
         for name, variable in self.variables.items():
             whole = self._whole(name, factor)
-            if cuts.cut_of(variable):
-                cuts.fill(variable, lambda box, whole=whole: tf.constant(whole[box.slices]))
+            if shards.sharding_of(variable):
+                shards.fill(variable, lambda box, whole=whole: tf.constant(whole[box.slices]))
             else:
                 variable.assign(whole)
 
     def check(self, factor=1.0):
-        """Each replica holds its part, to the bit, and zeros where it is padded."""
+        """Each replica holds its shard, to the bit, and zeros where it is padded."""
         for name, variable in self.variables.items():
-            cut, whole = cuts.cut_of(variable), self._whole(name, factor)
-            for replica, part in cuts.parts(variable):
+            sharding, whole = shards.sharding_of(variable), self._whole(name, factor)
+            for replica, shard in shards.local_shards(variable):
                 expected = whole
-                if cut:
-                    own = whole[cut.box(replica).slices]
-                    expected = np.pad(own, [(0, n - s) for n, s in zip(cut.local_shape, own.shape, strict=True)])
-                np.testing.assert_array_equal(part.numpy(), expected)
+                if sharding:
+                    own = whole[sharding.box(replica).slices]
+                    expected = np.pad(own, [(0, n - s) for n, s in zip(sharding.local_shape, own.shape, strict=True)])
+                np.testing.assert_array_equal(shard.numpy(), expected)
 
     def _whole(self, name, factor):
         whole = WHOLE[name.removesuffix("_slot")][0]
@@ -116,16 +116,16 @@ def test_weights_are_taken_by_their_parts(saved, distribution):
     Checkpoints(directory / "alone", alone, keep=None, about={}).save(1, {}, wait=True)
     other.fill(3.0)
     assert load_weights(directory / "alone", alone.model, "model") == ["model.kernel"]
-    for _, part in cuts.parts(other.variables["kernel"]):
-        np.testing.assert_array_equal(part.numpy(), tf.fill(part.shape, 7.0))
+    for _, shard in shards.local_shards(other.variables["kernel"]):
+        np.testing.assert_array_equal(shard.numpy(), tf.fill(shard.shape, 7.0))
 
 
 def test_a_model_of_another_size_is_refused_by_its_full_shape(saved, distribution):
     state, directory = saved
-    cut = Cut.over(state.mesh, (6, 12), {1: "model"})
+    sharding = Sharding.over(state.mesh, (6, 12), {1: "model"})
     with state.strategy.scope():
-        state.tracked.kernel = tf.Variable(tf.zeros(cut.local_shape))
-    cuts.mark(state.tracked.kernel, cut)
+        state.tracked.kernel = tf.Variable(tf.zeros(sharding.local_shape))
+    shards.mark(state.tracked.kernel, sharding)
     with pytest.raises(CheckpointError, match=r"kernel: \[6, 12\] float32 here, \[6, 10\] float32 in the checkpoint"):
         checkpoints(directory, state).restore()
 
@@ -154,16 +154,18 @@ def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path, distribu
 @pytest.mark.parametrize("width", [3, 16])
 def test_writing_shares_the_memory_of_parts(distribution, width):
     """Nothing of 1 GiB of them is copied."""
-    cut = Cut.over(Mesh(distribution(2), 2), (128, width), {0: "model"})
+    sharding = Sharding.over(Mesh(distribution(2), 2), (128, width), {0: "model"})
     with distribution(2).scope():
-        variable = tf.Variable(tf.zeros(cut.local_shape))
-    cuts.mark(variable, cut)
-    cuts.fill(variable, lambda box: tf.ones(box.size))  # replicas share zeros
+        variable = tf.Variable(tf.zeros(sharding.local_shape))
+    shards.mark(variable, sharding)
+    shards.fill(variable, lambda box: tf.ones(box.size))  # replicas share zeros
     (found,) = entries_of(tf.train.Checkpoint(variable=variable))
-    memory = [range(at := _address(part.read_value()), at + 64 * width * 4) for _, part in cuts.parts(variable)]
+    memory = [
+        range(at := _address(shard.read_value()), at + 64 * width * 4) for _, shard in shards.local_shards(variable)
+    ]
     held = [_address(piece.read()) for piece in found.slices]
     assert not found.is_live
-    assert [[at in part for at in held] for part in memory] == [[True, False], [False, True]]
+    assert [[at in shard for at in held] for shard in memory] == [[True, False], [False, True]]
 
 
 def entries_of(state):
@@ -175,16 +177,16 @@ def _address(tensor):
 
 
 def test_what_was_written_is_kept_nowhere(tmp_path, distribution):
-    """An update changes a part where it is, as soon as it is written: nothing else has its memory."""
+    """An update changes a shard where it is, as soon as it is written: nothing else has its memory."""
     state = State(distribution, 1, 2)
     state.fill()
     gc.disable()
     try:
         checkpoints(tmp_path, state).save(1, {}, wait=True)
-        for _, part in cuts.parts(state.variables["kernel"]):
-            before = _address(part.read_value())
-            part.assign_add(tf.ones(part.shape))
-            assert _address(part.read_value()) == before
+        for _, shard in shards.local_shards(state.variables["kernel"]):
+            before = _address(shard.read_value())
+            shard.assign_add(tf.ones(shard.shape))
+            assert _address(shard.read_value()) == before
     finally:
         gc.enable()
 
@@ -195,8 +197,8 @@ def test_parts_whose_reading_copies_them_are_written_before_they_change(tmp_path
     monkeypatch.setattr(slices, "SLICE_BYTES", 2 * 4 * 4)
     state = State(distribution, 1, 2)
     state.fill()
-    for _, part in cuts.parts(state.variables["table"]):
-        part.scatter_update(tf.IndexedSlices(part[:1], [0]))
+    for _, shard in shards.local_shards(state.variables["table"]):
+        shard.scatter_update(tf.IndexedSlices(shard[:1], [0]))
     kept = checkpoints(tmp_path, state)
     assert [each.key.partition("/")[0] for each in entries_of(state.tracked) if each.is_live] == ["table"]
     kept.save(1, {})
