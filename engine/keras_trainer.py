@@ -52,7 +52,7 @@ _COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class KerasTrainer(Trainer):
-    """Trains a compiled Keras model: `KerasTrainer.of(model)` is its class, which a run takes as any other's.
+    """Trains a compiled Keras model: `KerasTrainer.for_model(model)` is its class, which a run takes as any other's.
 
     Optimizer, losses by output with their weights, metrics and weighted metrics are those of `compile`. What is
     minimized is what Keras's `fit` minimizes on one device, on any number of replicas: each loss is divided by the
@@ -79,7 +79,7 @@ class KerasTrainer(Trainer):
       ...     model = tf.keras.Sequential([tf.keras.layers.Dense(units)])
       ...     model.compile("sgd", "mse")
       ...     return model
-      >>> issubclass(KerasTrainer.of(line), Trainer)  # crankshaft.run(KerasTrainer.of(line), data=...)
+      >>> issubclass(KerasTrainer.for_model(line), Trainer)  # crankshaft.run(KerasTrainer.for_model(line), data=...)
       True
     """
 
@@ -92,7 +92,7 @@ class KerasTrainer(Trainer):
         self._arguments = arguments
 
     @classmethod
-    def of(cls, model: tf.keras.Model | Callable[..., tf.keras.Model]) -> type[KerasTrainer]:
+    def for_model(cls, model: tf.keras.Model | Callable[..., tf.keras.Model]) -> type[KerasTrainer]:
         """Returns the class that trains a compiled model, or one that a function returns.
 
         A model is copied, with its weights and its optimizer's state, to where the strategy has its variables: of a
@@ -412,7 +412,7 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
     Args:
       trainer: of the run.
       trained: the run's model, with the weights that evaluations use.
-      model: what `KerasTrainer.of` was given; it is built if it was not.
+      model: what `KerasTrainer.for_model` was given; it is built if it was not.
     """
     if not model.built:
         build_layers(trainer, model)

@@ -51,7 +51,7 @@ class Trainer(tf.Module):
 
     def build_optimizer(self) -> optimizers.Optimizer:
         """Returns an engine optimizer, or a Keras one (which goes through the adapter). Default: by `given.options`."""
-        return optimizers.of_options(self.given.options)
+        return optimizers.make_from_options(self.given.options)
 
     def learning_rate_multiplier(self, variable) -> float:
         """Returns the factor of a variable's learning rate and of its weight decay. Host code.

@@ -16,7 +16,7 @@ _NAMES = [field.name for field in dataclasses.fields(Data)][2:]
 
 
 def as_json(data: Data) -> dict[str, Any]:
-    """Returns what is known of the data, plain JSON, of which `of_json` makes the same again."""
+    """Returns what is known of the data, plain JSON, of which `from_json` makes the same again."""
     known: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(data, name)) is not None}
     if data.tokens is not None:
         known["tokens"] = data.tokens.kept()
@@ -27,7 +27,7 @@ def as_json(data: Data) -> dict[str, Any]:
     return json.loads(json.dumps(known, default=lambda value: value.item()))  # NumPy's numbers among them
 
 
-def of_json(content: Mapping[str, Any], path: str) -> Data:
+def from_json(content: Mapping[str, Any], path: str) -> Data:
     """Returns data without examples, by what was kept in the file at `path`; other keys of it are left alone.
 
     Raises:
@@ -35,7 +35,7 @@ def of_json(content: Mapping[str, Any], path: str) -> Data:
     """
     known = {name: content[name] for name in _NAMES if content.get(name) is not None}
     if "tokens" in known:
-        known["tokens"] = tokens.of_kept(known["tokens"], path)
+        known["tokens"] = tokens.from_saved(known["tokens"], path)
     if "classes" in known:
         known["classes"] = tuple(map(_text, known["classes"]))
     if "array_columns" in known:

@@ -85,11 +85,11 @@ def load(
     files = _files(data_dir, "data_dir")
     of_run = (trained_on or {}).get("tokens") if vocabulary_size else None
     if of_run is not None:
-        made: Tokens = tokens.of_kept(of_run, "of the run")
+        made: Tokens = tokens.from_saved(of_run, "of the run")
     elif vocabulary_size:
         made = tokens.learned(vocabulary_size, files, _pieces(files, documents), prepared_dir)
     else:
-        made = tokens.of(tokenizer, separator)
+        made = tokens.tokenizer(tokenizer, separator)
 
     def windows(files: Files) -> Windows:
         made_by = {"tokens": made.identity, "context": context, "documents": documents}

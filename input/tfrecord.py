@@ -132,19 +132,21 @@ class TFRecords(ExampleSource):
         heads = np.frombuffer(b"".join([each[:HEADER_BYTES] for each in pieces]), _HEAD)
         feet = np.frombuffer(b"".join([each[-FOOTER_BYTES:] for each in pieces]), "<u4")
         records = [each[HEADER_BYTES:-FOOTER_BYTES] for each in pieces]
-        expected = checksums.of_lengths(lengths)
+        expected = checksums.length_checksums(lengths)
         if not ((heads["length"] == lengths) & (heads["check"] == expected)).all():
             self._explain_head(heads, lengths, indices)
-        wrong = np.flatnonzero(checksums.of_records(records) != feet)
+        wrong = np.flatnonzero(checksums.record_checksums(records) != feet)
         if len(wrong):
             self._index.files.check(int(self._index.shards_of(indices[wrong[:1]])[0][0]))
             raise self._bad(int(indices[wrong[0]]), "the checksum of its data differs, so some bit of it is flipped")
         return records
 
     def _explain_head(self, heads: np.ndarray, lengths: np.ndarray, indices: np.ndarray) -> None:
-        row = int(np.flatnonzero((heads["length"] != lengths) | (heads["check"] != checksums.of_lengths(lengths)))[0])
+        row = int(
+            np.flatnonzero((heads["length"] != lengths) | (heads["check"] != checksums.length_checksums(lengths)))[0]
+        )
         where = self.where(int(indices[row]))
-        if checksums.of_lengths(heads["length"][row : row + 1])[0] == heads["check"][row]:
+        if checksums.length_checksums(heads["length"][row : row + 1])[0] == heads["check"][row]:
             path = where.partition(": record")[0]
             raise SourceError(
                 f"{where} has {int(heads['length'][row]):,} bytes, and its index says {int(lengths[row]):,}: it is the "

@@ -56,7 +56,7 @@ def run(
     Example:
       >>> run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1).result["eval"]  # doctest: +SKIP
     """
-    with explanations.as_lines():
+    with explanations.explained_errors():
         return run_within(trainer_class, data=data, hooks=hooks, may_change=may_change, **keywords)
 
 
@@ -69,7 +69,7 @@ def run_within(
     once_failed: Callable[[Run], None] | None = None,
     **keywords,
 ) -> Run:
-    """Runs a model as `run` does; its caller turns exceptions into lines (`explanations.as_lines`).
+    """Runs a model as `run` does; its caller turns exceptions into lines (`explanations.explained_errors`).
 
     `once_failed` is called with a run that an error ends.
     """
@@ -113,7 +113,7 @@ def open_run(
       ...     for _ in range(10):
       ...         print(run.step, run.train(steps=10)["loss"])
     """
-    with explanations.as_lines():
+    with explanations.explained_errors():
         config, own = _configured(trainer_class, data, may_change, keywords, may_be_endless=True)
         if not config.trains:
             raise UsageError(f"open_run(mode={config.mode!r}): an open run trains; use crankshaft.run for this mode")
@@ -132,7 +132,7 @@ def _configured(trainer_class, data, may_change: Sequence[str], keywords: dict[s
     own_files.check_trainer(trainer_class)
     passed, own = parsing.from_keywords(keywords)
     logging.use_absl_handler()
-    script = {name: flags.FLAGS[name] for name in parsing.of_script()}
+    script = {name: flags.FLAGS[name] for name in parsing.script_flag_names()}
     config = configs.configure(
         passed,
         trainer_class,
@@ -141,7 +141,7 @@ def _configured(trainer_class, data, may_change: Sequence[str], keywords: dict[s
         {name: own.get(name, script[name].value) for name in script.keys() - set(may_change)},
         by_caller=[name for name in script if name in own or script[name].present],
         owns_process=False,
-        remote=remotes.of(passed.get("run_dir")),
+        remote=remotes.remote_folder(passed.get("run_dir")),
         **how,
     )
     checks.check(config)
@@ -180,11 +180,11 @@ def load_model(
     """
     from .run import saved_run
 
-    with explanations.as_lines():
+    with explanations.explained_errors():
         own_files.check_trainer(trainer_class)
         if not isinstance(path := os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir, str):
             raise UsageError(f"load_model({run_dir!r:.60}): give the path of a run's folder")
-        remote = remotes.of(path)
+        remote = remotes.remote_folder(path)
         return saved_run.SavedRun(remote.folder if remote else rules.absolute(path)).model(
             str(which), trainer_class, name
         )

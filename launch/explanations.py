@@ -25,7 +25,7 @@ _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryErr
 
 
 @contextlib.contextmanager
-def as_lines(names: Mapping[str, str] | None = None) -> Iterator[None]:
+def explained_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
     """Turns what the body raises into a `CrankshaftError`: the border of what programs call in Python.
 
     What the program's own code has raised, in a hook, a callback or its data, is raised as it is.
@@ -62,7 +62,7 @@ def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
     return EXIT_FAILED if limit else explained.exit_code, f"{line}{limit}"
 
 
-def of_system(error: OSError) -> str:
+def explain_system_error(error: OSError) -> str:
     """Returns the line of what the system refused: the file, why, and the limit that was met."""
     line = _refused(error)
     return f"{line}{_limit(line)}"

@@ -155,9 +155,9 @@ class Arguments:
 
 def _train(arguments: Arguments) -> api.Run:
     """Runs what the arguments of `fit` ask for."""
-    with explanations.as_lines(_ARGUMENTS):
+    with explanations.explained_errors(_ARGUMENTS):
         _check(arguments)
-        trainer_class = KerasTrainer.of(arguments.model)
+        trainer_class = KerasTrainer.for_model(arguments.model)
         callbacks = tf.nest.flatten(arguments.callbacks or [])
         backups = [each for each in callbacks if isinstance(each, tf.keras.callbacks.BackupAndRestore)]
         hook = KerasCallbacks(

@@ -152,7 +152,7 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
         raise UsageError(f"the script {start[0]} does not exist; give its path from {os.getcwd()}")
     start = start or _TRAIN
     try:
-        passed = parsing.of_tasks(own)
+        passed = parsing.train_flags(own)
     except UsageError:  # the tasks will say so
         return _Command(start, own, None, False)
     strategy, run_dir = passed.get("strategy"), passed.get("run_dir")

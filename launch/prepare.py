@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
         if interrupts or isinstance(error, KeyboardInterrupt):
             code = errors.fail(errors.EXIT_INTERRUPTED, f"interrupted; {kept}")
         elif isinstance(error, OSError):
-            code = errors.fail(errors.EXIT_FAILED, f"{explanations.of_system(error)}; {kept}")
+            code = errors.fail(errors.EXIT_FAILED, f"{explanations.explain_system_error(error)}; {kept}")
         else:
             code = errors.fail(*explanations.explain(error, has_debug=False))
     finally:

@@ -76,7 +76,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     try:
         own_files.check_trainer(trainer_class)
         passed = parse(argv)
-        script = {name: flags.FLAGS[name] for name in parsing.of_script()}
+        script = {name: flags.FLAGS[name] for name in parsing.script_flag_names()}
         config = configs.configure(
             passed,
             trainer_class,
@@ -84,7 +84,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
             os.environ,
             {name: script[name].value for name in script.keys() - set(may_change)},
             by_caller=[name for name, flag in script.items() if flag.present],
-            remote=remotes.of(passed.get("run_dir")),
+            remote=remotes.remote_folder(passed.get("run_dir")),
         )
         for name, value in config.script_flags.items():  # a run's that is read, where the script looks
             flags.FLAGS[name].value = value
@@ -114,7 +114,7 @@ def parse(argv: list[str]) -> dict[str, Any]:
     doc = of_script or "\n\n".join(help.doc_of(__name__).split("\n\n")[:2])
     name = argv[0] if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
-        help.show(help.help_text(name, doc, parsing.of_script(), argv[1:]))
+        help.show(help.help_text(name, doc, parsing.script_flag_names(), argv[1:]))
     if "--helpshort" in argv[1:]:
         help.show(help.short_help_text(name, doc))
     for name in flags.FLAGS:  # an earlier run of this process may have had a command line of its own

@@ -202,7 +202,7 @@ def read(path: str) -> Manifest:
         raise CheckpointError(f"{name}: expected a manifest, found {type(error).__name__}: {error}") from error
 
 
-def of(prefix: str) -> Manifest | None:
+def manifest_of(prefix: str) -> Manifest | None:
     """Reads the manifest of the checkpoint at a path; None if TensorFlow alone wrote it. Raises `CheckpointError`."""
     path = os.path.abspath(prefix) + SUFFIX
     return read(path) if os.path.exists(path) else None

@@ -93,12 +93,12 @@ class Picked(NamedTuple):
     positions: tuple[int | None, ...]
 
 
-def of_value(value: tf.Tensor, key: str) -> SlicedVariable:
+def value_entry(value: tf.Tensor, key: str) -> SlicedVariable:
     """Makes the entry of a value that was read."""
     return SlicedVariable(key, [Slice("", host_of(value.device), lambda: value)])
 
 
-def of_table(variable: tf.Variable, key: str) -> SlicedVariable:
+def table_entry(variable: tf.Variable, key: str) -> SlicedVariable:
     """Slices a large table, or a slot of one. It is read some rows at a time, since reading all of it would copy it."""
     whole = Box((0,) * len(variable.shape), tuple(variable.shape))
     return SlicedVariable(

@@ -48,16 +48,16 @@ def take(state) -> Snapshot:
     live = _too_large_to_copy([node for _, node in walked])
     with tf.device("CPU:0"):
         own = {graph.KEY: tf.constant(graph.serialized(state)), graph.COUNTER_KEY: tf.constant(1, tf.int64)}
-    entries, variables = [slices.of_value(value, key) for key, value in own.items()], {}
+    entries, variables = [slices.value_entry(value, key) for key, value in own.items()], {}
     for key, node in by_key.items():
         shape = graph.whole_shape(node)
         if sharding_of(node):
             entries.append(slices.of_shards(node, key, id(node) in live))
         elif id(node) in live:
-            entries.append(slices.of_table(per_replica.components(node)[0], key))
+            entries.append(slices.table_entry(per_replica.components(node)[0], key))
         else:
             value = gathered[id(node)] if id(node) in gathered else slices.read_on_host(tf_variable(node))
-            entries.append(slices.of_value(value, key))
+            entries.append(slices.value_entry(value, key))
             shape = value.shape.as_list()
         variables[key] = [shape, tf.as_dtype(node.dtype).name]
     return Snapshot(entries, variables)

@@ -23,7 +23,7 @@ from .form import fields
 from .py_dataset import OfBatches
 from .source import Source, Spec, Split
 from .streamed import OfDataset, Stream
-from .waiting import of_files
+from .waiting import names_of
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
 _COUNTS_SHOWN = 8
@@ -114,7 +114,7 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
         )
     if frames.is_loader(data):
         notes.append(f"the {name} data is a {type(data).__name__}: each epoch reads it from its beginning")
-        data = frames.of_loader(data)
+        data = frames.loader_dataset(data)
     if isinstance(data, tf.data.Dataset):
         return _of_dataset(name, data, rules, notes)
     if isinstance(data, tf.keras.utils.PyDataset):
@@ -124,7 +124,7 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
         _check_elements(name, elements)
         _check_shapes(name, elements)
         _check_weights(name, fields(elements).weights, rules)
-        notes.append(f"the {name} data is a stream{of_files(data.files())}: without an index, so it is read in order")
+        notes.append(f"the {name} data is a stream{names_of(data.files())}: without an index, so it is read in order")
         return data
     if isinstance(data, Source) and not isinstance(data, ArraySource):
         return _checked_source(name, data, rules)

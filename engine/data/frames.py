@@ -113,7 +113,7 @@ def is_loader(data: Any) -> bool:
     return all(hasattr(data, name) for name in ("__iter__", "dataset", "batch_size", "collate_fn"))
 
 
-def of_loader(loader: Any) -> tf.data.Dataset:
+def loader_dataset(loader: Any) -> tf.data.Dataset:
     """Returns a loader's batches as a dataset; each of its iterators reads the loader once, from its beginning.
 
     Raises:

@@ -24,7 +24,7 @@ from ..internals.tensorflow import weakly
 from .arrays import ArraySource
 from .order import Order
 from .source import Source, Spec, WrappedSource
-from .waiting import of_files, result_of
+from .waiting import names_of, result_of
 
 _WHOLE_BYTES = 64 << 20  # at once, where a split is read into memory
 _HAS_FAILED = "a source could not be read; the run ends with the reason"
@@ -328,7 +328,7 @@ class Reads:
         thread, first = next(iter(self._progress.at.items()), (0, 0))
         return StuckReadError(
             f"{_name(self.source)}.read has not returned for {idle:.3g} s, at {_location(thread)}, from example "
-            f"{first} on{of_files(self.source.files())}; see whether its files' disk or host answers, or raise "
+            f"{first} on{names_of(self.source.files())}; see whether its files' disk or host answers, or raise "
             f"{setting('step_timeout_seconds')}"
         )
 

@@ -40,7 +40,7 @@ def result_of(
     return future.result()
 
 
-def of_files(files: Sequence[str]) -> str:
+def names_of(files: Sequence[str]) -> str:
     """Returns " of" some files, in a few words; "" where there are none."""
     others = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
     return f" of {files[0]}{others}" if files else ""
@@ -81,7 +81,7 @@ class StreamTimeout:
 
     def _stuck(self, idle: float) -> StuckStreamError:
         return StuckStreamError(
-            f"the data is a stream{of_files(self._files)} that has given nothing for {idle:.3g} s, nor computed; see "
+            f"the data is a stream{names_of(self._files)} that has given nothing for {idle:.3g} s, nor computed; see "
             f"whether the files or the host that it reads answer, or raise {setting('step_timeout_seconds')}"
         )
 

@@ -99,7 +99,7 @@ class Evaluated(dict[str, float]):
         return {"result": dict(self), **({"confusion": confusion} if confusion else {})}
 
     @classmethod
-    def of_host_state(cls, values: Mapping[str, Any]) -> Evaluated | None:
+    def from_host_state(cls, values: Mapping[str, Any]) -> Evaluated | None:
         """Returns what `host_state` was called of; None of a checkpoint without it."""
         return None if values.get("result") is None else cls(values["result"], values.get("confusion", {}))
 
@@ -162,7 +162,7 @@ class Evaluation(Periodic):
         return {"step": self.step, **(self.result.host_state() if self.result else {})}
 
     def restore_host_state(self, values: dict) -> None:
-        self.step, self.result = values.get("step"), Evaluated.of_host_state(values)
+        self.step, self.result = values.get("step"), Evaluated.from_host_state(values)
 
     def data_changed(self, splits: set[str]) -> None:
         if "eval" in splits:

@@ -164,7 +164,7 @@ class Best(Monitor):
 
     def recall(self, values: dict) -> None:
         super().recall(values)
-        self.evaluation = None if self.best is None else Evaluated.of_host_state(values.get("evaluation", {}))
+        self.evaluation = None if self.best is None else Evaluated.from_host_state(values.get("evaluation", {}))
 
     def host_state(self) -> dict:
         return {**super().host_state(), "evaluation": self.evaluation.host_state() if self.evaluation else {}}

@@ -346,7 +346,7 @@ def rate_of_options(options: StepOptions) -> tf.keras.optimizers.schedules.Learn
     return schedule if is_constant else schedules.ByExamples(schedule, options.rate_by)
 
 
-def of_options(options: StepOptions) -> Optimizer:
+def make_from_options(options: StepOptions) -> Optimizer:
     """Makes the optimizer that a run's options describe, not yet built."""
     decay = {} if options.weight_decay is None else {"weight_decay": options.weight_decay}
     exclude = {"weight_decay_exclude": options.weight_decay_exclude}

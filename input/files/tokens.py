@@ -50,7 +50,7 @@ class TokenDecoder(NamedTuple):
 class Bytes:
     """A token for each byte, and one for the border of documents.
 
-    What stands for text in a run's files is `kept`, of which `of_kept` makes the same again.
+    What stands for text in a run's files is `kept`, of which `from_saved` makes the same again.
 
     Attributes:
       count: of all tokens.
@@ -69,7 +69,7 @@ class Bytes:
         return [np.frombuffer(piece.text, np.uint8) for piece in pieces]
 
     def kept(self) -> dict[str, str]:
-        """Returns all that `of_kept` needs, plain JSON."""
+        """Returns all that `from_saved` needs, plain JSON."""
         return {"kind": "bytes"}
 
     def decoder(self) -> TokenDecoder:
@@ -147,7 +147,7 @@ class Vocabulary:
         return [np.array(each.ids, np.uint32) for each in encodings]
 
     def kept(self) -> dict[str, str]:
-        """Returns all that `of_kept` needs, plain JSON."""
+        """Returns all that `from_saved` needs, plain JSON."""
         return {"kind": "vocabulary", "tokenizer": self._text, "separator": self._separator}
 
     def decoder(self) -> TokenDecoder:
@@ -164,7 +164,7 @@ class Vocabulary:
         return TokenDecoder(text, lambda: self._tokenizer.decode(held, skip_special_tokens=False))
 
 
-def of(name: str, separator: str) -> Bytes | Vocabulary:
+def tokenizer(name: str, separator: str) -> Bytes | Vocabulary:
     """Returns what cuts text: `bytes`, or the vocabulary in the JSON file of that name, which may be a run's."""
     if name == "bytes":
         if separator:
@@ -177,7 +177,7 @@ def of(name: str, separator: str) -> Bytes | Vocabulary:
     except UnicodeDecodeError:
         raise InputError(f"tokenizer={path} is not text, and so no JSON of a vocabulary; give one") from None
     try:
-        of_run = of_kept(json.loads(text)["tokens"], path)
+        of_run = from_saved(json.loads(text)["tokens"], path)
     except (KeyError, RecursionError, TypeError, ValueError):  # of any other file the library says what is wrong
         return Vocabulary(text, path, separator)
     if separator:
@@ -185,7 +185,7 @@ def of(name: str, separator: str) -> Bytes | Vocabulary:
     return of_run
 
 
-def of_kept(kept: dict[str, str], path: str) -> Bytes | Vocabulary:
+def from_saved(kept: dict[str, str], path: str) -> Bytes | Vocabulary:
     """Returns what has cut text, by what was kept of it in a file. Raises KeyError or TypeError if it is none."""
     if kept["kind"] == "bytes":
         return Bytes()

@@ -29,15 +29,15 @@ def masked(checksums: np.ndarray) -> np.ndarray:
     return ((checksums >> np.uint32(15)) | (checksums << np.uint32(17))) + np.uint32(0xA282EAD8)
 
 
-def of_records(records: Sequence[bytes]) -> np.ndarray:
+def record_checksums(records: Sequence[bytes]) -> np.ndarray:
     """Returns the masked checksums of records, [n] uint32."""
     return masked(np.fromiter(map(crc32c, records), np.uint32, len(records)))
 
 
-def of_lengths(lengths: np.ndarray) -> np.ndarray:
+def length_checksums(lengths: np.ndarray) -> np.ndarray:
     """Returns the masked checksums of TFRecords' lengths, [n] uint64: eight bytes each."""
     octets = np.ascontiguousarray(lengths, "<u8").tobytes()
-    return of_records([octets[start : start + 8] for start in range(0, len(octets), 8)])
+    return record_checksums([octets[start : start + 8] for start in range(0, len(octets), 8)])
 
 
 def whole_file(read: Callable[[int, int], bytes], size: int, piece: int = 1 << 20) -> int:

@@ -103,11 +103,11 @@ def _unpacked(path: str, read: Callable[[gzip.GzipFile], Any]) -> Any:
 def _record(file: gzip.GzipFile, head: bytes) -> bytes:
     """Returns the record that follows its head. Raises EOFError, BadGzipFile."""
     length = np.frombuffer(head[:8].ljust(8, b"\0"), "<u8")
-    if len(head) == HEADER_BYTES and checksums.of_lengths(length) != np.frombuffer(head[8:], "<u4"):
+    if len(head) == HEADER_BYTES and checksums.length_checksums(length) != np.frombuffer(head[8:], "<u4"):
         raise gzip.BadGzipFile("the checksum of a record's length differs")
     record, foot = file.read(int(length[0])), file.read(FOOTER_BYTES)
     if len(head) + len(record) + len(foot) < HEADER_BYTES + int(length[0]) + FOOTER_BYTES:
         raise EOFError("it ends within a record")
-    if checksums.of_records([record]) != np.frombuffer(foot, "<u4"):
+    if checksums.record_checksums([record]) != np.frombuffer(foot, "<u4"):
         raise gzip.BadGzipFile("the checksum of a record's data differs")
     return record

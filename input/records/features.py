@@ -125,7 +125,7 @@ def find(paths: list[str], texts: tuple[str, ...], label: str, weight: str, samp
     """
     path, content = read_json(paths)
     if content is not None and not texts:
-        return _of_json(path, content, label, weight)
+        return _from_json(path, content, label, weight)
     looked, rare = _looked_at(paths[0], samples())
     if texts:
         features = [_declared(each, looked) for each in texts]
@@ -185,7 +185,7 @@ def read_json(paths: list[str]) -> tuple[str, dict | None]:
     return "", None
 
 
-def _of_json(path: str, content: dict, label: str, weight: str) -> Features:
+def _from_json(path: str, content: dict, label: str, weight: str) -> Features:
     if tfds.is_of_tfds(content):
         content = tfds.as_ours(path, content)
     by_name = {}

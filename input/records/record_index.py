@@ -260,7 +260,7 @@ class _Scan:
         if not starts:
             raise InputError(self._truncated(self._records, position, len(block)))
         sizes = np.array(lengths, np.uint64)
-        wrong = np.flatnonzero(checksums.of_lengths(sizes) != np.array(checks, np.uint32))
+        wrong = np.flatnonzero(checksums.length_checksums(sizes) != np.array(checks, np.uint32))
         if len(wrong):
             first = int(wrong[0])
             if not self._records + first:

@@ -196,8 +196,8 @@ def _write_tfrecord(path: str, records: Iterator[list[bytes]]) -> np.ndarray:
         for some in records:
             lengths = np.array([*map(len, some)], np.int64)
             pieces.append(lengths)
-            heads = zip(lengths.tolist(), checksums.of_lengths(lengths).tolist(), strict=True)
-            feet = checksums.of_records(some).tolist()
+            heads = zip(lengths.tolist(), checksums.length_checksums(lengths).tolist(), strict=True)
+            feet = checksums.record_checksums(some).tolist()
             parts = (
                 (struct.pack("<QI", *head), record, struct.pack("<I", foot))
                 for head, record, foot in zip(heads, some, feet, strict=True)

@@ -179,7 +179,7 @@ def splits_of(splits: Sequence[Any], described: Features, num_classes: int, clas
       InputError: what it says is malformed.
     """
     try:
-        data = known.of_json(described.extra, features.NAME)
+        data = known.from_json(described.extra, features.NAME)
     except (KeyError, TypeError) as error:
         raise InputError(
             f"{features.NAME} does not say what is known of the data ({error}); run crankshaft prepare again"

@@ -107,7 +107,7 @@ class Learnt(NamedTuple):
         return {**self._asdict(), "words": words, "means": means, "classes": classes}
 
     @classmethod
-    def of_json(cls, content: dict[str, Any]) -> Learnt:
+    def from_json(cls, content: dict[str, Any]) -> Learnt:
         """Returns what `as_json` has made that of."""
         learnt = cls(**content)
         words = {name: [*map(as_bytes, each)] for name, each in learnt.words.items()}
@@ -282,7 +282,7 @@ def _learnt(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
         made_by = {**choice._asdict(), "ids": ids}
         with contextlib.suppress(InputError):  # which `_learn` raises again, if it is not that nothing can be written
             file = prepared(table.source, "learnt", made_by, write, table.prepared_dir)
-            return Learnt.of_json(file.metadata["learnt"])
+            return Learnt.from_json(file.metadata["learnt"])
     return _learn(table, choice, ids)
 
 

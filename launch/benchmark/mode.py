@@ -79,7 +79,7 @@ def _limits(run: BaseRun, steps_per_sec: float) -> tuple[dict[str, Any], list[st
     device, shared_by = strategy.computes_on
     limits["machine"] = machine.probe(device, tuple(dict.fromkeys(("float32", "bfloat16", config.precision))))
     try:
-        step = cost.of_step(strategy, run.state, config.global_batch_size)
+        step = cost.step_cost(strategy, run.state, config.global_batch_size)
     except cost.NotCountableError as error:
         return limits, [f"a step's operations could not be counted: {error}"]
     limits |= {"flops_per_step": step.total_flops, "bytes_per_step": step.bytes, "flops_source": cost.SOURCE}

@@ -96,7 +96,9 @@ class Cluster:
         return tuple(other for other in others if other[0] != "evaluator")
 
 
-def of_tasks(source: str, addresses: Sequence[tuple[str, str]], index: int, environment: Mapping[str, str]) -> Cluster:
+def make_cluster(
+    source: str, addresses: Sequence[tuple[str, str]], index: int, environment: Mapping[str, str]
+) -> Cluster:
     """Returns the cluster of checked tasks. Raises `UsageError` where an address is wrong, or the job's secret.
 
     Args:

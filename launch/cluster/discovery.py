@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from ..errors import UsageError, setting
 from . import kubernetes, slurm, tf_config
-from .cluster import Cluster, Tasks, counts, of_tasks, split
+from .cluster import Cluster, Tasks, counts, make_cluster, split
 from .rendezvous import Wait
 
 _SCHEDULERS = (slurm.tasks, kubernetes.tasks)
@@ -35,7 +35,7 @@ def tasks_of(environment: Mapping[str, str]) -> Tasks | None:
     return discovered[0] if discovered else None
 
 
-def of_hosts(hosts: str, index: int | None) -> Tasks:
+def tasks_of_hosts(hosts: str, index: int | None) -> Tasks:
     """Returns the tasks that --cluster_hosts names. Raises `UsageError` where --task_index is none of them."""
     addresses = tuple(hosts.split(","))
     if index is None or index >= len(addresses):
@@ -55,7 +55,7 @@ def arranged(tasks: Tasks, num_ps: int, evaluator: bool, environment: Mapping[st
     count = len(tasks.addresses)
     if not num_ps:
         names = [f"worker {number}" for number in range(count)]
-        return of_tasks(tasks.source, list(zip(names, tasks.addresses, strict=True)), tasks.index, environment)
+        return make_cluster(tasks.source, list(zip(names, tasks.addresses, strict=True)), tasks.index, environment)
     workers = count - 1 - num_ps - evaluator
     if workers < 1:
         more = " and an evaluator" if evaluator else ""
@@ -65,7 +65,7 @@ def arranged(tasks: Tasks, num_ps: int, evaluator: bool, environment: Mapping[st
         )
     names = ["chief", *(f"worker {i}" for i in range(workers)), *(f"ps {i}" for i in range(num_ps))]
     names += ["evaluator"] * evaluator
-    return of_tasks(tasks.source, list(zip(names, tasks.addresses, strict=True)), tasks.index, environment)
+    return make_cluster(tasks.source, list(zip(names, tasks.addresses, strict=True)), tasks.index, environment)
 
 
 def check_agree(cluster: Cluster, environment: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ..errors import UsageError, setting
 from .children import MARK
-from .cluster import Cluster, of_tasks
+from .cluster import Cluster, make_cluster
 
 NAME = "TF_CONFIG"
 
@@ -61,7 +61,7 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
     ]
     before = known[: known.index(kind)]
     number = index + sum(len(jobs.get(job, ())) for job in before)
-    return dataclasses.replace(of_tasks(NAME, addresses, number, environment), is_chosen=MARK in environment)
+    return dataclasses.replace(make_cluster(NAME, addresses, number, environment), is_chosen=MARK in environment)
 
 
 def _jobs(content: dict, strategy: str) -> dict[str, list[str]]:

@@ -398,7 +398,7 @@ def check_same_run(config: Config, where: str, before: Mapping[str, Any]) -> Non
     Args:
       config: what was asked.
       where: what the run's own configuration was read from.
-      before: as `config.of_run` returns it.
+      before: as `config.saved_settings` returns it.
     """
     if config.allow_changed_config or config.mode == "benchmark":
         return

@@ -78,7 +78,7 @@ class Config(Flags):
     @functools.cached_property
     def model_entry(self) -> registry.Entry:
         """The model, imported, and with it TensorFlow. Raises what its module raises."""
-        return registry.of_class(self.own_class) if self.own_class else registry.find("model", self.model)
+        return registry.class_entry(self.own_class) if self.own_class else registry.find("model", self.model)
 
     @functools.cached_property
     def input_entry(self) -> registry.Entry | None:
@@ -290,7 +290,7 @@ def configure(
         values["run_dir"] = remote.folder
     paths.check(values)
     if values["mode"] in READING:
-        taken, script_of_run = _of_the_run(passed, values, environment)
+        taken, script_of_run = _values_of_run(passed, values, environment)
         values |= taken
         script |= {name: value for name, value in script_of_run.items() if name in script.keys() - {*by_caller}}
         if trainer_class is None and values["model"] is None:
@@ -392,7 +392,7 @@ def _tasks(passed: Mapping[str, Any], values: dict[str, Any], environment: Mappi
             "them out"
         )
     if values["cluster_hosts"]:
-        return discovery.of_hosts(values["cluster_hosts"], values["task_index"])
+        return discovery.tasks_of_hosts(values["cluster_hosts"], values["task_index"])
     if values["task_index"] is not None:
         raise UsageError(
             f"{setting('task_index')}={values['task_index']} has no use without {setting('cluster_hosts')}; give that "
@@ -453,7 +453,7 @@ def whole_periods(steps: int, period_steps: int) -> int:
     return -(-steps // period_steps) * period_steps
 
 
-def _of_the_run(
+def _values_of_run(
     passed: Mapping[str, Any], values: Mapping[str, Any], environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the values that the caller leaves to the run which is read, and those of the script's own flags."""
@@ -483,7 +483,7 @@ def _of_the_run(
     return taken, of_script
 
 
-def of_data(run_dir: str) -> Config:
+def data_config(run_dir: str) -> Config:
     """Returns a configuration of what a run's own says of its data; all else is the default. Raises `UsageError`."""
     path, run = RunDir(run_dir).config, read(run_dir)
     return Config(**_taken(path, run or {"flags": {}}, ["seed", *GROUPS["Input"]]), run_dir=run_dir, mode="predict")
@@ -494,12 +494,12 @@ def _taken(path: str, run: Mapping[str, Any], names: Collection[str]) -> dict[st
     values = {name: value for name, value in run["flags"].items() if name in names}
     own_files.refuse_of_file(path, values)
     try:
-        return {name: _of_run(name, value) for name, value in values.items()}
+        return {name: _coerce_saved(name, value) for name, value in values.items()}
     except UsageError as error:
         raise UsageError(f"{path}: {error.message}; {_CURE}") from None
 
 
-def _of_run(name: str, value: Any) -> Any:
+def _coerce_saved(name: str, value: Any) -> Any:
     field = FIELDS[name]
     return None if value is None and field.default is None else coerce(field, value)
 
@@ -517,10 +517,10 @@ def read(run_dir: str) -> dict[str, Any] | None:
         raise UsageError(f"{path} is not JSON ({error}); {_CURE}") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path} holds {shown(content)}, which is not an object; {_CURE}")
-    return of_run(path, content)
+    return saved_settings(path, content)
 
 
-def of_run(where: str, saved: Mapping[str, Any]) -> dict[str, Any]:
+def saved_settings(where: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the flags of a run, and those that decide, as config.json and each manifest keep them.
 
     Raises:

@@ -42,9 +42,9 @@ def help_text(program: str, doc: str, own: list[str], words: Sequence[str]) -> s
     """
     parts = [introduction(doc), "", f"usage: {program} [flags]"]
     if own:
-        parts += ["", "This script:", *(_of_script(flags.FLAGS[name]) for name in own)]
+        parts += ["", "This script:", *(_script_flag_help(flags.FLAGS[name]) for name in own)]
     for title, names in GROUPS.items():
-        parts += ["", f"{title}:", *(of_flag(FIELDS[name]) for name in names)]
+        parts += ["", f"{title}:", *(flag_help(FIELDS[name]) for name in names)]
     for kind, names in registry.NAMES.items():
         parts += ["", f"{kind.capitalize()}s (--{kind}=NAME --help shows one's arguments):"]
         named = [coerce(FIELDS[kind], word.partition("=")[2]) for word in words if word.startswith(f"--{kind}=")]
@@ -90,12 +90,12 @@ def short_help_text(program: str, doc: str) -> str:
     return "\n".join(lines)
 
 
-def of_flag(field: dataclasses.Field) -> str:
+def flag_help(field: dataclasses.Field) -> str:
     """Returns what --help says of a flag."""
     return described(f"--{usage(field)}", field.metadata["info"].help + _default(field))
 
 
-def _of_script(flag: flags.Flag) -> str:
+def _script_flag_help(flag: flags.Flag) -> str:
     """Returns what --help says of a script's own flag."""
     shown = "" if flag.default in (None, "", []) else f" [{flag.default}]"
     return described(f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}=...", f"{flag.help}{shown}")

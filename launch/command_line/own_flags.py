@@ -41,7 +41,7 @@ def read(
     own = fields(command)
     if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
         parts = [help.introduction(doc), "", f"usage: {usage}", ""]
-        help.show("\n".join([*parts, *map(help.of_flag, own.values())]))
+        help.show("\n".join([*parts, *map(help.flag_help, own.values())]))
     for name in parsing.names(argv[1:]) if has_tasks else ():
         if name not in own and {name, name.removeprefix("no")} & FIELDS.keys():
             raise UsageError(f"--{name} is a flag of the tasks; write it after --, see --help")

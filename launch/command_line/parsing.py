@@ -25,7 +25,7 @@ _MOST_FLAGFILES = 100
 Values = dict[str, Any]
 
 
-def of_script() -> list[str]:
+def script_flag_names() -> list[str]:
     """Returns the names of flags that a user's script, or a module of theirs, has defined."""
     modules = flags.FLAGS.flags_by_module_dict()
     theirs = [name for name in modules if name.split(".")[0] not in ("absl", "crankshaft", "tensorflow", "keras")]
@@ -39,7 +39,7 @@ def from_argv(argv: Sequence[str]) -> Values:
       UsageError: a mistake in the command line, or in a file.
     """
     words = without_flagfiles(argv[1:])
-    of_files = _of_files(words)
+    of_files = _read_files(words)
     for name, value in (each for _, own in of_files for each in own.items()):
         flags.FLAGS[name].parse(value)
     passed, rest = read(words, FIELDS, of=flags.FLAGS)
@@ -48,7 +48,7 @@ def from_argv(argv: Sequence[str]) -> Values:
     return _merged([*(values for values, _ in of_files), passed])
 
 
-def of_tasks(words: Sequence[str]) -> Values:
+def train_flags(words: Sequence[str]) -> Values:
     """Returns the values that words of a command line give flags of crankshaft train; a script may have others too.
 
     Raises:
@@ -56,7 +56,7 @@ def of_tasks(words: Sequence[str]) -> Values:
     """
     words = without_flagfiles(words)
     passed, _ = read(words, FIELDS, known_only=True, between=True)
-    return _merged([*(values for values, _ in _of_files(words, known_only=True)), passed])
+    return _merged([*(values for values, _ in _read_files(words, known_only=True)), passed])
 
 
 def from_keywords(keywords: Mapping[str, Any]) -> tuple[Values, Values]:
@@ -67,7 +67,7 @@ def from_keywords(keywords: Mapping[str, Any]) -> tuple[Values, Values]:
     passed, own = _typed(keywords)
     if "config" not in passed:
         return passed, own
-    of_file, own_of_file = _of_file(passed["config"], passed)
+    of_file, own_of_file = _read_file(passed["config"], passed)
     return _merged([of_file, passed]), own_of_file | own
 
 
@@ -107,14 +107,14 @@ def read(
     try:
         rest = absl(["", *words], known_only)[1:]
     except flags.UnrecognizedFlagError as error:
-        raise _unknown(error.flagname, [*fields, *(of_script() if of is not None else ())]) from None
+        raise _unknown(error.flagname, [*fields, *(script_flag_names() if of is not None else ())]) from None
     except (flags.Error, ValueError) as error:
         raise UsageError(f"{' '.join(str(error).removeprefix('flag ').split())}; see --help") from None
     passed = {name: absl[name].value for name in fields if absl[name].present}
-    return {name: _of_texts(fields[name], texts) for name, texts in passed.items()}, rest
+    return {name: _coerce_texts(fields[name], texts) for name, texts in passed.items()}, rest
 
 
-def _of_texts(field: Any, texts: Sequence[str]) -> Any:
+def _coerce_texts(field: Any, texts: Sequence[str]) -> Any:
     info = field.metadata["info"]
     return coerce(field, texts) if info.takes_arguments or info.several else [coerce(field, each) for each in texts][-1]
 
@@ -134,20 +134,20 @@ def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
         if name in FIELDS:
             passed[name] = coerce(FIELDS[name], value)
         elif name in flags.FLAGS:
-            own[name] = _of_own(flags.FLAGS[name], value)
+            own[name] = _coerce_own(flags.FLAGS[name], value)
         else:
-            raise _unknown(name, [*FIELDS, *of_script()])
+            raise _unknown(name, [*FIELDS, *script_flag_names()])
     return passed, own
 
 
-def _of_own(flag: flags.Flag, value: Any) -> Any:
+def _coerce_own(flag: flags.Flag, value: Any) -> Any:
     """Returns what a script's own flag makes of a value, by absl. Raises `UsageError`."""
     if isinstance(flag, flags.MultiFlag):
-        return [_of_parser(flag, each) for each in (value if isinstance(value, (list, tuple)) else [value])]
-    return _of_parser(flag, value)
+        return [_parse_own(flag, each) for each in (value if isinstance(value, (list, tuple)) else [value])]
+    return _parse_own(flag, value)
 
 
-def _of_parser(flag: flags.Flag, value: Any) -> Any:
+def _parse_own(flag: flags.Flag, value: Any) -> Any:
     try:
         try:
             return flag.parser.parse(value)
@@ -228,11 +228,11 @@ def _values_of(arguments: Sequence[str], name: str) -> list[str]:
     return texts
 
 
-def _of_files(words: Sequence[str], known_only: bool = False) -> list[tuple[Values, Values]]:
-    return [_of_file(path, names(words), known_only) for path in _values_of(words, "config")]
+def _read_files(words: Sequence[str], known_only: bool = False) -> list[tuple[Values, Values]]:
+    return [_read_file(path, names(words), known_only) for path in _values_of(words, "config")]
 
 
-def _of_file(path: str, by_caller: Collection[str], known_only: bool = False) -> tuple[Values, Values]:
+def _read_file(path: str, by_caller: Collection[str], known_only: bool = False) -> tuple[Values, Values]:
     """Returns the values that a file gives, see `_read`, and those of a script's own flags. Raises `UsageError`."""
     values = _read(path, by_caller)
     try:
@@ -279,7 +279,7 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Makes the dictionary of these pairs. Raises ValueError where a name comes twice."""
     unique: dict[str, Any] = {}
     for name, value in pairs:
@@ -290,7 +290,7 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _from_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_once)
+    return json.loads(text, object_pairs_hook=_without_repeats)
 
 
 def _from_yaml(path: str, text: str) -> Any:
@@ -310,7 +310,7 @@ def _from_yaml(path: str, text: str) -> Any:
 
     def plain(node) -> Any:
         if isinstance(node, yaml.MappingNode):
-            return _once([(str(plain(name)), plain(value)) for name, value in node.value])
+            return _without_repeats([(str(plain(name)), plain(value)) for name, value in node.value])
         if isinstance(node, yaml.SequenceNode):
             return [plain(each) for each in node.value]
         if node.style is not None:  # with quotes

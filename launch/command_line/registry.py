@@ -101,12 +101,12 @@ def _model(module, path: str | None) -> Entry:
 
     model = getattr(module, "Model", None)
     if model is None and callable(compiled := getattr(module, "model", None)):
-        model = KerasTrainer.of(compiled)
+        model = KerasTrainer.for_model(compiled)
     if model is None:
         raise own_files.lacking("model", path)
     if not (isinstance(model, type) and issubclass(model, Trainer)):
         raise own_files.lacking("model", path, "a Model that is not a Trainer")
-    return dataclasses.replace(of_class(model), intervals={} if path else models.ARGUMENTS)
+    return dataclasses.replace(class_entry(model), intervals={} if path else models.ARGUMENTS)
 
 
 def _input(module, path: str | None) -> Entry:
@@ -122,7 +122,7 @@ def _input(module, path: str | None) -> Entry:
     return Entry("", "", *_arguments(own), from_flags=from_flags, make=load)
 
 
-def of_class(trainer_class: type) -> Entry:
+def class_entry(trainer_class: type) -> Entry:
     """Makes the entry of a Trainer."""
     constructor = trainer_class.__init__  # type: ignore[misc]
     parameters = _named(constructor)[1:]
@@ -231,10 +231,10 @@ def coerce_argument(flag: str, name: str, value: Any, default: Any) -> Any:
     try:
         if isinstance(default, (tuple, list)):
             kind = type(default[0]) if default else None
-            return tuple(_of_kind(kind, each) for each in _items(value))
+            return tuple(_coerce(kind, each) for each in _items(value))
         if type(default) not in _TYPES and (type(value) is list or _is_list(value)):
-            return tuple(_of_kind(None, each) for each in _items(value))
-        return _of_kind(type(default), value)
+            return tuple(_coerce(None, each) for each in _items(value))
+        return _coerce(type(default), value)
     except ValueError:
         name_of_kind = {bool: "a boolean", int: "an integer", float: "a number", str: "text"}
         shown = ",".join(map(str, default)) if isinstance(default, (tuple, list)) else default
@@ -266,7 +266,7 @@ _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "
 _NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}  # as a run's configuration has them
 
 
-def _of_kind(kind: type | None, value: Any) -> Any:
+def _coerce(kind: type | None, value: Any) -> Any:
     """Returns a value of a plain kind; of another kind the object itself, text by its looks. Raises ValueError."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of NumPy's
         value = value.item()

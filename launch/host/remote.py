@@ -32,7 +32,7 @@ _NOT_PULLED = (NAMES.tensorboard, NAMES.logs, NAMES.export)
 _CURE = f"see that it is there and that this machine may write to it, or use another {setting('run_dir')}"
 
 
-def of(run_dir: str | None) -> RemoteFolder | None:
+def remote_folder(run_dir: str | None) -> RemoteFolder | None:
     """Returns the folder of a run and its copy, where it lies on a file system that only `tf.io.gfile` reaches."""
     return RemoteFolder(run_dir) if run_dir and re.match(r"[a-z][a-z0-9]*://", run_dir) else None
 

@@ -19,7 +19,7 @@ def configured() -> int:
     return int(threads) if threads.isdecimal() else len(cpus.usable_cpus([os.getpid()]))
 
 
-def of(strategy: Strategy) -> dict[str, int]:
+def counts(strategy: Strategy) -> dict[str, int]:
     """Returns threads an operation and parts a batch where a CPU of this process computes gradients; else nothing."""
     if strategy.computing_tasks or "CPU" not in strategy.computes_on[0]:
         return {}

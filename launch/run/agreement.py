@@ -33,7 +33,7 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
 
     Args:
       config: of this worker.
-      splits: of the data, by name, as `fingerprints.of` takes them.
+      splits: of the data, by name, as `fingerprints.fingerprint` takes them.
       strategy: which exchanges the values between workers.
     """
     if strategy.num_hosts == 1:

@@ -129,7 +129,7 @@ class BaseRun:
           check_folder: raises where the run_dir is not this run's any more.
         """
         if config.mode in WITHOUT_DATA:
-            run_inputs, steps = inputs.of_saved(config, strategy), config.train_steps or 1
+            run_inputs, steps = inputs.saved_inputs(config, strategy), config.train_steps or 1
         else:
             run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
             steps = _train_steps(config, run_inputs.order)
@@ -427,7 +427,7 @@ def build_checkpoints(
         "strategy": strategy.describe(),
         "data": fingerprints.agreed(run_inputs.contents, strategy),
     }
-    about["cpu"], about["updated"] = threads.of(strategy), state.updated()
+    about["cpu"], about["updated"] = threads.counts(strategy), state.updated()
     if of_feeds := {split: of for split, feed in run_inputs.feeds.items() if (of := feed.metadata())}:
         about["input"] = of_feeds
     if run_inputs.order and run_inputs.order.origin.step:

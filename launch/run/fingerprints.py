@@ -32,7 +32,7 @@ _NAMES = {"train": "training", "eval": "evaluation"}
 _OTHER_IDS = "ids are numbered otherwise"
 
 
-def of(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
+def fingerprint(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
     """Returns {"examples", "digest"} of a split, "ids" if the data numbers its ids, and "written" if it reads files.
 
     The digest is of the shapes and types, and of arrays' contents in evenly spaced rows, among them the first and the
@@ -48,7 +48,7 @@ def of(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
     content = [split.identity().encode()] if arrays is None else map(_content, tf.nest.flatten(arrays))
     for part in content:
         digest = zlib.crc32(part, digest)
-    fingerprint = {"examples": examples, "digest": digest, **({} if ids is None else {"ids": of_ids(ids)})}
+    fingerprint = {"examples": examples, "digest": digest, **({} if ids is None else {"ids": hash_ids(ids)})}
     return {**fingerprint, "written": _written(files)} if (files := split.files()) else fingerprint
 
 
@@ -62,7 +62,7 @@ def _written(paths: Sequence[str]) -> int:
     return zlib.crc32(repr(times).encode())
 
 
-def of_ids(ids: Any) -> int:
+def hash_ids(ids: Any) -> int:
     """Returns the digest of what tells one numbering of ids from another."""
     return zlib.crc32(repr(ids).encode())
 
@@ -139,7 +139,7 @@ def check_begun(config: Config, manifest: Manifest, ids: Any) -> None:
     """
     before = manifest.about.get("data", {}).get("train")
     numbered = before.get("ids") if isinstance(before, dict) else None
-    if config.allow_changed_config or ids is None or numbered in (None, of_ids(ids)):
+    if config.allow_changed_config or ids is None or numbered in (None, hash_ids(ids)):
         return
     run_dir = os.path.dirname(os.path.dirname(manifest.prefix))
     tokens = config.input_entry and "tokenizer" in config.input_entry.defaults

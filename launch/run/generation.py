@@ -141,7 +141,7 @@ def _model(run: BaseRun) -> Generates:
 def _check_tokens(run: BaseRun, manifest: Manifest) -> None:
     """Raises `UsageError` where the checkpoint was trained on other tokens than the run's file is of."""
     trained_on = manifest.about.get("data", {}).get("train", {}).get("ids")
-    if run.known.tokens and trained_on not in (None, fingerprints.of_ids(run.known.tokens.ids)):
+    if run.known.tokens and trained_on not in (None, fingerprints.hash_ids(run.known.tokens.ids)):
         raise UsageError(
             f"{manifest.name} was trained on other tokens than {NAMES.model} in "
             f"{setting('run_dir', run.config.run_dir)} is of; restore that file from a copy, or train the run on, "

@@ -81,7 +81,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     if data.num_classes is None and issubclass(config.trainer_class, Tabular):
         data = dataclasses.replace(data, num_classes=_classes_by_values(config, train))
     known = names.checked(dataclasses.replace(data, train=None, evaluation=None), example)
-    if trained := model_file.of_trained(config):
+    if trained := model_file.read_if_trained(config):
         now = known, form.features(example)
         names.check_trained(_named_data(config), (trained.known, trained.features), now)
     both = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
@@ -97,15 +97,15 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
         feeds["eval"] = strategy.feed(evaluation, config.eval_batch_size, None, **known_input("eval"))
     endless = feeds["train"].is_endless
     examples = tf.data.INFINITE_CARDINALITY if endless else feeds["train"].order.num_examples
-    contents = {"train": fingerprints.of(train, examples, known.ids)}
+    contents = {"train": fingerprints.fingerprint(train, examples, known.ids)}
     if evaluation is not None:
-        contents["eval"] = fingerprints.of(evaluation, feeds["eval"].order.num_examples)
+        contents["eval"] = fingerprints.fingerprint(evaluation, feeds["eval"].order.num_examples)
     agreement.check_data(contents, strategy)
     faster = datas.faster_input(train, config.resident_data_mb, config.shuffle_window)
     return Inputs(known, example, both, feeds, contents, faster, [*lines, *([known.columns] if known.columns else [])])
 
 
-def of_saved(config: Config, strategy: Strategy) -> Inputs:
+def saved_inputs(config: Config, strategy: Strategy) -> Inputs:
     """Returns what a run has saved of its data, which is not read. Raises `UsageError`."""
     agreement.check_settings(config, {}, strategy)
     saved = model_file.read(config.run_dir)

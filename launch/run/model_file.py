@@ -44,7 +44,7 @@ def read(run_dir: str) -> ModelDescription:
         if wrong := [each for each in models.values() if not isinstance(each, (dict, type(None)))]:
             raise ValueError(f"keras is {wrong[0]!r:.60}, which is not an object")
         models = {name: each for name, each in models.items() if each is not None}
-        features, data = _zeros(content["features"]), known.of_json(content, NAMES.model)
+        features, data = _zeros(content["features"]), known.from_json(content, NAMES.model)
         return ModelDescription(models, features, data, content.get("logits_of"), bool(content["model_is_forward"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
@@ -52,7 +52,7 @@ def read(run_dir: str) -> ModelDescription:
         ) from None
 
 
-def of_trained(config: Config) -> ModelDescription | None:
+def read_if_trained(config: Config) -> ModelDescription | None:
     """Returns what a run that has checkpoints has written; None where there is none, or training writes it again.
 
     Raises:

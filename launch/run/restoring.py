@@ -158,7 +158,7 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
 def check_same_run(run: BaseRun, manifest: Manifest) -> None:
     """Raises `UsageError` where a checkpoint is of a run of another configuration, as its manifest has it."""
     where = manifest.path
-    checks.check_same_run(run.config, where, configs.of_run(where, manifest.about))
+    checks.check_same_run(run.config, where, configs.saved_settings(where, manifest.about))
 
 
 def check_position(run: BaseRun, manifest: Manifest) -> None:

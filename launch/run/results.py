@@ -103,7 +103,7 @@ class RunEnding:
         try:
             self._write({**of_run, "error": line, "exit_code": code}, code)
         except OSError as failed:
-            logging.warning("the result, %s, is not written: %s", line, explanations.of_system(failed))
+            logging.warning("the result, %s, is not written: %s", line, explanations.explain_system_error(failed))
 
 
 def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:

@@ -179,13 +179,13 @@ class Run(BaseRun):
         It computes `Trainer.forward`; `models` has the Keras models alone.
         """
         if weights.trains_what_it_hands_out(self):
-            return saved_run.of_run(self, weights.trained(self))
+            return saved_run.model_of_run(self, weights.trained(self))
         if self._copy is None:
             self._copy = weights.HandedOut(self)
         else:
             self._copy.give_back()
             self._copy.refresh()
-        return saved_run.of_run(self, self._copy.trainer)
+        return saved_run.model_of_run(self, self._copy.trainer)
 
     def best_model(self) -> tf.keras.Model:
         """Returns a Keras model, as `model`, with the weights of the best evaluation by --monitor.
@@ -196,7 +196,7 @@ class Run(BaseRun):
         trainer = weights.best(self)
         if trainer is None:
             raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
-        return saved_run.of_run(self, trainer)
+        return saved_run.model_of_run(self, trainer)
 
     def predict(
         self, data: Any = None, name: str | None = None, *, split: str | None = None, columns: bool = False
@@ -325,7 +325,7 @@ class Run(BaseRun):
             raise UsageError(
                 f"{method}({passed}): the run is closed; open it again, on the same run_dir if it is to go on"
             )
-        with self._standby.calling(), explanations.as_lines():
+        with self._standby.calling(), explanations.explained_errors():
             try:
                 with self._at_work(uses_random=method == "train"):
                     split = checked(data) if checked else None if data is None else external.checked(self, data)
@@ -431,7 +431,7 @@ class Run(BaseRun):
         if not self.is_open:
             return
         if error is not None and self.strategy.num_hosts > 1:
-            with explanations.as_lines():
+            with explanations.explained_errors():
                 self._release(error)
             return
         try:

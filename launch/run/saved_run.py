@@ -78,7 +78,7 @@ class SavedRun:
     @functools.cached_property
     def config(self) -> Config:
         """The run's configuration, of its data alone. Raises `UsageError`."""
-        return configs.of_data(self.run_dir)
+        return configs.data_config(self.run_dir)
 
     @functools.cached_property
     def splits(self) -> Mapping[str, Source | Stream]:
@@ -95,7 +95,7 @@ class SavedRun:
             build = _Once(functools.partial(self._built, trainer_class, name))
             trainer, model = self._read(which, lambda manifest: build(manifest).restored(manifest))
         if trainer is not None:
-            return of_trainer(trainer, self, name)
+            return model_of_trainer(trainer, self, name)
         return with_predict(
             model, self, self.description.features, self.description.logits_of if name is None else None
         )
@@ -107,7 +107,7 @@ class SavedRun:
           UsageError: it takes the trainer's class to make it.
         """
         saved, where = self.description, manifest.path
-        flags, deciding = (configs.of_run(where, manifest.about)[part] for part in ("flags", "deciding"))
+        flags, deciding = (configs.saved_settings(where, manifest.about)[part] for part in ("flags", "deciding"))
         architecture = saved.architectures.get(name or weights.MODEL)
         ema_decay = flags.get("ema_decay") or 0.0
         if trainer_class is None and name not in (None, weights.MODEL) and (architecture is None or ema_decay):
@@ -118,7 +118,7 @@ class SavedRun:
                 "trainer_class, which says what the model is"
             )
         if trainer_class is None and architecture is not None and (name or saved.model_is_forward):
-            return _Built(None, _of_architecture(architecture), name or weights.MODEL, ema_decay)
+            return _Built(None, _architecture_model(architecture), name or weights.MODEL, ema_decay)
         if trainer_class is None:
             own_files.refuse_of_file(where, {"model": flags.get("model")}, cure="load_model its trainer_class")
             if not flags.get("model"):
@@ -129,7 +129,7 @@ class SavedRun:
                     f"this run's model is {kind}'s{more}; give load_model(..., trainer_class={kind}){alone}"
                 )
             trainer_class = registry.find("model", str(flags["model"])).make
-        entry = registry.of_class(trainer_class)
+        entry = registry.class_entry(trainer_class)
         defaults = plain(entry.defaults)
         own = {name: value for name, value in deciding["model_arg"].items() if value != defaults.get(name, ...)}
         try:
@@ -150,7 +150,7 @@ class SavedRun:
         def read(manifest: Manifest) -> list[T]:
             made = use(manifest)
             where = manifest.path
-            if changed := differences(configs.of_run(where, manifest.about)["deciding"], self._deciding):
+            if changed := differences(configs.saved_settings(where, manifest.about)["deciding"], self._deciding):
                 logging.warning("%s is of another configuration than the run (%s)", where, "; ".join(changed))
             return [made]
 
@@ -243,7 +243,7 @@ class ForwardModel(tf.keras.Model):
         return type(self.trainer).__name__
 
 
-def of_trainer(trainer: Trainer, run: OfRun, name: str | None = None) -> tf.keras.Model:
+def model_of_trainer(trainer: Trainer, run: OfRun, name: str | None = None) -> tf.keras.Model:
     """Returns a Keras model that predicts as a trainer does, on all that `Run.predict` takes.
 
     Args:
@@ -262,9 +262,9 @@ def of_trainer(trainer: Trainer, run: OfRun, name: str | None = None) -> tf.kera
     return with_predict(model, run, taken, None if name else weights.logits_of(trainer))
 
 
-def of_run(run: BaseRun, trainer: Trainer) -> tf.keras.Model:
-    """Returns what `of_trainer` does of a run's trainer, or of a copy of it."""
-    return of_trainer(trainer, _OfSession(run.config, run.known, run.names, run.features, run.splits))
+def model_of_run(run: BaseRun, trainer: Trainer) -> tf.keras.Model:
+    """Returns what `model_of_trainer` does of a run's trainer, or of a copy of it."""
+    return model_of_trainer(trainer, _OfSession(run.config, run.known, run.names, run.features, run.splits))
 
 
 def with_predict(model: tf.keras.Model, run: OfRun, features: Any, logits_of: str | None) -> tf.keras.Model:
@@ -287,7 +287,7 @@ def with_predict(model: tf.keras.Model, run: OfRun, features: Any, logits_of: st
         return x
 
     def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
-        with explanations.as_lines():
+        with explanations.explained_errors():
             if columns or split or x is None or isinstance(x, str) or entry.comes_whole(x):
                 examples = predictions.examples(run, features, x, split)
                 read = predictions.features_of(run, examples, batch_size or _BATCH_SIZE)
@@ -303,7 +303,7 @@ def with_predict(model: tf.keras.Model, run: OfRun, features: Any, logits_of: st
     return model
 
 
-def _of_architecture(architecture: dict[str, Any]) -> tf.keras.Model:
+def _architecture_model(architecture: dict[str, Any]) -> tf.keras.Model:
     from ...engine import layers  # noqa: F401 - so that Keras knows them by name
 
     try:

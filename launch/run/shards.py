@@ -134,7 +134,7 @@ def _planned(request: ShardRequest, loaded: Loaded) -> list[Shard]:
 
 def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
     """Returns all that decides what the shards hold, as JSON has it."""
-    examples = {name: fingerprints.of(split, len(split)) for name, split in loaded.by_name.items()}
+    examples = {name: fingerprints.fingerprint(split, len(split)) for name, split in loaded.by_name.items()}
     of_input = {"input": own_files.name_of(request.input), "input_arg": {**request.arguments}, "seed": request.seed}
     shards = {"shards": request.shards, "format": request.format, "examples": examples}
     return json.loads(json.dumps({**of_input, **shards}, default=str))

@@ -103,7 +103,7 @@ def start(run: BaseRun) -> None:
 
 def _check_source(run: BaseRun, prefix: str) -> None:
     """Raises `UsageError` where weights of --init_from are of other features, or of ids that are numbered otherwise."""
-    config, manifest = run.config, manifests.of(prefix)
+    config, manifest = run.config, manifests.manifest_of(prefix)
     if manifest is None or config.allow_changed_config:
         return
     fingerprints.check_begun(config, manifest, run.known.ids)

@@ -15,7 +15,7 @@ def test_what_is_known_comes_back_from_a_file():
     words = {"city": [b"bern", b"a\nb", b"\xff\xfe", "Zürich".encode()]}
     splits = Data("train", None, np.int64(3), {"city": np.int64(5)}, "by name", tokens.Bytes(), ("a", "b", "c"), words)
     kept = json.loads(json.dumps(known.as_json(splits)))
-    again = known.of_json({**kept, "features": {}}, "here")
+    again = known.from_json({**kept, "features": {}}, "here")
     assert isinstance(again.tokens, tokens.Bytes)
     assert dataclasses.replace(again, tokens=None) == Data(
         None, None, 3, {"city": 5}, "by name", None, ("a", "b", "c"), words
@@ -25,4 +25,4 @@ def test_what_is_known_comes_back_from_a_file():
 @pytest.mark.parametrize("content", [{"classes": [1]}, {"classes": 3}, {"words": [["a"]]}, {"words": {"city": [None]}}])
 def test_what_is_not_of_its_form_is_refused(content):
     with pytest.raises(TypeError):
-        known.of_json(content, "here")
+        known.from_json(content, "here")

@@ -89,10 +89,10 @@ def test_checksums_are_the_known_ones():
     for data, checksum in known.items():
         assert checksums.crc32c(data) == checksum
         assert checksums.crc32c(data[3:], checksums.crc32c(data[:3])) == checksum
-    assert checksums.of_records([*known])[0] == checksums.masked(np.array([0x8A9136AA], np.uint32))[0]
+    assert checksums.record_checksums([*known])[0] == checksums.masked(np.array([0x8A9136AA], np.uint32))[0]
     lengths = np.array([0, 1, 1 << 40], np.uint64)
     octets = [int(length).to_bytes(8, "little") for length in lengths]
-    np.testing.assert_array_equal(checksums.of_lengths(lengths), checksums.of_records(octets))
+    np.testing.assert_array_equal(checksums.length_checksums(lengths), checksums.record_checksums(octets))
 
 
 def test_without_the_library_one_line_says_what_to_install(shards):

@@ -339,7 +339,7 @@ def test_to_train_on_shards_of_text_takes_no_library(prepared, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     kept = tfrecord.load(str(out), 0).tokens.kept()
     monkeypatch.undo()
-    assert tokens.of_kept(kept, "here").count == 301  # the border of documents among them
+    assert tokens.from_saved(kept, "here").count == 301  # the border of documents among them
 
 
 @pytest.mark.parametrize("kept", [{"kind": "vocabulary"}, [], {}])

@@ -71,7 +71,7 @@ class Cost:
 NOTHING = Cost({}, 0.0, 0.0)
 
 
-def of_step(strategy, state: TrainState, batch_size: int) -> Cost:
+def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
     """Counts one step on all replicas of all hosts. Traces it on a batch of zeros.
 
     Where parameter servers make the update, it is left out: it takes nothing of the devices that compute.
@@ -93,11 +93,11 @@ def of_step(strategy, state: TrainState, batch_size: int) -> Cost:
     except NotImplementedError as error:
         raise NotCountableError(str(error)) from error
     local_replicas = strategy.num_replicas // strategy.num_hosts
-    update = of_update(state.trainer) * local_replicas if strategy.updates_here else NOTHING
-    return (of_graph(graph) + update) * strategy.num_hosts
+    update = update_cost(state.trainer) * local_replicas if strategy.updates_here else NOTHING
+    return (graph_cost(graph) + update) * strategy.num_hosts
 
 
-def of_update(trainer: Trainer) -> Cost:
+def update_cost(trainer: Trainer) -> Cost:
     """Counts one replica's dense update: gradients read, variables and the optimizer's variables read and written.
 
     Tables and their slots are left out: their updates touch a few rows.
@@ -118,7 +118,7 @@ def of_update(trainer: Trainer) -> Cost:
     return Cost({}, float(moved), float(held))
 
 
-def of_graph(graph: tf.Graph) -> Cost:
+def graph_cost(graph: tf.Graph) -> Cost:
     """Counts the products in a function's graph, and in those that it calls.
 
     A loop counts as often as it runs; of branches the one with most operations counts.
@@ -127,11 +127,11 @@ def of_graph(graph: tf.Graph) -> Cost:
     cost = NOTHING
     for op in _needed(graph):
         if op.type in _CALLS:
-            cost += of_graph(_callee(op, "f"))
+            cost += graph_cost(_callee(op, "f"))
         elif op.type in _BRANCHES:
-            cost += max(map(of_graph, graphs.all_called(op)), key=lambda branch: branch.total_flops)
+            cost += max(map(graph_cost, graphs.all_called(op)), key=lambda branch: branch.total_flops)
         elif op.type in _LOOPS:
-            body = of_graph(_callee(op, "body"))
+            body = graph_cost(_callee(op, "body"))
             if body.flops:
                 cost += dataclasses.replace(body * _trips(op), resident_bytes=body.resident_bytes)
         elif (count := _operations(op)) is not None:

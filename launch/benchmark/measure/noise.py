@@ -63,7 +63,7 @@ class Noise(NamedTuple):
     lost_share: float
 
 
-def between(start: LoadCounters, first_round: LoadCounters, end: LoadCounters, quota_cores: float = math.inf) -> Noise:
+def measure(start: LoadCounters, first_round: LoadCounters, end: LoadCounters, quota_cores: float = math.inf) -> Noise:
     """Computes the noise from three readings.
 
     Args:

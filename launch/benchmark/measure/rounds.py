@@ -91,7 +91,7 @@ def run(
         totals = describe_round(calls)
         steps = length.agreed_steps(strategy, totals["steps_per_sec"])
         at_round(number, totals)
-    disturbed = noise.between(start, first_round, noise.read(processes()), cpus.quota_cores())
+    disturbed = noise.measure(start, first_round, noise.read(processes()), cpus.quota_cores())
     return {
         **_figures(rounds, disturbed, strategy.sync_period_steps),
         "train": values_by_name(sums),

@@ -259,7 +259,7 @@ DAMAGES = {
 
 def record_of(data: bytes) -> bytes:
     length = np.array([len(data)])
-    checks = checksums.of_lengths(length).astype("<u4"), checksums.of_records([data]).astype("<u4")
+    checks = checksums.length_checksums(length).astype("<u4"), checksums.record_checksums([data]).astype("<u4")
     return length.astype("<u8").tobytes() + checks[0].tobytes() + data + checks[1].tobytes()
 
 

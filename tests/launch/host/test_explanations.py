@@ -20,7 +20,10 @@ def test_settings_are_flags_on_a_command_line_and_keywords_where_a_program_calle
     assert str(error) == "run_dir=r is another's; use another restore_best=False, `seed`"
     line = "--run_dir=r is another's; use another --restore_best=False, `seed`"
     assert explanations.explain(error) == (EXIT_USAGE, line)
-    with pytest.raises(UsageError, match=r"^folder=r is") as raised, explanations.as_lines({"run_dir": "folder"}):
+    with (
+        pytest.raises(UsageError, match=r"^folder=r is") as raised,
+        explanations.explained_errors({"run_dir": "folder"}),
+    ):
         raise error
     assert raised.value is error
 

@@ -43,7 +43,7 @@ class Worker:
 def split(examples: int, turned: bool = False, ids=None) -> dict[str, int]:
     """The fingerprint of so many examples."""
     x = np.random.default_rng(0).random((examples, 3), np.float32)
-    return fingerprints.of(ArraySource((x[::-1] if turned else x, x[:, 0])), examples, ids)
+    return fingerprints.fingerprint(ArraySource((x[::-1] if turned else x, x[:, 0])), examples, ids)
 
 
 def compared(*train: dict[str, int]) -> list[str | None]:

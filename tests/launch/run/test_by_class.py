@@ -110,7 +110,7 @@ def test_the_matrix_of_a_compiled_model_has_its_classes_where_the_loss_has_them(
     labels[2, :, 1] = 0.0  # of no class
     model = tf.keras.Sequential([tf.keras.Input([3, 4]), tf.keras.layers.Softmax(axis=1)])
     model.compile("sgd", tf.keras.losses.CategoricalCrossentropy(axis=1))
-    with open_run(KerasTrainer.of(model), data=((pixels, labels), None), progress="off", jit="off") as held:
+    with open_run(KerasTrainer.for_model(model), data=((pixels, labels), None), progress="off", jit="off") as held:
         matrix = held.evaluate((pixels, labels)).confusion["confusion"]
     expected = np.zeros([3, 3], int)
     counted = labels.sum(1) > 0

@@ -12,7 +12,7 @@ from tests.bench import split_of
 
 def of(split, ids=None) -> dict[str, int]:
     split = split_of(split)
-    return fingerprints.of(split, len(split) if split.by_index else split.length, ids)
+    return fingerprints.fingerprint(split, len(split) if split.by_index else split.length, ids)
 
 
 def arrays(examples=3000):

@@ -25,7 +25,7 @@ def images(examples=BATCH):
 
 def cost_of(bench, trainer, source, batch_size=BATCH, replicas=1, **options):
     made = bench(trainer, source, batch_size, replicas, num_classes=10, **options)
-    return cost.of_step(made.strategy, made.state, batch_size)
+    return cost.step_cost(made.strategy, made.state, batch_size)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -98,7 +98,7 @@ def test_a_loops_products_count_as_often_as_it_runs(bench):
 
 def operations(function, *shapes):
     specs = [tf.TensorSpec(shape) for shape in shapes]
-    return cost.of_graph(tf.function(function).get_concrete_function(*specs).graph).total_flops
+    return cost.graph_cost(tf.function(function).get_concrete_function(*specs).graph).total_flops
 
 
 def test_products_by_hand():

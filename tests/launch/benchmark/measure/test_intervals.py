@@ -136,28 +136,28 @@ def test_a_single_call_leaves_the_ratio_without_interval():
 def test_what_others_used_is_a_share_of_the_machine():
     # Ten seconds of two CPUs: 16 s busy, 12 of them ours: 0.4 cores were others'.
     start, first, end = (LoadCounters(2, 0, 0, 0, 0), LoadCounters(2, 5, 1, 1, 0), LoadCounters(2, 15, 17, 13, 0))
-    assert noise.between(start, first, end) == pytest.approx(Noise(2, 0.0, 0.4, 0.0, 0.2))
+    assert noise.measure(start, first, end) == pytest.approx(Noise(2, 0.0, 0.4, 0.0, 0.2))
 
 
 def test_load_before_the_rounds_counts_as_well():
     start, first, end = (LoadCounters(2, 0, 0, 0, 0), LoadCounters(2, 5, 10, 5, 0), LoadCounters(2, 15, 20, 15, 0))
-    assert noise.between(start, first, end) == pytest.approx(Noise(2, 1.0, 0.0, 0.0, 0.5))
+    assert noise.measure(start, first, end) == pytest.approx(Noise(2, 1.0, 0.0, 0.0, 0.5))
 
 
 def test_others_may_have_what_a_quota_leaves_idle():
     start, first, end = (LoadCounters(2, 0, 0, 0, 0), LoadCounters(2, 5, 0, 0, 0), LoadCounters(2, 15, 14, 10, 0))
-    assert noise.between(start, first, end, 1.0).lost_share == 0.0
-    assert noise.between(start, first, end).lost_share == pytest.approx(0.2)
+    assert noise.measure(start, first, end, 1.0).lost_share == 0.0
+    assert noise.measure(start, first, end).lost_share == pytest.approx(0.2)
 
 
 def test_quotas_take_of_the_time_that_threads_would_have_run():
     start, first, end = (LoadCounters(2, 0, 0, 0, 1), LoadCounters(2, 5, 0, 0, 1), LoadCounters(2, 15, 9, 9, 2))
-    assert noise.between(start, first, end) == pytest.approx(Noise(2, 0.0, 0.0, 0.1, 0.1))
+    assert noise.measure(start, first, end) == pytest.approx(Noise(2, 0.0, 0.0, 0.1, 0.1))
 
 
 def test_a_quiet_machines_housekeeping_is_no_load():
     start, first, end = (LoadCounters(2, 0, 0, 0, 0), LoadCounters(2, 5, 5, 5, 0), LoadCounters(2, 15, 15.3, 15, 0))
-    found = noise.between(start, first, end)
+    found = noise.measure(start, first, end)
     assert found.lost_share == 0.0
     assert noise.warnings(found, calls([1.0] * 30)) == []
 
@@ -186,7 +186,7 @@ def test_another_process_is_seen_and_one_of_the_job_is_not():
     finally:
         other.kill()
         other.wait()
-    alone, together = (noise.between(start, start, end).other_cores for start, end in zip(starts, ends, strict=True))
+    alone, together = (noise.measure(start, start, end).other_cores for start, end in zip(starts, ends, strict=True))
     assert used > 0
     assert alone >= (used - 0.05) / (ends[0].clock - starts[0].clock)
     assert alone - together == pytest.approx(used / (ends[0].clock - starts[0].clock), abs=0.1)
