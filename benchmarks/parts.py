@@ -156,7 +156,7 @@ def rates_of_sums(
     Returns:
       bytes: of one replica's gradients in the dtype that they travel in; gb_per_sec: 1e9 of them a second;
       bus_gb_per_sec: what each replica's link carries: times 2 (n-1) / n for an all-reduce (float32; from three CPU
-      workers on, small packs that are gathered carry more), times n-1 for an all-gather (16 bits).
+      workers on, small buckets that are gathered carry more), times n-1 for an all-gather (16 bits).
     """
     size = sum(reduction.reduce_dtype.size * variable.shape.num_elements() for variable in variables)
     rate = size / (1e6 * ms_per_step)

@@ -1,6 +1,6 @@
 """Sums and gathers over all replicas of a strategy, in as few messages as possible. Replica code.
 
-Also which tensors travel together as one pack, for all that travels between replicas, workers and servers.
+Also which tensors travel together as one bucket, for all that travels between replicas, workers and servers.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def all_gather(context, value: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(gathered, [context.num_replicas_in_sync, *value.shape])
 
 
-def packs(sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Returns which tensors of these sizes travel together: their indices, in packs that end when they hold `most`.
+def buckets(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """Returns which tensors of these sizes travel together: their indices, in buckets that end when they hold `most`.
 
-    A tensor as large as a pack travels by itself, as it stands: packing would copy it twice. Packs stand in the order
-    in which they are whole, since each waits for the one before it. `most` of 0 makes one pack.
+    A tensor as large as a bucket travels by itself, as it stands: packing would copy it twice. Buckets stand in the
+    order in which they are whole, since each waits for the one before it. `most` of 0 makes one bucket.
     """
     groups: list[list[int]] = []
     unfinished: list[int] = []
@@ -58,9 +58,9 @@ def packs(sizes: Sequence[int], most: int) -> list[list[int]]:
     return [*groups, unfinished] if unfinished else groups
 
 
-def as_one(pack: Sequence[tf.Tensor], move: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
+def as_one(bucket: Sequence[tf.Tensor], move: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
     """Joins tensors along their last axis, calls `move` once, and splits what it returns as they were joined."""
-    return tf.split(move(tf.concat(pack, -1)), [each.shape[-1] for each in pack], axis=-1)
+    return tf.split(move(tf.concat(bucket, -1)), [each.shape[-1] for each in bucket], axis=-1)
 
 
 def _between_hosts(context) -> bool:

@@ -263,8 +263,8 @@ def gather(pieces: Iterable[tuple[UpdateShard, tf.Tensor]]) -> list[tf.Tensor]:
     for axis in {id(piece.holders): piece.holders for piece, _ in pieces}.values():
         held = [index for index, (piece, _) in enumerate(pieces) if piece.holders is axis]
         owns = [tf.reshape(pieces[index][1], [-1]) for index in held]
-        for pack in collectives.packs([own.shape[0] * own.dtype.size for own in owns], _GATHERED_BYTES):
-            rows = collectives.as_one([owns[position] for position in pack], axis.all_gather)
-            for position, row in zip(pack, rows, strict=True):
+        for bucket in collectives.buckets([own.shape[0] * own.dtype.size for own in owns], _GATHERED_BYTES):
+            rows = collectives.as_one([owns[position] for position in bucket], axis.all_gather)
+            for position, row in zip(bucket, rows, strict=True):
                 wholes[held[position]] = pieces[held[position]][0].whole(row)
     return wholes

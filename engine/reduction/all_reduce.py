@@ -1,6 +1,6 @@
 """The reduction: sums gradients over replicas, and what a step shares besides them. Replica code, in a train step.
 
-All that a step has to share (gradients, the number of examples, moving statistics) travels in one set of packs.
+All that a step has to share (gradients, the number of examples, moving statistics) travels in one set of buckets.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Reduction(tf.Module):
     `build` for what it keeps from step to step; and, if replicas differ for some steps, `sync_every_steps`,
     `begin_period` and `sync`. It is a `tf.Module`, so what it keeps is in the trainer's checkpoints.
 
-    With float32 on the wire a pack is summed by `Axis.all_reduce`. With a 16-bit dtype it is all-gathered as it
+    With float32 on the wire a bucket is summed by `Axis.all_reduce`. With a 16-bit dtype it is all-gathered as it
     is and summed in float32 by every replica, in the order of the replicas: no rounding but the one before sending, and
-    the same bits on each. Values that must not be rounded (counts, moving statistics) ride in the same pack as two
+    the same bits on each. Values that must not be rounded (counts, moving statistics) ride in the same bucket as two
     16-bit halves. An all-gather moves (n-1) x 2 bytes a value where a float32 ring moves 8 (n-1)/n: fewer up to n = 3
     replicas. Where replicas share an update out, each is sent its own pieces alone, in any dtype, and adds them up.
 
     Args:
       reduce_dtype: what gradients travel as: "float32", "bfloat16" or "float16".
-      pack_bytes: a pack is closed when it holds so many bytes; 0 makes one pack.
+      bucket_bytes: a bucket is closed when it holds so many bytes; 0 makes one bucket.
     """
 
     # A run may begin or cease to keep such state: a checkpoint of the other kind is none of another model.
@@ -59,10 +59,10 @@ class Reduction(tf.Module):
     # The figures that `take_figures` is to return.
     watched: tuple[str, ...] = ()
 
-    def __init__(self, reduce_dtype: str = "float32", pack_bytes: int = 4 << 20):
+    def __init__(self, reduce_dtype: str = "float32", bucket_bytes: int = 4 << 20):
         super().__init__(name="reduction")
         self.reduce_dtype = WIRE_DTYPES[reduce_dtype]
-        self.pack_bytes = pack_bytes
+        self.bucket_bytes = bucket_bytes
         self._figures = threading.local()  # each replica is traced in a thread of its own
         self._state: Callable[[], Sequence[Aggregated]] = tuple
 
@@ -144,7 +144,7 @@ class Reduction(tf.Module):
             return self._sum_on_mesh(mesh, gradients, count, state, variables, shares_out)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         items = [Item(of_examples(gradients[i], count), exact=False) for i in dense]
-        sums = self._sum_packed(mesh.data, items + items_of(state, count) + [Item(count, exact=True)])
+        sums = self._sum_in_buckets(mesh.data, items + items_of(state, count) + [Item(count, exact=True)])
         summed = [self._gather_slices(g, count) for g in gradients]
         for i, total in zip(dense, sums, strict=False):
             summed[i] = total
@@ -181,7 +181,7 @@ class Reduction(tf.Module):
 
         def reduce(axis: Axis, indices: list[int], count: tf.Tensor, more: Sequence[Item] = ()) -> list[tf.Tensor]:
             items = [Item(of_examples(summed[i], count), exact=False, piece=pieces[i]) for i in indices]
-            sums = self._sum_packed(axis, [*items, *more])
+            sums = self._sum_in_buckets(axis, [*items, *more])
             for i, total in zip(indices, sums, strict=False):
                 summed[i] = total
             return sums[len(indices) :]
@@ -246,55 +246,55 @@ class Reduction(tf.Module):
         present = step_context().present
         return count if present is None else tf.where(present, count, 0.0)
 
-    def _sum_packed(self, axis: Axis, items: list[Item], meanwhile: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
-        """Returns the items' sums over an axis, in the items' order: one collective a pack.
+    def _sum_in_buckets(self, axis: Axis, items: list[Item], meanwhile: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        """Returns the items' sums over an axis, in the items' order: one collective a bucket.
 
         `meanwhile` is what this replica still computes while they travel; waiting is timed from when that is done.
         """
         if axis.size == 1 or not items:
             return [item.value for item in items]
-        items = items[::-1]  # the backward pass ends with the first layer: the last one's pack travels meanwhile
+        items = items[::-1]  # the backward pass ends with the first layer: the last one's bucket travels meanwhile
         times_it = "reduce_seconds" in self.watched
         started = _time_after([*(item.value for item in items), *meanwhile]) if times_it else None
-        reduce_pack, pack_size = self._all_reduce, -(-self.pack_bytes // self.reduce_dtype.size)
+        reduce_bucket, bucket_size = self._all_reduce, -(-self.bucket_bytes // self.reduce_dtype.size)
         if self.reduce_dtype != tf.float32:
             most = _most_gathered(axis)
-            reduce_pack, pack_size = self._all_gather, min(pack_size or most, most)
+            reduce_bucket, bucket_size = self._all_gather, min(bucket_size or most, most)
         if items[0].piece:  # then all are
-            reduce_pack = self._reduce_scatter
+            reduce_bucket = self._reduce_scatter
         sums = [None] * len(items)
-        for pack in collectives.packs([item.value.shape.num_elements() for item in items], pack_size):
-            for index, total in zip(pack, reduce_pack(axis, [items[index] for index in pack]), strict=True):
+        for bucket in collectives.buckets([item.value.shape.num_elements() for item in items], bucket_size):
+            for index, total in zip(bucket, reduce_bucket(axis, [items[index] for index in bucket]), strict=True):
                 sums[index] = total
         if times_it:
             waited, before = tf.maximum(_time_after(sums) - started, 0.0), vars(self._figures).get("reduce_seconds")
             self._figures.reduce_seconds = waited if before is None else before + waited
         return sums[::-1]
 
-    def _all_reduce(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
-        flat = [tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in pack]
-        return _shaped(collectives.as_one(flat, axis.all_reduce), [item.value.shape for item in pack])
+    def _all_reduce(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
+        flat = [tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in bucket]
+        return _shaped(collectives.as_one(flat, axis.all_reduce), [item.value.shape for item in bucket])
 
-    def _reduce_scatter(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
+    def _reduce_scatter(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         """Sums each item's piece where it belongs; of 16 bits, in float32, in the order of the replicas."""
-        rows = [item.piece.rows(tf.cast(item.value, tf.float32)) for item in pack]
+        rows = [item.piece.rows(tf.cast(item.value, tf.float32)) for item in bucket]
         if self.reduce_dtype == tf.float32:
             sums = collectives.as_one(rows, lambda joined: axis.reduce_scatter(joined)[0])
         else:
             halves = [tf.reshape(to_halves(row, self.reduce_dtype), row.shape) for row in rows]
             lanes = collectives.as_one(halves, lambda joined: in_words(joined, axis.all_to_all))
             sums = [tf.reduce_sum(from_halves(lane, self.reduce_dtype), 0) for lane in lanes]
-        return _shaped(sums, [item.piece.sharding.local_shape for item in pack])
+        return _shaped(sums, [item.piece.sharding.local_shape for item in bucket])
 
-    def _all_gather(self, axis: Axis, pack: list[Item]) -> list[tf.Tensor]:
+    def _all_gather(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         most = _most_gathered(axis)
-        if len(pack) == 1 and pack[0].value.shape.num_elements() > most:
-            return [self._all_gather_in_pieces(axis, pack[0], most)]
-        dtypes = [tf.float32 if item.exact else self.reduce_dtype for item in pack]
-        halves = [to_halves(item.value, dtype) for item, dtype in zip(pack, dtypes, strict=True)]
+        if len(bucket) == 1 and bucket[0].value.shape.num_elements() > most:
+            return [self._all_gather_in_pieces(axis, bucket[0], most)]
+        dtypes = [tf.float32 if item.exact else self.reduce_dtype for item in bucket]
+        halves = [to_halves(item.value, dtype) for item, dtype in zip(bucket, dtypes, strict=True)]
         lanes = collectives.as_one(halves, lambda joined: in_words(joined, axis.all_gather))
         sums = [tf.reduce_sum(from_halves(*each), 0) for each in zip(lanes, dtypes, strict=True)]
-        return _shaped(sums, [item.value.shape for item in pack])
+        return _shaped(sums, [item.value.shape for item in bucket])
 
     def _all_gather_in_pieces(self, axis: Axis, item: Item, most: int) -> tf.Tensor:
         """Sums one large item, of which `most` values are gathered at once.

@@ -35,7 +35,7 @@ class LocalSgd(Reduction):
     Args:
       sync_every_steps: steps of a period.
       outer: the outer optimizer, such as `optimizers.outer()`.
-      reduce_dtype, pack_bytes: as `Reduction`'s, of what travels at the end of a period.
+      reduce_dtype, bucket_bytes: as `Reduction`'s, of what travels at the end of a period.
     """
 
     restores_statistics = True
@@ -45,9 +45,9 @@ class LocalSgd(Reduction):
         sync_every_steps: int,
         outer: Any,
         reduce_dtype: str = "float32",
-        pack_bytes: int = 4 << 20,
+        bucket_bytes: int = 4 << 20,
     ):
-        super().__init__(reduce_dtype, pack_bytes)
+        super().__init__(reduce_dtype, bucket_bytes)
         self.sync_every_steps = sync_every_steps
         self.outer = outer
 
@@ -89,7 +89,7 @@ class LocalSgd(Reduction):
         moved = [Item((start - read_local(own)) * weight, exact=False) for start, own in now.pairs()]
         before = {key: tf.identity(start) for key, start in now.summed.items()}
         exact = [Item(share, exact=True) for share in (*shares(now.state, weight, before), weight)]
-        sums = self._sum_packed(step_context().mesh.data, moved + exact)
+        sums = self._sum_in_buckets(step_context().mesh.data, moved + exact)
         self.outer.apply(Gradients(sums[: len(moved)]).over(sums[-1]), now.starts)
         assign(now.state, sums[len(moved) : -1], sums[-1], before)
         now.go_on()

@@ -42,15 +42,16 @@ class PowerSgd(Reduction):
 
     Args:
       rank: columns of P; 1, 2 and 4 are the paper's.
-      reduce_dtype, pack_bytes: as `Reduction`'s. P and Q travel in this dtype too; what Q loses to it is in the memory.
+      reduce_dtype, bucket_bytes: as `Reduction`'s. P and Q travel in this dtype too; what Q loses to it is in the
+      memory.
 
     Variables, made by `build`, by the variable's index and name:
       memory: [rows, columns] float32, differing by replica.
       q: [rank, columns] float32, Q transposed: so products with it read M along its rows.
     """
 
-    def __init__(self, rank: int, reduce_dtype: str = "float32", pack_bytes: int = 4 << 20):
-        super().__init__(reduce_dtype, pack_bytes)
+    def __init__(self, rank: int, reduce_dtype: str = "float32", bucket_bytes: int = 4 << 20):
+        super().__init__(reduce_dtype, bucket_bytes)
         self.rank = rank
         self.memory: dict[str, tf.Variable] = {}
         self.q: dict[str, tf.Variable] = {}
@@ -94,7 +95,7 @@ class PowerSgd(Reduction):
             gradients = [of_examples(g, own_count) if isinstance(g, tf.Tensor) else g for g in gradients]
             self._watch_norm(gradients, own_count)
             meanwhile = [g for g in gradients if isinstance(g, tf.Tensor)]
-            (count,) = self._sum_packed(axis, [Item(own_count, exact=True)], meanwhile)
+            (count,) = self._sum_in_buckets(axis, [Item(own_count, exact=True)], meanwhile)
             state = self._state_of(averages)
         else:
             state = ()
@@ -118,14 +119,14 @@ class PowerSgd(Reduction):
     def _sum_products(self, axis: Axis, matrices: dict, keys: dict, others: list[Item]):
         """Runs algorithm 1. Returns ({index: products}, the sums of `others`, which travel with the first of them)."""
         p = [Item(tf.matmul(m, self.q[keys[index]], transpose_b=True), exact=False) for index, m in matrices.items()]
-        sums = self._sum_packed(axis, p + others)
+        sums = self._sum_in_buckets(axis, p + others)
         # Householder's: orthonormal even where P has a lower rank (a batch of few examples), as Gram-Schmidt is not.
         bases = [tf.linalg.qr(total).q for total in sums[: len(p)]]
         own = [
             self._as_it_travels(tf.matmul(basis, m, transpose_a=True))
             for basis, m in zip(bases, matrices.values(), strict=True)
         ]
-        q = self._sum_packed(axis, [Item(value, exact=False) for value in own])
+        q = self._sum_in_buckets(axis, [Item(value, exact=False) for value in own])
         means = [total / axis.size for total in q] if axis.size > 1 else q
         return dict(zip(matrices, map(_Products, bases, own, means), strict=True)), sums[len(p) :]
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ..mesh import collectives
 from ..step.context import step_context
 
-PACK_BYTES = 1 << 29  # a message may be twice as large: half of what gRPC and protocol buffers take
+BUCKET_BYTES = 1 << 29  # a message may be twice as large: half of what gRPC and protocol buffers take
 
 
 def to_halves(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -37,7 +37,7 @@ def in_words(halves: tf.Tensor, move: Callable[[tf.Tensor], tf.Tensor]) -> tf.Te
 
 
 def send(
-    exact: Sequence, rounded: Sequence, shapes: Sequence, server: str, reduce_dtype: tf.DType, pack_bytes: int = 0
+    exact: Sequence, rounded: Sequence, shapes: Sequence, server: str, reduce_dtype: tf.DType, bucket_bytes: int = 0
 ):
     """Takes float32 tensors to a server, which they reach as one, or as few as they can be: each costs a message.
 
@@ -47,16 +47,16 @@ def send(
       shapes: of those: each a `tf.TensorShape`, or an int32 vector that the server has.
       server: a device.
       reduce_dtype: float32 or one of 16 bits.
-      pack_bytes: see `Packs`.
+      bucket_bytes: see `Buckets`.
 
     Returns:
       (exact, rounded), float32, on the server.
     """
     step_context().applied.mark("reduce_dtype")
-    layout = WireLayout([each.shape for each in exact], shapes, reduce_dtype, pack_bytes)
-    packs = layout.pack(exact, rounded)
+    layout = WireLayout([each.shape for each in exact], shapes, reduce_dtype, bucket_bytes)
+    buckets = layout.join(exact, rounded)
     with tf.device(server):
-        return layout.unpack(packs)
+        return layout.split(buckets)
 
 
 class WireLayout:
@@ -65,76 +65,78 @@ class WireLayout:
     Args:
       exact, rounded: their shapes, as `send` has them.
       reduce_dtype: float32, or one of 16 bits: then the vectors are of uint16.
-      pack_bytes: see `Packs`.
+      bucket_bytes: see `Buckets`.
     """
 
-    def __init__(self, exact: Sequence, rounded: Sequence, reduce_dtype: tf.DType, pack_bytes: int = 0):
+    def __init__(self, exact: Sequence, rounded: Sequence, reduce_dtype: tf.DType, bucket_bytes: int = 0):
         self._reduce_dtype = reduce_dtype
         self._num_exact = len(exact)
         self._shapes = [*exact, *rounded]
         self._kinds = [tf.float32] * len(exact) + [reduce_dtype] * len(rounded)
         lanes = [1 if reduce_dtype == tf.float32 else kind.size // 2 for kind in self._kinds]
-        self._packs = Packs(self._shapes, lanes, tf.float32 if reduce_dtype == tf.float32 else tf.uint16, pack_bytes)
+        self._buckets = Buckets(
+            self._shapes, lanes, tf.float32 if reduce_dtype == tf.float32 else tf.uint16, bucket_bytes
+        )
 
     @property
-    def num_packs(self) -> int:
-        return self._packs.num_packs
+    def num_buckets(self) -> int:
+        return self._buckets.num_buckets
 
-    def pack(self, exact: Sequence, rounded: Sequence) -> list[tf.Tensor]:
-        """Packs the tensors into vectors."""
+    def join(self, exact: Sequence, rounded: Sequence) -> list[tf.Tensor]:
+        """Buckets the tensors into vectors."""
         tensors = [*exact, *rounded]
         if self._reduce_dtype == tf.float32:
-            return self._packs.join([tf.reshape(tensor, [-1]) for tensor in tensors])
-        return self._packs.join([to_halves(*pair) for pair in zip(tensors, self._kinds, strict=True)])
+            return self._buckets.join([tf.reshape(tensor, [-1]) for tensor in tensors])
+        return self._buckets.join([to_halves(*pair) for pair in zip(tensors, self._kinds, strict=True)])
 
-    def unpack(self, packs: Sequence[tf.Tensor]) -> tuple[list, list]:
-        """Unpacks what `pack` was given, (exact, rounded), float32, on the device where this is called."""
-        parts = self._packs.split(packs)
+    def split(self, buckets: Sequence[tf.Tensor]) -> tuple[list, list]:
+        """Returns what `join` joined, (exact, rounded), float32, on the device where this is called."""
+        parts = self._buckets.split(buckets)
         if self._reduce_dtype != tf.float32:
             parts = [from_halves(part, kind) for part, kind in zip(parts, self._kinds, strict=True)]
         tensors = [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
         return tensors[: self._num_exact], tensors[self._num_exact :]
 
 
-class Packs:
-    """Joins vectors of one dtype into few (`mesh.collectives.packs`), none larger than a message of gRPC holds, 2 GiB.
+class Buckets:
+    """Joins vectors of one dtype into few (`mesh.collectives.buckets`), none larger than gRPC's 2 GiB.
 
     Args:
       shapes: of the tensors that the vectors are of, as `send` has them. One that is known only where a step runs, of
-        the rows that it touches, travels in the pack where it comes, and counts as nothing.
+        the rows that it touches, travels in the bucket where it comes, and counts as nothing.
       lanes: how many values of `dtype` each of a tensor's values is.
       dtype: of the vectors.
-      pack_bytes: a pack ends when it holds so many, and what is larger is cut; 0 is `PACK_BYTES`.
+      bucket_bytes: a bucket ends when it holds so many, and what is larger is cut; 0 is `BUCKET_BYTES`.
     """
 
-    def __init__(self, shapes: Sequence, lanes: Sequence[int], dtype: tf.DType, pack_bytes: int = 0):
+    def __init__(self, shapes: Sequence, lanes: Sequence[int], dtype: tf.DType, bucket_bytes: int = 0):
         self._shapes, self._lanes = shapes, lanes
-        most = max(1, (pack_bytes or PACK_BYTES) // dtype.size)
+        most = max(1, (bucket_bytes or BUCKET_BYTES) // dtype.size)
         spans, lengths = [], []
         for index, (shape, n) in enumerate(zip(shapes, lanes, strict=True)):
             size = n * shape.num_elements() if isinstance(shape, tf.TensorShape) else 0
             firsts = range(0, max(1, size), most)
             spans += [_Span(index, i, min(size, i + most) if len(firsts) > 1 else None) for i in firsts]
             lengths += [min(size - i, most) for i in firsts]
-        self._packs = [[spans[position] for position in pack] for pack in collectives.packs(lengths, most)]
+        self._buckets = [[spans[position] for position in bucket] for bucket in collectives.buckets(lengths, most)]
 
     @property
-    def num_packs(self) -> int:
-        return len(self._packs)
+    def num_buckets(self) -> int:
+        return len(self._buckets)
 
     def join(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Joins the vectors, each of a tensor, into packs."""
+        """Joins the vectors, each of a tensor, into buckets."""
         return [
-            tf.concat([vectors[p.tensor] if p.whole else vectors[p.tensor][p.first : p.stop] for p in pack], 0)
-            for pack in self._packs
+            tf.concat([vectors[p.tensor] if p.whole else vectors[p.tensor][p.first : p.stop] for p in bucket], 0)
+            for bucket in self._buckets
         ]
 
-    def split(self, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Splits packs into the vectors that `join` was given, on the device where this is called."""
+    def split(self, buckets: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Splits buckets into the vectors that `join` joined, on the device where this is called."""
         parts: list[list[tf.Tensor]] = [[] for _ in self._shapes]
-        for pack, spans in zip(packs, self._packs, strict=True):
+        for bucket, spans in zip(buckets, self._buckets, strict=True):
             sizes = [self._size(p.tensor) if p.whole else p.stop - p.first for p in spans]
-            for span, part in zip(spans, tf.split(pack, sizes, num=len(sizes)), strict=True):
+            for span, part in zip(spans, tf.split(bucket, sizes, num=len(sizes)), strict=True):
                 parts[span.tensor].append(part)
         return [tf.concat(each, 0) if len(each) > 1 else each[0] for each in parts]
 
@@ -145,7 +147,7 @@ class Packs:
 
 
 class _Span(NamedTuple):
-    """What a pack holds of a tensor: all where `stop` is None, else values [first, stop)."""
+    """What a bucket holds of a tensor: all where `stop` is None, else values [first, stop)."""
 
     tensor: int
     first: int

@@ -1,5 +1,5 @@
 """A small run whose layers hold all that layers can: statistics, counters, penalties, a table, constraints, frozen
-weights. --one_by_one: each variable is read by itself. --pack_bytes: messages hold no more."""
+weights. --one_by_one: each variable is read by itself. --bucket_bytes: messages hold no more."""
 
 import numpy as np
 import tensorflow as tf
@@ -10,8 +10,8 @@ from crankshaft.engine.reduction import wire
 from crankshaft.launch import train
 
 EXAMPLES = 600
-flags.DEFINE_bool("one_by_one", False, "Nothing is pulled in packs.")
-flags.DEFINE_integer("pack_bytes", 0, "What a message holds at most; 0 is the engine's own limit.")
+flags.DEFINE_bool("one_by_one", False, "Nothing is pulled in buckets.")
+flags.DEFINE_integer("bucket_bytes", 0, "What a message holds at most; 0 is the engine's own limit.")
 
 
 class AddsToTheLoss(tf.keras.layers.Layer):
@@ -25,7 +25,7 @@ class AddsToTheLoss(tf.keras.layers.Layer):
 
 class Layered(crankshaft.Trainer):
     def build_model(self):
-        wire.PACK_BYTES = flags.FLAGS.pack_bytes or wire.PACK_BYTES
+        wire.BUCKET_BYTES = flags.FLAGS.bucket_bytes or wire.BUCKET_BYTES
         layers = tf.keras.layers
         numbers, ids = tf.keras.Input([6], name="numbers"), tf.keras.Input([3], dtype="int64", name="ids")
         with tf.device("/job:ps/task:1" if self.given.num_servers > 1 else None):

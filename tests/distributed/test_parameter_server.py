@@ -193,18 +193,18 @@ def test_variables_pulled_in_packs_give_the_bits_of_those_read_one_by_one(start)
         flags = ("--train_steps=60", "--eval_every_steps=30", "--checkpoint_every_steps=30", *flags)
         return start(name, *flags, local=("--workers=1",), script=LAYERED).ok()
 
-    packs = run("packs")
-    runs.assert_equal_bits(packs.run_dir, run("one_by_one", "--one_by_one").run_dir, "eval")
-    runs.assert_equal_bits(packs.run_dir, run("small", "--pack_bytes=100").run_dir, "eval")
-    places = {each["path"]: each["server"] for each in packs.result["placement"]}
+    buckets = run("buckets")
+    runs.assert_equal_bits(buckets.run_dir, run("one_by_one", "--one_by_one").run_dir, "eval")
+    runs.assert_equal_bits(buckets.run_dir, run("small", "--bucket_bytes=100").run_dir, "eval")
+    places = {each["path"]: each["server"] for each in buckets.result["placement"]}
     assert places["embedding/embeddings"] == 1  # by tf.device in build_model
-    small, large = sorted(packs.result["server_bytes"])
+    small, large = sorted(buckets.result["server_bytes"])
     assert large < 1.1 * small  # the biggest first; in the order in which they are made it is 1.5
     rounded = run("rounded", "--reduce_dtype=bfloat16", "--variable_placement=kernel$=ps:0")
     places = {each["path"]: each["server"] for each in rounded.result["placement"] if not each["beside"]}
     assert {server for path, server in places.items() if path.endswith("kernel")} == {0}
     # 8 bits of each weight and gradient: a run that is near, and not the same.
-    losses = [job.result["train"]["loss"] for job in (packs, rounded)]
+    losses = [job.result["train"]["loss"] for job in (buckets, rounded)]
     assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.05)
 
 

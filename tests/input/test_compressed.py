@@ -14,7 +14,7 @@ from tests.input.test_tfrecord import example, images, records_of, write
 
 
 def pack(folder) -> None:
-    """Packs each shard of a folder."""
+    """Buckets each shard of a folder."""
     for path in folder.glob("*.tfrecord"):
         path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()

@@ -118,7 +118,7 @@ class Counters:
 class Pull:
     """Reads float32 Keras variables and the optimizers' progress from their servers.
 
-    All that a server has travels as one vector, or as a few where one message can't hold it (`wire.Packs`). Variables
+    All that a server has travels as one vector, or as a few where one message can't hold it (`wire.Buckets`). Variables
     of other dtypes, and those that are on no server, are read where they are used.
 
     Args:
@@ -147,24 +147,24 @@ class Pull:
             progress = [tf.TensorShape([2 + len(each.of_variables), 2]) for each in mine]  # float64 as float32 lanes
             self._servers.append((server, mine, held, wire.WireLayout(progress, shapes, reduce_dtype)))
 
-    def packs(self) -> list[tf.Tensor]:
+    def buckets(self) -> list[tf.Tensor]:
         """Reads the variables as they are now: vectors of each server, with the progress there."""
-        packs: list[tf.Tensor] = []
+        buckets: list[tf.Tensor] = []
         for server, optimizers, variables, layout in self._servers:
             with tf.device(server):
                 handles = [tf_variable(each).handle for each in variables]
                 reads = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles]
-                packs += layout.pack([tf.bitcast(each.read_progress(), tf.float32) for each in optimizers], reads)
-        return packs
+                buckets += layout.join([tf.bitcast(each.read_progress(), tf.float32) for each in optimizers], reads)
+        return buckets
 
-    def readings(self, packs: Sequence[tf.Tensor]) -> Readings:
-        """Returns what is in `packs`, for a step to compute with: the variables' values, the optimizers' progress."""
+    def readings(self, buckets: Sequence[tf.Tensor]) -> Readings:
+        """Returns what is in `buckets`, for a step to compute with: the variables' values, the optimizers' progress."""
         pairs: list[tuple] = []
         progress: dict[int, tf.Tensor] = {}
-        packs = list(packs)
+        buckets = list(buckets)
         for _, optimizers, variables, layout in self._servers:
-            here, packs = packs[: layout.num_packs], packs[layout.num_packs :]
-            counts, parts = layout.unpack(here)
+            here, buckets = buckets[: layout.num_buckets], buckets[layout.num_buckets :]
+            counts, parts = layout.split(here)
             counts = [tf.bitcast(lanes, tf.float64) for lanes in counts]
             progress.update(zip(map(id, optimizers), counts, strict=True))
             pairs += zip(variables, parts, strict=True)
@@ -204,7 +204,7 @@ class LeaseLoop(InnerLoop):
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` as a worker runs it: for inspection, not to be run."""
         step = tf.constant(step, tf.int64)
-        return self._traced(self.feed.operand_specs, step, step, *self._more_specs(self._pull.packs()))[0]
+        return self._traced(self.feed.operand_specs, step, step, *self._more_specs(self._pull.buckets()))[0]
 
     def _more_specs(self, pulled: list[tf.Tensor]) -> tuple:
         """Returns the specs of what a step is given besides its batch, its number and whether it is observed."""
@@ -226,7 +226,7 @@ class LeaseLoop(InnerLoop):
 
     def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> LeaseResult:
         """Returns the result of a lease, without its duration."""
-        pulled, specs = self._pull.packs(), self.feed.operand_specs
+        pulled, specs = self._pull.buckets(), self.feed.operand_specs
         one_step, zeros = self._traced(specs, lease.first, lease.first, *self._more_specs(pulled))
 
         def body(operands, step, sums):
@@ -273,7 +273,7 @@ class UpdateLoop(LeaseLoop):
         counts = counters.begin(lease, worker)
         first = lease.first + counts[counters.steps_at(lease.slot)] - lease.steps_before
         starts = counts[counters.starts_at(lease.slot)] - lease.starts_before
-        pulled = _on_worker(self._pull.packs())
+        pulled = _on_worker(self._pull.buckets())
         one_step, zeros = self._traced(specs, lease.first, lease.first, *self._more_specs(pulled))
         a_step = counters.ones_at(0, counters.steps_at(lease.slot))
 
@@ -306,7 +306,7 @@ class UpdateLoop(LeaseLoop):
         """
         with tf.name_scope(COUNT_SCOPE):
             counts = self._counters.add(before)
-        return super()._replicated_step(batch, step, observed, pulled), self._pull.packs(), counts
+        return super()._replicated_step(batch, step, observed, pulled), self._pull.buckets(), counts
 
     def _sums(self, outputs):
         return outputs[0]

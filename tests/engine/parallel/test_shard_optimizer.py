@@ -104,8 +104,8 @@ def test_the_average_is_one_devices(bench, data):
 def test_sums_are_those_of_an_all_reduce(bench, data, wire):
     """Beside replicas that each update all: the same gradients, rounded once before they travel, and statistics."""
     runs = [
-        bench(Model(normalises=True), data, 8, 2, reduction=Reduction(wire, pack), optimizer="sgd", **options)
-        for pack, options in ((4 << 20, {}), (4096, {"shard_optimizer": True}))
+        bench(Model(normalises=True), data, 8, 2, reduction=Reduction(wire, bucket), optimizer="sgd", **options)
+        for bucket, options in ((4 << 20, {}), (4096, {"shard_optimizer": True}))
     ]
     expected, found = (run.curve(12) for run in runs)
     np.testing.assert_allclose(found, expected, rtol=1e-6)

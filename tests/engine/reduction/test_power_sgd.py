@@ -25,9 +25,9 @@ def memories(reduction):
 class Run:
     """A `PowerSgd` on its replicas, driven by hand."""
 
-    def __init__(self, strategy, rank=2, dtype="float32", pack_bytes=4 << 20, shapes=SHAPES):
+    def __init__(self, strategy, rank=2, dtype="float32", bucket_bytes=4 << 20, shapes=SHAPES):
         self.strategy = strategy
-        self.reduction = PowerSgd(rank, dtype, pack_bytes)
+        self.reduction = PowerSgd(rank, dtype, bucket_bytes)
         with strategy.scope():
             self.variables = [tf.Variable(tf.zeros(shape), name=f"v{i}") for i, shape in enumerate(shapes)]
             self.reduction.build(self.variables)
@@ -105,11 +105,11 @@ class Reference:
         return means
 
 
-@pytest.mark.parametrize("pack_bytes", [0, 100])
+@pytest.mark.parametrize("bucket_bytes", [0, 100])
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_steps_equal_the_papers_algorithm(distribution, replicas, pack_bytes):
+def test_steps_equal_the_papers_algorithm(distribution, replicas, bucket_bytes):
     """Five steps with warm start. 1e-5 of values of size 1: five float32 steps of products over 12 terms."""
-    run = Run(distribution(replicas), pack_bytes=pack_bytes)
+    run = Run(distribution(replicas), bucket_bytes=bucket_bytes)
     reference = Reference(run.first_q(), replicas)
     for step in range(5):
         counts = [3.0, 5.0, 2.0][:replicas]

@@ -1,4 +1,4 @@
-"""Sums over replicas against NumPy: dense, sparse and absent gradients, in packs of any size, on any wire."""
+"""Sums over replicas against NumPy: dense, sparse and absent gradients, in buckets of any size, on any wire."""
 
 import numpy as np
 import pytest
@@ -45,12 +45,12 @@ def assert_bit_equal(results):
         tf.nest.map_structure(np.testing.assert_array_equal, results[0], other)
 
 
-@pytest.mark.parametrize("pack_bytes", [0, 1, 40, 4 << 20])
+@pytest.mark.parametrize("bucket_bytes", [0, 1, 40, 4 << 20])
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_sums_equal_numpys_of_values_rounded_as_they_travel(distribution, replicas, wire, pack_bytes):
+def test_sums_equal_numpys_of_values_rounded_as_they_travel(distribution, replicas, wire, bucket_bytes):
     """Exactly: two 16-bit wires are summed in float32 in the order of the replicas, and so is float32 here."""
-    reduction = Reduction(wire, pack_bytes)
+    reduction = Reduction(wire, bucket_bytes)
     results = reduce(distribution(replicas), reduction, [1.0, 2.0, 5.0], lambda r: [*map(tf.constant, values(r)), None])
     assert_bit_equal(results)
     rounded = [[tf.cast(tf.cast(v, wire), tf.float32).numpy() for v in values(r)] for r in range(replicas)]
@@ -64,8 +64,8 @@ def test_sums_equal_numpys_of_values_rounded_as_they_travel(distribution, replic
     assert count == sum([1.0, 2.0, 5.0][:replicas])
 
 
-@pytest.mark.parametrize("pack_bytes", [0, 4 << 20])
-def test_no_replica_holds_more_than_a_piece_of_what_all_have_sent(distribution, monkeypatch, pack_bytes):
+@pytest.mark.parametrize("bucket_bytes", [0, 4 << 20])
+def test_no_replica_holds_more_than_a_piece_of_what_all_have_sent(distribution, monkeypatch, bucket_bytes):
     """Of three replicas, each of which sends at most 4 values at once: the same bits as without a limit."""
     replicas, sizes = 3, []
     gather = collectives.all_gather
@@ -77,7 +77,7 @@ def test_no_replica_holds_more_than_a_piece_of_what_all_have_sent(distribution, 
     def sums():
         return reduce(
             distribution(replicas),
-            Reduction("bfloat16", pack_bytes),
+            Reduction("bfloat16", bucket_bytes),
             [1.0, 2.0, 5.0],
             lambda r: [tf.constant(v) for v in values(r)],
         )
@@ -87,7 +87,7 @@ def test_no_replica_holds_more_than_a_piece_of_what_all_have_sent(distribution, 
     sizes.clear()
     monkeypatch.setattr(all_reduce, "GATHERED_BYTES", 4 * 2 * replicas)
     assert_bit_equal([*whole, *sums()])
-    assert at_once > 4 * 2 * 2 * replicas >= max(sizes)  # a pack is closed when it is full, so it may hold twice that
+    assert at_once > 4 * 2 * 2 * replicas >= max(sizes)  # a bucket is closed when it is full, so it may hold twice that
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])

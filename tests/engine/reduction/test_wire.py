@@ -22,45 +22,45 @@ def test_exact_values_keep_all_bits_beside_rounded_ones(dtype):
         np.testing.assert_array_equal(found, tf.cast(tf.cast(sent, dtype), tf.float32))
         assert found.shape == sent.shape
     layout = wire.WireLayout([x.shape for x in exact], [x.shape for x in rounded], dtype)
-    kept, _ = layout.unpack(layout.pack(exact, rounded))
+    kept, _ = layout.split(layout.join(exact, rounded))
     for found, sent in zip(kept, exact, strict=True):
         assert found.numpy().tobytes() == sent.numpy().tobytes()
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
 def test_an_optimizers_progress_travels_exactly(dtype):
-    """More updates than float32 can count, as `Pull` packs them beside variables."""
+    """More updates than float32 can count, as `Pull` puts them beside variables."""
     progress = tf.constant([2.0**40 + 1, 0.1], tf.float64)
     layout = wire.WireLayout([tf.TensorShape([2, 2])], [tf.TensorShape([2])], dtype)
-    (lanes,), (values,) = layout.unpack(layout.pack([tf.bitcast(progress, tf.float32)], [tf.constant([1.5, -2.0])]))
+    (lanes,), (values,) = layout.split(layout.join([tf.bitcast(progress, tf.float32)], [tf.constant([1.5, -2.0])]))
     np.testing.assert_array_equal(tf.bitcast(lanes, tf.float64), progress)
     np.testing.assert_array_equal(values, [1.5, -2.0])
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-@pytest.mark.parametrize("pack_bytes", [4, 8, 12, 16, 40, 64])
-def test_packs_end_where_a_message_does_and_change_no_bit(dtype, pack_bytes):
-    """Tensors larger than a pack are cut; rows whose number only the step knows travel where they come."""
+@pytest.mark.parametrize("bucket_bytes", [4, 8, 12, 16, 40, 64])
+def test_packs_end_where_a_message_does_and_change_no_bit(dtype, bucket_bytes):
+    """Tensors larger than a bucket are cut; rows whose number only the step knows travel where they come."""
     exact = [tf.constant(1 / 3), tf.constant([-0.0, 1e-45, 3e38])]
     rounded = [tf.constant(np.arange(14, dtype=np.float32).reshape(7, 2) / 3), tf.zeros([0]), tf.constant([[1.5, 2.5]])]
     shapes = [x.shape for x in rounded]
 
-    def there_and_apart(pack_bytes):
+    def there_and_apart(bucket_bytes):
         @tf.function
         def apart(rows):
             known = [*shapes, tf.concat([tf.shape(rows)[:1], [2]], 0)]
-            layout = wire.WireLayout([x.shape for x in exact], known, dtype, pack_bytes)
-            packs = layout.pack(exact, [*rounded, rows])
-            assert len(packs) == layout.num_packs
-            sizes = [pack.shape[0] * pack.dtype.size for pack in packs[:-1]]
-            return [layout.unpack(packs)], sizes
+            layout = wire.WireLayout([x.shape for x in exact], known, dtype, bucket_bytes)
+            buckets = layout.join(exact, [*rounded, rows])
+            assert len(buckets) == layout.num_buckets
+            sizes = [bucket.shape[0] * bucket.dtype.size for bucket in buckets[:-1]]
+            return [layout.split(buckets)], sizes
 
         found, sizes = apart(tf.constant([[1.0, 2.0]] * 3))
         return tf.nest.flatten(found), tf.nest.flatten(sizes)
 
-    (whole, one), (cut, sizes) = there_and_apart(0), there_and_apart(pack_bytes)
+    (whole, one), (cut, sizes) = there_and_apart(0), there_and_apart(bucket_bytes)
     assert one == []
-    assert len(sizes) >= (4 * 4 + (14 + 2) * dtype.size) // (2 * pack_bytes) - 1
-    assert all(size < 2 * pack_bytes for size in sizes)
+    assert len(sizes) >= (4 * 4 + (14 + 2) * dtype.size) // (2 * bucket_bytes) - 1
+    assert all(size < 2 * bucket_bytes for size in sizes)
     for a, b in zip(whole, cut, strict=True):
         assert a.numpy().tobytes() == b.numpy().tobytes()
