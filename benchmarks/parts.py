@@ -34,7 +34,7 @@ from crankshaft.engine.internals.tensorflow import computed_whole
 from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.batches import with_stand_in
+from crankshaft.engine.step.batches import pad_empty_batch
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies.base import Program
 from crankshaft.engine.trainer import Trainer
@@ -82,7 +82,7 @@ def input(strategy, state: TrainState, feed, jit: bool) -> Program:
     jit = jit and feed.compilable
 
     def read(batch, *_):
-        return used(tf.nest.flatten(with_stand_in(batch)[0]), jit)
+        return used(tf.nest.flatten(pad_empty_batch(batch)[0]), jit)
 
     return strategy.program(read, feed, jit)
 

@@ -129,15 +129,15 @@ class Loop:
     def rewind(self) -> None:
         """Makes the hooks continue from the state's step, which was restored together with theirs."""
         self.status = dataclasses.replace(self.status, step=self._state.step, segment=Segment(self._state.step))
-        self.go_on()
+        self.resume_work()
         self._uncalled, self._first = [], None
         for hook in self._hooks:
             hook.rewind(self.status)
 
-    def go_on(self) -> None:
+    def resume_work(self) -> None:
         """Makes a run that was stopped go on, in all processes alike."""
         self.status.stop = self.status.agreed_stop = None
-        self._strategy.go_on()
+        self._strategy.resume_work()
 
     def end(self) -> None:
         """Ends the hooks."""
@@ -156,7 +156,7 @@ class Loop:
         _agree_to_stop(self.status, together=self._is_due)
         self._hook_seconds["waiting"] += self._clock() - began  # for another process, if for anything
         if self.status.stop:
-            self._strategy.wind_up()
+            self._strategy.stop_new_work()
 
     def _timed(self, hook: Hook, call: Callable[[Status], None]) -> None:
         began = self._clock()

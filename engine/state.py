@@ -52,7 +52,7 @@ class TrainState:
       step: updates done, as the host counts them; `step_variable`, scalar int64, is what a checkpoint keeps.
       jit: whether the training loop is one XLA program; None before that is decided. XLA rounds otherwise than
         TensorFlow's executor, so a resumed run has to keep the choice; a process that can't follow it leaves it as it
-        is (`Strategy.why_no_jit`).
+        is (`Strategy.no_jit_reason`).
       is_whole: whether all variables are those of `step`, so that they may be saved. They are not while a compiled call
         changes them, nor after one that was interrupted, until a checkpoint is restored.
       extra: what the program keeps beside the run's state, plain JSON by name.

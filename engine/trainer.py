@@ -120,7 +120,7 @@ class Trainer(tf.Module):
 
     def eval_step(self, batch) -> dict[str, Mean]:
         """Returns the metrics of this replica's part of a batch. Replica code."""
-        return batches.side_by_side(self._metrics_of, batch, self.given.options.batch_parts)
+        return batches.sum_over_parts(self._metrics_of, batch, self.given.options.batch_parts)
 
     # -- to call in a step of one's own -------------------------------------------------------------------------------
 

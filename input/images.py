@@ -154,7 +154,7 @@ class Images(Source):
     def _whole_file(self, example: int) -> bytes:
         """Returns a file's bytes after one byte with its orientation, for `_image`."""
         content = self._files.read(example)
-        if why := image_headers.why_not_read(content):
+        if why := image_headers.unreadable_reason(content):
             raise self._bad(example, why)
         content = image_headers.decodable(content)
         header = image_headers.read(content)

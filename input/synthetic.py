@@ -56,8 +56,8 @@ def load(
         text = ",".join(str(n) for n in shape)
         raise InputError(f"shape={text}: every axis needs at least 1; use e.g. shape=28,28,1")
     check_at_least("classes", classes, 2)
-    examples = examples or _as_many_as_fit(_EXAMPLES, _BYTES, shape)
-    eval_examples = eval_examples or _as_many_as_fit(_EVAL_EXAMPLES, _EVAL_BYTES, shape)
+    examples = examples or _limit_examples(_EXAMPLES, _BYTES, shape)
+    eval_examples = eval_examples or _limit_examples(_EVAL_EXAMPLES, _EVAL_BYTES, shape)
     check_at_least("examples", examples, 1)
     check_at_least("eval_examples", eval_examples, 1)
 
@@ -70,7 +70,7 @@ def load(
     )
 
 
-def _as_many_as_fit(examples: int, limit_bytes: int, shape: tuple[int, ...]) -> int:
+def _limit_examples(examples: int, limit_bytes: int, shape: tuple[int, ...]) -> int:
     return max(1, min(examples, limit_bytes // (4 * math.prod(shape))))
 
 

@@ -93,7 +93,7 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
         if not config.is_evaluator:
             stack.enter_context(strategy.watch())
         get = functools.partial(datas.load, config) if config.input else functools.partial(datas.call, data)
-        with runs.at_work(config, isolation):
+        with runs.run_environment(config, isolation):
             run = runs.Run.create(config, loaded or get, strategy, _need_epochs(hooks), ending.check_folder)
             ending.run = run
             stack.callback(run.external_streams.clear)
@@ -117,18 +117,18 @@ def _start(
     config: Config, ending: RunEnding, script_flags: Mapping[str, Any] | None, stack: contextlib.ExitStack
 ) -> tuple[Strategy, Isolation]:
     """Starts TensorFlow, meets the other processes if any, and makes the strategy. `stack` ends with it."""
-    with process.without_start_up_noise(quiet=config.cluster is not None and not config.debug):
+    with process.quiet_startup(quiet=config.cluster is not None and not config.debug):
         with _meeting(config):
             from ..engine.strategies.base import closing_feeds
             from .host.isolation import Isolation
             from .run import base
-            from .run.run import at_work
+            from .run.run import run_environment
         isolation = Isolation(script_flags)
-        with at_work(config, isolation):
+        with run_environment(config, isolation):
             checks.check_named(config)
             check_work_of_baseline(config)
             with _joining(config):
-                strategy = base.make_strategy(config, ending.by_standstill)
+                strategy = base.make_strategy(config, ending.end_by_standstill)
         if not process.sets_allocator(os.environ):
             allocator.keep_freed_memory_with_tensorflow()
     if config.owns_process:
@@ -181,5 +181,5 @@ def _joining(config: Config):
     with contextlib.ExitStack() as stack:
         stack.enter_context(rendezvous.limited(config.cluster_timeout_seconds + _START_SECONDS))
         stack.enter_context(signals.keeping_sigterm())
-        stack.enter_context(rendezvous.keep_others_out(config.cluster))
+        stack.enter_context(rendezvous.refuse_other_hosts(config.cluster))
         yield

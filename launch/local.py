@@ -121,7 +121,7 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
         )
     command = _read_command(job, argv[cut + 1 :])
     supervisor = _supervisor(job, command, environment)
-    supervisor.print(_LISTENING[listeners.can_be_closed()])
+    supervisor.print(_LISTENING[listeners.can_refuse_hosts()])
     return supervisor.run()
 
 

@@ -94,7 +94,7 @@ def _run(flags: Flags) -> int:
     if flags.eval_data_dir and not entry.reads_eval_data:
         raise UsageError(f"--eval_data_dir is not read by --input={entry.name}; leave it out")
     process.prepare(tunes_allocator=False)
-    with process.without_start_up_noise(quiet=False):
+    with process.quiet_startup(quiet=False):
         from .run import shards
 
     request = ShardRequest(
@@ -153,7 +153,7 @@ def _start(request: ShardRequest) -> None:
 
 def _write(shard: Shard) -> dict[str, int]:
     """Writes a shard, in a process of the pool."""
-    with process.without_start_up_noise(quiet=True):
+    with process.quiet_startup(quiet=True):
         from .run import shards
     try:
         if len(_here) == 1:

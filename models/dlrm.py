@@ -45,7 +45,7 @@ class Model(Tabular):
         return not table_capacity  # a table that gives rows to ids sees a batch once
 
     def build_tables(self) -> None:
-        rows = self.table_rows if self.takes_any_id else self.table_rows / len(self.fields)
+        rows = self.table_rows if self.accepts_any_id else self.table_rows / len(self.fields)
         self.embedding = self.table("embedding", self.width, initializer=embeddings.uniform(rows**-0.5))
 
     def build_model(self) -> tf.keras.Model:

@@ -87,7 +87,7 @@ class Tabular(Trainer):
         )
 
     @property
-    def takes_any_id(self) -> bool:
+    def accepts_any_id(self) -> bool:
         """Whether ids are any integers, rather than 0..rows-1 of their field."""
         return bool(self.hash_buckets or self.table_capacity)
 
@@ -98,7 +98,7 @@ class Tabular(Trainer):
 
     def ids(self, features: dict) -> tf.Tensor:
         """Returns the ids of examples, int64 [batch, fields]; no two fields share an id but by a chance of 2^-64."""
-        if self.takes_any_id:
+        if self.accepts_any_id:
             return hashing.by_column(self.columns(features))
         firsts = [sum(field.rows for field in self.fields[:i]) for i in range(len(self.fields))]
         return self.columns(features) + firsts
@@ -108,7 +108,7 @@ class Tabular(Trainer):
         names = dict.fromkeys(field.feature for field in self.fields)
         ids = _joined([tf.cast(features[name], tf.int64) for name in names])
         in_range = (ids >= 0) & (ids < [field.rows for field in self.fields])
-        return ids if self.takes_any_id else tf.where(in_range, ids, 0)
+        return ids if self.accepts_any_id else tf.where(in_range, ids, 0)
 
     def numbers(self, features: dict) -> tf.Tensor | None:
         """Returns the features that are not ids, sorted by name, float32 [batch, numbers]; None if there are none."""
@@ -128,7 +128,7 @@ class Tabular(Trainer):
                 f"{type(self).__module__} takes features by name, and the data has one array; use an input of ids, "
                 "such as ratings, criteo or synthetic_clicks"
             )
-        if not self.takes_any_id and not vocabulary:
+        if not self.accepts_any_id and not vocabulary:
             raise UsageError(
                 f"{type(self).__module__} needs to know how many ids the features have, and the data does not say; "
                 f"return a vocabulary from the data function, or use {setting('model_arg')} hash_buckets=100000"
@@ -143,7 +143,7 @@ class Tabular(Trainer):
                     f"{type(self).__module__} takes ids and numbers, and feature {name!r} is text; leave "
                     f"{setting('input_arg')}=text=keep out, or make ids of it in the data function"
                 )
-            if not (self.takes_any_id or name in vocabulary):
+            if not (self.accepts_any_id or name in vocabulary):
                 raise UsageError(
                     f"feature {name!r} holds integers, and the data does not say how many ids they are; use "
                     f"{setting('model_arg')} hash_buckets=100000, or make numbers of them "

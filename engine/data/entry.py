@@ -146,14 +146,14 @@ def features(data: Any, rank: int, rules: Rules) -> Source | Stream:
     if isinstance(data, tf.data.Dataset):
         taken = tf.nest.flatten(fields(data.element_spec).features)[0].shape.rank
         data = data.unbatch() if taken == rank else data
-    if comes_whole(data) or isinstance(data, Iterator):
+    if has_whole_examples(data) or isinstance(data, Iterator):
         return split("given", data, rules)
     arrays = frames.as_arrays(data, may_lack=rules.may_lack)
     arrays = tf.nest.map_structure(np.asarray, _dense(rules.look_up(arrays) if rules.look_up else arrays))
     return ArraySource((arrays,) if isinstance(arrays, tuple) else arrays)
 
 
-def comes_whole(data: Any) -> bool:
+def has_whole_examples(data: Any) -> bool:
     """Returns whether data comes with all of an example, its labels and weights, and is no nest of arrays."""
     return isinstance(data, (Split, tf.data.Dataset, tf.keras.utils.PyDataset)) or frames.is_loader(data)
 
@@ -161,7 +161,7 @@ def comes_whole(data: Any) -> bool:
 def _alone(name: str, data: Any) -> Any:
     """Returns what comes whole without the tuple that it may be in."""
     first = data[0] if isinstance(data, (tuple, list)) and data else None
-    if not comes_whole(first) and not isinstance(first, Iterator):
+    if not has_whole_examples(first) and not isinstance(first, Iterator):
         return data
     for part, value in zip(("labels", "weights"), data[1:], strict=False):
         if value is not None:
@@ -339,15 +339,15 @@ def _check_weights(name: str, weights: Any, rules: Rules) -> None:
 def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[str]) -> OfDataset:
     if dataset.cardinality() == 0:
         raise UsageError(f"the {name} data is an empty dataset; give at least one example")
-    comes_in_batches = rules.as_keras or _comes_in_batches(name, dataset)
+    is_batched = rules.as_keras or _comes_in_batches(name, dataset)
     if any(isinstance(part, _NONE) for part in tf.nest.flatten(dataset.element_spec)):
-        dataset = dataset.map(_in_batches_without_none if comes_in_batches else _without_none)
+        dataset = dataset.map(_batch_without_none if is_batched else _without_none)
     _check_elements(name, dataset.element_spec)
     batch_examples = None
     if rules.as_keras:
         batch_examples = _batch_examples(name, dataset)
         dataset = _of_known_shape(_of_one_size(name, dataset, batch_examples) if rules.is_even else dataset)
-    elif comes_in_batches:
+    elif is_batched:
         dataset = dataset.unbatch()
         notes.append(
             f"the {name} dataset comes in batches: taken apart into examples, of which the run makes batches of its own"
@@ -371,7 +371,7 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
     return stream
 
 
-def _in_batches_without_none(x, y=None, weights=None) -> tuple:
+def _batch_without_none(x, y=None, weights=None) -> tuple:
     return _without_none(x, y, weights, tf.shape(tf.nest.flatten(x)[0])[:1])
 
 
@@ -449,7 +449,7 @@ def _comes_in_batches(name: str, dataset: tf.data.Dataset) -> bool:
         return False
     if sizes == {None}:  # as .batch() makes them
         return True
-    is_batch = pipelines.comes_in_batches(dataset)
+    is_batch = pipelines.is_batched(dataset)
     if is_batch is None:
         (size,) = sizes
         raise UsageError(

@@ -83,7 +83,7 @@ class Feed(abc.ABC):
         return self.order.size_of(step) < parts
 
     @property
-    def why_no_exchange(self) -> str:
+    def no_exchange_reason(self) -> str:
         """Why no step of the data may sum or gather over replicas but by the engine's means; "" where each may."""
         return ""
 

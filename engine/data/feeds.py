@@ -361,7 +361,7 @@ class StreamedFeed(Feed):
         return not self.share.by_file and super().is_shared(step, parts)  # no process has the others' files
 
     @property
-    def why_no_exchange(self) -> str:
+    def no_exchange_reason(self) -> str:
         if not self.share.by_file or self.order.gives_each(self._parts):
             return ""
         return (

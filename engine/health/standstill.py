@@ -19,7 +19,7 @@ def put_off(seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
 
 
-def call_off() -> None:
+def cancel() -> None:
     """Cancels the process's end."""
     faulthandler.cancel_dump_traceback_later()
 
@@ -47,4 +47,4 @@ def watched(seconds: float):
     finally:
         over.set()
         thread.join()
-        call_off()
+        cancel()

@@ -177,7 +177,7 @@ class Watchdog:
             self._keep_watch()
         finally:
             if self._timeout:
-                standstill.call_off()
+                standstill.cancel()
 
     def _keep_watch(self) -> None:
         seen = None
@@ -241,7 +241,7 @@ class Watchdog:
     def _verdict(self, idle: float) -> tuple[str, int]:
         """Returns the message after so many seconds without progress, and the worker to blame, -1 for none."""
         peers, (beats, step, _) = self._peers, self._mark
-        if loss := self._by_farewell() or self._by_silence():
+        if loss := self._ended_peer() or self._silent_peer():
             return loss
         progress = {worker: (heard.arrived, heard.beats) for worker, heard in peers.heard.items()}
         progress[peers.worker] = (self._arrived, beats)
@@ -281,7 +281,7 @@ class Watchdog:
             f"{called}, this process, has not arrived for {idle:.0f} s (it last began step {step}); its stacks follow"
         )
 
-    def _by_farewell(self) -> tuple[str, int] | None:
+    def _ended_peer(self) -> tuple[str, int] | None:
         """Returns what a peer that has ended said, and the worker to blame, preferring peers that blame another."""
         ended = [(worker, heard) for worker, heard in list(self._peers.heard.items()) if heard.farewell is not None]
         for worker, heard in sorted(ended, key=lambda farewell: farewell[1].lost < 0):
@@ -291,7 +291,7 @@ class Watchdog:
             return f"{self._peers.called(worker)} has ended{why}", worker
         return None
 
-    def _by_silence(self) -> tuple[str, int] | None:
+    def _silent_peer(self) -> tuple[str, int] | None:
         limit = min(_SILENT_SECONDS, self._timeout / 2) if self._timeout else _SILENT_SECONDS
         silent = self._peers.silent(max(limit, 3 * _PERIOD_SECONDS))
         if not silent:
@@ -323,7 +323,7 @@ class Watchdog:
         """Finds the lost peer; `named` are the tasks that TensorFlow's error names, maybe only the first to notice."""
         called, end = self._peers.called, time.monotonic() + 4 * self._period
         while True:
-            if loss := self._by_farewell() or self._by_silence():
+            if loss := self._ended_peer() or self._silent_peer():
                 return loss
             gone = set(self._peers.gone())
             if len(gone) == 1 or time.monotonic() > end:

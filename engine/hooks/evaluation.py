@@ -13,7 +13,7 @@ from absl import logging
 from ..holdings import Holdings
 from ..internals.variables import own_copy, tf_variable
 from ..metrics.pairs import Confusion
-from ..metrics.sums import or_nan, values_by_name
+from ..metrics.sums import nan_if_missing, values_by_name
 from ..state import TrainState
 from . import numerics
 from .base import Hook, Period, Periodic, Status
@@ -41,7 +41,7 @@ def averaged_weights(trainer, final: bool = False):
         for optimizer in Holdings(trainer).optimizers.values():
             average = optimizer.weight_average or (optimizer.final_average() if final else None)
             if average is not None:
-                stack.enter_context(average.swapped_in())
+                stack.enter_context(average.averages_in_place())
         yield
 
 
@@ -132,7 +132,7 @@ def evaluate(strategy, state: TrainState, program=None) -> Evaluated:
     if wrong and strategy.is_chief:
         logging.warning("%s", line)
     return Evaluated(
-        or_nan(values), {name: pair.matrix() for name, pair in pairs.items() if isinstance(pair, Confusion)}
+        nan_if_missing(values), {name: pair.matrix() for name, pair in pairs.items() if isinstance(pair, Confusion)}
     )
 
 

@@ -224,7 +224,7 @@ def exchange_state(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def made_at_once() -> Iterator[None]:
+def eager_variables() -> Iterator[None]:
     """Makes variables at once that are created in this context, where Keras only traces shapes and would defer them."""
     before = global_state.get_global_attribute("stateless_scope")
     global_state.set_global_attribute("stateless_scope", None)
@@ -235,7 +235,7 @@ def made_at_once() -> Iterator[None]:
         global_state.set_global_attribute("stateless_scope", before)
 
 
-def is_of_this_strategy(optimizer: tf.keras.optimizers.Optimizer) -> bool:
+def belongs_to_current_strategy(optimizer: tf.keras.optimizers.Optimizer) -> bool:
     """Returns whether an optimizer was made in the scope of the strategy that is current now."""
     return optimizer._distribution_strategy is tf.distribute.get_strategy()
 

@@ -37,7 +37,7 @@ _UNCHANGED = (dataset_ops.UnaryUnchangedStructureDataset, dataset_ops._Restructu
 _MAY_BATCH = ("Batch", "GeneratorDataset", "TensorDataset")
 
 
-def comes_in_batches(dataset: tf.data.Dataset) -> bool | None:
+def is_batched(dataset: tf.data.Dataset) -> bool | None:
     """Returns whether each element is a batch, by the operations that made it; None if they don't tell."""
     return _batches(dataset, _first_axis(dataset))
 

@@ -148,16 +148,16 @@ def gather(replica: tf.distribute.ReplicaContext, value: tf.Tensor) -> tf.Tensor
     return launcher._all_gather(value, options=None)
 
 
-def as_only_replica() -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
-    """Makes this replica the only one of its strategy for code that is traced within: its sums and gathers are its own.
+def single_replica_context() -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
+    """Makes this replica the only one of its strategy for code traced within: its sums and gathers are its own.
 
-    Variables stay this replica's copies. The engine's own collectives are those of all replicas (`as_one_of_all`).
+    Variables stay this replica's copies. The engine's own collectives span all replicas (`all_replicas_context`).
     """
 
     def own(value):
         return tf.nest.map_structure(tf.identity, value, expand_composites=True)
 
-    return _as_other(
+    return _replica_context(
         is_only=True,
         num_replicas_in_sync=property(lambda self: 1),
         replica_id_in_sync_group=property(lambda self: tf.constant(0)),
@@ -166,27 +166,27 @@ def as_only_replica() -> contextlib.AbstractContextManager[tf.distribute.Replica
     )
 
 
-def without_exchange(why: str) -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
+def forbid_exchange(why: str) -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
     """Has sums and gathers over replicas, but the engine's own, raise ValueError in what is traced within."""
 
     def refuse(self, *_, **__):
         raise UsageError(why)
 
-    return _as_other(is_only=False, all_reduce=refuse, all_gather=refuse)
+    return _replica_context(is_only=False, all_reduce=refuse, all_gather=refuse)
 
 
-def as_one_of_all() -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
+def all_replicas_context() -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
     """Undoes the two above within them; yields this replica's context."""
-    return _as_other()
+    return _replica_context()
 
 
 def is_only_replica() -> bool:
-    """Returns whether code that is traced here is within `as_only_replica`."""
+    """Returns whether code that is traced here is within `single_replica_context`."""
     return getattr(type(tf.distribute.get_replica_context()), "is_only", False)
 
 
 @contextlib.contextmanager
-def _as_other(**members: Any) -> Iterator[tf.distribute.ReplicaContext]:
+def _replica_context(**members: Any) -> Iterator[tf.distribute.ReplicaContext]:
     """Gives this replica's context another class within: a subclass of its own with other members."""
     replica = tf.distribute.get_replica_context()
     before = type(replica)
@@ -202,7 +202,7 @@ def replica_id() -> int | tf.Tensor:
     """Returns this replica's id in its strategy: an int if known when the step is traced; 0 outside of replicas."""
     if tf.distribute.get_replica_context() is None:
         return 0
-    with as_one_of_all() as replica:
+    with all_replicas_context() as replica:
         known = tf.get_static_value(replica.replica_id_in_sync_group)
         return replica.replica_id_in_sync_group if known is None else int(known)
 
@@ -316,7 +316,7 @@ def temporary_variable(value: tf.Tensor) -> TemporaryVariable:
     return TemporaryVariable(handle, value.dtype, value.shape)
 
 
-def let_coordinator_compute(distribution: tf.distribute.ParameterServerStrategy) -> None:
+def allow_compute_on_coordinator(distribution: tf.distribute.ParameterServerStrategy) -> None:
     """Lets the coordinator's own process call `distribution.run` without a warning."""
     distribution.extended._allow_run_without_coordinator = True
 

@@ -170,7 +170,7 @@ def _matmul(x: tf.Tensor, w: tf.Tensor):
             dw = tf.matmul(x, dy, transpose_a=True)
         return dx, dw
 
-    in_batches = w.dtype == tf.float32 and cpus.multiplies_faster_in_batches(w.shape[1] * w.dtype.size)
+    in_batches = w.dtype == tf.float32 and cpus.prefers_batched_matmul(w.shape[1] * w.dtype.size)
     return (_batched if in_batches else tf.matmul)(x, w), gradient
 
 

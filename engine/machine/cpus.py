@@ -49,7 +49,7 @@ def has_fast_wide_vectors() -> bool:
     return "avx512_vbmi2" in features()
 
 
-def multiplies_faster_in_batches(row_bytes: int) -> bool:
+def prefers_batched_matmul(row_bytes: int) -> bool:
     """Returns whether a float32 matrix product, of rows so many bytes long, is faster as a batch of one product.
 
     TensorFlow takes another of oneDNN's kernels for it. So on Intel's CPUs from Sapphire Rapids on, which have AMX,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals.tensorflow import Collectives, as_one_of_all, ordering_token, replica_id
+from ..internals.tensorflow import Collectives, all_replicas_context, ordering_token, replica_id
 from . import collectives
 
 DATA, MODEL = "data", "model"
@@ -58,14 +58,14 @@ class Axis:
         """Returns the sum over the axis, the same bits on each of its replicas. Replica code."""
         if self.size == 1:
             return value
-        with as_one_of_all() as replica:
+        with all_replicas_context() as replica:
             return collectives.all_reduce(replica, value)
 
     def all_gather(self, value: tf.Tensor) -> tf.Tensor:
         """Gathers the replicas' values, of one static shape, in their order: [size, ...]. Replica code."""
         if self.size == 1:
             return value[tf.newaxis]
-        with as_one_of_all() as replica:
+        with all_replicas_context() as replica:
             return collectives.all_gather(replica, value)
 
     def reduce_scatter(self, value: tf.Tensor) -> tf.Tensor:

@@ -39,7 +39,7 @@ class RowSpec(NamedTuple):
         return issubclass(self.kind, Auc) and self.rows == 1
 
 
-def folded(metrics: dict[str, Pair]) -> dict[str, Pair]:
+def without_details(metrics: dict[str, Pair]) -> dict[str, Pair]:
     """Returns what training adds up: a histogram in place of an `Auc`'s sparse parts, and no confusion matrix."""
 
     def dense(pair):
@@ -67,7 +67,7 @@ def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False)
             rows.append(tf.zeros([1, 2], dtype))
             scores.append(ranking.entries(len(scores), *pair, dtype))
         elif isinstance(pair, Auc):
-            rows.append(tf.cast(folded({name: pair})[name].total, dtype))
+            rows.append(tf.cast(without_details({name: pair})[name].total, dtype))
         else:
             rows.append(tf.cast(tf.stack(pair, axis=1), dtype))
     rows += scores
@@ -120,7 +120,7 @@ def values_by_name(pairs: Mapping[str, Any]) -> dict[str, float | None]:
     return results
 
 
-def or_nan(values: Mapping[str, float | None]) -> dict[str, float]:
+def nan_if_missing(values: Mapping[str, float | None]) -> dict[str, float]:
     """Returns numbers by name, nan for None."""
     return {name: math.nan if value is None else value for name, value in values.items()}
 
@@ -228,7 +228,7 @@ class Sums(Merged[dict[str, Pair]]):
 
     def means(self) -> dict[str, float]:
         """Returns `values_by_name` of the values, nan for None. Waits as `values` does."""
-        return or_nan(values_by_name(self.values()))
+        return nan_if_missing(values_by_name(self.values()))
 
     def _joined(self, older: dict[str, Pair], newer: dict[str, Pair]) -> dict[str, Pair]:
         joined = dict(older)

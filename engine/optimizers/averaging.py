@@ -24,7 +24,7 @@ class Shadows:
         self._pairs = lambda: pairs
 
     @contextlib.contextmanager
-    def swapped_in(self):
+    def averages_in_place(self):
         """Puts the averages into the variables, within; restores the variables afterwards, to the bit. Host code."""
         self._swap()
         try:

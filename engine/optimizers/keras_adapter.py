@@ -117,7 +117,7 @@ class KerasOptimizer(Optimizer):
                     f"Keras optimizer {optimizer.name} has {method} of its own, which is never called, since it would "
                     "sum over replicas; override update_step"
                 )
-        if not keras.is_of_this_strategy(optimizer):
+        if not keras.belongs_to_current_strategy(optimizer):
             raise UsageError(
                 f"Keras optimizer {optimizer.name} was made outside the strategy's scope; "
                 "make it in build_optimizer, or pass a function that makes it"

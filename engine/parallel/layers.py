@@ -304,7 +304,7 @@ def add_weight(
         return layer.add_weight(name=name, shape=shape, initializer=initial)
     sharding = Sharding.over(layer.mesh, shape, {sharded_axis: MODEL})
     is_normal = isinstance(initial, Normal)
-    with keras.made_at_once():
+    with keras.eager_variables():
         weight = layer.add_weight(name=name, shape=sharding.local_shape, initializer="zeros" if is_normal else initial)
         shards.mark(weight, sharding)
         if is_normal:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals.tensorflow import as_one_of_all, is_only_replica
+from ..internals.tensorflow import all_replicas_context, is_only_replica
 from ..internals.variables import tf_variable
 from ..mesh import collectives
 from ..mesh.mesh import Axis, Mesh
@@ -21,7 +21,7 @@ from ..mesh.shards import UpdateShard, sharding_of, update_shard_of
 from ..step.context import step_context
 from ..step.gradients import Gradients
 from .aggregation import Aggregated, assign, shares, summed
-from .wire import from_halves, in_words, to_halves
+from .wire import from_halves, move_as_int32, to_halves
 
 # 16-bit values are gathered: a replica holds what all have sent until it has summed them. So many bytes at once; as
 # float32, for the sum, they take twice as many.
@@ -84,7 +84,7 @@ class Reduction(tf.Module):
         """
         self._state = lambda: state  # behind a function, so that a checkpoint finds them in the model alone
 
-    def values_before(self) -> dict[int, tf.Tensor]:
+    def values_at_start(self) -> dict[int, tf.Tensor]:
         """Reads, as a step begins, what `sum` needs of variables to which replicas add. Replica code."""
         return {} if self.alone() else summed(self._state())
 
@@ -211,14 +211,14 @@ class Reduction(tf.Module):
             return values
         step = step_context()
         present = step.present
-        self.meet_midway()
+        self.note_midstep_exchange()
 
         def total(x):
             return step.mesh.data.all_reduce(x if present is None else tf.where(present, x, 0.0))
 
         return tf.custom_gradient(lambda x: (total(x), total))(values)
 
-    def meet_midway(self) -> None:
+    def note_midstep_exchange(self) -> None:
         """Notes that replicas meet within a step, before their gradients do."""
         context = tf.distribute.get_replica_context()
         one_by_one = tf.get_static_value(context.replica_id_in_sync_group) is not None  # a TPU's share one trace
@@ -282,7 +282,7 @@ class Reduction(tf.Module):
             sums = collectives.as_one(rows, lambda joined: axis.reduce_scatter(joined)[0])
         else:
             halves = [tf.reshape(to_halves(row, self.reduce_dtype), row.shape) for row in rows]
-            lanes = collectives.as_one(halves, lambda joined: in_words(joined, axis.all_to_all))
+            lanes = collectives.as_one(halves, lambda joined: move_as_int32(joined, axis.all_to_all))
             sums = [tf.reduce_sum(from_halves(lane, self.reduce_dtype), 0) for lane in lanes]
         return _shaped(sums, [item.piece.sharding.local_shape for item in bucket])
 
@@ -292,7 +292,7 @@ class Reduction(tf.Module):
             return [self._all_gather_in_pieces(axis, bucket[0], most)]
         dtypes = [tf.float32 if item.exact else self.reduce_dtype for item in bucket]
         halves = [to_halves(item.value, dtype) for item, dtype in zip(bucket, dtypes, strict=True)]
-        lanes = collectives.as_one(halves, lambda joined: in_words(joined, axis.all_gather))
+        lanes = collectives.as_one(halves, lambda joined: move_as_int32(joined, axis.all_gather))
         sums = [tf.reduce_sum(from_halves(*each), 0) for each in zip(lanes, dtypes, strict=True)]
         return _shaped(sums, [item.value.shape for item in bucket])
 
@@ -321,7 +321,7 @@ class Reduction(tf.Module):
         values = of_examples(tf.cast(values, tf.float32), count)
         if self.reduce_dtype != tf.float32:  # rounded as it would travel; the kernels carry float32 rows
             values = tf.cast(tf.cast(values, self.reduce_dtype), tf.float32)
-        with as_one_of_all() as replica:
+        with all_replicas_context() as replica:
             values, indices = replica.all_gather([values, indices], axis=0)
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 

@@ -92,7 +92,7 @@ class LocalSgd(Reduction):
         sums = self._sum_in_buckets(step_context().mesh.data, moved + exact)
         self.outer.apply(Gradients(sums[: len(moved)]).over(sums[-1]), now.starts)
         assign(now.state, sums[len(moved) : -1], sums[-1], before)
-        now.go_on()
+        now.resume_work()
 
 
 class _Period:
@@ -121,7 +121,7 @@ class _Period:
             assign_local(start, read_local(own))
         self._begin_sums()
 
-    def go_on(self) -> None:
+    def resume_work(self) -> None:
         """Begins the next period with the weights as they are."""
         for start, own in self.pairs():
             assign_local(own, tf.identity(start))

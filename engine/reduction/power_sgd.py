@@ -123,7 +123,7 @@ class PowerSgd(Reduction):
         # Householder's: orthonormal even where P has a lower rank (a batch of few examples), as Gram-Schmidt is not.
         bases = [tf.linalg.qr(total).q for total in sums[: len(p)]]
         own = [
-            self._as_it_travels(tf.matmul(basis, m, transpose_a=True))
+            self._rounded_to_wire(tf.matmul(basis, m, transpose_a=True))
             for basis, m in zip(bases, matrices.values(), strict=True)
         ]
         q = self._sum_in_buckets(axis, [Item(value, exact=False) for value in own])
@@ -154,7 +154,7 @@ class PowerSgd(Reduction):
         tf.cond(applied, keep, lambda: None)
         return Gradients(values, () if scale is None else (scale,), divided_by=count)
 
-    def _as_it_travels(self, value: tf.Tensor) -> tf.Tensor:
+    def _rounded_to_wire(self, value: tf.Tensor) -> tf.Tensor:
         """Rounds a value as it is on the wire, so that the memory holds what that lost too."""
         return tf.cast(tf.cast(value, self.reduce_dtype), tf.float32)
 

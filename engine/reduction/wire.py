@@ -28,7 +28,7 @@ def from_halves(halves: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tf.bitcast(halves, dtype), tf.float32)
 
 
-def in_words(halves: tf.Tensor, move: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+def move_as_int32(halves: tf.Tensor, move: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Returns what `move` makes of uint16 [..., n], which travels as int32: collective kernels take no bfloat16."""
     size = halves.shape[-1]
     filled = tf.pad(halves, [[0, 0]] * (halves.shape.rank - 1) + [[0, size % 2]])

@@ -48,7 +48,7 @@ def weighed(loss: Callable, outputs, batch) -> Mean:
     return as_loss(loss(outputs, counted(batch)), "the loss", form.fields(batch).weights)
 
 
-def with_stand_in(batch):
+def pad_empty_batch(batch):
     """Returns (batch, whether it holds examples): an empty batch becomes one of a single example of zeros.
 
     Kernels can't handle empty batches: TensorFlow 2.21's oneDNN convolutions return a wrong shape, and batch
@@ -72,7 +72,7 @@ def with_stand_in(batch):
     return tf.nest.map_structure(pad, batch), present
 
 
-def only_if(present: tf.Tensor | None, metrics: dict) -> dict:
+def zero_unless(present: tf.Tensor | None, metrics: dict) -> dict:
     """Returns the metrics where examples were present; otherwise zeros, even for what is not finite."""
     if present is None:
         return metrics
@@ -119,7 +119,7 @@ def accumulate(compute: Callable, batch, steps: int, parts: int = 1, loops: bool
         metrics are nests of tensors that add up, such as (total, count) pairs.
       batch: nest of tensors whose first axis is examples.
       steps: number of micro-batches; 1 is a plain call.
-      parts: how many each micro-batch is cut into, see `side_by_side`.
+      parts: how many each micro-batch is cut into, see `sum_over_parts`.
       loops: whether `compute` may stand in a loop; replicas' sums may not.
 
     Returns:
@@ -133,14 +133,14 @@ def accumulate(compute: Callable, batch, steps: int, parts: int = 1, loops: bool
         return list(gradients), metrics
 
     def sums(batch):
-        return side_by_side(listed, batch, parts)
+        return sum_over_parts(listed, batch, parts)
 
     size = _size(batch)
     if steps == 1:
         return sums(batch)
     if not loops or (isinstance(size, int) and size % min(steps, size or 1)):
         # XLA takes no lengths that differ within a loop, so there is none.
-        return side_by_side(sums, batch, steps, in_turn=not loops)
+        return sum_over_parts(sums, batch, steps, in_turn=not loops)
     micro_batches = max(1, min(steps, size)) if isinstance(size, int) else tf.maximum(1, tf.minimum(steps, size))
 
     shares = step_context().shares(steps)
@@ -153,10 +153,10 @@ def accumulate(compute: Callable, batch, steps: int, parts: int = 1, loops: bool
     return _restored(first_sums, _looped(micro_batch_sums, _present(first_sums), micro_batches))
 
 
-def side_by_side(compute: Callable, batch, parts: int, in_turn: bool = False):
+def sum_over_parts(compute: Callable, batch, parts: int, in_turn: bool = False):
     """Runs `compute` on up to `parts` parts of a batch, none of which waits for another, and adds up what it returns.
 
-    Replica code. Where each part has a thread (`engine.strategies.devices.one_thread_each`), that is less work than
+    Replica code. If each part has a thread (`engine.strategies.devices.set_threads_per_part`), that is less work than
     splitting each operation of the whole batch among threads, which then wait for each other at its end.
 
     Args:

@@ -42,7 +42,7 @@ class Readings:
       variables: Keras variables with their values, where reading each would take a message to a server.
       moved: Keras variables that layers may assign, each read where the layers begin to compute.
       progress: by the `id` of an optimizer what its `read_progress` gave: its next update takes it.
-      summed: by the `id` of a variable to which replicas add, its value: see `Reduction.values_before`.
+      summed: by the `id` of a variable to which replicas add, its value: see `Reduction.values_at_start`.
     """
 
     loss_scale: tf.Tensor | None = None

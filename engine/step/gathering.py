@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ..errors import UsageError, setting
-from ..internals.tensorflow import as_one_of_all, is_only_replica
+from ..internals.tensorflow import all_replicas_context, is_only_replica
 from ..mesh import collectives
 from .context import step_context
 
@@ -48,7 +48,7 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         raise UsageError(f"{setting('mesh')}: gather is of models that each replica has whole; leave it out")
     if reduction.alone() or step.mesh.data.size == 1 or is_only_replica():
         return values, tf.constant(0)
-    reduction.meet_midway()
+    reduction.note_midstep_exchange()
     present = step.present
     rows = tf.shape(values)[0] if present is None else tf.where(present, tf.shape(values)[0], 0)
     counts = step.mesh.data.all_gather(rows)
@@ -58,12 +58,12 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     def gathered(values):
         def gradient(upstream):
             upstream = upstream if present is None else tf.where(present, upstream, tf.zeros_like(upstream))
-            with as_one_of_all() as replica:
+            with all_replicas_context() as replica:
                 own = collectives.all_reduce(replica, upstream)[first : first + rows]
             padding = [[0, tf.shape(values)[0] - rows], *[[0, 0]] * (values.shape.rank - 1)]
             return tf.pad(own, padding)
 
-        with as_one_of_all() as replica:
+        with all_replicas_context() as replica:
             return replica.all_gather(values[:rows], axis=0), gradient
 
     # A replica without examples computes one that counts in nothing; it has a number that there is.

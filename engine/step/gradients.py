@@ -13,9 +13,9 @@ from ..internals.variables import path_of, tf_variable, whole_of
 from ..mesh.shards import Sharding
 from ..metrics.means import as_loss
 from ..metrics.pairs import Mean
-from ..metrics.sums import folded
+from ..metrics.sums import without_details
 from . import batches, diagnosis
-from .batches import only_if
+from .batches import zero_unless
 from .context import step_context
 from .options import CLIPS
 
@@ -239,7 +239,7 @@ class Update:
         if self._loss_scale is not None:
             self._loss_scale.update(self.finite)
         skipped = Mean(1.0 - tf.cast(self.finite, tf.float32), tf.constant(1.0))
-        return {**only_if(self.finite, metrics), "skipped": skipped}
+        return {**zero_unless(self.finite, metrics), "skipped": skipped}
 
 
 def minimize(
@@ -348,7 +348,7 @@ def _gradients_of(trainer, batch, losses: Callable, variables: Sequence[Sequence
         values = [next(own_gradients) if updates(variable) else None for variable in its]
         check_reached(values, type(trainer).__name__)
         gradients.append(Gradients(values, divided_by=pair.count if alone else None))
-    return gradients, {**folded(metrics()), **outside}
+    return gradients, {**without_details(metrics()), **outside}
 
 
 # The index of gradients, all zeros, that are of no row, so that none is updated for them: what is exchanged has as many

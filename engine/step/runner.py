@@ -12,9 +12,9 @@ from ..internals import graphs, keras
 from ..internals.tensorflow import is_only_replica, replica_id
 from ..internals.variables import assign_local, read_local, server_of
 from ..mesh.mesh import Mesh
-from ..metrics.sums import folded
+from ..metrics.sums import without_details
 from . import diagnosis
-from .batches import check_weighed, only_if, with_stand_in
+from .batches import check_weighed, pad_empty_batch, zero_unless
 from .context import Readings, StepContext
 from .options import Applied
 
@@ -55,11 +55,11 @@ class StepRunner:
         Returns:
           The metrics, zeros where there was no example.
         """
-        batch, present = with_stand_in(batch)
+        batch, present = pad_empty_batch(batch)
         with self.training(step, observed, present, readings) as context:
             context.counts_ids |= jit
             put_back = self._state_put_back(present)
-            metrics = folded(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
+            metrics = without_details(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
             put_back(metrics)
             graph = metrics["loss"].total.graph
             if (precision := self._trainer.given.options.precision) != "float32" and graphs.has(graph, precision):
@@ -67,21 +67,21 @@ class StepRunner:
             self._applied.check(self._trainer, self._mesh.shard_optimizer)
             if present is not None:
                 diagnosis.warn_of_stand_in(graph)
-            return only_if(self._counted(present), metrics)
+            return zero_unless(self._counted(present), metrics)
 
     def eval_step(
         self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None
     ) -> dict:
         """Runs `Trainer.eval_step` as `train_step` runs its own, and returns the metrics."""
-        batch, present = with_stand_in(batch)
+        batch, present = pad_empty_batch(batch)
         with self._evaluation(step, present, observed, batch_number, readings):
             metrics = check_weighed(self._trainer.eval_step(batch), batch, self._trainer)
-            return only_if(self._counted(present), metrics)
+            return zero_unless(self._counted(present), metrics)
 
     def outputs(self, compute: Callable, features, step: tf.Tensor, batch_number: tf.Tensor):
         """Returns what `compute` makes of this replica's features, which may be of no example, in an evaluation."""
         count = tf.shape(tf.nest.flatten(features)[0])[0]
-        features, present = with_stand_in(features)
+        features, present = pad_empty_batch(features)
         with self._evaluation(tf.identity(step), present, None, batch_number):
             outputs = compute(features)
         return outputs if present is None else tf.nest.map_structure(lambda x: x[:count], outputs)
@@ -129,7 +129,7 @@ class StepRunner:
         readings = dataclasses.replace(readings or Readings(), loss_scale=scale and scale.read())
         with self._context(step, present, observed, readings=readings) as context:
             context.seed_layers()
-            readings.summed.update(self._trainer.reduction.values_before())
+            readings.summed.update(self._trainer.reduction.values_at_start())
             yield context
 
     @contextlib.contextmanager

@@ -248,7 +248,7 @@ class Strategy(Processes, abc.ABC):
         Args:
           step: "train" and "eval" are the trainer's own; else replica code, whose steps count as training's.
           feed: of this strategy.
-          jit: whether XLA compiles a whole call; see `why_no_jit`.
+          jit: whether XLA compiles a whole call; see `no_jit_reason`.
         """
 
     @abc.abstractmethod
@@ -294,11 +294,11 @@ class Strategy(Processes, abc.ABC):
         """
         return True
 
-    def wind_up(self) -> None:
+    def stop_new_work(self) -> None:
         """Starts no further work, so that all is in step, and the run can end, as soon as possible."""
 
-    def go_on(self) -> None:
-        """Undoes `wind_up`, and forgets why the run was to stop: it goes on, in all processes alike."""
+    def resume_work(self) -> None:
+        """Undoes `stop_new_work`, and forgets why the run was to stop: it goes on, in all processes alike."""
 
     def evaluate(self, program: Program | None = None) -> Sums:
         """Sums the metrics over a whole evaluation set, each example once.
@@ -364,7 +364,7 @@ class Strategy(Processes, abc.ABC):
         return 1
 
     @property
-    def why_no_jit(self) -> str | None:
+    def no_jit_reason(self) -> str | None:
         """Why the training loop cannot be one XLA program, or None if it can."""
         return f"{setting('strategy', self.name)} does not say how its steps are compiled"
 

@@ -79,7 +79,7 @@ def _parameter_server(options: StrategyOptions) -> Strategy:
     )
 
 
-def one_thread_each(parts: int) -> int:
+def set_threads_per_part(parts: int) -> int:
     """Sets TensorFlow's threads so that each part of a batch, which the CPU computes in parallel, has one.
 
     Returns:
@@ -87,13 +87,13 @@ def one_thread_each(parts: int) -> int:
     """
     if parts == 1 or tf.config.get_visible_devices("GPU"):
         return 1
-    if not _one_thread_an_operation(parts):
+    if not _set_single_threaded_ops(parts):
         logging.info("batches stay whole: this script used TensorFlow's devices before train.main")
         return 1
     return parts
 
 
-def _one_thread_an_operation(at_once: int) -> bool:
+def _set_single_threaded_ops(at_once: int) -> bool:
     """Runs each operation in one thread, `at_once` of them in parallel. False if TensorFlow's threads were started."""
     try:
         tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -104,7 +104,7 @@ def _one_thread_an_operation(at_once: int) -> bool:
 
 
 def _one_device(options: StrategyOptions) -> Strategy:
-    parts = one_thread_each(options.batch_parts) if options.owns_process else 1
+    parts = set_threads_per_part(options.batch_parts) if options.owns_process else 1
     device = "GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0"
     return _replicated("one_device", tf.distribute.OneDeviceStrategy(device), options, parts)
 
@@ -123,7 +123,7 @@ def _mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strat
     if num_virtual_devices:
         split(kind, num_virtual_devices)
         if sets_threads and kind == "CPU" and num_virtual_devices >= (cores := math.ceil(cpus.usable_cores())):
-            _one_thread_an_operation(cores)  # replicas fill the cores; two that share an operation wait for each other
+            _set_single_threaded_ops(cores)  # replicas fill the cores; two that share an operation wait for each other
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
     if num_virtual_devices and len(devices) > num_virtual_devices:
         devices = devices[:num_virtual_devices]

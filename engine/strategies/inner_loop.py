@@ -13,7 +13,7 @@ import tensorflow as tf
 from ..data.arrays import is_on_gpus
 from ..health.watchdog import Arrivals
 from ..internals import graphs
-from ..internals.tensorflow import as_only_replica, without_exchange
+from ..internals.tensorflow import forbid_exchange, single_replica_context
 from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
 from ..state import TrainState
 from ..step.diagnosis import warn_of_step
@@ -334,9 +334,9 @@ class InnerLoop(Program):
     def _exchange(self) -> contextlib.AbstractContextManager:
         """Returns the context of a replica's step: what it exchanges with the others, but by the engine's means."""
         if self._shares:
-            return as_only_replica()
-        why = self.feed.why_no_exchange
-        return without_exchange(why) if why else contextlib.nullcontext()
+            return single_replica_context()
+        why = self.feed.no_exchange_reason
+        return forbid_exchange(why) if why else contextlib.nullcontext()
 
     def _replicated_step(self, batch, step, observed, *more):
         def run(*batch):

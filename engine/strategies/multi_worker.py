@@ -95,7 +95,7 @@ class MultiWorker(Replicated):
         return [name for name in self.host_names for _ in range(self.num_replicas // self.num_hosts)]
 
     @property
-    def why_no_jit(self) -> str | None:
+    def no_jit_reason(self) -> str | None:
         return "XLA compiles no sum over workers on a CPU, nor one in a loop"
 
     def exchange(self, value: int) -> list[int]:
@@ -149,7 +149,7 @@ class MultiWorker(Replicated):
                 self._stop = Stop(reasons[first], "" if is_shared else self.host_names[first])
         return self._stop
 
-    def go_on(self) -> None:
+    def resume_work(self) -> None:
         self._stop_reason, self._stop_requested, self._stop = "", False, None
 
     def agree_to_do(self, wishes: int) -> int:
@@ -181,7 +181,7 @@ class MultiWorker(Replicated):
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         super().bind(state, train_feed, eval_feed)
         self._before = None
-        self.go_on()
+        self.resume_work()
         self._wishes = self._published = self._agreed = 0
         state.trainer.reduction.watched = watched_figures(self.distribution)
 

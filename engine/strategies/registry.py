@@ -36,7 +36,7 @@ class StrategyOptions:
         backquotes; None prints the line and the stacks.
       steps_per_loop: steps in one compiled call; 0 fits them.
       feed_options: how data reaches the devices.
-      batch_parts: that one_device is to compute side by side, see `devices.one_thread_each`.
+      batch_parts: that one_device is to compute side by side, see `devices.set_threads_per_part`.
       gpus: which GPUs, see `gpus.take`. Of all, one_device takes the
         first, and the coordinator of parameter_server none, since others compute.
       owns_process: whether threads may be set for the whole process, and GPUs that this run does not use be hidden from

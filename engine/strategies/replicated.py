@@ -18,7 +18,7 @@ from ..data.reader import example_bytes, in_memory
 from ..data.source import Source
 from ..data.streamed import divide, unwatched
 from ..errors import UsageError, setting
-from ..internals.tensorflow import as_only_replica
+from ..internals.tensorflow import single_replica_context
 from ..mesh.mesh import Mesh
 from ..reduction.aggregation import updates_explained
 from ..state import TrainState
@@ -136,7 +136,7 @@ class Replicated(Strategy):
         return ExternalFeed(self.num_replicas, self.mesh)
 
     @property
-    def why_no_jit(self) -> str | None:
+    def no_jit_reason(self) -> str | None:
         if self.num_replicas > 1:
             return f"one XLA program is for one replica, and there are {self.num_replicas}"
         if self._holdings.tables:
@@ -247,7 +247,7 @@ class Replicated(Strategy):
             size = tf.shape(tf.nest.flatten(whole)[0])[0]
             start, stop = replica_part(size, self.mesh.data.rank, self._parts)
             part = tf.nest.map_structure(lambda x: x[start:stop], whole)
-            with as_only_replica() if is_shared else contextlib.nullcontext():
+            with single_replica_context() if is_shared else contextlib.nullcontext():
                 outputs = self._runner.outputs(compute, part, self.state.step_variable, batch_number)
             return tf.range(start, stop), outputs
 

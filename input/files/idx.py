@@ -48,7 +48,7 @@ def find_idx(data_dir: str, names: tuple[str, ...]) -> list[str]:
     for name in names:
         path = os.path.join(data_dir, name)
         if name not in paths and not os.path.exists(path):
-            raise InputError(f"{path}[.gz] is missing: found {listing.what_is_there(data_dir)}")
+            raise InputError(f"{path}[.gz] is missing: found {listing.describe_path(data_dir)}")
         paths.setdefault(name, path)  # a folder, which can't be read
     return [paths[name] for name in names]
 

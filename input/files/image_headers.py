@@ -92,7 +92,7 @@ def _orientation(tiff: bytes) -> int:
     return 1
 
 
-def why_not_read(content: bytes) -> str | None:
+def unreadable_reason(content: bytes) -> str | None:
     """Returns why a file is of a form that no decoder here takes; None if it may be read."""
     if not is_image(content[:16]):
         return f"begins with {content[:8]!r}, as no JPEG, PNG, GIF, BMP or PPM does" if content else "is empty"

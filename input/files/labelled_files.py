@@ -127,7 +127,7 @@ def _in_class_folders(
     beside, classes = listing.files_and_folders(folder)
     classes = [name for name in classes if not name.startswith(".")]
     if not classes:
-        raise InputError(f"{setting(flag, folder)}: expected {_expected(kind)}, found {listing.what_is_there(folder)}")
+        raise InputError(f"{setting(flag, folder)}: expected {_expected(kind)}, found {listing.describe_path(folder)}")
     left_out["beside the folders of classes"] += [name for name in beside if not name.startswith(".")]
     pairs = []
     for name in classes:
@@ -149,7 +149,7 @@ def _in_class_folders(
         if not own:
             raise InputError(
                 f"{setting(flag, folder)}: the class folder {name} has no {kind.expected} file, but "
-                f"{listing.what_is_there(inside)}; each folder in it is a class: remove it, or name the folder above "
+                f"{listing.describe_path(inside)}; each folder in it is a class: remove it, or name the folder above "
                 "the classes"
             )
         pairs += [(path, name) for path in own]

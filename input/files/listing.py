@@ -88,7 +88,7 @@ def find(data_dir: str | None, kind: FileKind, flag: str = "data_dir") -> Files:
         listed = in_folder if is_folder(part) else _matching
         entries = listed(part, kind, flag, left_out)
         if not entries:
-            raise InputError(f"{setting(flag, part)}: expected {kind.expected}, found {what_is_there(part)}")
+            raise InputError(f"{setting(flag, part)}: expected {kind.expected}, found {describe_path(part)}")
         for entry in entries:
             if entry.resolved in paths_by_target:
                 left_out[f"the same file as {os.path.basename(paths_by_target[entry.resolved])}"].append(entry.path)
@@ -343,7 +343,7 @@ def _check_sets(entries: list[ListedFile], flag: str, is_folder: bool) -> None:
             logging.warning("%d of the %d files of %s are read, without %s", len(of), count, prefix, names)
 
 
-def what_is_there(path: str) -> str:
+def describe_path(path: str) -> str:
     """Returns what a message says of a path where something else was expected."""
     if not is_folder(path):
         return "nothing"

@@ -106,11 +106,11 @@ class Parser:
                 return tf.nest.map_structure(lambda x: x.numpy(), self._parse(tf.constant(records, tf.string)))
         except tf.errors.InvalidArgumentError:
             for index, record in enumerate(records):
-                if line := self.why_wrong(record):
+                if line := self.mismatch(record):
                     raise WrongRecordError(index, line) from None
             raise
 
-    def why_wrong(self, record: bytes) -> str | None:
+    def mismatch(self, record: bytes) -> str | None:
         """Returns what is wrong with a record: "has ..., and ..."; None if nothing is."""
         features = [*self._features.by_name.values()]
         if self._features.raw:
@@ -121,7 +121,7 @@ class Parser:
             stored = values_in(record)
         except NotAnExampleError:
             return "is not a serialized tf.train.Example"
-        lines = (_why_wrong(feature, stored.get(feature.name), stored) for feature in features)
+        lines = (_mismatch(feature, stored.get(feature.name), stored) for feature in features)
         return next(filter(None, lines), None)
 
 
@@ -173,7 +173,7 @@ def in_graph(features: Features) -> Callable[[Any], Any]:
     return parse
 
 
-def _why_wrong(feature: RecordFeature, stored: Stored | None, others: Mapping[str, Stored]) -> str | None:
+def _mismatch(feature: RecordFeature, stored: Stored | None, others: Mapping[str, Stored]) -> str | None:
     name, wanted = feature.name, f"{feature.as_json()['dtype']} {[*feature.spec.shape]}"
     if stored is None:
         return f"has no feature {name} (it has {', '.join(sorted(others)) or 'none'})"

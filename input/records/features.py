@@ -177,7 +177,7 @@ def read_json(paths: list[str]) -> tuple[str, dict | None]:
             content = json.loads(text)
         except ValueError as error:
             raise InputError(f"{path} is not JSON ({error}); mend it") from None
-        if tfds.is_of_tfds(content):
+        if tfds.is_tfds(content):
             return path, content
         if not isinstance(content, dict) or not isinstance(content.get("features"), dict) or not content["features"]:
             raise InputError(f"{path} has no mapping `features`; {_CURE}")
@@ -186,8 +186,8 @@ def read_json(paths: list[str]) -> tuple[str, dict | None]:
 
 
 def _from_json(path: str, content: dict, label: str, weight: str) -> Features:
-    if tfds.is_of_tfds(content):
-        content = tfds.as_ours(path, content)
+    if tfds.is_tfds(content):
+        content = tfds.convert_features(path, content)
     by_name = {}
     for name, entry in content["features"].items():
         if not isinstance(entry, dict):

@@ -21,12 +21,12 @@ _CURE = (
 )
 
 
-def is_of_tfds(content: Any) -> bool:
+def is_tfds(content: Any) -> bool:
     """Returns whether the content of a features.json is TFDS's."""
     return isinstance(content, dict) and "pythonClassName" in content and "features" not in content
 
 
-def as_ours(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
+def convert_features(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the same as `records.features` has it: features, num_classes and the names of classes.
 
     Raises:

@@ -112,7 +112,7 @@ class Children:
         parent, cores = os.getpid(), frozenset(cores)
         reading, writing = os.pipe()
 
-        def become_the_keepers_child() -> None:  # between fork and exec
+        def start_keeper() -> None:  # between fork and exec
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             keeper = os.getpid()
             try:
@@ -138,7 +138,7 @@ class Children:
                     env={**env, **self._environment},
                     bufsize=0,
                     start_new_session=True,
-                    preexec_fn=become_the_keepers_child,
+                    preexec_fn=start_keeper,
                     **{"stdin": subprocess.DEVNULL, **options},
                 )
             finally:

@@ -106,8 +106,8 @@ def wait_for_addresses(cluster: Cluster, timeout_seconds: float) -> None:
     wait = Wait(cluster.task, timeout_seconds)
     for name, address in cluster.addresses:
         host = split(address)[0]
-        while why := _why_unknown(host):
-            wait.goes_on(f"{name}'s host, {host}, to have an address ({why})")
+        while why := _lookup_problem(host):
+            wait.log_progress(f"{name}'s host, {host}, to have an address ({why})")
             if wait.is_over:
                 raise UsageError(
                     f"{cluster.source}'s {name} is at {address}, a host that has no address after "
@@ -116,7 +116,7 @@ def wait_for_addresses(cluster: Cluster, timeout_seconds: float) -> None:
             time.sleep(_POLL_SECONDS)
 
 
-def _why_unknown(host: str) -> str:
+def _lookup_problem(host: str) -> str:
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:

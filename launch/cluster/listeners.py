@@ -85,12 +85,12 @@ def above(port: int) -> int | None:
 
 
 @contextlib.contextmanager
-def closed_to_other_hosts(port: int) -> Iterator[None]:
+def only_this_host(port: int) -> Iterator[None]:
     """Keeps other hosts from the server that TensorFlow starts at a port within, if the kernel can.
 
     What keeps them out stays for as long as the process, as the server does. Raises `OSError` where the port is in use.
     """
-    if not can_be_closed():
+    if not can_refuse_hosts():
         yield
         return
     _refusing(port).detach()
@@ -105,7 +105,7 @@ def closed_to_other_hosts(port: int) -> Iterator[None]:
             os.environ[_SHARED] = before
 
 
-def can_be_closed() -> bool:
+def can_refuse_hosts() -> bool:
     """Returns whether the kernel can keep other hosts from a port."""
     with _unbound() as sock:
         return _divide(sock)

@@ -57,7 +57,7 @@ class Wait:
     def is_over(self) -> bool:
         return self.left_seconds <= 0
 
-    def goes_on(self, awaited: str) -> None:
+    def log_progress(self, awaited: str) -> None:
         """Takes note that what is awaited is not there yet."""
         if self._has_logged or time.monotonic() - self._began < _LOG_AFTER_SECONDS:
             return
@@ -84,7 +84,7 @@ def check_bindable(cluster: Cluster) -> None:
     """
     if cluster.is_chosen and (leader := os.getsid(0)) != os.getpid():  # a task leads its session, see `children`
         raise UsageError(f"{cluster.source}'s {cluster.task} is process {leader}, not this one; {_inherited(cluster)}")
-    if elsewhere := _why_elsewhere(split(cluster.address)[0]):
+    if elsewhere := _bind_problem(split(cluster.address)[0]):
         logging.warning(
             "%s's %s, this process, is at %s, %s; unless the others reach this process there (a mapped port, a "
             "cluster's name), correct the task's index or its address",
@@ -94,7 +94,7 @@ def check_bindable(cluster: Cluster) -> None:
     _listen(cluster).close()
 
 
-def _why_elsewhere(host: str) -> str:
+def _bind_problem(host: str) -> str:
     """Returns why a host seems not to be this one; empty if it is."""
     try:
         addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
@@ -156,12 +156,12 @@ def _listen(cluster: Cluster) -> socket.socket:
 
 
 @contextlib.contextmanager
-def keep_others_out(cluster: Cluster):
+def refuse_other_hosts(cluster: Cluster):
     """Keeps other hosts from the server that TensorFlow starts within, if the whole cluster is on this one."""
     with contextlib.ExitStack() as stack:
         if cluster.is_on_one_host:
             with _explained(cluster):
-                stack.enter_context(listeners.closed_to_other_hosts(split(cluster.address)[1]))
+                stack.enter_context(listeners.only_this_host(split(cluster.address)[1]))
         yield
 
 
@@ -221,7 +221,7 @@ class Rendezvous:
             seen = self._seen
             if left := [peer for peer in peers if now - seen.get(peer, now) > _LEFT_SECONDS]:
                 raise ClusterError(_missing(left, f"came, and has not answered for {_LEFT_SECONDS:g} s"))
-            wait.goes_on(
+            wait.log_progress(
                 f"{_named([peer for peer in peers if peer not in here])} {'to be ready' if ready else 'to come'}"
             )
             if wait.is_over:
@@ -292,7 +292,7 @@ class Presence:
 def limited(timeout_seconds: float):
     """Ends this process with exit code 1 if the body takes over `timeout_seconds`, with its stacks on standard error.
 
-    Within `process.without_start_up_noise` a line stands in place of the stacks.
+    Within `process.quiet_startup` a line stands in place of the stacks.
 
     For the making of the strategy: a peer that came and died a moment later would be awaited for ever, with Python's
     lock held. faulthandler's thread needs no lock. Must not nest with other uses of `dump_traceback_later`.

@@ -72,7 +72,7 @@ class TaskExit:
         return None
 
     @property
-    def lost_its_port(self) -> bool:
+    def port_was_taken(self) -> bool:
         """Whether it ended because another program took the port that was chosen for it."""
         return self.code == EXIT_PORT_TAKEN
 
@@ -152,7 +152,7 @@ class Synchronous:
         if self._was_preempted(ending):
             leave = self._grace_seconds
         else:
-            leave = _MISTAKE_SECONDS if ending.mistake or ending.lost_its_port else _LEAVE_SECONDS
+            leave = _MISTAKE_SECONDS if ending.mistake or ending.port_was_taken else _LEAVE_SECONDS
         return EndTimeouts(leave, min(_END_SECONDS, self._grace_seconds))
 
     def settle(self, endings: list[TaskExit]) -> Settlement:
@@ -165,7 +165,7 @@ class Synchronous:
         if final := self._final(cause):
             code, why = final
             return Settlement(code, 0.0, f"{cause}: {why}, so it is not restarted", cause)
-        if cause.lost_its_port:
+        if cause.port_was_taken:
             return self._again(f"{cause}, as another program has taken its port", "with other ports", cause)
         if self._was_preempted(cause):
             return self._again(f"{cause}, preempted", "", cause)
@@ -239,7 +239,7 @@ class Servers(Synchronous):
     def alone(self, ending: TaskExit) -> Settlement | None:
         kind = ending.task.split()[0]
         done = kind == "evaluator" and not ending.code
-        if kind not in ("worker", "evaluator") or ending.mistake or ending.lost_its_port or done:
+        if kind not in ("worker", "evaluator") or ending.mistake or ending.port_was_taken or done:
             return None
         count = self._count(self._deaths[ending.task])
         if count > self._max_restarts:

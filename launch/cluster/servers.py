@@ -49,7 +49,7 @@ def serve(
     """
     if gpus is None and cluster.kind == "ps":
         gpus = ()
-    with process.without_start_up_noise(quiet):
+    with process.quiet_startup(quiet):
         with rendezvous.Rendezvous(cluster):  # the coordinator need not wait for what takes long
             import tensorflow as tf
 
@@ -63,7 +63,7 @@ def serve(
         options.experimental.disable_thread_spinning = True  # leaves cores to others while it waits
         options.inter_op_parallelism_threads = _threads()
         answering = Sources(load, f"{cluster.task} ({cluster.address})").answer()  # before anybody can ask
-        with rendezvous.keep_others_out(cluster):
+        with rendezvous.refuse_other_hosts(cluster):
             server = tf.distribute.Server(spec, cluster.kind, cluster.task_id, protocol="grpc", config=options)
     for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
         # At once: all that it holds is in a checkpoint, and its threads may be busy within TensorFlow.
@@ -74,7 +74,7 @@ def serve(
     while not coordinator.is_gone():
         answer_stacks(requests)
         if not coordinator.came:
-            wait.goes_on(f"the coordinator ({chief}) to come")
+            wait.log_progress(f"the coordinator ({chief}) to come")
         if answering.dismissed.is_set() and not rendezvous.answers(chief):
             os._exit(0)  # its run has ended well, and so has its process
         time.sleep(_POLL_SECONDS)

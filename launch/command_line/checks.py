@@ -197,8 +197,8 @@ def _check_strategy(config: Config) -> None:
         _check_shared_out(config, setting("mesh", config.mesh))
     if config.shard_optimizer:
         _check_shared_out(config, setting("shard_optimizer"))
-    if config.jit == "on" and config.why_no_jit:
-        raise UsageError(f"{setting('jit')}=on: {config.why_no_jit}; use {setting('jit')}=auto or off")
+    if config.jit == "on" and config.no_jit_reason:
+        raise UsageError(f"{setting('jit')}=on: {config.no_jit_reason}; use {setting('jit')}=auto or off")
 
 
 def _check_shared_out(config: Config, flag: str) -> None:

@@ -196,7 +196,7 @@ class Config(Flags):
         return self.cluster is None or self.is_evaluator or not self.cluster.job("evaluator")
 
     @property
-    def why_no_jit(self) -> str | None:
+    def no_jit_reason(self) -> str | None:
         """The reason why XLA can't be used with these flags, or None if it can."""
         checking = "debug" if self.debug else "check_numerics" if self.check_numerics else None
         return checking and f"XLA leaves the checks of {setting(checking)} out"

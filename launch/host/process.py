@@ -185,7 +185,7 @@ def widen_vectors(variables: MutableMapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def without_start_up_noise(quiet: bool = False):
+def quiet_startup(quiet: bool = False):
     """Keeps TensorFlow's notes on a start without a GPU from standard error; all other lines pass.
 
     They pass through a process of their own, since TensorFlow may end this one, with a reason, within. Imports within
@@ -242,7 +242,7 @@ def import_tensorflow(*dependents: str) -> None:
 
     As noisy as in its run: quiet for a worker.
     """
-    with without_start_up_noise(quiet="TF_CONFIG" in os.environ and not {"--debug", "-debug"} & {*sys.argv}):
+    with quiet_startup(quiet="TF_CONFIG" in os.environ and not {"--debug", "-debug"} & {*sys.argv}):
         for name in ("tensorflow", *dependents):
             import_module(name)
 
@@ -317,7 +317,7 @@ class LockedRunDir:
                 f"says; wait for it or end it, remove {_OWNER} if it has ended, or use another {setting('run_dir')}"
             ) from None
         except OSError as error:
-            raise _no_lock(self._run_dir, error, _OWNER) from None
+            raise _lock_error(self._run_dir, error, _OWNER) from None
 
     @property
     def is_in_place(self) -> bool:
@@ -354,7 +354,7 @@ def _open_lock(run_dir: str) -> int:
         except PermissionError:  # another user's: a lock asks for no more than to read it
             return open_regular(path)
     except OSError as error:
-        raise _no_lock(run_dir, error) from None
+        raise _lock_error(run_dir, error) from None
 
 
 def _take(lock: int, run_dir: str) -> bool:
@@ -364,7 +364,7 @@ def _take(lock: int, run_dir: str) -> bool:
     except OSError as error:
         if error.errno in _NO_FLOCK:
             return False
-        raise _no_lock(run_dir, error) from None
+        raise _lock_error(run_dir, error) from None
     if not is_ours:
         owner = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
         cure = ", which is this one; close its run" if owner == str(os.getpid()) else "; wait for it, end it"
@@ -379,7 +379,7 @@ def _take(lock: int, run_dir: str) -> bool:
     return True
 
 
-def _no_lock(run_dir: str, error: OSError, name: str = NAMES.lock) -> UsageError:
+def _lock_error(run_dir: str, error: OSError, name: str = NAMES.lock) -> UsageError:
     return UsageError(
         f"{setting('run_dir', run_dir)}: its file {name} can't be locked ({error.strerror}); remove it, or use another "
         f"{setting('run_dir')}"

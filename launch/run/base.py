@@ -56,7 +56,7 @@ from ..host.signals import Signals
 from . import fingerprints, inputs, progress
 from .history import History, TrainMetrics
 from .inputs import Inputs
-from .names import Names
+from .preprocessor import Preprocessor
 
 # A part of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each part.
 _LEAST_EXAMPLES_A_PART = 16
@@ -142,9 +142,9 @@ class BaseRun:
         return run
 
     @functools.cached_property
-    def names(self) -> Names:
+    def names(self) -> Preprocessor:
         """What the model's numbers stand for: `classes`, by label number, and `ids(features)`, which looks up text."""
-        return Names(self.known)
+        return Preprocessor(self.known)
 
     @property
     def known(self) -> Data:
@@ -162,9 +162,9 @@ class BaseRun:
         return self.inputs.example
 
     @property
-    def why_no_jit(self) -> str:
+    def no_jit_reason(self) -> str:
         """Why training is not one XLA program, whatever is asked for; "" where it can be."""
-        return self.config.why_no_jit or self.strategy.why_no_jit or ""
+        return self.config.no_jit_reason or self.strategy.no_jit_reason or ""
 
     @property
     def features(self) -> Any:
@@ -444,7 +444,7 @@ def build_checkpoints(
 def choose_jit(run: BaseRun) -> str:
     """Decides `state.jit`, measuring where that is asked for and undecided, and returns a line with the reason."""
     config, state, strategy = run.config, run.state, run.strategy
-    if reason := run.why_no_jit:
+    if reason := run.no_jit_reason:
         if config.jit == "on":
             raise UsageError(f"{setting('jit')}=on: {reason}; use {setting('jit')}=auto or off")
         if state.jit is None:

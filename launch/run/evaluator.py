@@ -18,7 +18,7 @@ from ..errors import UsageError, setting
 from ..host.signals import EXIT_CODES, Signals
 from . import agreement, restoring
 from .base import BaseRun
-from .modes import Outcome, as_line
+from .modes import Outcome, format_metrics
 
 _POLL_SECONDS = 1.0
 
@@ -76,13 +76,13 @@ def restored(run: BaseRun, newer_than: int) -> Iterator[Manifest]:
     if not steps or steps[-1] <= newer_than:
         return
     for manifest in run.checkpoints.all(lambda each: each.step > newer_than):
-        if restoring.unless_swept(run, run.checkpoints, manifest):
+        if restoring.restore_unless_removed(run, run.checkpoints, manifest):
             yield manifest
 
 
 def _evaluate(run: BaseRun, files: EventFiles, best: BestCheckpoint | None) -> None:
     metrics = evaluation.evaluate(run.strategy, run.state)
-    run.log(f"evaluation at step {run.state.step}: {as_line(metrics)}")
+    run.log(f"evaluation at step {run.state.step}: {format_metrics(metrics)}")
     files.put("", run.state.step, lambda: event_values.evaluation(metrics))
     if best:
         best(_status(run, metrics))

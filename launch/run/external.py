@@ -13,7 +13,7 @@ from ...engine.strategies.base import Program
 from ..errors import UsageError
 from . import fingerprints
 from .base import BaseRun
-from .names import check_names
+from .preprocessor import check_names
 
 _STREAMS = 4  # whose positions are kept: each may hold a shuffle's buffer
 

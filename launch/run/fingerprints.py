@@ -112,7 +112,9 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> 
                 f"another {setting('run_dir')}, the same data, or {setting('allow_changed_config')}"
             )
         if config.is_chief:
-            logging.warning("%s; if that is not meant, use another --run_dir", _what_changed(manifest, about, "train"))
+            logging.warning(
+                "%s; if that is not meant, use another --run_dir", _describe_change(manifest, about, "train")
+            )
     for split in ("train", "eval"):
         before, now = (data.get("data", {}).get(split) for data in (manifest.about, about))
         times = {each.get("written") for each in (before, now) if isinstance(each, dict)} - {None}
@@ -125,7 +127,7 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> 
             )
     if "eval" in changed and config.is_chief:
         logging.warning(
-            "%s: it is evaluated again, and no score of before counts", _what_changed(manifest, about, "eval")
+            "%s: it is evaluated again, and no score of before counts", _describe_change(manifest, about, "eval")
         )
 
 
@@ -195,7 +197,7 @@ def warn_of_ids(config: Config, manifest: Manifest, about: dict[str, Any]) -> No
     is_ours = config.input_entry is not None and config.input_entry.path is None
     is_known = is_ours or "ids" in about["data"]["train"]
     if "train" in manifest.other_data(about) and not is_known and config.is_chief:
-        logging.warning("%s; if it numbers ids, they mean others now", _what_changed(manifest, about, "train"))
+        logging.warning("%s; if it numbers ids, they mean others now", _describe_change(manifest, about, "train"))
 
 
 def _differences(manifest: Manifest, about: dict[str, Any], split: str) -> list[str]:
@@ -208,6 +210,6 @@ def _differences(manifest: Manifest, about: dict[str, Any], split: str) -> list[
     return changes + ([_OTHER_IDS] if before.get("ids") != now.get("ids") else [])
 
 
-def _what_changed(manifest: Manifest, about: dict[str, Any], split: str) -> str:
+def _describe_change(manifest: Manifest, about: dict[str, Any], split: str) -> str:
     changes = _differences(manifest, about, split) or ["as many examples, of other contents"]
     return f"the {_NAMES[split]} data is not that of {manifest.name} ({'; '.join(changes)})"

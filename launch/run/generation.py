@@ -88,7 +88,7 @@ def row_of(run: BaseRun, prompt: str) -> list[int]:
     return [run.known.tokens.separator, *tokens.tolist()]
 
 
-def text_after(run: BaseRun, prompt: str | Sequence[int], **how: Any) -> str | list[int]:
+def continue_text(run: BaseRun, prompt: str | Sequence[int], **how: Any) -> str | list[int]:
     """Returns what follows a prompt: text after text, tokens after tokens. See `follow`."""
     checks.check_generation(run.config)
     for name, least in (("tokens", 1), ("temperature", 0), ("top_k", 0)):  # as the flags'

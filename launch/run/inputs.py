@@ -25,7 +25,7 @@ from ..command_line import checks, registry, rules
 from ..command_line.config import Config
 from ..command_line.values import short
 from ..errors import UsageError, setting
-from . import agreement, fingerprints, model_file, names
+from . import agreement, fingerprints, model_file, preprocessor
 from . import data as datas
 
 
@@ -80,10 +80,10 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     example = form.example(train)
     if data.num_classes is None and issubclass(config.trainer_class, Tabular):
         data = dataclasses.replace(data, num_classes=_classes_by_values(config, train))
-    known = names.checked(dataclasses.replace(data, train=None, evaluation=None), example)
+    known = preprocessor.checked(dataclasses.replace(data, train=None, evaluation=None), example)
     if trained := model_file.read_if_trained(config):
         now = known, form.features(example)
-        names.check_trained(_named_data(config), (trained.known, trained.features), now)
+        preprocessor.check_trained(_named_data(config), (trained.known, trained.features), now)
     both = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_settings(config, both, strategy)
     if config.run_dir and config.trains and not config.remote:

@@ -39,7 +39,7 @@ def evaluate(run: BaseRun) -> Outcome:
         if not results and run.trainer.given.vocabulary:
             fingerprints.warn_of_ids(run.config, manifest, run.checkpoints.about)
         results[manifest.step] = evaluation.evaluate(run.strategy, run.state)
-        run.log(f"evaluation at step {manifest.step}: {as_line(results[manifest.step])}")
+        run.log(f"evaluation at step {manifest.step}: {format_metrics(results[manifest.step])}")
     evaluated = results[run.state.step]
     reports, tables = by_class(run, evaluated)
     result = result_of(run, eval=evaluated, **reports)
@@ -104,7 +104,7 @@ def _table(report: Mapping[str, Any], classes: Sequence[str] | None) -> str:
     return "\n".join(lines)
 
 
-def as_line(metrics: Mapping[str, float]) -> str:
+def format_metrics(metrics: Mapping[str, float]) -> str:
     """Formats metrics for people, sorted by name."""
     return ", ".join(f"{name} {value:.6g}" for name, value in sorted(metrics.items()))
 
@@ -119,7 +119,7 @@ def result_of(run: BaseRun, **more) -> dict[str, Any]:
         "strategy": config.strategy,
         "num_replicas": where["replicas"],
         "step": run.state.step,
-        "jit": False if run.strategy.training and run.why_no_jit else run.state.jit,
+        "jit": False if run.strategy.training and run.no_jit_reason else run.state.jit,
         "precision": config.precision,
         "run_dir": config.run_dir,
         **({"classes": [*run.known.classes]} if run.known.classes else {}),

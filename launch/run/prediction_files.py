@@ -12,13 +12,13 @@ from ...engine.data.source import Source, Split
 from ...engine.machine import files
 from ...input.tables.parquet_table import library
 from ..errors import UsageError, setting
-from .predictions import OfRun
+from .predictions import PredictableRun
 
 _MOST_COLUMNS = 10_000
 _ROWS = 1 << 14  # of CSV, that are made text at once
 
 
-def columns(run: OfRun, examples: Split, outputs: Any, logits_of: str | None) -> dict[str, np.ndarray]:
+def columns(run: PredictableRun, examples: Split, outputs: Any, logits_of: str | None) -> dict[str, np.ndarray]:
     """Returns arrays [examples, ...] by name: `id` where examples have one, and what the outputs say.
 
     That is, of a classifier, `class`, `class_name` where the data names classes, and `probability`, [examples, classes]

@@ -31,7 +31,7 @@ from ..errors import UsageError
 from . import data as datas
 from . import external, weights
 from .base import BaseRun
-from .names import Names, check_trained
+from .preprocessor import Preprocessor, check_trained
 
 _MOST_UNSHARED_BYTES = 64 << 20  # of outputs, before the processes that compute them exchange theirs
 
@@ -144,7 +144,7 @@ class _Gathered:
         self._mine = []
 
 
-class OfRun(Protocol):
+class PredictableRun(Protocol):
     """What is known of a run that predicts, a part of what a `BaseRun` has: its configuration, data and names.
 
     `features` are those of one example of its data, a nest of arrays or specs.
@@ -157,7 +157,7 @@ class OfRun(Protocol):
     def known(self) -> Data: ...
 
     @property
-    def names(self) -> Names: ...
+    def names(self) -> Preprocessor: ...
 
     @property
     def features(self) -> Any: ...
@@ -166,7 +166,7 @@ class OfRun(Protocol):
     def splits(self) -> Mapping[str, Source | Stream]: ...
 
 
-def examples(run: OfRun, features: Any, data: Any, split: str | None) -> Split:
+def examples(run: PredictableRun, features: Any, data: Any, split: str | None) -> Split:
     """Returns what a run is to predict on as a `Source` or a `Stream`; see `Run.predict`.
 
     Args:
@@ -188,7 +188,7 @@ def examples(run: OfRun, features: Any, data: Any, split: str | None) -> Split:
     return entry.features(data, len(tf.nest.flatten(features)[0].shape), rules)
 
 
-def features_of(run: OfRun, split: Split, size: int) -> Iterator[Any]:
+def features_of(run: PredictableRun, split: Split, size: int) -> Iterator[Any]:
     """Reads a split's features as the model takes them, in batches."""
     return (run.names.ids(form.features(batch)) for batch in _batches(split, size))
 
@@ -217,7 +217,7 @@ def _named(own: Mapping[str, Source | Stream], name: str | None) -> Split:
     return chosen.for_evaluation() if chosen.by_index else chosen
 
 
-def of_input(run: OfRun, name: str) -> Mapping[str, Source | Stream]:
+def of_input(run: PredictableRun, name: str) -> Mapping[str, Source | Stream]:
     """Returns the splits, "train" and "eval", of an input that comes with Crankshaft, or of a file, by its name."""
     config = run.config
     registry.check_name("input", name)

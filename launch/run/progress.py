@@ -47,7 +47,7 @@ class Progress(Hook):
 
     def __init__(self, mode: str = "auto", file=None, redraw_seconds=0.2, line_seconds=10.0, clock=time.monotonic):
         self._file = file or sys.stdout
-        self.mode = as_shown(mode, self._file)
+        self.mode = resolved_mode(mode, self._file)
         self._seconds_between = redraw_seconds if self.mode == "bar" else line_seconds
         self._clock = clock
         self._bar: Bar | None = None
@@ -180,7 +180,7 @@ def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.
     @contextlib.contextmanager
     def watched(what: str, total: int | None):
         to = file or sys.stdout
-        shown = as_shown(mode, to)
+        shown = resolved_mode(mode, to)
         bar = Bar(to, what, total, stays=False) if shown == "bar" else None
         least, last, count = 0.2 if bar else line_seconds, clock(), 0
 
@@ -208,7 +208,7 @@ def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.
     return watched
 
 
-def as_shown(mode: str, file) -> str:
+def resolved_mode(mode: str, file) -> str:
     """Resolves --progress: "bar" in a terminal or a notebook, else "plain", or "off". Raises ValueError if unknown."""
     if mode not in MODES:
         raise UsageError(f"progress={mode} is unknown; use one of {', '.join(MODES)}")

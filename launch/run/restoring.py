@@ -20,7 +20,7 @@ from . import fingerprints, results, weights
 from .base import BaseRun
 
 
-def to_train(run: BaseRun) -> Manifest | None:
+def restore_to_train(run: BaseRun) -> Manifest | None:
     """Restores the run's latest checkpoint, or begins the run where there is none, not even a broken one."""
     manifest = _checked_newest(run) if run.checkpoints else None
     if manifest is None:
@@ -141,13 +141,13 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
     count = 0
     if which in ("latest", "best"):
         while newest_one := newest(run, checkpoints):
-            if manifest := unless_swept(run, checkpoints, newest_one):
+            if manifest := restore_unless_removed(run, checkpoints, newest_one):
                 count += 1
                 yield manifest
                 break
     else:
         for manifest in _listed(run, which):
-            if unless_swept(run, checkpoints, manifest):
+            if restore_unless_removed(run, checkpoints, manifest):
                 count += 1
                 yield manifest
     if not count:
@@ -171,7 +171,7 @@ def check_position(run: BaseRun, manifest: Manifest) -> None:
         )
 
 
-def unless_swept(run: BaseRun, checkpoints: Checkpoints, manifest: Manifest) -> Manifest | None:
+def restore_unless_removed(run: BaseRun, checkpoints: Checkpoints, manifest: Manifest) -> Manifest | None:
     """Restores a checkpoint, to read it, and returns its manifest; None where the run has removed it meanwhile."""
     check_same_run(run, manifest)
     if run.config.mode == "eval":

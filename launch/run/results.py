@@ -70,7 +70,7 @@ class RunEnding:
             code, line = EXIT_CODES["SIGINT"], type(error).__name__
         self.run.record.finish(line or loop.status.stop or "done", code, is_fault=isinstance(error, Exception))
 
-    def by_standstill(self, line: str) -> None:
+    def end_by_standstill(self, line: str) -> None:
         """Records the end of a process that stands still, and why."""
         self.end(RunError, RunError(line), None)
 

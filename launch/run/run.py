@@ -137,7 +137,7 @@ class Run(BaseRun):
         """
         with self._call("reset_patience"):
             if reset_patience(self.hooks):
-                self.loop.go_on()
+                self.loop.resume_work()
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -178,12 +178,12 @@ class Run(BaseRun):
 
         It computes `Trainer.forward`; `models` has the Keras models alone.
         """
-        if weights.trains_what_it_hands_out(self):
+        if weights.has_whole_trainer(self):
             return saved_run.model_of_run(self, weights.trained(self))
         if self._copy is None:
-            self._copy = weights.HandedOut(self)
+            self._copy = weights.TrainerCopy(self)
         else:
-            self._copy.give_back()
+            self._copy.write_back()
             self._copy.refresh()
         return saved_run.model_of_run(self, self._copy.trainer)
 
@@ -261,7 +261,7 @@ class Run(BaseRun):
         sampled = {} if seed is None else {"seed": seed}
         how = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **sampled}
         with self._call("generate", while_open=False, prompt=prompt, **how):
-            return generation.text_after(self, prompt, **how)
+            return generation.continue_text(self, prompt, **how)
 
     def evaluate(self, data=None) -> dict[str, float]:
         """Computes the metrics' means, with the weights that evaluations use, each example once.
@@ -285,7 +285,7 @@ class Run(BaseRun):
         """
         with self._closing():
             try:
-                with self._at_work():
+                with self._environment():
                     self._end_with(mode(self))
             except BaseException:
                 if once_failed:
@@ -298,7 +298,7 @@ class Run(BaseRun):
     def begin(self) -> None:
         """Restores the newest checkpoint of an open run, and begins its hooks; closes it after an error."""
         try:
-            with self._at_work():
+            with self._environment():
                 training.restore_newest(self)
                 self.loop.begin()
         except Exception as error:
@@ -327,10 +327,10 @@ class Run(BaseRun):
             )
         with self._standby.calling(), explanations.explained_errors():
             try:
-                with self._at_work(uses_random=method == "train"):
+                with self._environment(uses_random=method == "train"):
                     split = checked(data) if checked else None if data is None else external.checked(self, data)
                     if self._copy is not None:
-                        self._copy.give_back()
+                        self._copy.write_back()
                     if method != "close" and (ended_by := self._agree(f"{method}({passed})", split)):
                         self._has_agreed_to_end = True
                         self._standby.note(ended_by)
@@ -347,7 +347,7 @@ class Run(BaseRun):
                 raise
 
     @contextlib.contextmanager
-    def _at_work(self, uses_random: bool = True) -> Iterator[None]:
+    def _environment(self, uses_random: bool = True) -> Iterator[None]:
         """Enters the state in which the run finds its process; `uses_random`: with its own random generators.
 
         A run that is closed is open again within, to compute.
@@ -356,7 +356,7 @@ class Run(BaseRun):
             if not self.is_open:
                 stack.enter_context(self.strategy.watch())
                 stack.enter_context(closing_feeds(self.strategy))
-            stack.enter_context(at_work(self.config, self._isolation, uses_random))
+            stack.enter_context(run_environment(self.config, self._isolation, uses_random))
             yield
 
     @contextlib.contextmanager
@@ -449,7 +449,7 @@ class Run(BaseRun):
 
 
 @contextlib.contextmanager
-def at_work(config: Config, isolation: Isolation, uses_random: bool = True) -> Iterator[None]:
+def run_environment(config: Config, isolation: Isolation, uses_random: bool = True) -> Iterator[None]:
     """Enters the state in which a run finds its process; `uses_random`: with its own random generators."""
     with isolation.entered(uses_random), terminal.escaping():
         if config.check_numerics:

@@ -33,15 +33,15 @@ from ..errors import UsageError
 from ..host import isolation
 from . import model_file, prediction_files, predictions, weights
 from .base import BaseRun
-from .names import Names, check_names
-from .predictions import OfRun
+from .predictions import PredictableRun
+from .preprocessor import Preprocessor, check_names
 
 _BATCH_SIZE = 32  # Keras's
 T = TypeVar("T")
 
 
 class SavedRun:
-    """A run on disk (`predictions.OfRun`), read where it is first needed.
+    """A run on disk (`predictions.PredictableRun`), read where it is first needed.
 
     Args:
       run_dir: of the run.
@@ -71,9 +71,9 @@ class SavedRun:
         return self.description.features
 
     @functools.cached_property
-    def names(self) -> Names:
+    def names(self) -> Preprocessor:
         """What its model's numbers stand for."""
-        return Names(self.known)
+        return Preprocessor(self.known)
 
     @functools.cached_property
     def config(self) -> Config:
@@ -198,12 +198,12 @@ class _Built(NamedTuple):
         return None, self.model
 
 
-class _OfSession(NamedTuple):
-    """What predictions need of a run (`predictions.OfRun`), without its state, which may be large."""
+class _RunView(NamedTuple):
+    """What predictions need of a run (`predictions.PredictableRun`), without its state, which may be large."""
 
     config: Config
     known: Data
-    names: Names
+    names: Preprocessor
     features: Any
     splits: Mapping[str, Source | Stream]
 
@@ -230,20 +230,20 @@ class ForwardModel(tf.keras.Model):
         return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, outputs)
 
     def fit(self, *_, **__):
-        raise UsageError(f"fit: this model computes {self._whose}.forward; train it by crankshaft.run")
+        raise UsageError(f"fit: this model computes {self._owner}.forward; train it by crankshaft.run")
 
     def save(self, *_, **__):
         raise UsageError(
-            f'save: a .keras file can\'t hold {self._whose}.forward; export a SavedModel by run(..., mode="export"), '
+            f'save: a .keras file can\'t hold {self._owner}.forward; export a SavedModel by run(..., mode="export"), '
             f'or save the Keras model alone, load_model(..., name="{weights.MODEL}")'
         )
 
     @property
-    def _whose(self) -> str:
+    def _owner(self) -> str:
         return type(self.trainer).__name__
 
 
-def model_of_trainer(trainer: Trainer, run: OfRun, name: str | None = None) -> tf.keras.Model:
+def model_of_trainer(trainer: Trainer, run: PredictableRun, name: str | None = None) -> tf.keras.Model:
     """Returns a Keras model that predicts as a trainer does, on all that `Run.predict` takes.
 
     Args:
@@ -264,10 +264,10 @@ def model_of_trainer(trainer: Trainer, run: OfRun, name: str | None = None) -> t
 
 def model_of_run(run: BaseRun, trainer: Trainer) -> tf.keras.Model:
     """Returns what `model_of_trainer` does of a run's trainer, or of a copy of it."""
-    return model_of_trainer(trainer, _OfSession(run.config, run.known, run.names, run.features, run.splits))
+    return model_of_trainer(trainer, _RunView(run.config, run.known, run.names, run.features, run.splits))
 
 
-def with_predict(model: tf.keras.Model, run: OfRun, features: Any, logits_of: str | None) -> tf.keras.Model:
+def with_predict(model: tf.keras.Model, run: PredictableRun, features: Any, logits_of: str | None) -> tf.keras.Model:
     """Gives a model `names`, and a `predict` that takes what `Run.predict` takes, and all that Keras's own takes.
 
     Args:
@@ -288,7 +288,7 @@ def with_predict(model: tf.keras.Model, run: OfRun, features: Any, logits_of: st
 
     def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
         with explanations.explained_errors():
-            if columns or split or x is None or isinstance(x, str) or entry.comes_whole(x):
+            if columns or split or x is None or isinstance(x, str) or entry.has_whole_examples(x):
                 examples = predictions.examples(run, features, x, split)
                 read = predictions.features_of(run, examples, batch_size or _BATCH_SIZE)
                 parts = [model.predict_on_batch(checked(batch)) for batch in read]

@@ -161,7 +161,7 @@ def _held(
             if not lock_descriptor(file.fileno(), blocking=False):
                 raise UsageError(f"--output_dir={folder} is written by another process; wait for it")
         begun = _read_json(path) or {}  # empty if that call was killed at once, or is this one
-        if begun and manifest is None and _is_of_other_examples(begun["plan"], plan):
+        if begun and manifest is None and _has_other_examples(begun["plan"], plan):
             log("the data has changed since the last call, which was ended: all shards are written again")
             for shard in begun["shards"]:
                 with contextlib.suppress(FileNotFoundError):
@@ -184,7 +184,7 @@ def _held(
         yield {shard["file"]: shard for split in splits for shard in split["shards"]}
 
 
-def _is_of_other_examples(was: Any, plan: Mapping[str, Any]) -> bool:
+def _has_other_examples(was: Any, plan: Mapping[str, Any]) -> bool:
     """Returns whether two calls differ in their data, and in nothing else."""
     return isinstance(was, dict) and was != plan and {**was, "examples": None} == {**plan, "examples": None}
 

@@ -26,7 +26,7 @@ from ..host.signals import EXIT_CODES, Signals
 from . import external, hooks, restoring, results, weights
 from .base import BaseRun, choose_jit
 from .history import Means
-from .modes import Outcome, as_line, by_class, result_of
+from .modes import Outcome, by_class, format_metrics, result_of
 from .progress import duration, print_model_summary
 
 
@@ -49,7 +49,7 @@ def close(run: BaseRun) -> None:
 def restore_newest(run: BaseRun) -> None:
     """Restores the run's latest checkpoint, if there is one, writes what the run is, and prints it."""
     config = run.config
-    manifest = restoring.to_train(run)
+    manifest = restoring.restore_to_train(run)
     run.resumed_from = manifest.step if manifest else None
     if config.writes_run:  # not before: a run that cannot be resumed stays what it is
         write_of_run(RunDir(config.run_dir).config, config.as_json())
@@ -192,7 +192,7 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
         if measured is None and (evaluates or changed):
             measured = _evaluation(run)
         if measured is not None:
-            lines.append(f"evaluation at step {run.state.step}: {as_line(measured)}")
+            lines.append(f"evaluation at step {run.state.step}: {format_metrics(measured)}")
     best, taken = _best_of(run.hooks), run.config.restore_best and not exit_code
     if best and taken:
         _restore_best(run, best)

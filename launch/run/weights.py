@@ -30,7 +30,7 @@ from ..command_line.config import KERAS_FILES, Config
 from ..errors import UsageError, setting
 from ..host import isolation
 from ..host.files import write_of_run
-from . import fingerprints, model_file, names
+from . import fingerprints, model_file, preprocessor
 from .base import BaseRun
 from .keras_weights import load_keras_weights
 from .model_file import MODEL
@@ -112,8 +112,8 @@ def _check_source(run: BaseRun, prefix: str) -> None:
     except UsageError:  # a copy of the checkpoint alone
         return
     whole = f"{setting('init_from', config.init_from)}: this run's data"
-    names.check_trained(whole, (before.known, before.features), (run.known, run.features))
-    if isinstance(run.trainer, Tabular) and not run.trainer.takes_any_id:
+    preprocessor.check_trained(whole, (before.known, before.features), (run.known, run.features))
+    if isinstance(run.trainer, Tabular) and not run.trainer.accepts_any_id:
         _check_rows(config, run.trainer, before.known.vocabulary or {})
 
 
@@ -162,19 +162,19 @@ def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
 
 def trained(run: BaseRun) -> Trainer:
     """Returns a run's trainer, or a copy on this process's device, with the weights that evaluations use."""
-    return run.trainer if trains_what_it_hands_out(run) else HandedOut(run).trainer
+    return run.trainer if has_whole_trainer(run) else TrainerCopy(run).trainer
 
 
-def trains_what_it_hands_out(run: BaseRun) -> bool:
+def has_whole_trainer(run: BaseRun) -> bool:
     """Returns whether a run's own models are whole, in this process, and those that evaluations use."""
     strategy = run.strategy
     return strategy.num_replicas == 1 and strategy.updates_here and not run.config.ema_decay
 
 
-class HandedOut:
+class TrainerCopy:
     """A copy of a run's trainer on this process's device, with the weights that evaluations use.
 
-    A program may set weights of its models: `give_back` gives the run those that were set.
+    A program may set weights of its models: `write_back` gives the run those that were set.
 
     Attributes:
       trainer: the copy.
@@ -200,7 +200,7 @@ class HandedOut:
             mine.assign(shards.whole(theirs))
         self._settle()
 
-    def give_back(self) -> None:
+    def write_back(self) -> None:
         """Gives the run the weights that were set in the copy, and as their averages."""
         for position in np.flatnonzero(hashes(self._own) != self._known):
             value = self._own[position].read_value()

@@ -217,7 +217,7 @@ def test_what_a_task_says_before_its_library_ends_it_is_shown(local):
 from crankshaft.launch.host import process
 pass_on = process._pass_on
 process._pass_on = lambda reading: (time.sleep(0.05), pass_on(reading))
-with process.without_start_up_noise():
+with process.quiet_startup():
     os.write(2, b"Unknown flag")
     os.abort()
 """

@@ -97,10 +97,10 @@ def test_another_host_never_reaches_a_cluster_on_this_one(tasks):
 
 
 def test_a_port_that_is_closed_to_other_hosts_takes_nobody_until_its_server_is_there():
-    if not listeners.can_be_closed():
+    if not listeners.can_refuse_hosts():
         pytest.skip("this kernel divides nobody's callers")
     (port,) = free_ports(1)
-    with listeners.closed_to_other_hosts(port), socket.socket(socket.AF_INET6) as server:
+    with listeners.only_this_host(port), socket.socket(socket.AF_INET6) as server:
         with pytest.raises(TimeoutError):
             socket.create_connection(("127.0.0.1", port), timeout=0.1)
         server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ...data import form
 from ...data.feed import Feed
-from ...internals.tensorflow import as_only_replica
+from ...internals.tensorflow import single_replica_context
 from ...internals.variables import assign_local, path_of, read_local, tf_variable
 from ...layers.embeddings import Embedding
 from ...step import batches
@@ -86,7 +86,7 @@ class Probe:
     def _replicated_gradients(self, feed: Feed, operands, offset, step, form, is_shared: bool):
         def on_replica(*operands):
             batch = feed.batch(*operands)
-            with as_only_replica() if is_shared else contextlib.nullcontext():
+            with single_replica_context() if is_shared else contextlib.nullcontext():
                 return self._replica_gradients(batch, step)
 
         histograms = self._distribution.run(on_replica, args=feed.next_operands(operands, offset))
@@ -97,7 +97,7 @@ class Probe:
         trainer = self._trainer
         moved = [tf_variable(v) for layer in self._holdings.layers.values() for v in layer.non_trainable_variables]
         kept = [read_local(v) for v in moved]
-        batch, present = batches.with_stand_in(batch)
+        batch, present = batches.pad_empty_batch(batch)
         with self._runner.training(step, tf.constant(True), present):
             gradients, metrics = trainer.compute_gradients(batch)
             variables = trainer.trainable_variables

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ...errors import UsageError
-from ...internals.tensorflow import as_one_of_all
+from ...internals.tensorflow import all_replicas_context
 from ...internals.variables import mark_shard, own_copy
 from ...reduction.wire import fetch
 from ...step.context import step_context
@@ -166,7 +166,7 @@ class Embedding(tf.Module):
                 name=f"{self.name}/shard_{shard}",
             )
             if number > 1 and isinstance(variable, tf.distribute.DistributedValues):
-                raise UsageError(f"embedding {self.name}: {self._why_not_on_replicas(number)}")
+                raise UsageError(f"embedding {self.name}: {self._replica_problem(number)}")
             for copy in tf.distribute.get_strategy().experimental_local_results(variable):
                 self._fill(copy, shard, number, seed)
             mark_shard(variable, self)
@@ -175,7 +175,7 @@ class Embedding(tf.Module):
                 self.admissions.append(Admission(self.admit_after))
                 self.admissions[-1].build(variable, reserved=int(shard == 0))
 
-    def _why_not_on_replicas(self, number: int) -> str:
+    def _replica_problem(self, number: int) -> str:
         if self.num_shards:
             return f"num_shards={number}, and each replica has a copy of all; leave it out, or use one device"
         return (
@@ -267,7 +267,7 @@ class Embedding(tf.Module):
             # All replicas give the same rows to the same ids, so that their tables stay equal. An id that replicas
             # are given together, for each to compute a part of the model, is seen once.
             seen = step_context().mesh.once(seen)
-            with as_one_of_all() as replica:
+            with all_replicas_context() as replica:
                 keys_of_all, seen_of_all = replica.all_gather([keys, seen], axis=0)
             self._sharded(keys_of_all, seen_of_all)
         return self._sharded(keys)

@@ -160,16 +160,16 @@ class Leases:
         """Returns whether a worker has run a loop, so that its graph is built."""
         return loop in self._built
 
-    def hand_out(self, loop: LeaseLoop, run: CallInput) -> None:
+    def schedule(self, loop: LeaseLoop, run: CallInput) -> None:
         """Schedules the steps of a feed's lease. There has to be room."""
         self.ledger.scheduled += 1
         lease = Lease(self.ledger.scheduled, *self._free.pop(0), run.start, run.stop)
         if not self._open:
             self._moved = (self._moved[0], time.monotonic())
         self._open[lease.number] = _Open(lease, loop, run.operands)
-        self._schedule(self._open[lease.number])
+        self._dispatch(self._open[lease.number])
 
-    def _schedule(self, each: _Open) -> None:
+    def _dispatch(self, each: _Open) -> None:
         lease, loop = each.lease, each.loop
         with tf.device("CPU:0"):
             # An array would be copied to the worker by Python's conversion, which holds Python's lock: if the worker
@@ -255,7 +255,7 @@ class Leases:
             if each.failures > _MAX_RETRIES:
                 raise LeaseError(self._explain_failure(each, error)) from error
         for lease, _ in failed:
-            self._schedule(self._open[lease.number])
+            self._dispatch(self._open[lease.number])
 
     def _look_after(self) -> None:
         """Gives up in the end, while nothing comes back."""

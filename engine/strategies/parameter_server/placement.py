@@ -38,7 +38,7 @@ class Rule(NamedTuple):
 class Placement:
     """Places each variable that is made within `creator_scope` on the server that holds the fewest bytes.
 
-    The biggest go first, if a rehearsal has shown which variables there will be (see `biggest_first`); else they are
+    The biggest go first, if a rehearsal has shown which variables there will be (see `assign_servers`); else they are
     placed in the order in which they are made. Slots live with their variable, and count. An explicit
     `tf.device("/job:ps/task:0")` is honoured, and so is the first of `rules` that fits.
 
@@ -67,9 +67,9 @@ class Placement:
 
     def plan(self, make: Callable[[], Any]) -> None:
         """Finds out, before `make` makes variables, how large they will be, and which server is to have each."""
-        variables = rehearsed(make)
+        variables = dry_run(make)
         wanted = [self._wanted(each.device, each.path) for each in variables]
-        servers = biggest_first([each.weight for each in variables], wanted, len(self.loads))
+        servers = assign_servers([each.weight for each in variables], wanted, len(self.loads))
         for each, server in zip(variables, servers, strict=True):
             self._planned.setdefault((each.name, each.bytes), []).append(server)
 
@@ -126,7 +126,7 @@ class Placement:
         return next((server for pattern, server in self._rules if pattern.search(path)), None)
 
 
-def biggest_first(weights: Sequence[int], wanted: Sequence[int | None], num_servers: int) -> list[int]:
+def assign_servers(weights: Sequence[int], wanted: Sequence[int | None], num_servers: int) -> list[int]:
     """Chooses a server for each weight, in bytes: the one that is wanted, or, from the heaviest on, the least loaded.
 
     Graham 1969, Bounds on multiprocessing timing anomalies: at most 4/3 of the best.
@@ -150,7 +150,7 @@ def _spread(weights: Sequence[int], wanted: Sequence[int | None], among: Sequenc
 
 
 @dataclasses.dataclass
-class Rehearsed:
+class PlannedVariable:
     """A variable that is to be made.
 
     Attributes:
@@ -167,13 +167,13 @@ class Rehearsed:
     weight: int
 
 
-def rehearsed(make: Callable[[], Any]) -> list[Rehearsed]:
+def dry_run(make: Callable[[], Any]) -> list[PlannedVariable]:
     """Returns the variables that `make` makes beside no other, in their order; [] if that can't be known.
 
     It is called in a graph that is never run, so nothing is as large as a variable. And in a thread of its own, where
     Keras counts layers from the start. A `make` that asks for values (of a variable, say) fails there.
     """
-    by_op: dict[str, Rehearsed] = {}
+    by_op: dict[str, PlannedVariable] = {}
 
     def record(next_creator, **keywords):
         name, path = _name_and_path(keywords)
@@ -183,7 +183,7 @@ def rehearsed(make: Callable[[], Any]) -> list[Rehearsed]:
         op = variable.handle.op
         (group,) = (name.decode().removeprefix("loc:@") for name in op.colocation_groups())
         if group == op.name:  # beside nothing
-            by_op[op.name] = Rehearsed(name, path, size, variable.device, size)
+            by_op[op.name] = PlannedVariable(name, path, size, variable.device, size)
         else:
             by_op[group].weight += size
         return variable

@@ -23,7 +23,7 @@ from ...data.streamed import divide, unwatched
 from ...errors import CrankshaftError, LostPeerError, UsageError, setting
 from ...health import answers, standstill
 from ...health.peers import LastHeard
-from ...internals.tensorflow import let_coordinator_compute
+from ...internals.tensorflow import allow_compute_on_coordinator
 from ...metrics.sums import LoopSums, RowSpec, total_rows
 from ...state import TrainState
 from ...step.runner import StepRunner
@@ -78,7 +78,7 @@ class ParameterServer(Strategy):
     name = "parameter_server"
     num_replicas = 1  # that have to be in step
     updates_here = False
-    why_no_jit = "XLA compiles no variable of another host"
+    no_jit_reason = "XLA compiles no variable of another host"
 
     def __init__(
         self,
@@ -171,10 +171,10 @@ class ParameterServer(Strategy):
             "placement": [each._asdict() for each in self.placement.table],
         }
 
-    def wind_up(self) -> None:
+    def stop_new_work(self) -> None:
         self._ending = True
 
-    def go_on(self) -> None:
+    def resume_work(self) -> None:
         self._ending = False
 
     def dismiss(self) -> None:
@@ -396,7 +396,7 @@ class ParameterServer(Strategy):
             before = time.perf_counter()
             run = program.feed.take(self._next_step, min(most, part))
             self._lease_seconds += time.perf_counter() - before
-            self._leases.hand_out(program, run)
+            self._leases.schedule(program, run)
             self._next_step = run.stop
 
     def bad_records(self, source: WithoutBadRecords) -> set[int]:
@@ -433,5 +433,5 @@ def connect(cluster: ClusterAddresses) -> tf.distribute.ParameterServerStrategy:
     )
     quiet_tensorflow()
     # TensorFlow would warn where the coordinator looks at a batch by itself, for TensorBoard.
-    let_coordinator_compute(distribution)
+    allow_compute_on_coordinator(distribution)
     return distribution

@@ -77,7 +77,7 @@ def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, lis
         ratios.append(np.log(both[0]) - np.log(both[1]))
     low, high = _middle(np.exp(np.mean(ratios, axis=0)))
     if len(logs) > 1:
-        error = student(len(logs) - 1) * np.std(logs, ddof=1) / math.sqrt(len(logs))
+        error = student_t(len(logs) - 1) * np.std(logs, ddof=1) / math.sqrt(len(logs))
         low, high = min(low, ratio * math.exp(-error)), max(high, ratio * math.exp(error))
     lost = np.array([[(each.get("noise") or {}).get("lost_share", 0.0) for each in pair] for pair in pairs])
     if len(logs) > 1:
@@ -106,7 +106,7 @@ def resampled_rates(calls: Mapping[str, Sequence], seed: int) -> np.ndarray | No
     lengths[-1] = count - block * (blocks - 1)
     sums = [_running(column)[starts + lengths] - _running(column)[starts] for column in (examples, seconds)]
     logs = np.log(sums[0].sum(1) / sums[1].sum(1) / rate)
-    stretch = student(blocks - 1) / _NORMAL
+    stretch = student_t(blocks - 1) / _NORMAL
     rates = parts(calls)
     if has_drifted(rates, rate):
         low, high = np.quantile(logs, (0.025, 0.975))
@@ -157,7 +157,7 @@ def block_length(values: np.ndarray) -> int:
     return int(min(most, max(least, math.ceil(wanted))))
 
 
-def student(freedom: int) -> float:
+def student_t(freedom: int) -> float:
     """Returns Student's t quantile 0.975 of `freedom` degrees of freedom.
 
     Abramowitz & Stegun, 1964, 26.7.5, from 6 on.

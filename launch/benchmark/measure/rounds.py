@@ -175,7 +175,7 @@ def warm_up(strategy, program: Program, length: Length, clock=time.perf_counter)
     if length.steps is None:
         steps_per_sec = _try(strategy, program, length, steps_per_sec, clock)
     steps = length.agreed_steps(strategy, steps_per_sec)
-    _come_in_step(strategy, program, steps)
+    _finish_open_steps(strategy, program, steps)
     _compile_last_batch(strategy, program, steps, steps * length.rounds)
     return first_step_seconds, steps
 
@@ -231,10 +231,10 @@ def _compile_last_batch(strategy, program: Program, round_steps: int, steps: int
     if order.remainder and program.feed.random_access and before_it < 2 * steps:
         program.advance(before_it)
         strategy.run(program, 1).sums.read()
-        _come_in_step(strategy, program, round_steps)
+        _finish_open_steps(strategy, program, round_steps)
 
 
-def _come_in_step(strategy, program: Program, round_steps: int) -> None:
+def _finish_open_steps(strategy, program: Program, round_steps: int) -> None:
     """Ends the steps in progress, so that none of them counts in what is timed next; devices are idle afterwards.
 
     Where replicas meet now and then, and within rounds of `round_steps`, the timing begins where they have met. The

@@ -47,7 +47,7 @@ MADE = {
 @pytest.mark.parametrize("name", MADE)
 def test_elements_are_batches_where_the_last_operation_that_tells_makes_them(name):
     make, expected = MADE[name]
-    assert pipelines.comes_in_batches(make()) is expected
+    assert pipelines.is_batched(make()) is expected
 
 
 def test_caches_and_snapshots_are_found_below_other_operations(tmp_path):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from crankshaft.engine import Mean, Trainer, mean
 from crankshaft.engine.metrics.keras_metrics import KerasMetric
 from crankshaft.engine.metrics.means import auc, root_mean_square
-from crankshaft.engine.metrics.sums import folded
+from crankshaft.engine.metrics.sums import without_details
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.reduction.power_sgd import PowerSgd
@@ -178,7 +178,7 @@ def test_pairs_that_are_weighed_are_those_made_with_weights():
     for make in (mean, root_mean_square, lambda x, w=None: auc(labels, x, w)):
         for own, both in ((None, weights), (mask, mask * weights)):
             pairs = {"found": make(values, own).weigh(weights), "expected": make(values, both)}
-            for found, expected in zip(*folded(pairs).values(), strict=True):
+            for found, expected in zip(*without_details(pairs).values(), strict=True):
                 np.testing.assert_array_equal(found, expected)
     tokens = mean(tf.ones([4, 3]) * values[:, None]).weigh(weights)
     np.testing.assert_allclose(tokens, (3 * np.sum(values * weights), 3 * 3.5), rtol=1e-6)

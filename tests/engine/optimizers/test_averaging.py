@@ -37,7 +37,7 @@ def test_swap_evaluates_the_average_and_gives_the_weights_back_to_the_bit(bench,
     variables, average = made.trainer.model.trainable_variables, made.trainer.optimizer.weight_average
     shadows, before = [s.numpy() for s in average.shadows], made.arrays()
     own = made.strategy.evaluate().means()["loss"]
-    with average.swapped_in():
+    with average.averages_in_place():
         for variable, shadow in zip(variables, shadows, strict=True):
             for copy in made.copies(variable):
                 np.testing.assert_array_equal(copy, shadow)
@@ -66,7 +66,7 @@ def test_any_order_and_part_of_the_variables_find_their_own_averages():
         variable.assign_add([10.0])
     average.update([three, one], tf.constant(1, tf.int64))
     assert [s.numpy()[0] for s in average.shadows] == [10.0, 1.0, 12.0]
-    with average.swapped_in():
+    with average.averages_in_place():
         assert (two.numpy()[0], one.numpy()[0]) == (1.0, 10.0)
     average.update([tf.Variable([5.0], name="table")], tf.constant(1, tf.int64))  # of tables there is no average
     assert [s.numpy()[0] for s in average.shadows] == [10.0, 1.0, 12.0]
@@ -99,7 +99,7 @@ def test_weights_come_back_after_an_error():
     variable.assign([3.0, 4.0])
 
     def fail():
-        with average.swapped_in():
+        with average.averages_in_place():
             raise KeyError(variable.numpy().tolist())
 
     with pytest.raises(KeyError, match=r"1.0, 2.0"):

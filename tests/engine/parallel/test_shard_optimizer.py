@@ -93,7 +93,10 @@ def test_the_average_is_one_devices(bench, data):
 
     for run in (one, many):
         run.train(5)
-    with one.trainer.optimizer.weight_average.swapped_in(), many.trainer.optimizer.weight_average.swapped_in():
+    with (
+        one.trainer.optimizer.weight_average.averages_in_place(),
+        many.trainer.optimizer.weight_average.averages_in_place(),
+    ):
         expected = evaluated(one)
         np.testing.assert_allclose(evaluated(many), expected, rtol=1e-6)
     assert abs(evaluated(one) - expected) > 1e-2 * expected  # of other weights than the last

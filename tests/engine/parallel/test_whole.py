@@ -83,7 +83,7 @@ def test_averages_are_of_each_part_and_what_was_swapped_comes_back_to_the_bit(ma
         np.testing.assert_array_equal(shards.whole(shadow), shards.whole(variable))
     bench.train(4)
     before, shadows = bench.arrays(), [shards.whole(shadow) for shadow in average.shadows]
-    with average.swapped_in():
+    with average.averages_in_place():
         for variable, shadow in zip(variables, shadows, strict=True):
             np.testing.assert_array_equal(shards.whole(variable), shadow)
     for now, then in zip(bench.arrays(), before, strict=True):

@@ -42,7 +42,7 @@ def test_dropout_of_parts_is_the_same_in_each_run(bench):
 
 def test_a_process_whose_threads_are_there_keeps_batches_whole(bench):
     bench(Cnn(), images(), 16, num_classes=4)
-    assert devices.one_thread_each(3) == 1
+    assert devices.set_threads_per_part(3) == 1
 
 
 # Forked before TensorFlow has run anything: threads are set before they start.

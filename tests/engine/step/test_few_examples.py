@@ -126,4 +126,4 @@ def test_where_a_worker_without_examples_has_no_others_it_may_not_exchange(bench
     run = made(bench, 2)
     share = Share(OfDataset(tf.data.Dataset.from_tensor_slices(DATA)), counts)
     feed = StreamedFeed(Devices(run.strategy.distribution), share, share.order(BATCH, None, drop_remainder=False))
-    assert bool(feed.why_no_exchange) == refused
+    assert bool(feed.no_exchange_reason) == refused

@@ -330,11 +330,11 @@ def test_who_is_ready_waits_for_a_peer_that_is_not():
 STRATEGY = """
 import os, sys
 from crankshaft.launch.cluster import rendezvous, tf_config
-from crankshaft.launch.host.process import without_start_up_noise
+from crankshaft.launch.host.process import quiet_startup
 found = tf_config.from_environment(os.environ)
 with rendezvous.Rendezvous(found) as peers:
     peers.wait(600)
-with without_start_up_noise(quiet=True):
+with quiet_startup(quiet=True):
     import tensorflow as tf
     with rendezvous.limited(2.0):
         tf.distribute.MultiWorkerMirroredStrategy()

@@ -262,9 +262,9 @@ def test_sigterm_is_not_lost_while_a_library_replaces_its_handler():
 # A library that ends its process, as TensorFlow does where its flags can't be read.
 ENDED_WITHIN = """
 import os
-from crankshaft.launch.host.process import without_start_up_noise
+from crankshaft.launch.host.process import quiet_startup
 
-with without_start_up_noise():
+with quiet_startup():
     os.write(2, b"oneDNN custom operations are on\\nUnknown flag")
     os.abort()
 """

@@ -68,16 +68,16 @@ def leases(monkeypatch):
 def test_the_first_of_a_loop_may_take_five_times_as_long_since_its_graph_is_built(leases):
     leases, may_return = leases
     loops = [Loop() for _ in range(2)]
-    leases.hand_out(loops[0], CallInput((), 0, 1))
+    leases.schedule(loops[0], CallInput((), 0, 1))
     assert leases.collect(2 * TIMEOUT_SECONDS) == []
     may_return[0].set()
     assert len(leases.collect(30)) == 1
-    leases.hand_out(loops[0], CallInput((), 1, 2))
+    leases.schedule(loops[0], CallInput((), 1, 2))
     with pytest.raises(LostPeerError, match="no update for step_timeout_seconds=1: no worker has taken"):
         leases.collect(30)
     may_return[1].set()
     assert len(leases.collect(30)) == 1
-    leases.hand_out(loops[1], CallInput((), 2, 3))
+    leases.schedule(loops[1], CallInput((), 2, 3))
     with pytest.raises(LostPeerError, match="no update for 5 times step_timeout_seconds=1: no worker has taken"):
         leases.collect(30)
 

@@ -10,7 +10,7 @@ from crankshaft.engine import StepOptions, Trainer, mean
 from crankshaft.engine.build import prepare
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.strategies.parameter_server.placement import biggest_first, rehearsed
+from crankshaft.engine.strategies.parameter_server.placement import assign_servers, dry_run
 
 KIB = 1 << 10
 
@@ -21,21 +21,21 @@ def loads(weights, servers) -> list[int]:
 
 def test_the_biggest_goes_first_whatever_the_order_in_which_variables_are_made():
     weights = [1, 2, 3, 10, 4, 8]
-    servers = biggest_first(weights, [None] * 6, 2)
+    servers = assign_servers(weights, [None] * 6, 2)
     assert loads(weights, servers) == [14, 14]
 
 
 def test_what_was_asked_for_is_there_and_weighs():
-    servers = biggest_first([5, 5, 10], [1, None, None], 2)
+    servers = assign_servers([5, 5, 10], [1, None, None], 2)
     assert servers == [1, 1, 0]
 
 
 def test_a_server_that_would_get_next_to_nothing_gets_nothing():
-    assert biggest_first([1000 * KIB, 9 * KIB, 3 * KIB], [None] * 3, 2) == [0, 0, 0]
-    assert biggest_first([1000 * KIB, 9 * KIB, 3 * KIB], [None, None, 1], 2) == [0, 1, 1]  # it takes part anyway
-    assert biggest_first([100 * KIB, 6 * KIB, 2 * KIB], [None] * 3, 2) == [0, 1, 1]  # a twelfth is not nothing
-    assert biggest_first([9000 * KIB, 300 * KIB], [None] * 2, 2) == [0, 1]  # nor is much of little a share
-    assert biggest_first([], [], 2) == []
+    assert assign_servers([1000 * KIB, 9 * KIB, 3 * KIB], [None] * 3, 2) == [0, 0, 0]
+    assert assign_servers([1000 * KIB, 9 * KIB, 3 * KIB], [None, None, 1], 2) == [0, 1, 1]  # it takes part anyway
+    assert assign_servers([100 * KIB, 6 * KIB, 2 * KIB], [None] * 3, 2) == [0, 1, 1]  # a twelfth is not nothing
+    assert assign_servers([9000 * KIB, 300 * KIB], [None] * 2, 2) == [0, 1]  # nor is much of little a share
+    assert assign_servers([], [], 2) == []
 
 
 class Layers(Trainer):
@@ -64,7 +64,7 @@ def make(trainer: Trainer, **options) -> TrainState:
     ids=["adam", "sgd", "a Keras optimizer", "an average"],
 )
 def test_slots_and_averages_weigh_with_their_variable(options, times):
-    found = {each.path: each for each in rehearsed(lambda: make(Layers(), **options))}
+    found = {each.path: each for each in dry_run(lambda: make(Layers(), **options))}
     kernel = next(each for path, each in found.items() if each.bytes == 4 * 8 * 512)
     assert kernel.path.endswith("kernel")
     assert kernel.weight == times * 16 * KIB
@@ -72,7 +72,7 @@ def test_slots_and_averages_weigh_with_their_variable(options, times):
 
 
 def test_a_device_in_build_model_is_known():
-    devices = {each.bytes: each.device for each in rehearsed(lambda: make(Layers()))}
+    devices = {each.bytes: each.device for each in dry_run(lambda: make(Layers()))}
     assert "/job:ps/task:1" in devices[4 * 4 * 8]
     assert devices[4 * 8 * 512] == ""
 
@@ -87,7 +87,7 @@ def test_a_rehearsal_makes_nothing_and_leaves_no_trace_in_names():
         return int(tf.keras.layers.Dense(3).name.removeprefix("dense").removeprefix("_") or 0)
 
     before = layers_so_far()
-    (table,) = rehearsed(huge)
+    (table,) = dry_run(huge)
     assert table.weight == 1 << 40
     assert layers_so_far() == before + 1
 
@@ -96,4 +96,4 @@ def test_what_cannot_be_rehearsed_is_placed_as_it_comes():
     def asks():
         return tf.Variable(3.0).numpy()
 
-    assert rehearsed(asks) == []
+    assert dry_run(asks) == []

@@ -57,7 +57,7 @@ def test_nineteen_of_twenty_intervals_hold_the_true_rate(count, correlation, lea
     # And they are no wider than the textbook's needs: the mean's deviation is spread * sqrt((1+c)/(1-c) / count).
     width = np.mean([high - low for low, high in found]) / 64
     expected = (
-        2 * intervals.student(max(1, count // 2)) * 0.1 * math.sqrt((1 + correlation) / (1 - correlation) / count)
+        2 * intervals.student_t(max(1, count // 2)) * 0.1 * math.sqrt((1 + correlation) / (1 - correlation) / count)
     )
     assert width < 1.5 * expected
 
@@ -82,7 +82,7 @@ def test_halves_of_a_single_round_tell_of_drift():
 
 def test_student_is_that_of_the_tables():
     for freedom, quantile in ((1, 12.706), (4, 2.776), (6, 2.447), (10, 2.228), (19, 2.093), (100, 1.984)):
-        assert intervals.student(freedom) == pytest.approx(quantile, abs=2e-3)
+        assert intervals.student_t(freedom) == pytest.approx(quantile, abs=2e-3)
 
 
 def test_blocks_are_longer_where_neighbours_are_alike():

@@ -16,7 +16,7 @@ from ..command_line.values import short
 from ..errors import UsageError
 
 
-class Names:
+class Preprocessor:
     """Names classes, and treats raw features as the data to train on was treated.
 
     Attributes:
