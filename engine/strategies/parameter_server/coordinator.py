@@ -160,13 +160,13 @@ class Leases:
         """Returns whether a worker has run a loop, so that its graph is built."""
         return loop in self._built
 
-    def schedule(self, loop: LeaseLoop, run: CallInput) -> None:
+    def schedule(self, loop: LeaseLoop, call_input: CallInput) -> None:
         """Schedules the steps of a feed's lease. There has to be room."""
         self.ledger.scheduled += 1
-        lease = Lease(self.ledger.scheduled, *self._free.pop(0), run.start, run.stop)
+        lease = Lease(self.ledger.scheduled, *self._free.pop(0), call_input.start, call_input.stop)
         if not self._open:
             self._moved = (self._moved[0], time.monotonic())
-        self._open[lease.number] = _Open(lease, loop, run.operands)
+        self._open[lease.number] = _Open(lease, loop, call_input.operands)
         self._dispatch(self._open[lease.number])
 
     def _dispatch(self, each: _Open) -> None:

@@ -293,24 +293,24 @@ class SentFeed(_InPieces, StreamedFeed):
         first = super().take(step, 1)  # which opens it, if need be; those after it do not
 
         def read() -> CallInput:
-            run, size = first, 0
+            call_input, size = first, 0
             with tf.device("CPU:0"):
                 while True:
-                    batches.append(_next_batch(run))
+                    batches.append(_next_batch(call_input))
                     self._last = batches[-1]
                     size += sum(map(_bytes, batches[-1]))
                     if len(batches) == limit or size >= _READ_BYTES:
                         return self._piece(batches, step)
-                    run = super(SentFeed, self).take(step + len(batches), 1)
+                    call_input = super(SentFeed, self).take(step + len(batches), 1)
 
         return self.awaited(read, lambda: len(batches))
 
     def look(self, step: int) -> CallInput:
-        run = super().look(step)
+        call_input = super().look(step)
 
         def read() -> CallInput:
             with tf.device("CPU:0"):
-                return self._piece([_next_batch(run)], step)
+                return self._piece([_next_batch(call_input)], step)
 
         return self.awaited(read, lambda: None)
 
@@ -327,8 +327,8 @@ class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
         super().__init__(1, Mesh())
 
     def take(self, step: int, limit: int) -> CallInput:
-        run = super().take(step, limit)
-        return CallInput((*run.operands, tf.constant(step, tf.int64)), step, step + run.stop)
+        call_input = super().take(step, limit)
+        return CallInput((*call_input.operands, tf.constant(step, tf.int64)), step, step + call_input.stop)
 
     @property
     def operand_specs(self):
@@ -348,8 +348,8 @@ def _here(arrays) -> Any:
         return tf.nest.map_structure(as_tensor, arrays)
 
 
-def _next_batch(run: CallInput) -> list[tf.Tensor]:
-    (iterator,) = run.operands
+def _next_batch(call_input: CallInput) -> list[tf.Tensor]:
+    (iterator,) = call_input.operands
     return tf.nest.flatten(next(iterator))
 
 

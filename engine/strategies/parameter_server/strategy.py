@@ -394,10 +394,10 @@ class ParameterServer(Strategy):
             # Towards the end of training's steps in smaller parts, so that nobody is waited for long.
             part = -(-left // workers) if pace else left
             before = time.perf_counter()
-            run = program.feed.take(self._next_step, min(most, part))
+            call_input = program.feed.take(self._next_step, min(most, part))
             self._lease_seconds += time.perf_counter() - before
-            self._leases.schedule(program, run)
-            self._next_step = run.stop
+            self._leases.schedule(program, call_input)
+            self._next_step = call_input.stop
 
     def bad_records(self, source: WithoutBadRecords) -> set[int]:
         index = next(index for index, each in enumerate(self._read_here) if each is source)
