@@ -1,7 +1,7 @@
 """Shards of ArrayRecords (PyPI array_record) that hold tf.train.Examples, read by chunks.
 
 A single record costs ten times as much as one of a range, so chunks of about 1 MiB are read, and shuffled as
-`--shuffle_window` says. What a record holds is said as for `tfrecord`. Host code.
+`--shuffle_window` says. Records are described as for `tfrecord`. Host code.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def load(
     """Opens shards that `crankshaft prepare --format=array_record` or others have written.
 
     Args:
-      data_dir: the shards to train on: a folder, a glob or files with commas; or a folder with folders train and eval.
-      seed: is not used.
-      eval_data_dir: those to evaluate on.
+      data_dir: training shards: a folder, a glob or comma-separated files; or a folder with subfolders train and eval.
+      seed: not used.
+      eval_data_dir: evaluation shards.
       label: see `tfrecord.load`; likewise the others.
       weight: likewise.
       features: likewise.
       num_classes: likewise.
 
     Raises:
-      InputError: the files are not there, or are not what is expected, or array_record is not installed.
+      InputError: files are missing or of another format, or array_record is not installed.
     """
     del seed
     check_at_least("num_classes", num_classes, 0)
@@ -73,7 +73,7 @@ class ArrayRecords(ExampleSource):
 
     Args:
       paths: of the shards.
-      features_by: returns what records hold, given a function that returns some.
+      features_by: returns the records' features, from a function that returns sample records.
     """
 
     def __init__(self, paths: list[str], features_by: Callable[[Callable[[], list[bytes]]], Features]):
@@ -130,7 +130,7 @@ class ArrayRecords(ExampleSource):
             return retried(path, lambda: self._shard(shard).read(numbers), self._shard.cache_clear)
         except UnavailableError:
             raise
-        except RuntimeError as error:  # what it raises for whatever is wrong
+        except RuntimeError as error:  # raised for any problem
             for number in numbers:
                 try:
                     self._shard(shard).read(number[np.newaxis])
@@ -150,7 +150,7 @@ def _opened(paths: list[str], number: int) -> _Shard:
 
 
 def _check_opens(path: str) -> None:
-    """Raises `InputError` if a file can't be opened, which the library does not tell from a damaged one."""
+    """Raises `InputError` if a file can't be opened, which the library confuses with a damaged one."""
     try:
         open(path, "rb").close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What inputs check alike, and the error that they raise. Host code, NumPy only."""
+"""Checks that inputs share, and the error that they raise. Host code, NumPy only."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from ..engine.errors import UsageError, setting
 
 
 class InputError(UsageError):
-    """A file or an argument of an input is not usable; the message is one line for the user."""
+    """A file or argument of an input can't be used; the message is one line for the user."""
 
 
 def refuse_data_dir(data_dir: str | None, input_name: str) -> None:
-    """Raises InputError if a folder is given to an input that reads none.
+    """Raises InputError if `data_dir` is set for an input that reads no files.
 
-    To ignore the folder would train on other data than the user pointed at.
+    Ignoring it would train on other data than the user named.
     """
     if data_dir:
         raise InputError(

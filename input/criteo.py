@@ -62,11 +62,11 @@ def load(
     Args:
       data_dir: a file or a folder; None makes synthetic ones.
       seed: of synthetic examples; a file's examples do not depend on it.
-      examples: how many examples to take, the first of the files; 0 takes all of them, or makes 100,000.
+      examples: how many examples to take, from the beginning of the files; 0 takes all, or makes 100,000.
       hash_buckets: ids of each category: 0 is a missing value, 1..hash_buckets-1 hashed ones. The hash
         depends on the value alone.
-      eval_share: the last part of the lines, above 0 and below 1, is for evaluation.
-      max_bad_records: up to so many malformed lines are skipped, with one warning.
+      eval_share: fraction of the lines, the last ones, for evaluation; between 0 and 1.
+      max_bad_records: number of malformed lines to skip before an error; one warning counts them.
 
     Returns:
       Features {"dense": float32 [N, 13], "categories": int64 [N, 26]}, labels float32 [N], 0 or 1.

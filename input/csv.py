@@ -1,4 +1,4 @@
-"""CSV files, columns by name; types are found; made Parquet once, by `pyarrow`.
+"""CSV files, columns by name; types are inferred; converted to Parquet once, by `pyarrow`.
 
 Host code, NumPy and `pyarrow` only.
 """
@@ -60,28 +60,27 @@ def load(
 ) -> Data:
     """Reads CSV in UTF-8, plain or gzip, whose first record names the columns, unless `names` does.
 
-    Fields may be quoted, and have line breaks then. A column of integers alone is int64, one of numbers float32, one of
-    dates or times as ISO 8601 has them a date or timestamp, any other text, and one of integers with leading zeros or
-    beyond int64. An empty field and pandas' markers of missing values are no value, but in a column of text. If nine in
-    ten values are numbers, another is an error. All else is as `input.parquet` has it: the files are read once and kept
-    as Parquet, see `input.files.prepared`.
+    Quoted fields may contain line breaks. A column of integers is int64, of numbers float32, of ISO 8601 dates or times
+    a date or timestamp; any other is text, as are integers with leading zeros or beyond int64. Except in text, an empty
+    field and pandas' markers are missing values. If nine in ten values are numbers, any other is an error. All else is
+    as for `input.parquet`: the files are read once and kept as Parquet, see `input.files.prepared`.
 
     Args:
-      data_dir: a folder, whose *.csv are read (*.tsv where there are none), files or globs, with commas between.
+      data_dir: a folder, whose *.csv are read (else its *.tsv), or files or globs, separated by commas.
       seed: not used.
-      label: the column of labels; text is numbered in its order; `none` where there is none.
+      label: the column of labels; text is numbered in its order; `none` if there are no labels.
       features: columns; all others by default.
-      numbers: columns of integers that are read as float32.
-      texts: columns that are text, whatever they look like.
-      text: what is made of text: a `category`, ids by the words of training, 0 for others; ids by a `hash` of 64 bits,
-        for models that hash ids; or `keep`.
-      array: whether features are one float32 array, [columns], in place of a dict by name.
-      missing: `refuse` records without a value, as bad ones; or read `zero`, the `mean` of training, or a number; or
-        `column`, which reads 0 and says so in a feature NAME.missing. Of ids and text it is id 0 then.
+      numbers: integer columns to read as float32.
+      texts: columns to read as text, whatever they contain.
+      text: how text is converted: to `category` ids by the words of the training data (0: others), to 64-bit `hash`
+        ids, for models that hash ids; or `keep`.
+      array: whether features are one float32 array, [columns], instead of a dict by name.
+      missing: how missing values are read: `refuse` the record, as bad; as `zero`, the training data's `mean`, or a
+        number; or `column`, 0 and a feature NAME.missing. For ids and text, all but `refuse` are id 0.
       delimiter: between fields: a character, `tab`, or one character twice (`::`), between which no field is quoted.
-      names: of all columns, in order, where the files do not begin with them.
-      eval_data_dir: the files to evaluate on, as data_dir; their columns' types are those to train on.
-      prepared_dir: where the Parquet file is kept, in place of `.crankshaft` beside the files.
+      names: of all columns, in order, if the files have no header.
+      eval_data_dir: evaluation files, as data_dir; their columns have the types of the training data.
+      prepared_dir: folder of the Parquet file, instead of `.crankshaft` beside the files.
       validation_split: the share of the records that is not trained on, of which no words and means are learnt.
       trained_on: what a run keeps of its data, if it was trained: an array's columns are read in that order.
 
@@ -89,7 +88,7 @@ def load(
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.
 
     Raises:
-      InputError: the library is not installed, or files or columns are missing, or malformed.
+      InputError: pyarrow is not installed, or files or columns are missing or malformed.
     """
     choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, order_of(trained_on))
     delimiter = "\t" if delimiter == "tab" else delimiter
@@ -103,19 +102,19 @@ def load(
 
 
 class CsvTable(ParquetTable):
-    """Records of CSV files, of which each has the same columns, from the Parquet file that is prepared of them.
+    """Records of CSV files with the same columns, read from the Parquet file prepared from them.
 
     Args:
       table_files: the files.
       delimiter: between fields.
-      names: of all columns; () where a header has them.
+      names: of all columns; () if headers have them.
       texts: columns that are text.
       prepared_dir: see `prepared`.
-      like: the table whose columns' types these have; None finds them.
+      like: the table whose column types these have; None infers them.
 
     Raises:
       InputError: a record is malformed, the columns are not the same, or there are no records.
-      SourceError: what was prepared is damaged.
+      SourceError: the prepared file is damaged.
     """
 
     cure = "remove the file, it is made again"
@@ -162,7 +161,7 @@ class CsvTable(ParquetTable):
 
 
 def _metadata(made: Prepared) -> Any:
-    """Reads the Parquet file's metadata, which stand before what the file says of itself."""
+    """Reads the Parquet file's metadata, which precede the prepared file's own."""
     import pyarrow
     import pyarrow.parquet
 
@@ -174,7 +173,7 @@ def _metadata(made: Prepared) -> Any:
 
 
 class _Sink:
-    """What `pyarrow` writes to: a `PreparedWriter`, of which the last bytes are kept."""
+    """The stream that `pyarrow` writes to: a `PreparedWriter` that keeps its last bytes."""
 
     closed = False
 
@@ -196,7 +195,7 @@ class _Sink:
         pass
 
     def metadata(self) -> tuple[int, int, int]:
-        """Returns where the metadata of the file begin that was written, their bytes, and a checksum."""
+        """Returns the offset of the written file's metadata, their size in bytes, and a checksum."""
         last = b"".join(self._last)
         return self._writer.offset - len(last), len(last), zlib.crc32(last)
 
@@ -209,7 +208,7 @@ def _write(
     kinds: dict[str, str] | None,
     like: str | None,
 ) -> None:
-    """Writes the records of all files as Parquet, and says what they are."""
+    """Writes the records of all files as Parquet, with their description."""
     paths = table_files.files.paths
     reading = Records(table_files, layouts, passes=1 if kinds else 2)
     columns: dict[str, InferredType] = {}
@@ -241,7 +240,7 @@ def _write(
 
 
 def _write_parquet(writer: PreparedWriter, reading: Records, kinds: dict[str, str], like: str | None) -> dict[str, int]:
-    """Writes row groups; returns how many records each file has."""
+    """Writes row groups; returns the number of records per file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -280,7 +279,7 @@ def _write_parquet(writer: PreparedWriter, reading: Records, kinds: dict[str, st
 
 
 def _layouts(files: Files, delimiter: str, names: tuple[str, ...]) -> list[CsvLayout]:
-    """Returns how each file is written, by its header if `names` does not say it. Raises `InputError`.
+    """Returns each file's layout, from `names` or its header. Raises `InputError`.
 
     A first column without a name is pandas' index, and named as pandas names it.
     """

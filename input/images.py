@@ -50,9 +50,9 @@ def load(
 ) -> Data:
     """Finds the images; reads none yet.
 
-    Training takes a random part of an image, another one each epoch, scales it to size x size, bilinearly, and flips
+    Training takes a random crop of each image, another one each epoch, resizes it to size x size, bilinearly, and flips
     every second one (Szegedy et al., "Going deeper with convolutions", 2014). Evaluation takes the centre, as does
-    training without `augment`. What is sampled is a function of (seed, epoch, image).
+    training without `augment`. Crops and flips are a function of (seed, epoch, image).
 
     `seed` is not used: the run's order and samples depend on it. Images of class folders are shuffled once and for all,
     so that --validation_split takes some of each class; those of a list stand as it has them.
@@ -60,23 +60,23 @@ def load(
     Args:
       data_dir: see `labelled_files.find`.
       seed: not used.
-      eval_data_dir: likewise, of classes that data_dir has; None where there are none.
-      size: pixels, both ways, of what the model is given.
+      eval_data_dir: likewise, with the classes of data_dir; None if there is none.
+      size: width and height of the images for the model, in pixels.
       channels: 3 for colours, 1 for grey.
-      augment: whether training samples.
-      min_area: the least share of an image's area that is sampled.
+      augment: whether training crops and flips at random.
+      min_area: smallest fraction of an image's area that a random crop has.
       flip: whether every second image is flipped, left to right.
-      crop: share of the shorter side that is the centre.
+      crop: size of the centre crop, as a fraction of the shorter side.
       pixels: float32 in [0, 1], as the project's models take them, or uint8 from 0 to 255, a quarter of the memory, for
         a model that scales them itself.
-      orientation: whether images are turned as the orientation in their EXIF data says, as every viewer shows them.
-      max_pixels: an image file of more is refused before it is decoded; a few hundred kilobytes may hold gigabytes.
+      orientation: whether images are rotated by the orientation in their EXIF data, as viewers do.
+      max_pixels: larger images are refused before they are decoded; a few hundred kilobytes may expand to gigabytes.
 
     Returns:
       Sources of features [size, size, channels] and labels int32.
 
     Raises:
-      InputError: nothing is there, or an argument is out of range.
+      InputError: there are no files, or an argument is out of range.
     """
     _check_share("min_area", min_area)
     form = ImageForm(size, channels, crop, pixels, orientation, max_pixels)
@@ -102,7 +102,7 @@ class ImageForm:
     crop: float
     pixels: str
     orientation: bool = dataclasses.field(repr=False)
-    max_pixels: int = dataclasses.field(repr=False)  # it changes no example
+    max_pixels: int = dataclasses.field(repr=False)  # no effect on examples
 
     def __post_init__(self):
         check_at_least("size", self.size, 1)
@@ -125,7 +125,7 @@ class Images(Source):
     Args:
       labelled: the files.
       form: of an example.
-      min_area: the least share of an image's area that is sampled; 0 takes the centre.
+      min_area: smallest fraction of an image's area that a random crop has; 0 takes the centre.
       flip: whether every second image is flipped.
     """
 
@@ -136,7 +136,7 @@ class Images(Source):
         self._form = form
         self._min_area, self._flip = min_area, flip
         self._files = storage.Files(labelled.paths)
-        self._decodes = np.zeros(len(labelled.paths), bool)  # what was decoded from end to end
+        self._decodes = np.zeros(len(labelled.paths), bool)  # images that were decoded completely
 
     def __len__(self) -> int:
         return len(self._labelled.paths)
@@ -162,7 +162,7 @@ class Images(Source):
             what = f"has {header.pixels:,} pixels, and `max_pixels` allows {most:,}; raise that, if it is to be read"
             raise self._bad(example, what)
         if not content.endswith(_ENDS) and not self._decodes[example]:
-            self._decode_all_of(example, content)  # cut off, most likely, and a part of it may decode
+            self._decode_all_of(example, content)  # probably truncated; a part of it may decode
         return bytes([header.orientation if self._form.orientation else 1]) + content
 
     def verify(self, indices: np.ndarray, stored: Any) -> None:
@@ -214,7 +214,7 @@ class Images(Source):
         orientation = tf.cast(tf.io.decode_raw(tf.strings.substr(stored, 0, 1), tf.uint8)[0], tf.int32)
         content = tf.strings.substr(stored, 1, tf.int32.max)
 
-        def of_jpeg():  # only what is in the window is decoded
+        def of_jpeg():  # decodes only the crop
             shape = tf.image.extract_jpeg_shape(content)
             window = self._window(shape, orientation, seed)
 
@@ -223,7 +223,7 @@ class Images(Source):
 
             if channels == 3:
                 return decoded(3)
-            # libjpeg makes no grey of CMYK.
+            # libjpeg can't convert CMYK to grey.
             return tf.cond(shape[2] == 4, lambda: tf.image.rgb_to_grayscale(decoded(3)), lambda: decoded(1))
 
         def of_others():
@@ -242,7 +242,7 @@ class Images(Source):
         image = tf.cond(orientation > 1, lambda: _upright(image, orientation), lambda: image)
         image = tf.image.resize(image, [size, size])
         if self._flip:
-            # Another stream than the window's, which would else decide the flip as well.
+            # Another stream than the crop's, which would otherwise decide the flip, too.
             flips = tf.random.stateless_uniform([], tf.bitwise.invert(seed)) < 0.5
             image = tf.cond(flips, lambda: tf.reverse(image, [1]), lambda: image)
         if self._form.pixels == "uint8":
@@ -252,7 +252,7 @@ class Images(Source):
     def _window(self, shape, orientation, seed):
         """Returns the part of an image of some shape that is taken: int32 (top, left, height, width).
 
-        It is chosen in the upright image, and returned as it lies in the stored one.
+        It is chosen in the upright image, and returned in the coordinates of the stored one.
         """
         import tensorflow as tf
 

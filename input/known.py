@@ -31,7 +31,7 @@ def from_json(content: Mapping[str, Any], path: str) -> Data:
     """Returns data without examples, by what was kept in the file at `path`; other keys of it are left alone.
 
     Raises:
-      KeyError, TypeError: that is not what `as_json` has made.
+      KeyError, TypeError: the argument was not made by `as_json`.
     """
     known = {name: content[name] for name in _NAMES if content.get(name) is not None}
     if "tokens" in known:

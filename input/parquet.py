@@ -41,24 +41,24 @@ def load(
 ) -> Data:
     """Reads Parquet files by whole row groups.
 
-    Integers and booleans are int64, floats and decimals float32, text and binaries categories; dates are days since
-    1970-01-01, timestamps that and seconds of the day; lists of numbers, of the same length in each row, are arrays. A
-    column of integers from 0 on is ids, for models with tables of embeddings, unless `numbers` names it; so is one of
-    floats that are whole numbers, some beyond 2^24, which float32 would round.
+    Integers and booleans become int64, floats and decimals float32, text and binaries categories; dates days since
+    1970-01-01, timestamps these days and seconds of the day; lists of numbers of one length arrays. Columns of integers
+    from 0 on are ids, for models with embeddings, unless in `numbers`; so are floats that are whole numbers, some
+    beyond 2^24, which float32 would round.
 
     Args:
-      data_dir: a folder, whose *.parquet are read, files or globs, with commas between.
+      data_dir: a folder, whose *.parquet are read, or files or globs, separated by commas.
       seed: not used.
-      label: the column of labels; text is numbered in its order; `none` where there is none.
+      label: the column of labels; text is numbered in its order; `none` if there are no labels.
       features: columns; all others by default.
-      numbers: columns of integers that are read as float32.
-      texts: columns that are read as text, whatever they hold.
-      text: what is made of text: a `category`, ids by the words of training, 0 for others; ids by a `hash` of 64 bits,
-        for models that hash ids; or `keep`.
-      array: whether features are one float32 array, [columns], in place of a dict by name.
-      missing: `refuse` rows without a value, as bad records; or read `zero`, the `mean` of training, or a number; or
-        `column`, which reads 0 and says so in a feature NAME.missing. Of ids and text it is id 0 then.
-      eval_data_dir: the files to evaluate on, as data_dir.
+      numbers: integer columns to read as float32.
+      texts: columns to read as text, whatever they contain.
+      text: how text is converted: to `category` ids by the words of the training data (0: others), to 64-bit `hash`
+        ids, for models that hash ids; or `keep`.
+      array: whether features are one float32 array, [columns], instead of a dict by name.
+      missing: how missing values are read: `refuse` the row, as a bad record; as `zero`, the training data's `mean`, or
+        a number; or `column`, 0 and a feature NAME.missing. For ids and text, all but `refuse` are id 0.
+      eval_data_dir: evaluation files, as data_dir.
       prepared_dir: where words and means are kept, in place of `.crankshaft` beside the files.
       validation_split: the share of the rows that is not trained on, of which no words and means are learnt.
       trained_on: what a run keeps of its data, if it was trained: an array's columns are read in that order.
@@ -67,7 +67,7 @@ def load(
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.
 
     Raises:
-      InputError: the library is not installed, there are no such files, or their columns are not those.
+      InputError: pyarrow is not installed, or files or columns are missing.
     """
     choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, order_of(trained_on))
     table_files = folders.find(data_dir, _KIND)

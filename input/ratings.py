@@ -58,8 +58,8 @@ def load(
       seed: of the random split; "time" does not use it.
       split: "time" takes the last records by timestamp for evaluation, of equal ones the last by
         their order in the files; "random" takes any, by the seed.
-      eval_share: the evaluation split's part of all records, above 0 and below 1.
-      max_bad_records: up to so many malformed records are skipped, with one warning.
+      eval_share: fraction of the records for evaluation, between 0 and 1.
+      max_bad_records: number of malformed records to skip before an error; one warning counts them.
 
     Returns:
       Features {"user": int64 [N], "item": int64 [N]}, labels float32 [N], the ratings; in the
@@ -115,7 +115,7 @@ def _number(ids: np.ndarray, in_training: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _layout(files: Files, number: int, with_times: bool) -> CsvLayout:
-    """Finds how a file is written from its first line that is not blank: the separator, and the columns' order."""
+    """Infers a file's layout from its first line that is not blank: the separator and the columns' order."""
     path = files.paths[number]
     is_csv = path.removesuffix(".gz").endswith(".csv")
     for delimiter in sorted(_DELIMITERS, key=lambda each: is_csv and each != ","):
@@ -150,7 +150,7 @@ def _layout(files: Files, number: int, with_times: bool) -> CsvLayout:
 
 
 def _named(where: str, fields: list[str]) -> dict[str, int]:
-    """Finds the columns' indices by the names in a header."""
+    """Returns the columns' indices by the names in a header."""
     names = ["".join(filter(str.isalnum, field.partition(":")[0].lower())) for field in fields]
     indices: dict[str, int] = {}
     for index, name in enumerate(names):

@@ -15,7 +15,7 @@ from .synthetic_data.randomness import generator
 # Root mean square distance of two prototypes, in standard deviations of the noise, whatever the
 # shape. At 10 the best classifier of images hardly errs: half the distance is 5 deviations.
 _SEPARATION = 10.0
-# Where no number of examples is given: as many as MNIST has, if their features take no more bytes than this.
+# Default number of examples: MNIST's, if their features take no more bytes than this.
 _EXAMPLES, _BYTES = 60_000, 768 << 20
 _EVAL_EXAMPLES, _EVAL_BYTES = 10_000, 128 << 20
 _CHUNK_EXAMPLES = 1024  # part of the data's definition: another number makes other examples
@@ -33,8 +33,8 @@ def load(
 ) -> Data:
     """Samples Gaussian classes, a pure function of the seed.
 
-    Example i of a split depends on the seed, the shape, the classes and i, and not on how many examples are asked for:
-    each chunk of examples begins at its own counter.
+    Example i of a split depends on the seed, the shape, the classes and i, not on the number of examples: each chunk of
+    examples begins at its own counter.
 
     Args:
       data_dir: None; a folder is refused.
@@ -49,7 +49,7 @@ def load(
       int32 [N].
 
     Raises:
-      InputError: an argument is out of range, does not fit into memory, or a data_dir is given.
+      InputError: an argument is out of range, the data does not fit into memory, or data_dir is set.
     """
     refuse_data_dir(data_dir, "synthetic")
     if not shape or min(shape) < 1:
@@ -78,19 +78,19 @@ def _sample(
     seed: int, label_stream: int, noise_stream: int, prototypes: np.ndarray, examples: int
 ) -> tuple[np.ndarray, np.ndarray]:
     needed = 4 * examples * math.prod(prototypes.shape[1:])
-    # The system would grant the memory all the same, and kill the process that then fills it.
+    # The system would grant the memory, and kill the process when it fills it.
     if needed > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise InputError(f"examples={examples} of this shape need {needed / 1e9:.0f} GB of memory; use fewer")
     features = np.empty((examples, *prototypes.shape[1:]), np.float32)
     labels = np.empty(examples, np.int32)
     for chunk, start in enumerate(range(0, examples, _CHUNK_EXAMPLES)):
-        # Both samples fill in order, so a chunk that is cut short is a prefix of the whole one.
+        # Both fill in order, so a shorter chunk is a prefix of the whole one.
         stop = min(start + _CHUNK_EXAMPLES, examples)
         labels[start:stop] = generator(seed, label_stream, chunk).integers(
             len(prototypes), size=stop - start, dtype=np.int32
         )
         noise = generator(seed, noise_stream, chunk)
         noise.standard_normal(dtype=np.float32, out=features[start:stop])
-        for example in range(start, stop):  # one by one: a chunk's prototypes, side by side, would take as much again
+        for example in range(start, stop):  # one by one: a chunk's prototypes together would double the memory
             features[example] += prototypes[labels[example]]
     return features, labels

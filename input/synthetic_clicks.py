@@ -26,12 +26,12 @@ def load(
     signal: float = 2.0,
     noise: float = 0.0,
 ) -> Data:
-    """Samples examples whose fields each hold an id; each field's id moves the odds of a click by its own weight.
+    """Samples examples of ids; each id changes the odds of a click by its own weight.
 
-    The weights are hidden: only ids and labels are given. Example i of a split depends on the seed, on i and on all
-    arguments but examples and eval_examples. `planted_auc` says what a perfect model reaches; a model with one weight
-    for each id comes within 0.01 of that with the defaults, and in general where the training split has some 50
-    examples for each of the fields x rows weights.
+    The weights are hidden. Example i of a split depends on the seed, on i and on all arguments but examples and
+    eval_examples. `planted_auc` computes what a perfect model reaches; a model with one weight per id comes within 0.01
+    of that with the defaults, and whenever the training split has some 50 examples for each of the fields x rows
+    weights.
 
     Args:
       data_dir: None; a folder is refused.
@@ -42,14 +42,14 @@ def load(
       examples: of the training split.
       eval_examples: of the evaluation split.
       exponent: id k comes about as often as k**-exponent; 0 samples evenly.
-      signal: how far the ids move the log-odds, about their standard deviation.
-      noise: the share of labels, from 0 to 1, that a fair coin decides.
+      signal: about the standard deviation of the log-odds.
+      noise: the fraction of labels that are random, from 0 to 1.
 
     Returns:
       Features {"categories": int64 [N, fields]}, labels float32 [N], 0 or 1; the vocabulary is rows.
 
     Raises:
-      InputError: an argument is out of range, does not fit into memory, or a data_dir is given.
+      InputError: an argument is out of range, the data does not fit into memory, or data_dir is set.
     """
     refuse_data_dir(data_dir, "synthetic_clicks")
     check_at_least("examples", examples, 1)
@@ -98,7 +98,7 @@ def _sample(
     if not 0 <= noise <= 1:
         raise InputError(f"noise={noise:g} is not a share of the labels; use 0 to 1")
     try:
-        # Each even sample takes one word of the stream, so fewer examples are a prefix of more.
+        # Each uniform number takes one word of the stream, so fewer examples are a prefix of more.
         ids = power_law_ids(generator(seed, streams[0]).random((examples, fields)), rows, exponent)
         logits = _BIAS + signal / np.sqrt(fields) * effects(seed, ids).sum(1)
     except (MemoryError, ValueError) as error:

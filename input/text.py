@@ -1,6 +1,6 @@
 """Plain text as windows of tokens for language models; bytes, or a vocabulary. One is bundled.
 
-Host code, NumPy only, and the library `tokenizers` where a vocabulary is asked for.
+Host code, NumPy only, and the library `tokenizers` for a vocabulary.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _KIND = listing.FileKind(
 )
 _BORDERS = {"paragraph": re.compile(rb"\r?\n(?:[ \t]*\r?\n)+"), "line": re.compile(rb"\r?\n")}
 _EMPTY_LINES = re.compile(rb"(?:[ \t]*\r?\n)*")
-_PIECE_BYTES = 1 << 20  # of text that is cut into tokens at once
+_PIECE_BYTES = 1 << 20  # of text to tokenize at once
 _BATCH_BYTES = 4 << 20
 _CHECKSUM = np.dtype("<u4")
 _INTACT = 0x2144DF1C  # the CRC-32 of any bytes with their own CRC-32 after them
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_REMOTE_CHUNK = 1024  # windows that are read at once where a single read is dear
+_REMOTE_CHUNK = 1024  # windows to read at once where single reads are slow
 
 
 def load(
@@ -53,27 +53,27 @@ def load(
 ) -> Data:
     """Reads text files as one row of tokens, cut into windows, see `Windows`.
 
-    The tokens are made once and kept, see `input.files.prepared`.
+    The tokens are computed once and kept, see `input.files.prepared`.
 
     Args:
-      data_dir: a folder, whose *.txt are read (*.md where there are none), files or globs, with commas between. None is
-        the text that comes with Crankshaft (input/data/README.md), of which every tenth paragraph is for evaluation.
+      data_dir: a folder, whose *.txt are read (else its *.md), or files or globs, separated by commas. None is the
+        bundled text (input/data/README.md), with every tenth paragraph for evaluation.
       seed: not used.
       context: tokens in a window.
       tokenizer: `bytes`, 256 and the separator; or a JSON file of the library `tokenizers`, or a run's `model.json`.
-      separator: the vocabulary's token that stands between documents, e.g. `<|endoftext|>`; by default a further one.
-      vocabulary_size: above 0, a vocabulary of so many tokens is made of the first 64 MiB of the text to train on.
+      separator: the vocabulary's token between documents, e.g. `<|endoftext|>`; by default an additional one.
+      vocabulary_size: above 0, fits a vocabulary of this size to the first 64 MiB of the training text.
       documents: what a document is: a `file`; a `paragraph`, between empty lines; a `line` that is not empty. A
         file of more than 1 MiB is made into tokens piece by piece, cut at ends of lines.
-      eval_data_dir: the text to evaluate on, as data_dir.
-      prepared_dir: where tokens are kept, in place of `.crankshaft` beside the files.
+      eval_data_dir: evaluation text, as data_dir.
+      prepared_dir: folder of the tokens, instead of `.crankshaft` beside the files.
       trained_on: what a run keeps of its data, if it is read: text is tokenized by the vocabulary that it has made.
 
     Returns:
       Features int32 [context], labels int32 [context]; as many classes as tokens, the separator among them.
 
     Raises:
-      InputError: no files, all of them empty, no UTF-8 where a vocabulary needs it, or an argument out of range.
+      InputError: files are missing, all empty or not UTF-8 (for a vocabulary), or an argument is out of range.
     """
     check_at_least("context", context, 1)
     if documents not in ("file", *_BORDERS):
@@ -101,20 +101,19 @@ def load(
 
 
 class Windows(Source):
-    """Windows of a row of tokens, from a file that was prepared.
+    """Windows of a row of tokens, from a prepared file.
 
     The row is a separator, the first document's tokens, a separator, the next one's, ..., and a separator at its end.
-    Window i has its tokens from i * context on: `context` of them are the features, the one after each is its label. So
-    each token and each separator but the first is a label once an epoch. A window goes over the borders of documents; a
-    model that is not to look over them tells documents apart by `tf.cumsum(features == separator)`. Past the end of the
-    row the last window has separators, and -1 as labels: these are not to be counted,
-    `mean(losses, weights=labels >= 0)`.
+    Window i has its tokens from i * context on: `context` of them are the features, the next of each is its label. So
+    each token and each separator but the first is a label once per epoch. Windows cross document boundaries; a model
+    that must not see across them separates documents by `tf.cumsum(features == separator)`. Past the end of the row the
+    last window has separators, with labels of -1, which must not count: `mean(losses, weights=labels >= 0)`.
 
     Args:
       data: the file: of each window its tokens and the one after them, and their CRC-32.
 
     Attributes:
-      labels: how many there are, but those of -1.
+      labels: number of labels other than -1.
     """
 
     def __init__(self, data: Prepared):
@@ -160,7 +159,7 @@ def _write(writer: PreparedWriter, files: Files, documents: str, made: Tokens, c
     """Writes the windows of all text: a record each, of its tokens, the one after them, and their CRC-32."""
     dtype = np.dtype("<u2" if made.count <= 1 << 16 else "<u4")
     separator = np.array([made.separator], dtype)
-    row, labels = separator, 0  # what is not written yet, and what is
+    row, labels = separator, 0  # not written yet; number written
     for batch in _batches(_pieces(files, documents), progress(f"preparing {files.paths[0]}", sum(files.sizes))):
         parts = [row]
         for piece, ids in zip(batch, made.tokens(batch), strict=True):
@@ -224,7 +223,7 @@ def _pieces(files: Files, documents: str) -> Iterator[tokens.TextPiece]:
 
 
 def _documents(text: bytes, path: str, at: int, border: re.Pattern) -> Generator[tokens.TextPiece, None, int]:
-    """Yields the documents that end in this text; returns how much of it they are."""
+    """Yields the documents that end in this text; returns their length."""
     start = 0
     for match in border.finditer(text):
         begin = _EMPTY_LINES.match(text, start, match.start()).end()  # left of a border that a piece has cut in two
@@ -235,7 +234,7 @@ def _documents(text: bytes, path: str, at: int, border: re.Pattern) -> Generator
 
 
 def _cut(text: bytes) -> int:
-    """Returns where text may be cut for a tokenizer: after a line, else after a word, else after a character."""
+    """Returns where text may be split for a tokenizer: after a line, else a word, else a character."""
     if (end := text.rfind(b"\n") + 1 or text.rfind(b" ") + 1) > 0:
         return end
     end = len(text)

@@ -1,8 +1,8 @@
-"""Shards of TFRecords that hold tf.train.Examples: a folder, a glob or files with commas.
+"""Shards of TFRecords that hold tf.train.Examples: a folder, a glob or comma-separated files.
 
-What a record holds is said by a features.json beside the shards (`input/records/features.py`), by arguments, or is read
-off the records. The format of the files: TensorFlow's `core/lib/io/record_writer.h`; both checksums of each record that
-is read are checked. Those that are gzip are streamed (`input/records/compressed.py`). Host code.
+Features come from a features.json beside the shards (`input/records/features.py`), from arguments, or are inferred from
+records. The files' format: TensorFlow's `core/lib/io/record_writer.h`; both checksums of each record are checked. Gzip
+files are streamed (`input/records/compressed.py`). Host code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KIND = listing.FileKind(
     "expected records, found none; leave it out, or write it again",
     beside=BESIDE,
 )
-_PIECE = 512  # records that are read before they are checked: their memory stays in the processor's cache
+_PIECE = 512  # records read before they are checked: they stay in the processor's cache
 
 
 def load(
@@ -46,16 +46,16 @@ def load(
     """Opens shards that `crankshaft prepare`, TensorFlow or others have written.
 
     Args:
-      data_dir: the shards to train on: a folder, a glob or files with commas; or a folder with folders train and eval.
-      seed: is not used.
-      eval_data_dir: those to evaluate on.
-      label: name of the feature that is the labels; "" is as features.json says, else "label" where there is one.
-      weight: name of the feature that is the examples' weights, if any.
+      data_dir: training shards: a folder, a glob or comma-separated files; or a folder with subfolders train and eval.
+      seed: not used.
+      eval_data_dir: evaluation shards.
+      label: the labels' feature; "" is features.json's, else "label" if present.
+      weight: feature of the examples' weights, if any.
       features: those to read, each NAME:DTYPE:SHAPE, e.g. image:uint8:28x28x1; () is as features.json says, or all.
-      num_classes: 0 is as features.json says.
+      num_classes: 0 is features.json's.
 
     Raises:
-      InputError: the files are not there, or are not what is expected.
+      InputError: files are missing or of another format.
     """
     del seed
     check_at_least("num_classes", num_classes, 0)
@@ -70,7 +70,7 @@ class TFRecords(ExampleSource):
 
     Args:
       paths: of the shards.
-      features_by: returns what records hold, given a function that returns some.
+      features_by: returns the records' features, from a function that returns sample records.
     """
 
     def __init__(self, paths: list[str], features_by: Callable[[Callable[[], list[bytes]]], Features]):
@@ -110,7 +110,7 @@ class TFRecords(ExampleSource):
         return f"{len(files.paths)} shards {digest.hexdigest()} {files.sample}"
 
     def _piece(self, shards: np.ndarray, numbers: np.ndarray, indices: np.ndarray) -> list[bytes]:
-        """Returns the data of records, those of one shard beside each other."""
+        """Returns the data of records, grouped by shard."""
         pieces: list[bytes] = []
         lengths = []
         for rows in np.split(np.arange(len(shards)), np.flatnonzero(np.diff(shards)) + 1):
@@ -128,7 +128,7 @@ class TFRecords(ExampleSource):
         return self._checked(pieces, np.concatenate(lengths), indices)
 
     def _checked(self, pieces: list[bytes], lengths: np.ndarray, indices: np.ndarray) -> list[bytes]:
-        """Returns the data of records that were read whole, after their checksums were found right."""
+        """Returns the data of records that were read whole, after checking their checksums."""
         heads = np.frombuffer(b"".join([each[:HEADER_BYTES] for each in pieces]), _HEAD)
         feet = np.frombuffer(b"".join([each[-FOOTER_BYTES:] for each in pieces]), "<u4")
         records = [each[HEADER_BYTES:-FOOTER_BYTES] for each in pieces]

@@ -1,1 +1,1 @@
-"""Files of a source: found, opened, read in pieces, or made once into an indexed form. Host code."""
+"""Files of a source: listed, opened, read in pieces, or converted once into an indexed form. Host code."""

@@ -32,10 +32,10 @@ _PIECE_BYTES = 1 << 24
 
 
 def find_idx(data_dir: str, names: tuple[str, ...]) -> list[str]:
-    """Returns the path of each name, or of `name.gz` where the folder holds that instead.
+    """Returns the path of each name, or of `name.gz` if the folder has that instead.
 
     Raises:
-      InputError: the folder or a file is missing; the message lists what the folder holds.
+      InputError: the folder or a file is missing; the message lists the folder's contents.
     """
     if not listing.is_folder(data_dir):
         what = "a file" if listing.exists(data_dir) else "nothing"
@@ -49,7 +49,7 @@ def find_idx(data_dir: str, names: tuple[str, ...]) -> list[str]:
         path = os.path.join(data_dir, name)
         if name not in paths and not os.path.exists(path):
             raise InputError(f"{path}[.gz] is missing: found {listing.describe_path(data_dir)}")
-        paths.setdefault(name, path)  # a folder, which can't be read
+        paths.setdefault(name, path)  # a folder, which can't be read as a file
     return [paths[name] for name in names]
 
 
@@ -85,7 +85,7 @@ def _read(path: str, shape: tuple[int | None, ...]) -> np.ndarray:
 
 
 def _read_checked(path: str, file: gzip.GzipFile | BufferedReader, shape: tuple[int | None, ...]) -> np.ndarray:
-    """Reads the header, and once that has been checked no more than the values that it means, and one byte."""
+    """Reads and checks the header, then no more than the values it announces, and one byte."""
     rank = len(shape)
     header_bytes = 4 + 4 * rank
     header = file.read(header_bytes)
@@ -98,7 +98,7 @@ def _read_checked(path: str, file: gzip.GzipFile | BufferedReader, shape: tuple[
     _check_shape(path, shape_in_file, shape)
     expected_bytes = math.prod(shape_in_file)
     values = bytearray()
-    # A file that ends is read in pieces to its end, whatever its header says; the end is where gzip has its checksum.
+    # Read in pieces to the end, whatever the header says: gzip's checksum is there.
     while piece := file.read(min(_PIECE_BYTES, expected_bytes + 1 - len(values))):
         values += piece
     if len(values) != expected_bytes:
@@ -113,7 +113,7 @@ def _read_checked(path: str, file: gzip.GzipFile | BufferedReader, shape: tuple[
 
 
 def _check_type(path: str, header: bytes, rank: int) -> None:
-    """Checks the magic number in three parts, so that the message can say which one is wrong."""
+    """Checks the magic number in three parts, so that the message names the wrong one."""
     expected = bytes([0, 0, _UINT8, rank])
     if header[:4] == expected:
         return

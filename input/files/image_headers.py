@@ -24,11 +24,11 @@ _BMP_HEADER = 54
 
 
 class Header(NamedTuple):
-    """What an image file's header says.
+    """The size and orientation in an image file's header.
 
     Attributes:
-      pixels: how many there are; 0 if it does not say.
-      orientation: 1 to 8, as EXIF numbers them: 1 is upright, and what is not there or not one of them counts as such.
+      pixels: their number; 0 if unknown.
+      orientation: 1 to 8, as in EXIF; 1 is upright, also for a missing or wrong value.
     """
 
     pixels: int
@@ -36,7 +36,7 @@ class Header(NamedTuple):
 
 
 def is_image(head: bytes) -> bool:
-    """Returns whether a file is an image of a format that is read, by its first bytes."""
+    """Returns whether a file's first bytes are those of a supported image format."""
     return head.startswith((JPEG, PNG, GIF, BMP)) or re.match(rb"P[56]\s", head) is not None
 
 
@@ -93,7 +93,7 @@ def _orientation(tiff: bytes) -> int:
 
 
 def unreadable_reason(content: bytes) -> str | None:
-    """Returns why a file is of a form that no decoder here takes; None if it may be read."""
+    """Returns why no decoder reads a file; None if one does."""
     if not is_image(content[:16]):
         return f"begins with {content[:8]!r}, as no JPEG, PNG, GIF, BMP or PPM does" if content else "is empty"
     if content.startswith(BMP):
@@ -111,7 +111,7 @@ def unreadable_reason(content: bytes) -> str | None:
 
 
 def decodable(content: bytes) -> bytes:
-    """Returns an image file as TensorFlow has a decoder for it: PPM and PGM, which it has none for, become BMP."""
+    """Returns an image file that TensorFlow can decode: PPM and PGM are converted to BMP."""
     match = _PNM.match(content)
     if match is None:
         return content
@@ -119,7 +119,7 @@ def decodable(content: bytes) -> bytes:
     pixels = np.frombuffer(content, np.uint8, width * height * channels, match.end()).reshape(height, width, channels)
     rows = np.broadcast_to(pixels[::-1, :, ::-1], (height, width, 3)).reshape(
         height, 3 * width
-    )  # from below, blue first
+    )  # bottom up, blue first
     rows = np.pad(rows, ((0, 0), (0, -3 * width % 4)))
     fields = [(_BMP_HEADER + rows.size, 4), (0, 4), (_BMP_HEADER, 4), (40, 4), (width, 4), (height, 4), (1, 2), (24, 2)]
     header = BMP + b"".join(value.to_bytes(size, "little") for value, size in fields)

@@ -15,8 +15,8 @@ from ..checks import InputError
 from . import listing, storage
 
 _LISTS = (".txt", ".csv", ".tsv", ".lst")
-_NOT_READ = (".webp", ".tif", ".tiff", ".heic", ".avif", ".jp2", ".jxl")  # and would be missed
-_NUMBER = re.compile(r"\d{1,9}")  # what int32 holds
+_NOT_READ = (".webp", ".tif", ".tiff", ".heic", ".avif", ".jp2", ".jxl")  # image formats that can't be decoded
+_NUMBER = re.compile(r"\d{1,9}")  # fits into int32
 _HEADERS = ({"path", "label"}, {"file", "label"}, {"filename", "label"}, {"image", "label"})
 
 
@@ -26,8 +26,8 @@ class Labelled(NamedTuple):
     Attributes:
       paths: of the files.
       labels: int32 [files], the class of each.
-      names: of the classes, by number; None where a list gives numbers.
-      num_classes: how many there are.
+      names: of the classes, by number; None if a list has numbers.
+      num_classes: number of classes.
     """
 
     paths: list[str]
@@ -55,10 +55,10 @@ def find(
       kind: which files are read.
       is_one: returns whether a file without a suffix is one of them, by its first 16 bytes.
       flag: its name, for messages.
-      training: whose classes these are; None numbers them by what is found.
+      training: the training data, whose classes are used; None numbers the classes.
 
     Raises:
-      InputError: nothing is there, a line has no label, or a class is not one of those of training.
+      InputError: there are no files, a line has no label, or a class is not in the training data.
     """
     if not data_dir:
         raise InputError(f"{setting(flag)} is not given; name {_expected(kind)}")
@@ -75,13 +75,13 @@ def find(
             paths = listing.find(part, kind, flag).paths
             pairs += [(path, _name(os.path.basename(os.path.dirname(path)))) for path in paths]
     if not by_lists:
-        # In a fixed random order, so that the last so many examples are of all classes.
+        # In a fixed random order, so that any number of last examples has all classes.
         pairs = [pairs[at] for at in np.random.default_rng(0).permutation(len(pairs))]
     return _numbered(pairs, by_lists, flag, training)
 
 
 def _name(folder: str) -> str:
-    """Returns a class's name by its folder's: UTF-8 if it is that, whatever the locale that the process runs in."""
+    """Returns a class's name from its folder's: as UTF-8 if possible, whatever the process's locale."""
     return os.fsencode(folder).decode(errors="surrogateescape")
 
 
@@ -93,7 +93,7 @@ def _numbered(pairs: list[tuple[str, str]], by_lists: bool, flag: str, training:
     if training is not None and training.names is not None:
         numbers = {name: number for number, name in enumerate(training.names)}
         known = _few(training.names)
-    else:  # as they are given
+    else:  # the labels are the numbers
         numbers = {text: int(text) for text in {*texts} if _NUMBER.fullmatch(text)}
         known = ""
         if training is not None:
@@ -122,7 +122,7 @@ def _expected(kind: listing.FileKind) -> str:
 def _in_class_folders(
     folder: str, kind: listing.FileKind, is_one: Callable[[bytes], bool], flag: str
 ) -> list[tuple[str, str]]:
-    """Returns (path, class) of each file, classes and files in the order of their names; logs what is left out."""
+    """Returns (path, class) of each file, sorted by the names of classes and files; logs what is left out."""
     left_out: dict[str, list[str]] = collections.defaultdict(list)
     beside, classes = listing.files_and_folders(folder)
     classes = [name for name in classes if not name.startswith(".")]
@@ -145,7 +145,7 @@ def _in_class_folders(
         left_out[listing.OTHER] += map(os.path.basename, others)
         own = [path for path in reversed(paths.values()) if path not in others]
         if name.lower() in listing.SPLITS and not any(os.path.dirname(path) == inside for path in own):
-            own = []  # a folder above those of classes
+            own = []  # a folder above class folders
         if not own:
             raise InputError(
                 f"{setting(flag, folder)}: the class folder {name} has no {kind.expected} file, but "

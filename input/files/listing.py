@@ -1,6 +1,6 @@
-"""Lists the files that a flag names: the one place by which every input finds its files. Host code.
+"""Lists the files that a flag names; all inputs list theirs here. Host code.
 
-A folder is read completely, each file once. What is not read is logged; what can't be complete is an error.
+Folders are read completely, each file once. Files left out are logged; incomplete sets are errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...engine.errors import setting
 from ..checks import InputError
 from .storage import Files, gfile, is_remote, retried
 
-_PACKED = re.compile(r"(.*)\.(bz2|xz|zst|zstd|lz4|z|zip|7z|rar|tar|tgz)")  # and not read: gzip alone is
+_PACKED = re.compile(r"(.*)\.(bz2|xz|zst|zstd|lz4|z|zip|7z|rar|tar|tgz)")  # not read; only gzip is
 _TEMPORARY = re.compile(
     r".*(~|\.(bak|backup|orig|old|sw[nop]|part|partial|crdownload)|\.(tmp|temp)(\.[0-9a-f]+)?|\.incomplete(\..*)?)|#.*#|~\$.*"
 )
@@ -33,14 +33,14 @@ _SHOWN = 5  # names in a message
 
 
 class FileKind(NamedTuple):
-    """Which files of a folder are an input's data.
+    """The files of a folder that are an input's data.
 
     Attributes:
-      expected: in words, for messages: "shards of TFRecords (*.tfrecord)".
+      expected: description for messages: "shards of TFRecords (*.tfrecord)".
       names: regular expressions for whole names in lower case, without the `.gz` that any may have; the first that any
         file matches is used, and files that match a later one are then left out.
       empty: what was expected of a file of 0 bytes, for messages; such files are then left out; "" reads them.
-      subfolders: a regular expression for names of folders within the folder that are read too; "" for none.
+      subfolders: a regular expression for names of subfolders to read; "" for none.
       beside: a regular expression for names that a glob may match and that are not data.
     """
 
@@ -52,10 +52,10 @@ class FileKind(NamedTuple):
 
 
 class ListedFile(NamedTuple):
-    """A file that was found."""
+    """A listed file."""
 
     path: str
-    resolved: str  # the same for each path of one file
+    resolved: str  # the same for all paths of one file
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ class ListedFile(NamedTuple):
 
 
 def find(data_dir: str | None, kind: FileKind, flag: str = "data_dir") -> Files:
-    """Returns the files that a flag names, each once, in the order given; those of a folder or a glob sorted by name.
+    """Returns the files that a flag names, each once, in order; those of a folder or a glob are sorted by name.
 
     Numbers in names count as numbers: day-2 stands before day-10. Hidden, backup, temporary and empty files are left
     out, and a packed file beside the same one unpacked; a line logs what was left out. Files named NAME-00000-of-00004
@@ -76,7 +76,7 @@ def find(data_dir: str | None, kind: FileKind, flag: str = "data_dir") -> Files:
       flag: the flag's name, for messages, and for the split.
 
     Raises:
-      InputError: nothing is given, nothing is there, or what is there is not complete, or all of it is empty.
+      InputError: the flag is not set, or files are missing, incomplete or all empty.
     """
     if not data_dir:
         raise InputError(
@@ -102,7 +102,7 @@ def find(data_dir: str | None, kind: FileKind, flag: str = "data_dir") -> Files:
 
 
 def parts(data_dir: str) -> list[str]:
-    """Returns the paths and globs that a flag names, with commas between where no path has the commas itself."""
+    """Splits a flag's value at commas into paths and globs, unless a path contains the commas."""
     whole = os.path.expanduser(data_dir)
     if "," not in data_dir or exists(whole):
         return [whole]
@@ -110,15 +110,15 @@ def parts(data_dir: str) -> list[str]:
 
 
 def not_empty(paths: Sequence[str], empty: Sequence[bool], line: str) -> list[int]:
-    """Returns the numbers of the files that are not empty, and logs those that are: they are left out.
+    """Returns the indices of the files that are not empty; logs the empty ones.
 
     Args:
       paths: of the files.
-      empty: of each, whether it is.
-      line: what was expected and found, and what to do, for messages.
+      empty: whether each is empty.
+      line: end of the message: the expectation and the cure.
 
     Raises:
-      InputError: all of them are.
+      InputError: all are empty.
     """
     if all(empty):
         raise InputError(f"{paths[0]} is empty{f', as all {len(paths):,} files are' if paths[1:] else ''}: {line}")
@@ -127,13 +127,13 @@ def not_empty(paths: Sequence[str], empty: Sequence[bool], line: str) -> list[in
 
 
 def log_empty(paths: list[str]) -> None:
-    """Logs that files were left out because they are empty."""
+    """Logs that empty files are left out."""
     if paths:
         logging.warning("%d left out as empty: %s", len(paths), _few(paths))
 
 
 def log_left_out(where: str, left_out: dict[str, list[str]]) -> None:
-    """Logs which files are not read, by the reason, in one line."""
+    """Logs in one line which files are not read, by reason."""
     left_out = {why: names for why, names in left_out.items() if names}
     if left_out:
         reasons = "; ".join(f"{_few(sorted(names, key=natural))} ({why})" for why, names in left_out.items())
@@ -141,27 +141,27 @@ def log_left_out(where: str, left_out: dict[str, list[str]]) -> None:
 
 
 def is_hidden_or_temporary(name: str) -> bool:
-    """Returns whether a name is one that editors, copying tools and systems give to files that are not data."""
+    """Returns whether a name is that of a hidden, backup or temporary file."""
     return name.startswith(".") or _TEMPORARY.fullmatch(name.lower()) is not None
 
 
 def exists(path: str) -> bool:
-    """Returns whether there is anything at a path."""
+    """Returns whether a path exists."""
     return gfile().exists(path) if is_remote(path) else os.path.lexists(path)
 
 
 def is_folder(path: str) -> bool:
-    """Returns whether there is a folder at a path."""
+    """Returns whether a path is a folder."""
     return gfile().isdir(path) if is_remote(path) else os.path.isdir(path)
 
 
 def join(folder: str, name: str) -> str:
-    """Returns the path of a name in a folder."""
+    """Joins a folder and a name."""
     return f"{folder.rstrip('/')}/{name}" if is_remote(folder) else os.path.join(folder, name)
 
 
 def files_and_folders(folder: str) -> tuple[dict[str, str], list[str]]:
-    """Returns the files in a folder, names with what is the same for each path of one file, and its folders' names.
+    """Returns a folder's files, by name with their resolved paths, and the names of its folders.
 
     Raises:
       InputError: the folder can't be read.
@@ -190,15 +190,15 @@ def _scanned(folder: str) -> tuple[dict[str, str], list[str]]:
 
 
 def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterator[ListedFile]:
-    """Yields the files of a folder and of those of its folders, at any depth, whose names match.
+    """Yields the files of a folder and of its matching subfolders, at any depth.
 
     Args:
       folder: the path.
       subfolders: a regular expression for the names.
-      left_out: is given the names of the other folders.
+      left_out: receives the names of the other folders.
     """
     reading = [(folder, frozenset({os.path.realpath(folder)}))]
-    for path, above in reading:  # which grows
+    for path, above in reading:  # grows meanwhile
         files, folders = files_and_folders(path)
         yield from (ListedFile(join(path, name), resolved) for name, resolved in files.items())
         for name in folders:
@@ -211,16 +211,16 @@ def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterat
 
 
 def in_folder(folder: str, kind: FileKind, flag: str, left_out: dict[str, list[str]]) -> list[ListedFile]:
-    """Returns the files of a folder that are data, sorted by path; see `find`.
+    """Returns the data files of a folder, sorted by path; see `find`.
 
     Args:
       folder: the path.
       kind: see `find`.
       flag: likewise.
-      left_out: is given the names of others, by the reason.
+      left_out: receives the names of others, by reason.
 
     Raises:
-      InputError: what is there is not complete, or can't be read.
+      InputError: the files are incomplete or can't be read.
     """
     by_rank: dict[int, list[ListedFile]] = collections.defaultdict(list)
     for entry in walk(folder, kind.subfolders, left_out):
@@ -248,13 +248,13 @@ def in_folder(folder: str, kind: FileKind, flag: str, left_out: dict[str, list[s
 
 
 def _rank(name: str, kind: FileKind) -> int | None:
-    """Returns the number of the first of a kind's expressions that matches a name in lower case; None if none does."""
+    """Returns the index of the first of a kind's expressions that matches a name in lower case, or None."""
     name = name.removesuffix(".gz")
     return next((number for number, each in enumerate(kind.names) if re.fullmatch(each, name, re.DOTALL)), None)
 
 
 def _matching(pattern: str, kind: FileKind, flag: str, left_out: dict[str, list[str]]) -> list[ListedFile]:
-    if exists(pattern):  # also one whose name has a bracket
+    if exists(pattern):  # also with a bracket in its name
         return [ListedFile(pattern, pattern if is_remote(pattern) else os.path.realpath(pattern))]
     paths = gfile().glob(pattern) if is_remote(pattern) else glob.glob(pattern)
     entries = []
@@ -272,7 +272,7 @@ def _matching(pattern: str, kind: FileKind, flag: str, left_out: dict[str, list[
 
 
 def _unpacked(entries: list[ListedFile], left_out: dict[str, list[str]]) -> list[ListedFile]:
-    """Returns the files, without those that stand there unpacked as well."""
+    """Returns the files without those that are there unpacked, too."""
     paths = {entry.path for entry in entries}
     twice = {entry.path for entry in entries if entry.path[-3:].lower() == ".gz" and entry.path[:-3] in paths}
     if twice:
@@ -281,7 +281,7 @@ def _unpacked(entries: list[ListedFile], left_out: dict[str, list[str]]) -> list
 
 
 def _sets(entries: list[ListedFile]) -> dict[str, dict[int, dict[int, list[str]]]]:
-    """Returns the files that are numbered as parts of a set: by what stands before, by how many, by their numbers."""
+    """Returns the files that are parts of sets: by prefix, by the set's size, by number."""
     sets: dict[str, dict[int, dict[int, list[str]]]] = {}
     for entry in entries:
         if match := _OF_A_SET.fullmatch(entry.name):
@@ -293,7 +293,7 @@ def _sets(entries: list[ListedFile]) -> dict[str, dict[int, dict[int, list[str]]
 def _of_one_split(
     entries: list[ListedFile], folder: str, flag: str, left_out: dict[str, list[str]]
 ) -> list[ListedFile]:
-    """Returns the files of the split that a flag is for, where their names say that there are several."""
+    """Returns the files of a flag's split, if the files' names have several."""
     splits = {
         prefix: match[1] for prefix in _sets(entries) if (match := _SPLIT.fullmatch(os.path.basename(prefix).lower()))
     }
@@ -313,10 +313,10 @@ def _of_one_split(
 
 
 def _check_sets(entries: list[ListedFile], flag: str, is_folder: bool) -> None:
-    """Checks that sets of files, NAME-00000-of-00004 and so on, are complete, and that there is one of each name.
+    """Checks that sets of files (NAME-00000-of-00004, ...) are complete, with one set per name.
 
     Raises:
-      InputError: a folder's set is not complete, or there are two.
+      InputError: a folder's set is incomplete, or there are two.
     """
     for prefix, by_count in _sets(entries).items():
         if len(by_count) > 1:

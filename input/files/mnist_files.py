@@ -11,7 +11,7 @@ from ..checks import InputError
 from .idx import find_idx, read_idx
 
 NUM_CLASSES = 10
-IMAGE_SIZE = 28  # pixels, both ways
+IMAGE_SIZE = 28  # width and height in pixels
 TRAIN_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 EVAL_NAMES = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -27,12 +27,12 @@ def read_or_download(data_dir: str | None, keras_name: str) -> Data:
       Features float32 [N, 28, 28, 1] in [0, 1], labels int32 [N] in 0..9, both splits.
 
     Raises:
-      InputError: a file is missing or unusable, or the download failed; one line.
+      InputError: a file is missing or can't be used, or the download failed.
     """
     if not data_dir:
         train, evaluation = _download(keras_name)
     else:
-        # All four are found before any is read, so that a missing one is reported at once.
+        # All four are located before any is read, so that a missing one is reported at once.
         paths = find_idx(data_dir, TRAIN_NAMES + EVAL_NAMES)
         train, evaluation = _read_pair(*paths[:2]), _read_pair(*paths[2:])
     return Data(_to_examples(*train), _to_examples(*evaluation), NUM_CLASSES)

@@ -1,9 +1,9 @@
 """Files made once of a user's files: where they stand, how they are named, written and checked.
 
-Host code. What is prepared of files stands in the folder `.crankshaft` beside the first of them, or in the folder that
-the argument `prepared_dir` names. Its name is a digest of all that it was made of: the files' names, sizes, times and
-some of their bytes, and the arguments. So what is stale is never read; it stays until somebody removes it. It is
-written under another name and renamed when it is whole, and its end says so.
+Host code. A prepared file is in the folder `.crankshaft` beside the first of the files it was made from, or in
+`prepared_dir`. Its name is a digest of these files' names, sizes, times and some of their bytes, and of the arguments.
+So a stale one is never read; you may delete it. It is written under another name and renamed when complete, with a
+mark at its end.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .storage import Files, is_remote
 
 FOLDER = ".crankshaft"
 BUNDLED = os.path.join(os.path.dirname(os.path.dirname(__file__)), "data")
-_RULE = 1  # another number, another name: for changes of how anything is prepared
-_END = struct.Struct("<QI8s")  # bytes of what it says of itself, their CRC-32, this mark
+_RULE = 1  # increment it when the way of preparing changes: names change
+_END = struct.Struct("<QI8s")  # size of the metadata, their CRC-32, a mark
 _MARK = b"crankpr\x01"
-_SAMPLE_BYTES = 1 << 16  # of a file's begin, middle and end
+_SAMPLE_BYTES = 1 << 16  # of a file's beginning, middle and end
 _SAMPLED_FILES = 256  # of many
 _SECONDS = 10  # between lines of progress
 
@@ -45,11 +45,11 @@ class Prepared:
 
     Attributes:
       path: the same.
-      metadata: what it says of itself.
+      metadata: stored in the file.
 
     Raises:
-      InputError: it is not there.
-      SourceError: it is not whole.
+      InputError: it is missing.
+      SourceError: it is incomplete.
     """
 
     def __init__(self, path: str):
@@ -114,7 +114,7 @@ class PreparedWriter:
       file: to write to.
 
     Attributes:
-      metadata: what the file shall say of itself, as JSON has it.
+      metadata: to store in the file, a JSON value.
       offset: bytes written so far.
     """
 
@@ -143,17 +143,17 @@ def prepared(
 ) -> Prepared:
     """Returns the file that was prepared of `files`, which is made where it isn't there; others wait for who makes it.
 
-    What is made of files that come with Crankshaft is held in memory.
+    Those made from bundled files are kept in memory.
 
     Args:
-      files: what it is made of.
-      kind: what it is, one word, the first of its name.
-      made_by: all else that decides what it holds, as JSON has it.
+      files: the files it is made from.
+      kind: its name's first word.
+      made_by: everything else that determines its contents, a JSON value.
       write: writes it.
-      folder: where it stands, in place of the folder beside the files.
+      folder: where to put it, instead of the folder beside the files.
 
     Raises:
-      InputError: it can't be written; and what `write` raises.
+      InputError: it can't be written; and the errors of `write`.
     """
     if is_bundled(files.paths[0]):
         return HeldInMemory(files.paths[0], write)
@@ -163,7 +163,7 @@ def prepared(
     def checked(writer: PreparedWriter) -> None:
         write(writer)
         for number in range(len(files.paths)):
-            files.check(number)  # which may have grown meanwhile
+            files.check(number)  # may have grown meanwhile
 
     try:
         return _there(path) or (_made if is_remote(path) else _prepare)(path, checked)
@@ -217,7 +217,7 @@ def _there(path: str) -> Prepared | None:
 def _prepare(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with _locked(f"{path}.lock", path):
-        return _there(path) or _made(path, write)  # there if this process has waited for another
+        return _there(path) or _made(path, write)  # exists if this process waited for another
 
 
 def _made(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:
@@ -241,5 +241,5 @@ def _locked(lock_path: str, what: str) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.unlink(lock_path)  # who waits for it sees that it is gone, and makes another
+            os.unlink(lock_path)  # waiting processes see that it is gone, and create another
         lock.release()

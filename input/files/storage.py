@@ -1,6 +1,6 @@
 """Reads pieces of the files of a source, by system calls or through `tf.io.gfile`.
 
-Host code. TensorFlow is imported only where a path is of another file system (`gs://`, `ram://`).
+Host code. TensorFlow is imported only for paths of other file systems (`gs://`, `ram://`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ...engine.errors import CrankshaftError, SourceError, UnavailableError
 from ...engine.machine import files
 from ..checks import InputError
 
-_TRY_AGAIN_SECONDS = (0.1, 1.0, 5.0)  # waits after a read that failed, as a network is back after seconds
+_TRY_AGAIN_SECONDS = (0.1, 1.0, 5.0)  # waits after failed reads; networks recover within seconds
 _OPEN_FILES = 256  # at once: a process may have 1,024 by default
-_REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as some 64 KiB do
+_REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as about 64 KiB
 _STREAM_BYTES = 1 << 20
-_SAMPLE_BYTES = 1 << 16  # of a piece by which contents are known
+_SAMPLE_BYTES = 1 << 16  # of each piece that a digest of the contents uses
 _SAMPLES, _REMOTE_SAMPLES = 256, 16
-_REMOTE_BLOCKS = 16  # of a file that are kept
-# How often a file that is read is looked at: it costs 2 us here, and some 50 ms where it is asked for over a network.
+_REMOTE_BLOCKS = 16  # kept per file
+# Interval of checks of open files: a check costs 2 us locally, some 50 ms over a network.
 _CHECK_EVERY_SECONDS = 1.0
 _REMOTE_CHECK_EVERY_SECONDS = 60.0
 
@@ -49,7 +49,7 @@ def is_remote(path: str) -> bool:
 def replacing(path: str) -> Iterator[BinaryIO]:
     """Yields a file to write to, which replaces whatever is at `path` once it is whole. Raises OSError.
 
-    If the body fails, nothing is left.
+    If the body fails, no file remains.
     """
     if not is_remote(path):
         with files.replacing(path, files.make_file) as temporary, open(temporary, "r+b") as file:
@@ -75,10 +75,10 @@ def retried(path: str, read: Callable[[], Any], before: Callable[[], None] | Non
     Args:
       path: of the file, for messages.
       read: reads it.
-      before: is called before each further try.
+      before: called before each retry.
 
     Raises:
-      UnavailableError: each try has failed so.
+      UnavailableError: all tries failed this way.
     """
     for seconds in (*_TRY_AGAIN_SECONDS, None):
         try:
@@ -115,19 +115,19 @@ class State(NamedTuple):
 class Files:
     """Files of which pieces are read by any thread. They must stay what they were when this was made.
 
-    Each file is looked at when it is opened and then once a second while it is read (once a minute over a network): one
-    that was removed, replaced, or written to ends the reading, although an open file would go on giving its old bytes.
+    Each file is checked when it is opened and then once per second while it is read (once per minute over a network).
+    If it was removed, replaced or written to, reading ends, although an open file would still return its old bytes.
 
     Args:
       paths: of the files.
-      states: what each of them is; None looks.
+      states: their states; None reads them.
 
     Attributes:
       paths: the same.
       sizes: their bytes.
 
     Raises:
-      InputError: one is not there, is not a regular file (a FIFO would let a read wait for ever), or can't be read.
+      InputError: a file is missing, not regular (a FIFO would block for ever), or can't be read.
     """
 
     def __init__(self, paths: list[str], states: list[State] | None = None):
@@ -135,7 +135,7 @@ class Files:
         states = [state_of(path) for path in paths] if states is None else states
         self.sizes = [state.nbytes for state in states]
         self._written_ns = array("q", [state.written_ns for state in states])
-        # Of lists, and not of this object: then a file is closed as the last thread that reads it is done.
+        # Holds lists, not this object: then a file is closed when the last thread has read it.
         self._file = functools.lru_cache(_OPEN_FILES)(functools.partial(_opened, self.paths, self.sizes))
 
     def only(self, numbers: Sequence[int]) -> Files:
@@ -146,7 +146,7 @@ class Files:
         """Returns `length` bytes of a file from `offset` on.
 
         Raises:
-          SourceError: the file has become another, or can't be read.
+          SourceError: the file was replaced or can't be read.
         """
         return self.pread_each(number, [offset], [length])[0]
 
@@ -164,7 +164,7 @@ class Files:
         try:
             pieces = retried(self.paths[number], read, self._file.cache_clear)  # a stale handle is opened again
         except OSError as error:
-            self.check(number)  # which has more to say of one that is gone
+            self.check(number)  # which explains a missing file better
             raise self._unreadable(number, error) from None
         if [*map(len, pieces)] == lengths:
             return pieces
@@ -187,7 +187,7 @@ class Files:
         """Returns a whole file, which is opened for it and closed: for files that are read once in a while.
 
         Raises:
-          SourceError: the file has become another, or can't be read.
+          SourceError: the file was replaced or can't be read.
         """
         path, nbytes = self.paths[number], self.sizes[number]
         self.check(number)
@@ -277,7 +277,7 @@ def state_of(path: str) -> State:
     if is_remote(path):
         try:
             remote = retried(path, lambda: gfile().stat(path))
-        except Exception as error:  # of TensorFlow, which is imported only here
+        except Exception as error:  # TensorFlow's, which is imported only here
             raise InputError(f"{path} can't be read ({_why(error)}); see that it is there") from None
         if remote.is_directory:
             raise InputError(f"{path} is a folder; give files")
@@ -294,15 +294,15 @@ def state_of(path: str) -> State:
 
 
 class _Local:
-    check_at = 0.0  # when it is to be looked at again
+    check_at = 0.0  # time of the next check
 
     def __init__(self, path: str):
-        # A FIFO that has come in the file's place must not be waited for.
+        # A FIFO that replaced the file must not block.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def pread(self, offset: int, length: int) -> bytes:
         data = os.pread(self._descriptor, length, offset)
-        while 0 < len(data) < length:  # a read returns at most some 2 GiB
+        while 0 < len(data) < length:  # a read returns at most about 2 GiB
             piece = os.pread(self._descriptor, length - len(data), offset + len(data))
             if not piece:
                 break

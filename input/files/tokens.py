@@ -18,7 +18,7 @@ from .prepared import PreparedWriter, prepared
 from .storage import Files
 
 _BYTES = 256
-_LEARN_BYTES = 64 << 20  # of text, from its beginning, that a vocabulary is made of
+_LEARN_BYTES = 64 << 20  # of text, from the beginning, for fitting a vocabulary
 
 
 class TextPiece(NamedTuple):
@@ -41,7 +41,7 @@ class TextPiece(NamedTuple):
 
 
 class TokenDecoder(NamedTuple):
-    """Makes text of tokens. `text(token)` returns what is whole by then; `rest()`, in the end, what was held back."""
+    """Decodes tokens. `text(token)` returns the complete characters so far; `rest()` the remainder at the end."""
 
     text: Callable[[int], str]
     rest: Callable[[], str]
@@ -50,12 +50,12 @@ class TokenDecoder(NamedTuple):
 class Bytes:
     """A token for each byte, and one for the border of documents.
 
-    What stands for text in a run's files is `kept`, of which `from_saved` makes the same again.
+    A run's files contain `kept`, from which `from_saved` restores the object.
 
     Attributes:
-      count: of all tokens.
-      separator: the token that stands for the border of documents.
-      identity: what tells one numbering of tokens from another.
+      count: number of tokens.
+      separator: the token between documents.
+      identity: identifies the numbering of tokens.
       ids: the same as a number.
     """
 
@@ -83,15 +83,15 @@ class Bytes:
 class Vocabulary:
     """Tokens of a vocabulary, as `tokenizers.Tokenizer.save` has written it; the attributes are those of `Bytes`.
 
-    It is read on first use: to train on tokens that were made elsewhere needs no library.
+    It is parsed on first use, so training on existing tokens needs no library.
 
     Args:
       text: the JSON.
       path: where it was read, for messages.
-      separator: the vocabulary's token that stands for the border of documents; "" takes a number more for it.
+      separator: the vocabulary's token between documents; "" adds one.
 
     Raises:
-      InputError: on first use; the library is not installed, this is not such JSON, or it has no such token.
+      InputError: on first use: the library is not installed, the JSON is not a vocabulary, or lacks the token.
     """
 
     def __init__(self, text: str, path: str, separator: str):
@@ -102,7 +102,7 @@ class Vocabulary:
         library = _library()
         try:
             tokenizer = library.Tokenizer.from_str(self._text)
-        except Exception as error:  # of the library's own, which has no class
+        except Exception as error:  # the library's errors have no class of their own
             raise InputError(
                 f"tokenizer={self._path} is not a vocabulary ({str(error)[:80]}); give a JSON that Tokenizer.save of "
                 "the library tokenizers has written, or tokenizer=bytes"
@@ -153,7 +153,7 @@ class Vocabulary:
     def decoder(self) -> TokenDecoder:
         """Returns what makes text of tokens, one after the other."""
         stream = _library().decoders.DecodeStream(skip_special_tokens=False)
-        held: list[int] = []  # tokens that are not a whole character yet
+        held: list[int] = []  # tokens of an incomplete character
 
         def text(token: int) -> str:
             held.append(token)
@@ -178,7 +178,7 @@ def tokenizer(name: str, separator: str) -> Bytes | Vocabulary:
         raise InputError(f"tokenizer={path} is not text, and so no JSON of a vocabulary; give one") from None
     try:
         of_run = from_saved(json.loads(text)["tokens"], path)
-    except (KeyError, RecursionError, TypeError, ValueError):  # of any other file the library says what is wrong
+    except (KeyError, RecursionError, TypeError, ValueError):  # the library explains other mistakes
         return Vocabulary(text, path, separator)
     if separator:
         raise InputError(f"separator={separator}: tokenizer={path} is of a run, which has its own; leave it out")
@@ -196,9 +196,9 @@ def learned(size: int, files: Files, pieces: Iterable[TextPiece], folder: str | 
     """Makes a vocabulary of the first 64 MiB of text, by byte-pair encoding, and keeps it with what is prepared.
 
     Args:
-      size: tokens in it, 256 or more.
-      files: what the pieces are of.
-      pieces: of their text.
+      size: number of tokens, 256 or more.
+      files: the pieces' files.
+      pieces: of the text.
       folder: see `prepared`.
     """
     if size < _BYTES:

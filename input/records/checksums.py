@@ -18,14 +18,14 @@ except ImportError:
 
 
 def crc32c(data: bytes, start: int = 0) -> int:
-    """Returns the checksum of bytes, going on from that of those before. Raises `InputError` without the library."""
+    """Returns the checksum of bytes, continuing that of earlier ones. Raises `InputError` without the library."""
     if _crc32c is None:
         raise InputError("shards need the library crc32c; pip install 'crankshaft[tfrecord]'")
     return _crc32c(data, start)
 
 
 def masked(checksums: np.ndarray) -> np.ndarray:
-    """Masks checksums, [n] uint32, as they stand in a TFRecord: a checksum of what has checksums in it is weak."""
+    """Masks checksums, [n] uint32, as TFRecords do, since a checksum over checksums is weak."""
     return ((checksums >> np.uint32(15)) | (checksums << np.uint32(17))) + np.uint32(0xA282EAD8)
 
 
@@ -41,7 +41,7 @@ def length_checksums(lengths: np.ndarray) -> np.ndarray:
 
 
 def whole_file(read: Callable[[int, int], bytes], size: int, piece: int = 1 << 20) -> int:
-    """Returns the checksum of a file; `read` returns so many bytes from an offset on."""
+    """Returns the checksum of a file; `read` takes a number of bytes and an offset."""
     checksum = 0
     for offset in range(0, size, piece):
         checksum = crc32c(read(offset, min(piece, size - offset)), checksum)

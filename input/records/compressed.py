@@ -1,4 +1,4 @@
-"""Compressed shards of TFRecords: streamed, as no record is found without unpacking those before.
+"""Compressed shards of TFRecords: streamed, since finding a record requires unpacking all before it.
 
 Host code. TensorFlow is imported where such shards are opened.
 """
@@ -27,8 +27,8 @@ _SAMPLED_FILES = 8
 
 
 def are_gzip(paths: list[str]) -> bool:
-    """Returns whether shards are gzip, by their first bytes. Raises `InputError` where some are and some are not."""
-    files = storage.Files(paths)  # which refuses what is not a file: a FIFO would be waited for
+    """Returns whether shards are gzip, by their first bytes. Raises `InputError` if only some are."""
+    files = storage.Files(paths)  # refuses anything but regular files: a FIFO would block
     sizes = enumerate(files.sizes)
     packed = [paths[number] for number, size in sizes if files.pread(number, 0, min(size, len(_MAGIC))) == _MAGIC]
     if packed and len(packed) < len(paths):
@@ -46,7 +46,7 @@ def open_splits(
       train: paths.
       evaluation: paths, or None.
       names: features, label and weight, see `tfrecord.load`.
-      num_classes: as it was given.
+      num_classes: as passed by the user.
     """
     from ...engine.data import streamed
 
@@ -68,19 +68,19 @@ def open_splits(
 
 
 def _with_records(paths: list[str]) -> list[str]:
-    """Returns the paths of the shards that have a record, and logs those that have none."""
+    """Returns the paths of the shards that have records; logs the others."""
     empty = [not _unpacked(path, lambda file: file.read(1)) for path in paths]
     return [paths[number] for number in listing.not_empty(paths, empty, "it has no record; give shards that have some")]
 
 
 def _samples(paths: list[str], count: int) -> list[bytes]:
-    """Returns the first records of several files, evenly spaced, the first and the last of them among these."""
+    """Returns the first records of several files: the first, the last, and evenly spaced ones between."""
     numbers = sorted({*np.linspace(0, len(paths) - 1, _SAMPLED_FILES).astype(int).tolist()})
     return [record for number in numbers for record in _first_records(paths[number], -(-count // len(numbers)))]
 
 
 def _first_records(path: str, count: int) -> list[bytes]:
-    """Reads without TensorFlow, whose devices are not divided yet, nor its workers met, when data is loaded."""
+    """Reads without TensorFlow, which must not start while data is loaded: devices and workers are not set up yet."""
 
     def read(file: gzip.GzipFile) -> list[bytes]:
         records: list[bytes] = []
@@ -92,7 +92,7 @@ def _first_records(path: str, count: int) -> list[bytes]:
 
 
 def _unpacked(path: str, read: Callable[[gzip.GzipFile], Any]) -> Any:
-    """Returns what `read` makes of a file's unpacked bytes. Raises `InputError` if they are not whole."""
+    """Calls `read` on a file's unpacked bytes. Raises `InputError` if they are truncated."""
     try:
         with gzip.open(storage.Files([path]).stream(0)) as file:
             return read(file)
@@ -101,7 +101,7 @@ def _unpacked(path: str, read: Callable[[gzip.GzipFile], Any]) -> Any:
 
 
 def _record(file: gzip.GzipFile, head: bytes) -> bytes:
-    """Returns the record that follows its head. Raises EOFError, BadGzipFile."""
+    """Returns the record after its header. Raises EOFError, BadGzipFile."""
     length = np.frombuffer(head[:8].ljust(8, b"\0"), "<u8")
     if len(head) == HEADER_BYTES and checksums.length_checksums(length) != np.frombuffer(head[8:], "<u4"):
         raise gzip.BadGzipFile("the checksum of a record's length differs")

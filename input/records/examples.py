@@ -13,15 +13,15 @@ from ...engine.data.source import Source
 from ...engine.errors import BadRecordError, setting
 from .features import Features, NotAnExampleError, RecordFeature, Stored, nested, values_in
 
-SAMPLES = 64  # records by which features are read off
+SAMPLES = 64  # records from which features are inferred
 
 
 class WrongRecordError(ValueError):
-    """A record does not hold what it is said to.
+    """A record does not have the expected features.
 
     Args:
-      index: in the list that was given.
-      line: what was found, of the form "has ..., and ...".
+      index: in the list of records.
+      line: the finding, of the form "has ..., and ...".
     """
 
     def __init__(self, index: int, line: str):
@@ -33,7 +33,7 @@ class ExampleSource(Source):
     """Records of files, each a serialized Example.
 
     Args:
-      features: what each record holds.
+      features: of each record.
     """
 
     def __init__(self, features: Features):
@@ -42,10 +42,10 @@ class ExampleSource(Source):
 
     @abc.abstractmethod
     def records(self, indices: np.ndarray) -> list[bytes]:
-        """Returns records as they stand in the files; see `Source.read`."""
+        """Returns records as stored; see `Source.read`."""
 
     def samples(self) -> list[bytes]:
-        """Returns some records, spread over all, to tell what they hold: damaged ones are passed over.
+        """Returns sample records, spread over all files; skips damaged ones.
 
         Raises:
           BadRecordError: all of them are damaged.
@@ -68,7 +68,7 @@ class ExampleSource(Source):
 
     @abc.abstractmethod
     def where(self, index: int) -> str:
-        """Returns where a record stands, for messages: file and number."""
+        """Returns a record's file and number, for messages."""
 
     def read(self, indices: np.ndarray) -> Any:
         records = self.records(indices)
@@ -87,7 +87,7 @@ class Parser:
     """Parses records. May be called by several threads at once.
 
     Args:
-      features: what each record holds.
+      features: of each record.
     """
 
     def __init__(self, features: Features):
@@ -111,7 +111,7 @@ class Parser:
             raise
 
     def mismatch(self, record: bytes) -> str | None:
-        """Returns what is wrong with a record: "has ..., and ..."; None if nothing is."""
+        """Returns the problem of a record, "has ..., and ...", or None."""
         features = [*self._features.by_name.values()]
         if self._features.raw:
             size = features[0].size
@@ -128,7 +128,7 @@ class Parser:
 def in_graph(features: Features) -> Callable[[Any], Any]:
     """Returns a function from serialized records, [n] string, to the nest of their features, in a graph.
 
-    Its ops raise InvalidArgumentError for a record that is not what `features` says.
+    Its ops raise InvalidArgumentError for a record without these features.
     """
     import tensorflow as tf
 
@@ -138,7 +138,7 @@ def in_graph(features: Features) -> Callable[[Any], Any]:
         return tf.io.FixedLenFeature([feature.values], tf.float32 if feature.stored == "float" else tf.int64)
 
     def of_bytes(feature: RecordFeature, values: tf.Tensor) -> tf.Tensor:
-        octets = tf.io.decode_raw(values, tf.uint8)  # of one length, or it raises
+        octets = tf.io.decode_raw(values, tf.uint8)  # raises unless all have one length
         dtype = tf.as_dtype(feature.spec.dtype)
         message = f"a record's {feature.name} has other bytes than {feature} takes"
         with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(octets)[1:], [feature.size], message)]):

@@ -1,10 +1,9 @@
-"""What records of shards hold: by a features.json beside them, by arguments, or by how they look.
+"""Features of shards' records: from a features.json beside them, from arguments, or inferred.
 
-A features.json has `features` (name -> shape, dtype and what it is stored as: bytes, float or int64), which of them is
-the `label` and which the `weight`, or `example`, the form of an example as a nest of names; `"records": "raw"` where a
-record is the bytes of its one feature and no Example; what else is known of the
-data (`input.known`), and the `splits` that `crankshaft prepare` has written. Host code, NumPy only; TensorFlow reads
-records that no features.json describes.
+A features.json has `features` (name -> shape, dtype and storage: bytes, float or int64); `label` and `weight`, or
+`example`, an example's form as a nest of names; `"records": "raw"` if a record is the bytes of its one feature instead
+of an Example; properties of the data (`input.known`); and the `splits` that `crankshaft prepare` has written. Host
+code, NumPy only; TensorFlow infers features without a features.json.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class RecordFeature:
 
     Attributes:
       name: in the record.
-      stored: "bytes" (a number's bytes as they are in memory, little-endian; of text, each string), "float" or "int64".
-      spec: what it is in an example.
+      stored: "bytes" (a number's bytes in memory, little-endian; for text, each string), "float" or "int64".
+      spec: of it in an example.
     """
 
     name: str
@@ -50,12 +49,12 @@ class RecordFeature:
 
     @property
     def values(self) -> int:
-        """Numbers or strings of it in an example."""
+        """Number of its values in an example."""
         return int(np.prod(self.spec.shape, dtype=np.int64))
 
     @property
     def size(self) -> int:
-        """Bytes of what is stored as bytes, else values."""
+        """Size in bytes if stored as bytes, else the number of values."""
         return self.spec.nbytes if self.stored == "bytes" else self.values
 
     def as_json(self) -> dict[str, Any]:
@@ -68,12 +67,12 @@ class RecordFeature:
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """What each record holds, and what an example is of it.
+    """The features of records, and an example's form.
 
     Attributes:
-      by_name: the features that are read.
+      by_name: the features to read.
       example: nest of tuples and dicts of their names.
-      extra: what else is known (`input.known`), and the splits.
+      extra: properties of the data (`input.known`) and the splits.
     """
 
     by_name: dict[str, RecordFeature]
@@ -82,7 +81,7 @@ class Features:
 
     @property
     def raw(self) -> bool:
-        """Whether a record is the bytes of its one feature, and no tf.train.Example."""
+        """Whether a record is the bytes of its one feature instead of a tf.train.Example."""
         return self.extra.get("records") == "raw"
 
     @property
@@ -95,7 +94,7 @@ class Features:
 
 
 def nested(example: Any, convert: Callable[[str], Any]) -> Any:
-    """Returns a nest of names with something in each one's place."""
+    """Returns a nest of names with each name replaced."""
     if isinstance(example, dict):
         return {key: nested(value, convert) for key, value in example.items()}
     if isinstance(example, (tuple, list)):
@@ -111,17 +110,17 @@ def names_in(example: Any) -> list[str]:
 
 
 def find(paths: list[str], texts: tuple[str, ...], label: str, weight: str, samples: Callable[[], list[bytes]]):
-    """Returns the features of shards: as they are given, or as a features.json says, or as records look.
+    """Returns the features of shards: from arguments, from a features.json, or inferred.
 
     Args:
       paths: the shards.
-      texts: by arguments, NAME:DTYPE:SHAPE, e.g. "image:uint8:28x28x1", "label:int64".
-      label: name of the labels; "" is that of features.json, else "label" where there is such a feature.
-      weight: name of the weights; "" is that of features.json, else none.
-      samples: returns some records.
+      texts: arguments NAME:DTYPE:SHAPE, e.g. "image:uint8:28x28x1", "label:int64".
+      label: name of the labels; "" is features.json's, else "label" if present.
+      weight: name of the weights; "" is features.json's, else none.
+      samples: returns sample records.
 
     Raises:
-      InputError: what was given or found can't be used.
+      InputError: the features can't be used.
     """
     path, content = read_json(paths)
     if content is not None and not texts:
@@ -148,7 +147,7 @@ def find(paths: list[str], texts: tuple[str, ...], label: str, weight: str, samp
 
 
 def read_json(paths: list[str]) -> tuple[str, dict | None]:
-    """Returns (path, content) of the features.json beside the first file, or a folder above; content is None if none.
+    """Returns (path, content) of the features.json beside the first file, or one folder up; without one, None.
 
     Raises:
       InputError: it is not JSON, or can't be read.
@@ -231,7 +230,7 @@ def _dtype(where: str, name: Any) -> np.dtype:
 
 
 def _example(names: list[str], label: str, weight: str, where: str) -> Any:
-    """Returns the form of an example: (features, label, weight), without those that there are none of."""
+    """Returns the form of an example: (features, label, weight), without missing parts."""
     for flag, name in (("label", label), ("weight", weight)):
         if name and name not in names:
             raise InputError(f"{flag}={name} is none of the features of {where}: {', '.join(names)}; use one of them")
@@ -259,13 +258,13 @@ def _declared(text: str, looked: Mapping[str, RecordFeature]) -> RecordFeature:
 
 
 def _looked_at(path: str, samples: list[bytes]) -> tuple[dict[str, RecordFeature], dict[str, str]]:
-    """Finds features in samples of the records.
+    """Infers features from sample records.
 
-    Each is as most of the samples that hold values of it have it. Bytes of one length that are not text are uint8, else
+    Each feature is that of most samples that have values for it. Bytes of one length that are not text are uint8, else
     strings.
 
     Returns:
-      The features of any sample, by name; and of those that less than half of them have, how many do: "3 of 64".
+      All samples' features, by name; and how many samples have each of the rare ones: "3 of 64".
     """
     try:
         parsed = [values_in(record) for record in samples]
@@ -303,7 +302,7 @@ def values_in(record: bytes) -> dict[str, Stored]:
 
     try:
         features = tf.train.Example.FromString(record).features.feature
-    except Exception:  # protobuf's own, which TensorFlow does not name
+    except Exception:  # protobuf's, which TensorFlow does not export
         features = {}
     if record and not features:
         raise NotAnExampleError("it is not a serialized tf.train.Example")

@@ -1,8 +1,8 @@
-"""Where each record of a TFRecord shard begins: an index beside the shard, made once.
+"""Index of a TFRecord shard: the offsets of its records, computed once and kept beside the shard.
 
-Host code. A shard's index is SHARD.index: a header that names the shard it belongs to, then the offsets at which its
-records begin and at which the last one ends, int64 little-endian. Where all records have one length the header says so,
-and offsets are computed; else those of large shards are read as they are asked for. So 10^8 records need no memory.
+Host code. A shard's index is SHARD.index: a header that identifies the shard, then the offsets of its records and of
+the end of the last, int64 little-endian. If all records have one length, the header says so and offsets are computed;
+else those of large shards are read on demand. So 10^8 records need no memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AROUND = HEADER_BYTES + FOOTER_BYTES
 _HEADER = struct.Struct("<8sIqIqqI")
 _MAGIC, _VERSION = b"TFRINDEX", 1
 _OFFSETS_AT = _HEADER.size + 4
-_END_BYTES = 4096  # of a shard, at both ends, by whose checksum an index knows it
+_END_BYTES = 4096  # of a shard, at both ends, whose checksum identifies it
 _SCAN_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 32 << 20  # of all shards' offsets
 _QUIET_SECONDS = 5.0
@@ -37,13 +37,13 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclasses.dataclass(frozen=True)
 class ShardIndex:
-    """What is known of one shard's records.
+    """The sizes and offsets of one shard's records.
 
     Attributes:
-      records: how many there are.
-      length: bytes of data of each, or -1 where they differ.
+      records: their number.
+      length: bytes of data of each, or -1 if they differ.
       ends: the checksum of the shard's ends.
-      offsets: [records + 1] int64 where they differ and are in memory; None where they are read from the index's file.
+      offsets: [records + 1] int64 if lengths differ and they are in memory; None if read from the index file.
     """
 
     records: int
@@ -53,11 +53,11 @@ class ShardIndex:
 
 
 class Index:
-    """The records of several shards, numbered through. To be shared between threads.
+    """The records of several shards, numbered consecutively. Thread-safe.
 
     Args:
       files: the shards.
-      shards: what is known of each.
+      shards: their records' sizes.
     """
 
     def __init__(self, files: Files, shards: list[ShardIndex]):
@@ -74,12 +74,12 @@ class Index:
         return int(self._ends[-1])
 
     def shards_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns each example's shard and its number in it, both [n] int64."""
+        """Returns each example's shard and its index in it, both [n] int64."""
         shards = np.searchsorted(self._ends, indices, side="right")
         return shards, indices - self._starts[shards]
 
     def find(self, shard: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns where records of a shard begin and the bytes of their data, both [n] int64."""
+        """Returns the offsets of a shard's records and the sizes of their data, both [n] int64."""
         known = self.shards[shard]
         if known.length >= 0:
             return numbers * (known.length + _AROUND), np.full(len(numbers), known.length)
@@ -93,11 +93,11 @@ class Index:
 
 
 def open_index(paths: list[str], log: Callable[[str], None] | None = None) -> Index:
-    """Reads the index of each shard, or makes it where there is none that belongs to it.
+    """Reads the index of each shard, or makes it if it is missing or another shard's.
 
     Args:
       paths: of the shards.
-      log: is given a line now and then where this takes long; None logs it.
+      log: receives lines of progress; None logs them.
 
     Raises:
       InputError: a shard can't be read, is not a TFRecord file, is truncated or empty.
@@ -137,13 +137,13 @@ def write(path: str, size: int, ends: int, lengths: np.ndarray) -> None:
 
 
 def checksum_of_ends(read: Callable[[int, int], bytes], size: int) -> int:
-    """Returns a checksum of a file's first and last bytes; `read` returns so many bytes from an offset on."""
+    """Returns a checksum of a file's first and last bytes; `read` takes a number of bytes and an offset."""
     start = checksums.crc32c(read(0, min(size, _END_BYTES)))
     return checksums.crc32c(read(max(0, size - _END_BYTES), min(size, _END_BYTES)), start)
 
 
 def _read(files: Files, number: int) -> ShardIndex | None:
-    """Returns what a shard's index says; None where there is none of this file that is whole."""
+    """Reads a shard's index; returns None if it is missing, truncated or another file's."""
     path = files.paths[number] + SUFFIX
     try:
         size = size_of(path)
@@ -181,12 +181,12 @@ def _read_offsets(path: str, records: int) -> np.ndarray:
 
 
 def _make(files: Files, number: int, log: Callable[[str], None]) -> tuple[ShardIndex, bool]:
-    """Returns a shard's index and whether it is on the disk now."""
+    """Returns a shard's index and whether it is on disk now."""
     path = files.paths[number]
     lengths, ends = _Scan(files, number, log).lengths(), _ends_of(files, number)
     known = ShardIndex(len(lengths), _same(lengths), ends, None if _same(lengths) >= 0 else _offsets(lengths))
     if exists(path + SUFFIX) and _read(files, number):
-        return known, True  # another process was faster, and others may read its index by now
+        return known, True  # another process was faster, and others may be reading its index
     if _is_anothers(path + SUFFIX):
         log(f"{path}{SUFFIX} is another tool's: it stays, and the index is kept in memory and made again at each start")
         return known, False
@@ -200,7 +200,7 @@ def _make(files: Files, number: int, log: Callable[[str], None]) -> tuple[ShardI
 
 
 def _is_anothers(path: str) -> bool:
-    """Returns whether there is a file that is no index of this form, whole or not: it is not to be replaced."""
+    """Returns whether a file is not an index of this format, which must not be replaced."""
     if not exists(path):
         return False
     try:
@@ -219,7 +219,7 @@ def _same(lengths: np.ndarray) -> int:
 
 
 class _Scan:
-    """Goes through a shard from header to header."""
+    """Scans a shard from header to header."""
 
     def __init__(self, files: Files, number: int, log: Callable[[str], None]):
         self._files, self._number, self._log = files, number, log
@@ -248,7 +248,7 @@ class _Scan:
         return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
     def _in_block(self, block: bytes, position: int) -> tuple[np.ndarray, int]:
-        """Returns the lengths of the records whose headers are in a block, and where the next one begins in it."""
+        """Returns the lengths of the records whose headers are in a block, and the next one's offset in it."""
         starts, lengths, checks, offset = [], [], [], 0
         unpack, last = struct.Struct("<QI").unpack_from, len(block) - HEADER_BYTES
         while offset <= last:

@@ -1,6 +1,6 @@
-"""Writes examples into shards: their features, records of them, and files whole or not at all.
+"""Writes examples into shards: features, records, and files, each written completely or not at all.
 
-Host code, NumPy only, and the library `array_record` where such shards are asked for.
+Host code, NumPy only, and the library `array_record` for such shards.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..checks import InputError
 from . import checksums, record_index, shards
 from .features import Features, RecordFeature, names_in
 
-FORMATS = {"tfrecord": ".tfrecord", "array_record": ".array_record"}  # and the ends of their names
+FORMATS = {"tfrecord": ".tfrecord", "array_record": ".array_record"}  # and their suffixes
 _PARTS = ("features", "label", "weight")
-_OTHER = b"\1\1\1\x3f\1\1\1\x3f"  # none of these bytes is one of a zero, of any type
+_OTHER = b"\1\1\1\x3f\1\1\1\x3f"  # no byte of it occurs in a zero of any type
 _GROUP_BYTES = 1 << 16  # of an ArrayRecord, which are compressed and read together
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardRequest:
-    """What is to be written, and where.
+    """The data to write, and where.
 
     Attributes:
       input: a name or a path.
@@ -60,16 +60,16 @@ class Shard:
 
 
 def described(element_spec: Any, extra: dict[str, Any]) -> Features:
-    """Returns the features by which examples are written.
+    """Returns the features of written examples.
 
     float32 is stored as floats; other numbers as their bytes; text as it is.
 
     Args:
       element_spec: nest of tuples and dicts of `Spec`, in a form of `engine.data.form`.
-      extra: what else features.json shall say.
+      extra: further contents of features.json.
 
     Raises:
-      InputError: an array is of a type that is not written.
+      InputError: an array's type can't be written.
     """
     by_name: dict[str, RecordFeature] = {}
 
@@ -102,7 +102,7 @@ class Encoder:
     """Makes records of examples.
 
     Args:
-      features: what each record holds, see `described`.
+      features: of each record, see `described`.
     """
 
     def __init__(self, features: Features):
@@ -123,14 +123,14 @@ class Encoder:
         first = {name: np.zeros_like(values[0]) for name, values in stored.items()}
         zeros = np.frombuffer(self._record(first), np.uint8)
         block = np.tile(zeros, (count, 1))
-        for name, values in stored.items():  # whose bytes are those that change if it does
+        for name, values in stored.items():  # finds its bytes by changing it
             other = np.frombuffer(_OTHER * values.shape[1], values.dtype, values.shape[1])
             positions = np.flatnonzero(np.frombuffer(self._record({**first, name: other}), np.uint8) != zeros)
             block[:, positions[0] : positions[-1] + 1] = values.view(np.uint8)
         return [row.tobytes() for row in block]
 
     def _record(self, stored: Mapping[str, np.ndarray]) -> bytes:
-        """Returns the record of one example's values, [values] each, as `_as_stored` has them."""
+        """Returns the record of one example's values, [values] each, as `_as_stored` returns them."""
         import tensorflow as tf
 
         example = tf.train.Example()
@@ -156,15 +156,15 @@ def _as_bytes(value: str | bytes) -> bytes:
 
 
 def write(path: str, records: Iterator[list[bytes]], kind: str) -> dict[str, int]:
-    """Writes a shard, whole or not at all, and its index where it has one beside it. Raises OSError.
+    """Writes a shard, completely or not at all, and its index, if the format has one. Raises OSError.
 
     Args:
       path: of the shard.
-      records: some at a time.
+      records: in groups.
       kind: one of `FORMATS`.
 
     Returns:
-      What there is to know of it: examples, bytes, crc32c of the file.
+      The number of examples, the file's bytes and its crc32c.
     """
     with files.replacing(path, files.make_file) as temporary:
         lengths = (_write_tfrecord if kind == "tfrecord" else _write_array_record)(temporary, records)
@@ -173,7 +173,7 @@ def write(path: str, records: Iterator[list[bytes]], kind: str) -> dict[str, int
             figures = {"examples": len(lengths), **checked(temporary)}
             ends = record_index.checksum_of_ends(_reader(file), figures["bytes"])
         with contextlib.suppress(FileNotFoundError):
-            os.remove(path + record_index.SUFFIX)  # of what was there
+            os.remove(path + record_index.SUFFIX)  # of an older shard
     if kind == "tfrecord":
         record_index.write(path, figures["bytes"], ends, lengths)
     return figures

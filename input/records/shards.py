@@ -1,4 +1,4 @@
-"""Finds shards, and compares them with what features.json has noted of them. Host code."""
+"""Finds shards, and checks them against their features.json. Host code."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from . import features
 from .examples import ExampleSource
 from .features import Features
 
-BESIDE = r".*\.(json|md|txt)"  # that a glob may match
+BESIDE = r".*\.(json|md|txt)"  # files that a glob may match
 _EVALUATION = ("eval", "validation", "val", "test")  # folders beside "train"
 
 
 def find_splits(data_dir: str | None, eval_data_dir: str, kind: listing.FileKind) -> tuple[list[str], list[str] | None]:
-    """Returns the files to train on and those to evaluate on, None if none: of a folder with train and eval, of both.
+    """Returns the training and evaluation shards (None if none), both from a folder with subfolders train and eval.
 
     Args:
       data_dir: see `listing.find`.
@@ -32,7 +32,7 @@ def find_splits(data_dir: str | None, eval_data_dir: str, kind: listing.FileKind
       kind: likewise.
 
     Raises:
-      InputError: there are none.
+      InputError: there are no shards.
     """
     to_train, to_evaluate = [], []
     for part in listing.parts(data_dir) if data_dir else []:
@@ -68,9 +68,9 @@ def open_splits(
     Args:
       train: paths.
       evaluation: paths, or None.
-      kind: what opens them: given paths and a function from samples of them to `Features`.
+      kind: opens them: called with paths and a function from sample records to `Features`.
       names: features, label and weight, see `tfrecord.load`.
-      num_classes: as it was given.
+      num_classes: as passed by the user.
     """
     selected, label, weight = names
     described: dict[str, Features] = {}
@@ -88,14 +88,14 @@ def open_splits(
 
 
 def numbering(train: list[str], evaluation: list[str]) -> tuple[list[str] | None, dict[str, list[int]]]:
-    """Returns the names of classes of shards in several folders, and by folder what its own numbers become, if others.
+    """Returns the class names of shards in several folders, and by folder its classes' new numbers, if they change.
 
-    None stands for the names that the first folder has.
-    The names are those of all shards to train on, sorted; those of one folder keep their order.
+    None stands for the first folder's names.
+    The names are those of all training shards, sorted; those of a single folder keep their order.
 
     Raises:
-      InputError: folders of shards differ in more than the classes, or those to evaluate on have a class that those to
-        train on have not.
+      InputError: folders of shards differ in more than the classes, or the evaluation shards have a class that the
+        training shards lack.
     """
     folders = _by_folder([*train, *evaluation])
     contents = {folder: features.read_json(paths)[1] or {} for folder, paths in folders.items()}
@@ -129,11 +129,11 @@ def numbering(train: list[str], evaluation: list[str]) -> tuple[list[str] | None
 
 
 class Renumbered(WrappedSource):
-    """Shards of several folders, each with its own numbers of classes, as one source with one numbering.
+    """Shards of several folders, each with its own class numbers, as one source with one numbering.
 
     Args:
       source: the shards.
-      numbers: by folder, what its own numbers become; those of others stay.
+      numbers: by folder, its classes' new numbers; other folders' don't change.
     """
 
     def __init__(self, source: ExampleSource, numbers: Mapping[str, list[int]]):
@@ -167,16 +167,16 @@ class Renumbered(WrappedSource):
 
 
 def splits_of(splits: Sequence[Any], described: Features, num_classes: int, classes: list[str] | None = None) -> Data:
-    """Returns opened splits, to train and to evaluate on, with what their features.json says of them.
+    """Returns opened training and evaluation splits with the properties in their features.json.
 
     Args:
-      splits: both, the second may be None.
-      described: of their records.
-      num_classes: as it was given; 0 is as features.json says.
-      classes: their names, where shards of several folders are numbered by one list.
+      splits: both; the second may be None.
+      described: the features of their records.
+      num_classes: as passed by the user; 0 is features.json's.
+      classes: the names by which shards of several folders are numbered, if they are.
 
     Raises:
-      InputError: what it says is malformed.
+      InputError: features.json is malformed.
     """
     try:
         data = known.from_json(described.extra, features.NAME)
@@ -191,14 +191,14 @@ def splits_of(splits: Sequence[Any], described: Features, num_classes: int, clas
 
 
 def _check_noted(paths: list[str], is_whole_folder: bool) -> None:
-    """Checks shards of `crankshaft prepare` against what features.json has noted of them; others are not checked.
+    """Checks shards written by `crankshaft prepare` against features.json; others are not checked.
 
     Args:
       paths: the shards.
-      is_whole_folder: whether all that were written have to be there; else the user has named some.
+      is_whole_folder: whether all written shards must be present; else the user selected some.
 
     Raises:
-      InputError: one is missing, or has another size.
+      InputError: a shard is missing or has another size.
     """
     _, content = features.read_json(paths)
     here = {os.path.basename(path): path for path in paths}
@@ -220,7 +220,7 @@ def _check_noted(paths: list[str], is_whole_folder: bool) -> None:
 
 
 def library() -> Any:
-    """Returns array_record's module. Raises `InputError` where it is not installed."""
+    """Returns array_record's module. Raises `InputError` if it is not installed."""
     try:
         from array_record.python import array_record_module
     except ImportError:

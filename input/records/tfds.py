@@ -22,15 +22,15 @@ _CURE = (
 
 
 def is_tfds(content: Any) -> bool:
-    """Returns whether the content of a features.json is TFDS's."""
+    """Returns whether a features.json is TFDS's."""
     return isinstance(content, dict) and "pythonClassName" in content and "features" not in content
 
 
 def convert_features(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the same as `records.features` has it: features, num_classes and the names of classes.
+    """Converts it to the form of `records.features`: features, num_classes and class names.
 
     Raises:
-      InputError: a feature is of a kind that is not read, such as an image, which is encoded, or a sequence.
+      InputError: a feature can't be read, such as an encoded image or a sequence.
     """
     described = content.get("featuresDict", {}).get("features")
     if not isinstance(described, dict) or not described:

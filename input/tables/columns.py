@@ -1,4 +1,4 @@
-"""Tables in files, as sources: features by their columns' names, labels by one; read by row groups. Host code."""
+"""Sources of tables in files: features and labels from columns by name, read by row groups. Host code."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from .parquet_table import Group, ParquetTable
 from .values import EXACT_FLOAT32, Column, Texts
 
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)?")  # pandas' index, as its to_parquet and to_csv write it
-NONE = "none"  # as the name of the label: there is none
+NONE = "none"  # label name for data without labels
 FILLS = ("refuse", "zero", "mean", "column")
 TEXT = ("category", "hash", "keep")
-_KEPT_GROUPS = 4  # a chunk that is not a group ends in one in which the next begins
+_KEPT_GROUPS = 4  # a chunk may end in the group in which the next begins
 _MOST_CLASSES = 1 << 20
 _MOST_WORDS = 1 << 20  # of a column: some 100 MB in memory
-_FEW_ROWS = 10  # of which all values may differ by chance
+_FEW_ROWS = 10  # whose values may all differ by chance
 _MOST_SHOWN = 40  # columns in the table of treatments
 _HASH = f"too many to learn; hash them, by {setting('input_arg')}=text=hash {setting('model_arg')}=hash_buckets=1000000"
 _LABEL = None  # the labels' key among a group's arrays
 
 
 class Choice(NamedTuple):
-    """What is asked of a table's columns, by the arguments of an input.
+    """The choice of a table's columns, from the arguments of an input.
 
     Attributes:
       label: the column of labels, or "none".
-      features: columns; none are all others.
+      features: columns; all others if empty.
       numbers: columns of integers that are numbers, not ids.
-      texts: columns that are text, whatever they hold, which the tables know.
+      texts: columns that are text, whatever they contain; the tables know them.
       array: whether features are one array.
       missing: one of `FILLS`, or a number.
       text: one of `TEXT`.
-      validation_split: the share of rows at the end that are not trained on.
-      array_columns: columns that come first, in this order: those of the array that a run was trained on.
+      validation_split: fraction of the rows, the last ones, that are not for training.
+      array_columns: columns that come first, in this order: those of a trained run's array.
     """
 
     label: str
@@ -69,10 +69,10 @@ class ColumnFeature(NamedTuple):
 
     Attributes:
       column: its name.
-      specs: of what is made of it, by the features' names.
-      convert: makes these arrays of (its values in a group, which of them are missing or None).
-      text: what is made of it, for people.
-      treatment: what makes the same of raw values; None where they are taken as they are.
+      specs: of the features made from it, by name.
+      convert: makes these arrays from (its values in a group, their missing mask or None).
+      text: a description, for people.
+      treatment: does the same to raw values; None leaves them unchanged.
     """
 
     column: str
@@ -83,14 +83,14 @@ class ColumnFeature(NamedTuple):
 
 
 class Learnt(NamedTuple):
-    """What the rows to train on say of their columns.
+    """Statistics of the columns over the training rows.
 
     Attributes:
-      words: by column of text, its different words, sorted, but the empty one.
-      means: by column of numbers, where means were asked for.
-      has_missing: columns in which a value is missing, where that was asked for.
-      differ: columns of which all values differ, as a row's number does.
-      classes: the words of labels that are text, of all rows.
+      words: by text column, its distinct words except the empty one, sorted.
+      means: by numeric column, if means are needed.
+      has_missing: columns with missing values, if that is needed.
+      differ: columns whose values all differ, like row numbers.
+      classes: the words of text labels, of all rows.
     """
 
     words: dict[str, list[bytes]]
@@ -100,7 +100,7 @@ class Learnt(NamedTuple):
     classes: list[bytes] | None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the same as JSON has it."""
+        """Returns it as a JSON value."""
         words = {name: [*map(as_text, each)] for name, each in self.words.items()}
         means = {name: mean.tolist() for name, mean in self.means.items()}
         classes = None if self.classes is None else [as_text(word) for word in self.classes]
@@ -108,7 +108,7 @@ class Learnt(NamedTuple):
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Learnt:
-        """Returns what `as_json` has made that of."""
+        """Restores it from the result of `as_json`."""
         learnt = cls(**content)
         words = {name: [*map(as_bytes, each)] for name, each in learnt.words.items()}
         means = {name: np.array(mean) for name, mean in learnt.means.items()}
@@ -117,7 +117,7 @@ class Learnt(NamedTuple):
 
 
 def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choice) -> Data:
-    """Makes the splits of tables. Raises `InputError` where the choice does not fit them."""
+    """Makes the splits of tables. Raises `InputError` if the choice does not fit them."""
     names = _checked(train, choice)
     train.read_ids([name for name in (*names, choice.label) if name != NONE and name not in choice.numbers])
     if evaluation:
@@ -197,7 +197,7 @@ def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
 
 
 def _check_exact(tables: list[ParquetTable], features: list[ColumnFeature], choice: Choice) -> None:
-    """Raises `InputError` where float32 would round integers of columns that `numbers` does not name."""
+    """Raises `InputError` if float32 would round integers of columns not in `numbers`."""
     integers = [each for each in features if tables[0].columns[each.column].kind.startswith(("int", "uint"))]
     floats = [each.column for each in integers if choice.array or each.specs[each.column].dtype.kind == "f"]
     names = [name for name in floats if name not in choice.numbers]
@@ -247,7 +247,7 @@ def _num_classes(tables: list[ParquetTable], label: str) -> int | None:
 
 
 def _groups(table: ParquetTable, names: Sequence[str], rows: int):
-    """Yields (a group of some columns, how many of its rows are among the table's first `rows`)."""
+    """Yields (a group of some columns, the number of its rows among the table's first `rows`)."""
     for number, size in enumerate(table.group_rows.tolist()):
         if rows <= 0:
             return
@@ -256,7 +256,7 @@ def _groups(table: ParquetTable, names: Sequence[str], rows: int):
 
 
 def _words(table: ParquetTable, names: list[str], rows: int, cure: str = _HASH) -> dict[str, list[bytes]]:
-    """Returns the words of columns of text in a table's first rows, each once, sorted; the empty one is left out."""
+    """Returns the distinct words of text columns in a table's first rows, sorted, without the empty one."""
     words: dict[str, set[bytes]] = {name: set() for name in names}
     for group, count in _groups(table, names, rows) if names else ():
         for name in names:
@@ -270,7 +270,7 @@ def _words(table: ParquetTable, names: list[str], rows: int, cure: str = _HASH) 
 
 
 def _learnt(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
-    """Returns what the rows say, which is kept beside the table where it takes a while and can be written."""
+    """Returns the statistics; keeps them beside the table if they take a while and can be written."""
 
     def write(writer: PreparedWriter) -> None:
         writer.metadata["learnt"] = _learn(table, choice, ids).as_json()
@@ -280,7 +280,7 @@ def _learnt(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
     )
     if takes_a_while:
         made_by = {**choice._asdict(), "ids": ids}
-        with contextlib.suppress(InputError):  # which `_learn` raises again, if it is not that nothing can be written
+        with contextlib.suppress(InputError):  # raised again below, unless it is that nothing can be written
             file = prepared(table.source, "learnt", made_by, write, table.prepared_dir)
             return Learnt.from_json(file.metadata["learnt"])
     return _learn(table, choice, ids)
@@ -289,7 +289,7 @@ def _learnt(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
 def _learn(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
     rows = sum(table.group_rows.tolist())
     if choice.validation_split:
-        rows = math.floor(rows * (1.0 - choice.validation_split))  # as the run divides it
+        rows = math.floor(rows * (1.0 - choice.validation_split))  # as the run splits the rows
     texts = [name for name in choice.features if table.columns[name].kind == "text"]
     words = _words(table, texts if choice.text == "category" else [], rows)
     sums: dict[str, Any] = {}
@@ -305,7 +305,7 @@ def _learn(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
     if choice.missing in ("mean", "column"):
         for group, count in _groups(table, numeric, rows):
             for name in numeric:
-                values = group.values[name][:count].astype(np.float64)  # 0 where one is missing
+                values = group.values[name][:count].astype(np.float64)  # 0 for missing values
                 gone = group.missing[name][:count] if name in group.missing else np.zeros(1, bool)
                 sums[name] = sums.get(name, 0) + values.sum(0)
                 counts[name] = counts.get(name, 0) + count - gone.sum(0)
@@ -317,8 +317,8 @@ def _learn(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
 
 
 def _all_differ(table: ParquetTable, names: list[str], rows: int) -> set[str]:
-    """Returns the columns of integers whose values all differ, as far as a million rows tell."""
-    left, seen = [*names], 0  # those that may still do
+    """Returns the integer columns whose values all differ, judged by up to a million rows."""
+    left, seen = [*names], 0  # candidates
     parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
     check_at = 1
     for group, count in _groups(table, left, min(rows, _MOST_WORDS)) if names else ():
@@ -388,7 +388,7 @@ def _text_feature(name: str, column: Column, choice: Choice, learnt: Learnt) -> 
     }[choice.text]
 
     def convert(texts: Texts, missing: np.ndarray | None) -> dict[str, np.ndarray]:
-        del missing  # which is the empty word
+        del missing  # the empty word
         words = texts.words
         if choice.text == "hash":
             words = hashed(words).numpy()
@@ -401,7 +401,7 @@ def _text_feature(name: str, column: Column, choice: Choice, learnt: Learnt) -> 
 
 
 def _of_array(features: list[ColumnFeature], choice: Choice) -> dict[str, Treatment]:
-    """Returns what is done to the one array of all columns, which has no names: their numbers side by side."""
+    """Returns the treatment of one array of all columns: their numbers side by side, without names."""
     fills: list[float | None] = []
     places: list[int] = []
     for feature in features:
@@ -419,7 +419,7 @@ def _of_array(features: list[ColumnFeature], choice: Choice) -> dict[str, Treatm
 def _treatments(
     table: ParquetTable, choice: Choice, features: list[ColumnFeature], num_classes: int | None, differ: list[str]
 ) -> str:
-    """Returns a table of the columns: what each holds and how it is read, and which look like a row's number."""
+    """Formats a table of the columns: contents, how each is read, and which look like row numbers."""
     text = {feature.column: feature.text for feature in features}
     if choice.label != NONE:
         text[choice.label] = f"label of {num_classes} classes" if num_classes else "label, a number"
@@ -443,7 +443,7 @@ def _treatments(
 
 
 class _Converted(NamedTuple):
-    """A group as it is read: arrays by feature, and what is wrong with its rows."""
+    """A group as read: arrays by feature, and the problems of its rows."""
 
     arrays: dict[str | None, np.ndarray]
     problems: dict[int, str]
@@ -453,14 +453,14 @@ class Columns(Source):
     """Rows of a table: (features, labels), or features alone.
 
     Args:
-      table: what is read.
-      choice: which columns, in which form.
+      table: the table.
+      choice: the columns and their form.
       features: how each is read.
-      like: the table to train on, whose columns' types these are.
-      classes: the labels' texts, whose indices in this list are the labels; None where they are numbers.
+      like: the training table, whose column types these are.
+      classes: the texts of labels, whose indices in this list are the labels; None for numbers.
 
     Raises:
-      InputError: the table has not those columns.
+      InputError: the table lacks these columns.
     """
 
     def __init__(
@@ -525,7 +525,7 @@ class Columns(Source):
 
     def _group(self, number: int) -> _Converted:
         lock, group = self._kept(number)
-        with lock:  # one thread reads a group, the others wait for it
+        with lock:  # one thread reads a group, the others wait
             if not group:
                 group.append(self._converted(self._table.read(number, self._names)))
         return group[0]
@@ -567,7 +567,7 @@ class Columns(Source):
         arrays[_LABEL] = labels
 
     def _check(self, group: _Converted, number: int, rows: np.ndarray) -> None:
-        """Raises `BadRecordError` for the first of these rows that is bad."""
+        """Raises `BadRecordError` for the first bad one of these rows."""
         for row in rows.tolist():
             if problem := group.problems.get(row):
                 where = self._table.describe_row(number, row)
@@ -575,7 +575,7 @@ class Columns(Source):
 
 
 def _no_group_yet(number: int) -> tuple[threading.Lock, list[_Converted]]:
-    """Returns where a group will be kept, and the lock for who puts it there."""
+    """Returns the slot of a group, and the lock for filling it."""
     return threading.Lock(), []
 
 

@@ -1,7 +1,7 @@
 """Records of CSV and of other delimited text, parsed in blocks by `pyarrow`; a malformed record is named by its line.
 
-Host code. `pyarrow` lets a quote pass that is not closed, or that text follows, and it counts rows, not lines. So
-quotes are counted here, and a block in which something is wrong is read again by Python's csv, which names the line.
+Host code. `pyarrow` accepts unclosed quotes and text after quotes, and counts rows, not lines. So quotes are counted
+here, and a malformed block is read again by Python's csv, which names the line.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..files.storage import Files
 from .csv_types import Converter, Unfit
 from .folders import TableFiles
 
-_BLOCK_BYTES = 4 << 20  # that are parsed at once
-_BLOCK_BYTES_A_COLUMN = 1 << 10  # or more, for as many records as make a call for each column worth it
+_BLOCK_BYTES = 4 << 20  # parsed at once
+_BLOCK_BYTES_A_COLUMN = 1 << 10  # or more, so that a call per column is worth it
 _MOST_RECORD_BYTES = 256 << 20
 _ROWS = 10_000  # that Python's csv parses at once
 _GZIP = b"\x1f\x8b"
@@ -35,14 +35,14 @@ _SHOWN = 60  # characters of a field or record in a message
 
 
 class CsvLayout(NamedTuple):
-    """How the records of a file are written.
+    """The layout of a file's records.
 
     Attributes:
       delimiter: between fields: one character, or the same one twice.
-      names: of all fields of a record, in their order; none of an empty file.
-      header: the first record, if it is not data: the names as they stand in the file.
-      is_lines: whether each line is a record: a line break in quotes is malformed then, so a quote that is not closed
-        costs one record.
+      names: of all fields of a record, in order; empty for an empty file.
+      header: the first record, if it is not data: the names in the file.
+      is_lines: whether each line is a record: then a line break in quotes is malformed, and an unclosed quote costs one
+        record.
       has_quotes: whether fields may be quoted.
     """
 
@@ -57,7 +57,7 @@ class BadRecords:
     """The malformed records of all files: counts them, keeps the first, and refuses too many.
 
     Args:
-      allowed: so many are left out; None where that can't be chosen.
+      allowed: how many may be skipped; None if that can't be configured.
     """
 
     def __init__(self, allowed: int | None):
@@ -77,7 +77,7 @@ class BadRecords:
             raise InputError(f"{self._first}{more}; mend the line, or {skip}")
 
     def warn(self) -> None:
-        """Logs one line about the records that were left out, if there are any."""
+        """Logs one line about the skipped records, if any."""
         if self.count:
             records = "1 malformed record was" if self.count == 1 else f"{self.count} malformed records were"
             logging.warning("%s skipped; the first: %s", records, self._first)
@@ -89,14 +89,14 @@ class Records:
     Args:
       table_files: the files.
       layouts: of each.
-      passes: how often they will be read, for lines of progress.
-      converters: of the columns that are read, if that is known before: a field that does not fit makes its record
-        malformed. None reads all columns, as text.
-      allowed: how many malformed records are left out; None is none, and the files' user can't choose.
+      passes: how often they will be read, for progress.
+      converters: of the columns to read, if known: a field that can't be converted makes its record malformed. None
+        reads all columns, as text.
+      allowed: how many malformed records to skip; None is none, and not configurable.
 
     Attributes:
-      names: of the columns, those of the folders' names last.
-      digest: of the files' bytes, once they were read.
+      names: of the columns, those from folders' names last.
+      digest: of the files' bytes, after reading.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class Records:
         self._own, self._keys = own, {name: values for name, values in table_files.keys.items() if name not in own}
         self.names = [*own, *self._keys]
         self._done = progress(f"reading {self._files.paths[0]}", passes * sum(self._files.sizes))
-        self._bytes_before = 0  # in the passes that are over
+        self._bytes_before = 0  # in completed passes
         self.digest = 0
 
     def tables(self, most: int = 0) -> Iterator[tuple[str, Any]]:
         """Yields (path, table) with all records, the columns in the order of `names`; may be called again.
 
         Args:
-          most: it ends after so many records or some more; 0 is after all.
+          most: it stops after about so many records, or a few more; 0 reads all.
 
         Raises:
           InputError: a record is malformed, or too many are; a file can't be read, or none has records.
@@ -152,7 +152,7 @@ class Records:
             raise InputError(f"{self._files.paths[0]} {has}; give files that have some")
 
     def _parsed(self, path: str, layout: CsvLayout, line: int, block: bytes, bad: BadRecords) -> Any:
-        """Parses whole records, of which the first begins after a line."""
+        """Parses whole records that begin after a line number."""
         import pyarrow as pa
 
         skip = int(line == 0 and bool(layout.header))
@@ -171,7 +171,7 @@ class Records:
         if layout.has_quotes and not _is_regular(block, character):
             raise _MalformedError
         names, gaps = [*layout.names], []
-        if len(layout.delimiter) > 1:  # between its characters stands an empty field
+        if len(layout.delimiter) > 1:  # yields an empty field between its characters
             gaps = [f"\0{number}" for number in range(1, len(names))]
             names = [*itertools.chain(*zip(["", *gaps], names, strict=True))][1:]
         wanted = [*self._own, *gaps]
@@ -203,7 +203,7 @@ class Records:
         return pa.table({name: each.convert(table[name]) for name, each in self._converters.items()})
 
     def _checked(self, path: str, layout: CsvLayout, line: int, block: bytes, skip: int, bad: BadRecords) -> Any:
-        """Splits a block by Python's csv, and leaves malformed records out; raises as `tables` does."""
+        """Splits a block by Python's csv, without malformed records; raises as `tables` does."""
         import pyarrow as pa
 
         records = itertools.islice(records_of(path, io.BytesIO(block), layout, line), skip, None)
@@ -213,7 +213,7 @@ class Records:
         return pa.concat_tables(tables)
 
     def _whole(self, path: str, layout: CsvLayout, records: list, bad: BadRecords) -> Any:
-        """Returns those of some records that are not malformed."""
+        """Returns the records that are not malformed."""
         import pyarrow as pa
 
         problems: list[tuple[int, str]] = []
@@ -241,7 +241,7 @@ class Records:
         return pa.table(columns).filter(pa.array([number not in unfit for number in range(len(rows))], pa.bool_()))
 
     def _refuse_header(self, layout: CsvLayout, path: str, table: Any, records: int) -> None:
-        """Raises `InputError` if a record is the header again."""
+        """Raises `InputError` if a record repeats the header."""
         import pyarrow.compute as pc
 
         if len(layout.header) < 2 or self._converters is not None:
@@ -259,24 +259,24 @@ class Records:
 
 
 class _MalformedError(ValueError):
-    """Some record of a block looks malformed."""
+    """A record of a block looks malformed."""
 
 
 def first_record(files: Files, number: int, layout: CsvLayout) -> tuple[int, list[str] | str]:
-    """Returns (the line where it ends, its fields, or what is wrong with it) of a file's first record."""
+    """Returns (last line, fields or problem) of a file's first record."""
     path = files.paths[number]
     with files.stream(number) as stream, _whole_gzip(path):
         return next(records_of(path, _unpacked(stream), layout), (1, []))
 
 
 def _unpacked(stream: io.BufferedReader) -> Any:
-    """Returns a stream of what a file holds, which may be gzip: its first bytes say so, not its name."""
+    """Returns a stream of a file's contents, unpacked if its first bytes (not its name) say gzip."""
     return gzip.GzipFile(fileobj=stream) if stream.peek(2)[:2] == _GZIP else stream
 
 
 @contextlib.contextmanager
 def _whole_gzip(path: str) -> Iterator[None]:
-    """Raises `InputError` for what reading a gzip file raises that is not whole."""
+    """Converts the errors of reading a truncated gzip file to `InputError`."""
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -284,7 +284,7 @@ def _whole_gzip(path: str) -> Iterator[None]:
 
 
 def _blocks(path: str, stream: Any, layout: CsvLayout, nbytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yields (lines before, bytes) of whole records. Raises `InputError` if a gzip file is not whole."""
+    """Yields (lines before, bytes) of whole records. Raises `InputError` if a gzip file is truncated."""
     line = 0
     with _whole_gzip(path):
         while layout.names and (block := stream.read(nbytes)):
@@ -299,10 +299,10 @@ def _blocks(path: str, stream: Any, layout: CsvLayout, nbytes: int) -> Iterator[
 
 
 def _is_regular(block: bytes, delimiter: str) -> bool:
-    """Returns whether quotes stand where they may.
+    """Returns whether all quotes are where they are allowed.
 
-    The first, third, ... quote opens a field, the others close one (two that follow one another do both). So before
-    the former, and after the latter, stands a delimiter, a line's end, or a quote.
+    The first, third, ... quote opens a field, the others close one (two in a row do both). So a delimiter, a line's end
+    or a quote precedes the former and follows the latter.
     """
     if b'"' not in block:
         return True
@@ -314,16 +314,16 @@ def _is_regular(block: bytes, delimiter: str) -> bool:
 
 
 def records_of(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> Iterator[tuple[int, list[str] | str]]:
-    """Yields (the line where it ends, its fields, or what is wrong with it) of each record, but empty lines.
+    """Yields (last line, fields or problem) of each record, except empty lines.
 
     Args:
       path: for messages.
       stream: of bytes.
       layout: of the records; `names` and `header` are not used.
-      line: lines before the stream.
+      line: number of lines before the stream.
 
     Raises:
-      InputError: where the next record begins is not known, as a quote is not closed; or text is not UTF-8.
+      InputError: a quote is not closed, so the next record can't be found; or text is not UTF-8.
     """
     how: dict[str, Any] = {"delimiter": layout.delimiter[0], "strict": True}
     how["quoting"] = csv.QUOTE_MINIMAL if layout.has_quotes else csv.QUOTE_NONE
@@ -354,7 +354,7 @@ def records_of(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> Iter
 
 
 def _fields(line: str, layout: CsvLayout, how: dict[str, Any]) -> list[str] | str:
-    """Returns a line's fields, or what is wrong with it."""
+    """Returns a line's fields, or its problem."""
     try:
         line.encode()
         return _undoubled(next(csv.reader([line], **how)), layout)
@@ -365,7 +365,7 @@ def _fields(line: str, layout: CsvLayout, how: dict[str, Any]) -> list[str] | st
 
 
 def _undoubled(row: list[str], layout: CsvLayout) -> list[str]:
-    """Returns the fields between delimiters of two characters: each second one is empty."""
+    """Returns the fields between two-character delimiters: drops every second, empty one."""
     return row if len(layout.delimiter) == 1 else layout.delimiter[0].join(row).split(layout.delimiter)
 
 

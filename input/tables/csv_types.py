@@ -1,4 +1,4 @@
-"""What the fields of a CSV column are: integers, numbers, dates, times or text; and how they become `pyarrow`'s values.
+"""Infers the types of CSV columns (integers, numbers, dates, times, text), and converts them by `pyarrow`.
 
 Host code. `pyarrow` decides whole columns at once; where it can't (a blank before a number, a plus), Python does, field
 by field.
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from ...engine.data.treatments import MISSING_WORDS
 
-_FIRST = 64  # values that are tried before all of a block
-_BEYOND = "beyond"  # integers of which some are not int64
-_LEADING_ZERO = r"^\s*[+-]?0([0-9]+|[xX].*)\s*$"  # or hexadecimal, which `pyarrow` would read
+_FIRST = 64  # values to try before a whole block
+_BEYOND = "beyond"  # integers, some beyond int64
+_LEADING_ZERO = r"^\s*[+-]?0([0-9]+|[xX].*)\s*$"  # or hexadecimal, which `pyarrow` reads
 _INTEGER = r"^\s*[+-]?[0-9]+\s*$"
 NUMBER = r"(?i)^\s*[+-]?([0-9]+\.?[0-9]*(e[+-]?[0-9]+)?|\.[0-9]+(e[+-]?[0-9]+)?|inf|infinity)\s*$"
 _COMMA = r"[0-9]+,[0-9]+|[0-9]{1,3}(\.[0-9]{3})+,[0-9]+"
@@ -23,9 +23,9 @@ _CURRENCY = r"[$\x{20ac}\x{a3}\x{a5}]"
 # A number as people write it: with a decimal comma, thousands separators, a percent sign or a currency.
 _FORMATTED = rf"^\s*{_CURRENCY}?\s*[+-]?{_CURRENCY}?\s*({_COMMA}|{_THOUSANDS}|[0-9]*\.?[0-9]+)\s*(%|{_CURRENCY})?\s*$"
 _DATE = r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.]+(Z|[+-][0-9:]+)?)?\s*$"
-_SHARE = 9  # a column in which for each other value as many are of a form is one of that form
-_SETTLED = 10_000  # values after which a column of no form is text
-# What a column may turn out to be, after values of a kind.
+_SHARE = 9  # values of a form, per other value, that make a column of that form
+_SETTLED = 10_000  # values after which a column without a form is text
+# The kinds that a column may have, after values of a kind.
 _NEXT = {
     None: ("int", _BEYOND, "float", "date", "time", "zoned"),
     "int": ("int", _BEYOND, "float"),
@@ -40,13 +40,13 @@ _WORDS |= {"time": "a date and time (2024-02-29 12:30:00)", "zoned": "a time wit
 
 
 class Form(NamedTuple):
-    """A form that the values of a column may have.
+    """A form of a column's values.
 
     Attributes:
-      kinds: of columns of it.
-      pattern: of its fields.
-      alike: of fields that people write so, and that are not read as it.
-      expects: what a field has to be, for people.
+      kinds: of such columns.
+      pattern: of such fields.
+      alike: of similar fields, which can't be read.
+      expects: description of a valid field, for people.
     """
 
     kinds: tuple[str, ...]
@@ -67,10 +67,10 @@ _FORMS = {
 
 
 class Unfit(ValueError):
-    """A field is not of its column's kind.
+    """A field does not have its column's kind.
 
     Args:
-      row: its index among those converted.
+      row: its index among the converted fields.
       field: its text.
     """
 
@@ -84,11 +84,11 @@ class Converter:
 
     Args:
       kind: of the values.
-      pattern: that fields have to match; a number has to be finite then. "" takes all, and none for a missing value.
-      expects: what a field has to be, for people; "" is as the kind says.
+      pattern: that fields must match; numbers must also be finite. "" accepts all fields, and no missing values.
+      expects: description of a valid field, for people; "" is the kind's.
 
     Attributes:
-      type: of `pyarrow`, what it makes.
+      type: `pyarrow`'s, of the values.
       expects: the same.
     """
 
@@ -108,7 +108,7 @@ class Converter:
         self._parses = pa.float64() if kind == "float32" else self.type  # as Python and NumPy round
 
     def convert(self, fields) -> Any:
-        """Converts an array of text; one of `MISSING_WORDS` is no value, but as text. Raises `Unfit`."""
+        """Converts an array of text; except as text, `MISSING_WORDS` are missing values. Raises `Unfit`."""
         import pyarrow.compute as pc
 
         if self._pattern:
@@ -134,7 +134,7 @@ class Converter:
         return values
 
     def unfit(self, fields) -> list[int]:
-        """Returns which fields of an array of text `convert` does not take."""
+        """Returns which fields of an array of text `convert` rejects."""
         try:
             self.convert(fields)
             return []
@@ -157,12 +157,12 @@ class Converter:
 
 
 class InferredType(NamedTuple):
-    """What a column turned out to be.
+    """The inferred kind of a column.
 
     Attributes:
-      kind: as `Converter` takes it.
-      why: why it is text although its fields look like something else.
-      odd: where most fields are of another form, (index, text) of the first that is not, and what it has to be.
+      kind: for `Converter`.
+      why: the reason why fields that look like another kind are text.
+      odd: if most fields have another form: (index, text) of the first that does not, and the expectation.
     """
 
     kind: str
@@ -171,10 +171,10 @@ class InferredType(NamedTuple):
 
 
 class Finder:
-    """Finds the kind of a column, from all of its fields.
+    """Infers the kind of a column from all its fields.
 
     Args:
-      kind: "text", where it is decided; None where it is to be found.
+      kind: "text" if it is decided; None infers it.
     """
 
     def __init__(self, kind: str | None):
@@ -184,13 +184,13 @@ class Finder:
         self._kind = kind
         self._why = "as texts= says" if kind else ""
         self._is_settled = kind is not None
-        self._seen = self._present = 0  # fields, and those with a value
+        self._seen = self._present = 0  # fields; fields with a value
         self._counts = dict.fromkeys(_FORMS, 0)
-        self._odd: dict[str, tuple[int, str]] = {}  # the first field that is not of a form
+        self._odd: dict[str, tuple[int, str]] = {}  # the first field without a form
         self._marker = ""
 
     def add(self, fields) -> None:
-        """Takes the next fields, as an array of text."""
+        """Adds the next fields, an array of text."""
         import pyarrow.compute as pc
 
         first, self._seen = self._seen, self._seen + len(fields)
@@ -221,7 +221,7 @@ class Finder:
         self._is_settled |= self._present > _SETTLED and kind == "text" and not self._form()
 
     def end(self) -> InferredType:
-        """Returns what the column is."""
+        """Returns the column's kind."""
         if self._kind == _BEYOND:
             return InferredType("text", "integers beyond int64", None)
         if self._kind not in (None, "text"):
@@ -233,12 +233,12 @@ class Finder:
         return InferredType("text", self._why or marker, (*self._odd[form], _FORMS[form].expects) if form else None)
 
     def _form(self) -> str:
-        """Returns what most fields look like; "" if that is text."""
+        """Returns the form of most fields; "" for text."""
         most = (name for name, count in self._counts.items() if count and count >= _SHARE * (self._present - count))
         return next(most, "")
 
     def _count(self, name: str, fields, is_gone, first: int) -> None:
-        """Counts fields that look like a form, and notes the first that is not written so."""
+        """Counts fields of a form, and keeps the first that has another."""
         import pyarrow.compute as pc
 
         form = _FORMS[name]
@@ -274,7 +274,7 @@ class Finder:
 
 
 def _are_missing(fields) -> Any:
-    """Returns which fields of text stand for a missing value."""
+    """Returns which text fields are missing values."""
     import pyarrow.compute as pc
 
     return pc.is_in(pc.utf8_trim_whitespace(fields), _missing_words())
@@ -288,7 +288,7 @@ def _missing_words() -> Any:
 
 
 def integer(field: str) -> int:
-    """Returns an integer as Python reads it; raises ValueError if it is not one, or beyond int64."""
+    """Parses an integer; raises ValueError if it is not one, or beyond int64."""
     value = int(field)
     if "_" in field or not -(2**63) <= value < 2**63:
         raise ValueError(field)
@@ -296,7 +296,7 @@ def integer(field: str) -> int:
 
 
 def number(field: str) -> float:
-    """Returns a number as Python reads it; raises ValueError if it is not one."""
+    """Parses a number; raises ValueError if it is not one."""
     if "_" in field:
         raise ValueError(field)
     return float(field)

@@ -1,4 +1,4 @@
-"""The files of a table, of folders named key=value too, whose keys are columns. Host code."""
+"""The files of a table, including those in key=value folders, whose keys are columns. Host code."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class TableFiles(NamedTuple):
     """The files of a table.
 
     Attributes:
-      files: those that are not empty.
-      keys: columns that the folders' names hold: values by name, one for each file, text; "" is a missing value.
+      files: the files that are not empty.
+      keys: columns from the folders' names: text values by name, one per file; "" is missing.
     """
 
     files: Files
@@ -31,13 +31,13 @@ class TableFiles(NamedTuple):
 def find(
     data_dir: str | None, kind: listing.FileKind, flag: str = "data_dir", like: TableFiles | None = None
 ) -> TableFiles:
-    """Finds the files of a table, as `listing.find` does, and those in folders such as year=2024 of a folder.
+    """Lists the files of a table, as `listing.find` does, and those in subfolders such as year=2024.
 
-    The key of such a folder is a column if the folder is below the one that is named, if its value is not the same for
-    all files, or if it is a column of `like`.
+    A key is a column if its folder is below the named one, if its value differs between files, or if it is a column of
+    `like`.
 
     Raises:
-      InputError: there are no such files, all are empty, or some are in a folder of a key and others are not.
+      InputError: files are missing or all empty, or only some are in a folder of a key.
     """
     files = listing.find(data_dir, kind, flag)
     keys = {path: _keys(path) for path in files.paths}

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, read by whole row groups: NumPy arrays by column, and which values are missing or wrong.
+"""Rows of Parquet files, read by row groups: NumPy arrays by column, with missing and wrong values.
 
 Host code, NumPy and `pyarrow` only.
 """
@@ -23,19 +23,19 @@ from .folders import TableFiles
 from .values import EXACT_FLOAT32, EXACT_FLOAT64, Column, Texts
 
 _LARGE_GROUP_BYTES = 16 << 20
-_IDLE_READERS = 16  # files that stay open between reads
+_IDLE_READERS = 16  # files kept open between reads
 _MOST_INT64 = 2**63 - 1
-# What the values in folders' names are, by the kinds of `csv_types`.
+# The kinds of values in folders' names, by those of `csv_types`.
 _KEY_COLUMNS = {"int": ("int64",), "float": ("float32",), "date": ("date",), "text": ("text",)}
 
 
 class Group(NamedTuple):
-    """Neighbouring rows of a table.
+    """Consecutive rows of a table.
 
     Attributes:
       values: by column, arrays [rows, ...], or `Texts`.
-      missing: by column, where any are: which values are missing, bool of the values' shape; the array has 0 there.
-      wrong: by column, where any are: what is wrong with a row, by row; the array has 0 there.
+      missing: by column with missing values: their mask, bool of the values' shape; the array has 0 there.
+      wrong: by column with wrong values: their problems, by row; the array has 0 there.
     """
 
     values: dict[str, Any]
@@ -44,29 +44,29 @@ class Group(NamedTuple):
 
 
 class ParquetTable:
-    """A table in Parquet files, and in the names of the folders that they are in.
+    """A table in Parquet files and their folders' names.
 
-    Files may hold a column in types of which one is wider (int32 and int64, float and double, text and a dictionary of
-    text), and in any order. Those without rows are left out, with a log line.
+    Files may have a column in types of which one is wider (int32 and int64, float and double, text and a dictionary of
+    text), and columns in any order. Files without rows are left out, with a log line.
 
     Args:
       table_files: the files.
-      texts: columns whose values are read as text, whatever they are.
+      texts: columns to read as text, whatever they contain.
       metadata: of each file; None reads it.
-      prepared_dir: where what is learnt of its columns is kept; None is beside the files.
-      like: the table to train on, of which the folders' names hold the same kinds of values.
+      prepared_dir: folder for the fitted words and means; None is beside the files.
+      like: the training table, whose folders' names have the same kinds of values.
 
     Attributes:
       where: the first file, for messages.
       source: the files that are read.
       paths: of them.
-      columns: what each column holds, by name, in order; None where it can't be read.
+      columns: the contents of each column, by name, in order; None if it can't be read.
       problems: why a column can't be read, by name.
-      lacking: by column that some files have and others don't: which, for people.
+      lacking: by column that only some files have: which lack it, for people.
       group_rows: rows of each group, [groups] int64.
 
     Raises:
-      InputError: one is not such a file, or none has rows.
+      InputError: a file is not Parquet, or no file has rows.
     """
 
     cure = "restore the file"
@@ -82,7 +82,7 @@ class ParquetTable:
         self._pa, self._parquet = library("parquet")
         self.prepared_dir = prepared_dir
         self.source, self._texts = table_files.files, texts
-        self._idle: list[tuple[int, Any]] = []  # (number, reader) of files that no thread reads now
+        self._idle: list[tuple[int, Any]] = []  # (number, reader) of files that no thread is reading
         self._lock = threading.Lock()
         self.paths = table_files.files.paths
         self._metadata = metadata or [self._opened(n, InputError).metadata for n in range(len(self.paths))]
@@ -99,14 +99,14 @@ class ParquetTable:
         self.where = self.paths[self._whole[0]]
         self.problems: dict[str, str] = {}
         self.lacking: dict[str, str] = {}
-        self.key_kinds: dict[str, str] = {}  # of columns that folders' names hold, as `Converter` takes them
+        self.key_kinds: dict[str, str] = {}  # of columns from folders' names, for `Converter`
         self.columns: dict[str, Column | None] = self._columns()
         self._keys: dict[str, Any] = self._read_keys(table_files.keys, like)
         self._read_uint64()
         self._warn_of_large_groups()
 
     def read(self, group: int, names: Sequence[str]) -> Group:
-        """Reads some columns of a group of rows; may be called by several threads. Raises `SourceError`."""
+        """Reads columns of a row group; thread-safe. Raises `SourceError`."""
         number, row_group = self._groups[group]
         values = Group({}, {}, {})
         try:
@@ -117,7 +117,7 @@ class ParquetTable:
         return values
 
     def _arrays(self, group: int, names: Sequence[str]) -> dict[str, Any]:
-        """Reads some columns of a group of rows as `pyarrow` has them. Raises its errors, and `SourceError`."""
+        """Reads columns of a row group as `pyarrow`'s. Raises its errors, and `SourceError`."""
         number, row_group = self._groups[group]
         self.source.check(number)
         with self._lock:
@@ -125,7 +125,7 @@ class ParquetTable:
             reader = None if at is None else self._idle.pop(at)[1]
         reader = reader or self._opened(number, SourceError, self._metadata[number])
         own = {name: None for name in names if self._schemas[number].get_field_index(name) >= 0}
-        # One thread: whoever reads groups ahead does so by several.
+        # One thread: several already read groups ahead.
         table = storage.retried(
             self.source.paths[number], lambda: reader.read_row_group(row_group, columns=[*own], use_threads=False)
         )
@@ -142,12 +142,12 @@ class ParquetTable:
         return arrays
 
     def read_ids(self, names: Sequence[str]) -> None:
-        """Reads columns of floats that are ids as integers: whole numbers alone, some of which float32 would round.
+        """Reads float columns that are ids as integers: only whole numbers, some of which float32 would round.
 
-        pandas makes float64 of integers where one is missing.
+        pandas converts integers to float64 if one is missing.
 
         Raises:
-          InputError: they are beyond 2^53, so floats do not tell them apart either.
+          InputError: they are beyond 2^53, where floats round them, too.
         """
         for name, most in self._most_of_whole([name for name in names if self._is_rounded(name)]).items():
             if EXACT_FLOAT64 < most <= _MOST_INT64:
@@ -160,7 +160,7 @@ class ParquetTable:
                 self.columns[name] = Column("int64", self.columns[name].shape, "as floats")
 
     def _is_rounded(self, name: str) -> bool:
-        """Returns whether a column of floats may hold whole numbers that float32 rounds, by its type and statistics."""
+        """Returns whether a float column may have whole numbers that float32 rounds, by its type and statistics."""
         column = self.columns[name]
         if column is None or column.kind != "float32":
             return False
@@ -170,7 +170,7 @@ class ParquetTable:
         return any(map(self._is_double, types)) and not is_small
 
     def _most_of_whole(self, names: Sequence[str]) -> dict[str, float]:
-        """Returns the greatest absolute values of columns of floats whose values are all whole numbers."""
+        """Returns the largest absolute values of the float columns whose values are all whole numbers."""
         most = dict.fromkeys(names, 0.0)
         for group, (number, row_group) in enumerate(self._groups):
             try:
@@ -187,7 +187,7 @@ class ParquetTable:
         return most
 
     def follow(self, like: ParquetTable) -> None:
-        """Reads columns as another table does: those without values, integers as floats, whole floats as integers."""
+        """Reads columns as another table's: those without values, integers as floats, whole floats as integers."""
         for name, column in like.columns.items():
             if name not in self.columns or column is None:
                 continue
@@ -199,7 +199,7 @@ class ParquetTable:
                 self.columns[name] = column
 
     def check(self, name: str, may_lack: bool) -> None:
-        """Raises `InputError` if files don't hold a column alike; some may lack it where `may_lack`."""
+        """Raises `InputError` if files differ in a column; with `may_lack`, some may lack it."""
         if name in self.problems:
             raise InputError(self.problems[name])
         if name in self.lacking and not may_lack:
@@ -210,18 +210,18 @@ class ParquetTable:
 
     @functools.cached_property
     def identity(self) -> str:
-        """Text that differs where the contents do."""
+        """Text that differs if the contents do."""
         keys = f" {self._table_files.keys}" if self._keys else ""
         return f"{sum(self.group_rows)} rows of {self.source.sizes} {self.source.sample}{keys}"
 
     def describe_row(self, group: int, row: int) -> str:
-        """Returns the file and the row in it of a group's row, for messages."""
+        """Returns the file and row number of a group's row, for messages."""
         number, row_group = self._groups[group]
         before = sum(self._metadata[number].row_group(i).num_rows for i in range(row_group))
         return f"{self.source.paths[number]}, row {before + row}"
 
     def extremes(self, names: Sequence[str]) -> dict[str, tuple[int, int] | None]:
-        """Returns the least and the most value of columns of integers; None of one that has no values."""
+        """Returns the smallest and largest values of integer columns; None for one without values."""
         ends: dict[str, list[int]] = {name: [] for name in names}
         for group in range(len(self._groups)):
             unknown = []
@@ -241,7 +241,7 @@ class ParquetTable:
         return {name: (each[0], each[1]) if each else None for name, each in ends.items()}
 
     def _statistics(self, group: int, name: str) -> Any:
-        """Returns what a file says of a column's values in a group, if it says the least and the most, both finite."""
+        """Returns a file's statistics of a column in a group, if they have a finite minimum and maximum."""
         number, row_group = self._groups[group]
         if name not in self._positions[number]:
             return None
@@ -251,11 +251,11 @@ class ParquetTable:
 
     @functools.cached_property
     def _positions(self) -> list[dict[str, int]]:
-        """By file, the columns' numbers by name."""
+        """By file, the columns' indices by name."""
         return [{each.schema.column(i).path: i for i in range(each.num_columns)} for each in self._metadata]
 
     def _columns(self) -> dict[str, Column | None]:
-        """Returns what the columns of all files hold; notes those that files don't hold alike."""
+        """Returns the contents of all files' columns; records those in which files differ."""
         schemas = [(self.paths[number], self._schemas[number]) for number in self._whole]
         columns: dict[str, Column | None] = {}
         for path, schema in schemas:
@@ -271,7 +271,7 @@ class ParquetTable:
         return columns
 
     def _widest(self, name: str, having: list[tuple[str, Any]]) -> Column | None:
-        """Returns what a column holds in all files that have it; notes a problem where that is not of one kind."""
+        """Returns the contents of a column in all files that have it; records a problem if kinds differ."""
         types = self._pa.types
         typed = [(path, field) for path, field in having if not types.is_null(field.type)]
         if not typed:
@@ -303,7 +303,7 @@ class ParquetTable:
         return widest
 
     def _read_keys(self, keys: dict[str, list[str]], like: ParquetTable | None) -> dict[str, Any]:
-        """Adds the columns that the folders' names hold, but those that are in the files; returns their values."""
+        """Adds the columns in folders' names that the files lack; returns their values."""
         made: dict[str, Any] = {}
         for name, texts in keys.items():
             if name in self.columns:
@@ -324,7 +324,7 @@ class ParquetTable:
         return made
 
     def _read_uint64(self) -> None:
-        """Makes text of columns of uint64 that have values beyond int64: as text each value is itself."""
+        """Converts uint64 columns with values beyond int64 to text, which keeps each value."""
         is_uint64 = self._pa.types.is_uint64
         fields = [field for schema in self._whole_schemas() for field in schema if is_uint64(field.type)]
         names = [
@@ -341,13 +341,13 @@ class ParquetTable:
         return [self._schemas[number] for number in self._whole]
 
     def _is_null(self, name: str) -> bool:
-        """Returns whether no file holds values in a column, by their schemas."""
+        """Returns whether a column has no values in any file, by their schemas."""
         is_null = self._pa.types.is_null
         at = [(schema, schema.get_field_index(name)) for schema in self._whole_schemas()]
         return all(is_null(schema.field(number).type) for schema, number in at if number >= 0)
 
     def _is_double(self, kind) -> bool:
-        """Returns whether a type holds numbers that float32 rounds."""
+        """Returns whether a type has numbers that float32 rounds."""
         types = self._pa.types
         kind = kind.value_type if self._is_list(kind) else kind
         kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -363,7 +363,7 @@ class ParquetTable:
                     self.source.stream(number) if storage.is_remote(path) else path,
                     metadata=metadata,
                     page_checksum_verification=True,
-                    pre_buffer=storage.is_remote(path),  # of local files it costs a fifth of the time
+                    pre_buffer=storage.is_remote(path),  # for local files it costs a fifth of the time
                 ),
             )
         except (self._pa.ArrowException, OSError) as error:
@@ -372,7 +372,7 @@ class ParquetTable:
             ) from None
 
     def _column(self, field) -> Column | None:
-        """Returns what a column is read as; None where it can't be."""
+        """Returns the contents of a column as read; None if it can't be read."""
         types = self._pa.types
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
         if self._is_list(kind):
@@ -397,7 +397,7 @@ class ParquetTable:
         return types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
 
     def _length(self, name: str) -> int:
-        """Returns how many values the first row that has any has in a column of lists."""
+        """Returns the length of the first list in a column of lists."""
         for number, row_group in self._groups:
             at = self._schemas[number].get_field_index(name)
             if at < 0 or not self._is_list(self._schemas[number].field(at).type):
@@ -488,7 +488,7 @@ def first_line(error: Exception) -> str:
 
 
 def library(source: str) -> tuple[Any, Any]:
-    """Imports (pyarrow, pyarrow.parquet) for an input. Raises `InputError` where they are missing."""
+    """Imports (pyarrow, pyarrow.parquet) for an input. Raises `InputError` if they are missing."""
     try:
         import pyarrow
         import pyarrow.parquet

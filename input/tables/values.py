@@ -1,4 +1,4 @@
-"""What a column of a table holds, and its values in NumPy, made of those of `pyarrow`. Host code."""
+"""The contents of a table's column, and its values in NumPy, converted from `pyarrow`'s. Host code."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-EXACT_FLOAT32 = 1 << 24  # up to here floats of 32 bits tell whole numbers apart
+EXACT_FLOAT32 = 1 << 24  # up to here float32 has all whole numbers
 EXACT_FLOAT64 = 1 << 53
 _DAY_MICROSECONDS = 24 * 3600 * 10**6
 
 
 class Column(NamedTuple):
-    """What a column holds.
+    """The contents of a column.
 
     Attributes:
       kind: `int64`, `float32`, `text`, `date` (float32 days since 1970-01-01) or `timestamp` (float32 [2]: such days,
-        and seconds of the day, in UTC where it has a zone); of lists the dtype of their numbers.
+        and seconds of the day, in UTC if it has a zone); for lists, the dtype of their numbers.
       shape: of one value.
-      why: why it is that, where its values look like something else.
+      why: the reason for the kind, if its values look like another.
     """
 
     kind: str
@@ -27,7 +27,7 @@ class Column(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of its values in NumPy; not of text."""
+        """Dtype of its values in NumPy; not for text."""
         return np.dtype("float32" if self.kind in ("date", "timestamp") else self.kind)
 
     @property
@@ -47,7 +47,7 @@ class Texts(NamedTuple):
 
 
 def flat(array, pa) -> np.ndarray:
-    """Returns all numbers of a column, of its lists too, float64, without those that are missing."""
+    """Returns all numbers of a column, including its lists', float64, without missing ones."""
     array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
     array = array.flatten() if pa.types.is_nested(array.type) else array
     values = array.drop_null().cast(pa.float64()).to_numpy(zero_copy_only=False)
@@ -57,7 +57,7 @@ def flat(array, pa) -> np.ndarray:
 def as_integers(
     values: np.ndarray, missing: np.ndarray | None, wrong: dict[int, str]
 ) -> tuple[np.ndarray, np.ndarray | None, dict[int, str]]:
-    """Converts floats to int64: NaN counts as missing, with 0 in its place; a value that is no integer is wrong."""
+    """Converts floats to int64: NaN is missing and becomes 0; other values that are not integers are wrong."""
     is_nan = np.isnan(values)
     if is_nan.any():
         missing = is_nan if missing is None else missing | is_nan
@@ -70,7 +70,7 @@ def as_integers(
 def as_float32(
     values: np.ndarray, missing: np.ndarray | None, wrong: dict[int, str]
 ) -> tuple[np.ndarray, np.ndarray | None, dict[int, str]]:
-    """Converts floats: NaN counts as missing, with 0 in its place; a value that is infinite, or would be, is wrong."""
+    """Converts floats: NaN is missing and becomes 0; a value that is infinite, or becomes so, is wrong."""
     with np.errstate(over="ignore"):
         converted = values.astype(np.float32, copy=False)
     if np.isfinite(converted).all():
@@ -85,10 +85,10 @@ def as_float32(
 
 
 def times(array, kind: str, pa) -> np.ndarray:
-    """Returns days since 1970-01-01, [rows], and of timestamps seconds of the day too, [rows, 2]; float32."""
+    """Returns days since 1970-01-01, [rows], or for timestamps also seconds of the day, [rows, 2]; float32."""
     if kind == "date":
         return array.cast(pa.date32()).cast(pa.int32()).fill_null(0).to_numpy(zero_copy_only=False).astype(np.float32)
-    loses_nanoseconds = array.type.unit == "ns"  # anything else that does not fit is an error
+    loses_nanoseconds = array.type.unit == "ns"  # anything else that overflows is an error
     microseconds = array.cast(pa.timestamp("us", array.type.tz), safe=not loses_nanoseconds)
     microseconds = microseconds.cast(pa.int64()).fill_null(0)
     days, rest = np.divmod(microseconds.to_numpy(zero_copy_only=False), _DAY_MICROSECONDS)
@@ -96,7 +96,7 @@ def times(array, kind: str, pa) -> np.ndarray:
 
 
 def rows_of_lists(array, column: Column) -> tuple[np.ndarray, np.ndarray | None, dict[int, str]]:
-    """Returns (values [rows, length], which are missing, the rows that have not as many, with zeros in the values)."""
+    """Returns (values [rows, length], missing mask, rows of another length, whose values are zeros)."""
     length = column.shape[0]
     dtype = array.type.value_type.to_pandas_dtype()
     flat = array.flatten()
