@@ -198,7 +198,7 @@ class KerasTrainer(Trainer):
             self._sums = {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
 
     def _tried(self, *specs) -> list[str]:
-        """Returns the names of losses that are no means over examples, where a batch is computed in parts."""
+        """Returns the names of losses that are no means over examples, where a batch is computed in micro-batches."""
         replicas, parts = tf.distribute.get_strategy().num_replicas_in_sync, self.given.options.accumulate_steps
         names: list[str] = []
         try:
@@ -256,7 +256,7 @@ class KerasTrainer(Trainer):
         return weighable(self._sums[name](labels, predictions, *weighed), weigh, weights is not None)
 
     def _losses_of(self, outputs, batch, weights) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Returns the loss and each output's, times the examples of this replica's part of the batch.
+        """Returns the loss and each output's, times the examples of this replica's share of the batch.
 
         The sum over replicas, divided by all examples, is then Keras's of the global batch.
         """
@@ -268,7 +268,7 @@ class KerasTrainer(Trainer):
             if step_context().is_training and parts > 1:
                 raise UsageError(
                     f"{setting('accumulate_steps')}: {self._of_whole_batch[0]} is a loss of a batch as a whole, and no "
-                    "mean over its examples, so it can't be computed of a part of the batch; use 1"
+                    "mean over its examples, so it can't be computed of a micro-batch; use 1"
                 )
             outputs, labels, weights = self._gathered((outputs, labels, weights))
 
@@ -280,7 +280,7 @@ class KerasTrainer(Trainer):
                 if step_context().is_training and parts > 1:
                     raise UsageError(
                         f"{setting('accumulate_steps')}: a loss with a mask, or with a reduction of its own, is "
-                        "divided by a count over the whole batch, which can't be known for a part of it; use 1"
+                        "divided by a count over the whole batch, which can't be known for a micro-batch; use 1"
                     )
                 examples, count = tf.unstack(
                     self.reduction.sum_statistics(tf.stack([size, 0.0 if count is None else count]))
@@ -328,7 +328,7 @@ def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
 
     for _ in range(trials.TRIALS):
         parts = [sample(examples) for examples in trials.EXAMPLES]
-        both = tf.nest.map_structure(lambda *of_parts: tf.concat(of_parts, 0), *parts)
+        both = tf.nest.map_structure(lambda *values: tf.concat(values, 0), *parts)
         for loss, whole, first, second in zip(losses.keras_losses, sums(both), *map(sums, parts), strict=True):
             if not all(trials.alike(a, b + c) for a, b, c in zip(whole, first, second, strict=True)):
                 names.add(loss.name)

@@ -23,7 +23,7 @@ def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, share: int | tf.Te
       seed: the run's seed.
       step: scalar int64, the global step.
       replica: scalar int32, the replica's id in the whole strategy.
-      share: which of the replica's micro-batches and of their parts, an int or scalar int32.
+      share: which of the replica's micro-batches, an int or scalar int32.
       use: what it is for, of texts and numbers: two uses have no seed in common.
 
     Returns:

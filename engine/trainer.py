@@ -88,7 +88,7 @@ class Trainer(tf.Module):
 
     @classmethod
     def splits_batch(cls, **arguments) -> bool:
-        """Returns whether a CPU's cores may each compute a part of a batch, for a trainer made with these arguments.
+        """Returns whether a CPU's cores may each compute a micro-batch, for a trainer made with these arguments.
 
         Return True if no example's outputs or loss depend on another's (with batch normalisation they do), and the
         model is faster that way: convolutions and embeddings are; large dense layers are bound by memory, and small
@@ -110,7 +110,7 @@ class Trainer(tf.Module):
         self.optimizer = make_optimizer(self, self.trainable_variables)
 
     def train_step(self, batch) -> dict[str, Mean]:
-        """Makes one update from this replica's part of a batch, which has the form of the data. Replica code."""
+        """Makes one update from this replica's share of a batch, which has the form of the data. Replica code."""
         variables = self.trainable_variables
         gradients, metrics = self.compute_gradients(batch)
         gradients, count = self.reduction.sum(gradients, metrics["loss"].count, variables=variables)
@@ -120,14 +120,14 @@ class Trainer(tf.Module):
 
     def eval_step(self, batch) -> dict[str, Mean]:
         """Returns the metrics of this replica's part of a batch. Replica code."""
-        return batches.sum_over_parts(self._metrics_of, batch, self.given.options.batch_parts)
+        return batches.sum_micro_batches(self._metrics_of, batch, self.given.options.parallel_micro_batches)
 
     # -- to call in a step of one's own -------------------------------------------------------------------------------
 
     def compute_gradients(self, batch) -> tuple[Gradients, dict[str, Any]]:
         """Computes gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics. Replica code.
 
-        Computes them in the micro-batches and parts that `given.options` ask for. What layers add to the loss (Keras's
+        Computes them in the micro-batches that `given.options` set. What layers add to the loss (Keras's
         regularizers and `add_loss`; not of layers that another step trains) is added to the mean over the global batch,
         once: here times this replica's count, which the division by the global count undoes. The metric `loss` is that
         of `loss` alone; where layers add something, `loss_with_penalties` has it too, as Keras's loss does.

@@ -37,7 +37,7 @@ def run(
 
     Ctrl-C stops the run, saves it, and returns; a second one raises KeyboardInterrupt. SIGTERM and SIGHUP stop and
     save, and then do what they would have done without a run. Threads are left as they are: only a process that belongs
-    to the run (`main`) gives each core of a CPU a part of a batch.
+    to the run (`main`) gives each core of a CPU a micro-batch.
 
     Args:
       trainer_class: as `crankshaft.main` takes it.

@@ -54,8 +54,8 @@ class Model(Classifier):
             raise UsageError(
                 f"resnet takes images, [height, width, channels]; use another {setting('model')} for this input"
             )
-        if self.sync_batch_norm and (parts := self.given.options.accumulate_steps) > 1:
-            raise UsageError(f"sync_batch_norm=true needs whole batches, and accumulate_steps={parts}; use one of them")
+        if self.sync_batch_norm and (steps := self.given.options.accumulate_steps) > 1:
+            raise UsageError(f"sync_batch_norm=true needs whole batches, and accumulate_steps={steps}; use one of them")
         images = tf.keras.Input(features.shape[1:], dtype=features.dtype)
         x = self._small(images) if self.depth in _SMALL else self._large(images)
         x = tf.keras.layers.GlobalAveragePooling2D()(x)

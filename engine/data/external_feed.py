@@ -14,7 +14,7 @@ import tensorflow as tf
 from ..errors import SourceError, UsageError
 from ..mesh.mesh import Mesh
 from .feed import CallInput, Feed
-from .order import Order, replica_part
+from .order import Order, replica_range
 from .reader import example_bytes
 from .streamed import Stream, count, untuned
 
@@ -132,11 +132,11 @@ class ExternalFeed(Feed):
         return (tf.nest.map_structure(lambda x: x[first : first + each], examples),)
 
     def batch(self, batch):
-        parts = self._mesh.part(0, self._num_replicas)[1]
-        if parts == 1:
+        shares = self._mesh.batch_share(0, self._num_replicas)[1]
+        if shares == 1:
             return batch
         with tf.device("CPU:0"):  # where the batch is: a GPU is sent its rows alone
-            start, stop = replica_part(tf.shape(tf.nest.flatten(batch)[0])[0], self._mesh.data.rank, parts)
+            start, stop = replica_range(tf.shape(tf.nest.flatten(batch)[0])[0], self._mesh.data.rank, shares)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
     def close(self) -> None:

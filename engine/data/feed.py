@@ -75,12 +75,12 @@ class Feed(abc.ABC):
         """
         return call()
 
-    def is_shared(self, step: int, parts: int) -> bool:
-        """Returns whether each replica computes all of a step's batch, which has fewer examples than there are parts.
+    def is_shared(self, step: int, shares: int) -> bool:
+        """Returns whether each replica computes all of a step's batch, which has fewer examples than shares.
 
         All steps of a call are alike in this. Host code.
         """
-        return self.order.size_of(step) < parts
+        return self.order.size_of(step) < shares
 
     @property
     def no_exchange_reason(self) -> str:
@@ -93,7 +93,7 @@ class Feed(abc.ABC):
 
     @property
     def kept_batch(self) -> Any:
-        """This process's part of the batch that a step took last; None before, and where none is kept. Host code."""
+        """This process's share of the batch that a step took last; None before, and where none is kept. Host code."""
         return None
 
     def look(self, step: int) -> CallInput:
@@ -143,4 +143,4 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def batch(self, *operands) -> Any:
-        """Returns this replica's part of the step's batch, of what `next_operands` has returned. Replica code."""
+        """Returns this replica's share of the step's batch, of what `next_operands` has returned. Replica code."""

@@ -20,7 +20,7 @@ from ..mesh.mesh import Mesh
 from ..randomness import epoch_seed
 from .arrays import ArraySource, as_kept, is_on_gpus, on_each_device
 from .feed import CallInput, Feed
-from .order import Order, even_part, replica_part
+from .order import Order, even_range, replica_range
 from .reader import Reader, unmasked
 from .source import Source, Spec
 from .streamed import Share, Watch, naming_files, untuned, unwatched
@@ -139,13 +139,13 @@ class Indices(Blocks):
         mine = indices[offset]
         if context.num_replicas_in_sync == 1:
             return mine
-        # A block's batches are of one size, known where it is traced, and so is this replica's part.
+        # A block's batches are of one size, known where it is traced, and so is this replica's share.
         replica = tf.get_static_value(context.replica_id_in_sync_group)
-        if replica is None:  # one program for all replicas, as on TPUs: their parts are of one size too
-            part = mine.shape[0] // context.num_replicas_in_sync
-            return tf.slice(mine, [context.replica_id_in_sync_group * part], [part])
-        part = self._mesh.part(int(replica), context.num_replicas_in_sync)
-        return mine[slice(*replica_part(mine.shape[0], *part))]
+        if replica is None:  # one program for all replicas, as on TPUs: their shares are of one size too
+            size = mine.shape[0] // context.num_replicas_in_sync
+            return tf.slice(mine, [context.replica_id_in_sync_group * size], [size])
+        share = self._mesh.batch_share(int(replica), context.num_replicas_in_sync)
+        return mine[slice(*replica_range(mine.shape[0], *share))]
 
 
 class ResidentFeed(Feed):
@@ -275,8 +275,8 @@ class ReadFeed(Feed):
             block = first_block + number // len(replicas)
             replica = replicas.start + number % len(replicas)
             indices = self.order.examples(block)
-            part, parts = self._mesh.part(replica, n)
-            start, stop = replica_part(tf.shape(indices, tf.int64)[1], part, parts)
+            share, num_shares = self._mesh.batch_share(replica, n)
+            start, stop = replica_range(tf.shape(indices, tf.int64)[1], share, num_shares)
             return self._reader.read(indices[:, start:stop], block)
 
         left = self.order.blocks_to_end(first_block) * len(replicas) if self._source.by_epoch else tf.int64.max
@@ -325,9 +325,9 @@ class StreamedFeed(Feed):
         self._bytes_taken = 0
         self._never_kept = distributes
         self._kept: Any = None  # a nest of variables
-        # How many replicas' parts this process's batches have, and the number of the first of them.
-        self._parts = self._mesh.part(0, self._strategy.num_replicas_in_sync)[1] // len(share.counts)
-        self._first_part = share.process * self._parts
+        # How many replicas' shares this process's batches have, and the number of the first of them.
+        self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(share.counts)
+        self._first_share = share.process * self._num_shares
 
     def metadata(self) -> dict[str, Any]:
         return self.share.metadata()
@@ -357,12 +357,12 @@ class StreamedFeed(Feed):
         # Replicas gather as many rows at each step of a call, as TensorFlow's collectives require.
         return int(min(limit, self.order.steps_alike(step)))
 
-    def is_shared(self, step: int, parts: int) -> bool:
-        return not self.share.by_file and super().is_shared(step, parts)  # no process has the others' files
+    def is_shared(self, step: int, shares: int) -> bool:
+        return not self.share.by_file and super().is_shared(step, shares)  # no process has the others' files
 
     @property
     def no_exchange_reason(self) -> str:
-        if not self.share.by_file or self.order.gives_each(self._parts):
+        if not self.share.by_file or self.order.gives_each(self._num_shares):
             return ""
         return (
             f"the step sums or gathers over replicas, and workers read files of their own ({self.share.described()}), "
@@ -405,11 +405,11 @@ class StreamedFeed(Feed):
         return (batch,)
 
     def batch(self, batch):
-        if self._parts == 1 or self._distributes:
+        if self._num_shares == 1 or self._distributes:
             return batch
-        part, part_of = self._mesh.data.rank - self._first_part, even_part if self.share.by_file else replica_part
+        number, range_of = self._mesh.data.rank - self._first_share, even_range if self.share.by_file else replica_range
         with tf.device("CPU:0"):  # where the batch is: a GPU is sent its rows alone
-            start, stop = part_of(tf.shape(tf.nest.flatten(batch)[0])[0], part, self._parts)
+            start, stop = range_of(tf.shape(tf.nest.flatten(batch)[0])[0], number, self._num_shares)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
     def close(self) -> None:

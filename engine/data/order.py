@@ -444,7 +444,7 @@ def _permuted(indices: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class SharedOrder(Order):
-    """The order of data that workers divide by files: shares of any sizes, each read in its worker's part of a batch.
+    """The order of data that workers divide by files: shares of any sizes, each read in its worker's share of a batch.
 
     An epoch lasts as long as the largest share; workers that have come to the end of theirs bring nothing.
 
@@ -509,18 +509,18 @@ def order_of(
     )
 
 
-def replica_part(batch_size: int, replica: int, num_replicas: int) -> tuple[int, int]:
-    """Returns [start, stop) of a replica's part of a batch: contiguous, in order, sizes differ by at most one.
+def replica_range(batch_size: int, replica: int, num_replicas: int) -> tuple[int, int]:
+    """Returns [start, stop) of a replica's share of a batch: contiguous, in order, sizes differ by at most one.
 
     Of a batch of fewer examples than replicas each has all (`Feed.is_shared`): none computes made-up examples.
     """
-    start, stop = even_part(batch_size, replica, num_replicas)
+    start, stop = even_range(batch_size, replica, num_replicas)
     if isinstance(batch_size, int):
         return (0, batch_size) if batch_size < num_replicas else (start, stop)
     is_shared = batch_size < num_replicas
     return tf.where(is_shared, tf.zeros_like(start), start), tf.where(is_shared, batch_size, stop)
 
 
-def even_part(batch_size, part, parts):
-    """Returns [start, stop) of one of `parts` parts of a batch, some of which are empty if it has fewer examples."""
-    return batch_size * part // parts, batch_size * (part + 1) // parts
+def even_range(batch_size, share, num_shares):
+    """Returns [start, stop) of one of `num_shares` shares of a batch; some are empty if it has fewer examples."""
+    return batch_size * share // num_shares, batch_size * (share + 1) // num_shares

@@ -222,8 +222,8 @@ class Mesh:
         """Whether the model is sharded."""
         return self._model_size > 1
 
-    def part(self, replica: int, replicas: int) -> tuple[int, int]:
-        """Returns which part of a batch a replica gets: (its number, how many parts there are). Host code."""
+    def batch_share(self, replica: int, replicas: int) -> tuple[int, int]:
+        """Returns which share of a batch a replica gets: (its number, how many there are). Host code."""
         return replica // self._model_size, replicas // self._model_size
 
     def once(self, count: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""The kinds of (total, count) pairs, which merge exactly, whatever the sizes of batches and replicas' parts of them."""
+"""The kinds of (total, count) pairs, which merge exactly, whatever the sizes of batches and replicas' shares."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Confusion(Pair):
 
 
 class Outside(Pair):
-    """Sums of the largest number above a range, and of the least below, of parts of batches; counts of such parts."""
+    """Sums of the largest number above a range, and of the least below, of micro-batches; counts of them."""
 
     def mistake(self) -> str | None:
         ends = (("the largest number is at least", 1), ("the least number is at most", -1))

@@ -182,6 +182,6 @@ def check(
             raise UsageError(
                 f"{path_of(variable)} {variable.shape.as_list()}: its aggregation is the sum, by which what replicas "
                 "add is added up, and the step assigns it something else than itself plus something; use assign_add, "
-                "or sum the batch's part by tf.distribute.get_replica_context().all_reduce('sum', ...) and leave the "
+                "or sum the batch's share by tf.distribute.get_replica_context().all_reduce('sum', ...) and leave the "
                 "aggregation out"
             )

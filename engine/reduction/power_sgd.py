@@ -28,7 +28,7 @@ class PowerSgd(Reduction):
     does from step to step, since each step begins from the last one's Q. A gradient that this makes no smaller
     (vectors, small matrices) travels as it is, and so do slices.
 
-    *The memory.* What a replica's part of M lost is kept on the replica, float32, and added to its next gradient. Not
+    *The memory.* What a replica's share of M lost is kept on the replica, float32, and added to its next gradient. Not
     as a part of the *sum* of the gradients but of their *mean* over the global batch, unscaled: what is applied is the
     mean. A sum over 64 examples that lost something would else give it back, in an epoch's last batch of 2, with 32
     times its weight; and a loss scale that moved would too. So the means that are applied, and the mean of the

@@ -1,6 +1,6 @@
-"""A batch in a step: its examples weighed, counted, and computed in parts, one after the other or side by side.
+"""A batch in a step: its examples weighed, counted, and computed in micro-batches, in turn or in parallel.
 
-Gradients of sums add up, so N small batches equal one big one. Each part samples random numbers of its own.
+Gradients of sums add up, so N small batches equal one big one. Each micro-batch samples random numbers of its own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .context import step_context
 
 def counted(batch):
     """Returns a batch of tensors as losses see it, with 0 for each label that is not finite and of weight 0."""
-    parts = form.fields(batch)
-    if parts.labels is None or parts.weights is None:
+    fields = form.fields(batch)
+    if fields.labels is None or fields.weights is None:
         return form.without_weights(batch)
-    return parts.features, tf.nest.map_structure(lambda y: without_missing(y, parts.weights), parts.labels)
+    return fields.features, tf.nest.map_structure(lambda y: without_missing(y, fields.weights), fields.labels)
 
 
 def weighed(loss: Callable, outputs, batch) -> Mean:
@@ -108,10 +108,10 @@ def check_weighed(metrics: dict, batch, trainer) -> dict:
     return metrics
 
 
-def accumulate(compute: Callable, batch, steps: int, parts: int = 1, loops: bool = True):
+def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: bool = True):
     """Runs `compute` on up to `steps` micro-batches of a batch, one after the other, and adds up what it returns.
 
-    Replica code. The batch is cut along its first axis into micro-batches that differ by one example at most; a batch
+    Replica code. The batch is split along its first axis into micro-batches that differ by one example at most; a batch
     of fewer examples than `steps` makes so many. Memory holds one's activations and one set of sums.
 
     Args:
@@ -119,13 +119,13 @@ def accumulate(compute: Callable, batch, steps: int, parts: int = 1, loops: bool
         metrics are nests of tensors that add up, such as (total, count) pairs.
       batch: nest of tensors whose first axis is examples.
       steps: number of micro-batches; 1 is a plain call.
-      parts: how many each micro-batch is cut into, see `sum_over_parts`.
+      parallel: how many each of them is split into, see `sum_micro_batches`.
       loops: whether `compute` may stand in a loop; replicas' sums may not.
 
     Returns:
-      (gradients, metrics) of the whole batch. Slices stay slices: a row is there once for each part that has it.
+      (gradients, metrics) of the whole batch. Slices stay slices: a row is there once for each micro-batch that has it.
     """
-    if steps == parts == 1:
+    if steps == parallel == 1:
         return compute(batch)
 
     def listed(batch):
@@ -133,44 +133,44 @@ def accumulate(compute: Callable, batch, steps: int, parts: int = 1, loops: bool
         return list(gradients), metrics
 
     def sums(batch):
-        return sum_over_parts(listed, batch, parts)
+        return sum_micro_batches(listed, batch, parallel)
 
     size = _size(batch)
     if steps == 1:
         return sums(batch)
     if not loops or (isinstance(size, int) and size % min(steps, size or 1)):
         # XLA takes no lengths that differ within a loop, so there is none.
-        return sum_over_parts(sums, batch, steps, in_turn=not loops)
+        return sum_micro_batches(sums, batch, steps, in_turn=not loops)
     micro_batches = max(1, min(steps, size)) if isinstance(size, int) else tf.maximum(1, tf.minimum(steps, size))
 
     shares = step_context().shares(steps)
 
     def micro_batch_sums(i):
         with shares(i):
-            return sums(_cut(batch, size, i, micro_batches))
+            return sums(_micro_batch(batch, size, i, micro_batches))
 
     first_sums = micro_batch_sums(0)
     return _restored(first_sums, _looped(micro_batch_sums, _present(first_sums), micro_batches))
 
 
-def sum_over_parts(compute: Callable, batch, parts: int, in_turn: bool = False):
-    """Runs `compute` on up to `parts` parts of a batch, none of which waits for another, and adds up what it returns.
+def sum_micro_batches(compute: Callable, batch, count: int, in_turn: bool = False):
+    """Runs `compute` on up to `count` micro-batches, none of which waits for another, and adds up what it returns.
 
-    Replica code. If each part has a thread (`engine.strategies.devices.set_threads_per_part`), that is less work than
+    Replica code. If each has a thread (`engine.strategies.devices.set_threads_per_micro_batch`), that is less work than
     splitting each operation of the whole batch among threads, which then wait for each other at its end.
 
     Args:
       compute: batch -> nest of tensors that add up, `tf.IndexedSlices` or None.
       batch: nest of tensors whose first axis is examples.
-      parts: how many, differing by one example at most. A batch of fewer examples has a part for each, or one part if
-        its size is not known when it is traced: kernels can't handle empty batches.
-      in_turn: makes each part wait for the one before it, to save memory.
+      count: of micro-batches, which differ by one example at most. A batch of fewer examples has one for each, or one
+        if its size is not known when it is traced: kernels can't handle empty batches.
+      in_turn: makes each wait for the one before it, to save memory.
     """
-    if parts == 1:
+    if count == 1:
         return compute(batch)
-    size, shares = _size(batch), step_context().shares(parts)
+    size, shares = _size(batch), step_context().shares(count)
     if isinstance(size, int):
-        parts = max(1, min(parts, size))
+        count = max(1, min(count, size))
     traced: list[Any] = []
 
     def whole():
@@ -179,12 +179,12 @@ def sum_over_parts(compute: Callable, batch, parts: int, in_turn: bool = False):
 
     def sums():
         traced.clear()
-        for i in range(parts):
+        for i in range(count):
             with tf.control_dependencies(_tensors(traced[-1]) if traced and in_turn else []), shares(i):
-                traced.append(compute(_cut(batch, size, i, parts)))
+                traced.append(compute(_micro_batch(batch, size, i, count)))
         return [_sum(column) for column in zip(*map(_present, traced), strict=True)]
 
-    flat = sums() if isinstance(size, int) else tf.cond(size < parts, whole, sums)
+    flat = sums() if isinstance(size, int) else tf.cond(size < count, whole, sums)
     return _restored(traced[0], flat)
 
 
@@ -192,12 +192,12 @@ def _tensors(sums) -> list[tf.Tensor]:
     return list(tf.nest.flatten(_present(sums), expand_composites=True))
 
 
-def _looped(part_sums: Callable, firsts: list, parts) -> list:
-    """Sums the parts' tensors, in the order of `firsts`, those of the first part; slices are joined."""
+def _looped(micro_batch_sums: Callable, firsts: list, count) -> list:
+    """Sums micro-batches' tensors, in the order of `firsts`, those of the first; slices are joined."""
 
     def strung(x: tf.IndexedSlices) -> list[tf.TensorArray]:
         return [
-            tf.TensorArray(y.dtype, size=parts, infer_shape=False, element_shape=[None, *y.shape[1:]]).write(0, y)
+            tf.TensorArray(y.dtype, size=count, infer_shape=False, element_shape=[None, *y.shape[1:]]).write(0, y)
             for y in (x.values, x.indices)
         ]
 
@@ -207,8 +207,8 @@ def _looped(part_sums: Callable, firsts: list, parts) -> list:
         return kept + x
 
     _, kept = tf.while_loop(
-        lambda i, _: i < parts,
-        lambda i, kept: (i + 1, [plus(i, k, x) for k, x in zip(kept, _present(part_sums(i)), strict=True)]),
+        lambda i, _: i < count,
+        lambda i, kept: (i + 1, [plus(i, k, x) for k, x in zip(kept, _present(micro_batch_sums(i)), strict=True)]),
         (1, [strung(x) if isinstance(x, tf.IndexedSlices) else x for x in firsts]),
         parallel_iterations=1,
     )
@@ -224,26 +224,26 @@ def _size(batch):
     return tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
 
 
-def _cut(batch, size, i, parts):
-    """Returns the batch's part `i` of `parts`, of a static shape where all are of one."""
-    start, end = i * size // parts, (i + 1) * size // parts
-    even = isinstance(size, int) and isinstance(parts, int) and size % parts == 0
-    length = size // parts if even else end - start
+def _micro_batch(batch, size, i, count):
+    """Returns micro-batch `i` of `count`, of a static shape where all are of one."""
+    start, end = i * size // count, (i + 1) * size // count
+    even = isinstance(size, int) and isinstance(count, int) and size % count == 0
+    length = size // count if even else end - start
 
     def rows(x):
         rest = x.shape.rank - 1
-        part = tf.slice(x, [start] + [0] * rest, [length] + [-1] * rest)
-        part.set_shape([None, *x.shape[1:]])  # which a slice of a length that is not known yet has lost
-        return part
+        own = tf.slice(x, [start] + [0] * rest, [length] + [-1] * rest)
+        own.set_shape([None, *x.shape[1:]])  # which a slice of a length that is not known yet has lost
+        return own
 
     return tf.nest.map_structure(rows, batch)
 
 
-def _sum(parts: Sequence):
-    if isinstance(parts[0], tf.IndexedSlices):
-        values, indices = (tf.concat([getattr(x, name) for x in parts], 0) for name in ("values", "indices"))
-        return tf.IndexedSlices(values, indices, parts[0].dense_shape)
-    return functools.reduce(operator.add, parts)
+def _sum(terms: Sequence):
+    if isinstance(terms[0], tf.IndexedSlices):
+        values, indices = (tf.concat([getattr(x, name) for x in terms], 0) for name in ("values", "indices"))
+        return tf.IndexedSlices(values, indices, terms[0].dense_shape)
+    return functools.reduce(operator.add, terms)
 
 
 def _present(sums) -> list:

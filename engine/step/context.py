@@ -74,7 +74,7 @@ class StepContext:
       mesh: how the strategy's replicas are laid out.
       readings: what the step read as it began.
       generators: by which Keras's layers sample, see `seed_layers`.
-      share: which of this replica's micro-batches, and of their parts, is computed: an int or scalar int32.
+      share: which of this replica's micro-batches is computed: an int or scalar int32.
       sampled: how many random numbers of each kind were sampled so far.
       layer_states: the generators' states in this share, for layers that compute with given values of variables.
       frozen: the `id`s of the tf.Variables that this step does not update.
@@ -116,7 +116,7 @@ class StepContext:
     def seed(self, name: str | None = None) -> tf.Tensor:
         """Returns a seed for `tf.random.stateless_*`, [2] int64, which no other sample of the run has.
 
-        It differs by the run's seed, the step, the replica, the micro-batch (and the part of it that a core computes),
+        It differs by the run's seed, the step, the replica, the micro-batch,
         and from call to call: calls are numbered as the step is traced, from 0 in each step. A resumed run samples the
         same, and so does the backward pass of what `recomputed` computes again. In evaluation the seed differs by batch
         in place of step: each evaluation samples the same, and none samples what training does.

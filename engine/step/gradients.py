@@ -253,7 +253,7 @@ def minimize(
 
     Args:
       trainer: whose `train_step` this is.
-      batch: this replica's part of a batch, in the form of the data; its first axis is examples.
+      batch: this replica's share of a batch, in the form of the data; its first axis is examples.
       losses: computes metrics of a batch, or of a micro-batch of it: (total, count) pairs by name, as
         `crankshaft.mean` makes of one value an example.
       optimizers: by the name of the loss that each minimizes, of `make_optimizer`. No two have a variable in common.
@@ -298,19 +298,19 @@ def minimize(
 def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence]) -> tuple[list[Gradients], dict]:
     """Computes gradients of *sums* of this replica's (scaled) losses, and the batch's metrics. Replica code.
 
-    Computes them in the micro-batches and parts that the options of the trainer ask for.
+    Computes them in the micro-batches that the trainer's options set.
 
     Args:
       trainer: whose step this is.
       batch: in the form of the data.
-      losses: of a part of the batch returns (pairs, a function that returns the metrics): of each pair one gradient.
+      losses: of a micro-batch returns (pairs, a function that returns the metrics): of each pair one gradient.
       variables: for each pair those that its gradients are of.
 
     Returns:
       (for each pair its gradients, metrics). Those of frozen variables are None.
     """
     options, is_sharded = trainer.given.options, step_context().mesh.is_sharded
-    is_whole = options.accumulate_steps == options.batch_parts == 1
+    is_whole = options.accumulate_steps == options.parallel_micro_batches == 1
 
     def compute(part):
         gradients, metrics = _gradients_of(trainer, part, losses, variables)
@@ -318,7 +318,9 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
 
     step_context().applied.mark("accumulate_steps")
     loops = not is_sharded  # sharded layers sum over replicas
-    gradients, metrics = batches.accumulate(compute, batch, options.accumulate_steps, options.batch_parts, loops)
+    gradients, metrics = batches.accumulate(
+        compute, batch, options.accumulate_steps, options.parallel_micro_batches, loops
+    )
     return list(map(Gradients, gradients)), metrics
 
 

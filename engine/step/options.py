@@ -22,7 +22,7 @@ OF_RULE = ("optimizer", "optimizer_arg", "weight_decay", "weight_decay_exclude")
 # What a run's weight decay leaves out unless that is said: gains of normalisations, and biases.
 WEIGHT_DECAY_EXCLUDE = "bias|gamma|beta|(gain|scale)$"
 # Not for a step's own code to apply: the engine does, or chose it.
-_ENGINES_OWN = ("seed", "total_steps", "rate_by", "batch_parts", "debug", "check_numerics")
+_ENGINES_OWN = ("seed", "total_steps", "rate_by", "parallel_micro_batches", "debug", "check_numerics")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class StepOptions:
       ema_decay: decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.
       ema_warmup: whether the decay after n updates is min(ema_decay, (1 + n) / (10 + n)), which a short run needs.
       accumulate_steps: micro-batches that one update is made of.
-      batch_parts: parts of a replica's (micro-)batch that are computed side by side, a thread each.
+      parallel_micro_batches: of a replica's (micro-)batch: how many are computed in parallel, a thread each.
       reduce_lr: whether a hook may lower the learning rates, which the step's optimizers have to follow.
       recompute: blocks that a model calls by `engine.layers.recomputed` are computed again in the backward pass.
       on_nonfinite: "raise" stops the run after a step that was not finite, "skip" leaves its update out.
@@ -86,7 +86,7 @@ class StepOptions:
     ema_warmup: bool = True
     reduce_lr: bool = False
     accumulate_steps: int = 1
-    batch_parts: int = 1
+    parallel_micro_batches: int = 1
     recompute: bool = False
     on_nonfinite: str = "raise"
     debug: bool = False
@@ -120,8 +120,8 @@ class StepOptions:
             raise UsageError(f"{' and '.join(clips)} clip the same gradients; use one of them")
         if self.accumulate_steps < 1:
             raise UsageError(f"accumulate_steps={self.accumulate_steps} is not a count; use 1 or more")
-        if self.batch_parts < 1:
-            raise UsageError(f"batch_parts={self.batch_parts} is not a count; use 1 or more")
+        if self.parallel_micro_batches < 1:
+            raise UsageError(f"parallel_micro_batches={self.parallel_micro_batches} is not a count; use 1 or more")
         if not 0 <= self.ema_decay < 1:
             raise UsageError(f"ema_decay={self.ema_decay} is not a decay; use 0 (off) up to, not including, 1")
         if not self.ema_warmup and not self.ema_decay:
@@ -173,7 +173,7 @@ class Applied:
     Traces add up: a `tf.function` that a step calls is traced once, whichever trace of the step came first.
 
     Attributes:
-      names: of options, or of the parts of one that is applied in several places.
+      names: of options, or of one's places, if it is applied in several.
       optimizers: the `id`s of the engine's optimizers that made an update.
       averaged: the `id`s of the tf.Variables that a step of the user's has averaged over replicas itself.
     """

@@ -43,7 +43,7 @@ class StepRunner:
     def train_step(
         self, batch, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None, jit: bool = False
     ) -> dict:
-        """Runs `Trainer.train_step` on this replica's part of a batch, which may have no example.
+        """Runs `Trainer.train_step` on this replica's share of a batch, which may have no example.
 
         Args:
           batch: nest of tensors whose first axis is examples.

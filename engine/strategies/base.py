@@ -184,7 +184,7 @@ class Strategy(Processes, abc.ABC):
       distribution: the `tf.distribute.Strategy` in which variables are made and replica code runs.
       num_replicas: replicas that train in step.
       mesh: how they are laid out; a global batch is divided along its data axis.
-      batch_parts: parts of a replica's batch that are computed side by side, a thread each.
+      parallel_micro_batches: of a replica's batch: how many are computed in parallel, a thread each.
       num_servers: parameter servers that hold the variables.
       updates_here: whether the devices that compute gradients apply them too.
       computing_tasks: host:port of the tasks that compute for this process.
@@ -196,7 +196,7 @@ class Strategy(Processes, abc.ABC):
 
     name: str
     distribution: tf.distribute.Strategy
-    batch_parts: int = 1
+    parallel_micro_batches: int = 1
     num_servers: int = 1
     updates_here: bool = True
     computing_tasks: Sequence[str] = ()
@@ -319,10 +319,10 @@ class Strategy(Processes, abc.ABC):
             sums.exchange_scores(self.exchange_bytes)
         return sums
 
-    def on_parts(
+    def on_replicas(
         self, compute: Callable[[Any], Any], batch, batch_number: tf.Tensor, is_shared: bool = False
     ) -> tuple[tf.Tensor, Any]:
-        """Runs replica code on a batch that each process has whole, each replica on its part. TensorFlow code.
+        """Runs replica code on a batch that each process has whole, each replica on its share. TensorFlow code.
 
         Args:
           compute: makes outputs of a batch of any size.

@@ -79,18 +79,19 @@ def _parameter_server(options: StrategyOptions) -> Strategy:
     )
 
 
-def set_threads_per_part(parts: int) -> int:
-    """Sets TensorFlow's threads so that each part of a batch, which the CPU computes in parallel, has one.
+def set_threads_per_micro_batch(micro_batches: int) -> int:
+    """Sets TensorFlow's threads so that each micro-batch that the CPU computes in parallel has one.
 
     Returns:
-      The number of parts to use: 1 if there is a GPU, or if TensorFlow had started its threads already.
+      The number of micro-batches to compute in parallel: 1 if there is a GPU, or if TensorFlow had started its threads
+      already.
     """
-    if parts == 1 or tf.config.get_visible_devices("GPU"):
+    if micro_batches == 1 or tf.config.get_visible_devices("GPU"):
         return 1
-    if not _set_single_threaded_ops(parts):
+    if not _set_single_threaded_ops(micro_batches):
         logging.info("batches stay whole: this script used TensorFlow's devices before train.main")
         return 1
-    return parts
+    return micro_batches
 
 
 def _set_single_threaded_ops(at_once: int) -> bool:
@@ -104,18 +105,20 @@ def _set_single_threaded_ops(at_once: int) -> bool:
 
 
 def _one_device(options: StrategyOptions) -> Strategy:
-    parts = set_threads_per_part(options.batch_parts) if options.owns_process else 1
+    micro_batches = set_threads_per_micro_batch(options.parallel_micro_batches) if options.owns_process else 1
     device = "GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0"
-    return _replicated("one_device", tf.distribute.OneDeviceStrategy(device), options, parts)
+    return _replicated("one_device", tf.distribute.OneDeviceStrategy(device), options, micro_batches)
 
 
 def _mirrored(options: StrategyOptions) -> Strategy:
     return _replicated("mirrored", _mirror(options.num_virtual_devices, options.owns_process), options)
 
 
-def _replicated(name: str, distribution: tf.distribute.Strategy, options: StrategyOptions, parts: int = 1) -> Strategy:
+def _replicated(
+    name: str, distribution: tf.distribute.Strategy, options: StrategyOptions, micro_batches: int = 1
+) -> Strategy:
     mesh = _mesh(distribution, options)
-    return Replicated(name, distribution, options.feed_options, options.steps_per_loop, parts, mesh)
+    return Replicated(name, distribution, options.feed_options, options.steps_per_loop, micro_batches, mesh)
 
 
 def _mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strategy:
@@ -135,26 +138,26 @@ def _mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strat
     return tf.distribute.MirroredStrategy(devices)
 
 
-def split(kind: str, parts: int) -> None:
+def split(kind: str, count: int) -> None:
     """Splits the machine's one physical device of a kind into equal logical ones."""
     physical = tf.config.get_visible_devices(kind)
     if len(physical) > 1:
         raise UsageError(
-            f"{setting('num_virtual_devices', parts)} splits one {kind}, and there are {len(physical)}; omit it"
+            f"{setting('num_virtual_devices', count)} splits one {kind}, and there are {len(physical)}; omit it"
         )
     existing = tf.config.get_logical_device_configuration(physical[0])
-    if existing and len(existing) >= parts:
+    if existing and len(existing) >= count:
         return
     if kind == "GPU":
         # Of what is free, leave a tenth for libraries' own workspace.
-        each = tf.config.LogicalDeviceConfiguration(memory_limit=int(0.9 * free_gpu_memory_mb() / parts))
+        each = tf.config.LogicalDeviceConfiguration(memory_limit=int(0.9 * free_gpu_memory_mb() / count))
     else:
         each = tf.config.LogicalDeviceConfiguration()
     try:
-        tf.config.set_logical_device_configuration(physical[0], [each] * parts)
+        tf.config.set_logical_device_configuration(physical[0], [each] * count)
     except RuntimeError:
         raise UsageError(
-            f"{setting('num_virtual_devices', parts)} came too late: this process has used TensorFlow's devices by "
+            f"{setting('num_virtual_devices', count)} came too late: this process has used TensorFlow's devices by "
             "now; ask for as many in its first run, or move what uses them into build_model or the data function"
         ) from None
 

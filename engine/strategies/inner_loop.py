@@ -23,8 +23,8 @@ from .syncs import Syncs
 
 # A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
 # begins the next; within one, a step's first operations run beside the updates of the step before. Steps of more
-# operations than this, or of convolutions, gain nothing by it and take long to trace: dlrm in two parts has 681,
-# resnet20 1,384 (`InnerLoop.operations`).
+# operations than this, or of convolutions, gain nothing by it and take long to trace: dlrm in two micro-batches has
+# 681, resnet20 1,384 (`InnerLoop.operations`).
 _UNROLLED_STEPS = 4
 _FEW_OPERATIONS = 700
 
@@ -64,7 +64,7 @@ class InnerLoop(Program):
       pace: how many steps a call takes; None takes all that there may be.
       arrivals: counts the steps whose data is there; None makes one where the feed may wait in the loop.
       form: returns what a step that is traced now depends on besides its arguments; each value of it has a program.
-      parts: of a batch, one for each replica, or for each group of them that computes the same examples.
+      batch_shares: one for each replica, or for each group of them that computes the same examples.
 
     Attributes:
       programs: the compiled loops, by what they depend on besides their arguments, and the form of their operands.
@@ -85,13 +85,13 @@ class InnerLoop(Program):
         arrivals: Arrivals | None = None,
         keeps_scores: bool = False,
         form: Callable[[], Hashable] = tuple,
-        parts: int = 1,
+        batch_shares: int = 1,
     ):
         super().__init__(feed, state)
         self._form, self.pace = form, pace
         self._keeps_scores = keeps_scores
         self._syncs = syncs
-        self._parts, self._shares = parts, False  # of a batch; whether each replica computes all of it
+        self._batch_shares, self._is_shared = batch_shares, False  # the latter: whether each replica computes all of it
         self._unrolls = unrolls
         self._arrivals = Arrivals() if arrivals is None and feed.reads_in_loop else arrivals
         self._strategy = strategy
@@ -160,10 +160,10 @@ class InnerLoop(Program):
 
     def _program(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of this form: finding it is most of a `tf.function` call's time."""
-        self._shares = self.feed.is_shared(step, self._parts)
+        self._is_shared = self.feed.is_shared(step, self._batch_shares)
         operands = self.feed.traced(arguments[0])
         shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
-        if (form := (self._form(), shapes, self._shares)) not in self.programs:
+        if (form := (self._form(), shapes, self._is_shared)) not in self.programs:
             compiled = tf.function(self._loop, jit_compile=self.jit or None, autograph=False)
             self.programs[form] = compiled.get_concrete_function(operands, *arguments[1:])
         return self.programs[form]
@@ -175,7 +175,7 @@ class InnerLoop(Program):
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` on all of this host's replicas, as in the loop: for inspection, not to be run."""
         operands, start, _ = self.feed.take(step, 1)
-        self._shares = self.feed.is_shared(step, self._parts)
+        self._is_shared = self.feed.is_shared(step, self._batch_shares)
         offset, step = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
         return self._traced(operands, offset, step)[0]
 
@@ -333,7 +333,7 @@ class InnerLoop(Program):
 
     def _exchange(self) -> contextlib.AbstractContextManager:
         """Returns the context of a replica's step: what it exchanges with the others, but by the engine's means."""
-        if self._shares:
+        if self._is_shared:
             return single_replica_context()
         why = self.feed.no_exchange_reason
         return forbid_exchange(why) if why else contextlib.nullcontext()

@@ -194,7 +194,7 @@ class MultiWorker(Replicated):
     def _program(self, step, feed, **more) -> InnerLoop:
         return WorkersLoop(
             *(self.distribution, step, feed),
-            parts=self._parts,
+            batch_shares=self._batch_shares,
             worker=self.host,
             num_workers=self.num_hosts,
             arrivals=self._arrivals,

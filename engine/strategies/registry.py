@@ -36,7 +36,7 @@ class StrategyOptions:
         backquotes; None prints the line and the stacks.
       steps_per_loop: steps in one compiled call; 0 fits them.
       feed_options: how data reaches the devices.
-      batch_parts: that one_device is to compute side by side, see `devices.set_threads_per_part`.
+      parallel_micro_batches: that one_device computes in parallel, see `devices.set_threads_per_micro_batch`.
       gpus: which GPUs, see `gpus.take`. Of all, one_device takes the
         first, and the coordinator of parameter_server none, since others compute.
       owns_process: whether threads may be set for the whole process, and GPUs that this run does not use be hidden from
@@ -54,7 +54,7 @@ class StrategyOptions:
     end_process: Callable[[str], None] | None = None
     steps_per_loop: int = 0
     feed_options: FeedOptions = dataclasses.field(default_factory=FeedOptions)
-    batch_parts: int = 1
+    parallel_micro_batches: int = 1
     gpus: Sequence[int] | None = None
     owns_process: bool = True
 

@@ -13,7 +13,7 @@ from ..data.external_feed import ExternalFeed
 from ..data.feed import Feed
 from ..data.feeds import Devices, ReadFeed, RepeatedFeed, ResidentFeed, StreamedFeed
 from ..data.form import text_fields
-from ..data.order import Order, order_of, replica_part
+from ..data.order import Order, order_of, replica_range
 from ..data.reader import example_bytes, in_memory
 from ..data.source import Source
 from ..data.streamed import divide, unwatched
@@ -44,7 +44,7 @@ class Replicated(Strategy):
       distribution: the `tf.distribute.Strategy`.
       feed_options: how data reaches the devices.
       steps_per_loop: steps in one compiled call; 0 fits them to about a quarter of a second.
-      batch_parts: of a replica's batch that are computed side by side, a thread each.
+      parallel_micro_batches: of a replica's batch: how many are computed in parallel, a thread each.
       mesh: how the replicas are laid out; None lays them along data alone.
     """
 
@@ -56,7 +56,7 @@ class Replicated(Strategy):
         distribution: tf.distribute.Strategy,
         feed_options: FeedOptions | None = None,
         steps_per_loop: int = 0,
-        batch_parts: int = 1,
+        parallel_micro_batches: int = 1,
         mesh: Mesh | None = None,
     ):
         self.name = name
@@ -65,7 +65,7 @@ class Replicated(Strategy):
         self._devices = Devices(distribution, self.mesh)
         self.feed_options = feed_options or FeedOptions()
         self.steps_per_loop = steps_per_loop
-        self.batch_parts = batch_parts
+        self.parallel_micro_batches = parallel_micro_batches
         self._static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
         self._divided: list[str] = []
 
@@ -92,7 +92,7 @@ class Replicated(Strategy):
     def _stream_feed(self, stream, global_batch_size: int, seed: int | None, known) -> StreamedFeed:
         options, watch = self.feed_options, self.feed_options.watch or unwatched
         here = len(self.distribution.extended.worker_devices)
-        # Processes that hold parts of one copy of the model read the same examples, so they divide no files.
+        # Processes that hold shards of one copy of the model read the same examples, so they divide no files.
         alike = here % self.mesh.model.size > 0
         timeout = options.read_timeout_seconds if self.num_hosts == 1 else 0.0  # several have a watchdog
         share = divide(stream, self, "DATA" if alike else options.auto_shard.upper(), known, watch, timeout)
@@ -124,7 +124,7 @@ class Replicated(Strategy):
         reduction = state.trainer.reduction
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
         if train_feed and self.num_replicas > 1 and self._holdings.loss_scale:  # one alone takes the mean
-            examples = train_feed.order.batch_size / self._parts / state.trainer.given.options.accumulate_steps
+            examples = train_feed.order.batch_size / self._batch_shares / state.trainer.given.options.accumulate_steps
             self._holdings.loss_scale.expect_sums(examples)
         super().bind(state, train_feed, eval_feed)
 
@@ -143,8 +143,11 @@ class Replicated(Strategy):
             return "the updates of embeddings touch a few rows, and XLA has no kernels for that"
         if text := text_fields(self.state.trainer.given.example):
             return f"{text[0]} holds strings, for which XLA has no kernels"
-        if self.batch_parts > 1:
-            return f"each batch is computed in {self.batch_parts} parts, a thread each, of which XLA would use one"
+        if self.parallel_micro_batches > 1:
+            return (
+                f"each batch is computed in {self.parallel_micro_batches} micro-batches in parallel, a thread each, "
+                "and XLA would use one thread"
+            )
         if self.state.trainer.given.options.recompute:
             return f"{setting('recompute')} computes blocks twice, and XLA would merge that into once"
         if not self.training.feed.compilable:
@@ -172,7 +175,7 @@ class Replicated(Strategy):
 
     def _program(self, step: Callable[..., dict], feed: Feed, **more: Any) -> InnerLoop:
         dtype = tf.float32 if self._static_shapes else tf.float64
-        return InnerLoop(self.distribution, step, feed, sums_dtype=dtype, parts=self._parts, **more)
+        return InnerLoop(self.distribution, step, feed, sums_dtype=dtype, batch_shares=self._batch_shares, **more)
 
     def _train_step(self, jit: bool) -> Callable[..., dict]:
         runner, state = self._runner, self.state
@@ -235,26 +238,26 @@ class Replicated(Strategy):
         return self._syncs.period_steps if self._syncs else 1
 
     @property
-    def _parts(self) -> int:
-        """How many parts a batch has, each computed by one replica, or by several that hold parts of the model."""
-        return self.mesh.part(0, self.num_replicas)[1]
+    def _batch_shares(self) -> int:
+        """How many shares a batch has, each computed by one replica, or by several that hold shards of the model."""
+        return self.mesh.batch_share(0, self.num_replicas)[1]
 
-    def on_parts(self, compute, batch, batch_number, is_shared=False):
+    def on_replicas(self, compute, batch, batch_number, is_shared=False):
         if self._static_shapes:
-            return super().on_parts(compute, batch, batch_number, is_shared)
+            return super().on_replicas(compute, batch, batch_number, is_shared)
 
         def on_replica(whole):
             size = tf.shape(tf.nest.flatten(whole)[0])[0]
-            start, stop = replica_part(size, self.mesh.data.rank, self._parts)
-            part = tf.nest.map_structure(lambda x: x[start:stop], whole)
+            start, stop = replica_range(size, self.mesh.data.rank, self._batch_shares)
+            own = tf.nest.map_structure(lambda x: x[start:stop], whole)
             with single_replica_context() if is_shared else contextlib.nullcontext():
-                outputs = self._runner.outputs(compute, part, self.state.step_variable, batch_number)
+                outputs = self._runner.outputs(compute, own, self.state.step_variable, batch_number)
             return tf.range(start, stop), outputs
 
         def joined(value):
-            parts = self.distribution.experimental_local_results(value)
+            results = self.distribution.experimental_local_results(value)
             with tf.device("CPU:0"):
-                return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+                return tf.concat(results, 0) if len(results) > 1 else results[0]
 
         return tf.nest.map_structure(joined, self.distribution.run(on_replica, args=(batch,)))
 

@@ -20,11 +20,11 @@ def configured() -> int:
 
 
 def counts(strategy: Strategy) -> dict[str, int]:
-    """Returns threads an operation and parts a batch where a CPU of this process computes gradients; else nothing."""
+    """Returns threads per operation and parallel micro-batches; empty if no CPU here computes gradients."""
     if strategy.computing_tasks or "CPU" not in strategy.computes_on[0]:
         return {}
     threads = tf.config.threading.get_intra_op_parallelism_threads() or configured()
-    return {"threads": threads, "batch_parts": strategy.batch_parts}
+    return {"threads": threads, "parallel_micro_batches": strategy.parallel_micro_batches}
 
 
 def warn_of_others(manifest: Manifest, about: dict[str, Any]) -> None:
@@ -39,4 +39,4 @@ def warn_of_others(manifest: Manifest, about: dict[str, Any]) -> None:
 
 
 def _described(cpu: dict[str, int]) -> str:
-    return f"{cpu.get('threads')} thread(s) an operation and {cpu.get('batch_parts')} part(s) a batch"
+    return f"{cpu.get('threads')} thread(s) per operation and {cpu.get('batch_parts')} micro-batch(es) in parallel"

@@ -58,8 +58,8 @@ from .history import History, TrainMetrics
 from .inputs import Inputs
 from .preprocessor import Preprocessor
 
-# A part of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each part.
-_LEAST_EXAMPLES_A_PART = 16
+# One of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each.
+_LEAST_EXAMPLES_PER_MICRO_BATCH = 16
 _RECORD_SECONDS = 5.0  # for the end of a process that stands still: its disk may do so too
 T = TypeVar("T", bound="BaseRun")
 
@@ -260,11 +260,11 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
             read_timeout_seconds=_step_timeout_seconds(config) / 2,  # a read that hangs is named, not who waits for it
             watch=progress.watch(config.progress if config.is_chief else "off"),
         ),
-        batch_parts=batch_parts(config),
+        parallel_micro_batches=parallel_micro_batches(config),
         owns_process=config.owns_process,
         gpus=config.gpu_numbers,
     )
-    checks.check_batch(config.global_batch_size, strategy.mesh.part(0, strategy.num_replicas)[1])
+    checks.check_batch(config.global_batch_size, strategy.mesh.batch_share(0, strategy.num_replicas)[1])
     tf.config.list_logical_devices()  # starts them, so that TensorFlow's messages about it come now
     return strategy
 
@@ -292,14 +292,14 @@ def _step_timeout_seconds(config: Config) -> float:
     return watchdog.default_timeout_seconds() if seconds is None else seconds
 
 
-def batch_parts(config: Config) -> int:
-    """Returns how many parts of a batch the CPU's cores compute in parallel: one each, where the model allows it."""
+def parallel_micro_batches(config: Config) -> int:
+    """Returns how many micro-batches the CPU's cores compute in parallel: one each, where the model allows it."""
     splits = config.trainer_class.splits_batch(**config.configured_arguments("model_arg"))
     if not splits or config.strategy != "one_device" or config.jit == "on" or not config.owns_process:
         return 1
     cores = threads.configured()
     examples = config.global_batch_size // config.accumulate_steps
-    return cores if 1 <= cores <= examples // _LEAST_EXAMPLES_A_PART else 1
+    return cores if 1 <= cores <= examples // _LEAST_EXAMPLES_PER_MICRO_BATCH else 1
 
 
 def _train_steps(config: Config, order: Order) -> int | None:
@@ -317,7 +317,7 @@ def _train_steps(config: Config, order: Order) -> int | None:
 
 def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_steps: int | None) -> TrainState:
     """Makes the trainer and all that its steps change, where the strategy has its variables."""
-    options = _step_options(config, train_steps, strategy.batch_parts, run_inputs.order)
+    options = _step_options(config, train_steps, strategy.parallel_micro_batches, run_inputs.order)
     known_data = run_inputs.example, run_inputs.known.num_classes, run_inputs.known.vocabulary
 
     def make() -> TrainState:
@@ -365,7 +365,9 @@ def _num_servers(config: Config, strategy) -> int:
     return (newest and shards_in(newest.variables)) or strategy.num_servers
 
 
-def _step_options(config: Config, train_steps: int | None, batch_parts: int, order: Order | None) -> StepOptions:
+def _step_options(
+    config: Config, train_steps: int | None, parallel_micro_batches: int, order: Order | None
+) -> StepOptions:
     """Makes the settings of a run's step; `order` is of its training data, None where it does not train."""
     optimizer_arg = config.configured_arguments("optimizer_arg")
     exclude = optimizer_arg.pop("weight_decay_exclude", WEIGHT_DECAY_EXCLUDE)
@@ -397,7 +399,7 @@ def _step_options(config: Config, train_steps: int | None, batch_parts: int, ord
         ema_warmup=ema_warmup,
         reduce_lr=bool(config.reduce_lr),
         accumulate_steps=config.accumulate_steps,
-        batch_parts=batch_parts,
+        parallel_micro_batches=parallel_micro_batches,
         recompute=config.recompute,
         on_nonfinite=config.on_nonfinite,
         debug=config.debug,

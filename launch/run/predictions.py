@@ -68,8 +68,8 @@ class Predictor:
         def computing(is_shared: bool) -> Callable:
             def compute(features, number):
                 if self.is_sharded:
-                    return Strategy.on_parts(run.strategy, outputs, features, number)
-                return run.strategy.on_parts(outputs, features, number, is_shared)
+                    return Strategy.on_replicas(run.strategy, outputs, features, number)
+                return run.strategy.on_replicas(outputs, features, number, is_shared)
 
             # Called itself, a `tf.function` of each run would warn that it is traced again and again.
             compiled = tf.function(compute, autograph=False)

@@ -53,7 +53,7 @@ FEEDS = ["resident", "streamed", "dataset auto", "dataset data", "files auto", "
 
 
 def joined(found, kind) -> list[list[int]]:
-    """The global batches: the workers' parts one after the other; all of one of fewer examples than workers."""
+    """The global batches: the workers' shares one after the other; all of one of fewer examples than workers."""
     parts = zip(*(each["feeds"][kind] for each in found), strict=True)
     return [
         batch[0]
@@ -74,7 +74,7 @@ def test_each_example_of_an_epoch_is_seen_once_over_all_workers(found, kind):
 
 @pytest.mark.parametrize("kind", ["resident", "streamed", "dataset auto", "dataset data", "files data"])
 def test_a_step_s_batch_does_not_depend_on_how_many_workers_there_are(found, folder, kind):
-    """The workers' parts, one after the other, are the batch that one device would have been given."""
+    """The workers' shares, one after the other, are the batch that one device would have been given."""
     source, options = worker.sources(folder)[kind]
     one = worker.seen(Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"), options), source)
     assert joined(found, kind) == one

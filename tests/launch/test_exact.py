@@ -132,8 +132,8 @@ def test_a_run_that_goes_on_with_other_threads_says_so(inside, monkeypatch, tmp_
     inside(*run, "--train_steps=5").ok()
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "2")
     other = inside(*run, "--train_steps=7").ok()
-    said = "ckpt-5 was computed with 1 thread(s) an operation and 1 part(s) a batch, and this process has 2 thread(s)"
-    assert said in other.err
+    before = "ckpt-5 was computed with 1 thread(s) per operation and 1 micro-batch(es) in parallel"
+    assert f"{before}, and this process has 2 thread(s)" in other.err
 
 
 @pytest.mark.parametrize(

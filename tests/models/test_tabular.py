@@ -115,10 +115,16 @@ def test_dlrm_is_the_papers_products_of_all_pairs():
     np.testing.assert_allclose(outputs_of(trainer, features), x, rtol=1e-4, atol=1e-6)
 
 
-def trained(name, source, steps, parts=1, calls=(60,)):
+def trained(name, source, steps, micro_batches=1, calls=(60,)):
     """All that was trained, after so many steps of Adam by batches of 64; once for each length of calls."""
     trainer = MODELS[name](**({"crosses": ("all",)} if name == "wide_deep" else {}))
-    arguments = {"batch": 64, "optimizer": "adam", "batch_parts": parts, "shuffle": False, "num_classes": 2}
+    arguments = {
+        "batch": 64,
+        "optimizer": "adam",
+        "parallel_micro_batches": micro_batches,
+        "shuffle": False,
+        "num_classes": 2,
+    }
     strategy, state = prepared(trainer, source, {"categories": ROWS}, **arguments)
     put_back, found = state.copied(), []
     for calls_of in calls:
@@ -136,21 +142,21 @@ def trained(name, source, steps, parts=1, calls=(60,)):
         ("dlrm", lambda arrays: arrays),
     ],
 )
-def test_parts_learn_what_whole_batches_teach(name, form):
-    """Many rows are in several parts, for the lazy Adam. The last batch has fewer examples than there are parts.
+def test_micro_batches_learn_what_whole_batches_teach(name, form):
+    """Many rows are in several micro-batches, for the lazy Adam. The last batch has fewer examples than micro-batches.
 
     float32 sums in another order: 1e-7 a step of what a gradient is made of, more where its terms cancel.
     """
     source = tf.nest.map_structure(lambda array: array[: 64 * 20 + 2], planted())
     (whole,) = trained(name, source, 60)
-    (parts,) = trained(name, form(source), 60, parts=3)
-    for one, other in zip(whole, parts, strict=True):
+    (split,) = trained(name, form(source), 60, micro_batches=3)
+    for one, other in zip(whole, split, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "parts"), [("wide_deep", 3), ("dlrm", 1)])
-def test_where_calls_are_cut_changes_no_bit(name, parts):
-    for a, b in zip(*trained(name, planted(), 12, parts, calls=(12, 1)), strict=True):
+@pytest.mark.parametrize(("name", "micro_batches"), [("wide_deep", 3), ("dlrm", 1)])
+def test_where_calls_are_cut_changes_no_bit(name, micro_batches):
+    for a, b in zip(*trained(name, planted(), 12, micro_batches, calls=(12, 1)), strict=True):
         np.testing.assert_array_equal(a, b)
 
 

@@ -52,8 +52,8 @@ class Probe:
         operands, offset, _ = feed.look(step)
         with _without_admission(self._holdings.tables.values()):
             numbers = tf.constant(offset, tf.int64), tf.constant(step, tf.int64)
-            parts = self._strategy.mesh.part(0, self._strategy.num_replicas)[1]
-            is_shared = feed.is_shared(step, parts)
+            shares = self._strategy.mesh.batch_share(0, self._strategy.num_replicas)[1]
+            is_shared = feed.is_shared(step, shares)
             gradients = self._gradients(feed, operands, *numbers, self._holdings.freezing.frozen, is_shared)
         paths = [path_of(v) for v in self._trainer.trainable_variables]
         return {path: gradients[path] for path in paths if path in gradients}
@@ -64,7 +64,7 @@ class Probe:
         return form.features(self._trainer.given.example)
 
     def features(self, program: Program, step: int):
-        """Returns the features of one replica's part of a step's batch, as tensors; None where none is known."""
+        """Returns the features of one replica's share of a step's batch, as tensors; None where none is known."""
         if (feed := self._feed_of(program)) is None:
             return None
         operands, offset, _ = feed.look(step)

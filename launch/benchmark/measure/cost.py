@@ -85,9 +85,9 @@ def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
       NotCountableError: the graph has a loop of a length, or a tensor of a shape, that only running it tells; or
         the strategy has no such batch.
     """
-    _, parts = strategy.mesh.part(0, strategy.num_replicas)  # replicas along the mesh's model axis share examples
-    part = batch_size // parts
-    batch = tf.nest.map_structure(lambda x: np.repeat(np.asarray(x), part, axis=0), state.trainer.given.example)
+    # Replicas along the mesh's model axis share examples.
+    share = batch_size // strategy.mesh.batch_share(0, strategy.num_replicas)[1]
+    batch = tf.nest.map_structure(lambda x: np.repeat(np.asarray(x), share, axis=0), state.trainer.given.example)
     try:
         graph = strategy.program("train", strategy.repeated(batch, batch_size)).one_step(0).graph
     except NotImplementedError as error:

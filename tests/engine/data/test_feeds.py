@@ -90,7 +90,7 @@ def seen(bench):
 
 
 def joined(steps):
-    """[steps] the global batches: replicas' parts one after the other; all of a batch too small to be divided."""
+    """[steps] the global batches: replicas' shares one after the other; all of a batch too small to be divided."""
     return [parts[0] if _is_shared(parts) else [i for part in parts for i in part] for parts in steps]
 
 

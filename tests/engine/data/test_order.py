@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.data.order import Order, Origin, SharedOrder, even_part, replica_part
+from crankshaft.engine.data.order import Order, Origin, SharedOrder, even_range, replica_range
 
 SIZES = [(1, 1), (1, 4), (3, 8), (8, 8), (12, 4), (13, 4), (29, 3), (64, 7)]
 
@@ -184,13 +184,13 @@ def test_data_that_makes_no_batch_is_refused():
 @pytest.mark.parametrize("replicas", [1, 2, 3, 8])
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 64])
 def test_replicas_share_a_batch_evenly(size, replicas):
-    parts = [even_part(size, replica, replicas) for replica in range(replicas)]
-    whole = [replica_part(size, replica, replicas) for replica in range(replicas)]
-    assert whole == (parts if size >= replicas else [(0, size)] * replicas)
-    assert whole == [tuple(map(int, replica_part(tf.constant(size), i, replicas))) for i in range(replicas)]
-    assert [start for start, _ in parts] == [0, *(stop for _, stop in parts[:-1])]
-    assert parts[-1][1] == size
-    sizes = [stop - start for start, stop in parts]
+    shares = [even_range(size, replica, replicas) for replica in range(replicas)]
+    whole = [replica_range(size, replica, replicas) for replica in range(replicas)]
+    assert whole == (shares if size >= replicas else [(0, size)] * replicas)
+    assert whole == [tuple(map(int, replica_range(tf.constant(size), i, replicas))) for i in range(replicas)]
+    assert [start for start, _ in shares] == [0, *(stop for _, stop in shares[:-1])]
+    assert shares[-1][1] == size
+    sizes = [stop - start for start, stop in shares]
     assert max(sizes) - min(sizes) <= 1
 
 

@@ -40,9 +40,9 @@ def by_pairs(features, labels, weights=None):
     ("replicas", "weighted", "options"),
     [
         (1, False, {}),
-        (1, True, {"batch_parts": 2, "eval_batch_size": 7}),
+        (1, True, {"parallel_micro_batches": 2, "eval_batch_size": 7}),
         (2, True, {}),  # a last batch of 1: one replica has none
-        (3, False, {"batch_parts": 2}),
+        (3, False, {"parallel_micro_batches": 2}),
     ],
 )
 def test_an_evaluation_is_exact(bench, replicas, weighted, options):

@@ -113,11 +113,11 @@ def by_keras(model, weighted):
     ("replicas", "weighted", "options"),
     [
         pytest.param(1, False, {"jit": True}, marks=pytest.mark.slow),
-        (2, True, {"accumulate_steps": 2}),  # a last batch of 1: one replica has none, the other one part
+        (2, True, {"accumulate_steps": 2}),  # a last batch of 1: one replica has none, the other one micro-batch
     ],
 )
 def test_values_are_keras_ones_over_all_examples(bench, replicas, weighted, options):
-    """45 examples by 4: uneven parts and batches. Sums of float32 values in another order: 1e-5."""
+    """45 examples by 4: uneven micro-batches and batches. Sums of float32 values in another order: 1e-5."""
     made = bench(Measured(weighted), points(), 4, replicas, learning_rate=0.0, eval_source=points(), **options)
     sums = Sums()
     while made.state.step < 12:  # an epoch

@@ -9,12 +9,12 @@ from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.step.batches import accumulate
 from crankshaft.models.mlp import Model as Mlp
 
-# A sum over examples in parts is a sum in another order: some ulps (6e-8) of the largest partial sum.
+# A sum over micro-batches is a sum in another order: some ulps (6e-8) of the largest partial sum.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
 class Gradients:
-    """A linear model's sums over a batch, dense, sparse and absent gradients; notes the sizes of the parts."""
+    """A linear model's sums over a batch, dense, sparse and absent gradients; notes the sizes of the micro-batches."""
 
     def __init__(self):
         rng = np.random.default_rng(0)
@@ -31,7 +31,7 @@ class Gradients:
         gradients = tape.gradient(total, [self.weights, self.table, self.unused])
         return gradients, {
             "loss": mean(losses),
-            "part": mean([tf.cast(tf.size(labels), tf.float32)]),
+            "size": mean([tf.cast(tf.size(labels), tf.float32)]),
         }
 
 
@@ -47,18 +47,18 @@ def dense(gradients):
 
 @pytest.mark.parametrize("mode", ["static", "dynamic", "jit"])
 @pytest.mark.parametrize(
-    ("examples", "steps", "parts"),
+    ("examples", "steps", "parallel"),
     [(12, 4, 1), (13, 4, 1), (3, 5, 1), (1, 2, 1), (8, 1, 1), (8, 1, 2), (7, 1, 3), (2, 1, 4), (9, 2, 2), (8, 2, 4)],
 )
-def test_parts_add_up_to_the_whole(examples, steps, parts, mode):
-    """Micro-batches, each of so many parts side by side."""
+def test_micro_batches_add_up_to_the_whole(examples, steps, parallel, mode):
+    """Micro-batches in turn, each of so many in parallel."""
     compute = Gradients()
     data = batch(examples)
     length = None if mode == "dynamic" else examples
     spec = tf.nest.map_structure(lambda x: tf.TensorSpec([length, *x.shape[1:]], x.dtype), data)
 
     def run(data):
-        gradients, metrics = accumulate(compute, data, steps, parts)
+        gradients, metrics = accumulate(compute, data, steps, parallel)
         return [g if g is None else tf.convert_to_tensor(g) for g in gradients], metrics
 
     run = tf.function(run, input_signature=[spec], jit_compile=mode == "jit" or None, autograph=False)
@@ -72,11 +72,11 @@ def test_parts_add_up_to_the_whole(examples, steps, parts, mode):
     np.testing.assert_allclose(metrics["loss"].total, whole["loss"].total, **CLOSE)
     assert metrics["loss"].count == examples
     micro_batches = min(steps, examples)
-    if mode == "dynamic":  # whole, where there are fewer examples than parts
-        assert metrics["part"].count == micro_batches * (parts if examples // micro_batches >= parts else 1)
+    if mode == "dynamic":  # whole, where there are fewer examples than micro-batches
+        assert metrics["size"].count == micro_batches * (parallel if examples // micro_batches >= parallel else 1)
     else:
-        assert metrics["part"].count == min(steps * parts, examples)
-    assert metrics["part"].total == examples
+        assert metrics["size"].count == min(steps * parallel, examples)
+    assert metrics["size"].total == examples
 
 
 def test_an_empty_batch_is_one_empty_part():
@@ -104,9 +104,9 @@ def test_a_trainer_learns_the_same_from_micro_batches(bench, steps, replicas, ji
     """44 examples by 16: a batch of 12 at the end of each epoch. SGD, so that differences are not blown up."""
     common = {"num_classes": 3, "optimizer": "sgd", "learning_rate": 0.1}
     whole = bench(Mlp((8,)), data(), 16, replicas, jit=jit, **common)
-    parts = bench(Mlp((8,)), data(), 16, replicas, jit=jit, accumulate_steps=steps, **common)
-    np.testing.assert_allclose(parts.curve(9), whole.curve(9), rtol=1e-5)
-    for a, b in zip(parts.arrays(), whole.arrays(), strict=True):
+    accumulated = bench(Mlp((8,)), data(), 16, replicas, jit=jit, accumulate_steps=steps, **common)
+    np.testing.assert_allclose(accumulated.curve(9), whole.curve(9), rtol=1e-5)
+    for a, b in zip(accumulated.arrays(), whole.arrays(), strict=True):
         np.testing.assert_allclose(a, b, **CLOSE)
 
 
@@ -115,8 +115,8 @@ def test_a_trainer_learns_the_same_from_micro_batches_of_a_dataset(bench):
     source = tf.data.Dataset.from_tensor_slices(data())
     common = {"num_classes": 3, "optimizer": "sgd", "learning_rate": 0.1, "shuffle": False}
     whole = bench(Mlp((8,)), source, 16, **common)
-    parts = bench(Mlp((8,)), source, 16, 3, accumulate_steps=2, **common)
-    np.testing.assert_allclose(parts.curve(9), whole.curve(9), rtol=1e-5)
+    accumulated = bench(Mlp((8,)), source, 16, 3, accumulate_steps=2, **common)
+    np.testing.assert_allclose(accumulated.curve(9), whole.curve(9), rtol=1e-5)
 
 
 class Bag(Trainer):
@@ -166,11 +166,11 @@ def test_rows_that_no_part_touches_stay_where_they_are(bench, replicas, steps):
     rng = np.random.default_rng(0)
     source = rng.integers(0, 12, (22, 3)), rng.normal(size=22).astype(np.float32)
     adam = {"optimizer": "adam", "learning_rate": 0.1}
-    whole, parts = [bench(Table(), source, 8, replicas, accumulate_steps=steps, **adam) for steps in (1, steps)]
-    first = parts.trainer.table.shards[0].numpy()
-    for each in (whole, parts):
+    whole, accumulated = [bench(Table(), source, 8, replicas, accumulate_steps=steps, **adam) for steps in (1, steps)]
+    first = accumulated.trainer.table.shards[0].numpy()
+    for each in (whole, accumulated):
         each.train(9)
-    table = parts.trainer.table.shards[0].numpy()
+    table = accumulated.trainer.table.shards[0].numpy()
     np.testing.assert_allclose(table, whole.trainer.table.shards[0].numpy(), rtol=1e-3, atol=1e-5)
     np.testing.assert_array_equal(table[12:], first[12:])
     assert (table[:12] != first[:12]).all()

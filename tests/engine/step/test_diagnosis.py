@@ -78,7 +78,7 @@ def data(*label_shape, kind=np.asarray):
         (Line, 1, {}),
         (Line, 2, {}),
         (Line, 1, {"accumulate_steps": 3}),
-        (Line, 1, {"batch_parts": 2}),
+        (Line, 1, {"parallel_micro_batches": 2}),
         (InMetrics, 1, {}),
         (Weighted, 1, {}),
     ],

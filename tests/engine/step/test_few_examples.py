@@ -114,7 +114,7 @@ def test_predictions_exchange_as_on_one_device(bench):
         return features - total / count + tf.cast(context.replica_id_in_sync_group, tf.float32)
 
     few = tf.constant(DATA[0][:2])
-    rows, outputs = made(bench, 4).strategy.on_parts(centred, few, tf.constant(0, tf.int64), is_shared=True)
+    rows, outputs = made(bench, 4).strategy.on_replicas(centred, few, tf.constant(0, tf.int64), is_shared=True)
     alone = (few - tf.reduce_sum(few, 0) / 2).numpy()
     np.testing.assert_allclose(outputs, alone[rows.numpy()], rtol=1e-5)
     assert set(rows.numpy()) == {0, 1}

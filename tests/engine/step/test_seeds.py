@@ -1,4 +1,4 @@
-"""Random numbers of a step: independent in each call, micro-batch, part, replica and step, and equal by name."""
+"""Random numbers of a step: independent in each call, micro-batch, replica and step, and equal by name."""
 
 import numpy as np
 import pytest
@@ -55,8 +55,8 @@ def sample(bench, steps=1, calls_of=None, **options):
     [
         (1, {}),
         (8, {"accumulate_steps": 4, "replicas": 2}),
-        (8, {"accumulate_steps": 2, "batch_parts": 2, "replicas": 2}),
-        (4, {"accumulate_steps": 2, "batch_parts": 2}),
+        (8, {"accumulate_steps": 2, "parallel_micro_batches": 2, "replicas": 2}),
+        (4, {"accumulate_steps": 2, "parallel_micro_batches": 2}),
         (5, {"accumulate_steps": 5}),  # of 3 and 4 examples
         (4, {"accumulate_steps": 4, "jit": True}),
     ],
@@ -91,8 +91,8 @@ def test_evaluation_and_prediction_sample_in_each_batch_and_call_independently(b
     def compute(features):
         return tf.zeros([tf.shape(features)[0], 1]) + run.trainer.samples()
 
-    _, first = run.strategy.on_parts(compute, features, tf.constant(0, tf.int64))
-    _, second = run.strategy.on_parts(compute, features, tf.constant(1, tf.int64))
+    _, first = run.strategy.on_replicas(compute, features, tf.constant(0, tf.int64))
+    _, second = run.strategy.on_replicas(compute, features, tf.constant(1, tf.int64))
     values = np.stack([first[0], first[-1], second[0], second[-1]])
     assert all(len(set(column)) == 4 for column in values.T)
 

@@ -41,14 +41,16 @@ def test_replicas_learn_what_one_device_learns(curves, model, others):
 
 
 @pytest.mark.slow
-def test_parts_learn_what_whole_batches_teach(curves):
-    """As on replicas. The last batch of an epoch has two examples, fewer than four parts.
+def test_micro_batches_learn_what_whole_batches_teach(curves):
+    """As on replicas. The last batch of an epoch has two examples, fewer than four micro-batches.
 
     By seed 0 two of a window's values are so near each other at step 16 that rounding says which of them is pooled.
     """
     whole = curves(Cnn(), images(), shuffle=False, seed=1)
-    for parts, source in ((2, images()), (4, images()), (4, tf.data.Dataset.from_tensor_slices(images()))):
-        np.testing.assert_allclose(curves(Cnn(), source, batch_parts=parts, shuffle=False, seed=1), whole, rtol=1e-5)
+    for count, source in ((2, images()), (4, images()), (4, tf.data.Dataset.from_tensor_slices(images()))):
+        np.testing.assert_allclose(
+            curves(Cnn(), source, parallel_micro_batches=count, shuffle=False, seed=1), whole, rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,10 @@ def test_moving_statistics_are_the_mean_over_replicas_weighted_by_examples(bench
     for step, batch in enumerate((features[:5], features[5:])):
         made.train(step + 1)
         cuts = [len(batch) * r // replicas for r in range(replicas + 1)]
-        parts = [batch[a:b] for a, b in itertools.pairwise(cuts)] if len(batch) >= replicas else [batch]
-        weigh = [len(part) / len(batch) for part in parts]
-        moving_mean = 0.5 * moving_mean + 0.5 * sum(w * p.mean(0) for w, p in zip(weigh, parts, strict=True))
-        moving_variance = 0.5 * moving_variance + 0.5 * sum(w * p.var(0) for w, p in zip(weigh, parts, strict=True))
+        shares = [batch[a:b] for a, b in itertools.pairwise(cuts)] if len(batch) >= replicas else [batch]
+        weigh = [len(share) / len(batch) for share in shares]
+        moving_mean = 0.5 * moving_mean + 0.5 * sum(w * p.mean(0) for w, p in zip(weigh, shares, strict=True))
+        moving_variance = 0.5 * moving_variance + 0.5 * sum(w * p.var(0) for w, p in zip(weigh, shares, strict=True))
         layer = made.trainer.norm if trainer is Beside else made.trainer.model.layers[0]
         for variable, wanted in ((layer.moving_mean, moving_mean), (layer.moving_variance, moving_variance)):
             first, *others = made.copies(variable)

@@ -1,4 +1,4 @@
-"""A batch by parts: how many there are, and that a run by parts is exact when it resumes."""
+"""Micro-batches in parallel: how many there are, and that a run of them is exact when it resumes."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from crankshaft.launch.run import base
 from tests.waiting import PATIENCE
 
 
-def parts(*given):
+def micro_batches(*given):
     """How many a command line comes to."""
     words = ["crankshaft train", "--input=digits", *given]
-    return base.batch_parts(config.configure(parsing.from_argv(words), None, False, {}))
+    return base.parallel_micro_batches(config.configure(parsing.from_argv(words), None, False, {}))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def parts(*given):
 )
 def test_there_are_as_many_parts_as_cores_where_that_pays(monkeypatch, given, threads, found):
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", str(threads))
-    assert parts(*given) == found
+    assert micro_batches(*given) == found
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_a_run_by_parts_is_exact_when_it_resumes(tmp_path):
         done = subprocess.run(
             [*command, *flags], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True
         )
-        assert "XLA off: each batch is computed in 2 parts, a thread each" in done.stdout
+        assert "XLA off: each batch is computed in 2 micro-batches in parallel, a thread each" in done.stdout
         newest = max(
             (tmp_path / run_dir / "checkpoints").glob("*.index"), key=lambda file: int(file.stem.split("-")[-1])
         )

@@ -1,4 +1,4 @@
-"""A batch by parts: cores that take one each train what one core trains."""
+"""Micro-batches in parallel: cores that take one each train what one core trains."""
 
 import subprocess
 import sys
@@ -19,20 +19,20 @@ def images(examples=44, size=12):
 
 
 @pytest.mark.parametrize("precision", ["float32", pytest.param("float16", marks=pytest.mark.slow)])
-def test_parts_of_a_batch_learn_what_the_whole_learns(bench, precision):
-    """44 examples by 16: parts of 6, 5 and 5, and of 4 at the end of each epoch. SGD blows no difference up."""
+def test_micro_batches_learn_what_the_whole_learns(bench, precision):
+    """44 examples by 16: micro-batches of 6, 5 and 5, and of 4 at the end of each epoch. SGD blows no difference up."""
     common = {"num_classes": 4, "optimizer": "sgd", "learning_rate": 0.1, "precision": precision}
-    whole, parts = (bench(Cnn(), images(), 16, batch_parts=n, **common) for n in (1, 3))
+    whole, parallel = (bench(Cnn(), images(), 16, parallel_micro_batches=n, **common) for n in (1, 3))
     rounding = 1e-5 if precision == "float32" else 1e-2
-    np.testing.assert_allclose(parts.curve(9), whole.curve(9), rtol=rounding)
+    np.testing.assert_allclose(parallel.curve(9), whole.curve(9), rtol=rounding)
     if precision == "float32":
-        for a, b in zip(parts.arrays(), whole.arrays(), strict=True):
+        for a, b in zip(parallel.arrays(), whole.arrays(), strict=True):
             np.testing.assert_allclose(a, b, **ROUNDING)
 
 
-def test_dropout_of_parts_is_the_same_in_each_run(bench):
-    """Bits: whichever part's threads come first."""
-    common = {"num_classes": 4, "batch_parts": 3}
+def test_dropout_of_micro_batches_is_the_same_in_each_run(bench):
+    """Bits: whichever micro-batch's threads come first."""
+    common = {"num_classes": 4, "parallel_micro_batches": 3}
     runs = [bench(Cnn(dropout=0.5), images(), 16, **common) for _ in range(2)]
     for each in runs:
         each.train(9)
@@ -42,7 +42,7 @@ def test_dropout_of_parts_is_the_same_in_each_run(bench):
 
 def test_a_process_whose_threads_are_there_keeps_batches_whole(bench):
     bench(Cnn(), images(), 16, num_classes=4)
-    assert devices.set_threads_per_part(3) == 1
+    assert devices.set_threads_per_micro_batch(3) == 1
 
 
 # Forked before TensorFlow has run anything: threads are set before they start.
