@@ -29,8 +29,8 @@ import tensorflow as tf
 from absl import flags
 
 from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
-from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.internals.tensorflow import computed_whole
+from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
@@ -93,7 +93,7 @@ def update(strategy, state: TrainState, feed, jit: bool) -> Program:
     Where parameter servers make them, sending the gradients is included.
     """
     trainer = state.trainer
-    variables, optimizers = dense_variables(trainer), Holdings(trainer).optimizers
+    variables, optimizers = dense_variables(trainer), Inventory(trainer).optimizers
 
     def apply(gradients, *_):
         gradient_of = dict(zip(map(id, variables), gradients, strict=True))
@@ -112,7 +112,7 @@ def reduce(strategy, state: TrainState, feed, jit: bool = False, reduction: Redu
     """
     trainer = state.trainer
     variables = [] if reduction else dense_variables(trainer)
-    averages = [] if reduction else Holdings(trainer).moving_statistics
+    averages = [] if reduction else Inventory(trainer).moving_statistics
     sums = reduction or trainer.reduction
 
     def add(gradients, *_):
@@ -166,9 +166,9 @@ def rates_of_sums(
 
 def dense_variables(trainer: Trainer) -> list[tf.Variable]:
     """Returns the variables that the optimizers update, except tables, of which an update touches a few rows."""
-    held = Holdings(trainer)
-    tables = {id(shard) for shard in held.shards}
-    updated = {id(v): v for optimizer in held.optimizers.values() for v in optimizer.updated_variables}
+    inventory = Inventory(trainer)
+    tables = {id(shard) for shard in inventory.shards}
+    updated = {id(v): v for optimizer in inventory.optimizers.values() for v in optimizer.updated_variables}
     return [variable for key, variable in updated.items() if key not in tables]
 
 

@@ -12,10 +12,10 @@ import tensorflow as tf
 from . import optimizers
 from .data import form
 from .errors import UsageError
-from .holdings import Freezing, Holdings
 from .internals import keras
 from .internals.tensorflow import SEEDED
 from .internals.variables import path_of
+from .inventory import Freezing, Inventory
 from .optimizers.averaging import WeightAverage
 from .optimizers.loss_scale import DynamicLossScale
 from .optimizers.schedules import Constant
@@ -35,7 +35,7 @@ def prepare(
 ) -> None:
     """Gives a trainer the attributes that its class names, and builds it. See `Given` for the arguments."""
     trainer.given = Given(options, num_classes, vocabulary, num_servers, example)
-    trainer.reduction, trainer.holdings = reduction, None
+    trainer.reduction, trainer.inventory = reduction, None
     if options.precision == "float16":
         trainer.loss_scale = DynamicLossScale()  # an attribute, so that checkpoints have it
         trainer.loss_scale.build()
@@ -44,23 +44,23 @@ def prepare(
     with SEEDED, _layers_of(options.precision), declared() as aggregated:
         tf.keras.utils.set_random_seed(options.seed)
         trainer.build()
-    trainer.holdings = holdings = Holdings(trainer, aggregated)
-    holdings.freezing = Freezing(options.freeze, holdings.optimizers.values())
-    _build_keras_optimizers(holdings)
-    for optimizer in (*holdings.optimizers.values(), *holdings.keras_optimizers):
-        holdings.options_of[id(optimizer)] = optimizers.options_of(optimizer, trainer.given.options)
-    updated = [v for each in holdings.optimizers.values() for v in each.updated_variables]
-    reduction.build(updated, holdings.aggregated)
+    trainer.inventory = inventory = Inventory(trainer, aggregated)
+    inventory.freezing = Freezing(options.freeze, inventory.optimizers.values())
+    _build_keras_optimizers(inventory)
+    for optimizer in (*inventory.optimizers.values(), *inventory.keras_optimizers):
+        inventory.options_of[id(optimizer)] = optimizers.options_of(optimizer, trainer.given.options)
+    updated = [v for each in inventory.optimizers.values() for v in each.updated_variables]
+    reduction.build(updated, inventory.aggregated)
 
 
-def _build_keras_optimizers(holdings: Holdings) -> None:
+def _build_keras_optimizers(inventory: Inventory) -> None:
     """Makes the slots of Keras optimizers that are applied as they are, before a checkpoint is restored.
 
     Which variables a step will update by them is not known, so each has slots for all, if it was not built for some.
     """
-    for optimizer in holdings.keras_optimizers:
+    for optimizer in inventory.keras_optimizers:
         if not optimizer.built:
-            optimizer.build([*holdings.all_weights, *holdings.own_variables])
+            optimizer.build([*inventory.all_weights, *inventory.own_variables])
 
 
 @contextlib.contextmanager
@@ -126,7 +126,7 @@ def build_embeddings(trainer) -> None:
       ...     build_embeddings(self)
     """
     known = trainer.given
-    for table in Holdings(trainer).tables.values():
+    for table in Inventory(trainer).tables.values():
         table.check_accumulation(known.options.accumulate_steps)
         table.build(known.options.seed, known.num_servers)
 
@@ -156,7 +156,7 @@ def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.O
     options = trainer.given.options
     if options.ema_decay:
         # Not of tables, all of whose rows each step would read and write.
-        shards = {id(shard) for shard in Holdings(trainer).shards}
+        shards = {id(shard) for shard in Inventory(trainer).shards}
         optimizer.weight_average = WeightAverage(options.ema_decay, options.ema_warmup)
         optimizer.weight_average.build([variable for variable in variables if id(variable) not in shards])
     return optimizer

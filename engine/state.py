@@ -15,10 +15,10 @@ from .checkpoints import Manifest, Matching, graph
 from .checkpoints.manifest import check_extra
 from .data.position import Position
 from .errors import UsageError
-from .holdings import Freezing, Holdings
 from .internals.graphs import Assignments
 from .internals.tensorflow import TrackableNode, variables_read
 from .internals.variables import key_of, path_of, tf_variable
+from .inventory import Freezing, Inventory
 from .optimizers import KerasOptimizer, Optimizer
 from .reduction import aggregation, per_replica
 from .trainer import Trainer
@@ -97,7 +97,7 @@ class TrainState:
                 variables[id(variable)] = variable
         return list(variables.values())
 
-    def check_held(self, graph: tf.Graph) -> None:
+    def check_saved(self, graph: tf.Graph) -> None:
         """Checks that a checkpoint would hold every variable that a step trains.
 
         Args:
@@ -130,10 +130,10 @@ class TrainState:
         def handles(variables: Iterable) -> set[int]:
             return {id(each.handle) for v in variables for each in per_replica.components(tf_variable(v))}
 
-        held = self.trainer.holdings
-        updated = handles(v for each in held.optimizers.values() for v in each.of_variables)
-        of_layers = handles(v for layer in held.layers.values() for v in layer.variables)
-        weights = handles(v for v in held.all_weights if self.trainer.learning_rate_multiplier(v) != 0)
+        inventory = self.trainer.inventory
+        updated = handles(v for each in inventory.optimizers.values() for v in each.of_variables)
+        of_layers = handles(v for layer in inventory.layers.values() for v in layer.variables)
+        weights = handles(v for v in inventory.all_weights if self.trainer.learning_rate_multiplier(v) != 0)
         done = self._named | updated | (of_layers - weights)
         idle = [each for each in read if each.trainable and id(each.handle) not in done]
         self._named |= handles(idle)
@@ -148,9 +148,9 @@ class TrainState:
           averaged: the `id`s of variables that the step itself averages over replicas.
           replicas: how many there are.
         """
-        held = self.trainer.holdings
-        undeclared = [each for each in held.undeclared if id(each) not in averaged]
-        aggregation.check(graph, batch, replicas, held.aggregated, undeclared, held.kept_by_replicas)
+        inventory = self.trainer.inventory
+        undeclared = [each for each in inventory.undeclared if id(each) not in averaged]
+        aggregation.check(graph, batch, replicas, inventory.aggregated, undeclared, inventory.kept_by_replicas)
 
     def check_added(self, graph: tf.Graph) -> None:
         """Checks that a step on servers, which others take too, only adds to its variables, or replaces them.
@@ -159,7 +159,7 @@ class TrainState:
           UsageError: it assigns one what it has computed from its value.
         """
         assigned = Assignments(graph)
-        for variable in self.trainer.holdings.added_to:
+        for variable in self.trainer.inventory.added_to:
             if assigned.from_itself(variable.handle):
                 raise UsageError(
                     f"{path_of(variable)} {variable.shape.as_list()}: the step assigns what it has computed from its "
@@ -184,7 +184,7 @@ class TrainState:
         """
         components = [component for variable in self.variables() for component in per_replica.components(variable)]
         step, is_whole, before = self.step, self.is_whole, []
-        settings = [(each, each.settings) for each in Holdings(self.trainer).optimizers.values()]
+        settings = [(each, each.settings) for each in Inventory(self.trainer).optimizers.values()]
         for component in components:
             with tf.device(host_of(component.device)):  # a parameter server's host keeps its variables' copies
                 before.append(tf.identity(component))
@@ -209,7 +209,7 @@ class TrainState:
     def _updating(self) -> dict[str, Any]:
         """Returns optimizers and averages by the path of their attributes in the trainer."""
         optimizers: dict[str, Any] = {}
-        for path, optimizer in Holdings(self.trainer).optimizers.items():
+        for path, optimizer in Inventory(self.trainer).optimizers.items():
             optimizers[path] = optimizer
             if optimizer.weight_average is not None:
                 optimizers[f"{path}.weight_average"] = optimizer.weight_average
@@ -227,7 +227,7 @@ class TrainState:
         moved: dict[str, graph.Moved] = {}
         tops, together = [memory, graph.prefix_of(("trainer", "loss_scale"))], [memory]
         of_one_form: list[str] = []
-        for path, optimizer in Holdings(self.trainer).optimizers.items():
+        for path, optimizer in Inventory(self.trainer).optimizers.items():
             at = ("trainer", *path.split("."))
             tops.append(graph.prefix_of(at))
             # Local SGD's replicas have counts of their own: neither kind of slots can go by the other's.
@@ -247,7 +247,7 @@ class TrainState:
 
     def _settle(self, is_new: Callable[[str], bool]) -> None:
         """Makes what belongs to slots, and to averages, that were not restored, new as these are."""
-        for path, optimizer in Holdings(self.trainer).optimizers.items():
+        for path, optimizer in Inventory(self.trainer).optimizers.items():
             at, average = ("trainer", *path.split(".")), optimizer.weight_average
             of_keras = is_new(graph.prefix_of((*at, "keras_optimizer")))
             new = [of_keras or is_new(slots) for slots in _slots_of(at, optimizer)]
@@ -260,7 +260,7 @@ class TrainState:
 
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""
-        optimizers = Holdings(self.trainer).optimizers.items()
+        optimizers = Inventory(self.trainer).optimizers.items()
         check_extra(self.extra)  # the program may have changed it since it was set
         settings = {path: changed for path, each in optimizers if (changed := each.changed_settings)}
         content = {"settings": settings, "extra": self.extra}
@@ -273,13 +273,13 @@ class TrainState:
         if not isinstance(extra := values.get("extra", {}), dict):
             raise UsageError(f"extra is of type {type(extra).__name__}, not a dictionary")
         self.extra = extra
-        for path, optimizer in Holdings(self.trainer).optimizers.items():
+        for path, optimizer in Inventory(self.trainer).optimizers.items():
             optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})
 
     @property
     def freezing(self) -> Freezing:
         """What is frozen at the run's step."""
-        return self.trainer.holdings.freezing
+        return self.trainer.inventory.freezing
 
 
 def _slots_of(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:

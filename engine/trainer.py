@@ -14,8 +14,8 @@ from . import optimizers
 from .build import build_embeddings, build_layers, make_optimizer
 from .data import form
 from .errors import UsageError, setting
-from .holdings import Holdings
 from .internals import keras
+from .inventory import Inventory
 from .metrics.means import as_loss, checked
 from .metrics.pairs import Mean
 from .reduction import Reduction
@@ -31,13 +31,13 @@ class Trainer(tf.Module):
     """A model, its loss, its optimizer and one step of training.
 
     Override `build_model` and `loss`; the rest as needed. Models, layers, optimizers and variables among
-    its attributes, at any depth of lists, dictionaries and `tf.Module`s, are found (`engine.holdings`) and saved.
+    its attributes, at any depth of lists, dictionaries and `tf.Module`s, are found (`engine.inventory`) and saved.
 
     Attributes, which the engine sets before `build`:
       given: what the run gives: its options, the number of classes, a batch of one example.
       reduction: the sums over replicas.
 
-    After `build` the engine sets `holdings`: what the attributes then hold.
+    After `build` the engine sets `inventory`: what the attributes then hold.
     """
 
     given = Given()
@@ -99,7 +99,7 @@ class Trainer(tf.Module):
     @property
     def trainable_variables(self) -> list:
         """The variables that the default step trains: `model`'s, then the embeddings' shards, without frozen ones."""
-        variables = [*(self.model.trainable_variables if hasattr(self, "model") else ()), *self._held.shards]
+        variables = [*(self.model.trainable_variables if hasattr(self, "model") else ()), *self._inventory.shards]
         return [variable for variable in variables if self.learning_rate_multiplier(variable) != 0]
 
     def build(self) -> None:
@@ -168,7 +168,7 @@ class Trainer(tf.Module):
 
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:
         """Returns the loss and what layers add to it; None where they add nothing."""
-        layers = keras.concerned(self._held.layers.values(), variables)
+        layers = keras.concerned(self._inventory.layers.values(), variables)
         # What layers add is theirs, not their replica's: where replicas take turns, it would be of the wrong one.
         if (added := keras.own_losses(layers)) and self.reduction.sums_midway:
             raise UsageError(
@@ -187,5 +187,5 @@ class Trainer(tf.Module):
         return {**losses, **checked(pairs, where, form.fields(batch).weights)}
 
     @property
-    def _held(self) -> Holdings:
-        return getattr(self, "holdings", None) or Holdings(self)
+    def _inventory(self) -> Inventory:
+        return getattr(self, "inventory", None) or Inventory(self)

@@ -300,10 +300,10 @@ def children_of(node, is_root: bool) -> list[tuple[str, object]]:
         return []
     children = tf.train.TrackableView.children(node)
     own = [(name, child) for name, child in children.items() if not (is_root and name == _COUNTER)]
-    return own + (_held_by_keras(node, children.values()) if isinstance(node, tf.keras.layers.Layer) else [])
+    return own + (_keras_children(node, children.values()) if isinstance(node, tf.keras.layers.Layer) else [])
 
 
-def _held_by_keras(layer: tf.keras.layers.Layer, children: Iterable) -> list[tuple[str, object]]:
+def _keras_children(layer: tf.keras.layers.Layer, children: Iterable) -> list[tuple[str, object]]:
     """Returns what a layer holds and TensorFlow does not see.
 
     Keras 3 hides the layers and variables in a layer's list or dictionary, and TensorFlow's checkpoints would silently

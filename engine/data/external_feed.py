@@ -63,7 +63,9 @@ class ExternalFeed(Feed):
         self._epoch_order = (-1, np.zeros(0, np.int64))
         self._iterators: weakref.WeakKeyDictionary[Stream, Iterator] = weakref.WeakKeyDictionary()
 
-    def hold(self, split, first_step: int, batch_size: int, seed: int | None = None, steps: int | None = None) -> None:
+    def set_data(
+        self, split, first_step: int, batch_size: int, seed: int | None = None, steps: int | None = None
+    ) -> None:
         """Sets the data of the next steps.
 
         Args:

@@ -110,7 +110,7 @@ class Devices:
         """Copies values to each device."""
         return on_each_device(self.strategy, values)
 
-    def hold(self, arrays):
+    def put_arrays(self, arrays):
         """Puts arrays on each device, as `ArraySource.gather_from` takes them."""
         return self.bring(tf.nest.map_structure(lambda array: as_kept(array, self.on_gpus), arrays))
 
@@ -162,23 +162,23 @@ class ResidentFeed(Feed):
 
     def __init__(self, devices, source: ArraySource, order: Order):
         self.order, self._devices, self._source = order, devices, source
-        self._held: Any = None
+        self._arrays: Any = None
         self._indices = devices.indices(order)
 
     def reach(self, step: int, limit: int) -> int:
         return self._indices.reach(step, limit)
 
     def take(self, step: int, limit: int) -> CallInput:
-        if self._held is None:
-            self._held = self._devices.hold(self._source.as_arrays())
+        if self._arrays is None:
+            self._arrays = self._devices.put_arrays(self._source.as_arrays())
         indices, start, stop = self._indices.take(step, limit)
-        return CallInput((self._held, indices), start, stop)
+        return CallInput((self._arrays, indices), start, stop)
 
     def most_steps(self, operands) -> float:
         return self._indices.most_steps(operands[1])
 
-    def batch(self, held, indices, offset: tf.Tensor):
-        return self._source.gather_from(held, self._indices.of_replica(indices, offset))
+    def batch(self, arrays, indices, offset: tf.Tensor):
+        return self._source.gather_from(arrays, self._indices.of_replica(indices, offset))
 
     def close(self) -> None:
         self._indices.close()

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from ..holdings import Holdings
 from ..internals.variables import own_copy, tf_variable
+from ..inventory import Inventory
 from ..metrics.pairs import Confusion
 from ..metrics.sums import nan_if_missing, values_by_name
 from ..state import TrainState
@@ -38,7 +38,7 @@ def averaged_weights(trainer, final: bool = False):
         training ends.
     """
     with contextlib.ExitStack() as stack:
-        for optimizer in Holdings(trainer).optimizers.values():
+        for optimizer in Inventory(trainer).optimizers.values():
             average = optimizer.weight_average or (optimizer.final_average() if final else None)
             if average is not None:
                 stack.enter_context(average.averages_in_place())
@@ -62,10 +62,10 @@ class FinalWeights(Hook):
         self._hashes: Callable[[], np.ndarray] | None = None
 
     def end(self, status: Status) -> None:
-        held = Holdings(status.state.trainer)
-        averages = [average for each in held.optimizers.values() if (average := each.final_average()) is not None]
+        inventory = Inventory(status.state.trainer)
+        averages = [average for each in inventory.optimizers.values() if (average := each.final_average()) is not None]
         if self._may_change or averages:
-            weights = [own_copy(tf_variable(each)) for each in (*held.all_weights, *held.moving_statistics)]
+            weights = [own_copy(tf_variable(each)) for each in (*inventory.all_weights, *inventory.moving_statistics)]
             self._hashes = lambda: hashes(weights)
             self._before = self._hashes()
         for average in averages:

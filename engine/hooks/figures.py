@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..holdings import Holdings
+from ..inventory import Inventory
 
 
 class Figures:
@@ -17,9 +17,9 @@ class Figures:
     """
 
     def __init__(self, trainer):
-        held = Holdings(trainer)
-        self._optimizers = held.optimizers
-        self._loss_scale = held.loss_scale and held.loss_scale.value
+        inventory = Inventory(trainer)
+        self._optimizers = inventory.optimizers
+        self._loss_scale = inventory.loss_scale and inventory.loss_scale.value
 
     def read(self) -> dict[str, Any]:
         """Returns `learning_rate` of the last update; by optimizer, where there are several."""

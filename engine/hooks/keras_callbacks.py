@@ -17,8 +17,8 @@ import tensorflow as tf
 from absl import logging
 
 from ..errors import UsageError, setting
-from ..holdings import Holdings
 from ..internals.keras import computing_alone
+from ..inventory import Inventory
 from ..mesh.shards import sharding_of
 from ..meter import Meter
 from ..metrics.monitored import Monitored
@@ -358,9 +358,9 @@ class _Model:
     def __init__(self, trainer):
         self.stop_training = False
         self.averaged_weights = functools.partial(averaged_weights, trainer, final=True)
-        self._model = getattr(trainer, "model", None) or Holdings(trainer).models[0]
+        self._model = getattr(trainer, "model", None) or Inventory(trainer).models[0]
         self._alone = computing_alone(self._model)
-        optimizer = next(iter(Holdings(trainer).optimizers.values()), None)
+        optimizer = next(iter(Inventory(trainer).optimizers.values()), None)
         self.optimizer = getattr(optimizer, "as_keras", None) or _Optimizer(optimizer)
 
     def __getattr__(self, name: str):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from absl import logging
 
 from ..errors import UsageError, counted
-from ..holdings import Holdings
+from ..inventory import Inventory
 from ..meter import Meter, Window
 from ..metrics.monitored import Monitored
 from ..metrics.sums import kinds_of
@@ -214,7 +214,7 @@ class ReduceLearningRate(Patient):
     def act_on_plateau(self, status: Status) -> None:
         self.waited = 0
         least = []
-        for name, optimizer in Holdings(status.state.trainer).optimizers.items():
+        for name, optimizer in Inventory(status.state.trainer).optimizers.items():
             scale = float(optimizer.learning_rate_scale.numpy())
             if scale <= self.min_scale * (1 + _ROUNDING):
                 least.append(name)

@@ -11,8 +11,8 @@ import tensorflow as tf
 from absl import logging
 
 from ..errors import LabelError, NonfiniteError
-from ..holdings import Holdings
 from ..internals.variables import own_copy, path_of, tf_variable
+from ..inventory import Inventory
 from ..mesh.shards import sharding_of
 from ..metrics.pairs import Pair
 from ..metrics.sums import LoopSums
@@ -89,7 +89,7 @@ def first_nonfinite_variable(state) -> str | None:
 
     Waits for the device.
     """
-    own = [v for layer in Holdings(state.trainer).layers.values() for v in layer.variables]
+    own = [v for layer in Inventory(state.trainer).layers.values() for v in layer.variables]
     return first_nonfinite([*own, *state.variables()])
 
 
@@ -98,8 +98,8 @@ def check_weights(trainer, where: str) -> None:
 
     A loss may be finite all the same, since ReLU takes nan for 0. Waits for the devices.
     """
-    held = Holdings(trainer)
-    if path := first_nonfinite([*held.all_weights, *held.moving_statistics]):
+    inventory = Inventory(trainer)
+    if path := first_nonfinite([*inventory.all_weights, *inventory.moving_statistics]):
         raise NonfiniteError(f"{where}: variable {path} is not finite; {_cure(trainer.given.options)}")
 
 

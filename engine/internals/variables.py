@@ -89,7 +89,7 @@ def not_implemented(error: NotImplementedError) -> tuple[tf.Variable, str] | Non
     return (variable, trace.tb_frame.f_code.co_name) if trace and isinstance(variable, tf.Variable) else None
 
 
-def held(owner: tf.Module, kind: type | tuple[type, ...]) -> dict[str, Any]:
+def tracked(owner: tf.Module, kind: type | tuple[type, ...]) -> dict[str, Any]:
     """Finds the objects of a kind among a module's attributes, at any depth.
 
     Looks into lists, tuples, dictionaries and modules, except those of the engine's own, such as an optimizer.

@@ -190,7 +190,7 @@ class Update:
 
     def __init__(self, trainer, gradients: Sequence, variables: Sequence):
         options, observed, gradients = trainer.given.options, step_context().observed, Gradients(gradients)
-        pairs, updates = zip(gradients.values, variables, strict=True), trainer.holdings.freezing.updates
+        pairs, updates = zip(gradients.values, variables, strict=True), trainer.inventory.freezing.updates
         gradients = gradients.with_values([each if updates(variable) else None for each, variable in pairs])
         sums_up = (
             bool(gradients.shardings) and observed is not None
@@ -325,7 +325,7 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
 
 
 def _gradients_of(trainer, batch, losses: Callable, variables: Sequence[Sequence]) -> tuple[list[Gradients], dict]:
-    context, updates = step_context(), trainer.holdings.freezing.updates
+    context, updates = step_context(), trainer.inventory.freezing.updates
     # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
     # gradients by it afterwards is not.
     alone = trainer.reduction.alone()

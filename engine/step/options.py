@@ -47,7 +47,7 @@ class StepOptions:
       clip_variable_norm: the norm of each variable's gradient is clipped to it; 0 is off.
       clip_value: each value of the gradients is clipped to [-clip_value, clip_value]; 0 is off.
       freeze: (regular expression, step) pairs: variables whose path it finds are not updated before that step, None is
-        never; see `engine.holdings`.
+        never; see `engine.inventory`.
       ema_decay: decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.
       ema_warmup: whether the decay after n updates is min(ema_decay, (1 + n) / (10 + n)), which a short run needs.
       accumulate_steps: micro-batches that one update is made of.
@@ -203,19 +203,19 @@ class Applied:
         """
         sharded = {"shard_optimizer": True} if has_sharded_optimizer else {}
         wanted = {**trainer.given.options.changed, **trainer.reduction.changed, **sharded}
-        names = self.names | trainer.holdings.options_of_optimizers(self.optimizers)
+        names = self.names | trainer.inventory.options_of_optimizers(self.optimizers)
         missing = [name for name, value in wanted.items() if not names.issuperset(_marks(name, value))]
         if not missing:
             return
-        holds_optimizer = bool(trainer.holdings.optimizers)
-        causes = {name: self._cause(name, wanted[name], holds_optimizer) for name in missing}
+        has_optimizer = bool(trainer.inventory.optimizers)
+        causes = {name: self._cause(name, wanted[name], has_optimizer) for name in missing}
         why, cure = causes[missing[0]]
         shown = [*_shown({name: wanted[name] for name in missing if causes[name] == (why, cure)})]
         have = "has" if len(shown) == 1 else "have"
         whose = type(trainer).__name__
         raise UsageError(f"{' and '.join(shown)} {have} no effect: {whose}{why}; {cure}, or leave the option out")
 
-    def _cause(self, name: str, value: Any, holds_optimizer: bool) -> tuple[str, str]:
+    def _cause(self, name: str, value: Any, has_optimizer: bool) -> tuple[str, str]:
         """Returns why an option is not applied, and what to write: the same for options that go together."""
         if name == "recompute":
             return (
@@ -225,7 +225,7 @@ class Applied:
         if (name, value) == ("precision", "bfloat16"):
             return " computes nothing in it", "make its layers in build, without a dtype of their own"
         if not self.optimizers or name in (*_OF_UPDATE, *_OF_SUM):
-            make = "" if holds_optimizer else f", and {_MAKE} in build"
+            make = "" if has_optimizer else f", and {_MAKE} in build"
             return (
                 ".train_step makes its update without it",
                 f"write {_MINIMIZE} in train_step, where losses(batch) returns the metrics{make}",

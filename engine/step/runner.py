@@ -31,7 +31,7 @@ class StepRunner:
     def __init__(self, trainer, mesh: Mesh | None = None, counts_ids: bool = False):
         self._trainer = trainer
         self._counts_ids = counts_ids
-        self._holdings = trainer.holdings
+        self._inventory = trainer.inventory
         self._mesh = mesh or Mesh()
         self._applied = Applied()
 
@@ -92,9 +92,9 @@ class StepRunner:
         The forward pass has assigned it where the step is skipped, which its metrics say, and where the replica has no
         examples, whose own state then stays; state of all replicas does where their sum leaves it alone.
         """
-        held, reduction, may_skip = self._holdings, self._trainer.reduction, self._trainer.given.options.may_skip
-        state = [each.variable for each in held.aggregated]
-        local = [*held.kept_by_replicas, *(state if reduction.restores_statistics else ())]
+        inventory, reduction, may_skip = self._inventory, self._trainer.reduction, self._trainer.given.options.may_skip
+        state = [each.variable for each in inventory.aggregated]
+        local = [*inventory.kept_by_replicas, *(state if reduction.restores_statistics else ())]
         with_examples = set() if present is None else set(map(id, local))
         variables = {id(each): each for each in [*state, *local] if may_skip or id(each) in with_examples}
         before = [(each, read_local(each)) for each in variables.values()]
@@ -125,7 +125,7 @@ class StepRunner:
           present: see `StepContext`.
           readings: what was read for the step.
         """
-        scale = self._holdings.loss_scale
+        scale = self._inventory.loss_scale
         readings = dataclasses.replace(readings or Readings(), loss_scale=scale and scale.read())
         with self._context(step, present, observed, readings=readings) as context:
             context.seed_layers()
@@ -150,8 +150,8 @@ class StepRunner:
             run_seed=self._trainer.given.options.seed,
             mesh=self._mesh,
             readings=readings or Readings(),
-            generators=self._holdings.seed_generators,
-            frozen=self._holdings.freezing.frozen,
+            generators=self._inventory.seed_generators,
+            frozen=self._inventory.freezing.frozen,
             applied=self._applied,
             counts_ids=self._counts_ids,
         )

@@ -271,7 +271,7 @@ class Strategy(Processes, abc.ABC):
             self._external = {**self._external, step: (self.program(step, feed), feed)}
         program, feed = self._external[step]
         program.restart()
-        feed.hold(split, program.step, *how)
+        feed.set_data(split, program.step, *how)
         return program
 
     def external_feed(self) -> ExternalFeed:

@@ -118,14 +118,14 @@ class Replicated(Strategy):
         return order_of(source, batch_size, block_steps, seed, window, drop_remainder=self._static_shapes)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
-        self._holdings = state.trainer.holdings
+        self._inventory = state.trainer.inventory
         counts_ids = self._static_shapes or self._devices.on_gpus
         self._runner = StepRunner(state.trainer, self.mesh, counts_ids)
         reduction = state.trainer.reduction
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
-        if train_feed and self.num_replicas > 1 and self._holdings.loss_scale:  # one alone takes the mean
+        if train_feed and self.num_replicas > 1 and self._inventory.loss_scale:  # one alone takes the mean
             examples = train_feed.order.batch_size / self._batch_shares / state.trainer.given.options.accumulate_steps
-            self._holdings.loss_scale.expect_sums(examples)
+            self._inventory.loss_scale.expect_sums(examples)
         super().bind(state, train_feed, eval_feed)
 
     def external_feed(self) -> ExternalFeed:
@@ -139,7 +139,7 @@ class Replicated(Strategy):
     def no_jit_reason(self) -> str | None:
         if self.num_replicas > 1:
             return f"one XLA program is for one replica, and there are {self.num_replicas}"
-        if self._holdings.tables:
+        if self._inventory.tables:
             return "the updates of embeddings touch a few rows, and XLA has no kernels for that"
         if text := text_fields(self.state.trainer.given.example):
             return f"{text[0]} holds strings, for which XLA has no kernels"
@@ -158,7 +158,7 @@ class Replicated(Strategy):
         if step == "eval":
             return self._program(self._eval_step(feed), feed, keeps_scores=not self._static_shapes)
         pace = Pace(self.steps_per_loop, self.state.trainer.reduction.sync_every_steps or 1)
-        of_training: dict[str, Any] = {"state": self.state, "pace": pace, "form": self._holdings.step_form}
+        of_training: dict[str, Any] = {"state": self.state, "pace": pace, "form": self._inventory.step_form}
         # It gains nothing with more replicas, in XLA's programs, a TPU's among them, and where steps may wait in the
         # loop, for a time that could not be told from that of the steps beside it.
         unrolls = self.num_replicas == 1 and not (jit or self._static_shapes or feed.reads_in_loop)
@@ -184,7 +184,7 @@ class Replicated(Strategy):
             with updates_explained(self.num_replicas):
                 metrics = runner.train_step(batch, step, observed, jit=jit)
             graph = metrics["loss"].total.graph
-            state.check_held(graph)
+            state.check_saved(graph)
             if self.num_replicas > 1:
                 state.check_assigned(graph, batch, runner.averaged, self.num_replicas)
             return {**metrics, **self._own_figures()}

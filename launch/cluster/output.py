@@ -67,7 +67,7 @@ class Sink:
         self._descriptor = descriptor
         self._selector = selector
         self._pending = bytearray()
-        self._held: list[_Stream] = []
+        self._paused: list[_Stream] = []
         self._is_registered = False
 
     @property
@@ -88,9 +88,9 @@ class Sink:
             self._selector.register(self._descriptor, selectors.EVENT_WRITE, self._when_ready)
             self._is_registered = True
 
-    def hold(self, stream: _Stream) -> None:
-        """Holds a stream back, to be read again when there is room for it."""
-        self._held.append(stream)
+    def pause(self, stream: _Stream) -> None:
+        """Stops reading a stream until there is room for it."""
+        self._paused.append(stream)
 
     def _when_ready(self) -> None:
         self._flush()
@@ -98,8 +98,8 @@ class Sink:
             self._selector.unregister(self._descriptor)
             self._is_registered = False
         if not self.is_full:
-            held, self._held = self._held, []
-            for stream in held:
+            paused, self._paused = self._paused, []
+            for stream in paused:
                 stream.resume()
 
     def _flush(self) -> None:
@@ -140,7 +140,7 @@ class _Stream:
     def _when_ready(self) -> None:
         if self._sink.is_full:
             self._pause()
-            self._sink.hold(self)
+            self._sink.pause(self)
         elif data := self._read():
             self._task.show(self._lines.feed(data), self._sink)
         else:

@@ -24,12 +24,12 @@ from ...engine.data.source import Source, Split, WithoutBadRecords
 from ...engine.data.streamed import Stream
 from ...engine.errors import reason
 from ...engine.health import watchdog
-from ...engine.holdings import Holdings
 from ...engine.hooks import Hook, StopRequest
 from ...engine.hooks.base import Period
 from ...engine.hooks.evaluation import FinalWeights
 from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.sync_check import SyncCheck
+from ...engine.inventory import Inventory
 from ...engine.layers.embeddings import shards_in
 from ...engine.loop import Loop
 from ...engine.mesh.shards import sharding_of
@@ -336,19 +336,19 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
             f"{config.model_entry.name}{arguments} does not fit into memory ({reason(error)}); make the model smaller, "
             f"or share it out over devices by {setting('mesh')}"
         ) from error
-    held = Holdings(state.trainer)  # without optimizers, its step shows that nothing is compressed
-    if config.powersgd_rank and held.optimizers and not state.trainer.reduction.memory:
+    inventory = Inventory(state.trainer)  # without optimizers, its step shows that nothing is compressed
+    if config.powersgd_rank and inventory.optimizers and not state.trainer.reduction.memory:
         raise UsageError(
             f"{setting('powersgd_rank', config.powersgd_rank)}: no gradient of {config.model_entry.name} is smaller as "
             "two matrices of this rank; use a lower one (1, 2 and 4 are common), or leave it out"
         )
-    if strategy.mesh.is_sharded and not any(map(sharding_of, held.all_weights)):
+    if strategy.mesh.is_sharded and not any(map(sharding_of, inventory.all_weights)):
         raise UsageError(
             f"{setting('mesh', config.mesh)}: {config.model_entry.name} has no layer sharded over the model's "
             "axis, so replicas would compute the same; make it of crankshaft.engine.parallel's layers, or leave "
             f"{setting('mesh')} out"
         )
-    if held.tables:
+    if inventory.tables:
         checks.check_tables(config, config.model_entry.name)
     if (
         strategy.is_chief

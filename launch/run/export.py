@@ -19,10 +19,10 @@ from ...engine import Trainer
 from ...engine.data import form
 from ...engine.data.data import Data
 from ...engine.data.source import Spec
-from ...engine.holdings import Holdings
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.internals.keras import all_layers_in, layers_in
 from ...engine.internals.variables import tf_variable
+from ...engine.inventory import Inventory
 from ...engine.machine import files
 from ...input import known
 from ..errors import UsageError, setting
@@ -118,9 +118,9 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
         for name, spec in specs.items()
     }
     module = tf.Module()
-    held = Holdings(trainer)
-    layers, module.embeddings = ([model], {}) if name else (held.layers.values(), held.tables)
-    module.variables_beside = [tf_variable(each) for each in held.variables]
+    inventory = Inventory(trainer)
+    layers, module.embeddings = ([model], {}) if name else (inventory.layers.values(), inventory.tables)
+    module.variables_beside = [tf_variable(each) for each in inventory.variables]
     module.layers = all_layers_in(layers)  # TensorFlow does not look into the lists of lists that a layer has
 
     def serve(**features_by_name):

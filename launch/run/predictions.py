@@ -19,10 +19,10 @@ from ...engine.data.data import Data
 from ...engine.data.external_feed import ExternalFeed
 from ...engine.data.source import Source, Split
 from ...engine.data.streamed import Stream
-from ...engine.holdings import Holdings
 from ...engine.hooks import evaluation
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.internals import keras
+from ...engine.inventory import Inventory
 from ...engine.mesh.mesh import Mesh
 from ...engine.strategies.base import Strategy
 from ..command_line import registry
@@ -90,7 +90,7 @@ class Predictor:
         """Returns the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them."""
         run = self._run
         done = _Gathered(run.strategy)
-        averages = any(each.weight_average is not None for each in Holdings(self._trainer).optimizers.values())
+        averages = any(each.weight_average is not None for each in Inventory(self._trainer).optimizers.values())
         with averaged_weights(self._trainer) if averages else contextlib.nullcontext():
             for number, features in enumerate(features_of(run, split, run.config.eval_batch_size)):
                 tensors = tf.nest.map_structure(tf.convert_to_tensor, features)
@@ -200,7 +200,7 @@ def _batches(split: Split, size: int) -> Iterator[Any]:
         yield from (split.read(examples[at : at + size]) for at in range(0, max(len(examples), 1), size))
         return
     feed = ExternalFeed(1, Mesh())
-    feed.hold(split, 0, size)
+    feed.set_data(split, 0, size)
     try:
         for step in range(feed.order.steps_per_epoch):
             yield feed.take(step, 1).operands[0]

@@ -19,8 +19,8 @@ from ...engine.data import entry, frames
 from ...engine.data.data import Data
 from ...engine.data.source import Source
 from ...engine.data.streamed import Stream
-from ...engine.holdings import Holdings
 from ...engine.internals import keras
+from ...engine.inventory import Inventory
 from ...engine.layers.embeddings import shards_in
 from ...engine.optimizers.averaging import WeightAverage
 from ...engine.reduction import Reduction
@@ -220,7 +220,7 @@ class ForwardModel(tf.keras.Model):
 
     def __init__(self, trainer: Trainer):
         super().__init__(name=type(trainer).__name__.lower(), dtype="float32", autocast=False)
-        self.parts = [*Holdings(trainer).layers.values()]
+        self.parts = [*Inventory(trainer).layers.values()]
         self.trainer = trainer
         self._forward = tf.autograph.experimental.do_not_convert(trainer.forward)
         self.built = True  # its layers are

@@ -101,7 +101,7 @@ def prepare(
     planned = _planned(request, loaded)
     plan = _plan(request, loaded)
     os.makedirs(request.output_dir, exist_ok=True)
-    with _held(request.output_dir, plan, planned, log) as noted:
+    with _locked(request.output_dir, plan, planned, log) as noted:
         figures = _whole(request.output_dir, planned, noted)
         if figures or noted:
             log(f"{len(figures)} of {len(planned)} shards are there and whole")
@@ -141,10 +141,10 @@ def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _held(
+def _locked(
     folder: str, plan: dict[str, Any], planned: list[Shard], log: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Holds the folder, for shards of a plan alone; yields what features.json notes of each, by file.
+    """Locks the folder, for shards of a plan alone; yields what features.json notes of each, by file.
 
     What a call has left that was ended is of no use if the examples are other ones now: it begins again.
 

@@ -11,11 +11,11 @@ from typing import Any
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.data.order import Order
 from ...engine.errors import counted
-from ...engine.holdings import Holdings
 from ...engine.hooks import Hook, evaluation, saving
 from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import Monitor
 from ...engine.hooks.saving import Best, BestWeights
+from ...engine.inventory import Inventory
 from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
 from ...engine.metrics.sums import RowSpec, kinds_of
@@ -55,8 +55,8 @@ def restore_newest(run: BaseRun) -> None:
         write_of_run(RunDir(config.run_dir).config, config.as_json())
         weights.write(run, config.run_dir)
     if run.prints:
-        held = Holdings(run.trainer)
-        print_model_summary(held.models, tables=list(held.tables.values()))
+        inventory = Inventory(run.trainer)
+        print_model_summary(inventory.models, tables=list(inventory.tables.values()))
     run.log(_first_line(run, manifest))
     if config.mode == "train_and_eval" and not run.evaluates:
         run.log("no evaluation data: no evaluation is made")
@@ -181,7 +181,7 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     result = result_of(run, train=means, resumed_from=run.resumed_from, **metrics.rates())
     if bad_records := run.bad_records():
         result["bad_records"] = bad_records
-    if tables := {name: int(value) for name, value in Holdings(run.trainer).table_figures().items()}:
+    if tables := {name: int(value) for name, value in Inventory(run.trainer).table_figures().items()}:
         result["tables"] = tables
         results.warn_of_full_tables(tables)
     exit_code = EXIT_CODES.get(status.agreed_stop.reason, 0) if status.agreed_stop else 0

@@ -17,10 +17,10 @@ from ...engine.checkpoints import load_weights, read_newest
 from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.run_dir import RunDir
 from ...engine.data import form
-from ...engine.holdings import Holdings
 from ...engine.hooks import numerics
 from ...engine.hooks.sync_check import hashes
 from ...engine.internals import variables
+from ...engine.inventory import Inventory
 from ...engine.mesh import shards
 from ...engine.reduction import Reduction
 from ...input import known
@@ -55,7 +55,7 @@ def logits_of(trainer: Trainer) -> str | None:
 
 def model_is_forward(trainer: Trainer) -> bool:
     """Returns whether the model that is called "model" computes all that `Trainer.forward` does."""
-    return type(trainer).forward is Trainer.forward and not Holdings(trainer).tables
+    return type(trainer).forward is Trainer.forward and not Inventory(trainer).tables
 
 
 def _architecture(model: tf.keras.Model) -> dict[str, Any] | None:
@@ -70,7 +70,7 @@ def _architecture(model: tf.keras.Model) -> dict[str, Any] | None:
 
 def models_of(trainer: Trainer) -> dict[str, tf.keras.Model]:
     """Returns the Keras models among a trainer's attributes, by their names."""
-    return variables.held(trainer, tf.keras.Model)
+    return variables.tracked(trainer, tf.keras.Model)
 
 
 def named(trainer: Trainer, name: str) -> tf.keras.Model:
@@ -86,14 +86,14 @@ def start(run: BaseRun) -> None:
     """Loads the weights, and nothing else, of --init_from: another run's checkpoint or a Keras file."""
     if not (source := run.config.init_from):
         return
-    held = Holdings(run.trainer)
+    inventory = Inventory(run.trainer)
     grown: list[str] = []
     if source.endswith(KERAS_FILES):
         count = _load_keras_file(run, source)
     else:
-        taken = _load(source, {**held.layers, **held.tables}, functools.partial(_check_source, run))
+        taken = _load(source, {**inventory.layers, **inventory.tables}, functools.partial(_check_source, run))
         count, grown = len(taken), [name for name in taken if name.endswith(" rows)")]
-    for optimizer in held.optimizers.values():
+    for optimizer in inventory.optimizers.values():
         if optimizer.weight_average is not None:
             optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
     numerics.check_weights(run.trainer, setting("init_from", source))
@@ -151,7 +151,7 @@ def _part(variable, box: shards.Box) -> tf.Tensor:
 
 
 def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
-    models = [model for model in Holdings(trainer).models if model.variables]
+    models = [model for model in Inventory(trainer).models if model.variables]
     if len(models) != 1:
         raise UsageError(
             f"{setting('init_from', source)} holds the weights of one Keras model, and {type(trainer).__name__} has "
@@ -183,7 +183,7 @@ class TrainerCopy:
     def __init__(self, run: BaseRun):
         self.trainer = _copied(run)
         self._run_weights = _weights(run.trainer)
-        averages: list[Any] = [each.weight_average for each in Holdings(run.trainer).optimizers.values()]
+        averages: list[Any] = [each.weight_average for each in Inventory(run.trainer).optimizers.values()]
         shadows = {
             id(variable): shadow
             for average in filter(None, averages)
@@ -217,7 +217,7 @@ class TrainerCopy:
 
 def hand_over_averages(trainer: Trainer) -> None:
     """Replaces weights by their moving averages, where there are some."""
-    for optimizer in Holdings(trainer).optimizers.values():
+    for optimizer in Inventory(trainer).optimizers.values():
         if optimizer.weight_average is not None:
             optimizer.weight_average.hand_over()
 
@@ -252,14 +252,14 @@ def _copied(run: BaseRun) -> Trainer:
 
 def _layers(trainer: Trainer) -> list:
     """Lists the layers' variables."""
-    return [variable for _, layer in sorted(Holdings(trainer).layers.items()) for variable in layer.variables]
+    return [variable for _, layer in sorted(Inventory(trainer).layers.items()) for variable in layer.variables]
 
 
 def _weights(trainer: Trainer) -> list:
     """Lists the variables of layers and of tables, which ids have their rows too, and the weights' averages."""
-    held = Holdings(trainer)
-    of_tables = [variable for _, table in sorted(held.tables.items()) for variable in table.variables]
-    averages: list[Any] = [optimizer.weight_average for _, optimizer in sorted(held.optimizers.items())]
+    inventory = Inventory(trainer)
+    of_tables = [variable for _, table in sorted(inventory.tables.items()) for variable in table.variables]
+    averages: list[Any] = [optimizer.weight_average for _, optimizer in sorted(inventory.optimizers.items())]
     shadows = [shadow for average in averages if average is not None for shadow in average.shadows]
     return _layers(trainer) + of_tables + shadows
 
@@ -297,9 +297,9 @@ def _load(source: str, parts: Mapping[str, Any], check: Callable[[str], None] | 
 
 def take(trainer: Trainer, prefix: str) -> None:
     """Loads all that predictions depend on from a checkpoint: layers, tables, and the weights' averages in place."""
-    held = Holdings(trainer)
-    _load(prefix, {**held.layers, **held.tables})
-    for path, optimizer in held.optimizers.items():
+    inventory = Inventory(trainer)
+    _load(prefix, {**inventory.layers, **inventory.tables})
+    for path, optimizer in inventory.optimizers.items():
         if optimizer.weight_average is not None:
             load_weights(prefix, optimizer.weight_average, f"trainer.{path}.weight_average")
     hand_over_averages(trainer)

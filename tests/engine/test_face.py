@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, make_optimizer, mean, step_context
-from crankshaft.engine.holdings import Holdings
+from crankshaft.engine.inventory import Inventory
 
 
 def test_a_trainer_has_at_most_15_public_members():
@@ -53,7 +53,7 @@ def test_moving_statistics_are_averaged_in_a_step_of_ones_own_too(bench):
     features = np.arange(16, dtype=np.float32).reshape(8, 2)
     made = bench(Moving(), (features, np.zeros(8, np.int32)), 8, 2, shuffle=False, learning_rate=0.1)
     made.train(1)
-    moving = Holdings(made.trainer).moving_statistics
+    moving = Inventory(made.trainer).moving_statistics
     for variable in moving:
         one, other = made.copies(variable)
         np.testing.assert_array_equal(one, other)

@@ -8,7 +8,7 @@ from absl import logging
 from crankshaft.engine import StepOptions, Trainer, make_optimizer, mean, step_context
 from crankshaft.engine.build import prepare
 from crankshaft.engine.errors import UsageError
-from crankshaft.engine.holdings import Holdings
+from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction import Reduction
 from crankshaft.models.cnn import Model as Cnn
@@ -402,7 +402,7 @@ class Towers(Trainer):
 def test_models_and_optimizers_in_lists_and_dictionaries_are_found_once():
     trainer = Towers()
     prepare(trainer, StepOptions(), Reduction(), (np.zeros([1, 2], np.float32), np.zeros(1, np.int32)), 3)
-    found = Holdings(trainer)
+    found = Inventory(trainer)
     assert found.models == trainer.towers
     assert list(found.optimizers) == ["by_name.a", "by_name.b"]
     assert len(found.all_weights) == 4

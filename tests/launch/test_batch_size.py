@@ -99,10 +99,10 @@ def test_what_can_not_go_on_in_other_batches_is_one_line(inside, tmp_path):
     assert line.startswith("--global_batch_size=40: from step 8 on epochs would end between two syncs (--sync_every_st")
     inside(*run, f"--run_dir={tmp_path / 'one'}", trainer=Count, data=lambda: data).ok()
     how = {"train_steps": 12, "global_batch_size": 20, "allow_changed_config": True, "jit": "off", "optimizer": "sgd"}
-    with crankshaft.open_run(Count, data=data, run_dir=str(tmp_path / "one"), progress="off", **how) as held:
+    with crankshaft.open_run(Count, data=data, run_dir=str(tmp_path / "one"), progress="off", **how) as opened:
         with pytest.raises(
             crankshaft.UsageError, match="ckpt-4 was written before batches of 20 began, at step 8, and"
         ):
-            held.restore(4)
-        held.train(steps=2)
-        assert held.step == 10
+            opened.restore(4)
+        opened.train(steps=2)
+        assert opened.step == 10

@@ -84,7 +84,7 @@ def test_mistakes_that_only_the_model_shows_are_one_line(inside):
     assert "--freeze=bias:1 ends at step 23, between two syncs (--sync_every_steps=16)" in line
 
 
-def test_a_held_run_frees_weights_within_a_call_on_data_that_is_handed_in():
+def test_an_open_run_frees_weights_within_a_call_on_data_that_is_handed_in():
     x = np.random.default_rng(0).normal(size=(64, 8, 8)).astype(np.float32)
     y = np.arange(64) % 10
     asked = {"model": "mlp", "model_arg": {"hidden_units": [4]}, "freeze": ["dense/:1"], "jit": "off"}

@@ -65,16 +65,16 @@ def test_a_lock_that_is_removed_is_made_anew_and_the_run_goes_on(inside, tmp_pat
 
 
 def test_a_lock_that_is_removed_is_made_anew(tmp_path):
-    with process.lock(str(tmp_path)) as held:
+    with process.lock(str(tmp_path)) as opened:
         os.remove(tmp_path / ".lock")
-        held.check()
+        opened.check()
         with pytest.raises(UsageError, match=f"is in use by process {os.getpid()}"), process.lock(str(tmp_path)):
             pass
 
 
 def test_a_lock_that_another_has_taken_meanwhile_ends_the_run(tmp_path):
-    with process.lock(str(tmp_path)) as held:
-        held.check()
+    with process.lock(str(tmp_path)) as opened:
+        opened.check()
         os.remove(tmp_path / ".lock")
         with process.lock(str(tmp_path)), pytest.raises(UsageError, match="is in use by process"):
-            held.check()
+            opened.check()

@@ -58,61 +58,61 @@ def test_many_calls_end_on_the_bits_of_one(form, tmp_path):
 
     asked = {**ASKED, "data": splits, "ema_decay": 0.9, "reduce_lr": ["patience=1"], "train_steps": 100}
     whole = run(Noisy, **asked)
-    with open_run(Noisy, run_dir=tmp_path / "run", **asked) as held:
+    with open_run(Noisy, run_dir=tmp_path / "run", **asked) as opened:
         for _ in range(4):
             random.seed(1)  # what the program samples between calls is its own
-            held.train(steps=10)
-    with open_run(Noisy, run_dir=tmp_path / "run", **asked) as held:
-        assert held.step == 40
+            opened.train(steps=10)
+    with open_run(Noisy, run_dir=tmp_path / "run", **asked) as opened:
+        assert opened.step == 40
         for _ in range(6):
             tf.keras.layers.Dense(1)
-            means = held.train(steps=10)
-        assert held.stop == "step 100 is the last of the run"
-    assert_same(held, whole)
+            means = opened.train(steps=10)
+        assert opened.stop == "step 100 is the last of the run"
+    assert_same(opened, whole)
     columns = ("step", "train_loss", "eval_loss")
-    assert [[row[c] for c in columns] for row in held.history] == [[row[c] for c in columns] for row in whole.history]
-    assert held.result["eval"] == whole.result["eval"]
+    assert [[row[c] for c in columns] for row in opened.history] == [[row[c] for c in columns] for row in whole.history]
+    assert opened.result["eval"] == whole.result["eval"]
     assert set(means) == {"loss"}
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory):
+def opened(tmp_path_factory):
     """A run of no end, open for this module's tests, with what `compiled` counts in the loss."""
-    with open_run(Noisy, run_dir=tmp_path_factory.mktemp("runs") / "run", **ASKED) as held:
-        held.train(epochs=2)
-        yield held
+    with open_run(Noisy, run_dir=tmp_path_factory.mktemp("runs") / "run", **ASKED) as opened:
+        opened.train(epochs=2)
+        yield opened
 
 
-def test_a_run_without_an_end_goes_on_from_where_it_is(held):
-    step = held.step
-    held.train(epochs=1)
-    held.train(epochs=0.5)
-    held.train(steps=1)
-    assert held.step == step + 7 + 4 + 1
-    assert held.stop is None
-    assert [row["step"] for row in held.history][:2] == [7, 14]
-    assert held.models == {"model": held.trainer.model}
-    assert held.evaluate() == held.evaluate()
+def test_a_run_without_an_end_goes_on_from_where_it_is(opened):
+    step = opened.step
+    opened.train(epochs=1)
+    opened.train(epochs=0.5)
+    opened.train(steps=1)
+    assert opened.step == step + 7 + 4 + 1
+    assert opened.stop is None
+    assert [row["step"] for row in opened.history][:2] == [7, 14]
+    assert opened.models == {"model": opened.trainer.model}
+    assert opened.evaluate() == opened.evaluate()
 
 
-def test_a_run_goes_back_to_a_checkpoint_with_what_was_kept_there(held):
-    held.save(extra={"epsilon": 0.5, "seen": [1, 2]})
-    step, before, loss = held.step, weights(held), held.evaluate()["loss"]
-    held.extra = {"epsilon": 0.25}
-    held.train(steps=9)
-    held.save()
-    after = weights(held)
-    held.restore(step)
-    assert (held.step, held.extra) == (step, {"epsilon": 0.5, "seen": [1, 2]})
-    assert held.evaluate()["loss"] == loss
-    assert held.history[-1]["step"] <= step
-    for mine, theirs in zip(weights(held), before, strict=True):
+def test_a_run_goes_back_to_a_checkpoint_with_what_was_kept_there(opened):
+    opened.save(extra={"epsilon": 0.5, "seen": [1, 2]})
+    step, before, loss = opened.step, weights(opened), opened.evaluate()["loss"]
+    opened.extra = {"epsilon": 0.25}
+    opened.train(steps=9)
+    opened.save()
+    after = weights(opened)
+    opened.restore(step)
+    assert (opened.step, opened.extra) == (step, {"epsilon": 0.5, "seen": [1, 2]})
+    assert opened.evaluate()["loss"] == loss
+    assert opened.history[-1]["step"] <= step
+    for mine, theirs in zip(weights(opened), before, strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    held.train(steps=9)
-    for mine, theirs in zip(weights(held), after, strict=True):
+    opened.train(steps=9)
+    for mine, theirs in zip(weights(opened), after, strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    held.restore("best")
-    assert held.evaluate()["loss"] == min(held.history.column("eval_loss"))
+    opened.restore("best")
+    assert opened.evaluate()["loss"] == min(opened.history.column("eval_loss"))
 
 
 POINTS, HEIGHTS = data()[0]
@@ -141,26 +141,26 @@ class Points(crankshaft.Source):
     ids=["one", "two"],
 )
 def test_data_that_is_handed_in_is_trained_on_and_compiled_for_once(replicas):
-    with open_run(Traced, **ASKED, **replicas) as held:
+    with open_run(Traced, **ASKED, **replicas) as opened:
         for examples in (1, 2):  # a batch of fewer examples than replicas has a program of its own
-            held.train(data=(POINTS[:examples], HEIGHTS[:examples]), steps=1)
-            held.evaluate((POINTS[:examples], HEIGHTS[:examples]))
-        held.evaluate()
+            opened.train(data=(POINTS[:examples], HEIGHTS[:examples]), steps=1)
+            opened.evaluate((POINTS[:examples], HEIGHTS[:examples]))
+        opened.evaluate()
         traces = len(TRACES)
         for examples in (200, 40, 33, 32, 5):
-            step = held.step
-            held.train(data=(POINTS[:examples], HEIGHTS[:examples]), epochs=2)
-            assert held.step == step + 2 * -(-examples // 32)
+            step = opened.step
+            opened.train(data=(POINTS[:examples], HEIGHTS[:examples]), epochs=2)
+            assert opened.step == step + 2 * -(-examples // 32)
         arrays = POINTS[:40], HEIGHTS[:40]
         stream = tf.data.Dataset.from_tensor_slices(arrays).filter(lambda *_: True)
-        losses = [held.evaluate(split)["loss"] for split in (arrays, Points(), stream)]
-        errors = np.square(held.predict(POINTS[:40]) - HEIGHTS[:40], dtype=np.float64)
+        losses = [opened.evaluate(split)["loss"] for split in (arrays, Points(), stream)]
+        errors = np.square(opened.predict(POINTS[:40]) - HEIGHTS[:40], dtype=np.float64)
         np.testing.assert_allclose(losses, [errors.mean()] * 3, rtol=1e-5)  # rounding of float32
-        held.train(data=Points(), steps=3)
-        held.train(data=stream, epochs=2)
+        opened.train(data=Points(), steps=3)
+        opened.train(data=stream, epochs=2)
         assert len(TRACES) == traces
-        held.train(steps=2)
-        assert held.evaluate()["loss"] != losses[0]
+        opened.train(steps=2)
+        assert opened.evaluate()["loss"] != losses[0]
 
 
 def test_each_example_that_is_handed_in_is_trained_on_once_an_epoch_and_alike_after_a_resume(tmp_path):
@@ -181,15 +181,15 @@ def test_each_example_that_is_handed_in_is_trained_on_once_an_epoch_and_alike_af
     asked = {**ASKED, "data": ((POINTS[:1], HEIGHTS[:1]),), "run_dir": tmp_path / "run", "learning_rate": None}
     numbers = np.arange(100, dtype=np.float32)[:, np.newaxis]
     given = (np.zeros((100, 3), np.float32), numbers)
-    with open_run(Sum, **asked) as held:
-        held.train(data=given, epochs=1)
-        first = held.trainer.total.numpy()
-        held.save()
-        means = held.train(data=given, epochs=2)
-        found = held.trainer.total.numpy()
-        held.restore("latest")
-        held.train(data=given, epochs=2)
-        np.testing.assert_array_equal(held.trainer.total, found)
+    with open_run(Sum, **asked) as opened:
+        opened.train(data=given, epochs=1)
+        first = opened.trainer.total.numpy()
+        opened.save()
+        means = opened.train(data=given, epochs=2)
+        found = opened.trainer.total.numpy()
+        opened.restore("latest")
+        opened.train(data=given, epochs=2)
+        np.testing.assert_array_equal(opened.trainer.total, found)
     assert first[0] == numbers.sum()
     assert found[0] == 3 * numbers.sum()
     assert found[1] - first[1] != 2 * first[1]  # in another order
@@ -220,10 +220,10 @@ def test_data_that_is_handed_in_is_read_in_its_order_and_a_dataset_goes_on_where
             yield [number], number
 
     asked = {**ASKED, "data": (arrays, None), "global_batch_size": 2, "mode": "train", "shuffle_buffer": 0}
-    with open_run(Line, **asked) as held:
+    with open_run(Line, **asked) as opened:
 
         def means(data, steps, calls):
-            return [held.train(data=data, steps=steps)["mean"] for _ in range(calls)]
+            return [opened.train(data=data, steps=steps)["mean"] for _ in range(calls)]
 
         assert means(arrays, 1, 2) == [0.5, 0.5]
         one = tf.data.Dataset.from_tensor_slices(arrays)
@@ -233,7 +233,7 @@ def test_data_that_is_handed_in_is_read_in_its_order_and_a_dataset_goes_on_where
             *(2.5, 4.5, 6.5, -4.5),
         ]
         assert means(one, 1, 1) == [0.5]
-        assert held.train(data=one, epochs=1)["mean"] == 3.5
+        assert opened.train(data=one, epochs=1)["mean"] == 3.5
         spec = tf.TensorSpec([1]), tf.TensorSpec([])
         queue = simulated()
         once = tf.data.Dataset.from_generator(lambda: queue, output_signature=spec)
@@ -253,17 +253,17 @@ def test_examples_that_the_runs_own_model_labels_are_made_once_and_as_they_are_t
     def labelled():
         for number in range(40):
             made.append(number)
-            yield POINTS[number], held.predict(POINTS[number : number + 1])[0]
+            yield POINTS[number], opened.predict(POINTS[number : number + 1])[0]
 
     spec = tf.TensorSpec([3]), tf.TensorSpec([1])
     stream = tf.data.Dataset.from_generator(labelled, output_signature=spec)
     np.random.seed(3)  # noqa: NPY002
     wanted = np.random.random()  # noqa: NPY002
     np.random.seed(3)  # noqa: NPY002
-    with open_run(Straight, **{**ASKED, "global_batch_size": 8, "mode": "train"}) as held:
-        losses = [held.train(data=stream, steps=steps)["loss"] for steps in (3, 1)]
+    with open_run(Straight, **{**ASKED, "global_batch_size": 8, "mode": "train"}) as opened:
+        losses = [opened.train(data=stream, steps=steps)["loss"] for steps in (3, 1)]
         assert made == [*range(32)]
-        assert held.train(data=stream, steps=2)["loss"] < 1e-9
+        assert opened.train(data=stream, steps=2)["loss"] < 1e-9
     np.testing.assert_allclose(losses, 0.0, atol=1e-9)
     assert made == [*range(40), *range(8)]
     assert np.random.random() == wanted  # noqa: NPY002
@@ -279,9 +279,9 @@ def test_pictures_of_data_that_is_handed_in_leave_its_position_alone(tmp_path):
     images, numbers = np.ones([8, 8, 8, 1], "float32"), np.arange(8, dtype="float32")
     folder = {"run_dir": tmp_path, "histogram_every_steps": 1}
     asked = {**ASKED, "data": ((images, numbers), None), "global_batch_size": 2, "mode": "train", **folder}
-    with open_run(Pixels, **asked) as held:
+    with open_run(Pixels, **asked) as opened:
         dataset = tf.data.Dataset.from_tensor_slices((images, numbers))
-        assert [held.train(data=dataset, steps=1)["mean"] for _ in range(4)] == [0.5, 2.5, 4.5, 6.5]
+        assert [opened.train(data=dataset, steps=1)["mean"] for _ in range(4)] == [0.5, 2.5, 4.5, 6.5]
 
 
 MISTAKES = {
@@ -315,45 +315,45 @@ MISTAKES = {
 }
 
 
-def test_what_a_program_keeps_is_checked_in_each_checkpoint(held):
-    held.extra = {"seen": (1, 2)}
-    held.save()
-    held.extra["seen"] = {7}
+def test_what_a_program_keeps_is_checked_in_each_checkpoint(opened):
+    opened.extra = {"seen": (1, 2)}
+    opened.save()
+    opened.extra["seen"] = {7}
     with pytest.raises(UsageError, match=r"can't be kept with a checkpoint \(Object of type set"):
-        held.save()
-    held.extra = {}
-    held.save()
+        opened.save()
+    opened.extra = {}
+    opened.save()
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_line_and_the_run_goes_on(held, name):
+def test_a_mistake_is_one_line_and_the_run_goes_on(opened, name):
     call, line = MISTAKES[name]
     with pytest.raises(UsageError) as raised:
-        call(held)
+        call(opened)
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
-    held.train(steps=1)
+    opened.train(steps=1)
 
 
-def test_predictions_of_many_runs_warn_of_no_retracing(held, caplog):
+def test_predictions_of_many_runs_warn_of_no_retracing(opened, caplog):
     for _ in range(6):
-        predictor = Predictor(held)
+        predictor = Predictor(opened)
         predictor(predictor.checked(POINTS[:2]))
     assert not [each for each in caplog.messages if "retracing" in each]
 
 
 def test_what_an_open_run_is_not_for_is_one_line():
-    with open_run(Noisy, **ASKED, train_steps=3, mode="train") as held:
-        held.train()
+    with open_run(Noisy, **ASKED, train_steps=3, mode="train") as opened:
+        opened.train()
         with pytest.raises(
             UsageError, match=r"^train\(\): the run has stopped \(step 3 is the last of the run\); look"
         ):
-            held.train(steps=1)
+            opened.train(steps=1)
         with pytest.raises(UsageError, match=r"^save\(\): the run has no folder to write to; give open_run a run_dir"):
-            held.save()
+            opened.save()
     with pytest.raises(UsageError, match=r"^train\(.*\): the run is closed; open it again"):
-        held.train(steps=1)
-    assert held.predict(np.zeros((2, 3), "float32")).shape == (2, 1)
+        opened.train(steps=1)
+    assert opened.predict(np.zeros((2, 3), "float32")).shape == (2, 1)
     with pytest.raises(
         UsageError, match=r"^open_run\(mode='benchmark'\): an open run trains; use crankshaft.run for this"
     ):
@@ -368,10 +368,10 @@ def test_a_hook_stops_a_run_that_its_program_holds():
     def stop(status, metrics):
         status.stop = "enough"
 
-    with open_run(Noisy, hooks=[every_steps(4, stop)], **ASKED) as held:
-        held.train(steps=10)
-        assert (held.step, held.stop) == (4, "enough")
-    assert held.result["stop"] == "enough"
+    with open_run(Noisy, hooks=[every_steps(4, stop)], **ASKED) as opened:
+        opened.train(steps=10)
+        assert (opened.step, opened.stop) == (4, "enough")
+    assert opened.result["stop"] == "enough"
 
 
 class Two(Noisy):
@@ -383,74 +383,74 @@ class Two(Noisy):
 @pytest.mark.parametrize("own", [True, False])
 def test_a_layer_that_is_made_untrainable_between_two_calls_is_left_alone(own):
     more = {} if own else {"data": data()[0]}
-    with open_run(type("Two", (Two,), {"begins": True}), optimizer="adam", **ASKED) as held:
-        body = held.model.get_layer("body")
-        held.train(steps=2, **more)
+    with open_run(type("Two", (Two,), {"begins": True}), optimizer="adam", **ASKED) as opened:
+        body = opened.model.get_layer("body")
+        opened.train(steps=2, **more)
         then = body.kernel.numpy()
         body.trainable = False
-        held.train(steps=2, **more)
+        opened.train(steps=2, **more)
         np.testing.assert_array_equal(body.kernel.numpy(), then)
         body.trainable = True
-        held.train(steps=2, **more)
+        opened.train(steps=2, **more)
         assert not np.array_equal(body.kernel.numpy(), then)
 
 
 def test_a_layer_that_is_made_trainable_without_optimizer_state_is_refused():
-    with open_run(type("Two", (Two,), {"begins": False}), optimizer="adam", **ASKED) as held:
-        held.train(steps=2)
-        held.model.get_layer("body").trainable = True
+    with open_run(type("Two", (Two,), {"begins": False}), optimizer="adam", **ASKED) as opened:
+        opened.train(steps=2)
+        opened.model.get_layer("body").trainable = True
         with pytest.raises(UsageError, match=r"body/kernel has been made trainable .* no state for it"):
-            held.train(steps=2)
+            opened.train(steps=2)
 
 
 def test_a_rate_that_is_set_in_the_optimizer_is_the_next_updates():
-    with open_run(Noisy, **ASKED, optimizer="sgd") as held:
-        held.trainer.optimizer.learning_rate = 0.25
-        assert float(held.trainer.optimizer.learning_rate) == pytest.approx(0.25)
-        bias = held.trainer.model.layers[-1].bias
+    with open_run(Noisy, **ASKED, optimizer="sgd") as opened:
+        opened.trainer.optimizer.learning_rate = 0.25
+        assert float(opened.trainer.optimizer.learning_rate) == pytest.approx(0.25)
+        bias = opened.trainer.model.layers[-1].bias
         before = bias.numpy()
-        held.train(steps=1)
+        opened.train(steps=1)
         moved = np.abs(bias.numpy() - before)
-        held.trainer.optimizer.learning_rate = 0
+        opened.trainer.optimizer.learning_rate = 0
         before = bias.numpy()
-        held.train(steps=1)
+        opened.train(steps=1)
         np.testing.assert_array_equal(bias.numpy(), before)
         assert moved > 0
         with pytest.raises(
             AttributeError, match=r"sgd has no beta_1 that could be set; it has learning_rate, weight_decay"
         ):
-            held.trainer.optimizer.beta_1 = 0.5
+            opened.trainer.optimizer.beta_1 = 0.5
 
 
 @pytest.mark.parametrize("restores", [False, True])
 def test_a_run_that_early_stopping_has_ended_goes_on_with_new_patience(tmp_path, restores):
     (x, y), _ = data()
     stopping = {"early_stopping": {"patience": 2}, "mode": "train_and_eval", "eval_every_steps": 1, "run_dir": tmp_path}
-    with open_run(Noisy, **ASKED, **stopping) as held:
-        held.train(data=(x, 0 * y - 90), steps=1)  # only worse from here on
-        held.train(data=(x, 0 * y - 90), steps=9)
-        assert "has not improved for 2 evaluations" in held.stop
+    with open_run(Noisy, **ASKED, **stopping) as opened:
+        opened.train(data=(x, 0 * y - 90), steps=1)  # only worse from here on
+        opened.train(data=(x, 0 * y - 90), steps=9)
+        assert "has not improved for 2 evaluations" in opened.stop
         with pytest.raises(UsageError, match=r"reset_patience\(\) lets it go on$"):
-            held.train(steps=1)
+            opened.train(steps=1)
         if restores:
-            held.restore("best")
-            assert held.stop is None
-        before = held.step
-        held.reset_patience()
-        held.train(data=(x, 0 * y - 90), steps=9)
-        assert held.step == before + 3  # the first evaluation is the best, then two
-        assert "has not improved for 2 evaluations" in held.stop
+            opened.restore("best")
+            assert opened.stop is None
+        before = opened.step
+        opened.reset_patience()
+        opened.train(data=(x, 0 * y - 90), steps=9)
+        assert opened.step == before + 3  # the first evaluation is the best, then two
+        assert "has not improved for 2 evaluations" in opened.stop
 
 
 @pytest.mark.slow
 def test_replicas_train_in_many_calls_as_in_one():
     asked = {**ASKED, "strategy": "mirrored", "num_virtual_devices": 2}
     whole = run(Noisy, train_steps=12, **asked)
-    with open_run(Noisy, **asked) as held:
+    with open_run(Noisy, **asked) as opened:
         for _ in range(4):
-            held.train(steps=3)
-        loss = held.evaluate()["loss"]
-    assert_same(held, whole)
+            opened.train(steps=3)
+        loss = opened.evaluate()["loss"]
+    assert_same(opened, whole)
     assert loss == whole.result["eval"]["loss"]
 
 
@@ -458,13 +458,13 @@ def test_calls_leave_no_thread_and_no_file_open():
     def left() -> tuple[int, int]:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
-    with open_run(Noisy, **ASKED) as held:
+    with open_run(Noisy, **ASKED) as opened:
         for calls in (2, 100):  # the first compile
             before = left()
             for _ in range(calls):
-                held.train(steps=1)
-                held.train(data=(POINTS[:9], HEIGHTS[:9]), steps=1)
-                held.predict(POINTS[:2])
+                opened.train(steps=1)
+                opened.train(data=(POINTS[:9], HEIGHTS[:9]), steps=1)
+                opened.predict(POINTS[:2])
         assert all(now <= then for now, then in zip(left(), before, strict=True))
 
 
@@ -486,20 +486,20 @@ def test_the_programs_random_generators_and_policy_are_left_to_it():
     """Whatever calls a hook makes, or another thread, and while that is at it."""
 
     def look(status, metrics):
-        held.predict(POINTS[:2])
-        held.evaluate((POINTS[:9], HEIGHTS[:9]))
+        opened.predict(POINTS[:2])
+        opened.evaluate((POINTS[:9], HEIGHTS[:9]))
 
     def predict():
         for _ in range(30):
-            held.predict(POINTS[:2])
+            opened.predict(POINTS[:2])
 
     tf.keras.utils.set_random_seed(5)
     wanted = [sample() for _ in range(60)]
     tf.keras.utils.set_random_seed(5)
     found = [sample()]
-    with open_run(Noisy, hooks=[every_steps(2, look)], **{**ASKED, "precision": "bfloat16"}) as held:
+    with open_run(Noisy, hooks=[every_steps(2, look)], **{**ASKED, "precision": "bfloat16"}) as opened:
         found.append(sample())
-        held.train(steps=4)
+        opened.train(steps=4)
         found.append(sample())
         other = threading.Thread(target=predict)
         other.start()
@@ -532,17 +532,17 @@ class Straight(Trainer):
 def test_weights_that_are_set_in_the_model_are_the_runs(tmp_path, where):
     """On any strategy, as on one device: in evaluations, in steps, in checkpoints; the model follows the run."""
     logical_cpus.make_four()
-    with open_run(Straight, run_dir=tmp_path, **{**ASKED, "learning_rate": 1e-4}, **where) as held:
-        held.train(steps=3)
-        model = held.model
+    with open_run(Straight, run_dir=tmp_path, **{**ASKED, "learning_rate": 1e-4}, **where) as opened:
+        opened.train(steps=3)
+        model = opened.model
         model.set_weights([np.float32([[1.0], [-2.0], [0.5]]), np.float32([3.0])])
-        assert held.model is model
-        assert held.evaluate()["loss"] == pytest.approx(0.0, abs=1e-10)
+        assert opened.model is model
+        assert opened.evaluate()["loss"] == pytest.approx(0.0, abs=1e-10)
         model.layers[-1].bias.assign([5.0])
-        held.save()
+        opened.save()
         loaded = crankshaft.load_model(tmp_path).get_weights()
         np.testing.assert_allclose(np.concatenate([each.ravel() for each in loaded]), [1.0, -2.0, 0.5, 5.0])
-        assert held.train(steps=1)["loss"] == pytest.approx(4.0, rel=1e-5)
+        assert opened.train(steps=1)["loss"] == pytest.approx(4.0, rel=1e-5)
         bias = float(model.layers[-1].bias.numpy()[0])
         assert 0.0 < abs(bias - 5.0) < 1e-3
-        np.testing.assert_allclose(held.predict(np.zeros([4, 3], "float32"))[:, 0], bias, rtol=1e-6)
+        np.testing.assert_allclose(opened.predict(np.zeros([4, 3], "float32"))[:, 0], bias, rtol=1e-6)

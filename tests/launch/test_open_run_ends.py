@@ -20,50 +20,50 @@ from tests.launch.test_open_run import ASKED, HEIGHTS, POINTS, Noisy, Points, as
 
 
 def ended_by(error: type[BaseException], end, tmp_path) -> crankshaft.Run:
-    with pytest.raises(error), open_run(Noisy, run_dir=tmp_path / "run", **ASKED) as held:  # noqa: PT012
-        held.train(steps=5)
-        end(held)
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == held.step
+    with pytest.raises(error), open_run(Noisy, run_dir=tmp_path / "run", **ASKED) as opened:  # noqa: PT012
+        opened.train(steps=5)
+        end(opened)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == opened.step
     return open_run(Noisy, run_dir=tmp_path / "run", **ASKED)
 
 
 def test_a_run_is_saved_where_its_program_fails_between_calls(tmp_path):
-    with ended_by(ZeroDivisionError, lambda held: 1 / 0, tmp_path) as held:
-        assert held.step == 5
+    with ended_by(ZeroDivisionError, lambda opened: 1 / 0, tmp_path) as opened:
+        assert opened.step == 5
 
 
 @pytest.mark.usefixtures("answers_ctrl_c")
 def test_ctrl_c_ends_a_call_at_a_step_and_the_run_is_saved(tmp_path):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
-    def interrupt(held):
-        started = held.step
+    def interrupt(opened):
+        started = opened.step
 
         def once_it_trains():
-            while held.step == started:
+            while opened.step == started:
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=once_it_trains).start()
-        held.train(steps=10_000_000)
+        opened.train(steps=10_000_000)
 
-    with ended_by(KeyboardInterrupt, interrupt, tmp_path) as held:
-        assert 5 < held.step < 10_000_000
-        step = held.step
+    with ended_by(KeyboardInterrupt, interrupt, tmp_path) as opened:
+        assert 5 < opened.step < 10_000_000
+        step = opened.step
         with pytest.raises(KeyboardInterrupt):
-            interrupt(held)
-        held.train(steps=1)  # a program that catches it goes on
-        assert held.step > step
+            interrupt(opened)
+        opened.train(steps=1)  # a program that catches it goes on
+        assert opened.step > step
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def in_train(held):
+def in_train(opened):
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    held.train(steps=10_000_000)
+    opened.train(steps=10_000_000)
 
 
-def between_calls(held):
-    held.train(steps=4)
+def between_calls(opened):
+    opened.train(steps=4)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -77,48 +77,48 @@ class Ending(Points):
         return super().read(indices)
 
 
-def in_evaluate(held):
-    held.train(steps=4)
-    assert held.evaluate(Ending())["loss"] > 0
+def in_evaluate(opened):
+    opened.train(steps=4)
+    assert opened.evaluate(Ending())["loss"] > 0
 
 
 @pytest.mark.parametrize("send", [in_train, between_calls, in_evaluate])
 def test_sigterm_saves_and_closes_a_run_before_it_does_what_the_program_wants(tmp_path, send):
     told = []
-    before = signal.signal(signal.SIGTERM, lambda *_: told.append(held.stop))
+    before = signal.signal(signal.SIGTERM, lambda *_: told.append(opened.stop))
     try:
-        with open_run(Noisy, run_dir=tmp_path / "run", **ASKED) as held:
-            send(held)
+        with open_run(Noisy, run_dir=tmp_path / "run", **ASKED) as opened:
+            send(opened)
             with pytest.raises(UsageError, match="the run is closed"):
-                held.train(steps=1)
+                opened.train(steps=1)
         assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, before)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert told == ["SIGTERM"]
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == held.step > 0
-    assert (tmp_path / "run" / "checkpoints" / f"ckpt-{held.step}.index").exists()
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == opened.step > 0
+    assert (tmp_path / "run" / "checkpoints" / f"ckpt-{opened.step}.index").exists()
 
 
 def test_a_call_that_failed_is_not_saved_and_can_be_taken_back(tmp_path):
     asked = {**ASKED, "run_dir": tmp_path / "run", "optimizer": "sgd"}
-    with open_run(Noisy, **asked) as held:
-        held.train(steps=5)
-        held.save()
-        before = weights(held)
-        held.trainer.model.variables[0].assign(held.trainer.model.variables[0] * np.inf)
+    with open_run(Noisy, **asked) as opened:
+        opened.train(steps=5)
+        opened.save()
+        before = weights(opened)
+        opened.trainer.model.variables[0].assign(opened.trainer.model.variables[0] * np.inf)
         with pytest.raises(crankshaft.RunError, match="loss is nan"):
-            held.train(steps=5)
-        held.restore("latest")
-        held.train(steps=1)
-        held.restore(5)
-        for mine, theirs in zip(weights(held), before, strict=True):
+            opened.train(steps=5)
+        opened.restore("latest")
+        opened.train(steps=1)
+        opened.restore(5)
+        for mine, theirs in zip(weights(opened), before, strict=True):
             np.testing.assert_array_equal(mine, theirs)
-        held.trainer.model.variables[0].assign(held.trainer.model.variables[0] * np.inf)
+        opened.trainer.model.variables[0].assign(opened.trainer.model.variables[0] * np.inf)
         with pytest.raises(crankshaft.RunError, match="loss is nan"):
-            held.train(steps=5)
+            opened.train(steps=5)
         with pytest.raises(crankshaft.RunError, match=r"variable \S+ is not finite"):
-            held.close()
-    assert sorted(path.name for path in pathlib.Path(held.run_dir, "checkpoints").glob("*.index")) == ["ckpt-5.index"]
+            opened.close()
+    assert sorted(path.name for path in pathlib.Path(opened.run_dir, "checkpoints").glob("*.index")) == ["ckpt-5.index"]
 
 
 class Flaky(Points):
@@ -147,19 +147,19 @@ def test_a_program_that_catches_an_error_goes_on_and_loses_no_step(where, tmp_pa
     asked = {**ASKED, "run_dir": tmp_path / "run", "checkpoint_every_steps": 8, "seed": 3}
     asked |= {"data": lambda: (Flaky(),), "mode": "train", "resident_data_mb": 0} if where == "own data" else {}
     given = {"data": Flaky()} if where == "given data" else {}
-    with open_run(Noisy, hooks=hooks, **asked) as held:
+    with open_run(Noisy, hooks=hooks, **asked) as opened:
         with pytest.raises(Exception, match="the disk was away"):  # noqa: PT012
-            while held.step < 12:
-                held.train(steps=3, **given)
-        assert held.step < 12
-        held.train(steps=20 - held.step, **given)
+            while opened.step < 12:
+                opened.train(steps=3, **given)
+        assert opened.step < 12
+        opened.train(steps=20 - opened.step, **given)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == 20
-    kept = [path.name for path in pathlib.Path(held.run_dir, "checkpoints").glob("*.index")]
+    kept = [path.name for path in pathlib.Path(opened.run_dir, "checkpoints").glob("*.index")]
     assert {"ckpt-8.index", "ckpt-16.index", "ckpt-20.index"} <= {*kept}
     if not given:
         own = {name: asked[name] for name in ("mode", "resident_data_mb") if name in asked}
         split = {"data": lambda: (Points(),)} if own else {}
-        assert_same(held, run(Noisy, train_steps=20, **{**ASKED, **own, **split, "seed": 3}))
+        assert_same(opened, run(Noisy, train_steps=20, **{**ASKED, **own, **split, "seed": 3}))
 
 
 def test_a_run_that_was_interrupted_within_its_steps_is_not_saved_and_says_so(tmp_path):
@@ -176,21 +176,21 @@ def test_a_run_that_was_interrupted_within_its_steps_is_not_saved_and_says_so(tm
     stream = tf.data.Dataset.from_generator(simulated, output_signature=spec)
     stream = stream.apply(tf.data.experimental.assert_cardinality(200))
     asked = {**ASKED, "data": lambda: (stream,), "run_dir": tmp_path / "run", "mode": "train", "shuffle_buffer": 0}
-    held = open_run(Noisy, **asked)
-    held.train(steps=2)
-    held.save()
+    opened = open_run(Noisy, **asked)
+    opened.train(steps=2)
+    opened.save()
     with pytest.raises(Exception, match="the simulator is lost"):
-        held.train(steps=5)
+        opened.train(steps=5)
     with pytest.raises(crankshaft.RunError, match=r"could not be written: the call after it was interrupted"):
-        held.save()
-    held.restore("latest")
-    held.train(steps=5)
-    held.save()
-    held.close()
+        opened.save()
+    opened.restore("latest")
+    opened.train(steps=5)
+    opened.save()
+    opened.close()
     failing.clear()
-    held = open_run(Noisy, **asked)
-    assert held.step == 7
+    opened = open_run(Noisy, **asked)
+    assert opened.step == 7
     with pytest.raises(Exception, match="the simulator is lost"):
-        held.train(steps=7)
+        opened.train(steps=7)
     with pytest.raises(crankshaft.RunError, match=r"restore a checkpoint"):
-        held.close()
+        opened.close()

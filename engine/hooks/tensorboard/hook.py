@@ -11,8 +11,8 @@ from absl import logging
 
 from ...data import form
 from ...errors import reason
-from ...holdings import Holdings
 from ...internals.variables import path_of
+from ...inventory import Inventory
 from ...mesh.shards import sharding_of
 from ...meter import Totals
 from ..base import Period, Status, Windowed
@@ -106,7 +106,7 @@ class TensorBoard(Windowed):
             self._put_histograms(status)
 
     def act(self, status: Status) -> None:
-        tables = {f"tables/{name}": value for name, value in Holdings(status.state.trainer).table_figures().items()}
+        tables = {f"tables/{name}": value for name, value in Inventory(status.state.trainer).table_figures().items()}
         figures = {**self._figures.read(), "epoch": status.epochs}
         totals = self.window.take()
         figures |= {**totals.speeds, **totals.input, **status.strategy.figures(), **tables}
@@ -131,7 +131,7 @@ class TensorBoard(Windowed):
     def _put_histograms(self, status: Status) -> None:
         trainer = status.state.trainer
         if self._weights is None:
-            variables = [v for v in Holdings(trainer).all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
+            variables = [v for v in Inventory(trainer).all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
             self._weights = tf.function(
                 lambda: {path_of(v): event_values.histogram(tf.convert_to_tensor(v)) for v in variables},
                 autograph=False,
@@ -140,7 +140,7 @@ class TensorBoard(Windowed):
         if self.probe is not None:
             by_kind["gradients"] = self.probe.gradients(status.program, status.step)
         # Of a sharded variable these are the first replica's shard, and the name says so.
-        sharded = {path_of(variable) for variable in Holdings(trainer).all_weights if sharding_of(variable)}
+        sharded = {path_of(variable) for variable in Inventory(trainer).all_weights if sharding_of(variable)}
         by_kind = {
             f"{kind}/{path}{'/first_part' if path in sharded else ''}": made
             for kind, histograms in by_kind.items()
@@ -150,7 +150,7 @@ class TensorBoard(Windowed):
 
     def _put_graph(self, trainer) -> None:
         """Writes the graph of the forward pass, of the first model of several; none if it can't be traced."""
-        models = Holdings(trainer).models
+        models = Inventory(trainer).models
         if not models:
             return
         model = models[0]

@@ -35,7 +35,7 @@ class Probe:
         self._kept: Feed | None = None
         strategy.training.feed.keep_batches()
         self._trainer = trainer
-        self._holdings = trainer.holdings
+        self._inventory = trainer.inventory
         self._runner = StepRunner(trainer, strategy.mesh)
         self._gradients = tf.function(self._replicated_gradients, autograph=False)
         self._batch = tf.function(self._replicated_batch, autograph=False)
@@ -50,11 +50,11 @@ class Probe:
         if not self._trainer.trainable_variables or feed is None:
             return {}
         operands, offset, _ = feed.look(step)
-        with _without_admission(self._holdings.tables.values()):
+        with _without_admission(self._inventory.tables.values()):
             numbers = tf.constant(offset, tf.int64), tf.constant(step, tf.int64)
             shares = self._strategy.mesh.batch_share(0, self._strategy.num_replicas)[1]
             is_shared = feed.is_shared(step, shares)
-            gradients = self._gradients(feed, operands, *numbers, self._holdings.freezing.frozen, is_shared)
+            gradients = self._gradients(feed, operands, *numbers, self._inventory.freezing.frozen, is_shared)
         paths = [path_of(v) for v in self._trainer.trainable_variables]
         return {path: gradients[path] for path in paths if path in gradients}
 
@@ -95,7 +95,7 @@ class Probe:
     def _replica_gradients(self, batch, step):
         """Computes one replica's gradients; restores what a forward pass in training changes (statistics, seeds)."""
         trainer = self._trainer
-        moved = [tf_variable(v) for layer in self._holdings.layers.values() for v in layer.non_trainable_variables]
+        moved = [tf_variable(v) for layer in self._inventory.layers.values() for v in layer.non_trainable_variables]
         kept = [read_local(v) for v in moved]
         batch, present = batches.pad_empty_batch(batch)
         with self._runner.training(step, tf.constant(True), present):

@@ -92,7 +92,7 @@ class Workers:
     def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator):
         self._coordinator = coordinator
 
-    def hold(self, arrays):
+    def put_arrays(self, arrays):
         """Sends arrays to each worker, in the thread that serves it."""
         return on_each_worker(self._coordinator, lambda: tf.nest.map_structure(_sent, arrays), self.specs(arrays))
 
@@ -143,7 +143,7 @@ class RepeatedOnWorkers(LeaseFeed, RepeatedFeed):
     """The same nest of arrays for every step, on each worker."""
 
     def __init__(self, workers: Workers, arrays, batch_size: int):
-        super().__init__(workers.hold(arrays), batch_size)
+        super().__init__(workers.put_arrays(arrays), batch_size)
         self._here = _here(arrays)
 
     def look(self, step: int) -> CallInput:

@@ -152,7 +152,7 @@ class ParameterServer(Strategy):
     def activity(self) -> dict[str, Any]:
         lags, self._lags = self._lags, np.zeros(LAGS, np.int64)
         rows: list[dict[str, int]] = [{} for _ in self.cluster.servers]
-        for table in self._holdings.tables.values():
+        for table in self._inventory.tables.values():
             for shard in table.shards:
                 there = rows[server_number(shard.device)]
                 there[table.name] = there.get(table.name, 0) + shard.shape[0]
@@ -281,11 +281,11 @@ class ParameterServer(Strategy):
             describe=_described,
             fault_of_data=self._fault_of_data,
         )
-        self._holdings = held = state.trainer.holdings
-        for optimizer in held.optimizers.values():
+        self._inventory = inventory = state.trainer.inventory
+        for optimizer in inventory.optimizers.values():
             optimizer.use_locking = True  # one worker's update is whole before another's begins
             optimizer.reduce_dtype = state.trainer.reduction.reduce_dtype
-        for table in held.tables.values():
+        for table in inventory.tables.values():
             table.reduce_dtype = state.trainer.reduction.reduce_dtype
         self._runner = StepRunner(state.trainer, counts_ids="GPU" in self.computes_on[0])
         super().bind(state, train_feed, eval_feed)
@@ -298,11 +298,11 @@ class ParameterServer(Strategy):
 
         The updates that it makes are not counted, and are made again if a worker dies.
         """
-        held, runner, state = self._holdings, self._runner, self.state
-        optimizers = list(held.optimizers.values())
+        inventory, runner, state = self._inventory, self._runner, self.state
+        optimizers = list(inventory.optimizers.values())
         pace = Pace(self._steps_per_loop, target_seconds=lease_seconds(len(self.cluster.workers)))
         if step == "eval":
-            pull = Pull(held.steady_variables, tf.float32, moved=held.moved_variables)
+            pull = Pull(inventory.steady_variables, tf.float32, moved=inventory.moved_variables)
 
             def eval_step(batch, step, observed, pulled):
                 number, done = feed.batch_number(step), tf.identity(state.step_variable)
@@ -310,17 +310,17 @@ class ParameterServer(Strategy):
 
             return LeaseLoop(self.distribution, eval_step, feed, pull, keeps_scores=True)
         if step == "train":
-            reduce_dtype = held.trainer.reduction.reduce_dtype
-            pull = Pull(held.steady_variables, reduce_dtype, optimizers, held.moved_variables)
+            reduce_dtype = inventory.trainer.reduction.reduce_dtype
+            pull = Pull(inventory.steady_variables, reduce_dtype, optimizers, inventory.moved_variables)
 
             def train_step(batch, step, observed, pulled):
                 metrics = runner.train_step(batch, step, observed, pull.readings(pulled))
                 graph = metrics["loss"].total.graph
-                state.check_held(graph)
+                state.check_saved(graph)
                 state.check_added(graph)
                 return metrics
 
-            counted: dict[str, Any] = {"counters": self._leases.counters, "form": held.step_form}
+            counted: dict[str, Any] = {"counters": self._leases.counters, "form": inventory.step_form}
             return UpdateLoop(self.distribution, train_step, feed, pull, state=state, pace=pace, **counted)
         pull = Pull((), tf.float32, optimizers)
 

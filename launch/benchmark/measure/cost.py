@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from ....engine.holdings import Holdings
 from ....engine.internals import graphs
+from ....engine.inventory import Inventory
 from ....engine.optimizers.keras_adapter import KerasOptimizer
 from ....engine.state import TrainState
 from ....engine.trainer import Trainer
@@ -102,10 +102,10 @@ def update_cost(trainer: Trainer) -> Cost:
 
     Tables and their slots are left out: their updates touch a few rows.
     """
-    holdings = Holdings(trainer)
-    sparse, shapes = ({of(shard) for shard in holdings.shards} for of in (id, lambda shard: tuple(shard.shape)))
+    inventory = Inventory(trainer)
+    sparse, shapes = ({of(shard) for shard in inventory.shards} for of in (id, lambda shard: tuple(shard.shape)))
     moved = held = 0
-    for optimizer in holdings.optimizers.values():
+    for optimizer in inventory.optimizers.values():
         updated = optimizer.updated_variables
         kept = list(optimizer.variables)
         if isinstance(optimizer, KerasOptimizer):

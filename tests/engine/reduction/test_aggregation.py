@@ -259,7 +259,7 @@ def test_state_that_each_replica_keeps_is_saved_for_each(bench, tmp_path, traine
 )
 def test_on_servers_a_layer_moves_its_state_by_differences_or_is_refused(bench, value, by, is_error):
     made = bench(of(assigning(value, by)), DATA, 5, 1)
-    moved = made.trainer.holdings.moved_variables
+    moved = made.trainer.inventory.moved_variables
 
     @tf.function(autograph=False)
     def step(x):

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from crankshaft.engine import loop
 from crankshaft.engine.checkpoints import Checkpoints
-from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.hooks import Hook, Periodic
 from crankshaft.engine.internals.variables import assign_local
+from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction, per_replica
 from crankshaft.engine.reduction.aggregation import Aggregated
@@ -167,7 +167,7 @@ def test_replicas_hold_the_same_weights_where_something_is_due_and_nowhere_else(
     made = run(LocalSgd(4, outer()), optimizer=optimizer, block_steps=3)
 
     def apart():
-        variables = [*made.trainer.model.trainable_variables, *Holdings(made.trainer).moving_statistics]
+        variables = [*made.trainer.model.trainable_variables, *Inventory(made.trainer).moving_statistics]
         return [bool((a != b).any()) for a, b in map(made.copies, variables)]
 
     made.run(8)  # at most 3 a call

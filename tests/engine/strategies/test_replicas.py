@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Mean, Trainer, mean, step_context
-from crankshaft.engine.holdings import Holdings
+from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.step.batches import accumulate
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
@@ -128,7 +128,7 @@ def test_what_no_layer_moves_keeps_its_bits_on_uneven_batches(bench):
     assert not np.array_equal(first, start)
     for other in others:
         np.testing.assert_array_equal(first, other)
-    assert len(Holdings(trainer).moving_statistics) == 2
+    assert len(Inventory(trainer).moving_statistics) == 2
 
 
 class Seeds(Trainer):

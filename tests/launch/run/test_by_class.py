@@ -110,8 +110,8 @@ def test_the_matrix_of_a_compiled_model_has_its_classes_where_the_loss_has_them(
     labels[2, :, 1] = 0.0  # of no class
     model = tf.keras.Sequential([tf.keras.Input([3, 4]), tf.keras.layers.Softmax(axis=1)])
     model.compile("sgd", tf.keras.losses.CategoricalCrossentropy(axis=1))
-    with open_run(KerasTrainer.for_model(model), data=((pixels, labels), None), progress="off", jit="off") as held:
-        matrix = held.evaluate((pixels, labels)).confusion["confusion"]
+    with open_run(KerasTrainer.for_model(model), data=((pixels, labels), None), progress="off", jit="off") as opened:
+        matrix = opened.evaluate((pixels, labels)).confusion["confusion"]
     expected = np.zeros([3, 3], int)
     counted = labels.sum(1) > 0
     np.add.at(expected, (labels.argmax(1)[counted], pixels.argmax(1)[counted]), 1)
@@ -131,10 +131,10 @@ def test_training_adds_up_no_matrix_and_labels_beyond_the_classes_are_named():
         def loss(self, outputs, batch):
             return crankshaft.mean(tf.square(outputs))
 
-    with open_run(Lenient, data=data, progress="off", **{**ASKED, "train_steps": None}) as held:
-        assert set(held.train(steps=2)) == {"loss", "accuracy"}
+    with open_run(Lenient, data=data, progress="off", **{**ASKED, "train_steps": None}) as opened:
+        assert set(opened.train(steps=2)) == {"loss", "accuracy"}
         with pytest.raises(crankshaft.UsageError, match="confusion: 2 labels are not classes from 0 to 3; number them"):
-            held.evaluate((FEATURES[:3], np.array([4, -1, 0], np.int32)))
+            opened.evaluate((FEATURES[:3], np.array([4, -1, 0], np.int32)))
 
 
 def test_shares_of_nothing_are_zero():

@@ -51,18 +51,18 @@ def pets_run(tmp_path_factory):
 
 @pytest.mark.parametrize("replicas", [{}, {"strategy": "mirrored", "num_virtual_devices": 3}], ids=["one", "three"])
 def test_all_forms_of_data_are_predicted_in_order(replicas):
-    with open_run(Model, **{**ASKED, **replicas, "train_steps": None, "eval_batch_size": 9}) as held:
-        held.train(steps=2)
-        expected = held.model(FEATURES).numpy()
+    with open_run(Model, **{**ASKED, **replicas, "train_steps": None, "eval_batch_size": 9}) as opened:
+        opened.train(steps=2)
+        expected = opened.model(FEATURES).numpy()
         stream = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS)).filter(lambda *_: True)
         features = stream.map(lambda x, y: x)
         for data in (FEATURES, Pets(), stream, features.batch(5), features.batch(37, drop_remainder=True)):
-            np.testing.assert_allclose(held.predict(data), expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(held.predict(split="train"), expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(opened.predict(data), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(opened.predict(split="train"), expected, rtol=1e-5, atol=1e-6)
         for split in ({"split": "eval"}, {}):
-            np.testing.assert_allclose(held.predict(**split), expected[7:], rtol=1e-5, atol=1e-6)
-        held.train(steps=1)  # what was computed before is not kept
-        np.testing.assert_allclose(held.predict(FEATURES), held.model(FEATURES), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(opened.predict(**split), expected[7:], rtol=1e-5, atol=1e-6)
+        opened.train(steps=1)  # what was computed before is not kept
+        np.testing.assert_allclose(opened.predict(FEATURES), opened.model(FEATURES), rtol=1e-5, atol=1e-6)
 
 
 def test_a_loaded_model_predicts_on_what_its_run_does(pets_run, tmp_path):

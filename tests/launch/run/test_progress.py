@@ -18,9 +18,9 @@ from absl import logging
 from crankshaft.engine import StepOptions, loop
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
-from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.hooks import Hook, StopRequest
 from crankshaft.engine.hooks.evaluation import Evaluation
+from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.metrics.sums import LoopSums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
@@ -246,7 +246,7 @@ def test_evaluations_and_log_stand_above_the_bar(bound, terminal, monkeypatch):
 def test_model_summary_is_printed_once_and_fits(bound, capsys):
     _, state = bound
     file = io.StringIO()
-    print_model_summary(Holdings(state.trainer).models, file)
+    print_model_summary(Inventory(state.trainer).models, file)
     text = file.getvalue()
     assert text.count('Model: "mlp"') == 1
     assert "logits" in text

@@ -9,10 +9,10 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, build_embeddings, make_optimizer, mean
 from crankshaft.engine.checkpoints import Checkpoints, load_weights
 from crankshaft.engine.checkpoints.manifest import read_all
-from crankshaft.engine.holdings import Holdings
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.evaluation import averaged_weights
 from crankshaft.engine.hooks.tensorboard.probe import Probe
+from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.layers import embeddings
 from crankshaft.engine.layers.embeddings import Embedding, hashing, shards_in, tables
 from crankshaft.engine.step.gradients import sum_duplicate_rows
@@ -387,7 +387,7 @@ def test_tables_are_found_in_lists_and_dictionaries():
     trainer = Pull()
     trainer.more = [Embedding("a", 2, 1), Embedding("b", 2, 1)]
     trainer.by_name = {"c": Embedding("c", 2, 1)}
-    names = {path: found.name for path, found in Holdings(trainer).tables.items()}
+    names = {path: found.name for path, found in Inventory(trainer).tables.items()}
     assert names == {"by_name.c": "c", "more.0": "a", "more.1": "b", "table": "table"}
 
 
@@ -395,11 +395,11 @@ def test_tables_are_found_in_lists_and_dictionaries():
 def test_a_value_that_is_not_finite_is_found_piece_by_piece(bench, monkeypatch, replicas):
     monkeypatch.setattr(numerics, "_PIECE_BYTES", 4 * WIDTH * 4)
     made = bench(Pull(), power_law(), BATCH, replicas)
-    assert numerics.first_nonfinite(Holdings(made.trainer).all_weights) is None
+    assert numerics.first_nonfinite(Inventory(made.trainer).all_weights) is None
     value = made.trainer.table.shards[0].numpy()
     value[ROWS - 1, 1] = np.inf
     made.trainer.table.shards[0].assign(value)
-    assert numerics.first_nonfinite(Holdings(made.trainer).all_weights) == "table/shard_0"
+    assert numerics.first_nonfinite(Inventory(made.trainer).all_weights) == "table/shard_0"
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

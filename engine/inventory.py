@@ -1,4 +1,4 @@
-"""What a trainer holds among its attributes: models, layers, tables, optimizers, and their variables. Host code.
+"""What a trainer has among its attributes: models, layers, tables, optimizers, and their variables. Host code.
 
 The steps at which other weights are frozen are known beforehand. The outer loop ends a call there, and each set of
 frozen weights has a compiled program of its own, in which they get no gradient: the backward pass ends where only they
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from .errors import UsageError, setting
 from .internals import keras
-from .internals.variables import held, path_of, tf_variable
+from .internals.variables import path_of, tf_variable, tracked
 from .layers.embeddings import Embedding
 from .optimizers import Optimizer
 from .optimizers.loss_scale import DynamicLossScale
@@ -25,8 +25,8 @@ from .reduction import per_replica
 from .reduction.aggregation import Aggregated
 
 
-class Holdings:
-    """What a trainer's attributes hold, at any depth of lists, dictionaries and modules; each found on first use.
+class Inventory:
+    """The objects in a trainer's attributes, at any depth of lists, dictionaries and modules; each found on first use.
 
     Args:
       trainer: a `Trainer`.
@@ -48,14 +48,14 @@ class Holdings:
     @cached_property
     def layers(self) -> dict[str, tf.keras.layers.Layer]:
         """The Keras layers, models too, by path; those inside another are left out."""
-        layers = held(self.trainer, tf.keras.layers.Layer)
+        layers = tracked(self.trainer, tf.keras.layers.Layer)
         inner = {id(layer_in_it) for layer in layers.values() for layer_in_it in keras.layers_in(layer, itself=False)}
         return {path: layer for path, layer in layers.items() if id(layer) not in inner}
 
     @cached_property
     def tables(self) -> dict[str, Embedding]:
         """The embeddings, by path."""
-        return held(self.trainer, Embedding)
+        return tracked(self.trainer, Embedding)
 
     @cached_property
     def shards(self) -> list[tf.Variable]:
@@ -65,12 +65,12 @@ class Holdings:
     @cached_property
     def optimizers(self) -> dict[str, Optimizer]:
         """The engine's optimizers, by path."""
-        return held(self.trainer, Optimizer)
+        return tracked(self.trainer, Optimizer)
 
     @property
     def keras_optimizers(self) -> list[tf.keras.optimizers.Optimizer]:
         """Keras's optimizers among the attributes themselves, which a step applies as they are."""
-        return [*held(self.trainer, tf.keras.optimizers.Optimizer).values()]
+        return [*tracked(self.trainer, tf.keras.optimizers.Optimizer).values()]
 
     def options_of_optimizers(self, applied: Collection[int]) -> set[str]:
         """Returns the options whose values some optimizer has: one of the `id`s, or Keras's that a step applies."""
@@ -91,7 +91,7 @@ class Holdings:
     def own_state(self) -> dict[int, tf.Variable]:
         """The untrained variables of layers and among the attributes themselves, by their `id`."""
         keras_variables = [v for layer in keras.all_layers_in(self.layers.values()) for v in keras.own_untrained(layer)]
-        variables = [*keras_variables, *held(self.trainer, (tf.Variable, tf.keras.Variable)).values()]
+        variables = [*keras_variables, *tracked(self.trainer, (tf.Variable, tf.keras.Variable)).values()]
         return {id(own): own for own in map(tf_variable, variables) if not own.trainable}
 
     @cached_property
@@ -116,7 +116,7 @@ class Holdings:
     @cached_property
     def seed_generators(self) -> list[tf.keras.random.SeedGenerator]:
         """By which Keras's layers sample, in the order of the layers; then those that are attributes."""
-        own = held(self.trainer, tf.keras.random.SeedGenerator).values()
+        own = tracked(self.trainer, tf.keras.random.SeedGenerator).values()
         return list({id(each): each for each in [*keras.seed_generators(self.layers.values()), *own]}.values())
 
     @property
@@ -133,7 +133,7 @@ class Holdings:
     @property
     def variables(self) -> list:
         """The variables among the attributes themselves, Keras's or TensorFlow's, of no layer or table."""
-        return [*held(self.trainer, (tf.Variable, tf.keras.Variable)).values()]
+        return [*tracked(self.trainer, (tf.Variable, tf.keras.Variable)).values()]
 
     @property
     def own_variables(self) -> list:

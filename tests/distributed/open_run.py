@@ -1,6 +1,8 @@
-"""A program that holds its run, in each of its tasks: held.py RUN_DIR [other], which ends in calls that differ, or, by
-`apart`, in weights that differ; held.py RUN_DIR term, one of whose workers gets SIGTERM; held.py RUN_DIR look, which
-evaluates a run of a classifier that was trained before, predicts by it, and sets its weights to 0.
+"""A program with an open run, in each of its tasks: open_run.py RUN_DIR HOW.
+
+HOW is `other`, which ends in calls that differ; `apart`, in weights that differ; `term`, one of whose workers gets
+SIGTERM; or `look`, which evaluates a run of a classifier that was trained before, predicts by it, and sets its weights
+to 0.
 """
 
 import argparse
