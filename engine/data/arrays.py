@@ -1,8 +1,8 @@
-"""Arrays: a source of examples in memory or in a file that is read piece by piece, and where their tensors are kept.
+"""Arrays: a source of examples in memory or in a memory-mapped file, and where their tensors are kept.
 
-Host code, but for what gathers. All that was read of a memory map (`np.memmap`, `np.load` with `mmap_mode`) counts as
-the process's memory, and a copy comes on top. Here the pages are released after each piece; the system caches them as
-long as it has room.
+Host code, except for gathering. Pages of a memory map (`np.memmap`, `np.load` with `mmap_mode`) that were read count as
+the process's memory, in addition to copies. So they are released after each piece; the system caches them while it has
+room.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..internals.tensorflow import weakly
 from .source import Source, Spec
 
 _PIECE_BYTES = 64 << 20
-_AROUND_BYTES = 2 << 20  # Linux may map as much around a requested page, where it is cached in one piece
+_AROUND_BYTES = 2 << 20  # Linux may map this much around a requested page
 
 
 class Mapped:
-    """An array [examples, ...] in a file, which `[...]` reads by examples, an int, a slice or indices, as NumPy arrays.
+    """An array [examples, ...] in a file; `[...]` reads examples by an int, a slice or indices, as NumPy arrays.
 
     Args:
       array: a memory map, or a view of one.
@@ -77,7 +77,7 @@ class Mapped:
 
 
 class ArraySource(Source):
-    """Examples in arrays, which are gathered from where they are kept: on a device, on the host, in a mapped file.
+    """Examples in arrays, gathered where they are kept: on a device, on the host, in a mapped file.
 
     Args:
       arrays: nest of arrays [examples, ...], those in files `Mapped`.
@@ -104,12 +104,12 @@ class ArraySource(Source):
             return self.gather_from(self._on_host, indices)
 
     def gather_from(self, kept: Any, indices: tf.Tensor) -> Any:
-        """Gathers examples of `kept`, which is the arrays as a device has them (`as_kept`), or the host. In a graph."""
+        """Gathers examples from `kept`: the arrays as kept on a device (`as_kept`) or on the host. In a graph."""
         return tf.nest.map_structure(lambda each, array: take(each, indices, array), kept, self._arrays)
 
     @functools.cached_property
     def _on_host(self) -> Any:
-        # Once, and eagerly: a graph refers to a tensor, but copies an array, and takes none of 2 GiB.
+        # Once, and eagerly: a graph refers to tensors, but copies arrays, at most 2 GiB.
         with tf.init_scope(), tf.device("CPU:0"):
             return tf.nest.map_structure(
                 lambda array: array if isinstance(array, Mapped) else tf.convert_to_tensor(array), self._arrays
@@ -117,7 +117,7 @@ class ArraySource(Source):
 
 
 def of(array):
-    """Returns an array as it is to be read: `Mapped`, if it lies in a file; else itself."""
+    """Returns a `Mapped` for an array in a file; other arrays unchanged."""
     has_file = isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "biuf" and _file_of(array)
     return Mapped(array, array.dtype) if has_file else array
 
@@ -128,9 +128,9 @@ def view(array, examples: slice):
 
 
 def _file_of(array: np.ndarray) -> mmap.mmap | None:
-    """Returns the memory map that an array is a view of; None if there is none.
+    """Returns the memory map that an array is a view of, or None.
 
-    Also None for a map that keeps changes to itself (mode "c"): releasing its pages would undo them.
+    Also None for a copy-on-write map (mode "c"), whose changes releasing pages would undo.
     """
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap) and isinstance(file := getattr(array, "_mmap", None), mmap.mmap):
@@ -141,12 +141,12 @@ def _file_of(array: np.ndarray) -> mmap.mmap | None:
 
 
 def as_tensor(array) -> tf.Tensor:
-    """Converts the whole array. One in a file is read into memory that the tensor takes over: there is no copy."""
+    """Converts the whole array. One in a file is read into the tensor's own memory, without a copy."""
     if not isinstance(array, Mapped):
         return tf.convert_to_tensor(array)
     if array.dtype.kind not in "iuf" or not array.dtype.isnative or not array.nbytes:
         return tf.convert_to_tensor(array[:])
-    memory = np.frombuffer(mmap.mmap(-1, array.nbytes), array.dtype).reshape(array.shape)  # begins with a page
+    memory = np.frombuffer(mmap.mmap(-1, array.nbytes), array.dtype).reshape(array.shape)  # aligned to a page
     array.copy_to(memory)
     return tf.experimental.dlpack.from_dlpack(memory.__dlpack__())
 
@@ -157,7 +157,7 @@ def is_on_gpus(strategy: tf.distribute.Strategy) -> bool:
 
 
 def on_each_device(strategy: tf.distribute.Strategy, arrays):
-    """Puts the nest's arrays once on each device, as per-replica values. CPU devices of one process share one copy."""
+    """Copies the nest's arrays once to each device, as per-replica values. A process's CPU devices share one copy."""
     with tf.device("CPU:0"):
         on_host = tf.nest.map_structure(as_tensor, arrays)
     copies = []
@@ -168,29 +168,29 @@ def on_each_device(strategy: tf.distribute.Strategy, arrays):
         return copies[0]
 
     def per_replica(*copies):
-        in_order = iter(copies)  # this host's replicas are asked for in the order of its devices
+        in_order = iter(copies)  # this host's replicas come in the order of its devices
         return strategy.experimental_distribute_values_from_function(lambda _: next(in_order))
 
     return tf.nest.map_structure(per_replica, *copies)
 
 
 def as_kept(array, on_gpus: bool):
-    """Returns the form of `array` that a device keeps, for `take`.
+    """Returns `array` in the form that is kept on devices, for `take`.
 
-    That is, on GPUs, int32 as the float32 of the same bits, since TensorFlow keeps int32 in the host's memory there.
+    On GPUs int32 becomes float32 with the same bits, since TensorFlow keeps int32 in host memory there.
     """
     is_int32 = isinstance(array, np.ndarray) and _is_int32(array)
     return np.ascontiguousarray(array).view(np.float32) if on_gpus and is_int32 else array
 
 
 def take(kept: Any, indices: tf.Tensor, array: Any) -> tf.Tensor:
-    """Gathers the examples of `array` at these indices of what is kept of it: a tensor, or itself. In a graph."""
+    """Gathers examples of `array` from its kept form, a tensor or itself, by index. In a graph."""
     if isinstance(kept, Mapped):
         nothing = np.zeros((0, *kept.shape[1:]), kept.dtype)
         get = weakly(kept.__getitem__, lambda: nothing)
         return tf.numpy_function(get, [indices], kept.dtype, stateful=False)
     rows = tf.gather(kept, indices)
-    # Last, since TensorFlow's GPU kernels move int32 on the host only.
+    # Last, since TensorFlow's GPU kernels have int32 on the host only.
     return tf.bitcast(rows, tf.int32) if kept.dtype == tf.float32 and _is_int32(array) else rows
 
 

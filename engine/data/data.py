@@ -1,4 +1,4 @@
-"""A run's data: its splits, and what is known of them without reading an example. Needs no TensorFlow."""
+"""A run's data: its splits and their properties. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ class Data:
     """The data of a run, from the input to the session.
 
     Attributes:
-      train: what is trained on: `(features, labels)`, `(features, labels, weights)`, `(features,)` or a dict of
+      train: the training data: `(features, labels)`, `(features, labels, weights)`, `(features,)` or a dict of
         features, of NumPy arrays whose first axis is examples, or dicts and tuples of such; or a `tf.data.Dataset` of
         such examples, unbatched; or a `Source` or a `Stream` (`engine.data`).
-      evaluation: what is evaluated on, in the same form; None: nothing is.
-      num_classes: how many classes there are; None: labels are not classes.
-      vocabulary: which features are ids, and how many ids each has, in each of its columns where it has several: they
-        are 0..count-1, and 0 stands for what is missing or was not seen in training. None: no feature is an id.
-      ids: tells one numbering of ids from another, as a digest of which id has which number; None: the training data
-        does not decide it.
-      tokens: what text was cut into, for models that generate: `input.files.tokens.Bytes` or `Vocabulary`.
-      classes: the classes' names, in the order of the label numbers; None: they have none but their numbers.
+      evaluation: the evaluation data, in the same form, or None.
+      num_classes: number of classes; None if labels are not classes.
+      vocabulary: number of ids (0..count-1) of each feature that is an id, in each of its columns; 0 is a missing or
+        unknown id. None if no feature is an id.
+      ids: identifies the numbering of ids, e.g. its digest; None if it does not depend on the training data.
+      tokens: the tokenizer of text, for models that generate: `input.files.tokens.Bytes` or `Vocabulary`.
+      classes: the classes' names, in the order of label numbers; None if they have only numbers.
       words: of each feature that was text what was looked up: id i+1 is `words[feature][i]`, and 0 stands for text that
         is empty or was not seen in training.
       treatments: what is done to the raw values of a table's columns before they are features, by column; what is done
         to an array of columns has the name "". None: raw values are taken as they are.
       array_columns: the columns of a table that one array of features is made of, in its order; None: features have
         names of their own, or none.
-      columns: how each column of a table is read, in lines for people.
-      class_weight: weights of the classes of what is trained on, by class; a class without one weighs 1. None: all do.
+      columns: how each column of a table is read; lines for people.
+      class_weight: weights of training classes, by class; 1 for classes without one. None: all are 1.
 
     Example:
       >>> import numpy as np

@@ -1,6 +1,6 @@
-"""Where user data enters: what users pass becomes a `Source` or a `Stream`, with its weights. Host code.
+"""Entry of user data: converts what users pass to a `Source` or a `Stream`, with weights. Host code.
 
-`run`, `fit`, `train(data)`, `evaluate(data)` and `predict(data)` all come through here, and nothing else converts.
+`run`, `fit`, `train(data)`, `evaluate(data)` and `predict(data)` all use it; nothing else converts.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _NONE = type(tf.type_spec_from_value(None))
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """How a split's data is taken, where callers differ.
+    """How callers want a split's data converted.
 
     Attributes:
-      as_keras: as Keras's `fit` takes it: a data frame is one array, a list of one array is that, and a dataset's
-        batches, which all have to be there, keep their size and the shapes of the first.
-      is_even: of such a dataset, whether all batches but the last must have one size.
-      weighs_outputs: whether weights may be several: of outputs, or of steps of a sequence.
-      look_up: makes features of raw ones that are arrays, nests of arrays.
+      as_keras: as Keras's `fit` does: a data frame is one array, a list of one array is that array, and a dataset,
+        which must be batched, keeps its batch size and the shapes of its first batch.
+      is_even: whether all batches of such a dataset but the last must have one size.
+      weighs_outputs: whether there may be several weights: per output, or per step of a sequence.
+      look_up: converts raw features, nests of arrays.
       may_lack: whether columns of data frames may lack values, which `look_up` fills.
     """
 
@@ -58,12 +58,12 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
     """Converts the splits of a run's data; returns the data, and lines to print.
 
     Args:
-      data: as users and inputs make it.
-      validation_split: the share of the training data that is taken for evaluation, see `views.divided`.
+      data: from users or inputs.
+      validation_split: fraction of the training data to use for evaluation, see `views.divided`.
       weighs_outputs: see `Rules`.
 
     Raises:
-      UsageError: what was passed can't be trained on.
+      UsageError: the data can't be used for training.
     """
     notes: list[str] = []
     rules = Rules(weighs_outputs=weighs_outputs)
@@ -98,12 +98,12 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
 
     Args:
       name: of the split, for messages.
-      data: in one of the forms of a batch, or what comes whole: a `Source`, a `Stream`, a dataset, a loader.
+      data: in one of the forms of a batch, or a `Source`, a `Stream`, a dataset, a loader.
       rules: how it is taken.
       notes: lines to print are added to it.
 
     Raises:
-      UsageError: it can't be trained on.
+      UsageError: it can't be used for training.
     """
     notes = [] if notes is None else notes
     data = _alone(name, data)
@@ -135,12 +135,11 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
 
 
 def features(data: Any, rank: int, rules: Rules) -> Source | Stream:
-    """Converts what a run is to predict on: features alone, or what comes whole, with labels or without.
+    """Converts data to predict on: features, or a source, stream or dataset, with or without labels.
 
     Args:
       data: see `crankshaft.Run.predict`.
-      rank: of the first of the features that the model takes, with its axis of examples, of which a dataset's batches
-        are told.
+      rank: of the model's first feature, including the axis of examples, by which a dataset's batches are recognized.
       rules: how it is taken.
     """
     if isinstance(data, tf.data.Dataset):
@@ -154,12 +153,12 @@ def features(data: Any, rank: int, rules: Rules) -> Source | Stream:
 
 
 def has_whole_examples(data: Any) -> bool:
-    """Returns whether data comes with all of an example, its labels and weights, and is no nest of arrays."""
+    """Returns whether data yields whole examples, with labels and weights, rather than being a nest of arrays."""
     return isinstance(data, (Split, tf.data.Dataset, tf.keras.utils.PyDataset)) or frames.is_loader(data)
 
 
 def _alone(name: str, data: Any) -> Any:
-    """Returns what comes whole without the tuple that it may be in."""
+    """Unwraps such data from a tuple around it."""
     first = data[0] if isinstance(data, (tuple, list)) and data else None
     if not has_whole_examples(first) and not isinstance(first, Iterator):
         return data
@@ -171,7 +170,7 @@ def _alone(name: str, data: Any) -> Any:
 
 
 def _check_alike(train: Split, evaluation: Split) -> None:
-    """Checks that both have labels or neither, and the same features by name; weights may be in one alone."""
+    """Checks that both or neither have labels, and the same features by name; only one may have weights."""
     trained, evaluated = (
         {name for name, _ in fields(each.element_spec)._replace(weights=None).named()} for each in (train, evaluation)
     )
@@ -214,7 +213,7 @@ def _of_arrays(name: str, data: Any, rules: Rules) -> Any:
 
 
 def _without_frames(name: str, data: Any, rules: Rules) -> Any:
-    """Returns a split with arrays for what data frames and lists of its parts hold; those parts may be in a list."""
+    """Converts data frames and lists in a split's parts to arrays; the parts may be in a list."""
 
     def arrays(part):
         return frames.as_arrays(part, may_lack=rules.may_lack, as_one=rules.as_keras)
@@ -264,7 +263,7 @@ def _dense(nest: Any):
 
 
 def _check_arrays(name: str, split: Any) -> None:
-    """Raises `UsageError` unless a split, in a form of a batch, is of arrays, all of as many examples."""
+    """Raises `UsageError` unless a split, in a form of a batch, has arrays with equally many examples."""
     for what, array in fields(split).named():
         _check_array(name, what, array)
     counts = [len(array) for array in tf.nest.flatten(split)]
@@ -321,7 +320,7 @@ def _check_real(name: str, dtype: tf.DType) -> None:
 
 
 def _check_weights(name: str, weights: Any, rules: Rules) -> None:
-    """Raises `UsageError` unless weights, a spec of one example's or None, are numbers, and one where rules say so."""
+    """Raises `UsageError` unless weights (the spec of one example's, or None) are numbers, and one if rules say so."""
     where = f"the weights of the {name} data, its third part, are"
     if isinstance(weights, (tuple, dict)) and not rules.weighs_outputs:
         raise UsageError(f"{where} a {type(weights).__name__}; give one number an example")
@@ -376,7 +375,7 @@ def _batch_without_none(x, y=None, weights=None) -> tuple:
 
 
 def _without_none(x, y=None, weights=None, examples=()) -> tuple:
-    """Returns an element of a dataset with ones instead of weights that are None."""
+    """Replaces weights of None in a dataset's element by ones."""
     if weights is None:
         return (x,) if y is None else (x, y)
     return x, () if y is None else y, views.of_all(y, weights, lambda: tf.ones(examples))
@@ -385,7 +384,7 @@ def _without_none(x, y=None, weights=None, examples=()) -> tuple:
 def _batch_examples(name: str, dataset: tf.data.Dataset) -> int:
     """Returns the size of a dataset's batches."""
     sizes = {part.shape[0] if part.shape.rank else 0 for part in tf.nest.flatten(dataset.element_spec)}
-    if sizes == {None}:  # of .batch(), which may end in a smaller one
+    if sizes == {None}:  # from .batch(): the last may be smaller
         sizes = {int(tf.shape(part)[0]) for batch in dataset.take(1) for part in tf.nest.flatten(batch)}
     size = sizes.pop() if len(sizes) == 1 else 0
     if not size:
@@ -394,7 +393,7 @@ def _batch_examples(name: str, dataset: tf.data.Dataset) -> int:
 
 
 def _of_one_size(name: str, dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Returns a dataset of batches that fails where they are not of one size, but for a smaller last one."""
+    """Returns a dataset of batches that fails if they differ in size, except for a smaller last one."""
     line = (
         f"{name} has batches of {size} examples and, before its end, of others; call repeat() and such before batch()"
     )
@@ -408,7 +407,7 @@ def _of_one_size(name: str, dataset: tf.data.Dataset, size: int) -> tf.data.Data
 
 
 def _of_known_shape(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset of batches as one of examples, all of the shape of the first where theirs is not known."""
+    """Unbatches a dataset; examples of unknown shape must have the shape of the first."""
     examples = dataset.unbatch()
     if all(part.shape.is_fully_defined() for part in tf.nest.flatten(examples.element_spec)):
         return examples
@@ -426,7 +425,7 @@ def _check_elements(name: str, elements) -> None:
             "weights) or features alone, one example each"
         )
     for part in tf.nest.flatten(elements):
-        if isinstance(part, tf.RaggedTensorSpec) and not part.ragged_rank:  # `map` gets a tensor, without `to_tensor`
+        if isinstance(part, tf.RaggedTensorSpec) and not part.ragged_rank:  # `map` passes a tensor, without `to_tensor`
             raise UsageError(f"the {name} dataset's examples are of shape {part.shape}; {_ONE_SHAPE}")
         if not isinstance(part, tf.TensorSpec):
             raise UsageError(
@@ -461,7 +460,7 @@ def _comes_in_batches(name: str, dataset: tf.data.Dataset) -> bool:
 
 
 def _check_caches(name: str, dataset: tf.data.Dataset) -> None:
-    """Raises `UsageError` where a killed process has left a cache half written: TensorFlow leaves it so."""
+    """Raises `UsageError` if a killed process left a cache half written, which TensorFlow does not repair."""
     for path in pipelines.files_written(dataset):
         for lock in tf.io.gfile.glob(f"{glob.escape(path)}*.lockfile"):
             raise UsageError(
@@ -471,7 +470,7 @@ def _check_caches(name: str, dataset: tf.data.Dataset) -> None:
 
 
 def _checked_source(name: str, source: Source, rules: Rules) -> Source:
-    """Checks what a source says of its examples; what it reads is checked as it is read."""
+    """Checks a source's attributes; its examples are checked when they are read."""
     for what, spec in fields(source.element_spec).named():
         if not isinstance(spec, Spec):
             raise UsageError(

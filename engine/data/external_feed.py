@@ -1,4 +1,4 @@
-"""The feed of external data, which a call brings for some steps or an evaluation: of the run's form, of any length."""
+"""The feed of external data, passed to a call for some steps or an evaluation: any length, the run's form."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .order import Order, replica_range
 from .reader import example_bytes
 from .streamed import Stream, count, untuned
 
-_BLOCK_BYTES = 8 << 20  # of the batches of a call, at most
+_BLOCK_BYTES = 8 << 20  # of a call's batches, at most
 
 
 @dataclasses.dataclass(frozen=True)
 class ExternalOrder(Order):
-    """An order whose first step is another than 0.
+    """An order whose first step may differ from 0.
 
     Attributes:
-      first_step: the step that has the first batch.
-      read: examples of each step so far, of a stream, whose passes may be of any length; None for a source.
+      first_step: the first batch's step.
+      read: examples of each step so far, for a stream, whose passes may have any length; None for a source.
     """
 
     first_step: int = 0
@@ -39,19 +39,18 @@ class ExternalOrder(Order):
 
 
 class ExternalFeed(Feed):
-    """Reads on the host the batches of each call's steps. Its programs are of any number of examples.
+    """Reads a call's batches on the host. Its programs take any number of examples.
 
-    One feed serves all data of a form: `hold` says which is read next. Shuffled data is shuffled for each epoch by
-    (seed, first step, epoch), so that two calls on the same data differ, and the same call is the same after a resume.
-    A stream that is held for some steps goes on where it was left, as long as its `Stream` lives; it is not read ahead
-    of these steps.
+    One feed serves all data of a form; `hold` sets the next. Data is shuffled per epoch by (seed, first step, epoch),
+    so two calls on the same data differ, and a call is repeated exactly after a resume. A stream that is read for some
+    steps continues there in later calls, as long as its `Stream` exists; it is not read ahead of these steps.
 
     Args:
-      num_replicas: that take rows of each batch.
+      num_replicas: number of replicas that share each batch.
       mesh: how they are laid out.
 
     Attributes:
-      split: what is held.
+      split: the present data.
     """
 
     def __init__(self, num_replicas: int, mesh: Mesh):
@@ -59,7 +58,7 @@ class ExternalFeed(Feed):
         self._num_replicas = num_replicas
         self.split: Any = None
         self._next_step = 0
-        self._last: tuple[Any, int] | None = None  # what the last call had, and the examples of its last step
+        self._last: tuple[Any, int] | None = None  # the last call's examples and the number in its last step
         self._epoch_order = (-1, np.zeros(0, np.int64))
         self._iterators: weakref.WeakKeyDictionary[Stream, Iterator] = weakref.WeakKeyDictionary()
 
@@ -71,10 +70,10 @@ class ExternalFeed(Feed):
         Args:
           split: a `Source`, or a `Stream`, which is read in its own order.
           first_step: the next step.
-          batch_size: examples a step, fewer where an epoch ends.
+          batch_size: examples per step, fewer at an epoch's end.
           seed: shuffles each epoch; None keeps the examples' own order.
-          steps: how many there are, if that is known: then a stream's examples are not counted. None for whole epochs,
-            for which a stream is read from its beginning.
+          steps: their number, if known: then a stream's examples are not counted. None for whole epochs, for which a
+            stream is read from its beginning.
         """
         read: list[int] | None = None if split.by_index else []
         if split.by_index:
@@ -126,7 +125,7 @@ class ExternalFeed(Feed):
         return math.inf
 
     def batch_number(self, step: tf.Tensor) -> tf.Tensor:
-        return step  # programs are of any number of steps, and each evaluation begins at 0
+        return step  # programs take any number of steps, and evaluations begin at 0
 
     def next_operands(self, operands, offset: tf.Tensor):
         examples, each = operands
@@ -137,7 +136,7 @@ class ExternalFeed(Feed):
         shares = self._mesh.batch_share(0, self._num_replicas)[1]
         if shares == 1:
             return batch
-        with tf.device("CPU:0"):  # where the batch is: a GPU is sent its rows alone
+        with tf.device("CPU:0"):  # with the batch: a GPU receives only its rows
             start, stop = replica_range(tf.shape(tf.nest.flatten(batch)[0])[0], self._mesh.data.rank, shares)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 

@@ -23,20 +23,20 @@ class CallInput(NamedTuple):
 class Feed(abc.ABC):
     """One split of the data, on its way to the replicas.
 
-    It has a host side (`reach`: how far the next call of the inner loop can go, `take`: what the call gets), a side in
-    the compiled loop (`most_steps`: how many steps there can be, `next_operands`: what a step gets) and a replica side
-    (`batch`: one step's batch).
+    It has a host side (`reach`: how far the next call of the inner loop can go; `take`: the call's input), a side in
+    the compiled loop (`most_steps`: a call's largest number of steps; `next_operands`: a step's input) and a replica
+    side (`batch`: one step's batch).
 
     Attributes:
-      order: which examples make which step: sizes, seed, shuffle.
+      order: assigns examples to steps: sizes, seed, shuffle.
       compilable: whether XLA can compile `next_operands` and `batch`.
       random_access: whether any step's batch can be computed without those before it.
-      reads_in_loop: whether it is `next_operands` that may have to wait for input, rather than `take`.
-      num_positions: how many positions in the data a checkpoint keeps, one for each process that has its own, as
-        `position` returns it; 0 where the step says all.
-      is_endless: whether epochs of the data are not known, and `order`'s are made up.
-      pipeline: identifies what kept positions fit.
-      kept: returns the positions that were kept at a step, of all processes, or none; set from outside.
+      reads_in_loop: whether `next_operands` may wait for input, rather than `take`.
+      num_positions: how many positions in the data a checkpoint keeps, one per process that has its own, see
+        `position`; 0 if the step determines it.
+      is_endless: whether the data has no known epochs, and `order`'s are nominal.
+      pipeline: identifies the pipeline that kept positions fit.
+      kept: returns the positions kept at a step, of all processes, or none; set from outside.
     """
 
     order: Order
@@ -50,12 +50,12 @@ class Feed(abc.ABC):
 
     @property
     def bytes_read(self) -> int | None:
-        """Bytes that this process has read for the split so far; None where it reads none as steps go."""
+        """Bytes that this process has read for the split so far; None if steps read none."""
         return None
 
     @property
     def steps_ahead(self) -> float | None:
-        """Steps whose examples are read and not taken yet; None if unknown."""
+        """Steps whose examples are read ahead; None if unknown."""
         return None
 
     def reach(self, step: int, limit: int) -> int:
@@ -67,28 +67,28 @@ class Feed(abc.ABC):
         """Returns the operands for at most `limit` steps from `step` on. Host code."""
 
     def awaited(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
-        """Returns what a call returns that may wait for input in the loop (`reads_in_loop`). Host code.
+        """Runs a call that may wait for input in the loop (`reads_in_loop`), and returns its result. Host code.
 
         Args:
           call: runs the loop.
-          moved: returns another value when input has come meanwhile.
+          moved: returns another value when input has arrived.
         """
         return call()
 
     def is_shared(self, step: int, shares: int) -> bool:
         """Returns whether each replica computes all of a step's batch, which has fewer examples than shares.
 
-        All steps of a call are alike in this. Host code.
+        The same for all steps of a call. Host code.
         """
         return self.order.size_of(step) < shares
 
     @property
     def no_exchange_reason(self) -> str:
-        """Why no step of the data may sum or gather over replicas but by the engine's means; "" where each may."""
+        """Why no step may use collectives of its own across replicas; "" if each may."""
         return ""
 
     def keep_batches(self) -> None:
-        """Has each step keep its batch for `kept_batch`, where no step can be looked at again. Host code, at first."""
+        """Makes each step keep its batch for `kept_batch`, if steps can't be read again. Host code, at the start."""
         return
 
     @property
@@ -97,31 +97,31 @@ class Feed(abc.ABC):
         return None
 
     def look(self, step: int) -> CallInput:
-        """Returns the operands of one step for this process, and leaves training where it stands. Host code."""
+        """Returns the operands of one step for this process without advancing training. Host code."""
         return self.take(step, 1)
 
     def position(self, step: int) -> bytes | None:
-        """Returns where this process stands in the data at a step; None if it stands at another. Host code."""
+        """Returns this process's position in the data at a step; None if it is at another step. Host code."""
         return None
 
     def close(self) -> None:
-        """Frees what reads ahead; a later `take` opens it again. Host code.
+        """Stops reading ahead; a later `take` starts it again. Host code.
 
-        Needed before the interpreter ends: a pipeline that calls Python would then wait for the interpreter for ever,
-        and whoever frees the pipeline would wait for it.
+        Required before the interpreter ends: a pipeline that calls Python would then wait for the interpreter for ever,
+        and freeing it would wait, too.
         """
         return
 
     def files(self) -> Sequence[str]:
-        """Returns the paths of the files that are read as steps go, where the source names them."""
+        """Returns the paths of the files that steps read, if the source names them."""
         return ()
 
     def metadata(self) -> dict[str, Any]:
-        """Returns what a run's checkpoints keep of what was found out about the data, plain JSON; {}: nothing."""
+        """Returns the data's metadata for checkpoints, plain JSON."""
         return {}
 
     def traced(self, operands) -> Any:
-        """Returns what a loop is compiled for where it is given these operands: themselves, or specs of more."""
+        """Returns what a loop is compiled for with these operands: themselves, or more general specs."""
         return operands
 
     def most_steps(self, operands) -> float:
@@ -136,8 +136,8 @@ class Feed(abc.ABC):
         """Returns the arguments of one step's `strategy.run`. In the compiled loop, outside of replicas.
 
         Args:
-          operands: of the call, as `take` returned them.
-          offset: scalar int64 or int32, the step's number within them, from the run's `start` on.
+          operands: of the call, from `take`.
+          offset: scalar int64 or int32, the step's index in them, from the input's `start` on.
         """
         return (*operands, offset)
 

@@ -1,4 +1,4 @@
-"""Feeds: how the batches of a split reach the replicas. Kept on devices, read ahead, streamed, or one over and over.
+"""Feeds, which bring a split's batches to replicas: cached on the device, read ahead, streamed, or one repeated.
 
 With `random_access`, an epoch's smaller last batch has a separately compiled program.
 """
@@ -26,18 +26,18 @@ from .source import Source, Spec
 from .streamed import Share, Watch, naming_files, untuned, unwatched
 from .waiting import StreamTimeout
 
-_MOST_STATE_BYTES = 1 << 30  # TensorFlow writes none of 2 GiB, and several checkpoints are kept
-_MOST_PASSES = 1 << 16  # without an end: a stream that gives nothing any more would be read for ever
+_MOST_STATE_BYTES = 1 << 30  # TensorFlow's limit is 2 GiB, and several checkpoints are kept
+_MOST_PASSES = 1 << 16  # finite: a stream that has become empty would be read for ever
 
 
 class Blocks:
-    """Keeps the block in use, so that a block whose use is interrupted is continued, not read again.
+    """Keeps the current block, so that an interrupted block is continued, not read again.
 
     Args:
       order: which examples make which step.
-      open_at: returns an iterator over blocks from a number on.
-      brought: moves a block to where replicas read it, once for all calls that do; None leaves it as it is.
-      by_epoch: whether an iterator is opened for each epoch, and ends with it.
+      open_at: returns an iterator over blocks, starting at a number.
+      brought: copies a block to where replicas read it, once for all calls; None leaves it.
+      by_epoch: whether each epoch has its own iterator.
     """
 
     def __init__(self, order: Order, open_at: Callable, brought: Callable | None = None, by_epoch: bool = False):
@@ -55,7 +55,7 @@ class Blocks:
         return min(limit, length - offset)
 
     def steps_of_next(self, blocks: int) -> int:
-        """Returns the steps of so many blocks after the one in use."""
+        """Returns the number of steps in so many blocks after the current one."""
         step = self._end
         for _ in range(blocks):
             step += self._order.block_of(step)[2]
@@ -73,7 +73,7 @@ class Blocks:
             try:
                 self._block = self._brought(next(self._iterator))
             except BaseException:
-                self.close()  # it would go on with the block after the one that failed
+                self.close()  # it would continue after the failed block
                 raise
             self._number = number
             self.taken += 1
@@ -85,13 +85,12 @@ class Blocks:
             return
         held = [self._iterator]
         self._iterator = self._number = self._block = None
-        # Freeing a distributed dataset's iterator waits for its thread (see `untuned`). Training, or the result, must
-        # not wait for that; the process ends after it.
+        # Freeing a distributed dataset's iterator waits for its thread (see `untuned`); training and results must not.
         threading.Thread(target=held.clear, name="frees an iterator").start()
 
 
 class Devices:
-    """The devices of a strategy, of which those of this process are fed by it.
+    """The devices of a strategy; each process feeds its own.
 
     Args:
       strategy: the `tf.distribute.Strategy`.
@@ -111,16 +110,16 @@ class Devices:
         return on_each_device(self.strategy, values)
 
     def put_arrays(self, arrays):
-        """Puts arrays on each device, as `ArraySource.gather_from` takes them."""
+        """Copies arrays to each device, for `ArraySource.gather_from`."""
         return self.bring(tf.nest.map_structure(lambda array: as_kept(array, self.on_gpus), arrays))
 
     def indices(self, order: Order) -> Indices:
-        """Returns the indices by which steps gather examples of what is held."""
+        """Returns the feed of the indices by which steps gather the kept examples."""
         return Indices(self, order)
 
 
 class Indices(Blocks):
-    """Blocks of examples' indices, computed ahead by a `tf.data` thread; to GPUs each block travels once."""
+    """Blocks of example indices, computed ahead by a `tf.data` thread; each is copied to GPUs once."""
 
     def __init__(self, devices: Devices, order: Order):
         self._mesh = devices.mesh
@@ -149,10 +148,10 @@ class Indices(Blocks):
 
 
 class ResidentFeed(Feed):
-    """Arrays that live on every device; a step's batch is a gather by index, in the compiled loop.
+    """Arrays cached on every device; a step gathers its batch by index, in the compiled loop.
 
     Args:
-      devices: `Devices`, or workers around parameter servers, who hold the arrays.
+      devices: `Devices`, or workers around parameter servers, which hold the arrays.
       source: what is held.
       order: which examples make which step.
     """
@@ -185,9 +184,9 @@ class ResidentFeed(Feed):
 
 
 class ReadFeed(Feed):
-    """Examples too many to keep on a device: each replica's part of a block is read on the host, ahead.
+    """Examples that don't fit on a device: each replica's part of a block is read ahead on the host.
 
-    Goes through `distribute_datasets_from_function`: each input pipeline computes its own replicas' share.
+    Uses `distribute_datasets_from_function`: each input pipeline computes its own replicas' part.
 
     Args:
       devices: where replicas compute.
@@ -204,11 +203,11 @@ class ReadFeed(Feed):
         self._strategy, self._mesh = devices.strategy, devices.mesh
         self._read_timeout_seconds = read_timeout_seconds
         self._reader: Reader | None = None
-        alone = self._strategy.num_replicas_in_sync == 1  # a distributed iterator brings blocks to devices by itself
+        alone = self._strategy.num_replicas_in_sync == 1  # a distributed iterator copies blocks to devices itself
         brought = devices.bring if devices.on_gpus and alone else None
         self._blocks = Blocks(order, self._iterator, brought, source.by_epoch)
         self._next_step: int | None = None
-        self._shares_before = 0  # read when the iterator was opened
+        self._shares_before = 0  # already read when the iterator was opened
         self._shares_a_block = 1  # of this process
 
     @property
@@ -242,7 +241,7 @@ class ReadFeed(Feed):
         return tf.nest.flatten(operands)[0].shape[0]
 
     def batch(self, block, offset: tf.Tensor):
-        if self.order.block_steps == 1:  # the block is the batch, and large: need not be copied
+        if self.order.block_steps == 1:  # the block is the batch, and large: no copy needed
             return tf.nest.map_structure(lambda x: tf.squeeze(x, 0), block)
         return tf.nest.map_structure(lambda x: x[offset], block)
 
@@ -287,18 +286,18 @@ class ReadFeed(Feed):
 class StreamedFeed(Feed):
     """A stream's epochs, each shuffled within a buffer and batched; divided among processes.
 
-    Each process has one plain `tf.data` iterator over its share. Batches come in the order of the steps. To begin at
-    another step the feed restores a kept position of the iterator (`engine.data.position`), or reads the step's epoch
+    Each process has one plain `tf.data` iterator over its share. Batches come in the order of steps. To start at
+    another step, the feed restores the iterator's kept position (`engine.data.position`), or reads the step's epoch
     from its beginning.
 
     Args:
       devices: where replicas compute.
       share: what this process reads.
       order: sizes and seed, `share.order`.
-      shuffle_buffer: examples in the shuffle's buffer.
-      watch: shown what is read again.
+      shuffle_buffer: size of the shuffle's buffer, in examples.
+      watch: shows progress of reading again.
       timeout_seconds: see `StreamTimeout`.
-      distributes: whether TensorFlow divides batches, as for TPUs: such iterators have no state.
+      distributes: whether TensorFlow splits batches, as for TPUs: such iterators have no state.
     """
 
     reads_in_loop = True
@@ -334,7 +333,7 @@ class StreamedFeed(Feed):
 
     @property
     def bytes_read(self) -> int | None:
-        """Bytes of the examples that steps have taken; None of text, whose length varies."""
+        """Bytes of the examples that steps have taken; None for text, whose length varies."""
         return None if self._example_bytes is None else self._bytes_taken
 
     @property
@@ -354,7 +353,7 @@ class StreamedFeed(Feed):
         )
 
     def reach(self, step: int, limit: int) -> int:
-        # Replicas gather as many rows at each step of a call, as TensorFlow's collectives require.
+        # All steps of a call gather equally many rows, as TensorFlow's collectives require.
         return int(min(limit, self.order.steps_alike(step)))
 
     def is_shared(self, step: int, shares: int) -> bool:
@@ -372,7 +371,7 @@ class StreamedFeed(Feed):
 
     def take(self, step: int, limit: int) -> CallInput:
         if step != self._next_step:
-            self.close()  # the iterator may have a cache open that the next one is to write
+            self.close()  # the iterator may have a cache open that the next one will write
             self._iterator = self._opened(step)
         limit = self.reach(step, limit)
         self._next_step = None if self.order.seen_before(step) else step + limit
@@ -400,7 +399,7 @@ class StreamedFeed(Feed):
     def next_operands(self, operands, offset: tf.Tensor):
         (iterator,) = operands
         batch = next(iterator)
-        if self._kept is not None:  # they share the batch's memory
+        if self._kept is not None:  # shares the batch's memory
             tf.nest.map_structure(lambda variable, x: variable.assign(x), self._kept, batch)
         return (batch,)
 
@@ -416,7 +415,7 @@ class StreamedFeed(Feed):
         self._iterator = self._next_step = None
 
     def position(self, step: int) -> bytes | None:
-        """Returns the iterator's state at this step; b"" if its state can't be kept, None if it is at another step."""
+        """Returns the iterator's state at this step; b"" if it can't be kept, None if it is at another step."""
         if step != self._next_step and not self._distributes:
             return None
         if self._never_kept:
@@ -440,7 +439,7 @@ class StreamedFeed(Feed):
         return state
 
     def _opened(self, step: int):
-        """Returns an iterator that gives the batch of `step` next; where that one lacks examples, it alone."""
+        """Returns an iterator whose next batch is that of `step`; only this batch, if it lacks examples."""
         (epoch, index), seen = self.order.position(step), self.order.seen_before(step)
         in_epoch = index // self.order.batch_size
         kept = self.kept(step)
@@ -461,7 +460,7 @@ class StreamedFeed(Feed):
         return iterator
 
     def _pass(self, iterator, steps: int) -> None:
-        """Reads and discards the batches of so many steps."""
+        """Skips the batches of so many steps."""
         with self._watch("reading the epoch again, batches", steps) as done:
             for number in range(steps):
                 self.awaited(functools.partial(next, iterator), lambda: None)
@@ -480,7 +479,7 @@ class StreamedFeed(Feed):
         if seen:
             epochs = epochs.enumerate().map(lambda _, batch: tf.nest.map_structure(lambda x: x[seen:], batch))
         options = tf.data.Options()
-        if not self.share.by_file and self._strategy.num_replicas_in_sync > 1:  # who reads the same has to find it
+        if not self.share.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
             options.deterministic = True
         batches = untuned(epochs.prefetch(4).with_options(options))
         if not self._distributes:
@@ -495,7 +494,7 @@ class StreamedFeed(Feed):
         batches = self._shuffled(epoch).batch(order.share_size, drop_remainder=order.drop_remainder)
         if not self.share.by_file:
             return batches
-        # Filled up with empty batches to the length of the longest share.
+        # Padded with empty batches to the length of the longest share.
         steps = order.steps_per_epoch
         nothing = tf.data.Dataset.range(steps).map(
             lambda _: tf.nest.map_structure(_no_example, self.share.stream.element_spec)
@@ -506,27 +505,27 @@ class StreamedFeed(Feed):
         seed = self.order.seed
         dataset = self.share.stream.examples(seed, epoch)
         if not self.is_endless:
-            # What a file lost or gained since it was counted would go unnoticed, and shift all epochs after.
+            # A file that shrank or grew since it was counted would shift all later epochs unnoticed.
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.share.counts[self.share.process]))
         return dataset if seed is None else shuffled(dataset, self._shuffle_buffer, epoch_seed(seed, epoch))
 
 
 def _variable_for(spec: Spec) -> tf.Variable:
-    """Makes a variable for a batch of examples of this kind, without any."""
+    """Creates a variable for batches of such examples, empty at first."""
     return tf.Variable(_no_example(spec), trainable=False, shape=[None, *spec.shape])
 
 
 def _no_example(spec: Spec) -> tf.Tensor:
-    """Returns a batch without any example of this kind."""
+    """Returns an empty batch of such examples."""
     return tf.zeros([0, *spec.shape], tf.as_dtype(spec.dtype))
 
 
 class RepeatedFeed(Feed):
-    """The same values for every step: no input at all. For measuring how long steps take without input.
+    """The same values for every step, to measure steps without input.
 
     Args:
-      values: nest of tensors or per-replica values, of which each replica gets its own.
-      batch_size: examples in them, over all replicas.
+      values: nest of tensors or per-replica values.
+      batch_size: examples in them, across replicas.
     """
 
     compilable = random_access = True

@@ -1,9 +1,8 @@
-"""What a batch is, and a split of the data, which has the same form: features, labels and weights of examples.
+"""The form of batches and splits: features, labels and weights of examples.
 
-One of three forms: `(features, labels)`, `(features, labels, weights)`, or features alone. Features and labels are
-each an array, or dictionaries and tuples of arrays (lists are taken as tuples, as Keras takes them); weights are one
-number an example. Features alone are `(features,)` if they are a tuple, and else as they are. With weights and without
-labels, labels are `()`.
+One of three forms: `(features, labels)`, `(features, labels, weights)`, or features alone. Features and labels are each
+an array, or dictionaries and tuples of arrays (lists count as tuples, as in Keras); weights are one number per example.
+Features alone are `(features,)` if they are a tuple. With weights but without labels, labels are `()`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _LABELS_LOOKED_AT = 1 << 17
 
 
 class Fields(NamedTuple):
-    """A batch's or a split's fields; None for one that it lacks."""
+    """A batch's or split's fields; None for missing ones."""
 
     features: Any
     labels: Any = None
@@ -36,14 +35,14 @@ class Fields(NamedTuple):
 
 
 class WeighedLabels(NamedTuple):
-    """Labels with weights of outputs, or of each step of a sequence, which only a trainer of a Keras model takes."""
+    """Labels with weights of outputs or of a sequence's steps, which only trainers of Keras models accept."""
 
     labels: Any
     weights: Any
 
 
 def fields(batch) -> Fields:
-    """Returns the fields of a batch, of a split or of what has their structure."""
+    """Returns the fields of a batch, a split, or a nest of their structure."""
     if not isinstance(batch, tuple):
         return Fields(batch)
     features, labels, weights = (*batch, None, None)[:3]
@@ -51,12 +50,12 @@ def fields(batch) -> Fields:
 
 
 def features(batch):
-    """Returns the features of a batch, of a split or of what has their structure."""
+    """Returns the features of a batch, a split, or a nest of their structure."""
     return fields(batch).features
 
 
 def without_weights(batch):
-    """Returns a batch as losses and metrics see it: (features, labels), or the features alone."""
+    """Returns a batch for losses and metrics: (features, labels), or the features alone."""
     parts = fields(batch)
     if parts.labels is None:
         return parts.features
@@ -64,7 +63,7 @@ def without_weights(batch):
 
 
 def text_fields(batch) -> list[str]:
-    """Returns the names of the features and labels that are strings, which XLA does not take."""
+    """Returns the names of the features and labels that are strings, which XLA does not support."""
     return [name for name, array in fields(batch).named() if tf.as_dtype(array.dtype) == tf.string]
 
 
@@ -81,7 +80,7 @@ def zeros(spec: Spec) -> np.ndarray:
 
 
 def labels_shown(split: Source | Stream) -> str:
-    """Describes a split's labels, by the first of them that is not a whole number from 0 to below 2^31 if one is."""
+    """Describes a split's labels; quotes the first that is not a whole number from 0 to below 2^31, if any."""
     spec = fields(split.element_spec).labels
     kind = f"its labels are {tf.as_dtype(spec.dtype).name}{list(spec.shape) or ''}" if isinstance(spec, Spec) else ""
     if not kind or not split.by_index or tf.as_dtype(spec.dtype) == tf.string:
@@ -96,7 +95,7 @@ def labels_shown(split: Source | Stream) -> str:
 
 
 def num_classes(split: Split) -> int | None:
-    """Returns how many classes labels in arrays are of, by their values: integers from 0 on, or floats 0 and 1."""
+    """Infers the number of classes from labels in arrays: integers from 0 on, or floats 0 and 1."""
     arrays = split.as_arrays()
     labels = None if arrays is None else fields(arrays).labels
     if not isinstance(labels, (np.ndarray, Mapped)) or labels.ndim != 1 or not len(labels):

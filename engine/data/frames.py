@@ -1,4 +1,4 @@
-"""Data frames, series and lists as arrays, loaders of batches as datasets: by what they offer, without their libraries.
+"""Converts data frames, series and lists to arrays, and loaders to datasets, without importing their libraries.
 
 Host code.
 """
@@ -13,22 +13,22 @@ import tensorflow as tf
 
 from ..errors import SourceError
 
-_EXACT_FLOAT32 = 1 << 24  # up to here float32 tells whole numbers apart
+_EXACT_FLOAT32 = 1 << 24  # up to here float32 has all whole numbers
 
 
 def as_arrays(nest: Any, may_lack: bool = False, as_one: bool = False) -> Any:
-    """Returns a nest with arrays instead of what holds their values.
+    """Converts data frames, series and lists in a nest to arrays.
 
-    A data frame (pandas's, polars's) becomes a dictionary of its columns by name, a series an array, and a list of
-    numbers or text, or of such lists, one array. All else stays.
+    A data frame (pandas', polars') becomes a dictionary of its columns by name, a series an array, and a list of
+    numbers or text, or of such lists, one array. Anything else is unchanged.
 
     Args:
       nest: the data.
-      may_lack: whether columns may lack values, which then are nan, or empty text.
-      as_one: whether a data frame becomes one array of its columns, as Keras takes it.
+      may_lack: whether columns may lack values, which become NaN or empty text.
+      as_one: whether a data frame becomes one array of its columns, as in Keras.
 
     Raises:
-      SourceError: a column lacks values that it may not, or lists are of several lengths; names it.
+      SourceError: names a column that lacks values, or lists that differ in length.
     """
     if hasattr(nest, "to_numpy"):
         if not hasattr(nest, "columns"):
@@ -48,13 +48,13 @@ def as_arrays(nest: Any, may_lack: bool = False, as_one: bool = False) -> Any:
 
 
 def columns_of(frame: Any) -> tuple[str, ...] | None:
-    """Returns the names of a data frame's columns; None of anything else."""
+    """Returns the names of a data frame's columns; None for anything else."""
     is_frame = hasattr(frame, "to_numpy") and hasattr(frame, "columns")
     return tuple(map(str, frame.columns)) if is_frame else None
 
 
 def _is_plain(values: list) -> bool:
-    """Returns whether a list, at any depth, holds numbers and text alone; each list is judged by its first value."""
+    """Returns whether a list has only numbers and text, at any depth; each list is judged by its first value."""
     first = values[0] if values else None
     return _is_plain(first) if isinstance(first, list) else isinstance(first, (int, float, str, bytes, np.generic))
 
@@ -80,11 +80,11 @@ def as_float32(array: Any, is_searched: bool = True) -> Any:
 
     Args:
       array: any.
-      is_searched: whether its columns are searched for ids. Of data that comes in batches only the first is: any few
-        values may be whole. Arrays of more than two axes and those in files are not searched.
+      is_searched: whether to search its columns for ids. In batched data only the first batch is searched, since any
+        few values may be whole. Arrays of more than two axes and those in files are not searched.
 
     Raises:
-      SourceError: a column holds whole numbers alone, as ids, and float32 would make another of one.
+      SourceError: a column has only whole numbers, like ids, and float32 would round one.
     """
     if getattr(array, "dtype", None) != np.float64:
         return array
@@ -109,7 +109,7 @@ def _check_exact(column: np.ndarray) -> None:
 
 
 def is_loader(data: Any) -> bool:
-    """Returns whether data is a loader of batches as PyTorch's DataLoader is one."""
+    """Returns whether data is a loader of batches, like PyTorch's DataLoader."""
     return all(hasattr(data, name) for name in ("__iter__", "dataset", "batch_size", "collate_fn"))
 
 
@@ -117,7 +117,7 @@ def loader_dataset(loader: Any) -> tf.data.Dataset:
     """Returns a loader's batches as a dataset; each of its iterators reads the loader once, from its beginning.
 
     Raises:
-      SourceError: it gives no batch, or one that is not of arrays.
+      SourceError: it yields no batch, or one that is not arrays.
     """
     name = type(loader).__name__
     first = next(iter(loader), None)

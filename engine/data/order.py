@@ -18,26 +18,26 @@ from ..errors import UsageError, setting
 from ..randomness import epoch_seed
 from .source import Source
 
-# Epochs in a block. The cipher behind a shuffle has 16 bits or more, and is applied until its output is an example:
-# with 64 examples about a thousand times for each.
+# Epochs in a block. A shuffle's cipher has 16 bits or more, and is repeated until its output is an example's index:
+# with 64 examples, about a thousand times per example.
 _MOST_EPOCHS = 8
 _ROUNDS = 8  # of the cipher
-_CHUNK_EXAMPLES = 1024  # of what reads single examples well, where a window is asked for all the same
-_WINDOW_CHUNKS = 64  # where none is: a batch's classes then vary little more than in a shuffle of all (docs/data.md)
+_CHUNK_EXAMPLES = 1024  # of sources that read single examples well, if a window is requested
+_WINDOW_CHUNKS = 64  # by default: batches' classes then vary little more than in a full shuffle (docs/data.md)
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where a run's present batch size begins: step 0, or where it was resumed with another one.
+    """The start of a run's present batch size: step 0, or where it was resumed with a new one.
 
-    The learning rate's schedule goes on by examples, in steps of the run's first batch size.
+    The learning-rate schedule continues by examples, in steps of the run's first batch size.
 
     Attributes:
       step: the first step of this size.
-      epoch: in which it stands.
+      epoch: of this step.
       place: the order index of its first example: so many of the epoch steps before have had. Checkpoints have it.
-      rate_step: where the schedule stands then.
-      rate_steps, rate_examples: so many of its steps are so many examples; 0 where it counts the run's steps.
+      rate_step: the schedule's position there.
+      rate_steps, rate_examples: numbers of its steps and their examples; 0 if it counts the run's steps.
     """
 
     step: int = 0
@@ -50,23 +50,23 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """Epochs of `num_examples` examples in global batches of `batch_size`; the last one of an epoch may be smaller.
+    """Epochs of `num_examples` examples in global batches of `batch_size`; an epoch's last may be smaller.
 
     An epoch is a sequence of blocks: blocks of `block_steps` whole batches, the last of them padded, then, if the
     examples do not divide, a block of one smaller batch. Several short epochs without a smaller batch share one block.
 
-    A run that is resumed with another batch size goes on in the same order: its batches are those of a run that had
-    this size from the first step on, with other numbers (`shift`). Where the examples that were read before end within
-    such a batch, the first one lacks them (`seen`), and has a block of its own.
+    A run that is resumed with another batch size continues in the same order: its batches are those of a run that
+    always had this size, with other numbers (`shift`). If the examples that were read before end within such a batch,
+    the first batch lacks them (`seen`), and has a block of its own.
 
     Attributes:
       num_examples: examples in an epoch, at least 1.
       batch_size: the global batch.
-      block_steps: batches in a block; at most, where it holds several epochs.
-      seed: shuffles each epoch again; None keeps the examples' own order.
+      block_steps: batches in a block; the most, if it has several epochs.
+      seed: of each epoch's shuffle; None keeps the examples' own order.
       drop_remainder: leave out the smaller batch.
       origin: where batches of this size begin.
-      has_epochs: whether the length of an epoch is known; else one is made up, and all examples count as epoch 0's.
+      has_epochs: whether the length of an epoch is known; else it is nominal, and all examples are in epoch 0.
     """
 
     num_examples: int
@@ -108,17 +108,17 @@ class Order:
 
     @property
     def shift(self) -> int:
-        """What is added to a step's number for that of the same batch in a run that always had this batch size."""
+        """Added to a step's number, it gives the same batch's number in a run that always had this batch size."""
         origin = self.origin
         return origin.epoch * self.steps_per_epoch + origin.place // self.batch_size - origin.step
 
     @property
     def seen(self) -> int:
-        """Examples that the batch of the origin lacks, since steps before have had them."""
+        """Examples that the origin's batch lacks, since earlier steps had them."""
         return self.origin.place % self.batch_size
 
     def seen_before(self, step):
-        """Returns how many examples the batch of a step lacks, an int or, of an int64 tensor, int64."""
+        """Returns how many examples a step's batch lacks: an int, or for an int64 tensor int64."""
         if not self.seen:
             return 0
         if isinstance(step, int):
@@ -126,17 +126,17 @@ class Order:
         return tf.where(tf.equal(step, self.origin.step), tf.constant(self.seen, tf.int64), 0)
 
     def position(self, step: int) -> tuple[int, int]:
-        """Returns where a step begins: (epoch, examples of it that are read by then)."""
+        """Returns the position of a step: (epoch, order index of its first example)."""
         number = step + self.shift
         epoch, in_epoch = divmod(number, self.steps_per_epoch) if self.has_epochs else (0, number)
         return epoch, in_epoch * self.batch_size + self.seen_before(step)
 
     def epoch_from(self, step):
-        """Returns the first step of an epoch that is not before a step; each an int or an int64 tensor."""
+        """Returns the next epoch's first step, or this step if it is one; an int or an int64 tensor."""
         return -(-(step + self.shift) // self.steps_per_epoch) * self.steps_per_epoch - self.shift
 
     def resumed(self, step: int, batch_size: int, origin: Origin) -> Order:
-        """Returns the order by which a run goes on that had batches of `batch_size` up to a step.
+        """Returns the order for resuming a run that had batches of `batch_size` up to a step.
 
         Args:
           step: the next one.
@@ -144,7 +144,7 @@ class Order:
           origin: where those began.
 
         Raises:
-          UsageError: the examples that are read end within a batch, and only whole ones are taken.
+          UsageError: the examples read so far end within a batch, and only whole batches are allowed.
         """
         if batch_size == self.batch_size or not step:
             return dataclasses.replace(self, origin=origin)
@@ -164,11 +164,11 @@ class Order:
 
     @property
     def rate(self) -> tuple[int, int]:
-        """A number of steps, and how many examples they have: an epoch's, where its length is known."""
+        """A number of steps and of their examples: an epoch's, if its length is known."""
         return (self.steps_per_epoch, self.epoch_examples) if self.has_epochs else (1, self.batch_size)
 
     def rate_step(self, step):
-        """Returns where the learning rate's schedule stands at a step; each an int or an int64 tensor."""
+        """Returns the learning-rate schedule's position at a step; each an int or an int64 tensor."""
         steps, examples = self.origin.rate_steps, self.origin.rate_examples
         if not steps:
             return step
@@ -176,7 +176,7 @@ class Order:
         return self.origin.rate_step + done // examples * steps + done % examples * steps // examples
 
     def after(self, known: Mapping[str, Any] | None) -> Order:
-        """Returns the order by which a run goes on; `known`: with "resumed", the arguments of `Order.resumed`."""
+        """Returns the order for resuming a run; `known`: with "resumed", the arguments of `Order.resumed`."""
         return self.resumed(**known["resumed"]) if known and "resumed" in known else self
 
     @property
@@ -185,11 +185,11 @@ class Order:
         return self.whole_steps * self.batch_size + self.remainder
 
     def gives_each(self, parts: int) -> bool:
-        """Returns whether a worker that reads data of its own always has one for each of its `parts` replicas."""
+        """Returns whether a worker that reads its own data always has an example for each of its `parts` replicas."""
         return True
 
     def steps_alike(self, step: int) -> float:
-        """Returns for how many steps, from `step` on, each worker has as many examples as at `step`; inf if always."""
+        """Returns for how many steps, from `step` on, no worker's number of examples changes; inf if it never does."""
         if self.seen_before(step):
             return 1
         fewer = [later for later in self._steps_with_fewer if 0 < later < self.steps_per_epoch]
@@ -200,7 +200,7 @@ class Order:
 
     @property
     def _steps_with_fewer(self) -> set[int]:
-        """The steps of an epoch at which a worker has fewer examples than at the one before."""
+        """The steps of an epoch at which a worker has fewer examples than before."""
         return {self.whole_steps}
 
     def size_of(self, step: int) -> int:
@@ -208,7 +208,7 @@ class Order:
         return self.examples_before(step + 1) - self.examples_before(step)
 
     def examples_before(self, step):
-        """Returns the number of examples in the first `step` steps: an int of an int, int64 of an int64 in a graph."""
+        """Returns the number of examples in the first `step` steps: an int, or for an int64 tensor int64."""
         number = step + self.shift
         epoch, in_epoch = number // self.steps_per_epoch, number % self.steps_per_epoch
         return epoch * self.epoch_examples + in_epoch * self.batch_size + self.seen_before(step)
@@ -219,16 +219,16 @@ class Order:
 
     @property
     def blocks_per_epoch(self) -> int:
-        """Blocks that an epoch is divided into, where none has several epochs."""
+        """Blocks per epoch, if no block has several epochs."""
         return self._whole_blocks + (1 if self.remainder else 0)
 
     @property
     def _epochs_per_block(self) -> int:
-        """Whole epochs in a block; 0 where a block is a part of an epoch."""
+        """Whole epochs in a block; 0 if a block is a part of an epoch."""
         return 0 if self.remainder else min(self.block_steps // self.whole_steps, _MOST_EPOCHS)
 
     def block_of(self, step: int) -> tuple[int, int, int]:
-        """Returns where a step stands: (block, its offset in the block, steps in the block)."""
+        """Returns a step's (block, offset in the block, number of steps in the block)."""
         if self.seen_before(step):
             return self._origin_block, 0, 1
         return self._block_of(step + self.shift)
@@ -246,19 +246,19 @@ class Order:
 
     @property
     def _origin_block(self) -> int:
-        """The number of the block that has the batch of the origin alone: that before the batch's own."""
+        """The number of the block that has only the origin's batch: the one before the batch's own."""
         return self._block_of(self.origin.step + self.shift)[0] - 1
 
     def _of_block(self, block: tf.Tensor, of_origin: Callable, of_others: Callable):
-        """Returns what one of two functions returns: of the block that has the origin's batch alone, or of others."""
+        """Calls one of two functions: for the block that has only the origin's batch, or for others."""
         return tf.cond(tf.equal(block, self._origin_block), of_origin, of_others) if self.seen else of_others()
 
     def epoch_of(self, block: int) -> int:
-        """Returns the epoch of a block, where none has several epochs."""
+        """Returns the epoch of a block, if no block has several epochs."""
         return self.origin.epoch if self.seen and block == self._origin_block else block // self.blocks_per_epoch
 
     def blocks_to_end(self, block: int) -> int:
-        """Returns the blocks up to an epoch's end, where none has several epochs."""
+        """Returns the number of blocks to the epoch's end, if no block has several epochs."""
         return (self.epoch_of(block) + 1) * self.blocks_per_epoch - block
 
     def examples(self, block: tf.Tensor) -> tf.Tensor:
@@ -279,7 +279,7 @@ class Order:
     def _examples(self, block: tf.Tensor) -> tf.Tensor:
         if epochs := self._epochs_per_block:
             indices = tf.range(tf.constant(self.whole_steps * self.batch_size, tf.int64))
-            # A loop, though a short one: as many copies of its body take longer to build than all else of a feed.
+            # A loop, though short: unrolled, it would take longer to build than the rest of a feed.
             each = block * epochs + tf.range(tf.constant(epochs, tf.int64))
             epoch_examples = tf.map_fn(lambda epoch: self._shuffled(indices, epoch), each)
             return tf.reshape(epoch_examples, [epochs * self.whole_steps, self.batch_size])
@@ -299,7 +299,7 @@ class Order:
     def examples_of(self, first: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the examples of steps [first, stop), all of one epoch: ([n] by index, their epoch), both int64.
 
-        Those of a step follow those of the step before; each step has `batch_size`, but for an epoch's smaller last.
+        Steps follow each other; each has `batch_size` examples, except for an epoch's smaller last.
         """
         step = first + self.shift
         epoch, in_epoch = step // self.steps_per_epoch, step % self.steps_per_epoch
@@ -308,7 +308,7 @@ class Order:
         return self._shuffled(tf.range(index, last), epoch), epoch
 
     def epochs(self, block: tf.Tensor) -> tf.Tensor:
-        """Returns the epoch of each step of a block, [steps] int64, as `examples` has them."""
+        """Returns the epoch of each step of a block, [steps] int64, as in `examples`."""
         epoch = tf.constant([self.origin.epoch], tf.int64)
         return self._of_block(block, lambda: epoch, lambda: self._epochs(block))
 
@@ -323,7 +323,7 @@ class Order:
 
     @property
     def chunks_to_keep(self) -> int:
-        """Chunks in memory with which each is read once; 0 where examples are read one by one."""
+        """Number of chunks to keep in memory so that each is read once; 0 if examples are read one by one."""
         return 0
 
     def chunks_ahead(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -351,12 +351,12 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class ChunkedOrder(Order):
-    """An order that reads each chunk of neighbours once: chunks are permuted, then examples within windows of chunks.
+    """An order that reads each chunk once: permutes chunks, then examples within windows of chunks.
 
-    An epoch is a row of windows, each of `window_chunks` chunks that stand anywhere in the data; all of a window's
-    examples come, in random order, before those of the next. The last chunk, which may be smaller, stands in a random
-    position of its own. It is a function of (seed, epoch, order index), too. A process that keeps two windows in memory
-    reads each chunk once.
+    An epoch is a sequence of windows, each of `window_chunks` chunks from anywhere in the data; all of a window's
+    examples come, in random order, before those of the next. The last chunk, which may be smaller, has a random
+    position of its own. The order is a function of (seed, epoch, order index), too. A process that keeps two windows in
+    memory reads each chunk once.
 
     Attributes:
       chunk_examples: examples in a chunk, 2 or more.
@@ -367,7 +367,7 @@ class ChunkedOrder(Order):
     window_chunks: int = 1
 
     @property
-    def chunks_to_keep(self) -> int:  # a window's, the next one's, those that stand on a border
+    def chunks_to_keep(self) -> int:  # a window's, the next one's, those across a boundary
         return 2 * self.window_chunks + 2
 
     @property
@@ -383,13 +383,13 @@ class ChunkedOrder(Order):
         return math.ceil(self.num_examples / self._window_examples)
 
     def chunks_ahead(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        # Those of the window after the one in which the block begins.
+        # Those of the window after the block's first.
         epoch, index = self._first_index(block)
         window = index // self._window_examples + 1
         epoch, window = tf.where(window < self._windows, epoch, epoch + 1), window % self._windows
         first = window * self._window_examples
         indices = tf.range(first, tf.minimum(first + self._window_examples, self.num_examples), self.chunk_examples)
-        last = tf.minimum(first + self._window_examples, self.num_examples) - 1  # where a smaller chunk is among them
+        last = tf.minimum(first + self._window_examples, self.num_examples) - 1  # if a smaller chunk is among them
         chunks = self._chunked(tf.concat([indices, last[tf.newaxis]], 0), epoch) // self.chunk_examples
         return epoch, tf.unique(chunks).y
 
@@ -412,13 +412,13 @@ class ChunkedOrder(Order):
         size, whole = self.chunk_examples, self._whole_chunks
         smaller = self.num_examples - whole * size
         keys = self._keys(epoch)
-        # The smaller chunk stands before so many whole ones.
+        # The number of whole chunks before the smaller one.
         before = tf.math.floormod(keys[1, 0], whole + 1) * size if smaller else tf.constant(self.num_examples, tf.int64)
         is_smaller = (indices >= before) & (indices < before + smaller)
         indices_among_whole = tf.where(indices < before, indices, tf.maximum(indices - smaller, 0))
         first = tf.reduce_min(indices_among_whole) // size
         stop = tf.reduce_max(indices_among_whole) // size + 1
-        # Of each chunk once, as a permutation of few is dear.
+        # Once per chunk, since permuting few is slow.
         chunks = _permuted(tf.minimum(tf.range(first, stop), max(whole - 1, 0)), keys[0], max(whole, 1))
         examples = tf.gather(chunks, indices_among_whole // size - first) * size + indices_among_whole % size
         return tf.where(is_smaller, whole * size + indices - before, examples)
@@ -435,9 +435,9 @@ def _permuted(indices: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
     Returns:
       [n] int64.
     """
-    # TensorFlow's keyed permutation (a cipher cut to the range) is stateless: index in, example out. For up to 2^16
-    # examples it takes eight bits of each word of its key, so small numbers make no key; and after its least number
-    # of rounds, four, an epoch's order still resembles that of another key.
+    # TensorFlow's keyed permutation (a cipher restricted to the range) is stateless: index in, example out. For up to
+    # 2^16 examples it uses eight bits of each word of its key, so small numbers are no good keys; and after the minimum
+    # of four rounds, an epoch's order still resembles that of another key.
     most = tf.convert_to_tensor(count, tf.int64) - 1
     return tf.raw_ops.RandomIndexShuffle(index=indices, seed=keys, max_index=most, rounds=_ROUNDS)
 
@@ -446,7 +446,7 @@ def _permuted(indices: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
 class SharedOrder(Order):
     """The order of data that workers divide by files: shares of any sizes, each read in its worker's share of a batch.
 
-    An epoch lasts as long as the largest share; workers that have come to the end of theirs bring nothing.
+    An epoch lasts as long as the largest share; workers whose share has ended contribute nothing.
 
     Attributes:
       shares: examples of each worker.
@@ -489,14 +489,14 @@ def order_of(
     shuffle_window: int = 0,
     drop_remainder: bool = False,
 ) -> Order:
-    """Makes the order of a source: by single examples, or by chunks where these are read better.
+    """Returns the order of a source: by single examples, or by chunks if these are read better.
 
     Args:
       source: the data.
       batch_size: see `Order`.
       block_steps: see `Order`.
       seed: see `Order`.
-      shuffle_window: chunks in a window of the order by chunks; 0 leaves it to the source whether there are any.
+      shuffle_window: chunks in a window; 0 lets the source decide.
       drop_remainder: see `Order`.
     """
     sizes = (len(source), batch_size, block_steps, seed, drop_remainder)
@@ -512,7 +512,7 @@ def order_of(
 def replica_range(batch_size: int, replica: int, num_replicas: int) -> tuple[int, int]:
     """Returns [start, stop) of a replica's share of a batch: contiguous, in order, sizes differ by at most one.
 
-    Of a batch of fewer examples than replicas each has all (`Feed.is_shared`): none computes made-up examples.
+    If a batch has fewer examples than replicas, each has all (`Feed.is_shared`), so none computes padding.
     """
     start, stop = even_range(batch_size, replica, num_replicas)
     if isinstance(batch_size, int):

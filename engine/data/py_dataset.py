@@ -1,4 +1,4 @@
-"""A `keras.utils.PyDataset` as a source: batches that Python code makes, read by the numbers of their examples."""
+"""A `keras.utils.PyDataset` as a source: batches made by Python code, read by example index."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .source import Source, Spec
 
 
 class OfBatches(Source):
-    """The examples of a `PyDataset`, whose batches are of one size, but for a smaller last one.
+    """The examples of a `PyDataset`, whose batches have one size, except for a smaller last one.
 
-    What its `__getitem__` returns may differ each time, as by a random augmentation: it is read again in each epoch,
-    and kept for none. Its `on_epoch_begin` and `on_epoch_end`, if it has any, are called around each epoch; a run that
-    is resumed first calls both for each epoch before.
+    `__getitem__` may return other values each time, e.g. by random augmentation: it is called again in each epoch, and
+    nothing is kept. `on_epoch_begin` and `on_epoch_end`, if any, are called around each epoch; a resumed run first
+    calls both for each earlier epoch.
 
     Args:
-      batches: the dataset; one of several `workers` is read by several threads at once.
+      batches: the dataset; with several `workers` it is read by several threads.
 
     Raises:
-      SourceError: it has no batch, or no end, or gives no batch of arrays.
+      SourceError: it has no batch, or no end, or yields no arrays.
     """
 
     is_random = varies = True
@@ -39,14 +39,14 @@ class OfBatches(Source):
             getattr(type(batches), name) is not getattr(own, name) for name in ("on_epoch_begin", "on_epoch_end")
         )
         self.read_threads = max(self.read_threads, batches.workers)
-        self._epoch: int | None = None  # that has begun, and not ended
+        self._epoch: int | None = None  # in progress
         self._ended = 0  # epochs
         self._lock = contextlib.nullcontext() if batches.workers > 1 else threading.Lock()
         number = batches.num_batches
         if not number:
             mistake = "never ends" if number is None else "has no batch"
             raise SourceError(f"{self._name} {mistake}; return from its __len__ how many batches an epoch has")
-        self._read_first: dict[int, Any] = {}  # so that a batch that was read for its form is not read again
+        self._read_first: dict[int, Any] = {}  # batches read for their form, not to be read again
         first, last = self._batch(0, is_first=True), self._batch(number - 1)
         if not self.by_epoch:
             self._read_first = {0: first, number - 1: last}
@@ -80,7 +80,7 @@ class OfBatches(Source):
 
     def for_evaluation(self) -> Source:
         aside = copy.copy(self)
-        aside.by_epoch, aside._epoch = False, None  # as training has left it
+        aside.by_epoch, aside._epoch = False, None  # in training's present state
         return aside
 
     def read(self, indices: np.ndarray) -> Any:

@@ -1,4 +1,4 @@
-"""Reads a source's examples in a graph: calls its `read` in threads of its own, checks, counts and keeps what comes."""
+"""Reads a source's examples in a graph: calls its `read` in threads, checks, counts and caches the results."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .order import Order
 from .source import Source, Spec, WrappedSource
 from .waiting import names_of, result_of
 
-_WHOLE_BYTES = 64 << 20  # at once, where a split is read into memory
+_WHOLE_BYTES = 64 << 20  # at once, when a split is read into memory
 _HAS_FAILED = "a source could not be read; the run ends with the reason"
-_LAST_READ_SECONDS = 1.0  # that the end of the process waits for a read that is under way
-_RECENT_READS = 64  # of which one may have failed to decode: more than are under way
+_LAST_READ_SECONDS = 1.0  # that the process's end waits for a read in progress
+_RECENT_READS = 64  # of which one may have failed to decode; more than are in progress
 _ARRAY = "one array"
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 
@@ -40,17 +40,17 @@ def example_bytes(source: Source) -> int:
 
 
 class Reader:
-    """Reads a source's examples: those in arrays where they are, others by `Source.read`.
+    """Reads a source's examples: from arrays in memory, or by `Source.read`.
 
     Args:
       source: what is read.
-      order: of its examples, by which chunks are read ahead and `decode` gets its seeds.
-      timeout_seconds: without any read that returns, until that is a failure; 0 waits for ever.
+      order: of its examples; determines chunks to read ahead and the seeds of `decode`.
+      timeout_seconds: time without a completed read until it fails; 0 waits for ever.
 
     Attributes:
       source: what is read.
-      failure: what the source has raised, if it has; TensorFlow hands on no more than its text.
-      shares_read: of blocks, so far; None of arrays.
+      failure: the source's exception, if any; TensorFlow passes on only its text.
+      shares_read: of blocks, so far; None for arrays.
     """
 
     def __init__(self, source: Source, order: Order, timeout_seconds: float = 0.0):
@@ -64,7 +64,7 @@ class Reader:
 
     @property
     def bytes_read(self) -> int | None:
-        """Bytes of what the source's `read` has returned so far; None of arrays."""
+        """Bytes that the source's `read` has returned so far; None for arrays."""
         return self._reads.bytes if self._reads else None
 
     def read(self, indices: tf.Tensor, block: tf.Tensor):
@@ -80,12 +80,12 @@ class Reader:
         return tf.nest.map_structure(as_steps, examples, self.source.element_spec)
 
     def _stored(self, indices: tf.Tensor, block: tf.Tensor):
-        """Returns what the source has stored of examples, [n] int64 indices, of a block. In a graph."""
+        """Returns a block's examples as stored by the source, by [n] int64 indices. In a graph."""
         spec, wanted = (
             self.source.stored_spec,
             (indices, self._order.epochs(block)[0], *self._order.chunks_ahead(block)),
         )
-        # TensorFlow keeps what is called in a graph, and this object has threads and open files.
+        # TensorFlow keeps functions called in a graph, and this object has threads and open files.
         read = weakly(self._read, lambda: _no_rows(spec))
         with tf.device("CPU:0"):
             tensors = tf.numpy_function(
@@ -97,7 +97,7 @@ class Reader:
             return tf.nest.map_structure(tf.identity, stored)
 
     def find_undecodable(self) -> Exception | None:
-        """Looks for the example whose decoding has failed, among those that were read last; None if all decode."""
+        """Searches the examples read last for the one that can't be decoded; returns None if all can."""
         if self.source.stored_spec == self.source.element_spec:
             return None  # nothing is decoded
         try:
@@ -108,13 +108,13 @@ class Reader:
         return None
 
     def fetch(self, indices: np.ndarray, epoch: int, epoch_ahead: int, ahead: np.ndarray) -> Any:
-        """Reads examples of an epoch as the source has them stored. Host code.
+        """Reads examples of an epoch as stored by the source. Host code.
 
         Args:
           indices: [n] int64.
-          epoch: of the first one; of all, where the source `varies`.
+          epoch: of the first; of all, if the source `varies`.
           epoch_ahead: of the chunks ahead.
-          ahead: chunks that are begun to be read, [chunks] int64.
+          ahead: chunks to start reading, [chunks] int64.
         """
         self._recent.append(indices)
         if self._chunks is None:
@@ -127,7 +127,7 @@ class Reader:
         try:
             stored = self.fetch(*wanted)
         except Exception as error:
-            # TensorFlow would print the traceback of what is raised here. No rows at all are noticed in the graph.
+            # TensorFlow would print the traceback of an exception. The graph notices that there are no rows.
             self.failure = self.failure or error
             return _no_rows(self.source.stored_spec)
         with self._lock:
@@ -136,9 +136,9 @@ class Reader:
 
 
 class Chunks:
-    """Keeps the chunks of a source that were read last, and reads ahead those that will be wanted next.
+    """Caches the chunks of a source that were read last, and reads the next ones ahead.
 
-    Those of a source that `varies` are kept for one epoch.
+    Those of a source that `varies` are cached for one epoch.
 
     Args:
       reads: of the source.
@@ -148,7 +148,7 @@ class Chunks:
     def __init__(self, reads: Reads, order: Any):
         self._reads, self._size = reads, order.chunk_examples
         self._chunk = functools.lru_cache(order.chunks_to_keep)(functools.partial(_begin_chunk, reads, self._size))
-        self._lock = threading.Lock()  # a chunk is begun once
+        self._lock = threading.Lock()  # each chunk is started once
 
     def read(self, indices: np.ndarray, epoch: int, epoch_ahead: int, ahead: np.ndarray):
         """Returns the examples at `indices`, [n] int64, and starts to read the chunks `ahead`, without waiting."""
@@ -162,7 +162,7 @@ class Chunks:
         try:
             chunks = [self._reads.result(future) for future in wanted]
         except BaseException:
-            self._chunk.cache_clear()  # of reads that failed, for a caller who tries again
+            self._chunk.cache_clear()  # so that a caller can retry failed reads
             raise
         by_chunk = np.argsort(which, kind="stable")
         ends = np.cumsum(np.bincount(which, minlength=len(numbers)))
@@ -188,7 +188,7 @@ def _no_rows(stored_spec: Any) -> Any:
 
 
 def as_stored(stored: Any, stored_spec: Any) -> list[np.ndarray]:
-    """Returns what a source has read as TensorFlow takes it from Python: a list of arrays, as `stored_spec` says."""
+    """Converts what a source has read for TensorFlow: a list of arrays, see `stored_spec`."""
     return [
         np.asarray(x, spec.dtype) for x, spec in zip(tf.nest.flatten(stored), tf.nest.flatten(stored_spec), strict=True)
     ]
@@ -200,7 +200,7 @@ def stored_dtypes(stored_spec: Any) -> list[tf.DType]:
 
 
 def packed(tensors: Sequence[tf.Tensor], stored_spec: Any):
-    """Makes a nest of tensors [n, ...], as `stored_spec` says, of the list that came of `as_stored`."""
+    """Converts the result of `as_stored` to a nest of tensors [n, ...], see `stored_spec`."""
     specs = tf.nest.flatten(stored_spec)
     shaped = [tf.ensure_shape(x, [None, *spec.shape]) for x, spec in zip(tensors, specs, strict=True)]
     return tf.nest.pack_sequence_as(stored_spec, shaped)
@@ -210,7 +210,7 @@ def example_seeds(order: Order, epochs: tf.Tensor, indices: tf.Tensor) -> tf.Ten
     """Returns [n, 2] int64 seeds, one for each (seed, epoch, example).
 
     Args:
-      order: whose seed it is; None counts as 0.
+      order: has the seed; None counts as 0.
       epochs: [n] int64.
       indices: [n] int64.
     """
@@ -218,7 +218,7 @@ def example_seeds(order: Order, epochs: tf.Tensor, indices: tf.Tensor) -> tf.Ten
 
 
 def gather(source: Source, order: Order, indices: tf.Tensor, epochs: tf.Tensor, stored: Callable):
-    """Returns a source's examples: nest of tensors [n, ...], of the shapes that it promises. In a graph.
+    """Returns a source's examples: nest of tensors [n, ...], of its declared shapes. In a graph.
 
     Args:
       source: what is read.
@@ -233,7 +233,7 @@ def gather(source: Source, order: Order, indices: tf.Tensor, epochs: tf.Tensor, 
 
 @contextlib.contextmanager
 def unmasked(reader: Reader) -> Iterator[None]:
-    """Raises what the source has raised, where TensorFlow raises an error of its own with that text."""
+    """Raises the source's exception instead of TensorFlow's, which has its text."""
     try:
         yield
     except tf.errors.OpError:
@@ -244,7 +244,7 @@ def unmasked(reader: Reader) -> Iterator[None]:
 
 
 def in_memory(source: Source, timeout_seconds: float = 0.0) -> ArraySource:
-    """Returns the examples in arrays: a source that has them so itself, or all of one, read into memory."""
+    """Returns all examples in arrays: the source's own, or read into memory."""
     if (arrays := source.as_arrays()) is not None:
         return ArraySource(arrays)
     arrays = tf.nest.map_structure(lambda spec: np.empty((len(source), *spec.shape), spec.dtype), source.element_spec)
@@ -258,7 +258,7 @@ def in_memory(source: Source, timeout_seconds: float = 0.0) -> ArraySource:
 
 
 def in_pieces(source: Source, first: int, stop: int, timeout_seconds: float = 0.0) -> Iterator[Any]:
-    """Yields the examples from one index to another, in order, some thousands at a time: nests of arrays [n, ...]."""
+    """Yields the examples [first, stop) in order, some thousands at a time: nests of arrays [n, ...]."""
     at_once = max(1, min(len(source), _WHOLE_BYTES // max(1, example_bytes(source))))
     if (arrays := source.as_arrays()) is not None:
         for start in range(first, stop, at_once):
@@ -279,11 +279,11 @@ def in_pieces(source: Source, first: int, stop: int, timeout_seconds: float = 0.
 
 
 class Reads:
-    """Reads of one source. A read that never returns can't be interrupted: its thread is abandoned, and the run ends.
+    """Reads of one source. A read that hangs can't be interrupted: its thread is abandoned, and the run ends.
 
     Args:
       source: what is read.
-      timeout_seconds: without any read that returns, until `result` raises; 0 waits for ever.
+      timeout_seconds: time without a completed read until `result` raises; 0 waits for ever.
     """
 
     def __init__(self, source: Source, timeout_seconds: float = 0.0):
@@ -292,7 +292,7 @@ class Reads:
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
         self._progress = _Progress()
         arguments = (self._calls, self._progress)
-        threads = [  # no executor's, which the process's end would wait for
+        threads = [  # not an executor's, for which the process's end would wait
             threading.Thread(target=_serve, args=arguments, name="crankshaft-read", daemon=True)
             for _ in range(source.read_threads)
         ]
@@ -306,17 +306,17 @@ class Reads:
         return sum(self._progress.bytes.values())
 
     def begin(self, indices: np.ndarray) -> Future:
-        """Begins to read examples, [n] int64, without waiting."""
+        """Starts reading examples, [n] int64, without waiting."""
         future: Future = Future()
         self._calls.put((future, self.source, indices))
         return future
 
     def result(self, future: Future) -> Any:
-        """Returns the nest of arrays that a read has given, once it has.
+        """Waits for a read and returns its nest of arrays.
 
         Raises:
           StuckReadError: nothing was read for too long.
-          Exception: what the source has raised.
+          Exception: the source's.
         """
         return result_of(future, self._timeout, lambda: self._progress.last, self._stuck)
 
@@ -334,12 +334,12 @@ class Reads:
 
 
 class _Progress:
-    """What the threads are reading.
+    """The threads' reads in progress.
 
     Attributes:
-      last: when a read ended last, by the monotonic clock.
-      at: by thread, the first example of what it reads.
-      bytes: by thread, of what it has read.
+      last: time of the last completed read, by the monotonic clock.
+      at: by thread, the first example of its read.
+      bytes: by thread, read so far.
     """
 
     def __init__(self):
@@ -349,7 +349,7 @@ class _Progress:
 
 
 def _serve(calls: queue.SimpleQueue, progress: _Progress) -> None:
-    """Serves reads in a thread. Must hold no reference to its `Reads`, whose deletion ends the thread."""
+    """Serves reads in a thread. Must not refer to its `Reads`, whose deletion ends the thread."""
     thread = threading.get_ident()
     while call := calls.get():
         future, source, indices = call
@@ -359,7 +359,7 @@ def _serve(calls: queue.SimpleQueue, progress: _Progress) -> None:
             progress.bytes[thread] = progress.bytes.get(thread, 0) + sum(map(_size, tf.nest.flatten(stored)))
             future.set_result(stored)
             del stored
-        except BaseException as error:  # is raised where the result is wanted
+        except BaseException as error:  # raised where the result is used
             future.set_exception(error)
         progress.last = time.monotonic()
         del progress.at[thread], call, future, source, indices
@@ -368,19 +368,19 @@ def _serve(calls: queue.SimpleQueue, progress: _Progress) -> None:
 def _end(calls: queue.SimpleQueue, threads: Sequence[threading.Thread]) -> None:
     with contextlib.suppress(queue.Empty):
         while True:
-            calls.get_nowait()[0].cancel()  # nobody takes it any more
+            calls.get_nowait()[0].cancel()  # no longer needed
     for _ in threads:
         calls.put(None)
-    if not threading.main_thread().is_alive():  # the interpreter ends, and would abort a thread within a library's code
+    if not threading.main_thread().is_alive():  # the interpreter is ending, and would abort a library's threads
         for thread in threads:
             thread.join(_LAST_READ_SECONDS)
 
 
 def checked(source: Source, returned: Any, examples: int) -> Any:
-    """Returns what a source has read, as arrays of its `stored_spec`.
+    """Checks what a source has read, and converts it to arrays of its `stored_spec`.
 
     Raises:
-      SourceError: it is of another form, and the line says which part.
+      SourceError: its form differs; names the part.
     """
     name = f"{_name(source)}.read"
     try:
@@ -412,7 +412,7 @@ def checked(source: Source, returned: Any, examples: int) -> Any:
 
 
 def _holds(dtype: np.dtype, returned: np.dtype) -> bool:
-    """Returns whether values of one type are those of another; NumPy's float64 may be rounded to what is asked for."""
+    """Returns whether a dtype can hold values of another; float64, NumPy's default, may be rounded."""
     if dtype.kind == "O":
         return returned.kind in "OSU"
     return np.can_cast(returned, dtype, "safe") or (returned.kind == dtype.kind == "f")
@@ -423,7 +423,7 @@ def _type(spec: Spec) -> str:
 
 
 def _described(nest: Any) -> str:
-    """Returns a nest's form in a few words: what a dictionary or a tuple holds that is not an array, too."""
+    """Describes a nest's form in a few words, including what is not an array."""
     if isinstance(nest, dict):
         parts = {name: _described(part) for name, part in nest.items()}
         return "a dict of " + ", ".join(f"{k}" if part == _ARRAY else f"{k} ({part})" for k, part in parts.items())
@@ -441,7 +441,7 @@ def _name(source: Source) -> str:
 
 
 def _location(thread: int) -> str:
-    """Returns "file:line in function" of where a thread is, outside the standard library."""
+    """Returns "file:line in function" of a thread, outside the standard library."""
     frame = sys._current_frames().get(thread)
     while frame and frame.f_back and os.path.abspath(frame.f_code.co_filename).startswith(_LIBRARY + os.sep):
         frame = frame.f_back
@@ -449,5 +449,5 @@ def _location(thread: int) -> str:
 
 
 def _size(part: np.ndarray) -> int:
-    """Returns the bytes of an array; of strings, those of the strings."""
+    """Returns the size of an array in bytes; for strings, that of the strings."""
     return sum(map(len, part.ravel())) if part.dtype == object else part.nbytes

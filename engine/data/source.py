@@ -38,21 +38,21 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one example's array in memory; a string counts as its reference."""
+        """Bytes of one example's array in memory; a string counts as a reference."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
-# What a disk or a network says that has failed, and may work again.
+# Errors of disks and networks that may be temporary.
 _PASSING = {
     *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.ECONNRESET, errno.ECONNABORTED),
     *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOLINK, errno.ESHUTDOWN),
 }
 
-_PASSING_OF_TENSORFLOW = ("UnavailableError", "DeadlineExceededError", "AbortedError")  # of files elsewhere
+_PASSING_OF_TENSORFLOW = ("UnavailableError", "DeadlineExceededError", "AbortedError")  # of remote files
 
 
 def may_pass(error: BaseException) -> bool:
-    """Returns whether an error of the system's, or of a library whose message has it, may be gone the next time."""
+    """Returns whether an error of the system, or of a library whose message quotes it, may be temporary."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _PASSING
     if type(error).__name__ in _PASSING_OF_TENSORFLOW:
@@ -61,12 +61,12 @@ def may_pass(error: BaseException) -> bool:
 
 
 class Split(abc.ABC):
-    """Examples to train on or to evaluate on, in one of two forms: a `Source`, or a `Stream` (`engine.data.streamed`).
+    """Examples for training or evaluation: a `Source`, or a `Stream` (`engine.data.streamed`).
 
     Attributes:
       element_spec: nest of `Spec`, one example in one of the forms of `engine.data.form`.
-      by_index: whether any example can be read by its index; otherwise they come one after the other.
-      batch_examples: the size of the batches that a run on it makes where it is not told another; None: of no size.
+      by_index: whether examples can be read by index; otherwise they come in sequence.
+      batch_examples: the default batch size of runs on it; None: no default.
     """
 
     element_spec: Any
@@ -74,33 +74,33 @@ class Split(abc.ABC):
     batch_examples: int | None = None
 
     def as_arrays(self) -> Any:
-        """Returns all examples as a nest of arrays [examples, ...] that need not be read first; None: they have to."""
+        """Returns all examples as a nest of arrays [examples, ...] if they are in memory; else None."""
         return None
 
     def identity(self) -> str:
-        """Returns text that differs if the examples do, without reading them: files' names and sizes; "" for none."""
+        """Returns text that identifies the examples without reading them, e.g. files' names and sizes; "" if none."""
         return ""
 
     def files(self) -> Sequence[str]:
-        """Returns the paths of the files that it reads; none where it does not say."""
+        """Returns the paths of the files that it reads, if known."""
         return ()
 
 
 class Source(Split):
-    """Examples that are read by their indices, in any order, as often as one likes.
+    """Examples that can be read by index, in any order and repeatedly.
 
-    The engine does the rest: the order of examples, epochs, batches, replicas, workers, what a resumed run reads. A
-    source knows nothing of these, and keeps no position.
+    The engine does the rest: order, epochs, batches, replicas, workers, and resuming. A source knows nothing of these,
+    and keeps no position.
 
     Attributes:
       element_spec: nest of `Spec`, one example in one of the forms of `engine.data.form`.
-      chunk_examples: how many neighbours are best read at once: 1 where single examples are read well, as from memory
-        or a warm disk; more where a file is in pieces that are read whole, or far away. Such a source is shuffled by
-        chunks (`engine.data.order.ChunkedOrder`); all are of this size but the last.
-      is_random: whether an example differs from epoch to epoch, as where `decode` uses its seeds.
+      chunk_examples: how many consecutive examples to read at once: 1 if single examples are read fast, as from memory
+        or a warm disk; more for remote files, or files read in pieces. Such a source is shuffled by chunks
+        (`engine.data.order.ChunkedOrder`), all of this size except the last.
+      is_random: whether an example differs between epochs, e.g. if `decode` uses its seeds.
       varies: whether `read` itself may return another example for an index in another epoch.
-      by_epoch: whether an epoch may be read only between `begin_epoch` and `end_epoch`, and no other ahead.
-      read_threads: how many threads `read` is called by.
+      by_epoch: whether an epoch may be read only between `begin_epoch` and `end_epoch`, without reading ahead.
+      read_threads: number of threads that call `read`.
 
     Example:
       >>> class Squares(Source):
@@ -132,27 +132,27 @@ class Source(Split):
           indices: [n] int64, in any order; a whole chunk comes in ascending order.
 
         Returns:
-          Nest of arrays [n, ...], as `stored_spec` says.
+          Nest of arrays [n, ...], see `stored_spec`.
 
         Raises:
           BadRecordError: an example can't be read, and others can.
-          SourceError: the files can't be read, or are not what they were.
+          SourceError: the files can't be read, or have changed.
         """
 
     @property
     def stored_spec(self) -> Any:
-        """Nest of `Spec` of what `read` returns; where it is not `element_spec`, `decode` makes that of it."""
+        """Nest of `Spec` of the results of `read`; if it is not `element_spec`, `decode` converts them."""
         return self.element_spec
 
     def decode(self, stored: Any, seeds: Any) -> Any:
-        """Makes examples of what `read` has returned. TensorFlow code, traced once.
+        """Converts what `read` has returned to examples. TensorFlow code, traced once.
 
         Args:
           stored: nest of tensors [n, ...].
           seeds: [n, 2] int64, different for each (seed, epoch, example), for `tf.random.stateless_*`.
 
         Returns:
-          Nest of tensors [n, ...], as `element_spec` says.
+          Nest of tensors [n, ...], see `element_spec`.
         """
         return stored
 
@@ -165,29 +165,29 @@ class Source(Split):
           stored: what `read` returns, as a nest of tensors [n, ...], of indices.
 
         Returns:
-          Nest of tensors [n, ...], as `element_spec` says.
+          Nest of tensors [n, ...], see `element_spec`.
         """
         return self.decode(stored(indices), seeds)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Called before an epoch is read, or read on after a resume; ends the epoch before, if it has not ended."""
+        """Called before an epoch is read, or continued after a resume; ends an unfinished earlier epoch."""
 
     def end_epoch(self) -> None:
-        """Called once all of an epoch was taken, if no other begins."""
+        """Called after an epoch, if no other begins."""
 
     def verify(self, indices: np.ndarray, stored: Any) -> None:
         """Raises `BadRecordError` for an example that `read` has returned and `decode` can't decode.
 
-        Called where bad records are left out, and after decoding has failed, to find out which example it was.
+        Called if bad records may be skipped, and after decoding has failed, to find the example.
 
         Args:
           indices: [n] int64.
           stored: what `read` has returned for them.
         """
-        del indices, stored  # what has come through `read` is good, unless a source knows better
+        del indices, stored  # by default what `read` returns is valid
 
     def ids(self, indices: np.ndarray) -> Sequence[str] | None:
-        """Returns what examples are called, such as their files, for what is written of them; None: they have no name.
+        """Returns names for examples, such as their files, for results written about them; None if they have none.
 
         Args:
           indices: [n] int64.
@@ -195,16 +195,16 @@ class Source(Split):
         return None
 
     def for_evaluation(self) -> Source:
-        """Returns the same examples as evaluations are to read them: without what `decode` samples."""
+        """Returns the same examples for evaluation: without randomness."""
         return self
 
     def between(self, first: int, stop: int) -> Source:
-        """Returns the examples from one index to another."""
+        """Returns the examples [first, stop)."""
         return SourceSlice(self, first, stop)
 
 
 class WrappedSource(Source):
-    """A source that wraps another, and reads as that one does."""
+    """A source that wraps another and reads from it."""
 
     def __init__(self, source: Source):
         self.source = source
@@ -255,7 +255,7 @@ class WrappedSource(Source):
 
 
 class SourceSlice(WrappedSource):
-    """Some examples of a source, from one index to another.
+    """The examples [first, stop) of a source.
 
     Args:
       source: the whole.
@@ -296,17 +296,17 @@ class SourceSlice(WrappedSource):
 
 
 class WithoutBadRecords(WrappedSource):
-    """A source that skips bad records, up to a number: the next good record is read instead of each.
+    """A source that replaces bad records, up to a number, each by the next good one.
 
-    Which one that is depends on nothing but the records, so it is the same on each worker and after a resume.
+    The replacement depends only on the records, so it is the same on all workers and after a resume.
 
     Args:
       source: the whole.
-      limit: how many bad records are tolerated; one more is an error.
-      warn: is given the line of each that is left out, once.
+      limit: how many bad records are allowed; one more is an error.
+      warn: receives the line of each skipped record, once.
 
     Attributes:
-      bad: the records that were left out so far, by index, and what is wrong with each.
+      bad: the problems of the records skipped so far, by index.
     """
 
     def __init__(self, source: Source, limit: int, warn: Callable[[str], None]):
@@ -317,7 +317,7 @@ class WithoutBadRecords(WrappedSource):
     def read(self, indices: np.ndarray) -> Any:
         while True:
             wanted = np.array(indices)
-            for example in [*self.bad]:  # few, and mostly none
+            for example in [*self.bad]:  # few, usually none
                 wanted[wanted == example] = self._next_good(example)
             try:
                 stored = self.source.read(wanted)
@@ -331,7 +331,7 @@ class WithoutBadRecords(WrappedSource):
 
     def _leave_out(self, error: BadRecordError) -> None:
         if error.example in self.bad:
-            return  # another thread has met it meanwhile
+            return  # another thread has found it meanwhile
         if len(self.bad) >= min(self._limit, len(self) - 1):
             raise BadRecordError(
                 error.example,

@@ -1,6 +1,6 @@
-"""Streams: examples that can only be read in sequence, such as a user's `tf.data.Dataset` or files without an index.
+"""Streams: examples that can only be read in sequence, e.g. a user's `tf.data.Dataset` or files without an index.
 
-Host code that makes pipelines, and divides them among processes; `feeds.StreamedFeed` shuffles and batches.
+Host code that builds pipelines and divides them among processes; `feeds.StreamedFeed` shuffles and batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .order import Order, SharedOrder
 from .source import Spec, Split, may_pass
 from .waiting import StreamTimeout
 
-_PARSED_AT_ONCE = 256  # records: of `tf.io.parse_example` 64 alone cost twenty times as much as among thousands
+_PARSED_AT_ONCE = 256  # records: parsing 64 alone costs twenty times as much as among thousands
 _ROUNDS = 8  # see `engine.data.order`
 _COUNTED_AT_ONCE = 1024  # examples
 _COUNT_SHOWN_SECONDS = 10
@@ -34,19 +34,19 @@ _ENDED = (
     "the dataset has ended, and gives nothing when it is read again, as a generator that can be read only once; give "
     f"one that starts again each time, or a smaller {setting('train_steps')}"
 )
-_READING = "IteratorGetNext"  # the operation, which an error names
+_READING = "IteratorGetNext"  # the operation in an error's text
 
-# (what is being done, how much there is to do or None) -> a context that yields a function of how much is done so far.
+# (activity, total or None) -> a context that yields a function of the amount done so far.
 Watch = Callable[[str, int | None], contextlib.AbstractContextManager[Callable[[int], None]]]
 
 
 class Stream(Split):
-    """Examples of an epoch, one after the other.
+    """Examples of an epoch in sequence.
 
     Attributes:
-      length: examples in an epoch; `tf.data.UNKNOWN_CARDINALITY` where only reading tells.
+      length: examples in an epoch; `tf.data.UNKNOWN_CARDINALITY` if only reading shows it.
       ends: whether an epoch is known to end.
-      files_written: paths of the caches that reading it writes. A checkpoint can't hold where these stand.
+      files_written: paths of caches that reading writes. A checkpoint can't contain their positions.
     """
 
     by_index: Literal[False] = False
@@ -56,14 +56,14 @@ class Stream(Split):
 
     @abc.abstractmethod
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
-        """Returns the examples of an epoch, a scalar int64, in an order of (seed, epoch); their own if seed is None."""
+        """Returns an epoch's examples in an order that depends on (seed, epoch); in their own order if seed is None."""
 
     @abc.abstractmethod
     def of_files(self, workers: int, worker: int) -> Stream | None:
-        """Returns a worker's part, by files; None where there are fewer than workers. All workers are told alike."""
+        """Returns a worker's files; None, on all workers, if there are fewer files than workers."""
 
     def fault(self) -> CrankshaftError | None:
-        """Looks for what is wrong with its files, which TensorFlow's error does not name; None if it does not know."""
+        """Searches for the problem of its files, which TensorFlow's error does not name; None if unknown."""
         return None
 
 
@@ -85,25 +85,25 @@ class OfDataset(Stream):
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
         try:
             share = divide_by_files(self._dataset.with_options(options), workers, worker)
-            next(iter(share), None)  # only reading tells whether there are files, and enough
+            next(iter(share), None)  # only reading shows whether there are files, and enough
         except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
             return None
         own = OfDataset(share)
-        own.length = tf.data.UNKNOWN_CARDINALITY  # TensorFlow hands the whole one's on
+        own.length = tf.data.UNKNOWN_CARDINALITY  # TensorFlow passes on the whole dataset's
         return own
 
 
 class OfFiles(Stream):
-    """Files that are read from end to end, several at once, in an order of their own in each epoch.
+    """Files that are read completely, several at once, in another order in each epoch.
 
     The interleaving is deterministic, so an epoch's examples come in the same order each time.
 
     Args:
-      paths: of the files; every worker has to give the same.
+      paths: of the files, the same on every worker.
       read: path, a scalar string, -> `tf.data.Dataset` of the file's examples.
-      length: examples in all files, where that is known.
-      files_at_once: read side by side, an example of each in turn.
-      contents: text that differs if what the files hold does.
+      length: examples in all files, if known.
+      files_at_once: number of files to interleave, an example of each in turn.
+      contents: text that identifies the files' contents.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class OfFiles(Stream):
 
     @functools.cached_property
     def element_spec(self) -> Any:  # type: ignore[override]
-        # When it is first asked for: to make a pipeline starts TensorFlow, before a strategy has divided its devices.
+        # On first use: building a pipeline starts TensorFlow, before a strategy has divided its devices.
         with tf.init_scope():
             return specs(self.examples(None, tf.constant(0, tf.int64)))
 
@@ -165,7 +165,7 @@ class OfFiles(Stream):
 
 
 class WrappedStream(Stream):
-    """A stream that wraps another, and reads as that one does."""
+    """A stream that wraps another and reads from it."""
 
     def __init__(self, stream: Stream):
         self._stream = stream
@@ -189,11 +189,11 @@ class WrappedStream(Stream):
 
 
 class Endless(WrappedStream):
-    """A stream for a run that needs no epochs: it is not counted, and batches go on from one pass to the next.
+    """A stream for a run without epochs: it is not counted, and batches continue across passes.
 
     Args:
-      stream: of unknown length, or without an end itself.
-      epoch_examples: what is shown as an epoch.
+      stream: of unknown length, or endless.
+      epoch_examples: the nominal size of an epoch.
     """
 
     def __init__(self, stream: Stream, epoch_examples: int):
@@ -206,7 +206,7 @@ class Endless(WrappedStream):
 
 
 def specs(dataset: tf.data.Dataset) -> Any:
-    """Returns the nest of `Spec` of a dataset's elements, dense tensors of a known shape."""
+    """Returns the nest of `Spec` of a dataset's elements, dense tensors of known shapes."""
     return tf.nest.map_structure(lambda x: Spec(x.shape, x.dtype.as_numpy_dtype), dataset.element_spec)
 
 
@@ -219,16 +219,16 @@ def records(
     files_at_once: int = 8,
     contents: str = "",
 ) -> OfFiles:
-    """Returns a stream of the records of TFRecord files that have no index, as compressed ones.
+    """Returns a stream of the records of TFRecord files without an index, e.g. compressed ones.
 
     Each epoch reads the files in another order of (seed, epoch), `files_at_once` side by side; records are parsed in
     batches, and shuffled within the run's shuffle buffer by the feed. TensorFlow checks both checksums of each record.
 
     Args:
-      paths: of the files; every worker has to give the same.
+      paths: of the files, the same on every worker.
       parse: a batch of serialized records, [n] string, -> nest of tensors [n, ...]: (features, labels).
       compression: of all files: "GZIP", "ZLIB" or "".
-      length: records in all files; None has them counted once.
+      length: records in all files; None counts them once.
       files_at_once: see `OfFiles`.
       contents: likewise.
     """
@@ -241,18 +241,18 @@ def records(
 
 
 def unwatched(what: str, total: int | None) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-    """Shows nothing: a `Watch` for runs that nobody looks at."""
+    """Shows nothing: a `Watch` for runs without display."""
     return contextlib.nullcontext(lambda done: None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one process reads of a stream.
+    """One process's share of a stream.
 
     Attributes:
-      stream: what it reads: its own files, or all files, taking its own rows of each batch.
-      counts: examples in each process's stream; one number if all processes read all files.
-      process: the index in `counts` of this process's stream.
+      stream: its own files, or all files, of which it takes its rows of each batch.
+      counts: examples in each process's stream; a single number if all processes read all files.
+      process: this process's index in `counts`.
     """
 
     stream: Stream
@@ -261,7 +261,7 @@ class Share:
 
     @property
     def by_file(self) -> bool:
-        """Whether each process reads files of its own."""
+        """Whether each process reads its own files."""
         return len(self.counts) > 1
 
     def order(self, batch_size: int, seed: int | None, drop_remainder: bool) -> Order:
@@ -273,13 +273,13 @@ class Share:
         return Order(examples, batch_size, 1, seed, drop_remainder, has_epochs=has_epochs)
 
     def described(self) -> str:
-        """Returns how the stream is divided, for people."""
+        """Describes how the stream is divided, for people."""
         if self.by_file:
             return f"divided by files, {', '.join(f'{each:,}' for each in self.counts)}"
         return "divided by examples, each worker reads all and takes its rows of a batch"
 
     def metadata(self) -> dict[str, Any]:
-        """Returns what a run's checkpoints keep of it: plain JSON, `divide` takes it as `known`."""
+        """Returns its metadata for checkpoints, plain JSON: the argument `known` of `divide`."""
         return {"by": "file" if self.by_file else "example", "counts": list(self.counts)}
 
 
@@ -291,23 +291,23 @@ def divide(
     watch: Watch = unwatched,
     timeout_seconds: float = 0.0,
 ) -> Share:
-    """Divides a stream among the processes that train together: by files, or by the rows of each batch.
+    """Divides a stream among the training processes: by files, or by the rows of each batch.
 
-    By files each is read by one process. Otherwise every process reads all, in the same order, and takes its own rows,
-    so batches are those of one process, however many there are.
+    By files, each file is read by one process. Otherwise every process reads all files, in the same order, and takes
+    its own rows, so batches don't depend on the number of processes.
 
     Args:
       stream: the whole.
       processes: `engine.strategies.base.Processes`.
       policy: AUTO: by files if there are as many as processes, FILE: by files, DATA, OFF: by rows.
-      known: what an earlier process of the run has found, `Share.metadata`: it is not counted again.
-      watch: shown what is counted.
+      known: an earlier process's `Share.metadata`: it is not counted again.
+      watch: shows progress of counting.
       timeout_seconds: see `StreamTimeout`, of counting.
 
     Raises:
       UsageError: the stream never ends, or there are too few files for FILE.
       StuckStreamError: it hangs.
-      SourceError: counting a dataset takes longer than the timeout, so that it may never end.
+      SourceError: counting a dataset exceeds the timeout, so it may never end.
     """
     known, workers = known or {}, processes.num_hosts
     if isinstance(stream, Endless):
@@ -335,7 +335,7 @@ def divide(
 
 
 def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0) -> int:
-    """Returns a stream's length; one that does not know it is read once from end to end. Arguments are `divide`'s."""
+    """Returns a stream's length; if it is unknown, reads the stream once. Arguments are `divide`'s."""
     if stream.length != tf.data.UNKNOWN_CARDINALITY:
         return stream.length
     ones = stream.examples(None, tf.constant(0, tf.int64)).map(lambda *_: tf.constant(1, tf.int64))
@@ -361,7 +361,7 @@ def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0
 
 @contextlib.contextmanager
 def naming_files(stream: Stream) -> Iterator[None]:
-    """Raises what is wrong with a stream's files, where TensorFlow's error of reading them names none."""
+    """Raises the problem of a stream's files, if TensorFlow's error does not name it."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -373,11 +373,11 @@ def naming_files(stream: Stream) -> Iterator[None]:
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the dataset without the thread that tunes its parallelism, unless its options ask for that.
+    """Returns the dataset without the thread that tunes its parallelism, unless its options enable that.
 
-    An iterator that is freed waits for that thread, which now and then sleeps for seconds, up to a minute (TensorFlow
-    2.21). The iterators that TensorFlow makes for the devices of a distributed dataset have such a thread nevertheless,
-    so iterators are kept as long as possible.
+    Freeing an iterator waits for that thread, which sometimes sleeps for up to a minute (TensorFlow 2.21). TensorFlow's
+    iterators for the devices of a distributed dataset always have such a thread, so iterators are kept as long as
+    possible.
     """
     if dataset.options().autotune.enabled is not None:
         return dataset

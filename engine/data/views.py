@@ -1,6 +1,6 @@
-"""Views of a source or a stream: some of its examples, or with the weights of classes, of outputs, of steps. Host code.
+"""Views of a source or a stream: some of its examples, or weights for classes, outputs or steps. Host code.
 
-A view reads as what it is a view of, and copies nothing but the labels and weights of arrays.
+A view reads from its original, and copies only the labels and weights of arrays.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .streamed import Stream, WrappedStream, specs
 def divided(train: Source | Stream, share: float) -> tuple[Source, Source]:
     """Splits into (all but the last examples, the last ones), by Keras's rule.
 
-    The last examples, as they stand: so it depends neither on the seed nor on how many workers there are.
+    The last examples in their own order, so it depends neither on the seed nor on the number of workers.
 
     Raises:
-      UsageError: the examples have no fixed positions, or one of the two would be empty.
+      UsageError: the examples have no fixed order, or one of the two would be empty.
     """
     flag = setting("validation_split", share)
     if not train.by_index:
@@ -57,14 +57,14 @@ def first(split: Source | Stream, examples: int) -> Source | Stream:
 
 
 def weighed_by_class(split: Source | Stream, class_weight: Mapping[int, float]) -> Source | Stream:
-    """Returns a split with the weights of its examples' classes; a class without one weighs 1.
+    """Returns a split with the weights of its examples' classes; 1 for classes without one.
 
     Args:
-      split: with labels [n] or [n, 1] of classes, or [n, classes], of which the largest counts, and without weights.
+      split: with labels [n] or [n, 1] of classes, or [n, classes], whose largest counts; without weights.
       class_weight: by class.
 
     Raises:
-      UsageError: labels are not classes, there are weights, or a key is not a class.
+      UsageError: labels are not classes, the split has weights, or a key is not a class.
     """
     parts = fields(split.element_spec)
     if parts.weights is not None:
@@ -76,13 +76,13 @@ def weighed_by_class(split: Source | Stream, class_weight: Mapping[int, float]) 
 
 
 def weighed_alike(splits: Sequence[Source | Stream | None]) -> list[Source | Stream | None]:
-    """Returns splits with `WeighedLabels` for labels where one of them has weights of outputs or of steps."""
+    """Returns splits with `WeighedLabels` if one of them has weights of outputs or steps."""
     forms = [form for split in splits if split is not None and (form := _form_of_weights(split)) is not None]
     return [split if split is None or not forms else weighed_as(split, forms[0]) for split in splits]
 
 
 def _form_of_weights(split: Split) -> Any:
-    """Returns the shapes of an example's weights where they are several: of outputs, or of steps of a sequence."""
+    """Returns the shapes of an example's weights if there are several: per output, or per step of a sequence."""
     if (weights := fields(split.element_spec).weights) is None:
         return None
     form = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape), weights)
@@ -90,10 +90,10 @@ def _form_of_weights(split: Split) -> Any:
 
 
 def weighed_as(split: Source | Stream, form: Any) -> Source | Stream:
-    """Returns a split with `WeighedLabels` for labels. What it has no weights of weighs 1.
+    """Returns a split with `WeighedLabels`; missing weights are 1.
 
     Args:
-      split: one number for the weight of an example counts for all outputs and steps of it.
+      split: a single weight of an example applies to all its outputs and steps.
       form: nest of the shapes of an example's weights.
     """
     labels = fields(split.element_spec).labels
@@ -120,7 +120,7 @@ def weighed_as(split: Source | Stream, form: Any) -> Source | Stream:
 
 
 def of_all(labels: Any, weights: Any, ones: Callable[[], Any]) -> Any:
-    """Returns weights with ones for outputs that have none: None, or not in a dictionary as labels are one."""
+    """Returns weights with ones for outputs without weights (None, or not in the dictionary)."""
     if isinstance(weights, dict) and isinstance(labels, dict):
         weights = {**dict.fromkeys(labels), **weights}
     return tf.nest.map_structure(lambda each: ones() if each is None else each, weights)
@@ -129,7 +129,7 @@ def of_all(labels: Any, weights: Any, ones: Callable[[], Any]) -> Any:
 def _by_class(class_weight: Mapping[int, float]) -> dict[int, float]:
     with contextlib.suppress(ArithmeticError, AttributeError, TypeError, ValueError):
         by_class = {int(each): float(weight) for each, weight in class_weight.items()}
-        if by_class.keys() == class_weight.keys():  # not of "1", nor of 1.5, which no label is
+        if by_class.keys() == class_weight.keys():  # not "1", nor 1.5, which no label is
             return by_class
     raise UsageError(
         f"class_weight={class_weight!r:.80} is not a number for each number of a class, and another key would weigh no "
@@ -138,7 +138,7 @@ def _by_class(class_weight: Mapping[int, float]) -> dict[int, float]:
 
 
 def _weights(labels: tf.Tensor, class_weight: Mapping[int, float]) -> tf.Tensor:
-    """Returns the weight of each label's class, float32 [n]; 1 of a class that has none. As Keras has it."""
+    """Returns the weight of each label's class, float32 [n]; 1 for a class without one. As in Keras."""
     labels = labels[:, 0] if labels.shape.rank == 2 and labels.shape[1] == 1 else labels
     labels = tf.argmax(labels, axis=-1) if labels.shape.rank == 2 else labels
     if labels.shape.rank != 1:
@@ -151,12 +151,12 @@ def _weights(labels: tf.Tensor, class_weight: Mapping[int, float]) -> tf.Tensor:
 
 
 def _made(split: Source | Stream, function: Callable[..., tuple], tag: str = "") -> Source | Stream:
-    """Returns a split whose labels and weights are made of another's.
+    """Returns a split whose labels and weights are computed from another's.
 
     Args:
       split: with labels.
-      function: of labels and, where there are any, weights, nests of tensors [n, ...]; returns what is in their places.
-      tag: what tells it from other functions, for the identity of a source that is read.
+      function: maps labels and weights, if any, nests of tensors [n, ...], to new ones.
+      tag: identifies the function, for the identity of a source.
     """
 
     def made(x, *parts):
@@ -175,7 +175,7 @@ def _made(split: Source | Stream, function: Callable[..., tuple], tag: str = "")
 
 
 class _Decoded(WrappedSource):
-    """A source whose examples are made of another's; see `_made`."""
+    """A source whose examples are computed from another's; see `_made`."""
 
     def __init__(self, source: Source, function: Callable[..., tuple], tag: str):
         super().__init__(source)
@@ -191,12 +191,12 @@ class _Decoded(WrappedSource):
 
 
 class _Piped(WrappedStream):
-    """A stream whose examples a pipeline makes of another's.
+    """A stream whose examples a pipeline computes from another's.
 
     Args:
       stream: the other.
-      pipe: of a dataset of examples.
-      is_whole: whether it makes one of each example, so that files can be divided before.
+      pipe: maps a dataset of examples.
+      is_whole: whether it maps each example to one, so that files can be divided first.
     """
 
     def __init__(self, stream: Stream, pipe: Callable[[tf.data.Dataset], tf.data.Dataset], is_whole: bool = True):

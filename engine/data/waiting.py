@@ -1,6 +1,7 @@
-"""Waits for what reads data as long as anything moves, and no longer. Host code.
+"""Waits for data while there is progress, and no longer. Host code.
 
-A call that hangs in the operating system or in TensorFlow can't be broken off: its thread is left, and the run ends.
+A call that hangs in the operating system or in TensorFlow can't be interrupted: its thread is abandoned, and the run
+ends.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from typing import Any
 from ..errors import StuckStreamError, setting
 
 _LOOK_SECONDS = 1.0
-_COMPUTING = 0.01  # of the time for which a stream may give nothing: who computes for less is stuck
+_COMPUTING = 0.01  # of the timeout: a stream that computes for less is stuck
 
 
 def result_of(
     future: Future, timeout_seconds: float, moved: Callable[[], Any], stuck: Callable[[float], Exception]
 ) -> Any:
-    """Returns a future's result, once it is there; raises what it has raised.
+    """Waits for a future and returns its result, or raises its exception.
 
     Args:
-      future: what is waited for.
-      timeout_seconds: for which nothing may move; 0 waits for ever. Time for which the process is stopped does not.
-      moved: returns another value whenever anything has moved.
-      stuck: makes the error, given the seconds for which nothing has.
+      future: the future.
+      timeout_seconds: limit on time without progress, not counting time while the process is stopped; 0 waits for ever.
+      moved: returns another value after any progress.
+      stuck: returns the error, from the seconds without progress.
     """
     look = min(_LOOK_SECONDS, timeout_seconds / 4) if timeout_seconds else None
     idle, seen, before = 0.0, moved(), time.monotonic()
@@ -41,33 +42,33 @@ def result_of(
 
 
 def names_of(files: Sequence[str]) -> str:
-    """Returns " of" some files, in a few words; "" where there are none."""
+    """Returns " of" some files, in a few words; "" without files."""
     others = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
     return f" of {files[0]}{others}" if files else ""
 
 
 class StreamTimeout:
-    """Calls what waits for a stream in a thread of its own.
+    """Calls functions that wait for a stream in their own threads.
 
-    One that computes is not stuck: a shuffle's buffer may take long to fill before the first batch is there.
+    A stream that computes is not stuck: filling a shuffle's buffer may take long before the first batch.
 
     Args:
-      files: which the stream reads, as far as it says.
-      timeout_seconds: for which nothing may come, and nothing be computed; 0 waits for ever.
+      files: that the stream reads, if known.
+      timeout_seconds: limit on time without data and without computation; 0 waits for ever.
     """
 
     def __init__(self, files: Sequence[str] = (), timeout_seconds: float = 0.0):
         self._files, self._timeout = files, timeout_seconds
 
     def call(self, function: Callable[[], Any], moved: Callable[[], Any] = lambda: None) -> Any:
-        """Returns what a function returns; raises what it raises.
+        """Returns a function's result, or raises its exception.
 
         Args:
           function: waits for the stream.
-          moved: see `result_of`; of what has come meanwhile.
+          moved: see `result_of`; of the data so far.
 
         Raises:
-          StuckStreamError: nothing has come for too long.
+          StuckStreamError: no data for too long.
         """
         if not self._timeout:
             return function()
@@ -89,7 +90,7 @@ class StreamTimeout:
 def _fulfil(future: Future, function: Callable[[], Any]) -> None:
     try:
         future.set_result(function())
-    except BaseException as error:  # is raised where the result is wanted
+    except BaseException as error:  # raised where the result is used
         future.set_exception(error)
     finally:
-        del future, function  # which the frame would hold as long as the error is kept
+        del future, function  # which the error's frame would keep
