@@ -34,7 +34,7 @@ _MOST_CLASSES = 1 << 20
 _MOST_WORDS = 1 << 20  # of a column: some 100 MB in memory
 _FEW_ROWS = 10  # whose values may all differ by chance
 _MOST_SHOWN = 40  # columns in the table of treatments
-_HASH = f"too many to learn; hash them, by {setting('input_arg')}=text=hash {setting('model_arg')}=hash_buckets=1000000"
+_HASH = f"too many to fit; hash them, by {setting('input_arg')}=text=hash {setting('model_arg')}=hash_buckets=1000000"
 _LABEL = None  # the labels' key among a group's arrays
 
 
@@ -82,7 +82,7 @@ class ColumnFeature(NamedTuple):
     treatment: Treatment | None
 
 
-class Learnt(NamedTuple):
+class Fitted(NamedTuple):
     """Statistics of the columns over the training rows.
 
     Attributes:
@@ -107,13 +107,13 @@ class Learnt(NamedTuple):
         return {**self._asdict(), "words": words, "means": means, "classes": classes}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Learnt:
+    def from_json(cls, content: dict[str, Any]) -> Fitted:
         """Restores it from the result of `as_json`."""
-        learnt = cls(**content)
-        words = {name: [*map(as_bytes, each)] for name, each in learnt.words.items()}
-        means = {name: np.array(mean) for name, mean in learnt.means.items()}
-        classes = learnt.classes and [*map(as_bytes, learnt.classes)]
-        return learnt._replace(words=words, means=means, classes=classes)
+        fitted = cls(**content)
+        words = {name: [*map(as_bytes, each)] for name, each in fitted.words.items()}
+        means = {name: np.array(mean) for name, mean in fitted.means.items()}
+        classes = fitted.classes and [*map(as_bytes, fitted.classes)]
+        return fitted._replace(words=words, means=means, classes=classes)
 
 
 def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choice) -> Data:
@@ -130,15 +130,15 @@ def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choi
     ends = train.extremes(integers)
     is_id = {name: ends[name] is None or ends[name][0] >= 0 for name in integers}
     ids = [] if choice.array else [name for name in integers if is_id[name] and name not in choice.numbers]
-    learnt = _learnt(train, choice, ids)
-    classes = learnt.classes
+    fitted = _fitted(train, choice, ids)
+    classes = fitted.classes
     num_classes = _num_classes(tables, choice.label) if classes is None else len(classes)
-    features = [_feature(name, train.columns[name], ends.get(name), choice, learnt) for name in choice.features]
+    features = [_feature(name, train.columns[name], ends.get(name), choice, fitted) for name in choice.features]
     _check_names(train, features)
     _check_exact(tables, features, choice)
     vocabulary = {name: (ends[name] or (0, 0))[1] + 1 for name in ids}
-    vocabulary |= {name: len(words) + 1 for name, words in learnt.words.items()}
-    numbering = [*(classes or []), *(word for words in learnt.words.values() for word in (b"", *words))]
+    vocabulary |= {name: len(words) + 1 for name, words in fitted.words.items()}
+    numbering = [*(classes or []), *(word for words in fitted.words.values() for word in (b"", *words))]
     treatments = {feature.column: feature.treatment for feature in features if feature.treatment}
     treatments = _of_array(features, choice) if choice.array else treatments
     sources = [Columns(table, choice, features, train, classes) for table in tables]
@@ -149,9 +149,9 @@ def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choi
         {name: vocabulary[name] for name in choice.features if name in vocabulary} or None,
         zlib.crc32(b"\0".join(numbering)) if numbering else None,
         classes=None if classes is None else tuple(map(as_text, classes)),
-        words=learnt.words or None,
+        words=fitted.words or None,
         treatments=treatments or None,
-        columns=_treatments(train, choice, features, num_classes, learnt.differ),
+        columns=_treatments(train, choice, features, num_classes, fitted.differ),
         array_columns=choice.features if choice.array else None,
     )
 
@@ -269,11 +269,11 @@ def _words(table: ParquetTable, names: list[str], rows: int, cure: str = _HASH) 
     return {name: sorted(each - {b""}) for name, each in words.items()}
 
 
-def _learnt(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
+def _fitted(table: ParquetTable, choice: Choice, ids: list[str]) -> Fitted:
     """Returns the statistics; keeps them beside the table if they take a while and can be written."""
 
     def write(writer: PreparedWriter) -> None:
-        writer.metadata["learnt"] = _learn(table, choice, ids).as_json()
+        writer.metadata["fitted"] = _fit(table, choice, ids).as_json()
 
     takes_a_while = choice.missing in ("mean", "column") or any(
         column and column.kind == "text" for column in map(table.columns.get, (choice.label, *choice.features))
@@ -281,12 +281,12 @@ def _learnt(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
     if takes_a_while:
         made_by = {**choice._asdict(), "ids": ids}
         with contextlib.suppress(InputError):  # raised again below, unless it is that nothing can be written
-            file = prepared(table.source, "learnt", made_by, write, table.prepared_dir)
-            return Learnt.from_json(file.metadata["learnt"])
-    return _learn(table, choice, ids)
+            file = prepared(table.source, "fitted", made_by, write, table.prepared_dir)
+            return Fitted.from_json(file.metadata["fitted"])
+    return _fit(table, choice, ids)
 
 
-def _learn(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
+def _fit(table: ParquetTable, choice: Choice, ids: list[str]) -> Fitted:
     rows = sum(table.group_rows.tolist())
     if choice.validation_split:
         rows = math.floor(rows * (1.0 - choice.validation_split))  # as the run splits the rows
@@ -313,7 +313,7 @@ def _learn(table: ParquetTable, choice: Choice, ids: list[str]) -> Learnt:
     means = {name: sums[name] / np.maximum(counts[name], 1) for name in numeric if name in sums}
     differ = {name for name, each in words.items() if len(each) == rows} | _all_differ(table, ids, rows)
     differ = differ if rows >= _FEW_ROWS else set()
-    return Learnt(words, means, sorted(has_missing), [name for name in choice.features if name in differ], classes)
+    return Fitted(words, means, sorted(has_missing), [name for name in choice.features if name in differ], classes)
 
 
 def _all_differ(table: ParquetTable, names: list[str], rows: int) -> set[str]:
@@ -335,10 +335,10 @@ def _all_differ(table: ParquetTable, names: list[str], rows: int) -> set[str]:
     return {*left}
 
 
-def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Choice, learnt: Learnt) -> ColumnFeature:
+def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Choice, fitted: Fitted) -> ColumnFeature:
     """Decides how a column is read."""
     if column.kind == "text":
-        return _text_feature(name, column, choice, learnt)
+        return _text_feature(name, column, choice, fitted)
     is_exact = ends is None or (ends[0] >= -EXACT_FLOAT32 and ends[1] <= EXACT_FLOAT32)
     dtype: np.dtype[Any]
     as_numbers = name in choice.numbers or choice.array or (ends is not None and ends[0] < 0 and is_exact)
@@ -349,13 +349,13 @@ def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Ch
     else:
         is_float = as_numbers or column.kind in ("date", "timestamp")
         dtype = np.dtype(np.float32 if is_float else column.kind)
-        fill = learnt.means[name] if choice.missing == "mean" else np.array(_number(choice.missing) or 0)
+        fill = fitted.means[name] if choice.missing == "mean" else np.array(_number(choice.missing) or 0)
         fill = fill if dtype.kind == "f" else np.zeros((), dtype)  # lists of integers are ids, likewise
         text = {"date": "days since 1970-01-01", "timestamp": "days since 1970-01-01, and seconds of the day"}.get(
             column.kind, f"{math.prod(column.shape)} numbers" if column.shape else "number"
         )
         text += f" ({fill.item():g} where missing)" if choice.missing == "mean" and not fill.shape else ""
-    flags = choice.missing == "column" and name in learnt.has_missing
+    flags = choice.missing == "column" and name in fitted.has_missing
     parts = [name, name + SECONDS] if column.kind == "timestamp" else [name]
     shape = () if column.kind == "timestamp" else column.shape
     specs = {part: Spec(shape, dtype) for part in parts} | ({name + MISSING: Spec(shape, np.float32)} if flags else {})
@@ -378,9 +378,9 @@ def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Ch
     return ColumnFeature(name, specs, convert, text + (f", and {name}{MISSING}" if flags else ""), treatment)
 
 
-def _text_feature(name: str, column: Column, choice: Choice, learnt: Learnt) -> ColumnFeature:
+def _text_feature(name: str, column: Column, choice: Choice, fitted: Fitted) -> ColumnFeature:
     dtype = np.dtype(object if choice.text == "keep" else np.int64)
-    numbers = {word: number for number, word in enumerate(learnt.words.get(name, ()), 1)}
+    numbers = {word: number for number, word in enumerate(fitted.words.get(name, ()), 1)}
     text = {
         "keep": "text",
         "hash": "category, hashed: for hash_buckets or table_capacity",

@@ -258,7 +258,7 @@ def test_text_is_hashed_or_kept_where_that_is_asked_for(tmp_path):
     assert all_of(csv.load(folder, 0, text="keep").train)[0]["y"].tolist() == [b"dog", b"cat", b"dog", b""]
 
 
-def test_more_words_than_are_learnt_is_one_line(tmp_path, monkeypatch):
+def test_more_words_than_are_fitted_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(columns, "_MOST_WORDS", 5)
     folder = written(tmp_path, "y,label\n" + "".join(f"c{n},1\n" for n in range(9)))
     with pytest.raises(InputError, match=r"'y' has more than 5 different words, .*text=hash model_arg=hash_buckets="):

@@ -266,9 +266,9 @@ def test_words_and_means_are_learnt_once_where_they_can_be_kept(tmp_path, monkey
         (tmp_path / "data" / ".crankshaft").write_text("a file in the way")
     arguments = {"features": ("city", "price"), "missing": "mean"}
     first = parquet.load(folder, 0, **arguments)
-    with monkeypatch.context() as learnt_once:
+    with monkeypatch.context() as fitted_once:
         if can_be_kept:
-            learnt_once.setattr(columns, "_learn", None)
+            fitted_once.setattr(columns, "_fit", None)
         again = parquet.load(folder, 0, **arguments)
     assert dataclasses.replace(first, train=None) == dataclasses.replace(again, train=None)
     assert again.words == {"city": [b"a", b"b", b"\xff\xfe"]}
