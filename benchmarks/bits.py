@@ -204,7 +204,7 @@ def difference(before: dict, after: dict) -> str | None:
         differences.append(f"same bits, {len(gone)} under other names: {_some(gone)} -> {_some(added)}")
     else:
         differences += [
-            f"{len(names)} {what}: {_some(names)}" for names, what in ((gone, "gone"), (added, "added")) if names
+            f"{len(names)} {title}: {_some(names)}" for names, title in ((gone, "gone"), (added, "added")) if names
         ]
     return "; ".join(differences) or None
 

@@ -28,8 +28,8 @@ def main() -> None:
     name, workload = arguments.workload, WORKLOADS[arguments.workload]
     peers = {
         setting: Process([PYTHON, "-m", "benchmarks.peers.keras_fit", f"--workload={name}", f"--setting={setting}"])
-        for setting, arguments in SETTINGS.items()
-        if not (workload.convolutional and arguments.get("jit_compile"))
+        for setting, options in SETTINGS.items()
+        if not (workload.convolutional and options.get("jit_compile"))
     }
     precision = f"--precision={arguments.precision}"
     ours = ["benchmarks.bare", *workload.flags, f"--global_batch_size={BATCH_SIZE}"]

@@ -125,11 +125,11 @@ def speed_table(races: list[JaxRace]) -> str:
     """Crankshaft against JAX as written and at its best; which setting that was is told beside the rate."""
 
     def cells(race: JaxRace) -> list[str]:
-        cells = []
+        row = []
         for kind, written in KINDS.items():
             best = race.best(kind)
-            cells += [race.cell(written), f"{race.cell(best)} {best}" if best != written else "as written"]
-        return [*cells, race.cell("crankshaft")]
+            row += [race.cell(written), f"{race.cell(best)} {best}" if best != written else "as written"]
+        return [*row, race.cell("crankshaft")]
 
     return table(
         [

@@ -87,9 +87,9 @@ def main() -> None:
             within["mesh model:2, one process"].append(read_result(path)["steps_per_sec"])
     print(f"{cpu_model()}, {args.rounds} rounds of {args.steps} steps, {SHAPE}, batch {BATCH}\n")
     rows = [
-        [name, spread(rates), ratio(list(compared.values())[-1], rates)]
+        [name, spread(own), ratio(list(compared.values())[-1], own)]
         for compared in (rates, within)
-        for name, rates in compared.items()
+        for name, own in compared.items()
     ]
     print(table(["", "steps/s: median (least–most)", "the mesh against it (95 %)"], rows))
 

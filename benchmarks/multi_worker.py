@@ -125,8 +125,8 @@ class WorkersRace(Race):
 
     def measure_crankshaft(self, wire: str, cores: Sequence[int]) -> None:
         cluster = [PYTHON, "-m", "crankshaft", "local", f"--workers={len(cores)}", "--"]
-        where = ["--strategy=multi_worker", f"--global_batch_size={BATCH_SIZE * len(cores)}", *WIRES[wire]]
-        job = [*cluster, *self.crankshaft(*where)]
+        own_flags = ["--strategy=multi_worker", f"--global_batch_size={BATCH_SIZE * len(cores)}", *WIRES[wire]]
+        job = [*cluster, *self.crankshaft(*own_flags)]
 
         def run_job(folder: Path, *flags: str) -> dict:
             path = folder / "result.json"

@@ -53,11 +53,11 @@ class Pieces(Periodic):
 
     name = "pieces"
 
-    def __init__(self, made: base.BaseRun, steps: int, hooks: list, what: str, saves: bool):
+    def __init__(self, made: base.BaseRun, steps: int, hooks: list, title: str, saves: bool):
         super().__init__(steps)
         self._made, self._hooks = made, hooks
         self._saves, self._may_save = False, saves
-        self._names = (what, f"{what}, a checkpoint")
+        self._names = (title, f"{title}, a checkpoint")
         self.rates: dict[str, list[float]] = {name: [] for name in ("alone", *self._names[: 1 + saves])}
 
     def begin(self, status):
@@ -129,13 +129,13 @@ def measure_hooks(made: base.BaseRun, steps: int, pieces: int, alone: bool) -> d
 
 def print_rows(name: str, measured: dict[str, list[float]]) -> None:
     alone = measured.pop("alone")
-    for number, (what, with_it) in enumerate(measured.items()):
+    for number, (title, with_it) in enumerate(measured.items()):
         # Ways that take turns have each their own pieces of nothing but steps, those that followed theirs.
         beside = alone[number :: len(measured)]
         costs = [a / b - 1 for a, b in zip(beside, with_it, strict=True)]
         rates = f"{statistics.median(with_it):,.0f} | {statistics.median(beside):,.0f}"
         sure = "{:.1%} to {:.1%}".format(*turns.interval(costs))
-        print(f"| {name}, {what} | {rates} | {statistics.median(costs):.1%} ({sure}) |", flush=True)
+        print(f"| {name}, {title} | {rates} | {statistics.median(costs):.1%} ({sure}) |", flush=True)
 
 
 def measure(name: str, rounds: int, hooks: bool) -> None:

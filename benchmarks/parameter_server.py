@@ -303,7 +303,7 @@ def bytes_table(races: Sequence[BytesRace]) -> str:
         cells += [f"{value + updated[peer]:,.0f}" for value, peer in zip(looked_up, LOOKUPS, strict=True)]
         return [*cells, *(f"{value:,.0f}" for value in measured), f"**{measured[0] / measured[1]:.2f}x**"]
 
-    kinds = [f"{what}, {peer}" for what in ("lookup", "step", "measured step") for peer in LOOKUPS]
+    kinds = [f"{kind}, {peer}" for kind in ("lookup", "step", "measured step") for peer in LOOKUPS]
     header = ["bytes: batch", "ids", "different ids", *kinds[:2], "ratio", *kinds[2:], "ratio"]
     return table(header, [row(race) for race in races])
 

@@ -91,9 +91,9 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
       ...     self.critic = tf.keras.Sequential([tf.keras.layers.Dense(1)])
       ...     build_layers(self, self.critic, features=tf.zeros([1, 8]))
     """
-    whose = type(trainer).__name__
+    owner = type(trainer).__name__
     if not isinstance(model, tf.keras.layers.Layer):
-        raise UsageError(f"{whose}.build_model returned a {type(model).__name__}; return a Keras model")
+        raise UsageError(f"{owner}.build_model returned a {type(model).__name__}; return a Keras model")
     if model.built:
         return
     features = form.features(trainer.given.example) if features is None else features
@@ -106,7 +106,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
         if isinstance(model, tf.keras.Sequential) and isinstance(features, (dict, tuple)):
             names = ", ".join(name for name, _ in form.fields((features,)).named())
             raise UsageError(
-                f"{whose}'s model is a tf.keras.Sequential, which takes one array, and features are several: {names}; "
+                f"{owner}'s model is a tf.keras.Sequential, which takes one array, and features are several: {names}; "
                 "return a tf.keras.Model with an input for each, or give (features, labels) if labels are among them"
             ) from error
         raise

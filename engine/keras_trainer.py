@@ -385,13 +385,13 @@ def _options(options: StepOptions, model: tf.keras.Model, is_built: bool) -> Ste
         clip_variable_norm=optimizer.clipnorm or 0.0,
         clip_value=optimizer.clipvalue or 0.0,
     )
-    for name, where in _OF_COMPILE.items():
+    for name, argument in _OF_COMPILE.items():
         if getattr(options, name) not in (
             getattr(StepOptions(), name),
             getattr(compiled, name) if name in CLIPS else None,
         ):
             raise UsageError(
-                f"{setting(name)} is given, and the model is compiled with an optimizer; set the {where} in compile"
+                f"{setting(name)} is given, and the model is compiled with an optimizer; set the {argument} in compile"
             )
     if is_built and options.precision not in ("float32", model.dtype_policy.compute_dtype):
         raise UsageError(

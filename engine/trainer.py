@@ -161,10 +161,10 @@ class Trainer(tf.Module):
 
     def _loss_of(self, outputs, batch, training: bool) -> Mean:
         """Returns the loss, weighed by the examples' weights, once it is found to be over examples, not their pairs."""
-        compute, where = self.training_loss if training else self.loss, f"{type(self).__name__}.loss"
+        compute, owner = self.training_loss if training else self.loss, f"{type(self).__name__}.loss"
         with diagnosis.labels_as_numbers(batch, self):
-            loss = diagnosis.without_pairs(compute, where, outputs, batches.counted(batch))
-        return as_loss(loss, where, form.fields(batch).weights, check_values=self.given.options.debug)
+            loss = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
+        return as_loss(loss, owner, form.fields(batch).weights, check_values=self.given.options.debug)
 
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:
         """Returns the loss and what layers add to it; None where they add nothing."""
@@ -181,10 +181,10 @@ class Trainer(tf.Module):
         return Mean(loss.total + loss.count * tf.add_n([tf.cast(x, tf.float32) for x in added]), loss.count)
 
     def _with_metrics(self, loss: Mean, whole: Mean | None, outputs, batch) -> dict[str, Any]:
-        where = f"{type(self).__name__}.metrics"
-        pairs = diagnosis.without_pairs(self.metrics, where, outputs, form.without_weights(batch))
+        owner = f"{type(self).__name__}.metrics"
+        pairs = diagnosis.without_pairs(self.metrics, owner, outputs, form.without_weights(batch))
         losses = {"loss": loss} if whole is None else {"loss": loss, "loss_with_penalties": whole}
-        return {**losses, **checked(pairs, where, form.fields(batch).weights)}
+        return {**losses, **checked(pairs, owner, form.fields(batch).weights)}
 
     @property
     def _inventory(self) -> Inventory:

@@ -111,7 +111,7 @@ class ArrayRecords(ExampleSource):
     def shards_of(self, indices: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._ends, indices, side="right")
 
-    def where(self, index: int) -> str:
+    def locate(self, index: int) -> str:
         shard = int(np.searchsorted(self._ends, index, side="right"))
         return f"{self._files.paths[shard]}: record {index - int(self._starts[shard])}"
 
@@ -139,7 +139,7 @@ class ArrayRecords(ExampleSource):
                     index = int(self._starts[shard] + number)
                     raise BadRecordError(
                         index,
-                        f"{self.where(index)} can't be read ({_first_line(its_own)}); restore the file, or leave such "
+                        f"{self.locate(index)} can't be read ({_first_line(its_own)}); restore the file, or leave such "
                         f"records out by {setting('max_bad_records')}",
                     ) from None
             raise error

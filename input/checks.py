@@ -33,12 +33,12 @@ def check_share(name: str, value: float) -> None:
         raise InputError(f"{name}={value:g} is not a share of the examples; use a number between 0 and 1, e.g. 0.1")
 
 
-def eval_count(count: int, eval_share: float, where: str) -> int:
+def eval_count(count: int, eval_share: float, source: str) -> int:
     """Returns how many of `count` examples are for evaluation: at least one, leaving at least one for training.
 
     Raises:
-      InputError: there are fewer than two, in the files that `where` names.
+      InputError: there are fewer than two, in the files that `source` names.
     """
     if count < 2:
-        raise InputError(f"{where} holds {count} usable records: expected at least 2, one for each split")
+        raise InputError(f"{source} holds {count} usable records: expected at least 2, one for each split")
     return min(max(round(count * eval_share), 1), count - 1)

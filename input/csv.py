@@ -134,7 +134,7 @@ class CsvTable(ParquetTable):
         kinds = like.kinds if like else None
 
         def write(writer: PreparedWriter) -> None:
-            _write(writer, table_files, _layouts(files, delimiter, names), texts, kinds, like.where if like else None)
+            _write(writer, table_files, _layouts(files, delimiter, names), texts, kinds, like.path if like else None)
 
         made_by = {"rule": _RULE, "delimiter": delimiter, "kinds": kinds, "texts": [*texts], "keys": table_files.keys}
         made_by |= {"names": names} if names else {}
@@ -142,7 +142,7 @@ class CsvTable(ParquetTable):
         super().__init__(TableFiles(Files([made.path]), {}), (), [_metadata(made)], os.path.dirname(made.path))
         self.kinds: dict[str, str] = made.metadata["kinds"]
         self._records: list[int] = made.metadata["records"]
-        self.where = files.paths[0]
+        self.path = files.paths[0]
         for name, why in made.metadata["why"].items():
             self.columns[name] = Column("text", why=why)
         self.problems = made.metadata["problems"]
@@ -251,11 +251,11 @@ def _write_parquet(writer: PreparedWriter, reading: Records, kinds: dict[str, st
     group_rows = min(max(_GROUP_VALUES // len(kinds), _FEWEST_GROUP_ROWS), _MOST_GROUP_ROWS)
     rest = schema.empty_table()
     # Plain pages are what NumPy reads; the checksums find flipped bits.
-    how: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
-    how["write_statistics"] = [
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    options["write_statistics"] = [
         name for name, kind in kinds.items() if kind in ("int", "float")
     ]  # see `ParquetTable.extremes`
-    with pq.ParquetWriter(pa.PythonFile(sink, "w"), schema, **how) as parquet:
+    with pq.ParquetWriter(pa.PythonFile(sink, "w"), schema, **options) as parquet:
         for path, batch in reading.tables():
             columns = []
             for name, converter in zip(kinds, converters, strict=True):

@@ -159,8 +159,8 @@ class Images(Source):
         content = image_headers.decodable(content)
         header = image_headers.read(content)
         if header.pixels > (most := self._form.max_pixels):
-            what = f"has {header.pixels:,} pixels, and `max_pixels` allows {most:,}; raise that, if it is to be read"
-            raise self._bad(example, what)
+            fault = f"has {header.pixels:,} pixels, and `max_pixels` allows {most:,}; raise that, if it is to be read"
+            raise self._bad(example, fault)
         if not content.endswith(_ENDS) and not self._decodes[example]:
             self._decode_all_of(example, content)  # probably truncated; a part of it may decode
         return bytes([header.orientation if self._form.orientation else 1]) + content
@@ -186,9 +186,9 @@ class Images(Source):
             raise self._bad(example, f"does not decode ({why.rstrip('.')})") from None
         self._decodes[example] = True
 
-    def _bad(self, example: int, what: str) -> BadRecordError:
+    def _bad(self, example: int, fault: str) -> BadRecordError:
         cure = f"replace it, or let {setting('max_bad_records')} leave such images out"
-        return BadRecordError(example, f"{self._labelled.paths[example]} {what}; {cure}")
+        return BadRecordError(example, f"{self._labelled.paths[example]} {fault}; {cure}")
 
     def decode(self, stored: Any, seeds: Any) -> Any:
         import tensorflow as tf

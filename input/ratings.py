@@ -79,7 +79,9 @@ def load(
     pyarrow, _ = library("ratings")
     files = listing.find(data_dir, _KIND)
     layouts = [_layout(files, number, split == "time") for number in range(len(files.paths))]
-    converters = {name: Converter(*how) for name, how in _KINDS.items() if name != "timestamp" or split == "time"}
+    converters = {
+        name: Converter(*arguments) for name, arguments in _KINDS.items() if name != "timestamp" or split == "time"
+    }
     records = Records(TableFiles(files, {}), layouts, 1, converters, max_bad_records)
     table = pyarrow.concat_tables(table for _, table in records.tables())
     ratings = table["rating"].to_numpy()

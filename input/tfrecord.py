@@ -94,7 +94,7 @@ class TFRecords(ExampleSource):
     def shards_of(self, indices: np.ndarray) -> np.ndarray:
         return self._index.shards_of(indices)[0]
 
-    def where(self, index: int) -> str:
+    def locate(self, index: int) -> str:
         shards, numbers = self._index.shards_of(np.array([index]))
         start = self._index.find(int(shards[0]), numbers)[0]
         return f"{self._index.files.paths[int(shards[0])]}: record {int(numbers[0])} (byte {int(start[0]):,})"
@@ -145,19 +145,19 @@ class TFRecords(ExampleSource):
         row = int(
             np.flatnonzero((heads["length"] != lengths) | (heads["check"] != checksums.length_checksums(lengths)))[0]
         )
-        where = self.where(int(indices[row]))
+        name = self.locate(int(indices[row]))
         if checksums.length_checksums(heads["length"][row : row + 1])[0] == heads["check"][row]:
-            path = where.partition(": record")[0]
+            path = name.partition(": record")[0]
             raise SourceError(
-                f"{where} has {int(heads['length'][row]):,} bytes, and its index says {int(lengths[row]):,}: it is the "
+                f"{name} has {int(heads['length'][row]):,} bytes, and its index says {int(lengths[row]):,}: it is the "
                 f"index of another file; delete {path}{record_index.SUFFIX}: it is made again"
             )
         raise self._bad(int(indices[row]), "the checksum of its length differs, so some bit of it is flipped")
 
-    def _bad(self, index: int, what: str) -> BadRecordError:
+    def _bad(self, index: int, flaw: str) -> BadRecordError:
         return BadRecordError(
             index,
-            f"{self.where(index)}: {what}; restore the file, or leave such records out by {setting('max_bad_records')}",
+            f"{self.locate(index)}: {flaw}; restore the file, or skip such records by {setting('max_bad_records')}",
         )
 
 

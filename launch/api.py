@@ -124,7 +124,9 @@ def open_run(
     return made
 
 
-def _configured(trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **how) -> tuple[Any, dict]:
+def _configured(
+    trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **options
+) -> tuple[Any, dict]:
     """Returns the configuration that keywords ask for, checked, and the script's own flags that they set, by name.
 
     Raises `UsageError`.
@@ -142,7 +144,7 @@ def _configured(trainer_class, data, may_change: Sequence[str], keywords: dict[s
         by_caller=[name for name in script if name in own or script[name].present],
         owns_process=False,
         remote=remotes.remote_folder(passed.get("run_dir")),
-        **how,
+        **options,
     )
     checks.check(config)
     check_baseline(config)

@@ -186,15 +186,15 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
         if kinds.intersection(known.kinds) and (match := re.search(known.words, text, re.DOTALL)):
             return known.error(error, match)
     frame_line = _users_frame(error)
-    what = f"{type(error).__name__}: {reason(error)}"
+    named = f"{type(error).__name__}: {reason(error)}"
     if frame_line is None and isinstance(error, OSError):
         return RunError(_refused(error))
     if frame_line is None:
         # A value that TensorFlow or Keras refused, it will refuse again.
-        return (UsageError if isinstance(error, ValueError) else RunError)(f"{what}{traceback_by}")
+        return (UsageError if isinstance(error, ValueError) else RunError)(f"{named}{traceback_by}")
     # A network or a disk may be there the next time; a file that is not there, or is not ours, will not.
     passes = isinstance(error, OSError) and not isinstance(error, _LASTING)
-    return (RunError if passes else UsageError)(f"{what}, at {frame_line}{traceback_by}")
+    return (RunError if passes else UsageError)(f"{named}, at {frame_line}{traceback_by}")
 
 
 def _is_of_program(error: Exception) -> bool:

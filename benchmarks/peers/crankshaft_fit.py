@@ -61,8 +61,8 @@ def main() -> None:
 
     threading.Thread(target=answer, daemon=True).start()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        model, data, how = keras_peer.prepare(arguments.workload, "fit", arguments.precision)
-        crankshaft.fit(model, *data.train, epochs=1_000_000, hooks=[pieces], **how)
+        model, data, options = keras_peer.prepare(arguments.workload, "fit", arguments.precision)
+        crankshaft.fit(model, *data.train, epochs=1_000_000, hooks=[pieces], **options)
 
 
 if __name__ == "__main__":

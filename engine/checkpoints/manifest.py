@@ -214,8 +214,8 @@ def _check_fields(name: str, record: dict) -> None:
         if field not in kinds:
             raise CheckpointError(f"{name}: expected a manifest, found {field} in it")
         if type(record.get(field)) is not kinds[field]:
-            what = _shown(record[field]) if field in record else "none"
-            raise CheckpointError(f"{name}: expected {field} to be of type {kinds[field].__name__}, found {what}")
+            actual = _shown(record[field]) if field in record else "none"
+            raise CheckpointError(f"{name}: expected {field} to be of type {kinds[field].__name__}, found {actual}")
     _check_objects(name, record)
     for key, form in record["variables"].items():
         if not isinstance(form, list) or [type(part) for part in form] != [list, str]:

@@ -193,8 +193,8 @@ class Checkpoints:
         if error is not None:
             raise error
 
-    def latest(self, where: Callable[[Manifest], bool] = lambda manifest: True) -> Manifest | None:
-        """Returns the newest checkpoint for which `where` holds and whose files match its manifest, or None.
+    def latest(self, fits: Callable[[Manifest], bool] = lambda manifest: True) -> Manifest | None:
+        """Returns the newest checkpoint for which `fits` holds and whose files match its manifest, or None.
 
         Warns of each newer one that is skipped, with the file, what was expected and what was found; of each once.
         Looks again as long as another process writes and removes checkpoints meanwhile.
@@ -202,7 +202,7 @@ class Checkpoints:
         end = time.monotonic() + _MOVING_SECONDS
         while True:
             before = is_moving, _ = self._listed()
-            if manifest := next(self._valid(where), None):
+            if manifest := next(self._valid(fits), None):
                 return manifest
             if is_moving and time.monotonic() < end:
                 time.sleep(_LOOK_SECONDS)
@@ -213,7 +213,7 @@ class Checkpoints:
         """Returns whether a checkpoint's files are being put into their place, and the serials of all checkpoints."""
         return manifests.is_being_written(self.directory), [each.serial for each in self._catalogue.read_all()[0]]
 
-    def read(self, use: Callable[[Manifest], T], where: Callable[[Manifest], bool] = lambda manifest: True) -> T | None:
+    def read(self, use: Callable[[Manifest], T], fits: Callable[[Manifest], bool] = lambda manifest: True) -> T | None:
         """Calls `use` with the checkpoint that `latest` returns, and returns its result; None without a checkpoint.
 
         A run that writes checkpoints also removes and replaces them. If this happens to this one before `use` has read
@@ -223,7 +223,7 @@ class Checkpoints:
           CheckpointError: a run replaces checkpoints faster than `use` reads them; and what `use` raises otherwise.
         """
         for _ in range(_MOST_READS):
-            if (manifest := self.latest(where)) is None:
+            if (manifest := self.latest(fits)) is None:
                 return None
             try:
                 made = use(manifest)
@@ -238,9 +238,9 @@ class Checkpoints:
             f"let it keep more of them ({setting('keep_checkpoints')}), or write them less often"
         )
 
-    def all(self, where: Callable[[Manifest], bool] = lambda manifest: True) -> list[Manifest]:
-        """Returns all checkpoints for which `where` holds and whose files match their manifests, the oldest first."""
-        return list(self._valid(where))[::-1]
+    def all(self, fits: Callable[[Manifest], bool] = lambda manifest: True) -> list[Manifest]:
+        """Returns all checkpoints for which `fits` holds and whose files match their manifests, the oldest first."""
+        return list(self._valid(fits))[::-1]
 
     def problem(self) -> str | None:
         """Returns what is wrong with the newest checkpoint if manifests exist, none of a whole one; else None."""
@@ -293,11 +293,11 @@ class Checkpoints:
             logging.warning("%s has another optimizer state; what matches goes on: %s", manifest.name, differences)
         self._current_step = manifest.step
 
-    def _valid(self, where: Callable[[Manifest], bool] = lambda manifest: True):
+    def _valid(self, fits: Callable[[Manifest], bool] = lambda manifest: True):
         """Yields valid checkpoints, newest first, with a warning for each that is skipped on the way."""
         listed, unreadable = self._catalogue.read_all()
         for manifest in listed:
-            if not where(manifest) or manifest.gone():
+            if not fits(manifest) or manifest.gone():
                 continue  # removed, by this process or another
             problem = self._catalogue.problem(manifest)
             if problem is None:

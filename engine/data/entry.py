@@ -264,8 +264,8 @@ def _dense(nest: Any):
 
 def _check_arrays(name: str, split: Any) -> None:
     """Raises `UsageError` unless a split, in a form of a batch, has arrays with equally many examples."""
-    for what, array in fields(split).named():
-        _check_array(name, what, array)
+    for key, array in fields(split).named():
+        _check_array(name, key, array)
     counts = [len(array) for array in tf.nest.flatten(split)]
     if len(set(counts)) > 1:
         shown = ", ".join(map(str, counts[:_COUNTS_SHOWN])) + (", ..." if len(counts) > _COUNTS_SHOWN else "")
@@ -291,23 +291,23 @@ def _checked_weights(name: str, weights: Any, rules: Rules) -> Any:
     return weights
 
 
-def _check_array(name: str, what: str, array) -> None:
-    where = f"the {name} data"
+def _check_array(name: str, key: str, array) -> None:
+    title = f"the {name} data"
     if not np.ndim(array) or not hasattr(array, "shape") or not hasattr(array, "dtype"):
         raise UsageError(
-            f"{where} holds a {type(array).__name__} ({what}); give NumPy arrays whose first axis is examples"
+            f"{title} holds a {type(array).__name__} ({key}); give NumPy arrays whose first axis is examples"
         )
     objects = np.ravel(array) if array.dtype == object else ()
     if strange := next((type(x).__name__ for x in objects if not isinstance(x, (str, bytes))), None):
         raise UsageError(
-            f"{where} has an array of Python objects ({what}), a {strange} among them; give an array of numbers, such "
+            f"{title} has an array of Python objects ({key}), a {strange} among them; give an array of numbers, such "
             "as np.stack makes of arrays of one shape (pad them to the longest by np.pad), or of text alone"
         )
     try:
         _check_real(name, tf.as_dtype(array.dtype))
     except TypeError:
         raise UsageError(
-            f"{where} has an array of {array.dtype} ({what}), which TensorFlow does not take; give numbers or text"
+            f"{title} has an array of {array.dtype} ({key}), which TensorFlow does not take; give numbers or text"
         ) from None
 
 
@@ -321,15 +321,15 @@ def _check_real(name: str, dtype: tf.DType) -> None:
 
 def _check_weights(name: str, weights: Any, rules: Rules) -> None:
     """Raises `UsageError` unless weights (the spec of one example's, or None) are numbers, and one if rules say so."""
-    where = f"the weights of the {name} data, its third part, are"
+    title = f"the weights of the {name} data, its third part, are"
     if isinstance(weights, (tuple, dict)) and not rules.weighs_outputs:
-        raise UsageError(f"{where} a {type(weights).__name__}; give one number an example")
+        raise UsageError(f"{title} a {type(weights).__name__}; give one number an example")
     for each in [] if weights is None else tf.nest.flatten(weights):
         dtype = tf.as_dtype(each.dtype)
         if not (dtype.is_floating or dtype.is_integer or dtype == tf.bool):
-            raise UsageError(f"{where} of type {dtype.name}; give one number an example")
+            raise UsageError(f"{title} of type {dtype.name}; give one number an example")
         if tuple(each.shape) and not rules.weighs_outputs:
-            raise UsageError(f"{where} of shape {[*each.shape]} an example; give one number an example")
+            raise UsageError(f"{title} of shape {[*each.shape]} an example; give one number an example")
 
 
 # -- datasets, streams and sources
@@ -436,9 +436,9 @@ def _check_elements(name: str, elements) -> None:
 
 
 def _check_shapes(name: str, spec) -> None:
-    for what, part in fields(spec).named():
+    for key, part in fields(spec).named():
         if not part.shape.is_fully_defined():
-            raise UsageError(f"the {name} dataset's examples are of shape {part.shape} ({what}); {_ONE_SHAPE}")
+            raise UsageError(f"the {name} dataset's examples are of shape {part.shape} ({key}); {_ONE_SHAPE}")
 
 
 def _comes_in_batches(name: str, dataset: tf.data.Dataset) -> bool:
@@ -471,23 +471,23 @@ def _check_caches(name: str, dataset: tf.data.Dataset) -> None:
 
 def _checked_source(name: str, source: Source, rules: Rules) -> Source:
     """Checks a source's attributes; its examples are checked when they are read."""
-    for what, spec in fields(source.element_spec).named():
+    for key, spec in fields(source.element_spec).named():
         if not isinstance(spec, Spec):
             raise UsageError(
-                f"the {name} data's {type(source).__name__}.element_spec holds a {type(spec).__name__} ({what}); give "
+                f"the {name} data's {type(source).__name__}.element_spec holds a {type(spec).__name__} ({key}); give "
                 "a Spec(shape, dtype) for each part of an example"
             )
         if None in spec.shape:
             raise UsageError(
-                f"the {name} data's {type(source).__name__}.element_spec has the shape {spec.shape} ({what}); give "
+                f"the {name} data's {type(source).__name__}.element_spec has the shape {spec.shape} ({key}); give "
                 "whole numbers: examples of one shape, to which `read` pads shorter ones by np.pad"
             )
         _check_real(name, tf.as_dtype(spec.dtype))
     try:
         examples = len(source)
     except (TypeError, ValueError) as error:  # Python's own check: a float, a number below 0
-        where = f"the {name} data's {type(source).__name__}.__len__"
-        raise UsageError(f"{where}: {error}; return how many examples there are") from None
+        title = f"the {name} data's {type(source).__name__}.__len__"
+        raise UsageError(f"{title}: {error}; return how many examples there are") from None
     if not examples:
         raise UsageError(f"the {name} data has no examples; give at least one")
     _check_weights(name, fields(source.element_spec).weights, rules)

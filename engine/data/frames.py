@@ -59,7 +59,7 @@ def _is_plain(values: list) -> bool:
     return _is_plain(first) if isinstance(first, list) else isinstance(first, (int, float, str, bytes, np.generic))
 
 
-def _column(what: str, series: Any, may_lack: bool) -> np.ndarray:
+def _column(name: str, series: Any, may_lack: bool) -> np.ndarray:
     array = np.asarray(series.to_numpy())
     is_missing = getattr(series, "isna", None) or getattr(series, "is_null", None)
     missing = np.zeros([len(array)], bool) if is_missing is None else np.array(is_missing())
@@ -70,7 +70,7 @@ def _column(what: str, series: Any, may_lack: bool) -> np.ndarray:
     if may_lack:
         return np.where(missing, "", array) if array.dtype == object else array
     raise SourceError(
-        f"{what} lacks {missing.sum():,} of {len(missing):,} values, the first in row {np.argmax(missing):,}; fill "
+        f"{name} lacks {missing.sum():,} of {len(missing):,} values, the first in row {np.argmax(missing):,}; fill "
         "them, or leave these rows out"
     )
 

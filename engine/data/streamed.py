@@ -240,7 +240,7 @@ def records(
     return OfFiles(paths, read, length=length, files_at_once=files_at_once, contents=contents)
 
 
-def unwatched(what: str, total: int | None) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+def unwatched(title: str, total: int | None) -> contextlib.AbstractContextManager[Callable[[int], None]]:
     """Shows nothing: a `Watch` for runs without display."""
     return contextlib.nullcontext(lambda done: None)
 

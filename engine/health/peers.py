@@ -92,7 +92,7 @@ class Peers:
         self._state: dict = {"step": 0, "beats": 0, "arrived": -1}  # as last sent
         self._socket: socket.socket | None = None
         self._flags = 0  # for finding the others' addresses for the socket
-        self._where: dict[int, tuple] = {}
+        self._sockaddrs: dict[int, tuple] = {}
 
     def open(self) -> None:
         """Binds the port at this worker's address; raises `OSError` if another program has it."""
@@ -121,7 +121,7 @@ class Peers:
             addresses = {each: _resolve(each, port, family) for each in hosts}
             if not all(addresses.values()):
                 continue
-            loopback = {each: _is_loopback(where[0]) for each, where in addresses.items()}
+            loopback = {each: _is_loopback(sockaddr[0]) for each, sockaddr in addresses.items()}
             if loopback[host] and not all(loopback.values()):
                 return None  # as Debian has a host's own name: 127.0.1.1
             return family, addresses[host][0]
@@ -149,7 +149,7 @@ class Peers:
             state |= {"farewell": line, "lost": lost}
         self._state = state
         for other in self._others:
-            if other not in self._where:
+            if other not in self._sockaddrs:
                 self._find()  # a host whose name was not known before
             self._send(other)
 
@@ -157,9 +157,9 @@ class Peers:
         known = self.heard[other].process if other in self.heard else self._greeted.get(other, "")
         header = {"job": self._job, "worker": self.worker, "process": self._process, "number": next(self._numbers)}
         data = json.dumps(header | {"to": known} | self._state, ensure_ascii=False).encode()
-        if other in self._where:
+        if other in self._sockaddrs:
             with contextlib.suppress(OSError):  # nobody there (yet, or any more), or no room in the buffer
-                self._socket.sendto(self._sign(data) + data, self._where[other])
+                self._socket.sendto(self._sign(data) + data, self._sockaddrs[other])
 
     def _sign(self, data: bytes) -> bytes:
         return hmac.digest(self._secret, data, "sha256") if self._secret else b""
@@ -222,7 +222,7 @@ class Peers:
     def _find(self) -> None:
         for other in self._others:
             if addresses := _resolve(*_split(self.addresses[other]), self._socket.family, self._flags):
-                self._where[other] = addresses[0]
+                self._sockaddrs[other] = addresses[0]
 
 
 def _resolve(host: str, port: int, family: int, flags: int = 0) -> list[tuple]:
@@ -232,8 +232,8 @@ def _resolve(host: str, port: int, family: int, flags: int = 0) -> list[tuple]:
     return []
 
 
-def _is_loopback(where: tuple) -> bool:
-    return ipaddress.ip_address(where[0].partition("%")[0]).is_loopback
+def _is_loopback(sockaddr: tuple) -> bool:
+    return ipaddress.ip_address(sockaddr[0].partition("%")[0]).is_loopback
 
 
 def is_gone(address: str) -> bool:

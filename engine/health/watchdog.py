@@ -262,15 +262,15 @@ class Watchdog:
                 f"(it last began step {last}); look at the stacks that it prints",
                 worker,
             )
-        where = f"nothing has moved for {idle:.0f} s in the call from step {step} on"
+        reason = f"nothing has moved for {idle:.0f} s in the call from step {step} on"
         if unheard := peers.unheard():
             who = " and ".join(map(peers.called, unheard))
             return (
-                f"{where}, and nothing was ever heard of {who}; let UDP through at its port to learn who is stuck",
+                f"{reason}, and nothing was ever heard of {who}; let UDP through at its port to learn who is stuck",
                 -1,
             )
         return (
-            f"{where}, and no worker is behind the others; raise {setting('step_timeout_seconds')} if steps take so "
+            f"{reason}, and no worker is behind the others; raise {setting('step_timeout_seconds')} if steps take so "
             "long",
             -1,
         )
@@ -333,8 +333,8 @@ class Watchdog:
         if not suspects:
             return None
         who = " and ".join(map(called, suspects))
-        what = "is gone: its process has ended" if gone else "is lost, says TensorFlow"
-        return f"{who} {what}; all workers have to start again, from the last checkpoint", suspects[0]
+        state = "is gone: its process has ended" if gone else "is lost, says TensorFlow"
+        return f"{who} {state}; all workers have to start again, from the last checkpoint", suspects[0]
 
 
 def _may_be_a_loss(error: Exception) -> bool:

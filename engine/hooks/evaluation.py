@@ -119,14 +119,14 @@ def evaluate(strategy, state: TrainState, program=None) -> Evaluated:
       LabelError: labels are not what a metric takes.
       NonfiniteError: a loss is not finite, or weights are not, which metrics may hide.
     """
-    where = f"evaluation at step {state.step}"
-    numerics.check_weights(state.trainer, where)
+    title = f"evaluation at step {state.step}"
+    numerics.check_weights(state.trainer, title)
     with averaged_weights(state.trainer):
         pairs = strategy.evaluate(program).values()
-    numerics.check_labels(pairs, where)
+    numerics.check_labels(pairs, title)
     values = values_by_name(pairs)
     wrong = {name: value for name, value in sorted(values.items()) if value is not None and not math.isfinite(value)}
-    line = f"{where}: {', '.join(f'{name} is {value}' for name, value in wrong.items())}; {_CURE}"
+    line = f"{title}: {', '.join(f'{name} is {value}' for name, value in wrong.items())}; {_CURE}"
     if any(map(numerics.is_loss, wrong)):
         raise numerics.NonfiniteError(line)
     if wrong and strategy.is_chief:

@@ -266,12 +266,12 @@ class KerasCallbacks(Windowed):
             self._begun[1] = status.step
             self._call("on_train_batch_begin", self._batch(status.step), {})
 
-    def _call(self, what: str, *arguments) -> None:
+    def _call(self, method: str, *arguments) -> None:
         """Calls a method of all, which may add to the logs for those after them, as Keras's own do."""
         *numbers, logs = arguments
         logs = dict(logs)
         for callback in self._called:
-            getattr(callback, what)(*numbers, logs)
+            getattr(callback, method)(*numbers, logs)
 
     def _take_up(self) -> None:
         """Gives callbacks the state that a checkpoint has of them, and names those that begin again."""

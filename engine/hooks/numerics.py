@@ -28,11 +28,11 @@ def is_loss(name: str) -> bool:
     return "loss" in name.split("_")
 
 
-def check_labels(pairs: Mapping[str, Pair], where: str) -> None:
-    """Raises `LabelError`, which begins with `where`, if a metric was given labels that it does not take."""
+def check_labels(pairs: Mapping[str, Pair], title: str) -> None:
+    """Raises `LabelError`, which begins with `title`, if a metric was given labels that it does not take."""
     for name, pair in pairs.items():
         if isinstance(pair, Pair) and (mistake := pair.mistake()):
-            raise LabelError(f"{where}: {name}: {mistake}")
+            raise LabelError(f"{title}: {name}: {mistake}")
 
 
 def enable() -> None:
@@ -55,10 +55,10 @@ def explain(error: Exception) -> str | None:
     if not match:
         return None
     output, op = match.groups()
-    what = re.search(r"Tensor had ([^\n\[]*?) values", text)
+    values = re.search(r"Tensor had ([^\n\[]*?) values", text)
     shape = re.search(r"^\s*shape: (.*)$", text, re.MULTILINE)
     node = re.search(r"Detected at node (\S+?)(?:/CheckNumericsV2\S*)? defined at", text)
-    line = f"{_plain(what.group(1)) if what else 'inf or nan'} first in output {output} of op {op}"
+    line = f"{_plain(values.group(1)) if values else 'inf or nan'} first in output {output} of op {op}"
     if node and node.group(1) != op:
         line += f" ({node.group(1)})"
     if shape:
@@ -68,8 +68,8 @@ def explain(error: Exception) -> str | None:
     return line + "; look at that op's inputs, lower the learning rate or set clip_norm"
 
 
-def _plain(what: str) -> str:
-    return what.replace("NaN", "nan").replace("Inf", "inf")
+def _plain(text: str) -> str:
+    return text.replace("NaN", "nan").replace("Inf", "inf")
 
 
 def _users_line(text: str) -> str | None:
@@ -93,14 +93,14 @@ def first_nonfinite_variable(state) -> str | None:
     return first_nonfinite([*own, *state.variables()])
 
 
-def check_weights(trainer, where: str) -> None:
-    """Raises `NonfiniteError`, which begins with `where`, if a weight or a moving statistic is not finite.
+def check_weights(trainer, title: str) -> None:
+    """Raises `NonfiniteError`, which begins with `title`, if a weight or a moving statistic is not finite.
 
     A loss may be finite all the same, since ReLU takes nan for 0. Waits for the devices.
     """
     inventory = Inventory(trainer)
     if path := first_nonfinite([*inventory.all_weights, *inventory.moving_statistics]):
-        raise NonfiniteError(f"{where}: variable {path} is not finite; {_cure(trainer.given.options)}")
+        raise NonfiniteError(f"{title}: variable {path} is not finite; {_cure(trainer.given.options)}")
 
 
 def first_nonfinite(variables: Iterable) -> str | None:

@@ -77,20 +77,20 @@ def restore(
     # What was measured by other rules is forgotten like what was measured on other data.
     changed = manifest.other_data(checkpoints.about) if rules_of(manifest) == RULES else {"train", "eval"}
     kept = manifest.host_state.get("hooks", {})
-    whose = "state"
+    owner = "state"
     try:
         state.restore_host_state(manifest.host_state.get("state", {}))
         for name, hook in by_name(hooks).items():
             if name in kept:
-                whose = f"hooks.{name}"
+                owner = f"hooks.{name}"
                 hook.restore_host_state(kept[name])
                 hook.data_changed(changed)
         if meter is not None:
-            whose = "meter"
+            owner = "meter"
             meter.restore_host_state({} if "train" in changed else manifest.host_state.get("meter", {}))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{manifest.name} in {checkpoints.directory}: its host_state.{whose} can't be taken up ({error!r}); "
+            f"{manifest.name} in {checkpoints.directory}: its host_state.{owner} can't be taken up ({error!r}); "
             "restore the manifest from a copy, or move this checkpoint away to go on from the one before"
         ) from error
     return manifest

@@ -167,7 +167,7 @@ class Assignments:
                 if handle in self._own:
                     return True
                 earlier = [e for e in self._uses.get(handle, ()) if e[1] is not scope or _precedes(e[0], op)]
-                queue += [(value, where) for e, where in earlier for value in e.inputs[1:]]
+                queue += [(value, place) for e, place in earlier for value in e.inputs[1:]]
             queue += [(value, scope) for value in _made_of(tensor)]
         return False
 

@@ -66,12 +66,12 @@ def complete(source: tf.keras.Model, copy: tf.keras.Model) -> None:
 
 
 def _complete_layer(theirs: tf.keras.layers.Layer, mine: tf.keras.layers.Layer) -> None:
-    where = f"{type(theirs).__name__} {theirs.path or theirs.name}"
+    layer_name = f"{type(theirs).__name__} {theirs.path or theirs.name}"
     mine.trainable = theirs.trainable  # and all in it, which come after it and are set themselves
     vars(mine).update((name, vars(theirs)[name]) for name in _OF_LAYER)
     own, others = ([*each._trainable_variables, *each._non_trainable_variables] for each in (theirs, mine))
     if len(own) != len(others):
-        raise ValueError(f"{where} has {len(own)} variables, and its copy has {len(others)}, as after enable_lora")
+        raise ValueError(f"{layer_name} has {len(own)} variables, and its copy has {len(others)}, as after enable_lora")
     for variable, other in zip(own, others, strict=True):
         if (form := _form(variable)) != _form(other):
             raise ValueError(f"{variable.path} is {form}, and in the copy {_form(other)}")
@@ -81,7 +81,7 @@ def _complete_layer(theirs: tf.keras.layers.Layer, mine: tf.keras.layers.Layer) 
         if _is_plain(value):
             vars(mine)[name] = value
         elif name in vars(mine):
-            raise ValueError(f"{where} has another {name}, which its get_config does not return")
+            raise ValueError(f"{layer_name} has another {name}, which its get_config does not return")
 
 
 def _form(variable: tf.keras.Variable) -> str:

@@ -316,8 +316,8 @@ class EventLog:
                             while piece := file.read(min(_PIECE, last - file.tell())):
                                 left.write(piece)
             if skipped:
-                what = f"{counted(skipped, 'line')} that {'is' if skipped == 1 else 'are'} not of its schema"
-                logging.warning("%s: %s removed; a process that is killed may leave one", self._path, what)
+                removed = f"{counted(skipped, 'line')} that {'is' if skipped == 1 else 'are'} not of its schema"
+                logging.warning("%s: %s removed; a process that is killed may leave one", self._path, removed)
         self._cut_at = None
 
 

@@ -26,7 +26,7 @@ _MOST_JSON_BYTES = 1 << 28  # a manifest of a million variables has half
 _SUFFIX = ".tmp"
 
 
-def open_regular(path: str | os.PathLike, how: int = os.O_RDONLY, folder: int | None = None) -> int:
+def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
     """Opens a regular file, created with O_CREAT if asked for; never waits, as for a pipe's other end.
 
     A link is followed where the file is only read, without O_NOFOLLOW. Returns the descriptor. Raises OSError, also for
@@ -34,16 +34,16 @@ def open_regular(path: str | os.PathLike, how: int = os.O_RDONLY, folder: int | 
 
     Args:
       path: of the file.
-      how: flags of `os.open`.
+      flags: flags of `os.open`.
       folder: the descriptor of the folder that a relative path is of.
     """
-    if how & (os.O_WRONLY | os.O_RDWR):
-        how |= os.O_NOFOLLOW
+    if flags & (os.O_WRONLY | os.O_RDWR):
+        flags |= os.O_NOFOLLOW
     at = {} if folder is None else {"dir_fd": folder}
     try:
-        descriptor = os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, **at)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, **at)
     except OSError as error:
-        if error.errno == errno.ELOOP and how & os.O_NOFOLLOW:
+        if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
             raise OSError(errno.ELOOP, "it is a link", os.fspath(path)) from None
         if error.errno == errno.ENXIO:  # a pipe that nobody reads, a socket
             raise _irregular(path) from None
@@ -60,10 +60,10 @@ def folder_below(path: str | os.PathLike, name: str) -> Iterator[int]:
 
     What is opened by its name in this descriptor, with O_NOFOLLOW, is below `path`, whatever is renamed meanwhile.
     """
-    how = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    outer = os.open(path, how)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    outer = os.open(path, flags)
     try:
-        inner = os.open(name, how | os.O_NOFOLLOW, dir_fd=outer)
+        inner = os.open(name, flags | os.O_NOFOLLOW, dir_fd=outer)
     finally:
         os.close(outer)
     try:
@@ -79,7 +79,7 @@ def _irregular(path: str | os.PathLike) -> OSError:
 def read_json(
     path: str | os.PathLike,
     parse_constant: Callable[[str], Any] | None = None,
-    how: int = os.O_RDONLY,
+    flags: int = os.O_RDONLY,
     most_bytes: int = _MOST_JSON_BYTES,
 ) -> Any:
     """Reads JSON, in UTF-8, from a regular file. Raises OSError, and ValueError where it is not JSON.
@@ -87,10 +87,10 @@ def read_json(
     Args:
       path: of the file.
       parse_constant: as `json.load` takes it, of NaN and Infinity.
-      how: as `open_regular` takes it.
+      flags: as `open_regular` takes it.
       most_bytes: that are read; more are a ValueError.
     """
-    with open(open_regular(path, how), "rb") as file:
+    with open(open_regular(path, flags), "rb") as file:
         if os.fstat(file.fileno()).st_size > most_bytes:
             raise UsageError(f"it has more than {most_bytes >> 20} MiB")
         try:

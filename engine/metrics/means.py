@@ -177,14 +177,14 @@ def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return examples if weights is None else tf.cast(weights, tf.float32) * examples
 
 
-def as_pair(pair, where: str, weights=None) -> Pair:
+def as_pair(pair, owner: str, weights=None) -> Pair:
     """Converts a pair (total, count) to its kind, with scalar float32 tensors; a plain one becomes a `Mean`.
 
     With the examples' `weights`, float32 [batch], it is weighed by them; a pair that was not made by a function of this
     module stays as it is.
 
     Raises:
-      UsageError: it is not a pair; the message begins with `where` it came from.
+      UsageError: it is not a pair; the message begins with `owner`.
     """
     if weights is not None and getattr(pair, "weigh", None):
         pair = pair.weigh(weights)
@@ -192,16 +192,16 @@ def as_pair(pair, where: str, weights=None) -> Pair:
         return pair
     if isinstance(pair, tf.keras.metrics.Metric):
         raise UsageError(
-            f"{where}: a Keras metric is not a pair; keep self.{pair.name} = crankshaft.KerasMetric(metric), made in "
+            f"{owner}: a Keras metric is not a pair; keep self.{pair.name} = crankshaft.KerasMetric(metric), made in "
             f"__init__ or build, and return self.{pair.name}(labels, predictions)"
         )
     if not (isinstance(pair, tuple) and len(pair) == 2):
-        raise UsageError(f"{where}: a {type(pair).__name__} is not a pair (total, count); {_instead(pair)}")
+        raise UsageError(f"{owner}: a {type(pair).__name__} is not a pair (total, count); {_instead(pair)}")
     total, count = (tf.cast(part, tf.float32) for part in pair)
     for name, part in (("total", total), ("count", count)):
         if part.shape.rank not in (None, 0):
             raise UsageError(
-                f"{where}: its {name} is not a scalar, but of shape {part.shape}; use crankshaft.mean(values)"
+                f"{owner}: its {name} is not a scalar, but of shape {part.shape}; use crankshaft.mean(values)"
             )
     return (type(pair) if isinstance(pair, Mean) else Mean)(total, count)
 
@@ -216,29 +216,29 @@ def _instead(returned) -> str:
     return line
 
 
-def as_loss(pair, where: str, weights=None, check_values: bool = False) -> Mean:
+def as_loss(pair, owner: str, weights=None, check_values: bool = False) -> Mean:
     """Converts a loss by `as_pair`; ValueError where weights can't be applied to it. `check_values` adds asserts."""
     if weights is not None and not getattr(pair, "weigh", None):
         raise UsageError(
-            f"{where}: the data has weights, and its pair was not made by crankshaft.mean, so they can't be applied; "
+            f"{owner}: the data has weights, and its pair was not made by crankshaft.mean, so they can't be applied; "
             "return crankshaft.mean(losses), all that belongs to an example added up before"
         )
-    pair = as_pair(pair, where, weights)
+    pair = as_pair(pair, owner, weights)
     if check_values:
-        message = f"{where}: its count is negative or not finite; count examples, or add weights up"
+        message = f"{owner}: its count is negative or not finite; count examples, or add weights up"
         tf.debugging.Assert(tf.logical_and(pair.count >= 0, tf.math.is_finite(pair.count)), [message, pair.count])
     return pair
 
 
-def checked(metrics, where: str, weights=None) -> dict[str, Pair]:
+def checked(metrics, owner: str, weights=None) -> dict[str, Pair]:
     """Converts pairs by name, each by `as_pair`, weighed if there are weights.
 
     Raises:
-      UsageError: one is not a pair, or a name can't be a metric's; the message begins with `where`.
+      UsageError: one is not a pair, or a name can't be a metric's; the message begins with `owner`.
     """
     if not isinstance(metrics, dict):
-        raise UsageError(f"{where} returned a {type(metrics).__name__}; return a dictionary of pairs, {{}} for none")
+        raise UsageError(f"{owner} returned a {type(metrics).__name__}; return a dictionary of pairs, {{}} for none")
     for name in metrics:
         if not isinstance(name, str) or name in _ENGINES:
-            raise UsageError(f"{where}: {name!r} can't be the name of a metric; the engine's own are {_ENGINES}")
-    return {name: as_pair(pair, f"{where}[{name!r}]", weights) for name, pair in metrics.items()}
+            raise UsageError(f"{owner}: {name!r} can't be the name of a metric; the engine's own are {_ENGINES}")
+    return {name: as_pair(pair, f"{owner}[{name!r}]", weights) for name, pair in metrics.items()}

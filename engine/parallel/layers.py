@@ -312,11 +312,11 @@ def add_weight(
     return weight
 
 
-def shard_size(count: int, mesh, what: str) -> int:
+def shard_size(count: int, mesh, name: str) -> int:
     """Returns how many of `count` each replica along `model` has; raises ValueError where they don't divide."""
     size = mesh.model.size
     if count % size:
         below, above = count // size * size, -(-count // size) * size
         fits = f"{below} or {above}" if below else f"{above}"
-        raise UsageError(f"{what}={count} does not divide over the mesh's model:{size}; use {fits}")
+        raise UsageError(f"{name}={count} does not divide over the mesh's model:{size}; use {fits}")
     return count // size

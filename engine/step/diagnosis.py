@@ -158,7 +158,7 @@ def warn_of_stand_in(graph: tf.Graph) -> None:
         logging.log_first_n(logging.WARNING, _STAND_IN, 1, ", ".join(sorted(python)))
 
 
-def without_pairs(function: Callable, where: str, outputs, batch) -> Any:
+def without_pairs(function: Callable, owner: str, outputs, batch) -> Any:
     """Returns function(outputs, batch), of whose operations none may broadcast examples [n, 1] with examples [n].
 
     Labels [n] and outputs [n, 1] broadcast to [n, n]. Each `tf.function`, branch and loop that it calls is looked at,
@@ -177,7 +177,7 @@ def without_pairs(function: Callable, where: str, outputs, batch) -> Any:
     if size != 1 and _broadcasts(graph.get_operations()[before:], here):
         labels = fields(batch).labels
         raise UsageError(
-            f"{where}: values [n, 1] and [n] of n examples broadcast to [n, n], one for each pair of them (outputs are "
+            f"{owner}: values [n, 1] and [n] of n examples broadcast to [n, n], one for each pair of them (outputs are "
             f"{_shape(outputs, size)}, labels {_shape(() if labels is None else labels, size)}); make the shapes "
             "alike, by outputs[:, 0] or labels[:, None], or write labels[None, :] if pairs are meant"
         )
@@ -267,12 +267,12 @@ def _size(op: tf.Operation, numbered: tf.Tensor):
     return numbered.shape[axis] or tf.shape(numbered)[axis]
 
 
-def _outside(what: str, numbers: tf.Tensor, size) -> tuple[str, Outside]:
+def _outside(name: str, numbers: tf.Tensor, size) -> tuple[str, Outside]:
     """Returns the name of the metric, and its pair of the numbers that are not from 0 to below `size`."""
     values = tf.cast(numbers, tf.float64)  # GPUs compute with int32 on the host, for which a step would wait
     above, below = values >= tf.cast(size, tf.float64), values < 0
     largest = tf.maximum(tf.reduce_max(tf.where(above, values, 0.0)), 0.0)  # of none it is -inf
     least = tf.minimum(tf.reduce_min(tf.where(below, values, 0.0)), 0.0)
     parts = tf.cast(tf.stack([tf.reduce_any(above), tf.reduce_any(below)]), tf.float64)
-    name = f"{what} from 0 to {size - 1}" if isinstance(size, int) else f"{what} out of range"
+    name = f"{name} from 0 to {size - 1}" if isinstance(size, int) else f"{name} out of range"
     return name, Outside(tf.stack([largest, least]), parts)

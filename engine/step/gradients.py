@@ -268,15 +268,15 @@ def minimize(
       >>> def train_step(self, batch):  # of a Trainer with two models
       ...     return minimize(self, batch, self.losses, {"loss": self.optimizer, "critic_loss": self.critic_optimizer})
     """
-    whose = f"{type(trainer).__name__}.train_step"
+    owner = f"{type(trainer).__name__}.train_step"
 
     def compute(part):
         pairs = losses(part)
         if missing := [name for name in optimizers if name not in pairs]:
             raise UsageError(
-                f"{whose} minimizes {missing[0]!r}, and its losses are {', '.join(pairs)}; use one of them"
+                f"{owner} minimizes {missing[0]!r}, and its losses are {', '.join(pairs)}; use one of them"
             )
-        return [as_loss(pairs[name], f"{whose}: {name!r}") for name in optimizers], lambda: pairs
+        return [as_loss(pairs[name], f"{owner}: {name!r}") for name in optimizers], lambda: pairs
 
     variables = [each.trained for each in optimizers.values()]
     gradients, metrics = differentiate(trainer, batch, compute, variables)

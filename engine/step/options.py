@@ -212,8 +212,8 @@ class Applied:
         why, cure = causes[missing[0]]
         shown = [*_shown({name: wanted[name] for name in missing if causes[name] == (why, cure)})]
         have = "has" if len(shown) == 1 else "have"
-        whose = type(trainer).__name__
-        raise UsageError(f"{' and '.join(shown)} {have} no effect: {whose}{why}; {cure}, or leave the option out")
+        owner = type(trainer).__name__
+        raise UsageError(f"{' and '.join(shown)} {have} no effect: {owner}{why}; {cure}, or leave the option out")
 
     def _cause(self, name: str, value: Any, has_optimizer: bool) -> tuple[str, str]:
         """Returns why an option is not applied, and what to write: the same for options that go together."""

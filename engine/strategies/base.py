@@ -258,20 +258,20 @@ class Strategy(Processes, abc.ABC):
         After `limit` steps all is `in_step`, since something is due.
         """
 
-    def external(self, step: Literal["train", "eval"], split, *how) -> Program:
+    def external(self, step: Literal["train", "eval"], split, *options) -> Program:
         """Returns the program of a step on data that a call brings. It is made once, and to be closed after the call.
 
         Args:
           step: of training, or of an evaluation, which begins.
           split: a `Source` or a `Stream`.
-          *how: the batch size, the seed and the number of steps, see `ExternalFeed.hold`.
+          *options: the batch size, the seed and the number of steps, see `ExternalFeed.hold`.
         """
         if step not in self._external:
             feed = self.external_feed()
             self._external = {**self._external, step: (self.program(step, feed), feed)}
         program, feed = self._external[step]
         program.restart()
-        feed.set_data(split, program.step, *how)
+        feed.set_data(split, program.step, *options)
         return program
 
     def external_feed(self) -> ExternalFeed:

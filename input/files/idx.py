@@ -38,8 +38,8 @@ def find_idx(data_dir: str, names: tuple[str, ...]) -> list[str]:
       InputError: the folder or a file is missing; the message lists the folder's contents.
     """
     if not listing.is_folder(data_dir):
-        what = "a file" if listing.exists(data_dir) else "nothing"
-        raise InputError(f"data_dir={data_dir}: expected a folder with {names[0]}[.gz], found {what}")
+        actual = "a file" if listing.exists(data_dir) else "nothing"
+        raise InputError(f"data_dir={data_dir}: expected a folder with {names[0]}[.gz], found {actual}")
     kind = listing.FileKind(f"{names[0]}[.gz]", ("|".join(map(re.escape, names)),))
     left_out: dict[str, list[str]] = collections.defaultdict(list)
     entries = listing.in_folder(data_dir, kind, "data_dir", left_out)

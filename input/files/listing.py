@@ -132,12 +132,12 @@ def log_empty(paths: list[str]) -> None:
         logging.warning("%d left out as empty: %s", len(paths), _few(paths))
 
 
-def log_left_out(where: str, left_out: dict[str, list[str]]) -> None:
+def log_left_out(source: str, left_out: dict[str, list[str]]) -> None:
     """Logs in one line which files are not read, by reason."""
     left_out = {why: names for why, names in left_out.items() if names}
     if left_out:
         reasons = "; ".join(f"{_few(sorted(names, key=natural))} ({why})" for why, names in left_out.items())
-        logging.warning("%s: %d not read: %s", where, sum(map(len, left_out.values())), reasons)
+        logging.warning("%s: %d not read: %s", source, sum(map(len, left_out.values())), reasons)
 
 
 def is_hidden_or_temporary(name: str) -> bool:

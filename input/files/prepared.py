@@ -76,10 +76,10 @@ class Prepared:
         """Returns the paths of what is read."""
         return [self.path]
 
-    def damaged(self, what: str) -> SourceError:
+    def damaged(self, title: str) -> SourceError:
         """Makes the error of bytes that are not what was written."""
         return SourceError(
-            f"{self.path}: {what} is damaged (its checksum is another); remove the file, it is made again"
+            f"{self.path}: {title} is damaged (its checksum is another); remove the file, it is made again"
         )
 
 
@@ -179,7 +179,7 @@ def is_bundled(path: str) -> bool:
     return os.path.dirname(path) == BUNDLED
 
 
-def progress(what: str, total: int) -> Callable[[int], None]:
+def progress(title: str, total: int) -> Callable[[int], None]:
     """Returns a function that is told how much of the total is done, and says so now and then."""
     logged_at = time.monotonic()
 
@@ -187,7 +187,7 @@ def progress(what: str, total: int) -> Callable[[int], None]:
         nonlocal logged_at
         if time.monotonic() - logged_at > _SECONDS:
             logged_at = time.monotonic()
-            logging.warning("%s: %.0f %%", what, 100 * done / max(total, 1))
+            logging.warning("%s: %.0f %%", title, 100 * done / max(total, 1))
 
     return at
 
@@ -229,13 +229,13 @@ def _made(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:
 
 
 @contextlib.contextmanager
-def _locked(lock_path: str, what: str) -> Iterator[None]:
+def _locked(lock_path: str, title: str) -> Iterator[None]:
     """Holds a file that is there while it is held; waits for another process that holds it."""
     lock = FileLock(lock_path)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        logging.warning("waiting for another process, which prepares %s", what)
+        logging.warning("waiting for another process, which prepares %s", title)
         lock.acquire()
     try:
         yield

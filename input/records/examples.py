@@ -67,7 +67,7 @@ class ExampleSource(Source):
         """Returns which of `files` each record is in, [n]."""
 
     @abc.abstractmethod
-    def where(self, index: int) -> str:
+    def locate(self, index: int) -> str:
         """Returns a record's file and number, for messages."""
 
     def read(self, indices: np.ndarray) -> Any:
@@ -78,7 +78,7 @@ class ExampleSource(Source):
             index = int(indices[error.index])
             raise BadRecordError(
                 index,
-                f"{self.where(index)} {error}; say in features.json what records hold, write the record again, or "
+                f"{self.locate(index)} {error}; say in features.json what records hold, write the record again, or "
                 f"leave such ones out by {setting('max_bad_records')}",
             ) from None
 

@@ -217,7 +217,7 @@ def _usually_stored(dtype: np.dtype) -> str:
     return "float" if dtype == np.float32 else "int64" if dtype == np.int64 else "bytes"
 
 
-def _dtype(where: str, name: Any) -> np.dtype:
+def _dtype(source: str, name: Any) -> np.dtype:
     if name == "string":
         return np.dtype(object)
     try:
@@ -225,19 +225,19 @@ def _dtype(where: str, name: Any) -> np.dtype:
     except TypeError:
         dtype = None
     if dtype is None or dtype.kind not in "biuf":
-        raise InputError(f"{where} is of dtype {name!r:.40}; use one such as uint8, int64, float32 or string")
+        raise InputError(f"{source} is of dtype {name!r:.40}; use one such as uint8, int64, float32 or string")
     return dtype
 
 
-def _example(names: list[str], label: str, weight: str, where: str) -> Any:
+def _example(names: list[str], label: str, weight: str, source: str) -> Any:
     """Returns the form of an example: (features, label, weight), without missing parts."""
     for flag, name in (("label", label), ("weight", weight)):
         if name and name not in names:
-            raise InputError(f"{flag}={name} is none of the features of {where}: {', '.join(names)}; use one of them")
+            raise InputError(f"{flag}={name} is none of the features of {source}: {', '.join(names)}; use one of them")
     label = label or ("label" if "label" in names else "")
     rest = [name for name in names if name not in (label, weight)]
     if not rest:
-        raise InputError(f"{where}: there is no feature besides {label or weight}; name the others too")
+        raise InputError(f"{source}: there is no feature besides {label or weight}; name the others too")
     features: Any = rest[0] if len(rest) == 1 else {name: name for name in rest}
     if weight:
         return (features, label or (), weight)

@@ -46,10 +46,10 @@ def find_splits(data_dir: str | None, eval_data_dir: str, kind: listing.FileKind
     return train, _shards(eval_data_dir, kind, "eval_data_dir") if eval_data_dir else None
 
 
-def _shards(where: str | None, kind: listing.FileKind, flag: str) -> list[str]:
-    paths = listing.find(where, kind, flag).paths
+def _shards(data_dir: str | None, kind: listing.FileKind, flag: str) -> list[str]:
+    paths = listing.find(data_dir, kind, flag).paths
     for folder, own in _by_folder(paths).items():
-        _check_noted(own, folder in map(os.path.normpath, listing.parts(where or "")))
+        _check_noted(own, folder in map(os.path.normpath, listing.parts(data_dir or "")))
     return paths
 
 
@@ -156,7 +156,7 @@ class Renumbered(WrappedSource):
                 index = int(indices[np.flatnonzero(wrong)[0]])
                 raise BadRecordError(
                     index,
-                    f"{self.source.where(index)} has a label that is none of its {len(numbers)} classes; write it "
+                    f"{self.source.locate(index)} has a label that is none of its {len(numbers)} classes; write it "
                     f"again, or leave such ones out by {setting('max_bad_records')}",
                 )
             renumbered[rows] = np.array(numbers)[labels[rows]]

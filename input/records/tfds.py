@@ -55,8 +55,8 @@ def _tensor(path: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     dtype, encoding = str(entry.get("dtype", "")), entry.get("encoding", "none")
     sizes = [int(size) for size in entry.get("shape", {}).get("dimensions", [])]
     if min(sizes, default=0) < 0 or encoding not in ("none", "bytes"):
-        what = "of no fixed shape" if encoding in ("none", "bytes") else f"encoded as {encoding}"
-        raise InputError(f"{path}: {name} is {what}, which is not read; {_CURE}")
+        fault = "of no fixed shape" if encoding in ("none", "bytes") else f"encoded as {encoding}"
+        raise InputError(f"{path}: {name} is {fault}, which is not read; {_CURE}")
     is_bytes = dtype == "string" or encoding == "bytes"
     stored = "bytes" if is_bytes else "float" if "float" in dtype else "int64"
     return {"shape": sizes, "dtype": dtype, "stored": stored}

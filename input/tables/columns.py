@@ -165,13 +165,13 @@ def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
     shown = _list(table.columns)
     if choice.label not in {NONE, *table.columns}:
         raise InputError(
-            f"{table.where} has no column {choice.label!r}; name the label's by {setting('input_arg')}=label=NAME, one "
+            f"{table.path} has no column {choice.label!r}; name the label's by {setting('input_arg')}=label=NAME, one "
             f"of {shown}, or {NONE}"
         )
     for argument in ("features", "numbers", "texts"):
         for name in getattr(choice, argument):
             if name not in table.columns:
-                raise InputError(f"{argument}={name}: {table.where} has no such column; its columns are {shown}")
+                raise InputError(f"{argument}={name}: {table.path} has no such column; its columns are {shown}")
     index = [name for name in table.columns if _INDEX.fullmatch(name) and name not in (*choice.features, choice.label)]
     names = choice.features or tuple(name for name in table.columns if name not in (choice.label, *index))
     if index and not choice.features:
@@ -181,13 +181,13 @@ def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
         if table.columns[name] is None or (name == choice.label and table.columns[name].kind == "timestamp"):
             readable = _list((name for name in names if table.columns[name]), ",")
             raise InputError(
-                f"{table.where}: column {name!r} is neither of numbers nor of text; name those to be read by "
+                f"{table.path}: column {name!r} is neither of numbers nor of text; name those to be read by "
                 f"{setting('input_arg')}=features={readable}"
                 if name != choice.label
-                else f"{table.where}: column {name!r} is not of numbers or text, which labels are; choose another label"
+                else f"{table.path}: column {name!r} is not of numbers or text, which labels are; choose another label"
             )
     if not names:
-        raise InputError(f"{table.where} has no column but the label {choice.label!r}; give it one of features")
+        raise InputError(f"{table.path} has no column but the label {choice.label!r}; give it one of features")
     for name in names:
         if table.columns[name].kind == "text" and (choice.array or name in choice.numbers):
             argument = "array=true makes one array" if choice.array else f"numbers={name} makes a column"
@@ -206,7 +206,7 @@ def _check_exact(tables: list[ParquetTable], features: list[ColumnFeature], choi
             most = max(map(abs, ends or (0,)))
             if most > EXACT_FLOAT32:
                 raise InputError(
-                    f"{table.where}: column {name!r} has {most:,}, and float32 tells whole numbers apart up to 2^24 "
+                    f"{table.path}: column {name!r} has {most:,}, and float32 tells whole numbers apart up to 2^24 "
                     "only; leave it out if these are ids, or have them rounded by "
                     f"{setting('input_arg')}=numbers={name}"
                 )
@@ -218,7 +218,7 @@ def _check_names(table: ParquetTable, features: list[ColumnFeature]) -> None:
         for name in feature.specs:
             if name in names:
                 raise InputError(
-                    f"{table.where}: {name!r} is made of column {names[name]!r}, and of {feature.column!r}; rename one"
+                    f"{table.path}: {name!r} is made of column {names[name]!r}, and of {feature.column!r}; rename one"
                 )
             names[name] = feature.column
 
@@ -263,9 +263,7 @@ def _words(table: ParquetTable, names: list[str], rows: int, cure: str = _HASH) 
             codes, some = group.values[name]
             words[name].update(some[np.unique(codes[:count])])
             if len(words[name]) > _MOST_WORDS:
-                raise InputError(
-                    f"{table.where}: column {name!r} has more than {_MOST_WORDS:,} different words, {cure}"
-                )
+                raise InputError(f"{table.path}: column {name!r} has more than {_MOST_WORDS:,} different words, {cure}")
     return {name: sorted(each - {b""}) for name, each in words.items()}
 
 
@@ -570,8 +568,8 @@ class Columns(Source):
         """Raises `BadRecordError` for the first bad one of these rows."""
         for row in rows.tolist():
             if problem := group.problems.get(row):
-                where = self._table.describe_row(number, row)
-                raise BadRecordError(int(self._starts[number]) + row, f"{where}: {problem}")
+                location = self._table.describe_row(number, row)
+                raise BadRecordError(int(self._starts[number]) + row, f"{location}: {problem}")
 
 
 def _no_group_yet(number: int) -> tuple[threading.Lock, list[_Converted]]:
@@ -591,10 +589,10 @@ def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks
 
 def _check_alike(name: str, table: ParquetTable, like: ParquetTable) -> None:
     if name not in table.columns:
-        raise InputError(f"{table.where} has no column {name!r}, and {like.where} has; give both the same columns")
+        raise InputError(f"{table.path} has no column {name!r}, and {like.path} has; give both the same columns")
     column, wanted = table.columns[name], like.columns[name]
     if column is None or column[:2] != wanted[:2]:
         raise InputError(
-            f"{table.where}: column {name!r} holds {column or 'nothing that is read'}, and {wanted} in {like.where}; "
+            f"{table.path}: column {name!r} holds {column or 'nothing that is read'}, and {wanted} in {like.path}; "
             "write both alike"
         )

@@ -65,10 +65,10 @@ class BadRecords:
         self.count = 0
         self._first = ""
 
-    def add(self, where: str, problem: str) -> None:
+    def add(self, location: str, problem: str) -> None:
         """Counts a malformed record; `problem` is of the form "expected ..., found ...". Raises `InputError`."""
         self.count += 1
-        self._first = self._first or f"{where}: {problem}"
+        self._first = self._first or f"{location}: {problem}"
         if self._allowed is None:
             raise InputError(f"{self._first}; mend it")
         if self.count > self._allowed:
@@ -325,18 +325,18 @@ def records_of(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> Iter
     Raises:
       InputError: a quote is not closed, so the next record can't be found; or text is not UTF-8.
     """
-    how: dict[str, Any] = {"delimiter": layout.delimiter[0], "strict": True}
-    how["quoting"] = csv.QUOTE_MINIMAL if layout.has_quotes else csv.QUOTE_NONE
+    dialect: dict[str, Any] = {"delimiter": layout.delimiter[0], "strict": True}
+    dialect["quoting"] = csv.QUOTE_MINIMAL if layout.has_quotes else csv.QUOTE_NONE
     limit = csv.field_size_limit(_MOST_RECORD_BYTES)
     try:
         if layout.is_lines:
             text = io.TextIOWrapper(stream, "utf-8-sig" if not line else "utf-8", "surrogateescape", newline="")
             for number, raw in enumerate(text, line + 1):
                 if each := raw.rstrip("\r\n"):
-                    yield number, _fields(each, layout, how)
+                    yield number, _fields(each, layout, dialect)
             return
         text = io.TextIOWrapper(stream, "utf-8-sig" if not line else "utf-8", newline="")
-        reader = csv.reader(text, **how)
+        reader = csv.reader(text, **dialect)
         for row in reader:
             if row:
                 yield line + reader.line_num, _undoubled(row, layout)
@@ -353,11 +353,11 @@ def records_of(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> Iter
         csv.field_size_limit(limit)
 
 
-def _fields(line: str, layout: CsvLayout, how: dict[str, Any]) -> list[str] | str:
+def _fields(line: str, layout: CsvLayout, dialect: dict[str, Any]) -> list[str] | str:
     """Returns a line's fields, or its problem."""
     try:
         line.encode()
-        return _undoubled(next(csv.reader([line], **how)), layout)
+        return _undoubled(next(csv.reader([line], **dialect)), layout)
     except UnicodeEncodeError:
         return f"expected UTF-8, found {shown(line.encode(errors='surrogateescape'))}"
     except csv.Error:

@@ -57,7 +57,7 @@ class ParquetTable:
       like: the training table, whose folders' names have the same kinds of values.
 
     Attributes:
-      where: the first file, for messages.
+      path: the first file, for messages.
       source: the files that are read.
       paths: of them.
       columns: the contents of each column, by name, in order; None if it can't be read.
@@ -96,7 +96,7 @@ class ParquetTable:
         listing.log_empty([path for path, sizes in zip(self.paths, rows, strict=True) if not sum(sizes)])
         self._table_files = table_files
         self._whole = [n for n, sizes in enumerate(rows) if sum(sizes)]
-        self.where = self.paths[self._whole[0]]
+        self.path = self.paths[self._whole[0]]
         self.problems: dict[str, str] = {}
         self.lacking: dict[str, str] = {}
         self.key_kinds: dict[str, str] = {}  # of columns from folders' names, for `Converter`
@@ -152,7 +152,7 @@ class ParquetTable:
         for name, most in self._most_of_whole([name for name in names if self._is_rounded(name)]).items():
             if EXACT_FLOAT64 < most <= _MOST_INT64:
                 raise InputError(
-                    f"{self.where}: column {name!r} holds whole numbers up to {most:.17g} as floats, which tell them "
+                    f"{self.path}: column {name!r} holds whole numbers up to {most:.17g} as floats, which tell them "
                     f"apart up to 2^53 only; write integers or text, or {setting('input_arg')}=numbers={name} if these "
                     "are no ids"
                 )
@@ -317,7 +317,7 @@ class ParquetTable:
             except Unfit as unfit:
                 raise InputError(
                     f"{self.paths[unfit.row]}: expected {Converter(kind).expects} for {name} in the folder's name, as "
-                    f"in {like.where if like else ''}, inferred {unfit.field!r}; rename it"
+                    f"in {like.path if like else ''}, found {unfit.field!r}; rename it"
                 ) from None
             self.key_kinds[name] = kind
             self.columns[name] = Column(*_KEY_COLUMNS.get(kind, ("timestamp", (2,))))
@@ -478,7 +478,7 @@ class ParquetTable:
             logging.warning(
                 "%s has row groups of %s rows, %.0f MiB each, and a shuffle keeps the groups of two windows in memory; "
                 "write smaller ones (row_group_size=4096), or give --shuffle_window=2",
-                *(self.where, f"{group.num_rows:,}", group.total_byte_size / 2**20),
+                *(self.path, f"{group.num_rows:,}", group.total_byte_size / 2**20),
             )
 
 

@@ -43,7 +43,7 @@ def benchmark(run: BaseRun) -> modes.Outcome:
 
 def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
     """Measures the rate, what it is bound by, and with profile=true which ops take the time."""
-    how = run.config.arguments("benchmark_arg")
+    arguments = run.config.arguments("benchmark_arg")
     run.log("warm-up")
     before = time.perf_counter()
     run.log(choose_jit(run))
@@ -51,17 +51,17 @@ def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
     measured = rounds.run(
         run.strategy,
         run.strategy.training,
-        rounds.Length(how["steps"], how["seconds"] or 3.0, how["rounds"]),
+        rounds.Length(arguments["steps"], arguments["seconds"] or 3.0, arguments["rounds"]),
         variables,
-        at_round=lambda number, totals: run.log(_line(number, how["rounds"], totals)),
+        at_round=lambda number, totals: run.log(_line(number, arguments["rounds"], totals)),
         processes=lambda: children.job_of(variables),
     )
     for name in ("compile_seconds", "first_step_seconds"):  # a user waits for the choice of jit too
         measured[name] += choosing_seconds
-    profile, why_no_profile = _profile(run) if how["profile"] else (None, [])
+    profile, why_no_profile = _profile(run) if arguments["profile"] else (None, [])
     limits, why_no_limits = _limits(run, measured["steps_per_sec"])
     warnings = [*measured["warnings"], *why_no_profile, *why_no_limits]
-    return measured | ({"profile": profile} if how["profile"] else {}) | limits | {"warnings": warnings}
+    return measured | ({"profile": profile} if arguments["profile"] else {}) | limits | {"warnings": warnings}
 
 
 def _line(number: int, count: int, totals: Mapping[str, Any]) -> str:

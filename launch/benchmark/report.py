@@ -184,15 +184,15 @@ def markdown(result: Mapping[str, Any]) -> str:
     return visible("\n\n".join(blocks))
 
 
-def read(path: str, how: int = os.O_RDONLY) -> dict[str, Any]:
+def read(path: str, flags: int = os.O_RDONLY) -> dict[str, Any]:
     """Reads a benchmark's result. Raises `UsageError` for what is none, in one line.
 
     Args:
       path: of the file.
-      how: as `open_regular` takes it.
+      flags: as `open_regular` takes it.
     """
     try:
-        result = read_json(path, how=how, most_bytes=MOST_BYTES)
+        result = read_json(path, flags=flags, most_bytes=MOST_BYTES)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read ({error}); give a file of --result_json") from None
     version = result.get("schema") if isinstance(result, dict) else None

@@ -156,13 +156,15 @@ def check_baseline(config: Config) -> None:
     """Raises `UsageError` for a baseline that can't be read, or has no use."""
     if config.mode != "benchmark":
         return
-    how = config.arguments("benchmark_arg")
+    arguments = config.arguments("benchmark_arg")
     flag = setting("benchmark_arg")
-    if how["steps"] and how["seconds"]:
-        raise UsageError(f"{flag}: steps={how['steps']} and seconds={how['seconds']:g} are both given; use one of them")
-    if how["fail_below"] is not None and not config.baseline:
+    if arguments["steps"] and arguments["seconds"]:
         raise UsageError(
-            f"{flag} fail_below={how['fail_below']:g} has nothing to compare with; add {setting('baseline')}"
+            f"{flag}: steps={arguments['steps']} and seconds={arguments['seconds']:g} are both given; use one of them"
+        )
+    if arguments["fail_below"] is not None and not config.baseline:
+        raise UsageError(
+            f"{flag} fail_below={arguments['fail_below']:g} has nothing to compare with; add {setting('baseline')}"
         )
     if config.baseline:
         read_baseline(config.baseline)

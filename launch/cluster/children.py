@@ -166,8 +166,8 @@ class Children:
             for descriptor in os.listdir("/proc/self/fd"):  # a reader of the child's output waits for no other process
                 with contextlib.suppress(OSError):  # that of the list itself
                     os.close(int(descriptor))
-            how = os.WEXITED | os.WNOHANG | os.WNOWAIT  # it keeps its number until the keeper has ended
-            while not (ended := os.waitid(os.P_PID, child, how)) and os.getppid() == parent:
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT  # it keeps its number until the keeper has ended
+            while not (ended := os.waitid(os.P_PID, child, options)) and os.getppid() == parent:
                 signal.sigwait({signal.SIGCHLD, signal.SIGTERM})
                 _reap({child})
             _end_children({child} if ended else ())

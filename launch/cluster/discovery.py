@@ -39,9 +39,9 @@ def tasks_of_hosts(hosts: str, index: int | None) -> Tasks:
     """Returns the tasks that --cluster_hosts names. Raises `UsageError` where --task_index is none of them."""
     addresses = tuple(hosts.split(","))
     if index is None or index >= len(addresses):
-        what = " is not given" if index is None else f"={index} is given"
+        state = " is not given" if index is None else f"={index} is given"
         raise UsageError(
-            f"{setting('cluster_hosts')} names {len(addresses)} tasks, and {setting('task_index')}{what}; give each "
+            f"{setting('cluster_hosts')} names {len(addresses)} tasks, and {setting('task_index')}{state}; give each "
             f"task its own, 0 to {len(addresses) - 1}"
         )
     return Tasks("--cluster_hosts", addresses, index)
@@ -81,8 +81,8 @@ def check_agree(cluster: Cluster, environment: Mapping[str, str]) -> None:
 def describe(cluster: Cluster) -> str:
     """Returns the line that says which task this process is, of how many, and where that was read."""
     kinds = {kind: len(cluster.job(kind)) for kind in ("chief", "worker", "ps", "evaluator") if cluster.job(kind)}
-    where = f"{cluster.task} at {cluster.address}, task {cluster.index} of {counts(kinds)}"
-    return f"cluster: {where}; from {cluster.source}"
+    task = f"{cluster.task} at {cluster.address}, task {cluster.index} of {counts(kinds)}"
+    return f"cluster: {task}; from {cluster.source}"
 
 
 def arrive(cluster: Cluster, timeout_seconds: float) -> None:

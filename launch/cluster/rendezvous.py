@@ -100,15 +100,15 @@ def _bind_problem(host: str) -> str:
         addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as error:
         return f"a host that is not known here ({error.strerror})"
-    if any(_is_local(family, where) for family, _, _, _, where in addresses):
+    if any(_is_local(family, sockaddr) for family, _, _, _, sockaddr in addresses):
         return ""
     return f"which is not this host ({socket.gethostname()})"
 
 
-def _is_local(family: int, where: tuple) -> bool:
+def _is_local(family: int, sockaddr: tuple) -> bool:
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         try:
-            sock.bind(where)  # port 0: any free one
+            sock.bind(sockaddr)  # port 0: any free one
         except OSError as error:
             return error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
     return True
@@ -227,20 +227,20 @@ class Rendezvous:
             if wait.is_over:
                 # Others give up at the same moment: only where all came once is a peer that left to blame.
                 missing = [peer for peer in peers if peer not in seen or (replies[peer] and peer not in here)]
-                what = "did not come" if missing else "came, left, and did not come back"
+                event = "did not come" if missing else "came, left, and did not come back"
                 away = missing or [peer for peer in peers if peer not in here]
                 raise ClusterError(
-                    _missing(away, f"{what} within {setting('cluster_timeout_seconds')}={timeout_seconds:g}")
+                    _missing(away, f"{event} within {setting('cluster_timeout_seconds')}={timeout_seconds:g}")
                 )
             time.sleep(_POLL_SECONDS)
 
 
-def _missing(peers: Sequence[tuple[str, str]], what: str) -> str:
+def _missing(peers: Sequence[tuple[str, str]], event: str) -> str:
     """Returns the line on peers, (name, address) each, that are missing."""
     cure = f"start {'it' if len(peers) == 1 else 'them'}, or look at the output there"
     if any(answers(address, _POLL_SECONDS) is None for _, address in peers):
         cure = "it is stopped, or another program has the port"
-    return f"{_named(peers)} {what}; {cure}"
+    return f"{_named(peers)} {event}; {cure}"
 
 
 def _named(peers: Sequence[tuple[str, str]]) -> str:

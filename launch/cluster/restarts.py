@@ -177,11 +177,11 @@ class Synchronous:
         cure = "let every task call main, run or open_run, whatever its index"
         return Settlement(EXIT_USAGE, 0.0, f"{why}; {cure}", ending)
 
-    def _again(self, why: str, how: str, cause: TaskExit) -> Settlement:
+    def _again(self, why: str, action: str, cause: TaskExit) -> Settlement:
         """Starts all tasks again after what is not a failure of the run's."""
         pause = _pause(self._count(self._preemptions) - 1)
         return Settlement(
-            None, pause, f"{why}; all tasks start again {' '.join(filter(None, (_after(pause), how)))}", cause
+            None, pause, f"{why}; all tasks start again {' '.join(filter(None, (_after(pause), action)))}", cause
         )
 
     def _final(self, ending: TaskExit) -> tuple[int, str] | None:

@@ -48,17 +48,17 @@ def tasks(environment: Mapping[str, str]) -> Tasks | None:
             f"SLURM_STEP_NODELIST={node_list} has {len(nodes)} nodes, and SLURM_STEP_TASKS_PER_NODE={per_node} "
             f"{len(counts)}; start the tasks by srun"
         )
-    where = _nodes_of_ranks(counts, environment, int(rank))
+    nodes_of_ranks = _nodes_of_ranks(counts, environment, int(rank))
     reserved, most = environment.get("SLURM_STEP_RESV_PORTS", ""), max(counts)
     if reserved:
         ports = _reserved(reserved, most)
-        addresses = [f"{nodes[node]}:{ports[local]}" for node, local in where]
+        addresses = [f"{nodes[node]}:{ports[local]}" for node, local in nodes_of_ranks]
     elif most > _PORTS_A_SLOT:
         raise UsageError(f"{most} tasks on a node, of which {_PORTS_A_SLOT} get ports; use srun --resv-ports={most}")
     else:
         first = _FIRST_PORT + (int(job) + int(step)) % _SLOTS * _PORTS_A_SLOT
         # Of other nodes too where there are enough: several nodes may be one host's.
-        addresses = [f"{nodes[node]}:{first + (node * most + local) % _PORTS_A_SLOT}" for node, local in where]
+        addresses = [f"{nodes[node]}:{first + (node * most + local) % _PORTS_A_SLOT}" for node, local in nodes_of_ranks]
     return Tasks(f"Slurm's job {job}.{step}", tuple(addresses), int(rank))
 
 
@@ -68,9 +68,9 @@ def _nodes_of_ranks(counts: list[int], environment: Mapping[str, str], rank: int
     block = [(node, local) for node, count in enumerate(counts) for local in range(count)]
     cyclic = sorted(block, key=lambda pair: pair[::-1])
     kept = environment.get("SLURM_DISTRIBUTION", "")
-    for where in (cyclic, block) if kept.startswith("cyclic") else (block, cyclic):
-        if rank < len(where) and tuple(map(str, where[rank])) == own:
-            return where
+    for nodes_of_ranks in (cyclic, block) if kept.startswith("cyclic") else (block, cyclic):
+        if rank < len(nodes_of_ranks) and tuple(map(str, nodes_of_ranks[rank])) == own:
+            return nodes_of_ranks
     raise UsageError(
         f"SLURM_PROCID={rank} is task {own[1] or '?'} of node {own[0] or '?'}, which neither a block nor a cyclic "
         "distribution has there; use srun --distribution=block"

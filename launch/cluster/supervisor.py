@@ -339,8 +339,8 @@ class Supervisor:
 
     def _explain(self, message: str, cause: TaskExit) -> None:
         log = self._output.log_path(cause.task)
-        where = f" ({log})" if log else ""
-        last = f"its last lines{where}:" if cause.last_lines else "it printed nothing"
+        log_note = f" ({log})" if log else ""
+        last = f"its last lines{log_note}:" if cause.last_lines else "it printed nothing"
         self._output.fail(f"{message}; {last}", cause.last_lines)
 
     def _finish_output(self) -> None:

@@ -298,13 +298,15 @@ def check_without_evaluation(config: Config) -> None:
     """Raises `UsageError` for what needs evaluation data, where there is none."""
     give = f"return (train, eval) from the data function, or use {setting('validation_split')}=0.1"
     if config.mode == "eval" or config.is_evaluator:
-        what = "an evaluator" if config.is_evaluator else f"{setting('mode')}=eval"
-        raise UsageError(f"{what} needs evaluation data, and the data has none; {give}")
+        purpose = "an evaluator" if config.is_evaluator else f"{setting('mode')}=eval"
+        raise UsageError(f"{purpose} needs evaluation data, and the data has none; {give}")
     if config.mode != "train_and_eval":
         return
     if config.eval_every_steps or config.restore_best:
-        what = setting("restore_best") if config.restore_best else setting("eval_every_steps", config.eval_every_steps)
-        raise UsageError(f"{what} needs evaluation data, and the data has none; {give}")
+        purpose = (
+            setting("restore_best") if config.restore_best else setting("eval_every_steps", config.eval_every_steps)
+        )
+        raise UsageError(f"{purpose} needs evaluation data, and the data has none; {give}")
     monitored = Monitored.parse(config.monitor)
     watching = [flag for flag in ("early_stopping", "reduce_lr") if config.values[flag]]
     if monitored.source == "eval" and (watching or monitored.metric != "loss"):
@@ -392,12 +394,12 @@ def _check_run_dir(config: Config) -> None:
             )
 
 
-def check_same_run(config: Config, where: str, before: Mapping[str, Any]) -> None:
+def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> None:
     """Raises `UsageError` where a run was begun with other values of flags that decide its numbers.
 
     Args:
       config: what was asked.
-      where: what the run's own configuration was read from.
+      source: what the run's own configuration was read from.
       before: as `config.saved_settings` returns it.
     """
     if config.allow_changed_config or config.mode == "benchmark":
@@ -409,6 +411,6 @@ def check_same_run(config: Config, where: str, before: Mapping[str, Any]) -> Non
         now["seed"] = before["deciding"]["seed"]  # here it decides what is sampled, and nothing that is the run's
     if changed := differences(before["deciding"], now):
         raise UsageError(
-            f"{where} is a run of another configuration ({'; '.join(changed)}); "
+            f"{source} is a run of another configuration ({'; '.join(changed)}); "
             f"use another {setting('run_dir')}, the same flags, or {setting('allow_changed_config')}"
         )

@@ -520,16 +520,16 @@ def read(run_dir: str) -> dict[str, Any] | None:
     return saved_settings(path, content)
 
 
-def saved_settings(where: str, saved: Mapping[str, Any]) -> dict[str, Any]:
+def saved_settings(source: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the flags of a run, and those that decide, as config.json and each manifest keep them.
 
     Raises:
-      UsageError: one of both, or a model's or input's arguments, are not an object; `where` is what was read.
+      UsageError: one of both, or a model's or input's arguments, are not an object; `source` is what was read.
     """
     for part in ("flags", "deciding"):
         if not isinstance(saved.get(part), dict):
-            what = f"has {part}={shown(saved[part])}, which is not an object" if part in saved else f"has no {part}"
-            raise UsageError(f"{where} {what}; {_CURE}")
+            problem = f"has {part}={shown(saved[part])}, which is not an object" if part in saved else f"has no {part}"
+            raise UsageError(f"{source} {problem}; {_CURE}")
     flags_of_run = saved["flags"]
     # A flag that is gone since then, and was off or said what is done without it, decides nothing. For one that did not
     # decide when the run began, the value that it had; for one that did not exist, its default.
@@ -538,7 +538,7 @@ def saved_settings(where: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     deciding = {**{name: flags_of_run.get(name, vars(Flags())[name]) for name in DECIDING}, **deciding}
     for name in ARGUMENTS & deciding.keys():
         if not isinstance(own := deciding[name] or {}, dict):
-            raise UsageError(f"{where} has {name}={shown(own)}, which is not an object; {_CURE}")
+            raise UsageError(f"{source} has {name}={shown(own)}, which is not an object; {_CURE}")
         entry = registry.ENTRIES.get(name)
         deciding[name] = {**entry.defaults, **own} if entry else own
     return {"flags": flags_of_run, "deciding": deciding}

@@ -44,7 +44,7 @@ _LOCAL_SGD = ("sync_every_steps",)
 _OF_A_FOLDER = ("run_dir",)
 _WRITES: dict[str, Any] = {"use": _OF_A_FOLDER, "is_period": True}
 
-_run, _model, _input, _where = (
+_run, _model, _input, _placement = (
     functools.partial(flag, group=name) for name in ("The run", "Model", "Input", "Where it runs")
 )
 _between = functools.partial(flag, group="Between replicas", use=_REPLICAS)
@@ -146,28 +146,28 @@ class Flags:
     )
 
     # Where it runs
-    strategy: str = _where(OneOf(registry.names), "one_device", "Distribution strategy.")
-    num_virtual_devices: int = _where(
+    strategy: str = _placement(OneOf(registry.names), "one_device", "Distribution strategy.")
+    num_virtual_devices: int = _placement(
         Integer(0, 1000),
         0,
         "Split the CPU, or the one GPU, into this many virtual devices; 0 does not split it.",
         use=("strategy", "mirrored"),
     )
-    mesh: str | None = _where(
+    mesh: str | None = _placement(
         Text("data:D,model:M", rules.mesh),
         None,
         "Mesh of replicas, data:D,model:M: layers of engine.parallel are sharded over M replicas.",
         use=_MESHES,
     )
-    shard_optimizer: bool = _where(
+    shard_optimizer: bool = _placement(
         Boolean(), False, "Shard the optimizer's slots and its update across replicas (ZeRO, stage 1).", use=_MESHES
     )
-    recompute: bool = _where(
+    recompute: bool = _placement(
         Boolean(),
         False,
         "Recompute the model's blocks in the backward pass: less memory for activations, a third more computation.",
     )
-    gpus: str | None = _where(
+    gpus: str | None = _placement(
         Text(
             "GPUs' numbers, or none",
             rules.matching("none|\\d{1,4}(,\\d{1,4})*", "it is not a list of GPUs' numbers; use e.g. 0,1, or none"),
@@ -177,21 +177,21 @@ class Flags:
         of_call=True,
         may_differ=True,
     )
-    steps_per_loop: int = _where(
+    steps_per_loop: int = _placement(
         Integer(0), 0, "Steps per compiled call; 0 chooses about a quarter of a second of them."
     )
-    jit: str = _where(
+    jit: str = _placement(
         OneOf(("auto", "on", "off")),
         "auto",
         "Compile the training loop with XLA; auto measures both and keeps the faster.",
     )
-    communication: str = _where(
+    communication: str = _placement(
         OneOf(("auto", "ring", "nccl")),
         "auto",
         "Collectives between hosts: ring (TensorFlow's, over gRPC) or nccl (GPUs).",
         use=("strategy", "multi_worker"),
     )
-    cluster_hosts: str | None = _where(
+    cluster_hosts: str | None = _placement(
         Text(
             "host:port,host:port",
             rules.matching("[^,\\s]+(,[^,\\s]+)*", "it is not a list of addresses; use e.g. a:2222,b:2222"),
@@ -200,31 +200,33 @@ class Flags:
         "host:port of each task: all workers; or a coordinator, workers, --num_ps servers, an evaluator.",
         of_call=True,
     )
-    task_index: int | None = _where(
+    task_index: int | None = _placement(
         Integer(0), None, "Index of this process in --cluster_hosts, from 0.", of_call=True, may_differ=True
     )
-    bind: str | None = _where(
+    bind: str | None = _placement(
         Text("an IP address", rules.ip_address),
         None,
         "Address of this host at which Crankshaft's own sockets listen; TensorFlow's servers listen on all.",
         of_call=True,
         may_differ=True,
     )
-    num_ps: int = _where(
+    num_ps: int = _placement(
         Integer(0),
         0,
         "Number of parameter servers among the tasks of --cluster_hosts, Slurm or Kubernetes.",
         of_call=True,
     )
-    evaluator: bool = _where(Boolean(), False, "With --num_ps: the last task evaluates each checkpoint.", of_call=True)
-    cluster_timeout_seconds: float = _where(
+    evaluator: bool = _placement(
+        Boolean(), False, "With --num_ps: the last task evaluates each checkpoint.", of_call=True
+    )
+    cluster_timeout_seconds: float = _placement(
         Number(lower=0, upper=1e6),
         300.0,
         "How long to wait for all workers to connect.",
         use=_CLUSTERS,
         may_differ=True,
     )
-    step_timeout_seconds: float | None = _where(
+    step_timeout_seconds: float | None = _placement(
         Number(lower=0, upper=1e6),
         None,
         "End a worker that makes no progress for this long, and name who is stuck; files or a stream that return "

@@ -36,11 +36,11 @@ def is_path(name: str | None) -> bool:
     return isinstance(name, str) and (name.endswith(".py") or os.sep in name)  # a damaged configuration has anything
 
 
-def refuse_of_file(where: str, values: Mapping[str, Any], by_caller: Collection[str] = (), cure: str = "") -> None:
+def refuse_of_file(source: str, values: Mapping[str, Any], by_caller: Collection[str] = (), cure: str = "") -> None:
     """Raises `UsageError` where a run's file, which may be anyone's, names code that the caller has not named.
 
     Args:
-      where: the file.
+      source: the file.
       values: of flags by name, as read from it.
       by_caller: names of the flags that the caller gave.
       cure: how to name it, where there are no flags.
@@ -48,7 +48,7 @@ def refuse_of_file(where: str, values: Mapping[str, Any], by_caller: Collection[
     for kind in NEEDED:
         if kind not in by_caller and is_path(path := values.get(kind)):
             raise UsageError(
-                f"{where} names {path}, which does not run on that file's word alone; give "
+                f"{source} names {path}, which does not run on that file's word alone; give "
                 f"{cure or setting(kind, path)}"
             )
 
@@ -112,5 +112,5 @@ def check_trainer(trainer_class) -> None:
         if is_trainer
         else ("give a subclass of crankshaft.Trainer, whose build_model returns the Keras model")
     )
-    what = "the class" if kind is trainer_class else "an object of"
-    raise UsageError(f"what is to be trained is {what} {kind.__name__}; {cure}")
+    kind_name = "the class" if kind is trainer_class else "an object of"
+    raise UsageError(f"what is to be trained is {kind_name} {kind.__name__}; {cure}")

@@ -239,8 +239,8 @@ def coerce_argument(flag: str, name: str, value: Any, default: Any) -> Any:
         name_of_kind = {bool: "a boolean", int: "an integer", float: "a number", str: "text"}
         shown = ",".join(map(str, default)) if isinstance(default, (tuple, list)) else default
         hint = f"give a value like the default, {shown}" if shown or shown == 0 else "give one or more, or leave it out"
-        what = name_of_kind.get(type(default), "such a list")
-        raise UsageError(f"{setting(flag)} {name}={value!s:.60} is not {what}; {hint}") from None
+        expected = name_of_kind.get(type(default), "such a list")
+        raise UsageError(f"{setting(flag)} {name}={value!s:.60} is not {expected}; {hint}") from None
 
 
 def _is_list(value: Any) -> bool:

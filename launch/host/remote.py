@@ -166,11 +166,11 @@ def _is_whole(path: str, sealed: set[str]) -> bool:
 
 
 @contextlib.contextmanager
-def _explained(kind: type[Exception], what: str) -> Iterator[None]:
+def _explained(kind: type[Exception], action: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # TensorFlow's, by file system
-        raise kind(f"{what} ({_why(error)}); {_CURE}") from None
+        raise kind(f"{action} ({_why(error)}); {_CURE}") from None
 
 
 def _why(error: Exception) -> str:

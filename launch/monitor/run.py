@@ -44,7 +44,7 @@ class MonitoredRun:
             raise UsageError(f"{path} is not there; give a run's folder on this machine, or a file of --result_json")
         is_folder = os.path.isdir(path)
         self.name = os.path.basename(os.path.abspath(path))
-        self._result, self._how = (RunDir(path).result, os.O_NOFOLLOW) if is_folder else (path, os.O_RDONLY)
+        self._result, self._open_flags = (RunDir(path).result, os.O_NOFOLLOW) if is_folder else (path, os.O_RDONLY)
         self._folder = path if is_folder else None
         self._record = RecordReader(RunDir(path).events, clock) if is_folder else None
         if not is_folder:
@@ -80,14 +80,14 @@ class MonitoredRun:
             if revision != seen:
                 record = self._record.view(find, _LANES) if self._record else {}
                 tails = {name: _end(folder, name) for name, *_ in logs}
-                shown["view"] = {**record, "result": _benchmark(self._result, self._how), "logs": tails}
+                shown["view"] = {**record, "result": _benchmark(self._result, self._open_flags), "logs": tails}
         return shown
 
 
-def _benchmark(path: str, how: int) -> dict[str, Any]:
+def _benchmark(path: str, flags: int) -> dict[str, Any]:
     """Returns what the Markdown report has of a benchmark's result; nothing of another result, or of none."""
     with contextlib.suppress(UsageError):
-        result = report.read(path, how)
+        result = report.read(path, flags)
         return {"sections": [each._asdict() for each in report.sections(result)]}
     return {}
 

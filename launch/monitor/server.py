@@ -74,8 +74,8 @@ def _serve(paths: list[str], bind: str, port: int) -> None:
     try:
         server = Server(bind, port, application([MonitoredRun(path) for path in paths], token), any_host=bool(token))
     except OSError as error:
-        where = f"--bind={bind} --port={port}"
-        raise UsageError(f"{where} can't be listened on ({error.strerror}); --port=0 takes a free one") from None
+        endpoint = f"--bind={bind} --port={port}"
+        raise UsageError(f"{endpoint} can't be listened on ({error.strerror}); --port=0 takes a free one") from None
     host = socket.gethostname() if address.is_unspecified else f"[{address}]" if address.version == 6 else address
     query = f"?token={token}" if token else ""
     print(f"http://{host}:{server.port}/{query}   (Ctrl-C ends it)", flush=True)

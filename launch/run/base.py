@@ -437,9 +437,9 @@ def build_checkpoints(
     attempt = strategy.exchange_text(uuid.uuid4().hex)[0]
     writer = WritingProcess(strategy.host, attempt, _step_timeout_seconds(config))
     run = RunDir(config.run_dir)
-    how: dict[str, Any] = {"about": about, "writer": writer, "check": check_folder}
-    checkpoints = Checkpoints(run.checkpoints, state.checkpoint, keep=config.keep_checkpoints, **how)
-    best = Checkpoints(run.best, state.checkpoint, keep=1, writes=config.writes_best, **how)
+    options: dict[str, Any] = {"about": about, "writer": writer, "check": check_folder}
+    checkpoints = Checkpoints(run.checkpoints, state.checkpoint, keep=config.keep_checkpoints, **options)
+    best = Checkpoints(run.best, state.checkpoint, keep=1, writes=config.writes_best, **options)
     return checkpoints, best
 
 

@@ -185,9 +185,9 @@ def _division(about: dict[str, Any]) -> str:
 def check_evaluated(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:
     """Raises `UsageError` where ids are numbered otherwise than for the checkpoint, and that was not allowed."""
     if _OTHER_IDS in _differences(manifest, about, "train") and not config.allow_changed_config:
-        where = setting("data_dir", config.data_dir) if config.data_dir else "the training data"
+        data_name = setting("data_dir", config.data_dir) if config.data_dir else "the training data"
         raise UsageError(
-            f"{where} numbers ids otherwise than the training data of {setting('run_dir', config.run_dir)} did, so "
+            f"{data_name} numbers ids otherwise than the training data of {setting('run_dir', config.run_dir)} did, so "
             f"that rows of its tables would mean others; use the run's own data, or {setting('allow_changed_config')}"
         )
 

@@ -54,16 +54,16 @@ def generate(run: BaseRun) -> modes.Outcome:
     return modes.Outcome({**modes.result_of(run), "checkpoint": taken, "generated": generated})
 
 
-def follow(run: BaseRun, row: Sequence[int], **how: Any) -> Iterator[int]:
+def follow(run: BaseRun, row: Sequence[int], **overrides: Any) -> Iterator[int]:
     """Yields the tokens that follow a row, with the weights that evaluations use, up to a document's end.
 
     Args:
       run: the one that the model was trained in, or restored.
       row: one token or more.
-      **how: tokens, temperature, top_k, seed, in place of the configuration's.
+      **overrides: tokens, temperature, top_k, seed, in place of the configuration's.
     """
     config = run.config
-    sampling = {"seed": config.seed, **config.arguments("sampling"), **how}
+    sampling = {"seed": config.seed, **config.arguments("sampling"), **overrides}
     count = sampling.pop("tokens")
     end = run.known.tokens.separator if run.known.tokens else None
     with averaged_weights(run.trainer):
@@ -88,22 +88,22 @@ def row_of(run: BaseRun, prompt: str) -> list[int]:
     return [run.known.tokens.separator, *tokens.tolist()]
 
 
-def continue_text(run: BaseRun, prompt: str | Sequence[int], **how: Any) -> str | list[int]:
+def continue_text(run: BaseRun, prompt: str | Sequence[int], **overrides: Any) -> str | list[int]:
     """Returns what follows a prompt: text after text, tokens after tokens. See `follow`."""
     checks.check_generation(run.config)
     for name, least in (("tokens", 1), ("temperature", 0), ("top_k", 0)):  # as the flags'
-        if name in how and not how[name] >= least:
-            raise UsageError(f"{name}={how[name]} is out of range; use {least} or more")
+        if name in overrides and not overrides[name] >= least:
+            raise UsageError(f"{name}={overrides[name]} is out of range; use {least} or more")
     if isinstance(prompt, str):
         row = row_of(run, prompt)
         decoder = run.known.tokens.decoder()
         for token in row[1:]:  # a token's text may depend on those before it: at the beginning a space may be left out
             decoder.text(token)
-        return "".join(decoder.text(token) for token in follow(run, row, **how)) + decoder.rest()
+        return "".join(decoder.text(token) for token in follow(run, row, **overrides)) + decoder.rest()
     row, known = [int(token) for token in prompt], run.trainer.given.num_classes
     if not row or not all(0 <= token < (known or token + 1) for token in row):
         raise UsageError(f"prompt={row} is not a row of tokens; give one or more, each from 0 to {(known or 0) - 1}")
-    return list(follow(run, row, **how))
+    return list(follow(run, row, **overrides))
 
 
 class _Writer:

@@ -143,13 +143,13 @@ def _record(run: BaseRun, writing: Writing, looking: Writing, began: float, paus
     tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]
     servers = [task for task in tasks if task["name"].startswith("ps")]
     workers = [task for task in tasks if task not in servers and (task["name"] != "chief" or not config.coordinates)]
-    where = run.strategy.describe()
+    strategy = run.strategy.describe()
     around: dict[str, dict[str, Any]] = {
         "start": {"mode": config.mode},
         "config": {"values": {**config.as_json()["flags"], "model": config.model_entry.name}},
         "cluster": {
-            "strategy": where["name"],
-            "replicas": where["replicas"],
+            "strategy": strategy["name"],
+            "replicas": strategy["replicas"],
             "workers": workers or [{"name": run.strategy.worker_names[0], "address": None}],
             "servers": servers,
         },

@@ -169,9 +169,9 @@ def _check_classes(config: Config, train, num_classes: int | None) -> None:
         shown = short(", ".join(parts) if isinstance(parts, dict) else len(parts))
         raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {cure}")
     if num_classes is None:
-        what = "labels that are classes" if config.input_entry else "(train, eval, num_classes), with classes"
+        need = "labels that are classes" if config.input_entry else "(train, eval, num_classes), with classes"
         raise UsageError(
-            f"{name} needs num_classes, and the data has none: {form.labels_shown(train)}; give {what}, numbered from 0"
+            f"{name} needs num_classes, and the data has none: {form.labels_shown(train)}; give {need}, numbered from 0"
         )
 
 

@@ -111,13 +111,13 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 
 def result_of(run: BaseRun, **more) -> dict[str, Any]:
     """Returns what every mode's result begins with, and `more`."""
-    config, where = run.config, run.strategy.describe()
+    config, strategy = run.config, run.strategy.describe()
     return {
         "mode": config.mode,
         "model": config.model_entry.name,
         "input": config.input_entry.name if config.input_entry else None,
         "strategy": config.strategy,
-        "num_replicas": where["replicas"],
+        "num_replicas": strategy["replicas"],
         "step": run.state.step,
         "jit": False if run.strategy.training and run.no_jit_reason else run.state.jit,
         "precision": config.precision,

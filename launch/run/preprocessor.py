@@ -95,31 +95,31 @@ class Preprocessor:
         return self.tables.get(name)
 
 
-def check_names(what: str, trained: Collection[str], present: Collection[str]) -> None:
+def check_names(data_name: str, trained: Collection[str], present: Collection[str]) -> None:
     """Raises `UsageError` unless features, or the columns of an array, have the names of those trained on."""
     missing, unknown = ([name for name in x if name not in y] for x, y in ((trained, present), (present, trained)))
     lines = {"missing": missing, "unknown": unknown}
     if differ := "; ".join(f"{line}: {short(', '.join(names))}" for line, names in lines.items() if names):
         raise UsageError(
-            f"{what} has other features than this run was trained on ({differ}); name them as they were, "
+            f"{data_name} has other features than this run was trained on ({differ}); name them as they were, "
             f"{short(', '.join(trained))}"
         )
 
 
-def check_trained(what: str, trained: tuple[Data, Any], now: tuple[Data, Any]) -> None:
+def check_trained(data_name: str, trained: tuple[Data, Any], now: tuple[Data, Any]) -> None:
     """Raises `UsageError` where data can't be read by the names of the features that a run was trained on.
 
     Args:
-      what: the data, for messages.
+      data_name: the data, for messages.
       trained: what the run's data says of itself, and a nest of its features.
       now: the same of the data.
     """
     before, after = (known.array_columns or (isinstance(x, dict) and tuple(sorted(x))) for known, x in (trained, now))
     if not before or not after or before == after:
         return
-    check_names(what, before, after)
+    check_names(data_name, before, after)
     raise UsageError(
-        f"{what} has the columns of its array in another order than this run was trained on, which is "
+        f"{data_name} has the columns of its array in another order than this run was trained on, which is "
         f"{short(', '.join(before))}; write them in that order"
     )
 

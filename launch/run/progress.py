@@ -178,10 +178,10 @@ def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.
     """
 
     @contextlib.contextmanager
-    def watched(what: str, total: int | None):
+    def watched(title: str, total: int | None):
         to = file or sys.stdout
         shown = resolved_mode(mode, to)
-        bar = Bar(to, what, total, stays=False) if shown == "bar" else None
+        bar = Bar(to, title, total, stays=False) if shown == "bar" else None
         least, last, count = 0.2 if bar else line_seconds, clock(), 0
 
         def text() -> str:
@@ -193,9 +193,9 @@ def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.
             if shown != "off" and clock() - last >= least:
                 last = clock()
                 if bar:
-                    bar.draw(count, what, text())
+                    bar.draw(count, title, text())
                 else:
-                    print(f"{what}: {text()} so far", file=to, flush=True)
+                    print(f"{title}: {text()} so far", file=to, flush=True)
 
         try:
             yield done
@@ -203,7 +203,7 @@ def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.
             if bar:
                 bar.close()
         if shown != "off":
-            print(f"{what}: {text()}", file=to, flush=True)
+            print(f"{title}: {text()}", file=to, flush=True)
 
     return watched
 

@@ -54,17 +54,17 @@ def _check_rules(config: Config, manifest: Manifest) -> None:
     """Raises `UsageError` or warns where a run was begun by other rules of shuffling and updating: its bits differ."""
     if (before := saving.rules_of(manifest)) == RULES:
         return
-    what = (
+    message = (
         f"{setting('run_dir', config.run_dir)} was begun by rules {before} of shuffling and updating, and these are "
         f"{RULES}"
     )
     if not config.allow_changed_config:
         raise UsageError(
-            f"{what}: its numbers would not be those of one run; use another {setting('run_dir')}, the version that "
+            f"{message}: its numbers would not be those of one run; use another {setting('run_dir')}, the version that "
             f"began it, or {setting('allow_changed_config')}"
         )
     if config.is_chief:
-        logging.warning("%s: it goes on by these", what)
+        logging.warning("%s: it goes on by these", message)
 
 
 def _unreadable(run: BaseRun, problem: str) -> str:
@@ -157,8 +157,8 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
 
 def check_same_run(run: BaseRun, manifest: Manifest) -> None:
     """Raises `UsageError` where a checkpoint is of a run of another configuration, as its manifest has it."""
-    where = manifest.path
-    checks.check_same_run(run.config, where, configs.saved_settings(where, manifest.about))
+    path = manifest.path
+    checks.check_same_run(run.config, path, configs.saved_settings(path, manifest.about))
 
 
 def check_position(run: BaseRun, manifest: Manifest) -> None:

@@ -259,9 +259,9 @@ class Run(BaseRun):
             argument is out of range.
         """
         sampled = {} if seed is None else {"seed": seed}
-        how = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **sampled}
-        with self._call("generate", while_open=False, prompt=prompt, **how):
-            return generation.continue_text(self, prompt, **how)
+        sampling = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **sampled}
+        with self._call("generate", while_open=False, prompt=prompt, **sampling):
+            return generation.continue_text(self, prompt, **sampling)
 
     def evaluate(self, data=None) -> dict[str, float]:
         """Computes the metrics' means, with the weights that evaluations use, each example once.

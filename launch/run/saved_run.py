@@ -106,8 +106,8 @@ class SavedRun:
         Raises:
           UsageError: it takes the trainer's class to make it.
         """
-        saved, where = self.description, manifest.path
-        flags, deciding = (configs.saved_settings(where, manifest.about)[part] for part in ("flags", "deciding"))
+        saved, path = self.description, manifest.path
+        flags, deciding = (configs.saved_settings(path, manifest.about)[part] for part in ("flags", "deciding"))
         architecture = saved.architectures.get(name or weights.MODEL)
         ema_decay = flags.get("ema_decay") or 0.0
         if trainer_class is None and name not in (None, weights.MODEL) and (architecture is None or ema_decay):
@@ -120,7 +120,7 @@ class SavedRun:
         if trainer_class is None and architecture is not None and (name or saved.model_is_forward):
             return _Built(None, _architecture_model(architecture), name or weights.MODEL, ema_decay)
         if trainer_class is None:
-            own_files.refuse_of_file(where, {"model": flags.get("model")}, cure="load_model its trainer_class")
+            own_files.refuse_of_file(path, {"model": flags.get("model")}, cure="load_model its trainer_class")
             if not flags.get("model"):
                 kind = deciding["model"]
                 more = "" if saved.model_is_forward else ", whose forward computes the predictions"
@@ -135,7 +135,7 @@ class SavedRun:
         try:
             trainer = trainer_class(**registry.coerce_arguments("model_arg", own, entry))
         except UsageError as error:
-            raise UsageError(f"{where}: {error.message}; restore it from a copy") from None
+            raise UsageError(f"{path}: {error.message}; restore it from a copy") from None
         options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=ema_decay)
         data = (saved.features, None), saved.known.num_classes, saved.known.vocabulary
         prepare(trainer, options, Reduction(), *data, shards_in(manifest.variables) or 1)
@@ -149,9 +149,9 @@ class SavedRun:
 
         def read(manifest: Manifest) -> list[T]:
             made = use(manifest)
-            where = manifest.path
-            if changed := differences(configs.saved_settings(where, manifest.about)["deciding"], self._deciding):
-                logging.warning("%s is of another configuration than the run (%s)", where, "; ".join(changed))
+            path = manifest.path
+            if changed := differences(configs.saved_settings(path, manifest.about)["deciding"], self._deciding):
+                logging.warning("%s is of another configuration than the run (%s)", path, "; ".join(changed))
             return [made]
 
         if results := checkpoints.read(read, is_meant):

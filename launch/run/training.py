@@ -222,8 +222,8 @@ def _end(run: BaseRun, result: dict[str, Any], exit_code: int, best: Best | None
     if best:
         result["best"] = {"metric": best.monitor, "value": best.best, "step": best.best_step}
         result["best"] |= {"eval": best.evaluation} if best.evaluation else {}
-        whose = ", whose weights the model ends with" if taken else ""
-        lines.append(f"best {best.monitor} {best.best:.6g} at step {best.best_step}{whose}")
+        note = ", whose weights the model ends with" if taken else ""
+        lines.append(f"best {best.monitor} {best.best:.6g} at step {best.best_step}{note}")
     if exit_code:
         run_dir = config.configured_run_dir
         lines.append(f"the same command resumes from {run_dir}" if run_dir else "nothing is kept without --run_dir")
@@ -264,14 +264,14 @@ def _evaluation_of(step: int, hooks: Sequence[Hook]) -> evaluation.Evaluated | N
 
 
 def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
-    config, order, where = run.config, run.strategy.training.feed.order, run.strategy.describe()
+    config, order, described = run.config, run.strategy.training.feed.order, run.strategy.describe()
     length = "no end" if run.train_steps is None else counted(run.train_steps, "step")
     epoch = f"{counted(order.num_examples, 'example')}, {counted(order.steps_per_epoch, 'step')} an epoch of"
     if run.strategy.training.feed.is_endless:
         epoch = "examples that are not counted, batches of"
     text = (
         f"{config.model_entry.name}: {epoch} {order.batch_size}, {length}; "
-        f"{where['name']}, {counted(where['replicas'], 'replica')}"
+        f"{described['name']}, {counted(described['replicas'], 'replica')}"
     )
     if manifest is None:
         return text
@@ -292,9 +292,11 @@ def _batch_size_line(run: BaseRun, manifest: Manifest) -> str:
     origin, before = order.origin, manifest.about["flags"]["global_batch_size"]
     if origin.step != manifest.step or before == order.batch_size:
         return ""
-    where = f"epoch {origin.epoch + 1}" if order.has_epochs else "the data"
+    described = f"epoch {origin.epoch + 1}" if order.has_epochs else "the data"
     of = f" of {order.num_examples:,}" if order.has_epochs else ""
-    line = f"\nbatch size {order.batch_size}, which was {before}: {where} goes on after {origin.place:,}{of} examples"
+    line = (
+        f"\nbatch size {order.batch_size}, which was {before}: {described} goes on after {origin.place:,}{of} examples"
+    )
     if order.seen:
         line += f", with a first batch of {order.size_of(origin.step)}"
     if run.config.learning_rate_schedule != "constant" or run.config.warmup_steps:

@@ -315,14 +315,14 @@ class Leases:
         return f"worker {worker} ({self._cluster.workers[worker]})"
 
     def _explain_failure(self, each: _Open, error: Exception | None) -> str:
-        lease, step, where = each.lease, -1, "a worker"
+        lease, step, worker_name = each.lease, -1, "a worker"
         if isinstance(each.loop, UpdateLoop):
             step = lease.first + self._counted(lease, self.counters.counts.numpy())[0]
-            where = f"worker {self.counters.takers.numpy()[lease.slot]}"
-        what = f"{type(error).__name__}: {reason(error)}" if error else "the worker's own output may say why"
+            worker_name = f"worker {self.counters.takers.numpy()[lease.slot]}"
+        error_text = f"{type(error).__name__}: {reason(error)}" if error else "the worker's own output may say why"
         return (
-            f"{where} failed {counted(each.failures, 'time')} on {self._describe(each.loop, lease, step)}: "
-            f"{what}; correct the model or the data"
+            f"{worker_name} failed {counted(each.failures, 'time')} on {self._describe(each.loop, lease, step)}: "
+            f"{error_text}; correct the model or the data"
         )
 
 

@@ -141,8 +141,8 @@ class Pull:
         progressing = [(server_of(optimizer.iterations), optimizer) for optimizer in optimizers]
         self._servers = []  # each with its optimizers, its variables, and how they travel
         for server in dict.fromkeys(server for server, _ in [*placed, *progressing] if server):
-            mine = [each for where, each in progressing if where == server]
-            held = [each for where, each in placed if where == server]
+            mine = [each for device, each in progressing if device == server]
+            held = [each for device, each in placed if device == server]
             shapes = [tf.TensorShape(each.shape) for each in held]
             progress = [tf.TensorShape([2 + len(each.of_variables), 2]) for each in mine]  # float64 as float32 lanes
             self._servers.append((server, mine, held, wire.WireLayout(progress, shapes, reduce_dtype)))

@@ -144,15 +144,15 @@ def difference(wanted: dict, own: Sequence[dict]) -> str:
     same_size = [each for each in own if each["examples"] == wanted["examples"]]
     same_layout = [each for each in same_size if each["layout"] == wanted["layout"]]
     if not own:
-        what = "its data is in memory, and the coordinator's in files"
+        difference = "its data is in memory, and the coordinator's in files"
     elif not same_size:
         sizes = " and ".join(f"{each['examples']:,}" for each in own)
-        what = f"its files have {sizes} examples, and the coordinator's {wanted['examples']:,}"
+        difference = f"its files have {sizes} examples, and the coordinator's {wanted['examples']:,}"
     elif not same_layout:
-        what = f"its examples are {same_size[0]['layout']}, and the coordinator's {wanted['layout']}"
+        difference = f"its examples are {same_size[0]['layout']}, and the coordinator's {wanted['layout']}"
     else:
-        what = "its files have as many examples as the coordinator's, and other contents"
-    return f"{what}; give all tasks the same files, and the same command line"
+        difference = "its files have as many examples as the coordinator's, and other contents"
+    return f"{difference}; give all tasks the same files, and the same command line"
 
 
 def failure(error: Any) -> CrankshaftError | None:

@@ -411,11 +411,11 @@ class ParameterServer(Strategy):
 def _described(program: LeaseLoop, lease: Lease, step: int) -> str:
     """Describes a lease for a message, and, if it contains `step`, the step at which it stands."""
     order = program.feed.order
-    where = f"steps {lease.first} to {lease.stop - 1}"
+    steps = f"steps {lease.first} to {lease.stop - 1}"
     if lease.first <= step < lease.stop:
         epoch, batch = divmod(step + order.shift, order.steps_per_epoch)
-        where += f", at step {step} (batch {batch} of epoch {epoch}) or the next"
-    return where
+        steps += f", at step {step} (batch {batch} of epoch {epoch}) or the next"
+    return steps
 
 
 def _summed(specs: list[RowSpec], completed: list[CompletedLease]) -> LoopSums:
