@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..engine.data.data import Data
-from ..engine.data.treatments import Treatment
+from ..engine.data.preprocessing import ColumnPreprocessing
 from .files import tokens
 
 _NAMES = [field.name for field in dataclasses.fields(Data)][2:]
+_PREPROCESSING = "preprocessing"  # its key in runs, exported models and prepared shards
 
 
 def as_json(data: Data) -> dict[str, Any]:
@@ -22,8 +23,9 @@ def as_json(data: Data) -> dict[str, Any]:
         known["tokens"] = data.tokens.kept()
     if data.words is not None:
         known["words"] = {name: [as_text(word) for word in words] for name, words in data.words.items()}
-    if data.treatments is not None:
-        known["treatments"] = {name: each._asdict() for name, each in data.treatments.items()}
+    if data.preprocessing is not None:
+        del known["preprocessing"]
+        known[_PREPROCESSING] = {name: each._asdict() for name, each in data.preprocessing.items()}
     return json.loads(json.dumps(known, default=lambda value: value.item()))  # NumPy's numbers among them
 
 
@@ -42,8 +44,8 @@ def from_json(content: Mapping[str, Any], path: str) -> Data:
         known["array_columns"] = tuple(map(_text, known["array_columns"]))
     if "words" in known:
         known["words"] = {name: [*map(as_bytes, words)] for name, words in {**known["words"]}.items()}
-    if "treatments" in known:
-        known["treatments"] = {name: Treatment(**each).checked() for name, each in {**known["treatments"]}.items()}
+    if (kept := content.get(_PREPROCESSING)) is not None:
+        known["preprocessing"] = {name: ColumnPreprocessing(**each).checked() for name, each in {**kept}.items()}
     return Data(None, **known)
 
 

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "engine": {"absl.logging", "keras", "numpy", "tensorboard", "tensorflow"},
     "input": {
         *("crankshaft.engine.data.data", "crankshaft.engine.data.source", "crankshaft.engine.data.streamed"),
-        *("crankshaft.engine.data.treatments", "crankshaft.engine.errors", "crankshaft.engine.machine.files"),
+        *("crankshaft.engine.data.preprocessing", "crankshaft.engine.errors", "crankshaft.engine.machine.files"),
         *("filelock", "numpy", "tensorflow"),
         *("array_record", "crc32c", "pyarrow", "tokenizers"),  # extras
     },

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from .treatments import Treatment
+from .preprocessing import ColumnPreprocessing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Data:
       classes: the classes' names, in the order of label numbers; None if they have only numbers.
       words: of each feature that was text what was looked up: id i+1 is `words[feature][i]`, and 0 stands for text that
         is empty or was not seen in training.
-      treatments: what is done to the raw values of a table's columns before they are features, by column; what is done
-        to an array of columns has the name "". None: raw values are taken as they are.
+      preprocessing: by column, what is done to a table's raw values before they are features; "" is for an array of
+        columns. None: raw values are taken as they are.
       array_columns: the columns of a table that one array of features is made of, in its order; None: features have
         names of their own, or none.
       columns: how each column of a table is read; lines for people.
@@ -48,6 +48,6 @@ class Data:
     classes: tuple[str, ...] | None = None
     words: dict[str, list[bytes]] | None = None
     columns: str | None = None
-    treatments: dict[str, Treatment] | None = None
+    preprocessing: dict[str, ColumnPreprocessing] | None = None
     array_columns: tuple[str, ...] | None = None
     class_weight: Mapping[int, float] | None = None

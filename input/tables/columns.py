@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...engine.data.data import Data
+from ...engine.data.preprocessing import MISSING, SECONDS, ColumnPreprocessing, hashed
 from ...engine.data.source import Source, Spec
-from ...engine.data.treatments import MISSING, SECONDS, Treatment, hashed
 from ...engine.errors import BadRecordError, setting
 from ..checks import InputError
 from ..files.prepared import PreparedWriter, prepared
@@ -33,7 +33,7 @@ _KEPT_GROUPS = 4  # a chunk may end in the group in which the next begins
 _MOST_CLASSES = 1 << 20
 _MOST_WORDS = 1 << 20  # of a column: some 100 MB in memory
 _FEW_ROWS = 10  # whose values may all differ by chance
-_MOST_SHOWN = 40  # columns in the table of treatments
+_MOST_SHOWN = 40  # columns in the table of them
 _HASH = f"too many to fit; hash them, by {setting('input_arg')}=text=hash {setting('model_arg')}=hash_buckets=1000000"
 _LABEL = None  # the labels' key among a group's arrays
 
@@ -72,14 +72,14 @@ class ColumnFeature(NamedTuple):
       specs: of the features made from it, by name.
       convert: makes these arrays from (its values in a group, their missing mask or None).
       text: a description, for people.
-      treatment: does the same to raw values; None leaves them unchanged.
+      preprocessing: does the same to raw values; None leaves them unchanged.
     """
 
     column: str
     specs: dict[str, Spec]
     convert: Callable[[Any, np.ndarray | None], dict[str, np.ndarray]]
     text: str
-    treatment: Treatment | None
+    preprocessing: ColumnPreprocessing | None
 
 
 class Fitted(NamedTuple):
@@ -139,8 +139,8 @@ def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choi
     vocabulary = {name: (ends[name] or (0, 0))[1] + 1 for name in ids}
     vocabulary |= {name: len(words) + 1 for name, words in fitted.words.items()}
     numbering = [*(classes or []), *(word for words in fitted.words.values() for word in (b"", *words))]
-    treatments = {feature.column: feature.treatment for feature in features if feature.treatment}
-    treatments = _of_array(features, choice) if choice.array else treatments
+    preprocessing = {feature.column: feature.preprocessing for feature in features if feature.preprocessing}
+    preprocessing = _of_array(features, choice) if choice.array else preprocessing
     sources = [Columns(table, choice, features, train, classes) for table in tables]
     return Data(
         sources[0],
@@ -150,8 +150,8 @@ def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choi
         zlib.crc32(b"\0".join(numbering)) if numbering else None,
         classes=None if classes is None else tuple(map(as_text, classes)),
         words=fitted.words or None,
-        treatments=treatments or None,
-        columns=_treatments(train, choice, features, num_classes, fitted.differ),
+        preprocessing=preprocessing or None,
+        columns=_column_table(train, choice, features, num_classes, fitted.differ),
         array_columns=choice.features if choice.array else None,
     )
 
@@ -372,8 +372,8 @@ def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Ch
     fills = choice.missing != "refuse" and (choice.missing != "column" or flags)
     known = np.broadcast_to(fill, 2 if kind == "timestamp" else fill.shape).tolist() if fills else None
     known = [None, None] if kind == "timestamp" and not fills else known
-    treatment = Treatment(kind, known, flags) if fills or kind in ("date", "timestamp") else None
-    return ColumnFeature(name, specs, convert, text + (f", and {name}{MISSING}" if flags else ""), treatment)
+    preprocessing = ColumnPreprocessing(kind, known, flags) if fills or kind in ("date", "timestamp") else None
+    return ColumnFeature(name, specs, convert, text + (f", and {name}{MISSING}" if flags else ""), preprocessing)
 
 
 def _text_feature(name: str, column: Column, choice: Choice, fitted: Fitted) -> ColumnFeature:
@@ -394,27 +394,27 @@ def _text_feature(name: str, column: Column, choice: Choice, fitted: Fitted) -> 
             words = np.fromiter(map(numbers.get, words, itertools.repeat(0)), dtype, len(words))
         return {name: words[texts.codes]}
 
-    treatment = None if choice.text == "keep" else Treatment(choice.text)
-    return ColumnFeature(name, {name: Spec((), dtype)}, convert, text, treatment)
+    preprocessing = None if choice.text == "keep" else ColumnPreprocessing(choice.text)
+    return ColumnFeature(name, {name: Spec((), dtype)}, convert, text, preprocessing)
 
 
-def _of_array(features: list[ColumnFeature], choice: Choice) -> dict[str, Treatment]:
-    """Returns the treatment of one array of all columns: their numbers side by side, without names."""
+def _of_array(features: list[ColumnFeature], choice: Choice) -> dict[str, ColumnPreprocessing]:
+    """Returns the preprocessing of one array of all columns: their numbers side by side, without names."""
     fills: list[float | None] = []
     places: list[int] = []
     for feature in features:
         specs = [spec for name, spec in feature.specs.items() if not name.endswith(MISSING)]
         width = sum(math.prod(spec.shape) for spec in specs)
         first = len(fills)
-        treatment = feature.treatment
-        fills += np.broadcast_to(treatment.fill if treatment else None, width).tolist()
+        preprocessing = feature.preprocessing
+        fills += np.broadcast_to(preprocessing.fill if preprocessing else None, width).tolist()
         places += range(first, first + width)
-        if treatment and treatment.is_flagged:
+        if preprocessing and preprocessing.is_flagged:
             places += [-1 - place for place in range(first, first + math.prod(specs[0].shape))]
-    return {"": Treatment("array", fills, False, tuple(places))} if choice.missing != "refuse" else {}
+    return {"": ColumnPreprocessing("array", fills, False, tuple(places))} if choice.missing != "refuse" else {}
 
 
-def _treatments(
+def _column_table(
     table: ParquetTable, choice: Choice, features: list[ColumnFeature], num_classes: int | None, differ: list[str]
 ) -> str:
     """Formats a table of the columns: contents, how each is read, and which look like row numbers."""

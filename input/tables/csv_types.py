@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...engine.data.treatments import MISSING_WORDS
+from ...engine.data.preprocessing import MISSING_WORDS
 
 _FIRST = 64  # values to try before a whole block
 _BEYOND = "beyond"  # integers, some beyond int64

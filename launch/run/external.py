@@ -31,7 +31,7 @@ def checked(run: BaseRun, data) -> Split:
     rules = entry.Rules(
         weighs_outputs=getattr(run.config.own_class, "weighs_outputs", False),
         look_up=run.names.ids,
-        may_lack=bool(run.known.treatments),
+        may_lack=bool(run.known.preprocessing),
     )
     split = entry.split("given", data, rules)
     if isinstance(own, form.WeighedLabels):

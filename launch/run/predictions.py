@@ -184,7 +184,7 @@ def examples(run: PredictableRun, features: Any, data: Any, split: str | None) -
         return _named(of_input(run, data), split)
     if split is not None:
         raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
-    rules = entry.Rules(weighs_outputs=True, look_up=run.names.ids, may_lack=bool(run.known.treatments))
+    rules = entry.Rules(weighs_outputs=True, look_up=run.names.ids, may_lack=bool(run.known.preprocessing))
     return entry.features(data, len(tf.nest.flatten(features)[0].shape), rules)
 
 

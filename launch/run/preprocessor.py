@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ...engine.data import form
 from ...engine.data.data import Data
-from ...engine.data.treatments import Treatment
+from ...engine.data.preprocessing import ColumnPreprocessing
 from ..command_line.values import short
 from ..errors import UsageError
 
@@ -30,7 +30,9 @@ class Preprocessor:
         self.words = known.words or {}
         self.tables: dict[str, tf.lookup.StaticHashTable] = {}
         self._array_columns = known.array_columns
-        self._treatments = {name: Treatment("category") for name in self.words} | (known.treatments or {})
+        self._preprocessing = {name: ColumnPreprocessing("category") for name in self.words} | (
+            known.preprocessing or {}
+        )
 
     def ids(self, features: Any) -> Any:
         """Returns features as the model takes them: words looked up or hashed, dates as numbers, missing values filled.
@@ -41,26 +43,26 @@ class Preprocessor:
         if isinstance(features, dict) and self._array_columns:
             features = self._array(features)
         if not isinstance(features, dict):
-            array = self._treatments.get("")
+            array = self._preprocessing.get("")
             if array is None or np.shape(features)[1:] != (len(array.fill),):
                 return features
             return self._treated("", features)[""]
         treated: dict[str, Any] = {}
         for name, values in features.items():
-            treated |= self._treated(name, values) if name in self._treatments else {}
-        return treated | {name: values for name, values in features.items() if name not in self._treatments}
+            treated |= self._treated(name, values) if name in self._preprocessing else {}
+        return treated | {name: values for name, values in features.items() if name not in self._preprocessing}
 
     def raw(self, specs: Any) -> Any:
         """Returns specs of features as they are in the data: text where it is looked up, hashed or a date."""
         if not isinstance(specs, dict):
-            array = self._treatments.get("")
+            array = self._preprocessing.get("")
             return (
                 tf.TensorSpec([None, len(array.fill)], specs.dtype)
                 if array and isinstance(specs, tf.TensorSpec)
                 else specs
             )
-        used = {name: treatment for name, treatment in self._treatments.items() if name in specs}
-        made = {part for name, treatment in used.items() for part in treatment.made_of(name)}
+        used = {name: preprocessing for name, preprocessing in self._preprocessing.items() if name in specs}
+        made = {part for name, preprocessing in used.items() for part in preprocessing.made_of(name)}
         text = {name: tf.TensorSpec(specs[name].shape, tf.string) for name in used if used[name].is_of_text}
         return {name: text.get(name, spec) for name, spec in specs.items() if name not in made}
 
@@ -72,17 +74,17 @@ class Preprocessor:
         return np.concatenate([x.reshape(len(x), -1) for x in columns], 1, dtype=np.float32)
 
     def _treated(self, name: str, values: Any) -> dict[str, Any]:
-        treatment = self._treatments[name]
+        preprocessing = self._preprocessing[name]
         if not tf.is_tensor(values):
             values = np.asarray(values)
             if values.dtype.kind == "M":
                 values = np.where(np.isnat(values), "", np.datetime_as_string(values))
         try:
-            made = treatment.apply(name, tf.convert_to_tensor(values), self._table(name))
+            made = preprocessing.apply(name, tf.convert_to_tensor(values), self._table(name))
         except tf.errors.InvalidArgumentError:  # a graph's run raises it as it is
             raise UsageError(
-                f"feature {name!r} has text that is not a {treatment.kind}; write 2024-02-29"
-                + " or 2024-02-29 12:30:00" * (treatment.kind == "timestamp")
+                f"feature {name!r} has text that is not a {preprocessing.kind}; write 2024-02-29"
+                + " or 2024-02-29 12:30:00" * (preprocessing.kind == "timestamp")
             ) from None
         return {part: x.numpy() for part, x in made.items()} if tf.executing_eagerly() else made
 

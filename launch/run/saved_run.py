@@ -295,7 +295,7 @@ def with_predict(model: tf.keras.Model, run: PredictableRun, features: Any, logi
                 outputs = tf.nest.map_structure(lambda *each: np.concatenate(each), *parts)
                 return prediction_files.columns(run, examples, outputs, logits_of) if columns else outputs
             if isinstance(features, dict) or run.known.array_columns:  # else a frame is one array, as Keras has it
-                x = frames.as_arrays(x, may_lack=bool(run.known.treatments) or not isinstance(features, dict))
+                x = frames.as_arrays(x, may_lack=bool(run.known.preprocessing) or not isinstance(features, dict))
             x = checked(run.names.ids(x))
         return of_keras(x, batch_size, *arguments, **keywords)
 

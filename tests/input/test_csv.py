@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine.data.preprocessing import MISSING_WORDS
 from crankshaft.engine.data.source import Spec
-from crankshaft.engine.data.treatments import MISSING_WORDS
 from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import csv
 from crankshaft.input.checks import InputError
@@ -117,7 +117,7 @@ def test_the_markers_of_pandas_are_missing_values(tmp_path, marker):
     assert features["price"][[12, 13, 14]].tolist() == [3, 0, 3.5]
     assert features["day.missing"].nonzero()[0].tolist() == features["price.missing"].nonzero()[0].tolist() == [13]
     assert splits.words["city"] == sorted({b"c0", b"c1", b"c2", marker.encode()} - {b""})
-    later = splits.treatments["day"].apply("day", tf.constant([marker, "2024-03-02"]))
+    later = splits.preprocessing["day"].apply("day", tf.constant([marker, "2024-03-02"]))
     assert later["day.missing"].numpy().tolist() == [1, 0]
     assert f"{marker.strip()!r} is a word like others" in splits.columns or not marker
 

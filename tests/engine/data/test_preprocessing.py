@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.data.treatments import Treatment, hashed, times
+from crankshaft.engine.data.preprocessing import ColumnPreprocessing, hashed, times
 
 
 def test_times_are_read_as_they_are_in_files():
@@ -32,11 +32,11 @@ def test_times_are_read_as_they_are_in_files():
 @pytest.mark.parametrize("text", ["2023-02-29", "2024-13-01", "2024-00-10", "2024-1-1", "x", "2024-01-01 12:30", "12"])
 def test_what_is_no_date_is_refused(text):
     with pytest.raises(tf.errors.InvalidArgumentError, match="not a d"):
-        Treatment("date", 0).apply("day", tf.constant(["2024-01-01", text]))
+        ColumnPreprocessing("date", 0).apply("day", tf.constant(["2024-01-01", text]))
 
 
 def test_ids_that_pandas_has_made_floats_are_exact():
-    ids = Treatment("id", 0, is_flagged=True).apply("user", tf.constant([2.0**52 + 1, np.nan, 3], tf.float64))
+    ids = ColumnPreprocessing("id", 0, is_flagged=True).apply("user", tf.constant([2.0**52 + 1, np.nan, 3], tf.float64))
     assert ids["user"].numpy().tolist() == [2**52 + 1, 0, 3]
     assert ids["user.missing"].numpy().tolist() == [0, 1, 0]
 

@@ -28,7 +28,7 @@ _TIME = r"(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?(Z|[+-]\d\d(?::?\d\d)?
 _BLANKS = r"\s*"
 
 
-class Treatment(NamedTuple):
+class ColumnPreprocessing(NamedTuple):
     """What is done to a column, or to an array of columns.
 
     Attributes:
@@ -45,7 +45,7 @@ class Treatment(NamedTuple):
     is_flagged: bool = False
     places: tuple[int, ...] = ()
 
-    def checked(self) -> Treatment:
+    def checked(self) -> ColumnPreprocessing:
         """Returns the same with places as a tuple. Raises `TypeError` where it is not of its form."""
         if self.kind not in KINDS:
             raise UsageError(f"{self.kind!r:.40} is not one of {', '.join(KINDS)}")
