@@ -1,7 +1,7 @@
-"""Finds parameter servers that do not answer, so that a coordinator does not wait for one for ever. Host code.
+"""Detects parameter servers that don't answer, so that a coordinator does not wait for ever. Host code.
 
-A process that is gone refuses connections at once. For one that is stopped, or cut off, TensorFlow waits without a
-limit: for a variable's value, for a checkpoint's file, for its part of an update.
+A process that has ended refuses connections at once. For one that is stopped or unreachable, TensorFlow waits without
+limit: for a variable's value, a checkpoint's file, its part of an update.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..errors import setting
 from .watchdog import end_process
 
 _PERIOD_SECONDS = 1.0
-_ANSWER_SECONDS = 3.0  # for a worker that is asked for a number
+_ANSWER_SECONDS = 3.0  # for a worker's answer
 
 
 def probe(job: str, task: int) -> None:
     """Asks a task for its time; returns once it has answered, or refused."""
     with contextlib.suppress(Exception), tf.device(f"/job:{job}/task:{task}/device:CPU:0"):
-        tf.timestamp()  # without an input: a constant goes to the task with Python's lock held
+        tf.timestamp()  # without an input: sending a constant holds Python's lock
 
 
 def silent(job: str, tasks: Iterable[int]) -> list[int]:
-    """Returns the tasks of a job that do not answer within seconds: those that are stopped, or cut off."""
+    """Returns the tasks of a job that don't answer within seconds, since they are stopped or unreachable."""
     # Daemons: the process must not wait for a thread that waits for a stopped task.
     threads = {task: threading.Thread(target=probe, args=(job, task), daemon=True) for task in tasks}
     for thread in threads.values():
@@ -39,7 +39,7 @@ def silent(job: str, tasks: Iterable[int]) -> list[int]:
 
 
 def explain(servers: Sequence[int], addresses: Sequence[str], timeout_seconds: float) -> str:
-    """Describes, in one line, servers that do not answer."""
+    """Describes servers that don't answer, in one line."""
     names = " and ".join(f"ps {server} ({addresses[server]})" for server in servers)
     return (
         f"{names} {'have' if len(servers) > 1 else 'has'} not answered for "
@@ -55,15 +55,15 @@ def watched(
     probe_server: Callable[[int], None],
     end: Callable[[str], None] | None = None,
 ):
-    """Ends this process if, within the context, a server does not answer for too long.
+    """Ends this process if a server does not answer for too long within the context.
 
     Time in which this process itself was stopped does not count.
 
     Args:
       addresses: of the servers, host:port.
-      timeout_seconds: 0 is never.
-      probe_server: returns once a server has answered; called again and again, in a thread of that server.
-      end: called with the line that says so; None prints it and the stacks, and ends the process.
+      timeout_seconds: 0 disables it.
+      probe_server: returns once a server has answered; called repeatedly, in a thread per server.
+      end: called with the message; None prints it and the stacks, and ends the process.
     """
     if not timeout_seconds:
         yield

@@ -1,14 +1,14 @@
-"""Heartbeats between workers, beside TensorFlow: that they are alive, how far they are, why they end. Host code.
+"""Heartbeats between workers, independent of TensorFlow: progress, and why they end. Host code.
 
-They are UDP datagrams, at the port number at which TensorFlow's server has TCP. TensorFlow's own key-value store (its
-coordination service) will not do: it lives in task 0, so all calls hang when that is stopped; keys cannot be
-overwritten; and after the first lost peer, just when it is needed, it refuses every call.
+They are UDP datagrams, at the port number of TensorFlow's TCP server. TensorFlow's own key-value store (its
+coordination service) does not suffice: it is in task 0, so all calls hang if that is stopped; keys can't be
+overwritten; and after the first lost peer, when it is needed, it refuses every call.
 
-A datagram counts only if it belongs to this job, comes from a peer that has heard of this very process, and is newer
-than those before. Each process has a random number that cannot be guessed and that its peers' datagrams repeat, so a
-datagram of a worker's earlier process, sent again, has no effect. With the job's secret each datagram is signed too
-(HMAC, RFC 2104); without it whoever can read the job's network can forge them. What arrives is shown to people, and
-ends a process only if that process has itself seen no progress.
+A datagram counts only if it belongs to this job, comes from a peer that knows this process, and is newer than earlier
+ones. Each process has a random number that can't be guessed and that its peers' datagrams repeat, so a replayed
+datagram of a worker's earlier process has no effect. With the job's secret datagrams are signed, too (HMAC, RFC 2104);
+without it, whoever can read the job's network can forge them. Their contents are shown to people, and end a process
+only if it has itself seen no progress.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from ..errors import visible
 
 _MAX_BYTES = 4096  # of a datagram; ours are under 900, or 2900 if JSON has to escape each byte of a farewell
 _SIGNATURE_BYTES = 32  # SHA-256's
-_LARGEST = 1 << 63  # bound of a number that arrives
-_MAX_LINE = 400  # bytes of a farewell that are sent, in UTF-8
+_LARGEST = 1 << 63  # bound of received numbers
+_MAX_LINE = 400  # bytes of a sent farewell, in UTF-8
 _PROBE_SECONDS = 0.5
-_MOST_PROBED = 8  # tasks of which nothing comes, one after another
+_MOST_PROBED = 8  # silent tasks to probe at a time
 
 
 class Heard(NamedTuple):
     """The last datagram of a peer.
 
     Attributes:
-      time: when it came, by this process's monotonic clock.
-      process: which process of the peer sent it.
+      time: of arrival, by this process's monotonic clock.
+      process: the peer's process that sent it.
       number: its number among that process's datagrams.
       step: the step that it last began, for people to read.
-      beats: how far it is, to compare (`engine.health.watchdog`).
-      arrived: likewise; -1 where it is not known.
-      farewell: why it ends, if it does; empty if it has done its part.
+      beats: its progress, to compare (`engine.health.watchdog`).
+      arrived: likewise; -1 if unknown.
+      farewell: why it ends, if it does; empty if its work is done.
       lost: the worker that it blames, -1 for none.
     """
 
@@ -61,17 +61,17 @@ class Heard(NamedTuple):
 
 
 class Peers:
-    """The channel to the other workers. One thread exchanges; any may read `heard`.
+    """The channel to the other workers. One thread exchanges datagrams; any may read `heard`.
 
     Args:
       worker: this process's index among the workers.
-      names: of all workers, as messages call them.
+      names: of all workers, for messages.
       addresses: of all workers, host:port.
-      secret: the job's, by which datagrams are signed; empty signs none.
-      bind: the address of this host at which it listens; empty: the one by which the others know this worker.
+      secret: the job's, which signs datagrams; empty signs none.
+      bind: the address of this host at which it listens; empty: the one in `addresses`.
 
     Attributes:
-      heard: by worker, its last datagram that counts.
+      heard: by worker, its last valid datagram.
     """
 
     def __init__(
@@ -84,18 +84,18 @@ class Peers:
         self.addresses = addresses
         self._secret = secret
         self._others = [other for other in range(len(names)) if other != worker]
-        self._job = zlib.crc32(" ".join(addresses).encode())  # another job's datagrams are not ours
+        self._job = zlib.crc32(" ".join(addresses).encode())  # rejects other jobs' datagrams
         self._process = secrets.token_hex(16)
         self._numbers = itertools.count(1)
-        self._greeted: dict[int, str] = {}  # by peer, the process that it says it is, until it has heard of us
-        self._ended: set[str] = set()  # processes of peers that others have replaced
+        self._greeted: dict[int, str] = {}  # by peer, its process, until it knows ours
+        self._ended: set[str] = set()  # peers' earlier processes
         self._state: dict = {"step": 0, "beats": 0, "arrived": -1}  # as last sent
         self._socket: socket.socket | None = None
-        self._flags = 0  # for finding the others' addresses for the socket
+        self._flags = 0  # for resolving the others' addresses
         self._sockaddrs: dict[int, tuple] = {}
 
     def open(self) -> None:
-        """Binds the port at this worker's address; raises `OSError` if another program has it."""
+        """Binds the port at this worker's address; raises `OSError` if it is in use."""
         own = self._own_address()
         family = own[0] if own else socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
@@ -111,7 +111,7 @@ class Peers:
         self._find()
 
     def _own_address(self) -> tuple[int, tuple] | None:
-        """Returns (family, address) to listen at, by which the others know it; None: unknown, all interfaces serve."""
+        """Returns (family, address) to listen at, known to the others; None if unknown: all interfaces serve."""
         hosts = {_split(address)[0] for address in self.addresses}
         host, port = _split(self.addresses[self.worker])
         if self._bind:
@@ -123,7 +123,7 @@ class Peers:
                 continue
             loopback = {each: _is_loopback(sockaddr[0]) for each, sockaddr in addresses.items()}
             if loopback[host] and not all(loopback.values()):
-                return None  # as Debian has a host's own name: 127.0.1.1
+                return None  # e.g. Debian's 127.0.1.1 for a host's own name
             return family, addresses[host][0]
         return None
 
@@ -138,11 +138,11 @@ class Peers:
         return self._socket is not None
 
     def called(self, worker: int) -> str:
-        """Returns what messages call a worker: its name and address."""
+        """Returns a worker's name and address, for messages."""
         return f"{self._names[worker]} ({self.addresses[worker]})"
 
     def send(self, step: int, beats: int, arrived: int, farewell: str | None = None, lost: int = -1) -> None:
-        """Sends this worker's state to all others. A lost datagram is made up for by the next one."""
+        """Sends this worker's state to all others. The next datagram replaces a lost one."""
         state: dict[str, object] = {"step": step, "beats": beats, "arrived": arrived}
         if farewell is not None:
             line = farewell.encode(errors="ignore")[:_MAX_LINE].decode(errors="ignore")
@@ -150,7 +150,7 @@ class Peers:
         self._state = state
         for other in self._others:
             if other not in self._sockaddrs:
-                self._find()  # a host whose name was not known before
+                self._find()  # a host's name may have become known
             self._send(other)
 
     def _send(self, other: int) -> None:
@@ -158,21 +158,21 @@ class Peers:
         header = {"job": self._job, "worker": self.worker, "process": self._process, "number": next(self._numbers)}
         data = json.dumps(header | {"to": known} | self._state, ensure_ascii=False).encode()
         if other in self._sockaddrs:
-            with contextlib.suppress(OSError):  # nobody there (yet, or any more), or no room in the buffer
+            with contextlib.suppress(OSError):  # no process there, or the buffer is full
                 self._socket.sendto(self._sign(data) + data, self._sockaddrs[other])
 
     def _sign(self, data: bytes) -> bytes:
         return hmac.digest(self._secret, data, "sha256") if self._secret else b""
 
     def listen(self, seconds: float) -> None:
-        """Receives what comes within that time."""
+        """Receives datagrams for that time."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             poll = select.poll()  # select() takes no descriptor above 1023
             poll.register(self._socket, select.POLLIN)
             if not poll.poll(left * 1000):
                 return
-            with contextlib.suppress(Exception):  # not ours, of whatever kind, or an error that a peer is gone
+            with contextlib.suppress(Exception):  # any foreign datagram, or an error about an ended peer
                 self._take(self._socket.recv(_MAX_BYTES))
 
     def _take(self, datagram: bytes) -> None:
@@ -185,7 +185,7 @@ class Peers:
             return
         before = self.heard.get(worker)
         is_new = before is None or before.process != process
-        if message["to"] != self._process:  # it has not heard of this process, or an earlier process sent it
+        if message["to"] != self._process:  # it does not know this process, or is an earlier process's
             if is_new and self._greeted.get(worker) != process:
                 self._greeted[worker] = process
                 self._send(worker)
@@ -203,7 +203,7 @@ class Peers:
             self._send(worker)
 
     def silent(self, seconds: float) -> dict[int, float]:
-        """Returns seconds since the last datagram, of peers silent for longer than `seconds` and without a farewell."""
+        """Returns the seconds since the last datagram of peers silent for over `seconds` without a farewell."""
         now = time.monotonic()
         return {
             worker: now - heard.time
@@ -212,11 +212,11 @@ class Peers:
         }
 
     def unheard(self) -> list[int]:
-        """Returns the peers of which nothing has ever come: a firewall may let only TCP through."""
+        """Returns the peers without any datagram so far: a firewall may let only TCP through."""
         return [other for other in self._others if other not in self.heard]
 
     def gone(self, among: list[int] | None = None) -> list[int]:
-        """Returns the peers at whose address nothing listens: their process has ended. A stopped one still listens."""
+        """Returns the peers at whose address nothing listens, since their process has ended. A stopped one listens."""
         return [other for other in (self._others if among is None else among) if is_gone(self.addresses[other])]
 
     def _find(self) -> None:
@@ -226,7 +226,7 @@ class Peers:
 
 
 def _resolve(host: str, port: int, family: int, flags: int = 0) -> list[tuple]:
-    """Returns the addresses of a host; none if it is not known."""
+    """Returns the addresses of a host; none if it is unknown."""
     with contextlib.suppress(OSError):
         return [info[4] for info in socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM, flags=flags)]
     return []
@@ -237,7 +237,7 @@ def _is_loopback(sockaddr: tuple) -> bool:
 
 
 def is_gone(address: str) -> bool:
-    """Returns whether nothing listens at host:port: the process there has ended. A stopped process still listens."""
+    """Returns whether nothing listens at host:port, since the process has ended. A stopped process listens."""
     try:
         with socket.create_connection(_split(address), timeout=_PROBE_SECONDS):
             return False
@@ -248,7 +248,7 @@ def is_gone(address: str) -> bool:
 
 
 def is_silent(address: str, seconds: float) -> bool:
-    """Returns whether a gRPC server at host:port, which speaks first, says nothing for so long: it is stopped."""
+    """Returns whether a gRPC server at host:port, which sends first, sends nothing in time: it is stopped."""
     try:
         with socket.create_connection(_split(address), timeout=seconds) as sock:
             sock.recv(1)
@@ -260,7 +260,7 @@ def is_silent(address: str, seconds: float) -> bool:
 
 
 class LastHeard:
-    """When tasks were last heard of; those of which nothing comes are asked.
+    """The times at which tasks were last heard; probes silent ones.
 
     Args:
       addresses: host:port of each task's gRPC server, by its name.
@@ -271,13 +271,13 @@ class LastHeard:
         self._at: dict[str, float] = {}
 
     def note(self, tasks: Iterable[str]) -> None:
-        """Notes that tasks are heard of now. One that never was is not asked."""
+        """Records that tasks are heard now. A task that never was is not probed."""
         self._at |= dict.fromkeys(tasks, time.monotonic())
 
     def silent(self, seconds: float) -> list[str]:
-        """Returns the tasks that have been silent for about so long, and are when asked; see `is_silent`.
+        """Returns the tasks that have been silent for about so long, and stay so when probed; see `is_silent`.
 
-        A few are asked at a time, those first that were heard of longest ago.
+        Probes a few at a time, the longest silent first.
         """
         before = time.monotonic() - seconds / 2
         quiet = [task for task in self._addresses if self._at.get(task, before) < before]

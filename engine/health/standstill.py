@@ -1,21 +1,21 @@
-"""Ends a process that hangs with Python's lock held, when no Python code could end it.
+"""Ends a process that hangs with Python's lock held, when no Python code can.
 
-Some calls of TensorFlow hold that lock while they wait for another host, such as registering a function with it or
-removing one, which a checkpoint of several servers does. A host that is there and does not answer then stops all
-threads. faulthandler's timer thread needs no lock; a process has only one, so two of these do not nest.
+Some calls of TensorFlow hold that lock while they wait for another host, e.g. registering a function there or removing
+one, as checkpoints of several servers do. A host that does not answer then stops all threads. faulthandler's timer
+thread needs no lock; a process has only one, so these contexts don't nest.
 """
 
 import contextlib
 import faulthandler
 import threading
 
-_LEAST_SECONDS = 30.0  # a large array's conversion holds the lock for some seconds
+_LEAST_SECONDS = 30.0  # converting a large array holds the lock for seconds
 _EVERY_SECONDS = 1.0
 _STDERR = 2
 
 
 def put_off(seconds: float) -> None:
-    """Schedules the process's end, in place of any scheduled before: exit code 1, with all stacks on stderr."""
+    """Schedules the process's end, replacing an earlier schedule: exit code 1, with all stacks on stderr."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
 
 
@@ -26,10 +26,10 @@ def cancel() -> None:
 
 @contextlib.contextmanager
 def watched(seconds: float):
-    """Ends the process if, within the context, no Python has run for so many seconds; stopped time counts too.
+    """Ends the process if no Python code runs for so many seconds within the context; stopped time counts, too.
 
     Args:
-      seconds: half a minute at least; 0 is never.
+      seconds: at least half a minute; 0 disables it.
     """
     if not seconds:
         yield

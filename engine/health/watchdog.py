@@ -1,6 +1,6 @@
-"""Ends a run whose workers would wait for each other for ever, and names the worker that they wait for.
+"""Ends a run whose workers would wait for each other for ever, and names the one that they wait for.
 
-Host code, in a thread of its own: a collective operation blocks the main thread without running Python.
+Host code, in its own thread: a collective operation blocks the main thread without running Python.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 FIRST_CALL_FACTOR = 5.0  # the first call compiles
 _PERIOD_SECONDS = 0.5
 _JOIN_SECONDS = 5.0
-_SILENT_SECONDS = 5.0  # ten datagrams lost in a row
+_SILENT_SECONDS = 5.0  # ten lost datagrams in a row
 _LOST = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
 def default_timeout_seconds() -> float:
-    """Returns 0, which is off, where a debugger holds the process, else `DEFAULT_TIMEOUT_SECONDS`."""
-    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    """Returns 0 (off) under a debugger, else `DEFAULT_TIMEOUT_SECONDS`."""
+    monitoring = getattr(sys, "monitoring", None)  # Python 3.12 or later
     is_debugged = sys.gettrace() is not None or (monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID))
     return 0.0 if is_debugged else DEFAULT_TIMEOUT_SECONDS
 
@@ -40,8 +40,8 @@ def default_timeout_seconds() -> float:
 class Arrivals:
     """Counts, in the compiled loop, the steps whose data has arrived, and the time spent waiting for it.
 
-    Tells a worker that waits for its data, within a call, from one that waits for its peers. The data has to be
-    endless: where a distributed dataset can end, `next` itself asks all workers whether they have some.
+    Distinguishes, within a call, a worker that waits for its data from one that waits for its peers. The data must be
+    endless: if a distributed dataset can end, `next` itself communicates with all workers.
     """
 
     def __init__(self):
@@ -51,18 +51,18 @@ class Arrivals:
             self._reported = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data_and_told")
 
     def mark(self, batch, requested_at: tf.Tensor) -> None:
-        """Counts one step, once its data is there. In a `tf.function`, once a step and worker.
+        """Counts one step when its data has arrived. In a `tf.function`, once per step and worker.
 
         Args:
           batch: nest of tensors, the data.
-          requested_at: `tf.timestamp` of when it was asked for.
+          requested_at: `tf.timestamp` of the request.
         """
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
             self._count.assign_add(1, read_value=False)
             self._waited.assign_add(tf.timestamp() - requested_at, read_value=False)
 
     def add(self, seconds: float) -> None:
-        """Adds what the host has waited, before it called the loop."""
+        """Adds the host's wait before it called the loop."""
         self._waited.assign_add(seconds, read_value=False)
 
     def seconds(self) -> float:
@@ -70,7 +70,7 @@ class Arrivals:
         return float(self._waited.numpy())
 
     def take_seconds(self) -> tf.Tensor:
-        """Returns the seconds spent waiting for data since the last call of this, scalar float64. In the loop."""
+        """Returns the seconds spent waiting for data since its last call, scalar float64. In the loop."""
         waited = self._waited.read_value()
         seconds = waited - self._reported.read_value()
         with tf.control_dependencies([seconds]):
@@ -78,15 +78,15 @@ class Arrivals:
         return seconds
 
     def count(self) -> int:
-        """Returns the steps so far; from any thread, also while the loop runs."""
+        """Returns the number of steps so far; from any thread, also while the loop runs."""
         return int(self._count.numpy())
 
 
 class Watchdog:
-    """Ends this process, with a line that names the worker to blame, when there was no progress for too long.
+    """Ends this process without progress for too long, with a line that names the worker to blame.
 
-    The strategy calls `beat` as it makes progress. All workers beat alike, so the one with fewer beats, or fewer
-    arrivals, is the one that the others wait for. Use it as a context around the training, after the strategy is made.
+    The strategy calls `beat` as it makes progress. All workers beat alike, so the others wait for the one with fewer
+    beats or arrivals. Use it as a context around training, after creating the strategy.
 
     Args:
       worker: this process's index among the workers.
@@ -94,10 +94,10 @@ class Watchdog:
       addresses: host:port of each.
       timeout_seconds: without progress; 0 never ends anything, but still knows who is lost.
       secret: the job's, which authenticates the workers' datagrams; empty trusts the network.
-      bind: the address of this host to which the datagrams' socket is bound; empty: see `Peers`.
-      arrived: `Arrivals.count`, or another number that grows alike on all workers; None for no such number.
-      end: called with the line, in the watchdog's thread; has to end the process.
-      abort: called with a reason, in the watchdog's thread; has to make the waiting collectives fail, for good.
+      bind: the address of this host for the datagrams' socket; empty: see `Peers`.
+      arrived: `Arrivals.count`, or another number that grows alike on all workers, or None.
+      end: called with the line, in the watchdog's thread; must end the process.
+      abort: called with a reason, in the watchdog's thread; must make all waiting collectives fail.
     """
 
     def __init__(
@@ -119,25 +119,25 @@ class Watchdog:
         self._end = end or end_process
         self._abort = abort or abort_collectives
         self._period = min(_PERIOD_SECONDS, timeout_seconds / 8) if timeout_seconds else _PERIOD_SECONDS
-        self._mark = (0, 0, FIRST_CALL_FACTOR)  # beats, step, factor: one tuple, which a thread reads at once
+        self._mark = (0, 0, FIRST_CALL_FACTOR)  # beats, step, factor: one tuple, read atomically
         self._arrived = -1
-        self._moved = 0.0  # when something last moved, by the monotonic clock
-        self._lost = -1  # the peer for whose loss this worker ends,
-        self._farewell: str | None = None  # and what it says about it
+        self._moved = 0.0  # time of the last progress, by the monotonic clock
+        self._lost = -1  # the peer whose loss ends this worker,
+        self._farewell: str | None = None  # and its message about it
         self._has_aborted = False
-        self._speaks = threading.RLock()  # its holder says why this process ends: this thread, or the main one
+        self._speaks = threading.RLock()  # held by the thread that reports why this process ends
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def beat(self, step: int, factor: float = 1.0) -> None:
-        """Records that the main thread begins, or has ended, a call from `step` on. It costs next to nothing.
+        """Records that the main thread begins, or has ended, a call from `step` on. Almost free.
 
-        Up to the next beat `factor` times the timeout may pass: `FIRST_CALL_FACTOR` where something is compiled.
+        The next beat may take `factor` times the timeout: `FIRST_CALL_FACTOR` if something is compiled.
         """
         self._mark = (self._mark[0] + 1, step, factor)
 
     def silent(self, seconds: float) -> list[int]:
-        """Returns the workers of which nothing was heard for so many seconds, though they have not ended."""
+        """Returns the workers that were silent for so many seconds without having ended."""
         return sorted(self._peers.silent(seconds)) if self._peers.is_open else []
 
     def __enter__(self) -> Watchdog:
@@ -156,7 +156,7 @@ class Watchdog:
         self.close("" if error is None else f"{kind.__name__}: {error}")
 
     def close(self, reason: str = "") -> None:
-        """Tells the others that this worker ends, and why if it is not done; then stops watching."""
+        """Sends the others this worker's end, with the reason if it is not done; then stops watching."""
         if self._thread is None:
             return
         self._closing.set()
@@ -168,7 +168,7 @@ class Watchdog:
     def _send(self, farewell: str | None = None, lost: int = -1) -> None:
         if self._peers.is_open:
             beats, step, _ = self._mark
-            if farewell is None:  # an earlier farewell stands
+            if farewell is None:  # an earlier farewell holds
                 farewell, lost = self._farewell, self._lost
             self._peers.send(step, beats, self._arrived, farewell, lost)
 
@@ -190,11 +190,11 @@ class Watchdog:
             else:
                 self._closing.wait(self._period)
             now = time.monotonic()
-            if now - before > 4 * self._period:  # the whole process was stopped: that time does not count
+            if now - before > 4 * self._period:  # the whole process was stopped: this time does not count
                 self._moved += now - before
             self._abort_for_ended_peer()
             if self._arrived_now is not None:
-                with contextlib.suppress(tf.errors.OpError):  # TensorFlow has given up: so does the main thread
+                with contextlib.suppress(tf.errors.OpError):  # TensorFlow has given up, and so does the main thread
                     self._arrived = self._arrived_now()
             if (now_at := (self._mark, self._arrived)) != seen:
                 seen, self._moved = now_at, now
@@ -202,10 +202,10 @@ class Watchdog:
                 self._judge(now - self._moved)
 
     def _abort_for_ended_peer(self) -> None:
-        """Makes the main thread's exchange fail where a peer's process has ended.
+        """Makes the main thread's exchange fail if a peer's process has ended.
 
-        TensorFlow does so by itself within 0.1 s if it was receiving at that moment. A call that it begins later waits
-        for the server to come back, until TensorFlow's own heartbeats fail: ten seconds.
+        TensorFlow does so within 0.1 s if it was receiving at that moment. A later call waits for the server to return,
+        until TensorFlow's own heartbeats fail after ten seconds.
         """
         suspects = [worker for worker, heard in self._peers.heard.items() if heard.farewell]
         suspects += self._peers.silent(3 * _PERIOD_SECONDS)
@@ -215,7 +215,7 @@ class Watchdog:
         self._abort(f"{self._peers.called(gone[0])} is gone")
 
     def _arm(self) -> None:
-        """Sets a limit also for what stops this thread: library code that never releases Python's lock."""
+        """Sets a limit also for library code that never releases Python's lock, which stops this thread."""
         if self._timeout:
             limit = self._timeout * max(1.5, self._mark[2])
             standstill.put_off(limit + 4 * self._period)
@@ -239,7 +239,7 @@ class Watchdog:
         self._speaks.release()
 
     def _verdict(self, idle: float) -> tuple[str, int]:
-        """Returns the message after so many seconds without progress, and the worker to blame, -1 for none."""
+        """Returns the message after so many seconds without progress, and the worker to blame, or -1."""
         peers, (beats, step, _) = self._peers, self._mark
         if loss := self._ended_peer() or self._silent_peer():
             return loss
@@ -282,7 +282,7 @@ class Watchdog:
         )
 
     def _ended_peer(self) -> tuple[str, int] | None:
-        """Returns what a peer that has ended said, and the worker to blame, preferring peers that blame another."""
+        """Returns an ended peer's message and the worker to blame, preferring peers that blame another."""
         ended = [(worker, heard) for worker, heard in list(self._peers.heard.items()) if heard.farewell is not None]
         for worker, heard in sorted(ended, key=lambda farewell: farewell[1].lost < 0):
             if heard.lost not in (-1, worker, self._peers.worker):
@@ -303,10 +303,10 @@ class Watchdog:
         ), worker
 
     def explain_lost_peer(self, error: Exception) -> str | None:
-        """Returns one line that names the peer whose loss TensorFlow reports; None if `error` is something else.
+        """Returns one line that names the lost peer that TensorFlow reports; None for other errors.
 
-        Tells the other workers, so that they do not take this one, which is about to end, for the one that was lost.
-        Takes up to two seconds, or does not return where the watchdog is ending the process already.
+        Informs the other workers, so that they don't blame this one, which is about to end. Takes up to two seconds, or
+        does not return if the watchdog is already ending the process.
         """
         if not _may_be_a_loss(error):
             return None
@@ -320,7 +320,7 @@ class Watchdog:
         return self._farewell
 
     def _lost_peer(self, named: set[int]) -> tuple[str, int] | None:
-        """Finds the lost peer; `named` are the tasks that TensorFlow's error names, maybe only the first to notice."""
+        """Determines the lost peer; `named` are the tasks in TensorFlow's error, maybe only the first to notice."""
         called, end = self._peers.called, time.monotonic() + 4 * self._period
         while True:
             if loss := self._ended_peer() or self._silent_peer():
@@ -338,26 +338,26 @@ class Watchdog:
 
 
 def _may_be_a_loss(error: Exception) -> bool:
-    """Returns whether TensorFlow may mean a peer: usually by the error's type; some only say an exchange broke off."""
+    """Returns whether an error of TensorFlow may be a peer's loss: by its type; some only report a broken exchange."""
     if isinstance(error, tf.errors.OpError) and ("Collective ops is aborted" in str(error) or "RPC" in str(error)):
         return True
     return isinstance(error, _LOST)
 
 
 def _tasks(message: str) -> set[int]:
-    """Returns the workers that an error message of TensorFlow names."""
+    """Returns the workers in an error message of TensorFlow."""
     workers = {int(task) for task in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d+)", message)}
-    return workers | {0} if "CoordinationService/Heartbeat" in message else workers  # that service runs in task 0
+    return workers | {0} if "CoordinationService/Heartbeat" in message else workers  # this service runs in task 0
 
 
 def abort_collectives(reason: str) -> None:
     """Makes all collectives of this process fail, both waiting and later ones."""
-    with contextlib.suppress(tf.errors.OpError):  # they have failed already
+    with contextlib.suppress(tf.errors.OpError):  # they have already failed
         tensorflow.abort_collectives(reason)
 
 
 def end_process(line: str) -> None:
-    """Prints the line and the stacks of all threads, and ends the process, whatever its main thread is in."""
+    """Prints the line and all threads' stacks, and ends the process, whatever its main thread is doing."""
     print(f"error: {one_line(line)}", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(2)
     with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Layers for models: Keras's with less work on CPUs; in a separate room, embedding tables in shards."""
+"""Layers for models: Keras's with less work on CPUs; in a separate folder, sharded embedding tables."""
 
 from .keras_layers import BatchNormalization, Conv2DMaxPool, Dense, Products
 from .recompute import recomputed

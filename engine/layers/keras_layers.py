@@ -1,4 +1,4 @@
-"""Keras layers for models here, with the same mathematics and less work, above all on CPUs. Replica code."""
+"""Keras layers with the same mathematics and less work, above all on CPUs. Replica code."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import tensorflow as tf
 from ..internals.tensorflow import bias_gradient
 from ..machine import cpus
 
-# Smaller kernels gain nothing: their products take microseconds either way.
+# Smaller kernels gain nothing: their products take microseconds anyway.
 _LARGE = 1 << 18
 
 
 @tf.keras.utils.register_keras_serializable("crankshaft")
 class Dense(tf.keras.layers.Dense):
-    """`tf.keras.layers.Dense`, whose gradients take less time where kernels are large. The values differ by rounding.
+    """`tf.keras.layers.Dense` with faster gradients for large kernels. The values differ by rounding.
 
-    On CPUs only. The inputs' gradient, dy W^T, is computed as a batch of one product: TensorFlow's plain one reads W
-    across its rows, which takes two to three times as long. The kernel's gradient is computed after it, since updating
-    W while W is still being read would copy all of W first. The outputs are a batched product too where the CPU and the
-    width make the plain one slow (`benchmarks/products.py`): bits depend on the CPU, as those of any kernel do.
+    On CPUs only. The inputs' gradient, dy W^T, is computed as a batch of one product: TensorFlow's plain product reads
+    W across its rows, which takes two to three times as long. The kernel's gradient is computed after it, since
+    updating W while it is being read would first copy it. The outputs are a batched product, too, if the CPU and the
+    width make the plain one slow (`benchmarks/products.py`): bits depend on the CPU, as for any kernel.
     """
 
     def call(self, inputs, training=None):
@@ -37,18 +37,18 @@ class Dense(tf.keras.layers.Dense):
 
 @tf.keras.utils.register_keras_serializable("crankshaft")
 class Conv2DMaxPool(tf.keras.layers.Conv2D):
-    """`Conv2D` and then `MaxPooling2D`, with fewer passes over what lies between them.
+    """`Conv2D` followed by `MaxPooling2D`, with fewer passes over the values between them.
 
-    A maximum commutes with adding a bias per channel and with any non-decreasing activation such as ReLU, rounding
-    included: the values are those of the two layers, to the bit. So the gradients of the bias and the activation are
-    computed after the pooling, on a fraction of the values, since such passes are bound by memory. In the forward pass
-    ReLU stays before the pooling, where TensorFlow fuses it with the convolution; any other activation comes after it.
+    A maximum commutes with adding a bias per channel and with any non-decreasing activation such as ReLU, including
+    rounding: the values equal those of the two layers to the bit. So the gradients of bias and activation are computed
+    after the pooling, on a fraction of the values, since these passes are memory-bound. In the forward pass ReLU stays
+    before the pooling, where TensorFlow fuses it with the convolution; any other activation follows it.
 
     Args:
       filters: as `Conv2D`'s.
       kernel_size: as `Conv2D`'s.
-      pool_size: side of the square that is pooled, and the step from one to the next.
-      **arguments: `Conv2D`'s others; its activation has to be non-decreasing and elementwise.
+      pool_size: side and stride of the pooled squares.
+      **arguments: `Conv2D`'s others; its activation must be non-decreasing and elementwise.
     """
 
     def __init__(self, filters, kernel_size, pool_size: int = 2, **arguments):
@@ -76,12 +76,12 @@ class Conv2DMaxPool(tf.keras.layers.Conv2D):
 class BatchNormalization(tf.keras.layers.BatchNormalization):
     """`tf.keras.layers.BatchNormalization` (Ioffe, Szegedy 2015) of images [batch, height, width, channels].
 
-    Uses TensorFlow's fused kernel, where Keras's layer computes the moments and the rest in separate passes, in float32
-    whatever the inputs are. Moving statistics are Keras's: the variance is the batch's, not its unbiased estimate.
+    Uses TensorFlow's fused kernel, while Keras's layer computes moments and normalization in separate passes, in
+    float32 for any inputs. Moving statistics are Keras's: the variance is the batch's, not its unbiased estimate.
 
     Args:
-      total: sums a float32 tensor over replicas, and its gradient too: `Reduction.sum_statistics`. The statistics are
-        then those of all replicas' examples, as on one device; None takes this replica's own.
+      total: sums a float32 tensor and its gradient across replicas: `Reduction.sum_statistics`. The statistics are then
+        those of all replicas' examples, as on one device; None uses this replica's own.
       **arguments: as Keras's; `axis` is the last, and `total` replaces `synchronized`.
     """
 
@@ -96,7 +96,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
             none = tf.zeros([0])
             outputs, mean, variance = self._fused(inputs, none, none, True)
             values = tf.cast(tf.size(inputs) // inputs.shape[-1], tf.float32)
-            variance *= (values - 1) / values  # the kernel gives the unbiased estimate
+            variance *= (values - 1) / values  # the kernel returns the unbiased estimate
         else:
             outputs, mean, variance = self._of_all_replicas(inputs)
         for moving, new in ((self.moving_mean, mean), (self.moving_variance, variance)):
@@ -117,8 +117,8 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
 
     def _of_all_replicas(self, inputs):
         x = tf.cast(inputs, tf.float32)
-        # One sum gives both moments. They are taken around the moving mean, which is equal on all replicas: the
-        # difference of squares below would else lose digits.
+        # One sum yields both moments, around the moving mean, which is equal on all replicas: otherwise the difference
+        # of squares below would lose digits.
         shift = tf.identity(self.moving_mean)
         shifted = x - shift
         moments = [tf.reduce_sum(power, [0, 1, 2]) for power in (tf.ones_like(x), shifted, tf.square(shifted))]
@@ -166,7 +166,7 @@ def _matmul(x: tf.Tensor, w: tf.Tensor):
 
     def gradient(dy: tf.Tensor):
         dx = _batched(dy, w, transpose_b=True)
-        with tf.control_dependencies([dx]):  # a dx that nothing else uses is still pruned
+        with tf.control_dependencies([dx]):  # an unused dx is still pruned
             dw = tf.matmul(x, dy, transpose_a=True)
         return dx, dw
 
@@ -175,7 +175,7 @@ def _matmul(x: tf.Tensor, w: tf.Tensor):
 
 
 def _batched(a: tf.Tensor, b: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
-    """Multiplies two matrices as a batch of one product, for which TensorFlow uses another oneDNN kernel."""
+    """Multiplies two matrices as a batch of one, for which TensorFlow uses another oneDNN kernel."""
     return tf.matmul(a[tf.newaxis], b[tf.newaxis], transpose_b=transpose_b)[0]
 
 
@@ -186,7 +186,7 @@ def _products(x: tf.Tensor):
     products = tf.reshape(tf.matmul(x, x, transpose_b=True), [-1, n * n])
 
     def gradient(dy: tf.Tensor):
-        # One symmetric matrix holds the other vector's share for each vector of a pair; a vector's own entry is a zero.
+        # A symmetric matrix with the upstream gradients of all pairs; zeros for a vector with itself.
         indices = np.full([n, n], len(rows))
         indices[rows, columns] = indices[columns, rows] = np.arange(len(rows))
         return tf.matmul(tf.gather(tf.pad(dy, [[0, 0], [0, 1]]), indices, axis=1), x)

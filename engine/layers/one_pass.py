@@ -1,9 +1,9 @@
 """Elementwise functions, each in one pass over memory forward and one backward. Replica code.
 
-TensorFlow computes such a function op by op, and each op reads and writes all values, which for wide layers takes as
-long as a matrix product. XLA compiles it into a single loop, whether or not the step itself is compiled (`jit`). It
-compiles again for each shape, so `compiled=False` uses plain ops where shapes change from call to call;
-and where each op's output is checked (`check_numerics`), by an op that XLA lacks.
+TensorFlow computes such functions op by op, and each op reads and writes all values, which for wide layers takes as
+long as a matrix product. XLA compiles a single loop, whether or not the step itself is compiled (`jit`). It compiles
+again for each shape, so `compiled=False` uses plain ops if shapes change between calls, or if each op's output is
+checked (`check_numerics`), by an op that XLA lacks.
 """
 
 from __future__ import annotations

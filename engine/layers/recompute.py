@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks whose activations are recomputed in the backward pass, not kept. Replica code."""
+"""Activation checkpointing: recomputes blocks' activations in the backward pass, not kept. Replica code."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from ..step.context import step_context
 
 
 def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
-    """Calls a block, a Keras layer; in a step of training the backward pass calls it a second time.
+    """Calls a block, a Keras layer; in a training step, the backward pass calls it again.
 
     For a model to call where `Trainer.given.options.recompute` says so. A training step then keeps only the block's
     inputs and outputs, at the cost of one more forward pass of it (Chen et al. 2016, https://arxiv.org/abs/1604.06174).
-    The second call gets the weights, seeds and moving statistics that the first got, so dropout drops the same values,
-    and what the first call assigns is assigned once. Sums over replicas within the block are made a second time as
-    well.
+    The second call uses the weights, seeds and moving statistics of the first, so dropout drops the same values, and
+    the first call's assignments are made once. Sums across replicas within the block are repeated.
 
     Args:
-      layer: the block, built. No layer in it adds a loss of its own; weight regularizers are fine.
+      layer: the block, built. Its layers must not add losses; weight regularizers are allowed.
       *inputs: of the call, nests of tensors.
-      **arguments: further arguments of the call, which get no gradient.
+      **arguments: further arguments of the call, without gradients.
 
     Raises:
       UsageError: the block adds to the loss, by add_loss or an activity regularizer.
@@ -41,7 +40,7 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
     @tf.custom_gradient
     def compute(*tensors):
         def gradient(*upstream):
-            with tf.control_dependencies(upstream):  # so that it runs after the gradient is there, apart from the first
+            with tf.control_dependencies(upstream):  # so that it runs after the gradient, separately from the first
                 again = [tf.identity(x) for x in tensors[: len(flat)]]
             sources = [x for x in (*again, *tensors[len(flat) :]) if x.dtype.is_floating]
             with tf.GradientTape(watch_accessed_variables=False) as tape, as_before.as_now():
@@ -67,7 +66,7 @@ class _Call:
         self.assigned: list = []
 
     def outputs(self, flat: Sequence[tf.Tensor], trained: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Calls the layer; returns its outputs, flat, and records their structure and what was assigned meanwhile."""
+        """Calls the layer; returns its outputs, flat, and records their structure and the assignments."""
         layer, others = self._layer, self._layer.non_trainable_variables
         values = [*zip(layer.trainable_variables, trained, strict=True), *zip(others, self._fixed, strict=True)]
         inputs = tf.nest.pack_sequence_as(self._inputs, flat)

@@ -1,1 +1,1 @@
-"""Metrics as (total, count) pairs: values that merge, so they are exact on uneven batches, whoever counted what."""
+"""Metrics as (total, count) pairs, which merge exactly across uneven batches, replicas and workers."""

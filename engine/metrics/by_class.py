@@ -1,4 +1,4 @@
-"""A classifier's evaluation by class: the confusion matrix, what is computed of it, and a picture of it. Host code."""
+"""A classifier's evaluation by class: the confusion matrix, scores computed from it, and a picture. Host code."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ _LOW, _HIGH = np.array([255, 255, 255]), np.array([8, 48, 107])  # white to dark
 
 
 def report(confusion: np.ndarray) -> dict[str, Any]:
-    """Returns what a confusion matrix [classes, classes], of labels by predictions, says of each class. Plain JSON.
+    """Computes scores by class from a confusion matrix [classes, classes], labels by predictions. Plain JSON.
 
-    That is the `matrix` itself, and by class `precision`, the share of right ones among those predicted as it,
-    `recall`, the share of those of it that are found, `f1`, the harmonic mean of both, and `support`, how many are of
-    it. As in scikit-learn 0 / 0 is 0: the precision of a class that is never predicted, the recall of one that does
-    not occur.
+    The `matrix`, and by class `precision` (the fraction of its predictions that are right), `recall` (the fraction of
+    its examples that are predicted), `f1` (the harmonic mean of both) and `support` (its number of examples). As in
+    scikit-learn, 0 / 0 is 0: the precision of a class that is never predicted, the recall of one without examples.
 
     Example:
       >>> report(np.array([[3, 1], [0, 0]]))["recall"]
@@ -33,9 +32,9 @@ def report(confusion: np.ndarray) -> dict[str, Any]:
 
 
 def picture(confusion: np.ndarray) -> np.ndarray:
-    """Samples a confusion matrix: [pixels, pixels, 3] uint8, labels downwards, predictions to the right.
+    """Draws a confusion matrix: [pixels, pixels, 3] uint8, labels downwards, predictions to the right.
 
-    A cell is the darker the larger its share of the examples of its label.
+    A cell is darker the larger its share of its label's examples.
     """
     shares = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
     cells = (_LOW + shares[..., np.newaxis] * (_HIGH - _LOW)).astype(np.uint8)

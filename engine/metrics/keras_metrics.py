@@ -1,4 +1,4 @@
-"""Keras's metrics as sums that merge: replica code adds a batch to a metric's state, host code gives its value."""
+"""Keras's metrics as sums that merge: replica code adds a batch to a metric's state, host code computes its value."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .pairs import KerasSums
 class KerasMetric:
     """A `tf.keras.metrics.Metric`, unchanged, for `Trainer.metrics`.
 
-    Its value is Keras's over all examples, however they were cut into batches and over replicas. That holds where the
-    metric's state is made of sums, as of F1Score, AUC, Precision, Recall, MeanIoU and all that average over examples;
-    another is refused at its first batch. A trial tells which: two small batches of random numbers have to add to a
-    state of zeros, and to each other's, what they add together. The metric's own variables are not used.
+    Its value is Keras's over all examples, however they were divided into batches and among replicas. This requires a
+    state of sums, as of F1Score, AUC, Precision, Recall, MeanIoU and all averages over examples; other metrics are
+    refused at their first batch. A trial decides: two small random batches must add to a state of zeros, and to each
+    other's, what they add together. The metric's own variables are not used.
 
     A value that is a vector (`F1Score(average=None)`) is shown as NAME_0, NAME_1, ...; a dictionary's as NAME_KEY.
 
     Args:
-      metric: is called in `Trainer.metrics` as Keras calls it: (labels, predictions[, weights]).
+      metric: called in `Trainer.metrics` as by Keras: (labels, predictions[, weights]).
 
     Raises:
       UsageError: the argument is not a Keras metric.
-      UsageError: it is made within a step.
+      UsageError: it is created within a step.
 
     Example:
       >>> def __init__(self):  # of a Trainer
@@ -44,14 +44,14 @@ class KerasMetric:
             raise UsageError(f"KerasMetric of {metric.name} is made within a step; make it once, in __init__ or build")
         self._metric = metric
         self._tried: set[tuple] = set()  # shapes and types
-        # TensorFlow takes named tuples apart and makes them again by their class, which has to know the metric.
+        # TensorFlow unpacks named tuples and recreates them from their class, which must know the metric.
         own = {"value": lambda sums: self._value(sums), "direction": keras_compile.direction_of(metric)}
         self._kind = type("KerasSums", (KerasSums,), own)
 
     def __call__(self, y_true, y_pred, sample_weight=None) -> KerasSums:
-        """Returns what this batch adds to the metric's state. Replica code; arguments as Keras's `update_state`.
+        """Computes this batch's contribution to the metric's state. Replica code; arguments as Keras's `update_state`.
 
-        Raises: ValueError for a metric whose state is not made of sums.
+        Raises: ValueError for a metric whose state is not sums.
         """
         arguments = [tf.convert_to_tensor(x) for x in (y_true, y_pred, sample_weight) if x is not None]
         form = tuple((x.dtype, tuple(x.shape[1:].as_list())) for x in arguments if x.shape.rank)
@@ -65,7 +65,7 @@ class KerasMetric:
         state = tf.concat([tf.reshape(tf.cast(x, tf.float32), [-1]) for x in self._added(*arguments)], 0)
 
         def weigh(examples):
-            if sample_weight is None:  # one number an example, which Keras's metrics take whatever the shape of y_true
+            if sample_weight is None:  # one number per example, which Keras's metrics accept for any shape of y_true
                 return self(y_true, y_pred, examples)
             return self(y_true, y_pred, combined(sample_weight, examples, tf.convert_to_tensor(sample_weight)))
 
@@ -79,11 +79,11 @@ class KerasMetric:
         return [tf.convert_to_tensor(x) for x in self._metric.stateless_update_state(state, *arguments)]
 
     def _value(self, sums: KerasSums):
-        """Returns the value of a state that was read: a number or a dictionary of them, each None without a batch."""
+        """Returns the value of a state: a number or a dictionary of numbers, each None without a batch."""
         with tf.device("CPU:0"):
             state = self._state(sums.total)
             result = self._metric.stateless_result(state)
-        # A result may be one of the metric's variables, which holds nothing.
+        # A result may be one of the metric's variables, which is unused.
         held = {id(variable): value for variable, value in zip(self._metric.variables, state, strict=True)}
         result = tf.nest.map_structure(lambda x: held.get(id(x), x), result)
         number = float if np.any(sums.count) else lambda _: None
@@ -102,10 +102,10 @@ class KerasMetric:
         return state
 
     def _try(self, form) -> None:
-        """Raises UsageError unless the metric's state is made of sums. Makes its variables, if there are none."""
+        """Raises UsageError unless the metric's state is sums. Creates its variables, if needed."""
         random, name = np.random.default_rng(0), self._metric.name
         try:
-            if not self._metric.variables:  # some of Keras's wait for the shapes of a batch
+            if not self._metric.variables:  # some of Keras's are created by the first batch
                 self._metric.update_state(*_drawn(form, 1, random))
             sums = all(self._adds_up(form, random) for _ in range(trials.TRIALS))
         except Exception as error:  # the metric's own code may raise anything

@@ -1,4 +1,4 @@
-"""Makes metrics of a batch in replica code, as pairs that merge exactly (`pairs`); the inner loop adds them up."""
+"""Computes metrics of a batch in replica code, as pairs that merge exactly (`pairs`); the inner loop adds them up."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..errors import UsageError
 from . import ranking
 from .pairs import VECTORS, Auc, Confusion, ExpMean, Mean, Pair, RootMean
 
-FEW_CLASSES = 100  # of so many a confusion matrix costs next to nothing
-_ENGINES = ("loss", "loss_with_penalties", "gradient_norm", "skipped")  # names of metrics that are the engine's
+FEW_CLASSES = 100  # up to this number, a confusion matrix costs almost nothing
+_ENGINES = ("loss", "loss_with_penalties", "gradient_norm", "skipped")  # the engine's metric names
 _ONE_NUMBER = (
     "crankshaft.mean was given one number for a batch, which counts as one example, however large the batch is; give "
     "one value an example (Keras losses: reduction=None), or say crankshaft.Mean(number, 1.0) if that is what is meant"
@@ -27,22 +27,22 @@ def _directed(direction: str | None) -> type[Mean]:
 
 
 def mean(values, weights=None, direction: str | None = None) -> Mean:
-    """Makes the pair for a tensor of per-example values.
+    """Returns the pair of a tensor of per-example values.
 
-    Where the data has weights (`step.batches`), the results of `Trainer.loss` and `Trainer.metrics` are made again with
+    If the data has weights (`step.batches`), the results of `Trainer.loss` and `Trainer.metrics` are recomputed with
     them: each example's values count by its weight.
 
     Args:
-      values: tensor of any shape and numeric or bool dtype, one entry an example (or a token, a pixel).
-      weights: None, or a tensor that broadcasts to `values`. An entry of weight 0 does not count, NaN or infinite too,
-        and its gradient here is 0. What computed it still makes NaN of that, as the square of a NaN does: put a finite
-        number instead of such labels first, loss(tf.where(weights > 0, labels, 0.0)). Labels under the data's own
-        weights need not be.
-      direction: "max" if a higher mean is better, as of an accuracy, or "min"; `monitor` goes by it.
+      values: tensor of any shape and numeric or bool dtype, one entry per example (or token, or pixel).
+      weights: None, or a tensor that broadcasts to `values`. Entries of weight 0 don't count, even NaN or infinite
+        ones, and their gradient here is 0. But the backward pass of the code that computed them may still yield NaN,
+        e.g. for the square of a NaN: replace such labels first, loss(tf.where(weights > 0, labels, 0.0)). With the
+        data's own weights this is not needed.
+      direction: "max" if a higher mean is better, as for accuracy, or "min"; used by `monitor`.
 
     Returns:
       Mean(sum of values, number of values), or the weighted sum and the sum of weights. Both are 0 for an empty
-      batch, which therefore weighs nothing.
+      batch, which then has no weight.
 
     Example:
       >>> pair = mean([1.0, 2.0, 6.0])
@@ -60,13 +60,13 @@ def mean(values, weights=None, direction: str | None = None) -> Mean:
         pair = kind(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
         return weighable(pair, weigh)
     spread = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
-    values = tf.where(spread == 0.0, 0.0, values)  # an entry without weight may be anything: padding often is
+    values = tf.where(spread == 0.0, 0.0, values)  # an entry without weight may be any value, as padding often is
     pair = kind(tf.reduce_sum(values * spread), tf.reduce_sum(spread))
     return weighable(pair, weigh, has_weights=True)
 
 
 def root_mean_square(values, weights=None) -> RootMean:
-    """Makes the pair for the root of the mean of squares.
+    """Returns the pair of the root of the mean of squares.
 
     Args:
       values: see `mean`.
@@ -81,7 +81,7 @@ def root_mean_square(values, weights=None) -> RootMean:
 
 
 def exp_mean(values, weights=None) -> ExpMean:
-    """Makes the pair for e to the mean, such as the perplexity of losses. Arguments as `mean`'s."""
+    """Returns the pair of e to the mean, e.g. the perplexity of losses. Arguments as `mean`'s."""
     return _of_kind(ExpMean, mean(values, weights))
 
 
@@ -90,15 +90,15 @@ def _of_kind(kind: type[Mean], pair: Mean):
 
 
 def auc(labels, logits, weights=None) -> Auc:
-    """Makes the pair for the area under the ROC curve of a binary classifier.
+    """Returns the pair of a binary classifier's area under the ROC curve.
 
-    An evaluation's is exact, up to some 10^7 examples: the share of (positive, negative) pairs that are in the right
-    order, those of one logit counting half. In training, and beyond, it has an error, and NAME_error_bound, the most
-    that it may be, is shown beside it.
+    In evaluations of up to some 10^7 examples it is exact: the fraction of (positive, negative) pairs in the right
+    order, with half of the pairs of equal logits. In training, and beyond, it has an error, whose bound is shown as
+    NAME_error_bound.
 
     Args:
-      labels: any shape, 0 or 1, one an example; any other label ends the run.
-      logits: of the same shape; sigmoid(logits) is the predicted probability. Those that are not finite do not count.
+      labels: any shape, 0 or 1, one per example; any other label ends the run.
+      logits: of the same shape; sigmoid(logits) is the predicted probability. Non-finite ones don't count.
       weights: None, or of the same shape, at least 0.
 
     Example:
@@ -114,37 +114,37 @@ def auc(labels, logits, weights=None) -> Auc:
 
 
 def confusion_matrix(labels, predictions, mask=None) -> Confusion:
-    """Makes the pair for the confusion matrix of a classifier, of which an evaluation's report by class is computed.
+    """Returns the pair of a classifier's confusion matrix, for an evaluation's report by class.
 
-    Each example counts as one, whatever it weighs. Steps of training leave it out, and so cost nothing more.
+    Each example counts as one, whatever its weight. Training steps omit it, at no cost.
 
     Args:
       labels: integers [batch, ...], from 0 to below the number of classes.
-      predictions: [batch, ..., classes], of which the largest is the class that is predicted.
-      mask: None, or bool of the shape of `labels`: False where a label does not count, such as padding, whatever it is.
+      predictions: [batch, ..., classes]; the largest is the predicted class.
+      mask: None, or bool of the shape of `labels`: False for labels that don't count, such as padding.
 
     Example:
       >>> pair = confusion_matrix([0, 1, 1], [[2.0, 1.0], [0.0, 3.0], [5.0, 4.0]])
-      >>> pair.matrix().tolist()  # of the two examples of class 1 one is taken for 0
+      >>> pair.matrix().tolist()  # one of the two examples of class 1 is predicted as 0
       [[1, 0], [1, 1]]
     """
     predictions = tf.convert_to_tensor(predictions)
     classes = predictions.shape[-1]
-    labels = tf.reshape(tf.cast(labels, tf.int64), [-1])  # int32 is the host's, beside GPUs
+    labels = tf.reshape(tf.cast(labels, tf.int64), [-1])  # int32 stays on the host with GPUs
     predicted = tf.reshape(tf.argmax(predictions, axis=-1), [-1])
     known = (labels >= 0) & (labels < classes)
     counted = tf.ones_like(known) if mask is None else tf.reshape(tf.cast(mask, tf.bool), [-1])
-    cells = tf.where(known & counted, labels * classes + predicted, -1)  # of which nothing is counted
+    cells = tf.where(known & counted, labels * classes + predicted, -1)  # -1 is not counted
     counts = tf.math.unsorted_segment_sum(tf.ones_like(labels, tf.float32), cells, classes * classes)
     unknown = tf.reduce_sum(tf.cast(counted & ~known, tf.float32))
     return Confusion(counts, tf.pad(unknown[tf.newaxis], [[0, classes * classes - 1]]))
 
 
 def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
-    """Multiplies each example's values in a pair of `mean` by its factor, float32 [batch]; the count stays.
+    """Multiplies each example's values in a pair of `mean` by its factor, float32 [batch]; keeps the count.
 
     Raises:
-      UsageError: the pair was not made by `mean`.
+      UsageError: the pair is not `mean`'s.
     """
     if pair.weigh is None:
         raise UsageError("a loss whose examples are to be weighed has to be made by crankshaft.mean(losses)")
@@ -156,16 +156,16 @@ def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
 
 
 def weighable(pair, weigh, has_weights: bool = False):
-    """Sets how the pair is made again with weights, see `Pair`, and returns it."""
+    """Sets how the pair is recomputed with weights, see `Pair`, and returns it."""
     pair.weigh, pair.has_weights = weigh, has_weights
     return pair
 
 
 def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns the examples' weights [batch] in the shape of their values [batch, ...], times the values' own weights.
+    """Returns the examples' weights [batch], in the shape of their values [batch, ...], times the values' own weights.
 
     Raises:
-      UsageError: there are not as many examples.
+      UsageError: the numbers of examples differ.
     """
     size, rank = values.shape[:1], values.shape.rank
     if rank == 0 or not examples.shape[:1].is_compatible_with(size):
@@ -178,10 +178,9 @@ def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 def as_pair(pair, owner: str, weights=None) -> Pair:
-    """Converts a pair (total, count) to its kind, with scalar float32 tensors; a plain one becomes a `Mean`.
+    """Converts a pair (total, count) to its kind, with scalar float32 tensors; a plain tuple becomes a `Mean`.
 
-    With the examples' `weights`, float32 [batch], it is weighed by them; a pair that was not made by a function of this
-    module stays as it is.
+    With the examples' `weights`, float32 [batch], it is weighted by them; a pair from outside this module is unchanged.
 
     Raises:
       UsageError: it is not a pair; the message begins with `owner`.
@@ -207,8 +206,8 @@ def as_pair(pair, owner: str, weights=None) -> Pair:
 
 
 def _instead(returned) -> str:
-    """Returns what to return in place of something that is not a pair."""
-    if isinstance(returned, (dict, tuple, list)):  # such as a loss for each output, or the sum of two pairs
+    """Returns the cure for a result that is not a pair."""
+    if isinstance(returned, (dict, tuple, list)):  # e.g. a loss per output, or the sum of two pairs
         return "add up what belongs to an example, and return one pair: crankshaft.mean(losses + others)"
     line = "return crankshaft.mean(values)"
     if tf.is_tensor(returned) and returned.shape.rank == 0:
@@ -217,7 +216,7 @@ def _instead(returned) -> str:
 
 
 def as_loss(pair, owner: str, weights=None, check_values: bool = False) -> Mean:
-    """Converts a loss by `as_pair`; ValueError where weights can't be applied to it. `check_values` adds asserts."""
+    """Converts a loss by `as_pair`; ValueError if weights can't be applied to it. `check_values` adds asserts."""
     if weights is not None and not getattr(pair, "weigh", None):
         raise UsageError(
             f"{owner}: the data has weights, and its pair was not made by crankshaft.mean, so they can't be applied; "
@@ -231,7 +230,7 @@ def as_loss(pair, owner: str, weights=None, check_values: bool = False) -> Mean:
 
 
 def checked(metrics, owner: str, weights=None) -> dict[str, Pair]:
-    """Converts pairs by name, each by `as_pair`, weighed if there are weights.
+    """Converts pairs by name, each by `as_pair`, with weights if any.
 
     Raises:
       UsageError: one is not a pair, or a name can't be a metric's; the message begins with `owner`.

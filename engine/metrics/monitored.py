@@ -1,4 +1,4 @@
-"""Which metric a run monitors, and which direction of it is better. Pure Python, which flags are checked by too."""
+"""The metric that a run monitors, and its better direction. Pure Python, so flags can be checked by it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Monitored:
     """A metric to monitor: `eval_NAME` or `train_NAME`, or with its direction `max:eval_NAME` or `min:eval_NAME`.
 
     Attributes:
-      direction: "max" or "min", the better one; None if the spelling does not say.
-      source: "eval", of evaluations, or "train", the mean over the steps since the last look.
+      direction: "max" or "min", the better one; None if not in the spelling.
+      source: "eval", of evaluations, or "train", the mean over the steps since the last check.
       metric: its name in evaluations.
     """
 
@@ -29,7 +29,7 @@ class Monitored:
 
     @classmethod
     def parse(cls, text: str) -> Monitored:
-        """Reads a spelling. Raises UsageError for another."""
+        """Parses a spelling. Raises UsageError for any other."""
         if not (match := re.fullmatch(r"(?:(max|min):)?(eval|train)_(.+)", text, re.DOTALL)):
             raise UsageError(
                 f"monitor={text} is unknown; use eval_NAME or train_NAME, such as eval_loss or max:eval_NAME"
@@ -44,7 +44,7 @@ class Monitored:
         return f"{self.direction}:{self.name}" if self.direction else self.name
 
     def find(self, kinds: Mapping[str, Any]) -> Any:
-        """Returns the kind of the metric among those that are measured (`sums.kinds_of`), None if it is none of them.
+        """Returns the metric's kind, if it is measured (`sums.kinds_of`); else None.
 
         A metric with several values has the names NAME_0 or NAME_KEY.
         """
@@ -52,13 +52,13 @@ class Monitored:
         return kinds.get(self.metric) or next((kinds[name] for name in several), None)
 
     def directed(self, kinds: Mapping[str, Any]) -> Monitored:
-        """Returns the metric with its direction: that of the spelling, else of the metric, else of its name.
+        """Returns the metric with its direction: the spelling's, else the metric's, else the name's.
 
         Args:
-          kinds: of the metrics that are measured, by name; empty if they are not known.
+          kinds: of the measured metrics, by name; empty if unknown.
 
         Raises:
-          UsageError: it is not measured, or its direction is not known.
+          UsageError: it is not measured, or its direction is unknown.
         """
         if (kind := self.find(kinds)) is None and kinds:
             raise self.not_measured(kinds)
@@ -72,15 +72,15 @@ class Monitored:
 
     @property
     def by_name(self) -> Monitored:
-        """The metric with the direction that the spelling or its name says, if they do."""
+        """The metric with the direction of its spelling or name, if any."""
         is_loss = self.metric == "loss" or self.metric.endswith(_MINIMIZED)
         return dataclasses.replace(self, direction=self.direction or ("min" if is_loss else None))
 
     def not_measured(self, names: Collection[str]) -> UsageError:
-        """Makes the error of a metric that is none of these, which are measured."""
+        """Returns the error for a metric that is not among the measured ones."""
         known = ", ".join(f"{self.source}_{name}" for name in sorted(names))
         return UsageError(f"{setting('monitor', self)} is not measured in this run; use one of {known}")
 
     def described(self) -> str:
-        """Returns a few words for people."""
+        """Describes it in a few words."""
         return f"{self.name}, {_WORDS[self.direction]} is better" if self.direction else self.name

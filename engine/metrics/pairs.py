@@ -1,4 +1,4 @@
-"""The kinds of (total, count) pairs, which merge exactly, whatever the sizes of batches and replicas' shares."""
+"""The kinds of (total, count) pairs, which merge exactly for any sizes of batches and replicas' shares."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
     """The base of all kinds of pairs: a sum and a count.
 
     Attributes:
-      weigh: a function that makes the pair again, each example counting by its weight, float32 [batch]; None where the
-        examples' values are not known.
+      weigh: a function that recomputes the pair with the examples' weights, float32 [batch]; None if the examples'
+        values are unknown.
       has_weights: whether it was made with weights, which are multiplied by the examples'.
-      direction: "max" or "min", the better one of its values; None if it is not known. TensorFlow takes named tuples
-        apart and makes them again by their class, so this is the class's, and so is `is_several`.
-      is_several: whether it may have several values, by names.
+      direction: "max" or "min", the better one; None if unknown. TensorFlow unpacks named tuples and recreates them
+        from their class, so this is an attribute of the class, as is `is_several`.
+      is_several: whether it may have several values, by name.
     """
 
     weigh: Callable[[tf.Tensor], Pair] | None = None
@@ -30,14 +30,14 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
     is_several = False
 
     def mistake(self) -> str | None:
-        """Returns what is wrong with what was summed, if it makes the value wrong. Host code."""
+        """Returns the problem of the sums, if it makes the value wrong. Host code."""
         return None
 
 
 class Mean(Pair):
     """A sum and the number of things summed. Its value is total / count.
 
-    Pairs are added over steps, replicas and workers before they are divided: that is exact on uneven batches.
+    Pairs are added over steps, replicas and workers before division, which is exact for uneven batches.
 
     Args:
       total: scalar float32, the sum.
@@ -53,7 +53,7 @@ class Mean(Pair):
 
 
 class RootMean(Mean):
-    """A pair of squares, of errors: its value is the root of their mean."""
+    """A pair of squared errors, whose value is the root of their mean."""
 
     direction = "min"
 
@@ -62,7 +62,7 @@ class RootMean(Mean):
 
 
 class ExpMean(Mean):
-    """A pair whose value is e to the mean, e^709 at most: of losses in nats, the perplexity."""
+    """A pair whose value is e to the mean, at most e^709: for losses in nats, the perplexity."""
 
     direction = "min"
 
@@ -74,8 +74,8 @@ class Auc(Pair):
     """Labels and weights by logit; its value is the area under the ROC curve.
 
     In a step both are sparse (`ranking.by_logit`). Training adds up a histogram of both, float32
-    [ranking.BUCKETS + 1, 2], as total and a count of 0, and the host has its columns; its area has an error. An
-    evaluation keeps them all, see `ExactAuc`.
+    [ranking.BUCKETS + 1, 2], as total, with a count of 0; its area has an error. An evaluation keeps all of them, see
+    `ExactAuc`.
     """
 
     direction = "max"
@@ -84,7 +84,7 @@ class Auc(Pair):
         return math.nan if self.mistake() else self._area()[0]
 
     def error_bound(self) -> float:
-        """Returns the most that the value may be off by."""
+        """Returns the bound of the value's error."""
         return self._area()[1] or 0.0
 
     def mistake(self) -> str | None:
@@ -95,7 +95,7 @@ class Auc(Pair):
 
 
 class ExactAuc(Auc):
-    """What an evaluation has kept of an `Auc`: a `ranking.Ranking` as total, and a count of 0. Host code."""
+    """An evaluation's `Auc`: a `ranking.Ranking` as total, and a count of 0. Host code."""
 
     def mistake(self) -> str | None:
         return _wrong(*self.total.wrong)
@@ -113,25 +113,25 @@ def _wrong(total: float, count: float) -> str | None:
 
 
 class KerasSums(Pair):
-    """The state of a Keras metric that is made of sums, float32 [values], and its number of updates, in each entry.
+    """The state of a Keras metric, sums float32 [values], and the number of updates in each entry.
 
-    It is made by a `KerasMetric`, whose own subclass knows the metric and gives its value.
+    Created by a `KerasMetric`, whose own subclass knows the metric and computes its value.
     """
 
     is_several = True
 
     def value(self) -> None:
-        return None  # the metric is not known any more
+        return None  # the metric is no longer known
 
 
 class Confusion(Pair):
-    """Numbers of examples by label and prediction, float32 [classes * classes], which an evaluation alone adds up.
+    """Numbers of examples by label and prediction, float32 [classes * classes]; only evaluations add it up.
 
-    The first count is that of labels which are none of the classes.
+    The first count is that of labels that are no class.
     """
 
     def value(self) -> None:
-        return None  # it is no number
+        return None  # not a number
 
     def mistake(self) -> str | None:
         if not self.count[0]:
@@ -139,13 +139,13 @@ class Confusion(Pair):
         return f"{self.count[0]:g} labels are not classes from 0 to {len(self.matrix()) - 1}; number them from 0"
 
     def matrix(self) -> np.ndarray:
-        """Returns the numbers of examples, int64 [classes, classes]: a row a label, a column a prediction."""
+        """Returns the numbers of examples, int64 [classes, classes]: rows are labels, columns predictions."""
         counts = np.asarray(self.total).astype(np.int64)
         return counts.reshape(math.isqrt(len(counts)), -1)
 
 
 class Outside(Pair):
-    """Sums of the largest number above a range, and of the least below, of micro-batches; counts of them."""
+    """Sums of micro-batches' largest values above a range, and smallest below, with their counts."""
 
     def mistake(self) -> str | None:
         ends = (("the largest number is at least", 1), ("the least number is at most", -1))
@@ -157,5 +157,5 @@ class Outside(Pair):
         return f"{' and '.join(problems)}, out of that range; correct the data, or allow for more" if problems else None
 
 
-# Kinds that hold vectors, in several rows of sums; kinds whose value is not a number.
+# Kinds with vectors, in several rows of sums; kinds whose value is not a number.
 VECTORS, NO_NUMBERS = (Auc, KerasSums, Confusion, Outside), (Confusion, Outside)

@@ -1,4 +1,4 @@
-"""The area under the ROC curve by ranks: what replicas keep of scores, and what the host computes of them."""
+"""The area under the ROC curve by ranks: the scores that replicas keep, and the host's computation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import tensorflow as tf
 BUCKETS = 4096
 # Buckets are even in asinh(logit / _EVEN): 0.001 wide at 0, and from about 1 on 0.4 % of the logit, to _LAST.
 _EVEN, _LAST = 0.25, 256.0
-_KEPT = 1 << 24  # entries of a `Ranking`, 24 bytes each; neighbours are joined where it would have 3/4 of it for good
-_JOINED = 1 << 20  # what so many entries become then
+_KEPT = 1 << 24  # entries of a `Ranking`, 24 bytes each; neighbours are merged when 3/4 of them would stay
+_JOINED = 1 << 20  # the number of entries after merging
 
 
 def by_logit(logits: tf.Tensor, values: tf.Tensor) -> tf.IndexedSlices:
-    """Returns values [n] as a sparse histogram with a bucket for each float32: sums of such are joined, not added."""
-    return tf.IndexedSlices(values, tf.cast(tf.bitcast(logits, tf.int32), tf.int64))  # int32 is the host's, beside GPUs
+    """Returns values [n] as a sparse histogram with a bucket per float32; such are concatenated, not added."""
+    return tf.IndexedSlices(values, tf.cast(tf.bitcast(logits, tf.int32), tf.int64))  # int32 would be on the host
 
 
 def _logits(slices: tf.IndexedSlices) -> tf.Tensor:
@@ -24,38 +24,38 @@ def _logits(slices: tf.IndexedSlices) -> tf.Tensor:
 
 
 def histogram(labels: tf.IndexedSlices, weights: tf.IndexedSlices) -> tf.Tensor:
-    """Returns the weight of positives and of all examples in each bucket, float32 [BUCKETS + 1, 2].
+    """Returns the weights of positives and of all examples per bucket, float32 [BUCKETS + 1, 2].
 
-    The last row has the sum of the labels that are not 0 or 1, and their number. Non-finite logits are left out.
+    The last row has the sum and the number of labels other than 0 and 1. Non-finite logits don't count.
     """
     middle, last = BUCKETS // 2, math.asinh(_LAST / _EVEN)
     logits = _logits(labels)
     bucket = tf.clip_by_value(tf.asinh(logits / _EVEN) * (middle / last) + middle, 0.0, BUCKETS - 1.0)
     known = (labels.values == 0.0) | (labels.values == 1.0)
-    bucket = tf.where(tf.math.is_finite(logits), tf.where(known, bucket, BUCKETS), -1.0)  # the kernel leaves -1 out
+    bucket = tf.where(tf.math.is_finite(logits), tf.where(known, bucket, BUCKETS), -1.0)  # the kernel skips -1
     every = tf.where(known, weights.values, tf.sign(weights.values))
     both = tf.stack([tf.math.multiply_no_nan(labels.values, every), every], 1)
     return tf.math.unsorted_segment_sum(both, tf.cast(bucket, tf.int32), BUCKETS + 1)  # the cast rounds down
 
 
 def entries(number: int, labels: tf.IndexedSlices, weights: tf.IndexedSlices, dtype: tf.DType) -> tf.Tensor:
-    """Returns [2 n, 2]: for each example the metric's number and the logit, then its label and its weight."""
+    """Returns [2 n, 2]: per example the metric's number and the logit, then the label and the weight."""
     columns = (tf.fill(tf.shape(labels.values), float(number)), _logits(labels), labels.values, weights.values)
     return tf.reshape(tf.cast(tf.stack(columns, 1), dtype), [-1, 2])
 
 
 def area(low, high, positives, negatives) -> tuple[float, float] | None:
-    """Returns the area and the most that it may be off by: the share of (positive, negative) pairs in the right order.
+    """Returns the area, the fraction of (positive, negative) pairs in the right order, and its error bound.
 
-    As Mann and Whitney's U: a pair of one score counts half. Of an entry it is known that its scores lie between `low`
-    and `high`, float [n]; where the two are one, the area is exact. None where a class has no weight.
+    As Mann and Whitney's U, with half of the pairs of equal scores. An entry's scores are between `low` and `high`,
+    float [n]; where these are equal, the area is exact. None if a class has no weight.
     """
     pairs = positives.sum() * negatives.sum()
     if not pairs > 0:
         return None
 
     def in_order(ends, scores) -> float:
-        """Sums, over positives at `scores`, the negatives whose `ends` are below; half of those that are there."""
+        """Sums, over positives at `scores`, the negatives whose `ends` are below, and half of the equal ones."""
         order = np.argsort(ends)
         ends, below = ends[order], np.concatenate([[0.0], np.cumsum(negatives[order])])
         sides = (below[np.searchsorted(ends, scores, side)] for side in ("left", "right"))
@@ -67,22 +67,21 @@ def area(low, high, positives, negatives) -> tuple[float, float] | None:
 
 
 def area_of_histogram(positives: np.ndarray, every: np.ndarray) -> tuple[float, float] | None:
-    """Returns `area` of what `histogram` has made."""
+    """Returns the `area` of a `histogram`."""
     low = np.arange(len(every) - 1)
     return area(low, low + 0.5, positives[:-1], every[:-1] - positives[:-1])
 
 
 class Ranking:
-    """Weights of positive and negative examples by their logits: sums of them are joined. Host code.
+    """Weights of positive and negative examples by logit, merged. Host code.
 
-    It is exact for up to 12 million different logits; beyond that it joins neighbours, so its area has an error, which
-    it knows.
+    Exact for up to 12 million distinct logits; beyond, neighbours are merged, so the area has an error, with a bound.
 
     Args:
-      rows: [n, 3], of each example the logit, the label and the weight. Logits that are not finite are left out.
+      rows: [n, 3], per example the logit, the label and the weight. Non-finite logits don't count.
 
     Attributes:
-      wrong: the sum of the labels that are not 0 or 1, and how many they are; these count in nothing else.
+      wrong: the sum and the number of the labels other than 0 and 1, which don't count otherwise.
     """
 
     def __init__(self, rows: np.ndarray):
@@ -100,7 +99,7 @@ class Ranking:
         return both
 
     def area(self) -> tuple[float, float] | None:
-        """Returns the area and the most that it may be off by; None where a class is missing."""
+        """Returns the area and its error bound; None if a class is missing."""
         return area(*self._settle())
 
     def to_bytes(self) -> bytes:
@@ -108,7 +107,7 @@ class Ranking:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Ranking:
-        """Returns what `to_bytes` was called of."""
+        """Restores it from the result of `to_bytes`."""
         ranking, size = object.__new__(cls), (len(text) - 16) // 24
         ranking.wrong = np.frombuffer(text, np.float64, 2)
         low, high = (np.frombuffer(text, np.float32, size, 16 + 4 * size * i) for i in range(2))
@@ -117,7 +116,7 @@ class Ranking:
         return ranking
 
     def _settle(self) -> tuple[np.ndarray, ...]:
-        """Joins the parts to one, sorted, with one entry for each logit; returns it."""
+        """Merges the parts to one, sorted, with one entry per logit; returns it."""
         exact = all(low is high for low, high, *_ in self._parts)
         low, high, *sums = (np.concatenate(columns) for columns in zip(*self._parts, strict=True))
         order = np.argsort(low, kind="stable")

@@ -1,4 +1,4 @@
-"""Sums of metrics: rows of a tensor that the inner loop adds up on the device, merged and finished by host code."""
+"""Sums of metrics: rows of a tensor that the inner loop adds up on the device, merged and evaluated by host code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RowSpec(NamedTuple):
 
 
 def without_details(metrics: dict[str, Pair]) -> dict[str, Pair]:
-    """Returns what training adds up: a histogram in place of an `Auc`'s sparse parts, and no confusion matrix."""
+    """Returns the pairs that training adds up: a histogram for an `Auc`, and no confusion matrix."""
 
     def dense(pair):
         sparse = isinstance(pair, Auc) and isinstance(pair.total, tf.IndexedSlices)
@@ -50,13 +50,13 @@ def without_details(metrics: dict[str, Pair]) -> dict[str, Pair]:
 
 
 def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False) -> tf.Tensor:
-    """Stacks the pairs into one [rows, 2] tensor, ordered as `row_specs`: a row a metric, or a row a vector's entry.
+    """Stacks the pairs into one [rows, 2] tensor, ordered as `row_specs`: a row per metric or vector entry.
 
-    The inner loop carries it in float64: a sum of so many float32 values is then exact for all practical lengths, so it
-    does not depend on where the loop was cut.
+    The inner loop carries it in float64: sums of float32 values are then exact for all practical lengths, so they don't
+    depend on how the loop was divided into calls.
 
-    With `keeps_scores` an `Auc` has one row, which stays 0, and the rows of `ranking.entries` come after those of all
-    metrics; they are not to be added up, but joined.
+    With `keeps_scores` an `Auc` has one row, which stays 0, and the rows of `ranking.entries` follow those of all
+    metrics; these are concatenated, not added up.
     """
     scalars, vectors = _in_order(metrics)
     rows = [tf.stack([tf.cast(tf.stack(metrics[name]), dtype) for name in scalars])] if scalars else []
@@ -75,7 +75,7 @@ def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False)
 
 
 def row_specs(metrics: dict[str, Mean], keeps_scores: bool = False) -> list[RowSpec]:
-    """Describes the rows of `stack`, in their order."""
+    """Describes the rows of `stack`, in order."""
     scalars, vectors = _in_order(metrics)
 
     def rows(pair) -> int:
@@ -104,10 +104,10 @@ def kinds_of(specs: Sequence[RowSpec]) -> dict[str, type[Pair]]:
 
 
 def values_by_name(pairs: Mapping[str, Any]) -> dict[str, float | None]:
-    """Returns values by name, a vector's as NAME_0 and so on, a dictionary's as NAME_KEY; None of a mean of nothing.
+    """Returns values by name: vectors as NAME_0, ..., dictionaries as NAME_KEY; None for a mean of nothing.
 
-    Left out are confusion matrices, numbers out of range, a gradients' norm that no step has measured, and a Keras
-    metric of a checkpoint that no step has added to.
+    Omits confusion matrices, numbers out of range, a gradient norm that no step has measured, and a checkpoint's Keras
+    metric that no step has updated.
     """
     results: dict[str, float | None] = {}
     for name, pair in pairs.items():
@@ -121,7 +121,7 @@ def values_by_name(pairs: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def nan_if_missing(values: Mapping[str, float | None]) -> dict[str, float]:
-    """Returns numbers by name, nan for None."""
+    """Returns numbers by name, NaN for None."""
     return {name: math.nan if value is None else value for name, value in values.items()}
 
 
@@ -130,7 +130,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class OnDevice(Protocol[T_co]):
-    """What a call of the inner loop returned, which waits for the device when it is read."""
+    """The result of a call of the inner loop; reading it waits for the device."""
 
     @property
     def is_read(self) -> bool: ...
@@ -139,7 +139,7 @@ class OnDevice(Protocol[T_co]):
 
 
 class Known(NamedTuple, Generic[T]):
-    """A value that the host has, in place of one that is read from a device."""
+    """A value on the host, instead of one on a device."""
 
     values: T
     is_read: bool = True
@@ -149,25 +149,25 @@ class Known(NamedTuple, Generic[T]):
 
 
 class Merged(Generic[T]):
-    """What several calls returned, merged as it is read. Override `_joined`. Host code.
+    """The results of several calls, merged when read. Override `_joined`. Host code.
 
-    Adding does not wait for a device: it reads only calls that are long done. Reading waits.
+    Adding does not wait for a device: it reads only calls that have long completed. Reading waits.
     """
 
-    COLLAPSE_AT = 64  # of so many parts all but the newest are merged: it bounds the memory of what is not read
+    COLLAPSE_AT = 64  # at this number, all but the newest parts are merged: bounds the memory
     IN_FLIGHT = 2  # calls that a device may still be computing
 
     def __init__(self, values: T | None = None):
         self._parts: list[OnDevice[T]] = [] if values is None else [Known(values)]
 
     def add(self, part: OnDevice[T]) -> None:
-        """Adds what one call returned, without reading it."""
+        """Adds the result of a call, without reading it."""
         self._parts.append(part)
         if len(self._parts) >= self.COLLAPSE_AT:
             self._join(len(self._parts) - self.IN_FLIGHT)
 
     def extend(self, other: Merged[T]) -> None:
-        """Adds what later calls returned, likewise; it stays in `other` too."""
+        """Adds the results of later calls, likewise; `other` keeps them, too."""
         other._join(sum(1 for _ in itertools.takewhile(lambda part: part.is_read, other._parts)))
         for part in other._parts:
             self.add(part)
@@ -186,10 +186,10 @@ class Merged(Generic[T]):
 
 
 class Sums(Merged[dict[str, Pair]]):
-    """The sums of some steps, held as the device returned them until they are read. Host code.
+    """The sums of some steps, kept as the device returned them until they are read. Host code.
 
     Args:
-      values: what `host_state` returned.
+      values: the result of `host_state`.
     """
 
     def __init__(self, values: Mapping[str, Sequence] | None = None):
@@ -200,11 +200,11 @@ class Sums(Merged[dict[str, Pair]]):
         super().__init__(pairs or None)
 
     def values(self) -> dict[str, Pair]:
-        """Returns the pair (total, count), of its kind, float64, by name. Waits for the steps that were added."""
+        """Returns the pairs (total, count), each of its kind, float64, by name. Waits for the added steps."""
         return dict(self._read({}))
 
     def host_state(self) -> dict[str, list]:
-        """Returns the values as JSON takes them: the kind of each pair, its total and its count. Waits as `values`."""
+        """Returns a JSON value: each pair's kind, total and count. Waits as `values`."""
         return {
             name: [
                 next(key for key, kind in _KINDS.items() if isinstance(pair, kind)),
@@ -214,7 +214,7 @@ class Sums(Merged[dict[str, Pair]]):
         }
 
     def exchange_scores(self, exchange_bytes: Callable[[bytes], list[bytes]]) -> None:
-        """Joins the scores that this process has kept with those of the others that train with it; all have to call it.
+        """Merges this process's scores with those of the other training processes; all must call it.
 
         Args:
           exchange_bytes: `Processes.exchange_bytes`.
@@ -227,20 +227,20 @@ class Sums(Merged[dict[str, Pair]]):
         self._parts = [Known(values)]
 
     def means(self) -> dict[str, float]:
-        """Returns `values_by_name` of the values, nan for None. Waits as `values` does."""
+        """Returns `values_by_name` of the values, NaN for None. Waits as `values`."""
         return nan_if_missing(values_by_name(self.values()))
 
     def _joined(self, older: dict[str, Pair], newer: dict[str, Pair]) -> dict[str, Pair]:
         joined = dict(older)
         for name, pair in newer.items():
             old = older.get(name)
-            same = old is not None and np.shape(old[0]) == np.shape(pair[0])  # else what was kept is of another
+            same = old is not None and np.shape(old[0]) == np.shape(pair[0])  # else it is another metric's
             joined[name] = type(pair)(old[0] + pair[0], old[1] + pair[1]) if same else pair
         return joined
 
 
 class LoopSums:
-    """The result of one call of the inner loop: a [rows, 2] tensor, and what its rows are. Read at most once.
+    """The result of one call of the inner loop: a [rows, 2] tensor, and its rows' specs. Read at most once.
 
     Rows after those of `specs` are scores, see `stack`.
     """
@@ -251,11 +251,11 @@ class LoopSums:
 
     @property
     def is_read(self) -> bool:
-        """Whether the host has the values, and need not wait for them."""
+        """Whether the host has the values, without waiting."""
         return self._read is not None
 
     def read(self) -> dict[str, Pair]:
-        """Returns the pair (total, count), of its kind, by name."""
+        """Returns the pairs (total, count), each of its kind, by name."""
         if self._read is None:
             array = np.asarray(self._tensor, np.float64)
             scores = array[total_rows(self.specs) :].reshape(-1, 4)
@@ -269,5 +269,5 @@ class LoopSums:
                 else:
                     pairs[spec.name] = spec.kind(*map(float, array[start]))
                 start += spec.rows
-            self._read = pairs  # at once: threads read it too
+            self._read = pairs  # atomically: other threads read it
         return self._read

@@ -1,4 +1,4 @@
-"""Tables of rows found by ids, in shards."""
+"""Sharded embedding tables, looked up by ids."""
 
 from .tables import Embedding, shards_in, uniform, zeros
 

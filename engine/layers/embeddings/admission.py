@@ -1,6 +1,6 @@
-"""Rows for ids that training meets: a hash table in plain variables, beside the rows of a shard.
+"""Id admission: assigns rows to ids seen in training, by a hash table in plain variables beside a shard's rows.
 
-Replica code, run by the host that has the shard; made on the host, in a strategy's scope.
+Replica code, run by the shard's host; created on the host, in a strategy's scope.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ...errors import UsageError
 from ...internals.variables import own_copy, path_of, server_of
 from . import hashing
 
-MAX_ADMIT_AFTER = 255  # more would not be reached between two halvings of a small table's counts
-_BUCKET = 16  # rows: keys of 128 bytes, which are read at once
-_FREE, _NOBODYS = tf.int64.min, tf.int64.min + 1  # keys of rows that may be given to an id, and that may not
+MAX_ADMIT_AFTER = 255  # higher counts are not reached between two halvings, in a small table
+_BUCKET = 16  # rows: 128 bytes of keys, read at once
+_FREE, _NOBODYS = tf.int64.min, tf.int64.min + 1  # keys of free rows, and of rows that no id may get
 _SKETCH_DEPTH = 4
-_SKETCH_CELLS = 2  # a row of the shard; int32, since workers cannot begin with the same values of a smaller kind
+_SKETCH_CELLS = 2  # per row of the shard; int32, since workers can't initialize smaller types equally
 _LEAST_CELLS = 1024
 
 
@@ -28,8 +28,8 @@ class Tally(NamedTuple):
 
     Attributes:
       assigned: rows that have an id.
-      turned_away: how often an id that was to have a row found none free.
-      sighted: ids counted since the counts were halved.
+      turned_away: how often an id that should get a row found none free.
+      sighted: ids counted since the last halving.
     """
 
     assigned: tf.Tensor
@@ -38,17 +38,15 @@ class Tally(NamedTuple):
 
 
 class Admission(tf.Module):
-    """The assignment of one shard's rows to ids, any int64. A row that was given stays given.
+    """The assignment of one shard's rows to ids, any int64. It never changes again.
 
-    An id's row is one of the 32 in two buckets that hashes choose; it gets one in the emptier of them (Azar et al.
-    1999, Balanced Allocations). Ids begin to find none when more than eight rows of ten are given. So a lookup reads 32
-    keys, whatever the table holds, and there is nothing to move or to grow: all is in variables of fixed size, which
-    are saved as any others.
+    An id's row is one of the 32 in two buckets chosen by hashes, in the emptier one (Azar et al. 1999, Balanced
+    Allocations). Ids begin to find none when more than 80 % of the rows are assigned. So a lookup reads 32 keys,
+    however full the table is, and nothing moves or grows: the state is variables of fixed size, saved like any others.
 
-    Ids that have no row yet are counted in a count-min sketch (Cormode, Muthukrishnan 2005; updated conservatively:
-    Estan, Varghese 2002) of 32 bytes a row. It never counts too few, but sometimes too many when it is full. To avoid
-    that, all counts are halved after 2 sightings a row of the shard (TinyLFU: Einziger et al. 2017): recent sightings
-    count most.
+    Ids without a row are counted in a count-min sketch (Cormode, Muthukrishnan 2005; updated conservatively: Estan,
+    Varghese 2002) of 32 bytes per row. It never underestimates, but may overestimate when full. So all counts are
+    halved after 2 sightings per row of the shard (TinyLFU: Einziger et al. 2017): recent sightings count most.
 
     Args:
       admit_after: sightings until an id gets a row; 1 counts nothing.
@@ -59,7 +57,7 @@ class Admission(tf.Module):
         self.admit_after = admit_after
 
     def build(self, shard: tf.Variable, reserved: int) -> None:
-        """Makes the variables, beside a shard [rows, width]. No id gets its first `reserved` rows."""
+        """Creates the variables, beside a shard [rows, width]. Its first `reserved` rows are never assigned."""
         rows, path = shard.shape[0], path_of(shard)
         self._buckets = -(-rows // _BUCKET)
         self._cells = max(_LEAST_CELLS, _SKETCH_CELLS * rows)
@@ -68,7 +66,7 @@ class Admission(tf.Module):
                 f"{path} is on {shard.device}, and admit_after needs its table in a host's memory; train on CPUs, on "
                 "parameter servers, or with hashed ids"
             )
-        # Workers share a server's variables, and find and take rows on it one after the other.
+        # Workers share a server's variables, and look up and assign rows there in turn.
         self._server = server_of(shard)
 
         def keys() -> tf.Tensor:
@@ -86,16 +84,16 @@ class Admission(tf.Module):
             self._turn = tf.CriticalSection(name="turn") if self._server else None
 
     def look_up(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the row of each id [n] in this shard, int64 [n], -1 where it has none."""
+        """Returns the row of each id [n] in this shard, int64 [n], or -1."""
         with self._beside_shard():
             return self._find(ids)
 
     def admit(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
-        """Returns rows as `look_up`, after giving rows to ids that were seen often enough.
+        """Returns rows as `look_up`, after assigning rows to ids that were seen often enough.
 
         Args:
           ids: [n] int64, each once.
-          sightings: [n] int64, how often each was seen now; 0 leaves its count.
+          sightings: [n] int64, how often each is seen now; 0 keeps its count.
         """
         with self._beside_shard():
             rows = self._find(ids)
@@ -119,8 +117,8 @@ class Admission(tf.Module):
         return tf.where(tf.reduce_any(same, 1), bucket * _BUCKET + column % _BUCKET, -1)
 
     def _give(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
-        """Gives rows to those of the ids that are to have one. Returns how many rows are given then."""
-        still = self._find(ids) < 0  # another worker may have given rows before
+        """Assigns rows to the ids that should have one. Returns the number of assigned rows."""
+        still = self._find(ids) < 0  # another worker may have assigned rows meanwhile
         ids, sightings = tf.boolean_mask(ids, still), tf.boolean_mask(sightings, still)
         if self.admit_after > 1:
             ids = tf.boolean_mask(ids, self._count(ids, sightings) >= self.admit_after)
@@ -129,9 +127,9 @@ class Admission(tf.Module):
         return self.read_tally().assigned
 
     def _place(self, ids: tf.Tensor) -> tf.Tensor:
-        """Gives one row of each bucket to one of the ids that choose it, so that each sees what the others left.
+        """Assigns one row per bucket to one of the ids that choose it, so that each sees the rows that are left.
 
-        Returns the ids that may yet find a row.
+        Returns the ids that may still get a row.
         """
         buckets = self._buckets_of(ids)
         free = tf.cast(tf.equal(self._keys_in(buckets), _FREE), tf.int32)
@@ -194,7 +192,7 @@ class Admission(tf.Module):
 def as_key(ids: tf.Tensor) -> tf.Tensor:
     """Converts ids, integers or strings, to int64 for `Admission`.
 
-    The three least integers become one key; two strings become one with a chance of 1 in 2^63.
+    The three smallest integers share a key; two strings do with a probability of 2^-63.
     """
     if ids.dtype == tf.string:
         return hashing.bucket(ids, 2**63 - 1)

@@ -1,4 +1,4 @@
-"""Hashes of ids that are the same on every machine, device and day. Replica code."""
+"""Hashes of ids, the same on every machine and device, for ever. Replica code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def bucket(ids: tf.Tensor, buckets: int) -> tf.Tensor:
 
 
 def mixed(ids: tf.Tensor) -> tf.Tensor:
-    """Hashes integers to uint64 by SplitMix64 (Steele, Lea, Flood 2014), no two of them to the same."""
+    """Hashes integers to uint64 by SplitMix64 (Steele, Lea, Flood 2014), one to one."""
     x = tf.bitcast(tf.cast(ids, tf.int64), tf.uint64) + tf.constant(0x9E3779B97F4A7C15, tf.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint64)))
@@ -22,7 +22,7 @@ def mixed(ids: tf.Tensor) -> tf.Tensor:
 
 
 def by_column(ids: tf.Tensor) -> tf.Tensor:
-    """Hashes integers [n, columns] to int64 of that shape: no two of a column to the same, those of two by chance."""
+    """Hashes integers [n, columns] to int64 of that shape: one to one in a column; columns collide only by chance."""
     return tf.bitcast(mixed(ids), tf.int64) + tf.range(ids.shape[1], dtype=tf.int64)
 
 
@@ -41,7 +41,7 @@ def several(ids: tf.Tensor, sizes: list[int]) -> tf.Tensor:
 def uniform(rows: tf.Tensor, width: int, *key: int, first: int = 0) -> tf.Tensor:
     """Samples float32 [n, width] for rows [n], columns from `first` on, uniform in (0, 1): the middles of 2^23 parts.
 
-    Each depends on its row, its column and the key alone: a hash of a counter (Salmon et al. 2011, Parallel random
+    Each depends only on its row, its column and the key: a hash of a counter (Salmon et al. 2011, Parallel random
     numbers: as easy as 1, 2, 3), here SplitMix64's.
     """
     start = tf.zeros([], tf.uint64)

@@ -1,6 +1,6 @@
-"""Embedding tables, sharded by rows: each id is looked up once, and gradients hold only the touched rows.
+"""Embedding tables, sharded by rows: each id is looked up once, and gradients have only the rows in use.
 
-Made on the host, in a strategy's scope; called in replica code. Only the table itself is of a table's size.
+Created on the host, in a strategy's scope; called in replica code. No other tensor has a table's size.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ...step.gradients import NO_ROW, mark_unique
 from . import admission, hashing
 from .admission import Admission
 
-_PIECE_BYTES = 4 << 20  # a table is filled so much at a time: the temporaries are several times as large
+_PIECE_BYTES = 4 << 20  # initialized at once: temporaries are several times as large
 COMBINERS = (None, "sum", "mean", "sqrtn")
-MIN_SHARD_BYTES = 256 << 10  # what TensorFlow's MinSizePartitioner has
+MIN_SHARD_BYTES = 256 << 10  # as in TensorFlow's MinSizePartitioner
 UNKNOWN = ("row_0", "error")
 
 
@@ -41,28 +41,28 @@ def zeros() -> Callable:
 class Embedding(tf.Module):
     """A table [rows, width], float32, looked up by ids.
 
-    Row r is row r // n of shard r % n. Ids follow a power law, and vocabularies put the frequent ones first: contiguous
-    shards would send most of the traffic to the first server, and here neighbours live on different ones.
+    Row r is row r // n of shard r % n. Ids follow a power law, and vocabularies have the frequent ones first:
+    contiguous shards would send most of the traffic to the first server; here neighbours are on different ones.
 
     Args:
       name: an identifier; the shards are the variables NAME/shard_0, NAME/shard_1, ...
       rows: of the table.
       width: of the table.
-      combiner: how the rows of an example with several ids become one, "sum", "mean" or "sqrtn", as in
+      combiner: how the rows of an example with several ids are combined: "sum", "mean" or "sqrtn", as in
         `tf.nn.embedding_lookup_sparse`; None keeps them apart.
-      hash_ids: ids are any integers or strings, and a hash chooses their row. Two ids may share one.
-      unknown: ids out of range: "row_0" sends them there, "error" ends the step.
-      admit_after: ids are any integers or strings, and each gets its own row once training has seen it so many times
-        (see `Admission`); until then, and when no row is left, it has row 0, which all such ids share. 1 gives it a row
-        at once. None gives out no rows: each has its id.
-      padding_id: this one stands for no id; needs a combiner.
-      initializer: float32 [n, width] of some of the rows, from as many uniform samples in (0, 1): of any other
-        distribution its quantile function. Samples depend on the row, so that each shard can make its own rows.
-      num_shards: None makes as many as there are servers, but none smaller than `MIN_SHARD_BYTES`.
+      hash_ids: ids are any integers or strings, and a hash chooses their row, which ids may share.
+      unknown: for ids out of range: "row_0" uses that row, "error" ends the step.
+      admit_after: ids are any integers or strings, and each gets its own row once training has seen it this many times
+        (see `Admission`); before, and if no row is left, it shares row 0. 1 assigns a row at once. None uses ids as
+        rows.
+      padding_id: the id that stands for none; needs a combiner.
+      initializer: float32 [n, width] of some rows, from as many uniform samples in (0, 1): the quantile function of a
+        distribution. Samples depend on the row, so that each shard can initialize its own rows.
+      num_shards: None is one per server, but none smaller than `MIN_SHARD_BYTES`.
 
     Attributes:
       reduce_dtype: in which rows travel from servers in training; in evaluation they are exact.
-      admits: whether lookups of training may give rows to new ids.
+      admits: whether lookups in training may assign rows to new ids.
 
     Raises:
       UsageError: an argument is out of range.
@@ -104,7 +104,7 @@ class Embedding(tf.Module):
 
     @property
     def ids_are_rows(self) -> bool:
-        """Whether each id is the number of its row, however many rows there are."""
+        """Whether each id is the number of its row, for any number of rows."""
         return not self.hash_ids and self.admit_after is None
 
     def _check(self) -> None:
@@ -141,7 +141,7 @@ class Embedding(tf.Module):
             )
 
     def check_accumulation(self, steps: int) -> None:
-        """Raises UsageError where this table does not allow `accumulate_steps`. Host code, in the strategy's scope."""
+        """Raises UsageError if this table does not allow `accumulate_steps`. Host code, in the strategy's scope."""
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if self.admit_after and steps > 1 and replicas > 1:
             raise UsageError(
@@ -150,10 +150,10 @@ class Embedding(tf.Module):
             )
 
     def build(self, seed: int, num_servers: int = 1) -> None:
-        """Makes and fills the shards. Host code, in the strategy's scope, once.
+        """Creates and initializes the shards. Host code, in the strategy's scope, once.
 
-        The values depend on the seed, the table's name and the row, not on the number of shards. Each shard's rows, and
-        no others, are sampled on its own device, piece by piece.
+        The values depend on the seed, the table's name and the row, not on the number of shards. Each shard samples
+        only its rows, on its own device, piece by piece.
         """
         most = max(1, 4 * self.rows * self.width // MIN_SHARD_BYTES)
         number = min(self.rows, self.num_shards or min(num_servers, most))
@@ -193,7 +193,7 @@ class Embedding(tf.Module):
 
     @property
     def variables_for_gradients(self) -> list[tf.Variable]:
-        """The shards: the variables that a tape computes gradients of, and that an optimizer updates."""
+        """The shards: the variables of gradients and optimizer updates."""
         return list(self.shards)
 
     def figures(self) -> dict[str, tf.Tensor]:
@@ -207,13 +207,13 @@ class Embedding(tf.Module):
         }
 
     def __call__(self, ids, weights=None, *, training: bool | None = None):
-        """Looks ids up, each different one once. Replica code.
+        """Looks up ids, each distinct one once. Replica code.
 
         Args:
-          ids: integers or strings: a tensor [batch] or [batch, k], or a `tf.RaggedTensor` of one ragged axis; or a nest
-            of such (a dictionary by feature, say): features that share the table, and the one lookup.
+          ids: integers or strings: a tensor [batch] or [batch, k], or a `tf.RaggedTensor` with one ragged axis; or a
+            nest of such, e.g. a dictionary by feature: features that share the table and the lookup.
           weights: None, or float32 of the same structure and shapes, for the combiner.
-          training: with `admit_after`, whether these ids may get rows; without, it changes nothing.
+          training: with `admit_after`, whether these ids may get rows; else without effect.
 
         Returns:
           float32 in the structure of `ids`: [batch, width], and without a combiner [batch, k, width] for [batch, k].
@@ -282,13 +282,13 @@ class Embedding(tf.Module):
             rows = admitted.admit(keys, *sightings) if sightings else admitted.look_up(keys)
             return tf.where(rows < 0, tf.zeros_like(rows), rows * number + shard)
 
-        # Hashed once more, so that hashes are uniform again within a shard.
+        # Hashed again, so that hashes are uniform within a shard.
         owner = hashing.bucket(tf.bitcast(hashing.mixed(unique), tf.int64), number)
         sightings = [] if seen is None else [tf.math.unsorted_segment_sum(seen, positions, tf.size(unique))]
         return tf.gather(self._on_shards(owner, lookup, unique, *sightings), positions)
 
     def _read(self, rows: tf.Tensor) -> tf.Tensor:
-        """Reads rows [n], any of which may occur several times, as [n, width]; `NO_ROW` is zeros or any row."""
+        """Reads rows [n], possibly repeated, as [n, width]; `NO_ROW` is zeros or any row."""
         if not self.shards:
             raise RuntimeError(f"embedding {self.name} is not built; call build_embeddings() in the trainer's build")
         if isinstance(self.shards[0], tf.distribute.DistributedValues):
@@ -297,18 +297,18 @@ class Embedding(tf.Module):
             mine = own_copy(self.shards[0])
             if self.padding_id is None:
                 return mine.sparse_read(rows)
-            mine.sparse_read(rows[:0])  # tapes watch what is read so, and no handle
+            mine.sparse_read(rows[:0])  # tapes watch such reads, not handles
             return _read_some(mine.handle, rows)
         if self.padding_id is None:
             unique, positions = tf.unique(rows)
             return _expand(self._gather(unique), positions)
-        # What stands for no id comes first, and has a row of zeros before those of the table.
+        # No id comes first, with a row of zeros before the table's.
         unique, positions = tf.unique(tf.concat([[tf.constant(NO_ROW, rows.dtype)], rows], 0))
         values = tf.pad(self._gather(unique[1:]), [[1, 0], [0, 0]])
         return _expand(values, positions[1:])
 
     def _gather(self, rows: tf.Tensor, note: Callable = mark_unique) -> tf.Tensor:
-        """Gathers rows [n] as [n, width]: each server is asked for its own. `note` is called for each shard's."""
+        """Gathers rows [n] as [n, width], from each server its own. Calls `note` for each shard's."""
         number, dtype = len(self.shards), self.reduce_dtype if step_context().is_training else tf.float32
 
         def lookup(shard: int, rows: tf.Tensor) -> tf.Tensor:
@@ -341,10 +341,10 @@ class Embedding(tf.Module):
 
 
 def shards_in(keys: Iterable[str]) -> int:
-    """Returns the shards of a checkpoint's most divided table of `admit_after`, by its variables' keys; 0 without any.
+    """Returns the largest number of shards of a checkpoint's tables with `admit_after`, by keys; 0 without any.
 
-    As `num_servers`, it divides these tables as they were, since which row an id was given depends on it. Rows of all
-    others can be read into any number of shards.
+    Used as `num_servers`, it restores their number of shards, on which ids' rows depend. Rows of all other tables can
+    be read into any number of shards.
     """
     matches = (re.search(r"/admissions/(\d+)/keys/\.ATTRIBUTES/", key) for key in keys)
     return max((1 + int(match[1]) for match in matches if match), default=0)
@@ -352,7 +352,7 @@ def shards_in(keys: Iterable[str]) -> int:
 
 @tf.custom_gradient
 def _read_some(handle: tf.Tensor, rows: tf.Tensor):
-    """Reads rows [n] of a variable by its handle, of `NO_ROW` any, whose gradient then names no row either."""
+    """Reads rows [n] of a variable by its handle; `NO_ROW` reads any row, without a gradient."""
 
     def gradient(upstream):
         shape = tf.raw_ops.VariableShape(input=handle, out_type=tf.int64)
@@ -363,7 +363,7 @@ def _read_some(handle: tf.Tensor, rows: tf.Tensor):
 
 @tf.custom_gradient
 def _expand(rows: tf.Tensor, positions: tf.Tensor):
-    """Computes `tf.gather(rows, positions)`, whose gradient is one row for each row, not slices to be added up."""
+    """Computes `tf.gather(rows, positions)` with a dense gradient, one row per row, not slices to be added up."""
     number = tf.shape(rows)[0]
 
     def gradient(upstream):
@@ -373,7 +373,7 @@ def _expand(rows: tf.Tensor, positions: tf.Tensor):
 
 
 class _Leaf(NamedTuple):
-    """One feature's ids as they were given, the row of each [n], and their weights [n, 1] or None."""
+    """One feature's ids as passed, the row of each [n], and their weights [n, 1] or None."""
 
     ids: Any
     rows: tf.Tensor
@@ -390,10 +390,10 @@ def _pairs(ids, weights) -> list[tuple]:
 
 
 def _combine(rows: tf.Tensor, leaf: _Leaf, combiner: str | None):
-    """Combines rows [n, width], one an id in the order of the ids, into the lookup's result for this feature.
+    """Combines rows [n, width], one per id in order, into the lookup's result for this feature.
 
-    `combiner` makes one row of an example's: the sum of w_i e_i, or that divided by the sum of w_i ("mean") or by the
-    root of the sum of w_i squared ("sqrtn"); zeros for an example without ids. None keeps them apart.
+    `combiner` combines an example's rows: the sum of w_i e_i, divided by the sum of w_i ("mean") or by the root of the
+    sum of w_i squared ("sqrtn"); zeros for an example without ids. None keeps them apart.
     """
     ids, w = leaf.ids, leaf.weights
     if combiner is None:
@@ -409,7 +409,7 @@ def _combine(rows: tf.Tensor, leaf: _Leaf, combiner: str | None):
 
 
 def _flat_values(x) -> tf.Tensor:
-    """Returns the ids, or the weights, of all examples in a row."""
+    """Returns the ids, or the weights, of all examples concatenated."""
     return x.flat_values if _is_ragged(x) else x
 
 
