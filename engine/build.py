@@ -21,7 +21,7 @@ from .optimizers.loss_scale import DynamicLossScale
 from .optimizers.schedules import Constant
 from .reduction import Reduction
 from .reduction.aggregation import declared
-from .step.options import Given, StepOptions
+from .step.options import RunContext, StepOptions
 
 
 def prepare(
@@ -33,8 +33,8 @@ def prepare(
     vocabulary: dict[str, int] | None = None,
     num_servers: int = 1,
 ) -> None:
-    """Gives a trainer the attributes that its class names, and builds it. See `Given` for the arguments."""
-    trainer.given = Given(options, num_classes, vocabulary, num_servers, example)
+    """Gives a trainer the attributes that its class names, and builds it. See `RunContext` for the arguments."""
+    trainer.run_context = RunContext(options, num_classes, vocabulary, num_servers, example)
     trainer.reduction, trainer.inventory = reduction, None
     if options.precision == "float16":
         trainer.loss_scale = DynamicLossScale()  # an attribute, so that checkpoints have it
@@ -48,7 +48,7 @@ def prepare(
     inventory.freezing = Freezing(options.freeze, inventory.optimizers.values())
     _build_keras_optimizers(inventory)
     for optimizer in (*inventory.optimizers.values(), *inventory.keras_optimizers):
-        inventory.options_of[id(optimizer)] = optimizers.options_of(optimizer, trainer.given.options)
+        inventory.options_of[id(optimizer)] = optimizers.options_of(optimizer, trainer.run_context.options)
     updated = [v for each in inventory.optimizers.values() for v in each.updated_variables]
     reduction.build(updated, inventory.aggregated)
 
@@ -96,7 +96,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
         raise UsageError(f"{owner}.build_model returned a {type(model).__name__}; return a Keras model")
     if model.built:
         return
-    features = form.features(trainer.given.example) if features is None else features
+    features = form.features(trainer.run_context.example) if features is None else features
     inputs = tf.nest.map_structure(lambda x: tf.keras.Input(x.shape[1:], dtype=tf.as_dtype(x.dtype)), features)
     try:
         model(inputs)
@@ -125,7 +125,7 @@ def build_embeddings(trainer) -> None:
       >>> def build(self):  # of a Trainer that builds nothing else
       ...     build_embeddings(self)
     """
-    known = trainer.given
+    known = trainer.run_context
     for table in Inventory(trainer).tables.values():
         table.check_accumulation(known.options.accumulate_steps)
         table.build(known.options.seed, known.num_servers)
@@ -153,7 +153,7 @@ def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.O
         optimizer = optimizers.KerasOptimizer(optimizer)
     with trainer.reduction.slot_scope():
         optimizer.build(variables, [_multiplier(trainer, variable) for variable in variables])
-    options = trainer.given.options
+    options = trainer.run_context.options
     if options.ema_decay:
         # Not of tables, all of whose rows each step would read and write.
         shards = {id(shard) for shard in Inventory(trainer).shards}
@@ -174,7 +174,7 @@ def learning_rate(trainer) -> float | tf.keras.optimizers.schedules.LearningRate
       >>> def build_optimizer(self):  # of a Trainer
       ...     return tf.keras.optimizers.Nadam(learning_rate(self), beta_2=0.99)
     """
-    rate = optimizers.rate_of_options(trainer.given.options)
+    rate = optimizers.rate_of_options(trainer.run_context.options)
     return rate.learning_rate if isinstance(rate, Constant) else rate
 
 

@@ -121,7 +121,9 @@ class KerasTrainer(Trainer):
     def build(self) -> None:
         source = type(self).make(**self._arguments)
         check(source)
-        self.given = dataclasses.replace(self.given, options=_options(self.given.options, source, self.is_built))
+        self.run_context = dataclasses.replace(
+            self.run_context, options=_options(self.run_context.options, source, self.is_built)
+        )
         self.model = self._copied(source) if self.is_built else source
         build_layers(self, self.model)
         if self.is_built and source.built:
@@ -182,7 +184,7 @@ class KerasTrainer(Trainer):
             return outputs
 
         compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
-        features, labels = form.fields(self.given.example)[:2]
+        features, labels = form.fields(self.run_context.example)[:2]
         self._losses = self._metrics = None
         if compiled["loss"] is not None:
             if labels is None:
@@ -199,7 +201,7 @@ class KerasTrainer(Trainer):
 
     def _tried(self, *specs) -> list[str]:
         """Returns the names of losses that are no means over examples, where a batch is computed in micro-batches."""
-        replicas, parts = tf.distribute.get_strategy().num_replicas_in_sync, self.given.options.accumulate_steps
+        replicas, parts = tf.distribute.get_strategy().num_replicas_in_sync, self.run_context.options.accumulate_steps
         names: list[str] = []
         try:
             if replicas > 1 or parts > 1:
@@ -263,7 +265,7 @@ class KerasTrainer(Trainer):
         if self._losses is None:
             return tf.constant(0.0), {}
         size, (labels, own) = _size(batch), self._weighed(form.fields(batch).labels)
-        weights, parts = own if weights is None else weights, self.given.options.accumulate_steps
+        weights, parts = own if weights is None else weights, self.run_context.options.accumulate_steps
         if self._of_whole_batch:
             if step_context().is_training and parts > 1:
                 raise UsageError(

@@ -22,7 +22,7 @@ from .reduction import Reduction
 from .step import batches, diagnosis
 from .step.context import step_context
 from .step.gradients import Gradients, Update, differentiate
-from .step.options import Given
+from .step.options import RunContext
 
 _HALVES = (tf.bfloat16, tf.float16)
 
@@ -34,13 +34,14 @@ class Trainer(tf.Module):
     its attributes, at any depth of lists, dictionaries and `tf.Module`s, are found (`engine.inventory`) and saved.
 
     Attributes, which the engine sets before `build`:
-      given: what the run gives: its options, the number of classes, a batch of one example.
+      run_context: what the run knows before the model is built: its options, the number of classes, a batch of one
+        example.
       reduction: the sums over replicas.
 
     After `build` the engine sets `inventory`: what the attributes then hold.
     """
 
-    given = Given()
+    run_context = RunContext()
     reduction = Reduction()
 
     # -- to override --------------------------------------------------------------------------------------------------
@@ -50,8 +51,8 @@ class Trainer(tf.Module):
         raise UsageError(f"{type(self).__name__} has no build_model(self); return a Keras model from it")
 
     def build_optimizer(self) -> optimizers.Optimizer:
-        """Returns an engine optimizer, or a Keras one (which goes through the adapter). Default: by `given.options`."""
-        return optimizers.make_from_options(self.given.options)
+        """Returns an engine optimizer, or a Keras one, which is adapted. Default: by `run_context.options`."""
+        return optimizers.make_from_options(self.run_context.options)
 
     def learning_rate_multiplier(self, variable) -> float:
         """Returns the factor of a variable's learning rate and of its weight decay. Host code.
@@ -120,14 +121,14 @@ class Trainer(tf.Module):
 
     def eval_step(self, batch) -> dict[str, Mean]:
         """Returns the metrics of this replica's part of a batch. Replica code."""
-        return batches.sum_micro_batches(self._metrics_of, batch, self.given.options.parallel_micro_batches)
+        return batches.sum_micro_batches(self._metrics_of, batch, self.run_context.options.parallel_micro_batches)
 
     # -- to call in a step of one's own -------------------------------------------------------------------------------
 
     def compute_gradients(self, batch) -> tuple[Gradients, dict[str, Any]]:
         """Computes gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics. Replica code.
 
-        Computes them in the micro-batches that `given.options` set. What layers add to the loss (Keras's
+        Computes them in the micro-batches that `run_context.options` set. What layers add to the loss (Keras's
         regularizers and `add_loss`; not of layers that another step trains) is added to the mean over the global batch,
         once: here times this replica's count, which the division by the global count undoes. The metric `loss` is that
         of `loss` alone; where layers add something, `loss_with_penalties` has it too, as Keras's loss does.
@@ -164,7 +165,7 @@ class Trainer(tf.Module):
         compute, owner = self.training_loss if training else self.loss, f"{type(self).__name__}.loss"
         with diagnosis.labels_as_numbers(batch, self):
             loss = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
-        return as_loss(loss, owner, form.fields(batch).weights, check_values=self.given.options.debug)
+        return as_loss(loss, owner, form.fields(batch).weights, check_values=self.run_context.options.debug)
 
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:
         """Returns the loss and what layers add to it; None where they add nothing."""

@@ -27,12 +27,12 @@ class Classifier(Trainer):
 
     def build(self) -> None:
         if self.class_weight is not None:
-            _check_class_weight(self.class_weight, self.given.num_classes)
+            _check_class_weight(self.class_weight, self.run_context.num_classes)
         super().build()
 
     def loss(self, outputs, batch) -> Mean:
         _, labels = batch
-        if self.given.options.debug:
+        if self.run_context.options.debug:
             _check(outputs, labels)
         # In float32 whatever layers compute in: a softmax over 16-bit logits loses small probabilities.
         logits = tf.cast(outputs, tf.float32)

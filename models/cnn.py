@@ -31,7 +31,7 @@ class Model(Classifier):
         layers.append(tf.keras.layers.Dense(64, activation="relu"))
         if self.dropout:
             layers.append(tf.keras.layers.Dropout(self.dropout))
-        layers.append(tf.keras.layers.Dense(self.given.num_classes, name="logits"))
+        layers.append(tf.keras.layers.Dense(self.run_context.num_classes, name="logits"))
         return tf.keras.Sequential(layers, name="cnn")
 
     def _convolution(self, filters: int) -> list:

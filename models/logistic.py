@@ -18,5 +18,5 @@ class Model(Classifier):
         super().__init__(class_weight)
 
     def build_model(self) -> tf.keras.Model:
-        layers = [tf.keras.layers.Flatten(), tf.keras.layers.Dense(self.given.num_classes, name="logits")]
+        layers = [tf.keras.layers.Flatten(), tf.keras.layers.Dense(self.run_context.num_classes, name="logits")]
         return tf.keras.Sequential(layers, name="logistic")

@@ -33,5 +33,5 @@ class Model(Classifier):
             layers.append(Dense(units, activation="relu"))
             if self.dropout:
                 layers.append(tf.keras.layers.Dropout(self.dropout))
-        layers.append(Dense(self.given.num_classes, name="logits"))
+        layers.append(Dense(self.run_context.num_classes, name="logits"))
         return tf.keras.Sequential(layers, name="mlp")

@@ -49,17 +49,17 @@ class Model(Classifier):
         self.batch_norm_momentum = batch_norm_momentum
 
     def build_model(self) -> tf.keras.Model:
-        features = form.features(self.given.example)
+        features = form.features(self.run_context.example)
         if len(getattr(features, "shape", ())) != 4:
             raise UsageError(
                 f"resnet takes images, [height, width, channels]; use another {setting('model')} for this input"
             )
-        if self.sync_batch_norm and (steps := self.given.options.accumulate_steps) > 1:
+        if self.sync_batch_norm and (steps := self.run_context.options.accumulate_steps) > 1:
             raise UsageError(f"sync_batch_norm=true needs whole batches, and accumulate_steps={steps}; use one of them")
         images = tf.keras.Input(features.shape[1:], dtype=features.dtype)
         x = self._small(images) if self.depth in _SMALL else self._large(images)
         x = tf.keras.layers.GlobalAveragePooling2D()(x)
-        logits = tf.keras.layers.Dense(self.given.num_classes, kernel_initializer="he_normal", name="logits")
+        logits = tf.keras.layers.Dense(self.run_context.num_classes, kernel_initializer="he_normal", name="logits")
         return tf.keras.Model(images, logits(x), name=f"resnet{self.depth}")
 
     def _small(self, x):

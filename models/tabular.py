@@ -65,7 +65,7 @@ class Tabular(Trainer):
         self.admit_after = admit_after
 
     def build(self) -> None:
-        classes = self.given.num_classes or 0
+        classes = self.run_context.num_classes or 0
         if classes > 2 and self.task != "ratings" and not (self.task == "auto" and self._has_ratings_names):
             raise UsageError(
                 f"labels are classes 0 to {classes - 1}, and {type(self).__module__} predicts clicks (0 or 1) or a "
@@ -118,11 +118,11 @@ class Tabular(Trainer):
     @property
     def num_numbers(self) -> int:
         """How many numbers an example has."""
-        numbers = self.numbers(tf.nest.map_structure(tf.convert_to_tensor, form.features(self.given.example)))
+        numbers = self.numbers(tf.nest.map_structure(tf.convert_to_tensor, form.features(self.run_context.example)))
         return 0 if numbers is None else numbers.shape[1]
 
     def _find_fields(self) -> list[Field]:
-        features, vocabulary = form.features(self.given.example), self.given.vocabulary or {}
+        features, vocabulary = form.features(self.run_context.example), self.run_context.vocabulary or {}
         if not isinstance(features, dict):
             raise UsageError(
                 f"{type(self).__module__} takes features by name, and the data has one array; use an input of ids, "
@@ -164,15 +164,15 @@ class Tabular(Trainer):
         """Whether the task is clicks, given or found from the data; else it is ratings."""
         if self.task != "auto":
             return self.task == "clicks"
-        if self.given.num_classes is not None:
-            return self.given.num_classes <= 2
-        labels = form.fields(self.given.example).labels
+        if self.run_context.num_classes is not None:
+            return self.run_context.num_classes <= 2
+        labels = form.fields(self.run_context.example).labels
         is_number = labels is not None and tf.as_dtype(labels.dtype).is_floating
         return not is_number and not self._has_ratings_names
 
     @property
     def _has_ratings_names(self) -> bool:
-        return {"user", "item"} <= set(form.features(self.given.example))
+        return {"user", "item"} <= set(form.features(self.run_context.example))
 
     def loss(self, outputs, batch) -> Mean:
         return mean(self._losses(outputs, batch[1]))

@@ -109,7 +109,7 @@ class Model(Trainer):
         }
 
     def build_model(self) -> tf.keras.Model:
-        features, tokens = form.features(self.given.example), self.given.num_classes
+        features, tokens = form.features(self.run_context.example), self.run_context.num_classes
         if getattr(features, "ndim", 0) != 2 or not np.issubdtype(features.dtype, np.integer):
             raise UsageError(
                 "features are not rows of tokens, whole numbers [batch, context], which a language model reads; use "
@@ -121,7 +121,7 @@ class Model(Trainer):
         if tokens and vocabulary < tokens:
             raise UsageError(f"vocabulary={vocabulary} is less than the data's {tokens} tokens; use as many or 0")
         shard_size(self.shape["hidden"], current_mesh(), "hidden")  # which says what does divide
-        options = self.given.options
+        options = self.run_context.options
         ways = {"recompute": options.recompute, "one_pass": not options.check_numerics}
         return Decoder(context, vocabulary, tokens or vocabulary, **self.shape, **ways, name="decoder")
 
@@ -135,7 +135,7 @@ class Model(Trainer):
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         losses, counted = self.losses(outputs, batch), batch[1] >= 0
         figures: dict[str, Mean] = {"perplexity": exp_mean(losses, weights=counted)}
-        if self.given.num_classes == _BYTES:
+        if self.run_context.num_classes == _BYTES:
             figures["bits_per_byte"] = mean(losses / math.log(2), weights=counted, direction="min")
         return figures
 

@@ -100,7 +100,7 @@ def check_weights(trainer, title: str) -> None:
     """
     inventory = Inventory(trainer)
     if path := first_nonfinite([*inventory.all_weights, *inventory.moving_statistics]):
-        raise NonfiniteError(f"{title}: variable {path} is not finite; {_cure(trainer.given.options)}")
+        raise NonfiniteError(f"{title}: variable {path} is not finite; {_cure(trainer.run_context.options)}")
 
 
 def first_nonfinite(variables: Iterable) -> str | None:
@@ -182,7 +182,7 @@ class NanGuard(Hook):
         check_weights(status.state.trainer, f"step {status.step}")
 
     def _check(self, status: Status, first: int, last: int, sums: LoopSums) -> None:
-        options = status.state.trainer.given.options
+        options = status.state.trainer.run_context.options
         totals = sums.read()
         check_labels(totals, _steps(first, last))
         skipped, counted = totals.get("skipped", (0.0, 0.0))  # each replica counts every step

@@ -15,10 +15,11 @@ from ..step.context import step_context
 def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
     """Calls a block, a Keras layer; in a training step, the backward pass calls it again.
 
-    For a model to call where `Trainer.given.options.recompute` says so. A training step then keeps only the block's
-    inputs and outputs, at the cost of one more forward pass of it (Chen et al. 2016, https://arxiv.org/abs/1604.06174).
-    The second call uses the weights, seeds and moving statistics of the first, so dropout drops the same values, and
-    the first call's assignments are made once. Sums across replicas within the block are repeated.
+    For a model to call where `Trainer.run_context.options.recompute` says so. A training step then keeps only the
+    block's inputs and outputs, at the cost of one more forward pass of it (Chen et al. 2016,
+    https://arxiv.org/abs/1604.06174). The second call uses the weights, seeds and moving statistics of the first, so
+    dropout drops the same values, and the first call's assignments are made once. Sums across replicas within the block
+    are repeated.
 
     Args:
       layer: the block, built. Its layers must not add losses; weight regularizers are allowed.

@@ -52,7 +52,7 @@ class Readings:
     summed: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     @property
-    def stand_in(self) -> bool:
+    def replaces_variables(self) -> bool:
         """Whether layers compute with values that were read, in place of their variables."""
         return bool(self.variables or self.moved)
 
@@ -161,7 +161,7 @@ class StepContext:
     @property
     def values(self) -> list[tuple[tf.keras.Variable, tf.Tensor]]:
         """What layers compute with in place of their variables, some of it read now; empty where they read these."""
-        if not self.readings.stand_in:
+        if not self.readings.replaces_variables:
             return []
         moved = [(each, tf.identity(each.value)) for each in self.readings.moved]
         return [*self.readings.variables, *moved, *self.layer_states]
@@ -183,7 +183,7 @@ class StepContext:
         @contextlib.contextmanager
         def share(number):
             own = dataclasses.replace(self, share=self.share * count + number, sampled=Counter(sampled))
-            own.seed_layers(assigns=not self.readings.stand_in)
+            own.seed_layers(assigns=not self.readings.replaces_variables)
             with own:
                 yield
             self.sampled |= own.sampled  # the larger number of each kind: later samples differ from every share's

@@ -42,7 +42,7 @@ _SUMS = {
 # Ops of which XLA and GPUs do not check that ids and labels are in range, and what they call them. On CPUs
 # TensorFlow's kernels raise; XLA takes another row in their place, GPUs zeros.
 _NUMBERED = {"GatherV2": "ids", "ResourceGather": "ids", "SparseSoftmaxCrossEntropyWithLogits": "labels"}
-_STAND_IN = (
+_PADDED = (
     "the step prints or calls Python (%s): a replica without examples, as in an epoch's smaller last batch, shows it "
     "one example of zeros, which counts in nothing; leave it out there by its values"
 )
@@ -152,10 +152,10 @@ def warn_of_step(graph: tf.Graph) -> None:
         logging.log_first_n(logging.WARNING, _SUMS_IN_16_BITS, 1, ", ".join(inexact[:5]))
 
 
-def warn_of_stand_in(graph: tf.Graph) -> None:
+def warn_of_padding(graph: tf.Graph) -> None:
     """Warns if a step shows its batch to Python or prints it, which may be a stand-in for a batch of no examples."""
     if python := _PYTHON & {op.type for op in operations(graph)}:
-        logging.log_first_n(logging.WARNING, _STAND_IN, 1, ", ".join(sorted(python)))
+        logging.log_first_n(logging.WARNING, _PADDED, 1, ", ".join(sorted(python)))
 
 
 def without_pairs(function: Callable, owner: str, outputs, batch) -> Any:

@@ -42,7 +42,7 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
       ...     return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(own, similar))
     """
     step, reduction = step_context(), trainer.reduction
-    if step.is_training and trainer.given.options.accumulate_steps > 1:
+    if step.is_training and trainer.run_context.options.accumulate_steps > 1:
         raise UsageError(f"{setting('accumulate_steps')}: gather needs a batch as a whole; use 1")
     if step.mesh.is_sharded:
         raise UsageError(f"{setting('mesh')}: gather is of models that each replica has whole; leave it out")

@@ -189,7 +189,7 @@ class Update:
     """
 
     def __init__(self, trainer, gradients: Sequence, variables: Sequence):
-        options, observed, gradients = trainer.given.options, step_context().observed, Gradients(gradients)
+        options, observed, gradients = trainer.run_context.options, step_context().observed, Gradients(gradients)
         pairs, updates = zip(gradients.values, variables, strict=True), trainer.inventory.freezing.updates
         gradients = gradients.with_values([each if updates(variable) else None for each, variable in pairs])
         sums_up = (
@@ -309,7 +309,7 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
     Returns:
       (for each pair its gradients, metrics). Those of frozen variables are None.
     """
-    options, is_sharded = trainer.given.options, step_context().mesh.is_sharded
+    options, is_sharded = trainer.run_context.options, step_context().mesh.is_sharded
     is_whole = options.accumulate_steps == options.parallel_micro_batches == 1
 
     def compute(part):

@@ -131,11 +131,11 @@ class StepOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
-    """What a run gives its trainer, before the model is built.
+class RunContext:
+    """What a run passes to its trainer before the model is built.
 
     Attributes:
-      options: what it asks of a step.
+      options: of a step.
       num_classes: of the input's labels, or None.
       vocabulary: how many ids each feature that is one has, by the feature's name; None if no feature is.
       num_servers: that variables live on, when the run began; tables have as many shards.
@@ -202,7 +202,7 @@ class Applied:
           has_sharded_optimizer: whether its mesh shards the optimizer.
         """
         sharded = {"shard_optimizer": True} if has_sharded_optimizer else {}
-        wanted = {**trainer.given.options.changed, **trainer.reduction.changed, **sharded}
+        wanted = {**trainer.run_context.options.changed, **trainer.reduction.changed, **sharded}
         names = self.names | trainer.inventory.options_of_optimizers(self.optimizers)
         missing = [name for name, value in wanted.items() if not names.issuperset(_marks(name, value))]
         if not missing:

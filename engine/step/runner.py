@@ -62,11 +62,11 @@ class StepRunner:
             metrics = without_details(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
             put_back(metrics)
             graph = metrics["loss"].total.graph
-            if (precision := self._trainer.given.options.precision) != "float32" and graphs.has(graph, precision):
+            if (precision := self._trainer.run_context.options.precision) != "float32" and graphs.has(graph, precision):
                 self._applied.mark("precision")
             self._applied.check(self._trainer, self._mesh.shard_optimizer)
             if present is not None:
-                diagnosis.warn_of_stand_in(graph)
+                diagnosis.warn_of_padding(graph)
             return zero_unless(self._counted(present), metrics)
 
     def eval_step(
@@ -92,7 +92,11 @@ class StepRunner:
         The forward pass has assigned it where the step is skipped, which its metrics say, and where the replica has no
         examples, whose own state then stays; state of all replicas does where their sum leaves it alone.
         """
-        inventory, reduction, may_skip = self._inventory, self._trainer.reduction, self._trainer.given.options.may_skip
+        inventory, reduction, may_skip = (
+            self._inventory,
+            self._trainer.reduction,
+            self._trainer.run_context.options.may_skip,
+        )
         state = [each.variable for each in inventory.aggregated]
         local = [*inventory.kept_by_replicas, *(state if reduction.restores_statistics else ())]
         with_examples = set() if present is None else set(map(id, local))
@@ -135,7 +139,7 @@ class StepRunner:
     @contextlib.contextmanager
     def _evaluation(self, step, present, observed, batch_number, readings=None) -> Iterator[None]:
         with self._context(step, present, observed, batch_number, readings) as context:
-            context.seed_layers(assigns=not context.readings.stand_in)
+            context.seed_layers(assigns=not context.readings.replaces_variables)
             with keras.computing_with(context.values):
                 yield
 
@@ -147,7 +151,7 @@ class StepRunner:
         shard = tf.convert_to_tensor(self._mesh.model.rank if alike else replica_id(), tf.int32)
         context = StepContext(
             *(step, replica, shard, present, observed, batch_number),
-            run_seed=self._trainer.given.options.seed,
+            run_seed=self._trainer.run_context.options.seed,
             mesh=self._mesh,
             readings=readings or Readings(),
             generators=self._inventory.seed_generators,

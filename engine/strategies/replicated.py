@@ -124,7 +124,9 @@ class Replicated(Strategy):
         reduction = state.trainer.reduction
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
         if train_feed and self.num_replicas > 1 and self._inventory.loss_scale:  # one alone takes the mean
-            examples = train_feed.order.batch_size / self._batch_shares / state.trainer.given.options.accumulate_steps
+            examples = (
+                train_feed.order.batch_size / self._batch_shares / state.trainer.run_context.options.accumulate_steps
+            )
             self._inventory.loss_scale.expect_sums(examples)
         super().bind(state, train_feed, eval_feed)
 
@@ -141,14 +143,14 @@ class Replicated(Strategy):
             return f"one XLA program is for one replica, and there are {self.num_replicas}"
         if self._inventory.tables:
             return "the updates of embeddings touch a few rows, and XLA has no kernels for that"
-        if text := text_fields(self.state.trainer.given.example):
+        if text := text_fields(self.state.trainer.run_context.example):
             return f"{text[0]} holds strings, for which XLA has no kernels"
         if self.parallel_micro_batches > 1:
             return (
                 f"each batch is computed in {self.parallel_micro_batches} micro-batches in parallel, a thread each, "
                 "and XLA would use one thread"
             )
-        if self.state.trainer.given.options.recompute:
+        if self.state.trainer.run_context.options.recompute:
             return f"{setting('recompute')} computes blocks twice, and XLA would merge that into once"
         if not self.training.feed.compilable:
             return "a tf.data.Dataset cannot be read within an XLA program"

@@ -100,7 +100,7 @@ def continue_text(run: BaseRun, prompt: str | Sequence[int], **overrides: Any) -
         for token in row[1:]:  # a token's text may depend on those before it: at the beginning a space may be left out
             decoder.text(token)
         return "".join(decoder.text(token) for token in follow(run, row, **overrides)) + decoder.rest()
-    row, known = [int(token) for token in prompt], run.trainer.given.num_classes
+    row, known = [int(token) for token in prompt], run.trainer.run_context.num_classes
     if not row or not all(0 <= token < (known or token + 1) for token in row):
         raise UsageError(f"prompt={row} is not a row of tokens; give one or more, each from 0 to {(known or 0) - 1}")
     return list(follow(run, row, **overrides))

@@ -36,7 +36,7 @@ def evaluate(run: BaseRun) -> Outcome:
     """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
     results: dict[int, evaluation.Evaluated] = {}
     for manifest in restoring.restored(run):
-        if not results and run.trainer.given.vocabulary:
+        if not results and run.trainer.run_context.vocabulary:
             fingerprints.warn_of_ids(run.config, manifest, run.checkpoints.about)
         results[manifest.step] = evaluation.evaluate(run.strategy, run.state)
         run.log(f"evaluation at step {manifest.step}: {format_metrics(results[manifest.step])}")
@@ -64,7 +64,7 @@ def predict(run: BaseRun) -> Outcome:
     """Writes the predictions of the latest (or chosen) checkpoint for the examples of a split."""
     config = run.config
     for manifest in restoring.restored(run):
-        if run.trainer.given.vocabulary:
+        if run.trainer.run_context.vocabulary:
             fingerprints.warn_of_ids(config, manifest, run.checkpoints.about)
     numerics.check_weights(run.trainer, f"step {run.state.step}")
     predictor = predictions.Predictor(run, config.export_model)

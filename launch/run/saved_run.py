@@ -258,7 +258,7 @@ def model_of_trainer(trainer: Trainer, run: PredictableRun, name: str | None = N
         model: tf.keras.Model = ForwardModel(trainer)
     else:
         model = weights.named(trainer, name or weights.MODEL)
-    taken = predictions.computed(trainer, trainer.given.example, name)[1]
+    taken = predictions.computed(trainer, trainer.run_context.example, name)[1]
     return with_predict(model, run, taken, None if name else weights.logits_of(trainer))
 
 

@@ -268,7 +268,7 @@ def _copy(run: BaseRun) -> Trainer:
     """Makes the run's trainer again, on this process's device."""
     with isolation.Isolation().entered():
         trainer = type(run.trainer)(**run.config.configured_arguments("model_arg"))
-        own = run.trainer.given
+        own = run.trainer.run_context
         prepare(trainer, own.options, Reduction(), run.example, own.num_classes, own.vocabulary, own.num_servers)
     return trainer
 

@@ -28,7 +28,7 @@ class Layered(crankshaft.Trainer):
         wire.BUCKET_BYTES = flags.FLAGS.bucket_bytes or wire.BUCKET_BYTES
         layers = tf.keras.layers
         numbers, ids = tf.keras.Input([6], name="numbers"), tf.keras.Input([3], dtype="int64", name="ids")
-        with tf.device("/job:ps/task:1" if self.given.num_servers > 1 else None):
+        with tf.device("/job:ps/task:1" if self.run_context.num_servers > 1 else None):
             found = layers.Embedding(20, 4, embeddings_regularizer="l2")(ids)
         x = layers.Concatenate()([numbers, layers.Flatten()(found)])
         x = layers.Dense(16, kernel_regularizer="l2", kernel_constraint=tf.keras.constraints.MaxNorm(0.9))(x)

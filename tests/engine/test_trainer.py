@@ -84,7 +84,7 @@ class PenalisedBeside(Penalised):
     def build(self):
         self.encoder, self.model = (tf.keras.Sequential([layer]) for layer in super().build_model().layers)
         self.judge = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_regularizer=tf.keras.regularizers.L2(9.0))])
-        self.judge(self.model(self.encoder(self.given.example[0])))
+        self.judge(self.model(self.encoder(self.run_context.example[0])))
         self.optimizer = make_optimizer(self, self.trainable_variables)
 
     @property

@@ -277,7 +277,7 @@ class OwnOptimizer(Ignoring):
     """The default step, with an optimizer that heeds one flag, by a value that was read."""
 
     def build_optimizer(self):
-        return tf.keras.optimizers.Nadam(0.1, beta_1=self.given.options.optimizer_arg.get("beta_1", 0.9))
+        return tf.keras.optimizers.Nadam(0.1, beta_1=self.run_context.options.optimizer_arg.get("beta_1", 0.9))
 
     train_step = Trainer.train_step
 

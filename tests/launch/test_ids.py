@@ -17,8 +17,8 @@ class Factors(Trainer):
     """A rating as the product of a user's and an item's vector."""
 
     def build_model(self):
-        ids = {name: tf.keras.Input((), dtype="int64", name=name) for name in self.given.vocabulary}
-        vectors = [tf.keras.layers.Embedding(self.given.vocabulary[name], 3)(ids[name]) for name in ids]
+        ids = {name: tf.keras.Input((), dtype="int64", name=name) for name in self.run_context.vocabulary}
+        vectors = [tf.keras.layers.Embedding(self.run_context.vocabulary[name], 3)(ids[name]) for name in ids]
         return tf.keras.Model(ids, tf.keras.layers.Dot(1)(vectors))
 
     def loss(self, outputs, batch):

@@ -119,7 +119,7 @@ def as_functions(inputs):
 def test_a_model_of_cut_layers_is_loaded_whole_where_there_is_no_mesh(tmp_path, make):
     class Own(Trainer):
         def build_model(self):
-            return make(self.given.example[0])
+            return make(self.run_context.example[0])
 
         def loss(self, outputs, batch):
             return mean((outputs[:, 0] - batch[1]) ** 2)

@@ -22,7 +22,10 @@ class NextToken(Trainer):
 
     def build_model(self):
         return tf.keras.Sequential(
-            [tf.keras.layers.Embedding(self.given.num_classes, 8), tf.keras.layers.Dense(self.given.num_classes)]
+            [
+                tf.keras.layers.Embedding(self.run_context.num_classes, 8),
+                tf.keras.layers.Dense(self.run_context.num_classes),
+            ]
         )
 
     def losses(self, outputs, labels):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import StepOptions, generation
-from crankshaft.engine.step.options import Given
+from crankshaft.engine.step.options import RunContext
 from crankshaft.models.transformer_lm import Model
 
 SMALL = {"layers": 2, "width": 32, "heads": 4}
@@ -21,7 +21,7 @@ TOKENS = np.random.default_rng(0).integers(0, 50, (4, 17)).astype(np.int32)
 def made(**arguments):
     tf.keras.utils.set_random_seed(0)
     trainer = Model(**arguments)
-    trainer.given = Given(StepOptions(), 50, None, 1, (TOKENS[:1, :-1], TOKENS[:1, 1:]))
+    trainer.run_context = RunContext(StepOptions(), 50, None, 1, (TOKENS[:1, :-1], TOKENS[:1, 1:]))
     trainer.model = trainer.build_model()
     return trainer
 

@@ -61,7 +61,7 @@ class Probe:
     @property
     def example_features(self):
         """Features of one example, zeros: their shapes and dtypes."""
-        return form.features(self._trainer.given.example)
+        return form.features(self._trainer.run_context.example)
 
     def features(self, program: Program, step: int):
         """Returns the features of one replica's share of a step's batch, as tensors; None where none is known."""

@@ -87,7 +87,7 @@ def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
     """
     # Replicas along the mesh's model axis share examples.
     share = batch_size // strategy.mesh.batch_share(0, strategy.num_replicas)[1]
-    batch = tf.nest.map_structure(lambda x: np.repeat(np.asarray(x), share, axis=0), state.trainer.given.example)
+    batch = tf.nest.map_structure(lambda x: np.repeat(np.asarray(x), share, axis=0), state.trainer.run_context.example)
     try:
         graph = strategy.program("train", strategy.repeated(batch, batch_size)).one_step(0).graph
     except NotImplementedError as error:

@@ -63,7 +63,7 @@ class Deep(Trainer):
         self.calls, self.adds = calls, adds
 
     def build_model(self):
-        calls, adds = self.calls if self.given.options.recompute else called, self.adds
+        calls, adds = self.calls if self.run_context.options.recompute else called, self.adds
 
         class Model(tf.keras.Model):
             def __init__(self):

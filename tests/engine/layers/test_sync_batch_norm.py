@@ -30,7 +30,7 @@ class Normalised(Classifier):
         x = BatchNormalization(total)(inputs)
         y = BatchNormalization(total)(layers.Conv2D(3, 3, padding="same")(x))
         x = layers.Flatten()(layers.ReLU()(x + y))
-        return tf.keras.Model(inputs, layers.Dense(self.given.num_classes)(x))
+        return tf.keras.Model(inputs, layers.Dense(self.run_context.num_classes)(x))
 
 
 class Penalised(Normalised):

@@ -188,7 +188,7 @@ class Logits(Classifier):
     """Starts from zero."""
 
     def build_model(self):
-        return tf.keras.Sequential([tf.keras.layers.Dense(self.given.num_classes, kernel_initializer="zeros")])
+        return tf.keras.Sequential([tf.keras.layers.Dense(self.run_context.num_classes, kernel_initializer="zeros")])
 
 
 @pytest.mark.parametrize(("weights", "replicas"), [(None, 1), (WEIGHTS, 2)], ids=["alone", "with_weights"])

@@ -125,7 +125,7 @@ class Blocks(Trainer):
 
     def forward(self, features, training):
         for block in self.blocks:
-            features = recomputed(block, features) if self.given.options.recompute else block(features)
+            features = recomputed(block, features) if self.run_context.options.recompute else block(features)
         return features * tf.random.stateless_uniform([8], step_context().seed())
 
     def loss(self, outputs, batch):

@@ -47,7 +47,7 @@ class Window(tf.keras.Model):
 
 class Lines(Trainer):
     def build_model(self):
-        return Window(self.given.num_classes)
+        return Window(self.run_context.num_classes)
 
     def loss(self, outputs, batch):
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(batch[1], 0), outputs)

@@ -22,7 +22,7 @@ LOOKED_UP = {"city": np.array([1, 2, 3, 0, 0]), "size": SIZES[:5]}
 class Towns(Trainer):
     def build_model(self):
         city, size = tf.keras.Input((), dtype="int64", name="city"), tf.keras.Input((), name="size")
-        rows = tf.keras.layers.Embedding(self.given.vocabulary["city"], 3)(city)
+        rows = tf.keras.layers.Embedding(self.run_context.vocabulary["city"], 3)(city)
         return tf.keras.Model({"city": city, "size": size}, rows * tf.keras.layers.Reshape((1,))(size))
 
     def loss(self, outputs, batch):
