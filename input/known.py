@@ -13,7 +13,7 @@ from ..engine.data.preprocessing import ColumnPreprocessing
 from .files import tokens
 
 _NAMES = [field.name for field in dataclasses.fields(Data)][2:]
-_PREPROCESSING = "preprocessing"  # its key in runs, exported models and prepared shards
+_PREPROCESSING = "treatments"  # its key in runs, exported models and prepared shards
 
 
 def as_json(data: Data) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from crankshaft.engine.data.data import Data
+from crankshaft.engine.data.preprocessing import ColumnPreprocessing
 from crankshaft.input import known
 from crankshaft.input.files import tokens
 
@@ -20,6 +21,13 @@ def test_what_is_known_comes_back_from_a_file():
     assert dataclasses.replace(again, tokens=None) == Data(
         None, None, 3, {"city": 5}, "by name", None, ("a", "b", "c"), words
     )
+
+
+def test_preprocessing_is_kept_under_the_name_that_saved_runs_have():
+    data = Data("train", None, preprocessing={"day": ColumnPreprocessing("date", 1.5)})
+    kept = json.loads(json.dumps(known.as_json(data)))
+    assert kept == {"treatments": {"day": {"kind": "date", "fill": 1.5, "is_flagged": False, "places": []}}}
+    assert known.from_json(kept, "here") == dataclasses.replace(data, train=None)
 
 
 @pytest.mark.parametrize("content", [{"classes": [1]}, {"classes": 3}, {"words": [["a"]]}, {"words": {"city": [None]}}])
