@@ -101,16 +101,16 @@ def measure(arguments: list[str]) -> dict:
     command = [sys.executable, "-m", "crankshaft", "local", "--workers=2", "--ps=2", "--", __file__, *arguments]
     tasks, rate, most = {}, None, {}
     with Children() as children:
-        run = children.start(command, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for line in iter(lambda: run.stdout.readline().decode(), ""):
+        process = children.start(command, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for line in iter(lambda: process.stdout.readline().decode(), ""):
             tasks |= dict(re.findall(r"\[local\] (\w+ ?\d*) is process (\d+)", line))
             most = {task: max(most.get(task, 0), most_memory(pid)) for task, pid in tasks.items()}
             if match := re.search(r"([\d,.]+) (steps/s|examples/s)", line):
                 rate = match[0]
             if "error:" in line:
                 print(line, end="", file=sys.stderr)
-        wait([run], math.inf)
-        [code] = children.end([run])
+        wait([process], math.inf)
+        [code] = children.end([process])
     return {"code": code, "rate": rate, "most_mebibytes": most}
 
 

@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from crankshaft.launch.cluster.shares import usable_cores
+from crankshaft.launch.cluster.resources import usable_cores
 
 from .children import Process
 from .markdown import table

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from crankshaft.launch.cluster.shares import usable_cores
+from crankshaft.launch.cluster.resources import usable_cores
 
 from .children import Process
 from .markdown import spread, table

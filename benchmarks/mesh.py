@@ -12,7 +12,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from crankshaft.launch.cluster.shares import free_ports, usable_cores
+from crankshaft.launch.cluster.resources import free_ports, usable_cores
 
 from .children import Process
 from .markdown import spread, table

@@ -90,7 +90,7 @@ def main() -> None:
         worker(args.folder, args.mebibytes)
         return
     from crankshaft.launch.cluster.children import Children, wait
-    from crankshaft.launch.cluster.shares import free_ports
+    from crankshaft.launch.cluster.resources import free_ports
 
     addresses = [f"localhost:{port}" for port in free_ports(args.processes)]
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:

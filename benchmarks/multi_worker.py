@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from crankshaft.launch.cluster.shares import free_ports, usable_cores
+from crankshaft.launch.cluster.resources import free_ports, usable_cores
 
 from .children import MeasurementFailed, Process
 from .markdown import table

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from crankshaft.input import synthetic_clicks
-from crankshaft.launch.cluster.shares import free_ports, usable_cores
+from crankshaft.launch.cluster.resources import free_ports, usable_cores
 
 from .children import Process
 from .markdown import spread, table

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from crankshaft.launch.cluster import shares
+from crankshaft.launch.cluster import resources
 
 from .children import MeasurementFailed, Process, Series
 from .keras_peer import SETTINGS, STEPS_PER_EXECUTION
@@ -57,7 +57,7 @@ class Setup:
 
 def find_setup(strategy: str, environment: Mapping[str, str]) -> Setup | str:
     """Returns where a strategy runs on this machine, or why it can't."""
-    cores, gpus = len(shares.usable_cores()), len(shares.visible_gpus(environment))
+    cores, gpus = len(resources.usable_cores()), len(resources.visible_gpus(environment))
     if strategy == "one_device":
         return Setup(strategy, 1, on_cpu=not gpus)
     if strategy == "mirrored" and gpus > 1:

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from crankshaft.launch.cluster import shares
+from crankshaft.launch.cluster import resources
 
 from .children import MeasurementFailed, Process, Series
 from .markdown import number, table
@@ -66,7 +66,7 @@ def combinations(text: str) -> list[list[str]]:
 
 def scaled(counts: Sequence[int], batch: int, workers: bool, flags: Sequence[str]) -> list[Point]:
     """Returns the points of some numbers of replicas, the fewest first: weak, then strong scaling of each."""
-    counts, cores = sorted({*counts}), shares.usable_cores()
+    counts, cores = sorted({*counts}), resources.usable_cores()
     each = len(cores) // counts[-1]
     points = []
     for count in counts:

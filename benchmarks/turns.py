@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from crankshaft.launch.cluster.children import Child, Children, wait
-from crankshaft.launch.cluster.shares import usable_cores
+from crankshaft.launch.cluster.resources import usable_cores
 
 from . import children
 from .children import MeasurementFailed, Process

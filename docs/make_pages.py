@@ -105,7 +105,7 @@ def _command(command: type) -> str:
 def _row(field: dataclasses.Field) -> list[str]:
     info, default = field.metadata["info"], default_of(field)
     shown = "" if default in (None, "", [], {}) else str(default).lower() if isinstance(default, bool) else str(default)
-    takes = re.sub(r"from (\S+) to 2147483647", r"of \1 or more", info.kind.wants)
+    takes = re.sub(r"from (\S+) to 2147483647", r"of \1 or more", info.kind.expected)
     return [f"`--{field.name}`", takes, shown and f"`{shown}`", info.help]
 
 

@@ -89,12 +89,12 @@ def choose(logits, temperature, top_k, seed) -> tf.Tensor:
     """
     count = tf.shape(logits)[1]
 
-    def among_likeliest():
+    def top_k_only():
         least = tf.math.top_k(logits, tf.minimum(top_k, count)).values[:, -1:]
         return tf.where(logits < least, -float("inf"), logits)
 
     def sample():
-        kept = tf.cond(top_k > 0, among_likeliest, lambda: logits)
+        kept = tf.cond(top_k > 0, top_k_only, lambda: logits)
         return tf.random.stateless_categorical(kept / temperature, 1, seed, tf.int32)[:, 0]
 
     return tf.cond(temperature > 0, sample, lambda: tf.argmax(logits, 1, tf.int32))

@@ -171,11 +171,11 @@ class TrainState:
     @contextlib.contextmanager
     def kept(self):
         """Restores what `copied` copies, as it was, after the body."""
-        put_back = self.copied()
+        restore = self.copied()
         try:
             yield
         finally:
-            put_back()
+            restore()
 
     def copied(self) -> Callable[[], None]:
         """Copies every variable; returns a function that restores the copies, the optimizers' settings and the step.
@@ -189,14 +189,14 @@ class TrainState:
             with tf.device(host_of(component.device)):  # a parameter server's host keeps its variables' copies
                 before.append(tf.identity(component))
 
-        def put_back() -> None:
+        def restore() -> None:
             for component, value in zip(components, before, strict=True):
                 component.assign(value)
             for optimizer, values in settings:
                 optimizer.restore_settings(values)
             self.step, self.is_whole = step, is_whole
 
-        return put_back
+        return restore
 
     def updated(self) -> dict[str, list[str]]:
         """Returns the names of the variables that each optimizer, and each weights' average, is of, in its order."""
@@ -242,7 +242,7 @@ class TrainState:
             average = f"{path}.weight_average"
             for position, name in enumerate(now[average] if before.get(average) else ()):
                 there = [str(before[average].index(name))] if name in before[average] else []
-                moved[_shadow(at, str(position))] = graph.Moved(tuple(_shadow(at, each) for each in there))
+                moved[_shadow_key(at, str(position))] = graph.Moved(tuple(_shadow_key(at, each) for each in there))
         return Matching(moved, tuple(tops), together, of_one_form, self._settle)
 
     def _settle(self, is_new: Callable[[str], bool]) -> None:
@@ -256,7 +256,7 @@ class TrainState:
             if of_keras and isinstance(optimizer, KerasOptimizer):
                 optimizer.keras_optimizer.iterations.assign(optimizer.iterations)
             if average is not None:
-                average.reset([n for n in range(len(average.shadows)) if is_new(_shadow(at, str(n)))])
+                average.reset([n for n in range(len(average.shadows)) if is_new(_shadow_key(at, str(n)))])
 
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""
@@ -311,7 +311,7 @@ def _moved_slots(at, optimizer: Optimizer, before: list[str], now: list[str]) ->
     return {**moved, graph.prefix_of((*at, "keras_optimizer")): graph.Moved(())}
 
 
-def _shadow(at: tuple[str, ...], position: str) -> str:
+def _shadow_key(at: tuple[str, ...], position: str) -> str:
     return graph.prefix_of((*at, "weight_average", "shadows", position))
 
 

@@ -169,7 +169,7 @@ class Trainer(tf.Module):
 
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:
         """Returns the loss and what layers add to it; None where they add nothing."""
-        layers = keras.concerned(self._inventory.layers.values(), variables)
+        layers = keras.layers_of(self._inventory.layers.values(), variables)
         # What layers add is theirs, not their replica's: where replicas take turns, it would be of the wrong one.
         if (added := keras.own_losses(layers)) and self.reduction.sums_midway:
             raise UsageError(

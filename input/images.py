@@ -201,10 +201,10 @@ class Images(Source):
             examples = examples.map(self._image, num_parallel_calls=_SIDE_BY_SIDE)
             return examples.batch(tf.shape(contents, tf.int64)[0]).get_single_element()
 
-        def none():
+        def no_images():
             return tf.zeros([0, *spec.shape], spec.dtype)
 
-        return tf.cond(tf.size(contents) > 0, images, none), labels
+        return tf.cond(tf.size(contents) > 0, images, no_images), labels
 
     def _image(self, stored, seed):
         """Makes an example of what `_whole_file` returns; [size, size, channels]."""

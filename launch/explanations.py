@@ -76,7 +76,7 @@ def _limit(line: str) -> str:
     return next((f"; {limit()}" for words, limit in _LIMITS.items() if words in line), "")
 
 
-def _most(limit: int, unit: str, shell: str) -> Callable[[], str]:
+def _limit_line(limit: int, unit: str, shell: str) -> Callable[[], str]:
     def line() -> str:
         most = resource.getrlimit(limit)[0]
         if most == resource.RLIM_INFINITY:
@@ -90,9 +90,9 @@ def _most(limit: int, unit: str, shell: str) -> Callable[[], str]:
 _LIMITS = {
     os.strerror(errno.ENOSPC): lambda: "free space on its disk, or name a folder on another",
     os.strerror(errno.EDQUOT): lambda: "free space of this user's, or have the quota raised",
-    os.strerror(errno.EFBIG): _most(resource.RLIMIT_FSIZE, "bytes in a file", "-f"),
-    os.strerror(errno.EMFILE): _most(resource.RLIMIT_NOFILE, "open files", "-n"),
-    "can't start new thread": _most(resource.RLIMIT_NPROC, "processes and threads of this user", "-u"),
+    os.strerror(errno.EFBIG): _limit_line(resource.RLIMIT_FSIZE, "bytes in a file", "-f"),
+    os.strerror(errno.EMFILE): _limit_line(resource.RLIMIT_NOFILE, "open files", "-n"),
+    "can't start new thread": _limit_line(resource.RLIMIT_NPROC, "processes and threads of this user", "-u"),
 }
 
 

@@ -22,7 +22,7 @@ from ..engine.checkpoints import RunDir
 from ..engine.errors import counted
 from ..engine.machine import cpus
 from . import errors, explanations
-from .cluster import listeners, restarts, shares
+from .cluster import listeners, resources, restarts
 from .cluster.cluster import SECRET
 from .cluster.supervisor import Supervisor, TaskSpec
 from .command_line import help, own_flags, parsing
@@ -129,7 +129,7 @@ def _supervisor(job: Flags, command: _Command, environment: Mapping[str, str]) -
     rule = restarts.Servers if job.ps else restarts.Synchronous
     here = command.run_dir if command.run_dir and "://" not in command.run_dir else None
     return Supervisor(
-        _specs(job, environment, None if command.names_gpus else shares.visible_gpus(environment)),
+        _specs(job, environment, None if command.names_gpus else resources.visible_gpus(environment)),
         [sys.executable, *command.start, f"--strategy={job.strategy}"],
         command.arguments,
         rule(job.max_restarts, _WINDOW_SECONDS, job.grace_seconds, compares=command.compares),
@@ -176,13 +176,13 @@ def _specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] | Non
       gpus: the machine's, to be divided; None leaves them to the tasks.
     """
     kinds = [(kind, index) for kind, count in job.tasks.items() for index in range(count)]
-    cores, tasks = shares.usable_cores(), len(kinds)
+    cores, tasks = resources.usable_cores(), len(kinds)
     usable = int(max(1, min(len(cores), cpus.quota_cores())))
     per_task = max(1, usable // tasks)
     # One thread for each core: TensorFlow's (its process_util.cc, local_device.cc), and those of other libraries.
     threads = {name: str(per_task) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS") if name not in environment}
     # Under a quota all cores of the machine are seen, and every task would get those with low numbers.
-    own = shares.divide_cores(cores, tasks, per_task) if usable == len(cores) else [None] * tasks
+    own = resources.divide_cores(cores, tasks, per_task) if usable == len(cores) else [None] * tasks
     # A server's tables are read and written at random: huge pages (glibc 2.35, malloc's tunables) miss the processor's
     # cache of page addresses less, the larger the table the more.
     pages = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if "GLIBC_TUNABLES" not in environment else {}
@@ -218,7 +218,7 @@ def _for_all_tasks(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         SECRET: environment.get(SECRET) or secrets.token_hex(),
         "PYTHONUNBUFFERED": "1",
-        "no_grpc_proxy": ",".join(filter(None, [no_proxy, shares.LOOPBACK])),  # peers are reached directly
+        "no_grpc_proxy": ",".join(filter(None, [no_proxy, resources.LOOPBACK])),  # peers are reached directly
     }
 
 

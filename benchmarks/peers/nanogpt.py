@@ -97,13 +97,13 @@ def main() -> None:
     model = GPT(**shape)
     model.take(weights, shape["heads"])
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, eps=1e-10, fused=True)
-    run = torch.compile(model) if arguments.compiled else model
+    compiled = torch.compile(model) if arguments.compiled else model
     half = arguments.precision == "bfloat16"
 
     def loss_of(windows):
         windows = torch.from_numpy(windows).long()
         with torch.autocast("cpu", torch.bfloat16) if half else contextlib.nullcontext():
-            return run(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
+            return compiled(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
 
     def train(steps: int) -> float:
         began = time.perf_counter()

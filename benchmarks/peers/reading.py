@@ -43,11 +43,11 @@ def tf_data(make: Callable) -> Callable:
         batches = iter(make(tf, folder))
 
         @tf.function
-        def run(steps):
+        def read_batches(steps):
             for _ in tf.range(steps):
                 next(batches)
 
-        return lambda steps: run(tf.constant(steps))
+        return lambda steps: read_batches(tf.constant(steps))
 
     return way
 
@@ -131,11 +131,11 @@ def grain(folder: str, flags: list[str]) -> Callable[[int], None]:
     )
     batches = iter(loader)
 
-    def run(steps: int) -> None:
+    def read_batches(steps: int) -> None:
         for _ in range(steps):
             next(batches)
 
-    return run
+    return read_batches
 
 
 def end_to_end(folder: str, flags: list[str]) -> Callable[[int], None]:
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=1, help="does so many times the steps that it is asked for")
     parser.add_argument("flags", nargs="*")
     args = parser.parse_args()
-    run = WAYS[args.way](args.folder, args.flags)
+    read_batches = WAYS[args.way](args.folder, args.flags)
 
     # What is read ahead while others work costs CPU time all the same.
     cpu_before = time.process_time()
@@ -180,7 +180,7 @@ def main() -> None:
             pages.drop(_files(args.folder))
         began = time.perf_counter()
         steps *= args.times
-        run(steps)
+        read_batches(steps)
         seconds, cpu_now = time.perf_counter() - began, time.process_time()
         cpu_seconds, cpu_before = cpu_now - cpu_before, cpu_now
         return steps / (cpu_seconds if args.cpu else seconds)

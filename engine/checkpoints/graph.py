@@ -148,7 +148,7 @@ def _compare(
     start: int | None = 0
     for name in at:
         start = _stored_children(stored, start).get(name) if start is not None else None
-    together, walked = _walk_together(root, stored, start), [*walk(root)]
+    together, walked = _match_graphs(root, stored, start), [*walk(root)]
     shards = _shards(walked, together, stored, forms)
     matched: set[str] = set()
     fitting: dict[str, tuple[str, Any, Key]] = {}
@@ -226,7 +226,7 @@ def _keys_in(own: str, stored_id, stored, source: Moved | None, moved: Mapping[s
     return [] if key is None else [key], Moved(())
 
 
-def _walk_together(root, stored, start: int | None) -> dict[int, tuple[tuple[str, ...], int]]:
+def _match_graphs(root, stored, start: int | None) -> dict[int, tuple[tuple[str, ...], int]]:
     """Returns, by the id of each object that both have, the path by which it was found, and its stored node."""
     if start is None:
         return {}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..internals.tensorflow import weakly
+from ..internals.tensorflow import weak_method
 from .source import Source, Spec
 
 _PIECE_BYTES = 64 << 20
@@ -187,7 +187,7 @@ def take(kept: Any, indices: tf.Tensor, array: Any) -> tf.Tensor:
     """Gathers examples of `array` from its kept form, a tensor or itself, by index. In a graph."""
     if isinstance(kept, Mapped):
         nothing = np.zeros((0, *kept.shape[1:]), kept.dtype)
-        get = weakly(kept.__getitem__, lambda: nothing)
+        get = weak_method(kept.__getitem__, lambda: nothing)
         return tf.numpy_function(get, [indices], kept.dtype, stateful=False)
     rows = tf.gather(kept, indices)
     # Last, since TensorFlow's GPU kernels have int32 on the host only.

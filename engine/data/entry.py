@@ -23,7 +23,7 @@ from .form import fields
 from .py_dataset import OfBatches
 from .source import Source, Spec, Split
 from .streamed import OfDataset, Stream
-from .waiting import names_of
+from .timeouts import names_of
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
 _COUNTS_SHOWN = 8
@@ -106,7 +106,7 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
       UsageError: it can't be used for training.
     """
     notes = [] if notes is None else notes
-    data = _alone(name, data)
+    data = _unwrap(name, data)
     if isinstance(data, Iterator):
         raise UsageError(
             f"the {name} data: a {type(data).__name__} can be read once only, and not from where a run resumes; give a "
@@ -157,7 +157,7 @@ def has_whole_examples(data: Any) -> bool:
     return isinstance(data, (Split, tf.data.Dataset, tf.keras.utils.PyDataset)) or frames.is_loader(data)
 
 
-def _alone(name: str, data: Any) -> Any:
+def _unwrap(name: str, data: Any) -> Any:
     """Unwraps such data from a tuple around it."""
     first = data[0] if isinstance(data, (tuple, list)) and data else None
     if not has_whole_examples(first) and not isinstance(first, Iterator):

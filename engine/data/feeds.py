@@ -24,7 +24,7 @@ from .order import Order, even_range, replica_range
 from .reader import Reader, unmasked
 from .source import Source, Spec
 from .streamed import Share, Watch, naming_files, untuned, unwatched
-from .waiting import StreamTimeout
+from .timeouts import StreamTimeout
 
 _MOST_STATE_BYTES = 1 << 30  # TensorFlow's limit is 2 GiB, and several checkpoints are kept
 _MOST_PASSES = 1 << 16  # finite: a stream that has become empty would be read for ever
@@ -361,7 +361,7 @@ class StreamedFeed(Feed):
 
     @property
     def no_exchange_reason(self) -> str:
-        if not self.share.by_file or self.order.gives_each(self._num_shares):
+        if not self.share.by_file or self.order.fills_replicas(self._num_shares):
             return ""
         return (
             f"the step sums or gathers over replicas, and workers read files of their own ({self.share.described()}), "

@@ -184,7 +184,7 @@ class Order:
         """Examples in the batches of an epoch."""
         return self.whole_steps * self.batch_size + self.remainder
 
-    def gives_each(self, parts: int) -> bool:
+    def fills_replicas(self, parts: int) -> bool:
         """Returns whether a worker that reads its own data always has an example for each of its `parts` replicas."""
         return True
 
@@ -462,7 +462,7 @@ class SharedOrder(Order):
     def steps_per_epoch(self) -> int:
         return math.ceil(max(self.shares) / self.share_size)
 
-    def gives_each(self, parts: int) -> bool:
+    def fills_replicas(self, parts: int) -> bool:
         last = (self.steps_per_epoch - 1) * self.share_size
         return min(self.shares) >= last + parts and self.share_size >= self.seen // len(self.shares) + parts
 

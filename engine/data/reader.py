@@ -20,11 +20,11 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import SourceError, StuckReadError, setting
-from ..internals.tensorflow import weakly
+from ..internals.tensorflow import weak_method
 from .arrays import ArraySource
 from .order import Order
 from .source import Source, Spec, WrappedSource
-from .waiting import names_of, result_of
+from .timeouts import names_of, result_of
 
 _WHOLE_BYTES = 64 << 20  # at once, when a split is read into memory
 _HAS_FAILED = "a source could not be read; the run ends with the reason"
@@ -86,7 +86,7 @@ class Reader:
             (indices, self._order.epochs(block)[0], *self._order.chunks_ahead(block)),
         )
         # TensorFlow keeps functions called in a graph, and this object has threads and open files.
-        read = weakly(self._read, lambda: _no_rows(spec))
+        read = weak_method(self._read, lambda: _no_rows(spec))
         with tf.device("CPU:0"):
             tensors = tf.numpy_function(
                 lambda *arrays: as_stored(read(*arrays), spec), wanted, stored_dtypes(spec), stateful=False

@@ -24,7 +24,7 @@ from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
 from .order import Order, SharedOrder
 from .source import Spec, Split, may_pass
-from .waiting import StreamTimeout
+from .timeouts import StreamTimeout
 
 _PARSED_AT_ONCE = 256  # records: parsing 64 alone costs twenty times as much as among thousands
 _ROUNDS = 8  # see `engine.data.order`

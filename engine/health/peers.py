@@ -211,7 +211,7 @@ class Peers:
             if heard.farewell is None and now - heard.time > seconds
         }
 
-    def unheard(self) -> list[int]:
+    def never_heard(self) -> list[int]:
         """Returns the peers without any datagram so far: a firewall may let only TCP through."""
         return [other for other in self._others if other not in self.heard]
 

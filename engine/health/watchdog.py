@@ -224,7 +224,7 @@ class Watchdog:
         limit = self._timeout * self._mark[2]
         accuser = next((i for i, heard in self._peers.heard.items() if heard.lost == self._peers.worker), None)
         if accuser is not None and idle > limit / 2:
-            self._leave(f"{self._itself(idle)}; {self._peers.called(accuser)} noticed it", self._peers.worker)
+            self._leave(f"{self._own_stall(idle)}; {self._peers.called(accuser)} noticed it", self._peers.worker)
         elif idle > limit:
             self._leave(*self._verdict(idle))
 
@@ -249,7 +249,7 @@ class Watchdog:
         worker = min(progress, key=lambda worker: progress[worker][column])
         if progress[worker][column] < max(reached[column] for reached in progress.values()):
             if worker == peers.worker:
-                return self._itself(idle), worker
+                return self._own_stall(idle), worker
             last = peers.heard[worker].step
             if peers.heard[worker].beats == beats:
                 return (
@@ -263,8 +263,8 @@ class Watchdog:
                 worker,
             )
         reason = f"nothing has moved for {idle:.0f} s in the call from step {step} on"
-        if unheard := peers.unheard():
-            who = " and ".join(map(peers.called, unheard))
+        if silent := peers.never_heard():
+            who = " and ".join(map(peers.called, silent))
             return (
                 f"{reason}, and nothing was ever heard of {who}; let UDP through at its port to learn who is stuck",
                 -1,
@@ -275,7 +275,7 @@ class Watchdog:
             -1,
         )
 
-    def _itself(self, idle: float) -> str:
+    def _own_stall(self, idle: float) -> str:
         called, (_, step, _) = self._peers.called(self._peers.worker), self._mark
         return (
             f"{called}, this process, has not arrived for {idle:.0f} s (it last began step {step}); its stacks follow"
@@ -308,7 +308,7 @@ class Watchdog:
         Informs the other workers, so that they don't blame this one, which is about to end. Takes up to two seconds, or
         does not return if the watchdog is already ending the process.
         """
-        if not _may_be_a_loss(error):
+        if not _may_mean_lost_peer(error):
             return None
         self._speaks.acquire()
         loss = self._lost_peer(_tasks(str(error)) - {self._peers.worker})
@@ -337,7 +337,7 @@ class Watchdog:
         return f"{who} {state}; all workers have to start again, from the last checkpoint", suspects[0]
 
 
-def _may_be_a_loss(error: Exception) -> bool:
+def _may_mean_lost_peer(error: Exception) -> bool:
     """Returns whether an error of TensorFlow may be a peer's loss: by its type; some only report a broken exchange."""
     if isinstance(error, tf.errors.OpError) and ("Collective ops is aborted" in str(error) or "RPC" in str(error)):
         return True

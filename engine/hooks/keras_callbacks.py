@@ -111,7 +111,7 @@ class KerasCallbacks(Windowed):
         self.history = tf.keras.callbacks.History()
         self.callbacks = list(callbacks)
         self._callbacks = [*callbacks, self.history]
-        self._at_batches = [type(each).__name__ for each in callbacks if _acts_at_batches(each)]
+        self._at_batches = [type(each).__name__ for each in callbacks if _uses_batch_hooks(each)]
         self.epoch_steps, self._first_epoch = epoch_steps, first_epoch
         self.needs_epochs = epoch_steps is None
         self._stride, self._verbose = batch_stride, verbose
@@ -305,7 +305,7 @@ def _kinds(callback: tf.keras.callbacks.Callback) -> list[str]:
     return [kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")]
 
 
-def _acts_at_batches(callback: tf.keras.callbacks.Callback) -> bool:
+def _uses_batch_hooks(callback: tf.keras.callbacks.Callback) -> bool:
     idle = next((is_idle for name, is_idle in _IDLE_AT_BATCHES.items() if name in _kinds(callback)), None)
     for name in _AT_BATCHES:
         method = getattr(callback, name)

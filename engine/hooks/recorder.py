@@ -100,7 +100,7 @@ class Recorder(Hook):
         for event in ("config", "cluster"):
             self._log.write(event, status.step, **self._around.get(event, {}))
         self._writing.open()
-        self._looking.open(self._look_around)
+        self._looking.open(self._record_silence)
         self._is_open = True
         self._warnings.open()
 
@@ -132,7 +132,7 @@ class Recorder(Hook):
         self._warnings.close()
         if self._is_open:
             self._is_open = False
-            self._looking.close(self._look_around)
+            self._looking.close(self._record_silence)
             self._writing.close()
             self._pauses.close()
 
@@ -246,7 +246,7 @@ class Recorder(Hook):
         self._log.write("window", status.step, time=at, **values)
         self.latest = {"step": status.step, "until_step": status.until_step, **values}
 
-    def _look_around(self) -> None:
+    def _record_silence(self) -> None:
         """Records which tasks have fallen silent, and which answer again. Once a turn of the thread that looks."""
         self._pauses.look()
         silent, step = set(self._status.strategy.silent(_SILENT_SECONDS)), self._status.step

@@ -175,7 +175,7 @@ def steady_variables(layers: Sequence[tf.keras.layers.Layer]) -> list[tf.keras.V
     return [variable for key, variable in floating.items() if key not in moving]
 
 
-def concerned(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> list[tf.keras.layers.Layer]:
+def layers_of(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> list[tf.keras.layers.Layer]:
     """Returns the layers that an update of `trained` concerns: all but those whose weights are all others."""
     theirs = {id(variable) for variable in trained}
     return [

@@ -96,7 +96,7 @@ class Losses(CompileLoss):
             super().build(y_true, y_pred)
         self.keras_losses = [loss for _, loss, _, _ in self._flat_losses]
         self._flat_losses = [
-            self.Loss(path, functools.partial(_noted, _NAME.format(name), loss), weight, name)
+            self.Loss(path, functools.partial(_record_loss, _NAME.format(name), loss), weight, name)
             for path, loss, weight, name in self._flat_losses
         ]
 
@@ -158,13 +158,13 @@ class Losses(CompileLoss):
         )
 
 
-def _noted(name: str, loss, y_true, y_pred, weights) -> tf.Tensor:
+def _record_loss(name: str, loss, y_true, y_pred, weights) -> tf.Tensor:
     divide, by_name = _running.get()
-    by_name[name] = value = divide(_whole(loss, y_true, y_pred, weights))
+    by_name[name] = value = divide(_output_loss(loss, y_true, y_pred, weights))
     return value
 
 
-def _whole(loss, y_true, y_pred, weights) -> OutputLoss:
+def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
     """Computes what Keras's `Loss.__call__` does, up to the division."""
     if not isinstance(loss, tf.keras.losses.Loss) or type(loss).__call__ is not tf.keras.losses.Loss.__call__:
         return OutputLoss(

@@ -340,7 +340,7 @@ def on_each_worker(coordinator: tf.distribute.coordinator.ClusterCoordinator, ma
     return made
 
 
-def weakly(method: Callable, otherwise: Callable[[], Any]) -> Callable:
+def weak_method(method: Callable, otherwise: Callable[[], Any]) -> Callable:
     """Returns a function that calls a method, whose object it does not keep, and `otherwise` where that is gone.
 
     For `tf.numpy_function`: TensorFlow keeps what is called in a graph for as long as the process (its script_ops.py).

@@ -35,7 +35,7 @@ def _number(value: Any) -> bool:
     return value is None or (type(value) in (int, float) and abs(value) <= sys.float_info.max)
 
 
-def _whole(value: Any) -> bool:
+def _integer(value: Any) -> bool:
     return value is None or (type(value) is int and -(1 << 63) <= value < 1 << 63)
 
 
@@ -43,7 +43,7 @@ def _text(value: Any) -> bool:
     return value is None or (isinstance(value, str) and len(value) <= _LONGEST_TEXT)
 
 
-def _either(value: Any) -> bool:
+def _boolean(value: Any) -> bool:
     return value is None or isinstance(value, bool)
 
 
@@ -94,13 +94,13 @@ _SPENT = EventKey(_spans, "seconds since the run's first start by cause: [goodpu
 # What each kind's keys hold. Other keys may hold anything.
 SCHEMA: dict[str, dict[str, EventKey]] = {
     "start": {
-        "version": EventKey(_whole, "1; it grows only if a key changes its meaning"),
-        "incarnation": EventKey(_whole, "0 for the run's first process, one more for each that resumes it"),
-        "pid": EventKey(_whole, "the process ID"),
+        "version": EventKey(_integer, "1; it grows only if a key changes its meaning"),
+        "incarnation": EventKey(_integer, "0 for the run's first process, one more for each that resumes it"),
+        "pid": EventKey(_integer, "the process ID"),
         "host": EventKey(_text, "the host's name"),
         "cause": EventKey(_text, "what ended the process before; null for the first"),
         "mode": EventKey(_text, "the mode"),
-        "until_step": EventKey(_whole, "the step at which the run ends; null if only the program knows"),
+        "until_step": EventKey(_integer, "the step at which the run ends; null if only the program knows"),
         "steps_per_epoch": EventKey(_number, "steps per epoch"),
         "seconds": EventKey(_spans, "what came before the first step: `start`"),
         "spent": _SPENT,
@@ -108,7 +108,7 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
     "config": {"values": EventKey(_mapping, "all flags; `model` by its name")},
     "cluster": {
         "strategy": EventKey(_text, "the strategy"),
-        "replicas": EventKey(_whole, "the number of replicas"),
+        "replicas": EventKey(_integer, "the number of replicas"),
         "workers": EventKey(_TASKS, "the `name` and `address` of each worker"),
         "servers": EventKey(_TASKS, "of each parameter server"),
     },
@@ -155,8 +155,8 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
     "checkpoint": {
         "path": EventKey(_text, "in the run_dir"),
         "seconds": EventKey(_number, "that writing took, beside training"),
-        "bytes": EventKey(_whole, "its size"),
-        "best": EventKey(_either, "whether it is the best evaluation's"),
+        "bytes": EventKey(_integer, "its size"),
+        "best": EventKey(_boolean, "whether it is the best evaluation's"),
     },
     "warning": {
         "text": EventKey(_text, "what was logged"),
@@ -171,11 +171,11 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
     "restart": {
         "cause": EventKey(_text, "what ended, and how, as `crankshaft local` saw it"),
         "task": _TASK,
-        "exit_code": EventKey(_whole, "of that task"),
+        "exit_code": EventKey(_integer, "of that task"),
     },
     "end": {
         "reason": EventKey(_text, "`done`, a signal, a hook's reason, or an error's line"),
-        "exit_code": EventKey(_whole, "of the process"),
+        "exit_code": EventKey(_integer, "of the process"),
         "goodput": EventKey(_goodput, "`share` and `seconds`: [goodput](#goodput)"),
     },
 }
@@ -193,7 +193,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
     kind, time, step = (event.get(name) for name in ("event", "time", "step"))
     if not isinstance(kind, str) or time is None or not _number(time) or not 0 <= time < _LATEST:
         return None
-    if step is None or not _whole(step) or step < 0:
+    if step is None or not _integer(step) or step < 0:
         return None
     values = {name: value for name, value in event.items() if name != "event"}
     others = _number if kind == "row" else lambda value: True

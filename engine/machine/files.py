@@ -142,7 +142,7 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | 
     folder = os.path.dirname(os.fspath(path))
     name = name or os.path.basename(os.fspath(path))
     _check_replaceable(path)
-    _sweep(folder or os.curdir, name)
+    _clean_up(folder or os.curdir, name)
     temporary, lock = _make_locked(os.path.join(folder, name), make)
     try:
         with naming(path):
@@ -179,7 +179,7 @@ def make_file(path: str) -> None:
 
 
 def _make_locked(path: str, make: Callable[[str], None]) -> tuple[str, int]:
-    """Makes a temporary file or folder; returns its path and a descriptor with its lock, which `_sweep` respects."""
+    """Makes a temporary file or folder; returns its path and a descriptor with its lock, which `_clean_up` respects."""
     while True:
         temporary = f"{path}.{secrets.token_hex(_RANDOM_BYTES)}{_SUFFIX}"
         make(temporary)
@@ -192,7 +192,7 @@ def _make_locked(path: str, make: Callable[[str], None]) -> tuple[str, int]:
             os.close(lock)
 
 
-def _sweep(folder: str, name: str) -> None:
+def _clean_up(folder: str, name: str) -> None:
     ours = re.compile(re.escape(name) + rf"\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}" + re.escape(_SUFFIX))
     for entry in os.listdir(folder):
         if ours.fullmatch(entry):

@@ -107,7 +107,7 @@ class KerasMetric:
         try:
             if not self._metric.variables:  # some of Keras's are created by the first batch
                 self._metric.update_state(*_drawn(form, 1, random))
-            sums = all(self._adds_up(form, random) for _ in range(trials.TRIALS))
+            sums = all(self._is_additive(form, random) for _ in range(trials.TRIALS))
         except Exception as error:  # the metric's own code may raise anything
             cure = "give it labels and predictions as its update_state takes them"
             if any(not shape for _, shape in form):
@@ -122,7 +122,7 @@ class KerasMetric:
                 "compute it in a hook"
             )
 
-    def _adds_up(self, form, random) -> bool:
+    def _is_additive(self, form, random) -> bool:
         first, second = (_drawn(form, examples, random) for examples in trials.EXAMPLES)
         both = [tf.concat(pair, 0) for pair in zip(first, second, strict=True)]
         whole, one, other = (self._added(*batch) for batch in (both, first, second))

@@ -195,7 +195,7 @@ def as_pair(pair, owner: str, weights=None) -> Pair:
             f"__init__ or build, and return self.{pair.name}(labels, predictions)"
         )
     if not (isinstance(pair, tuple) and len(pair) == 2):
-        raise UsageError(f"{owner}: a {type(pair).__name__} is not a pair (total, count); {_instead(pair)}")
+        raise UsageError(f"{owner}: a {type(pair).__name__} is not a pair (total, count); {_suggestion(pair)}")
     total, count = (tf.cast(part, tf.float32) for part in pair)
     for name, part in (("total", total), ("count", count)):
         if part.shape.rank not in (None, 0):
@@ -205,7 +205,7 @@ def as_pair(pair, owner: str, weights=None) -> Pair:
     return (type(pair) if isinstance(pair, Mean) else Mean)(total, count)
 
 
-def _instead(returned) -> str:
+def _suggestion(returned) -> str:
     """Returns the cure for a result that is not a pair."""
     if isinstance(returned, (dict, tuple, list)):  # e.g. a loss per output, or the sum of two pairs
         return "add up what belongs to an example, and return one pair: crankshaft.mean(losses + others)"

@@ -87,9 +87,9 @@ def shares(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, t
         if by == MEAN:
             return tf.where(count > 0, tf.cast(value, tf.float32) * count, 0.0)
         if by == SUM:
-            value = _exactly(value - before.get(id(variable), value))
+            value = _exact_float32(value - before.get(id(variable), value))
             return tf.where(counts, value, tf.zeros_like(value))
-        value = _exactly(value)
+        value = _exact_float32(value)
         return tf.where(is_first, value, tf.zeros_like(value))
 
     return [share(*each) for each in state]
@@ -125,7 +125,7 @@ def updates_explained(replicas: int) -> Iterator[None]:
         ) from error
 
 
-def _exactly(value: tf.Tensor) -> tf.Tensor:
+def _exact_float32(value: tf.Tensor) -> tf.Tensor:
     """Returns a value as float32 whose sums over replicas are exact: of integers their high and low digits."""
     if value.dtype.is_floating:
         return tf.cast(value, tf.float32)
@@ -134,7 +134,7 @@ def _exactly(value: tf.Tensor) -> tf.Tensor:
 
 
 def _value(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Undoes `_exactly`."""
+    """Undoes `_exact_float32`."""
     if dtype.is_floating:
         return tf.cast(total, dtype)
     high, low = tf.unstack(tf.cast(total, tf.int64))

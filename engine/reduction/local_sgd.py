@@ -105,9 +105,9 @@ class _Period:
     def __init__(self, variables: Sequence, state: Sequence[Aggregated]):
         self.state = list(state)
         self._variables = list(map(tf_variable, variables))
-        self.starts = [_copy_of(each) for each in variables]
+        self.starts = [_make_copy(each) for each in variables]
         added_to = [variable for variable, by in state if by == SUM]
-        self._summed = [(variable, _copy_of(variable)) for variable in added_to]
+        self._summed = [(variable, _make_copy(variable)) for variable in added_to]
         self.summed = {id(variable): start for variable, start in self._summed}
         self.examples = per_replica.variable(0.0, "round_examples")
 
@@ -133,7 +133,7 @@ class _Period:
         assign_local(self.examples, tf.constant(0.0))
 
 
-def _copy_of(variable) -> tf.Variable:
+def _make_copy(variable) -> tf.Variable:
     return tf.Variable(tf_variable(variable), trainable=False, name=path_of(variable))
 
 

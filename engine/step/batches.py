@@ -195,7 +195,7 @@ def _tensors(sums) -> list[tf.Tensor]:
 def _looped(micro_batch_sums: Callable, firsts: list, count) -> list:
     """Sums micro-batches' tensors, in the order of `firsts`, those of the first; slices are joined."""
 
-    def strung(x: tf.IndexedSlices) -> list[tf.TensorArray]:
+    def as_arrays(x: tf.IndexedSlices) -> list[tf.TensorArray]:
         return [
             tf.TensorArray(y.dtype, size=count, infer_shape=False, element_shape=[None, *y.shape[1:]]).write(0, y)
             for y in (x.values, x.indices)
@@ -209,7 +209,7 @@ def _looped(micro_batch_sums: Callable, firsts: list, count) -> list:
     _, kept = tf.while_loop(
         lambda i, _: i < count,
         lambda i, kept: (i + 1, [plus(i, k, x) for k, x in zip(kept, _present(micro_batch_sums(i)), strict=True)]),
-        (1, [strung(x) if isinstance(x, tf.IndexedSlices) else x for x in firsts]),
+        (1, [as_arrays(x) if isinstance(x, tf.IndexedSlices) else x for x in firsts]),
         parallel_iterations=1,
     )
     return [

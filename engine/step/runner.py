@@ -58,9 +58,9 @@ class StepRunner:
         batch, present = pad_empty_batch(batch)
         with self.training(step, observed, present, readings) as context:
             context.counts_ids |= jit
-            put_back = self._state_put_back(present)
+            restore = self._state_restorer(present)
             metrics = without_details(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
-            put_back(metrics)
+            restore(metrics)
             graph = metrics["loss"].total.graph
             if (precision := self._trainer.run_context.options.precision) != "float32" and graphs.has(graph, precision):
                 self._applied.mark("precision")
@@ -86,7 +86,7 @@ class StepRunner:
             outputs = compute(features)
         return outputs if present is None else tf.nest.map_structure(lambda x: x[:count], outputs)
 
-    def _state_put_back(self, present: tf.Tensor | None) -> Callable[[dict], None]:
+    def _state_restorer(self, present: tf.Tensor | None) -> Callable[[dict], None]:
         """Reads what layers assign; returns a function of a step's metrics that restores it where the step counts not.
 
         The forward pass has assigned it where the step is skipped, which its metrics say, and where the replica has no
@@ -103,13 +103,13 @@ class StepRunner:
         variables = {id(each): each for each in [*state, *local] if may_skip or id(each) in with_examples}
         before = [(each, read_local(each)) for each in variables.values()]
 
-        def put_back(metrics: dict) -> None:
+        def restore(metrics: dict) -> None:
             for variable, value in before:
                 counts = [present] if id(variable) in with_examples else []
                 counts += [metrics["skipped"].total == 0.0] if "skipped" in metrics else []
-                _put_back(variable, value, counts)
+                _restore_unless(variable, value, counts)
 
-        return put_back
+        return restore
 
     def _counted(self, present: tf.Tensor | None) -> tf.Tensor | None:
         """Returns whether this replica's metrics count: where replicas see the same examples, the first one's do."""
@@ -163,7 +163,7 @@ class StepRunner:
             yield context
 
 
-def _put_back(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf.Tensor]) -> None:
+def _restore_unless(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf.Tensor]) -> None:
     """Assigns a variable its value of before, unless all `counts` are true."""
 
     def assign(value) -> None:

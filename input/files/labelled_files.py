@@ -92,7 +92,7 @@ def _numbered(pairs: list[tuple[str, str]], by_lists: bool, flag: str, training:
         training = Labelled([], np.zeros(0, np.int32), names, len(names))
     if training is not None and training.names is not None:
         numbers = {name: number for number, name in enumerate(training.names)}
-        known = _few(training.names)
+        known = _name_few(training.names)
     else:  # the labels are the numbers
         numbers = {text: int(text) for text in {*texts} if _NUMBER.fullmatch(text)}
         known = ""
@@ -111,7 +111,7 @@ def _numbered(pairs: list[tuple[str, str]], by_lists: bool, flag: str, training:
     return Labelled(paths, labels, training.names, training.num_classes)
 
 
-def _few(names: list[str]) -> str:
+def _name_few(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 

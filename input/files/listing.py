@@ -129,14 +129,14 @@ def not_empty(paths: Sequence[str], empty: Sequence[bool], line: str) -> list[in
 def log_empty(paths: list[str]) -> None:
     """Logs that empty files are left out."""
     if paths:
-        logging.warning("%d left out as empty: %s", len(paths), _few(paths))
+        logging.warning("%d left out as empty: %s", len(paths), _name_few(paths))
 
 
 def log_left_out(source: str, left_out: dict[str, list[str]]) -> None:
     """Logs in one line which files are not read, by reason."""
     left_out = {why: names for why, names in left_out.items() if names}
     if left_out:
-        reasons = "; ".join(f"{_few(sorted(names, key=natural))} ({why})" for why, names in left_out.items())
+        reasons = "; ".join(f"{_name_few(sorted(names, key=natural))} ({why})" for why, names in left_out.items())
         logging.warning("%s: %d not read: %s", source, sum(map(len, left_out.values())), reasons)
 
 
@@ -348,10 +348,10 @@ def describe_path(path: str) -> str:
     if not is_folder(path):
         return "nothing"
     files, folders = files_and_folders(path)
-    return _few(sorted([*files, *folders])) or "an empty folder"
+    return _name_few(sorted([*files, *folders])) or "an empty folder"
 
 
-def _few(names: list[str]) -> str:
+def _name_few(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else "")
 
 

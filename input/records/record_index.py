@@ -129,7 +129,7 @@ def write(path: str, size: int, ends: int, lengths: np.ndarray) -> None:
       ends: the checksum of its ends, see `checksum_of_ends`.
       lengths: [records] int64, bytes of each record's data.
     """
-    length = _same(lengths)
+    length = _common_length(lengths)
     stored = b"" if length >= 0 else _offsets(lengths).astype("<i8").tobytes()
     header = _HEADER.pack(_MAGIC, _VERSION, size, ends, len(lengths), length, checksums.crc32c(stored))
     with replacing(path + SUFFIX) as file:
@@ -184,7 +184,9 @@ def _make(files: Files, number: int, log: Callable[[str], None]) -> tuple[ShardI
     """Returns a shard's index and whether it is on disk now."""
     path = files.paths[number]
     lengths, ends = _Scan(files, number, log).lengths(), _ends_of(files, number)
-    known = ShardIndex(len(lengths), _same(lengths), ends, None if _same(lengths) >= 0 else _offsets(lengths))
+    known = ShardIndex(
+        len(lengths), _common_length(lengths), ends, None if _common_length(lengths) >= 0 else _offsets(lengths)
+    )
     if exists(path + SUFFIX) and _read(files, number):
         return known, True  # another process was faster, and others may be reading its index
     if _is_anothers(path + SUFFIX):
@@ -214,7 +216,7 @@ def _offsets(lengths: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths + _AROUND)])
 
 
-def _same(lengths: np.ndarray) -> int:
+def _common_length(lengths: np.ndarray) -> int:
     return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else -1
 
 

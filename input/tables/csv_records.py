@@ -207,12 +207,12 @@ class Records:
         import pyarrow as pa
 
         records = itertools.islice(records_of(path, io.BytesIO(block), layout, line), skip, None)
-        tables = [self._whole(path, layout, [], bad)]
+        tables = [self._valid_records(path, layout, [], bad)]
         while some := [*itertools.islice(records, _ROWS)]:
-            tables.append(self._whole(path, layout, some, bad))
+            tables.append(self._valid_records(path, layout, some, bad))
         return pa.concat_tables(tables)
 
-    def _whole(self, path: str, layout: CsvLayout, records: list, bad: BadRecords) -> Any:
+    def _valid_records(self, path: str, layout: CsvLayout, records: list, bad: BadRecords) -> Any:
         """Returns the records that are not malformed."""
         import pyarrow as pa
 
@@ -339,7 +339,7 @@ def records_of(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> Iter
         reader = csv.reader(text, **dialect)
         for row in reader:
             if row:
-                yield line + reader.line_num, _undoubled(row, layout)
+                yield line + reader.line_num, _unescape_quotes(row, layout)
     except csv.Error as error:
         raise InputError(
             f"{path}:{line + reader.line_num}: {error}; mend the record, a quote may not be closed or doubled"
@@ -357,14 +357,14 @@ def _fields(line: str, layout: CsvLayout, dialect: dict[str, Any]) -> list[str] 
     """Returns a line's fields, or its problem."""
     try:
         line.encode()
-        return _undoubled(next(csv.reader([line], **dialect)), layout)
+        return _unescape_quotes(next(csv.reader([line], **dialect)), layout)
     except UnicodeEncodeError:
         return f"expected UTF-8, found {shown(line.encode(errors='surrogateescape'))}"
     except csv.Error:
         return f"expected quotes around whole fields, and closed, found {shown(line)}"
 
 
-def _undoubled(row: list[str], layout: CsvLayout) -> list[str]:
+def _unescape_quotes(row: list[str], layout: CsvLayout) -> list[str]:
     """Returns the fields between two-character delimiters: drops every second, empty one."""
     return row if len(layout.delimiter) == 1 else layout.delimiter[0].join(row).split(layout.delimiter)
 

@@ -115,7 +115,7 @@ class Converter:
             self._check(fields, pc.match_substring_regex(fields, self._pattern))
         if self._kind == "text":
             return fields
-        is_gone = _are_missing(fields)
+        is_gone = _missing_mask(fields)
         if pc.any(is_gone).as_py():
             fields = pc.if_else(is_gone, None, fields)
         try:
@@ -196,13 +196,13 @@ class Finder:
         first, self._seen = self._seen, self._seen + len(fields)
         if self._is_settled:
             return
-        is_gone = _are_missing(fields)
+        is_gone = _missing_mask(fields)
         present = fields.filter(pc.invert(is_gone)) if pc.any(is_gone).as_py() else fields
         if len(present) < len(fields) and not self._marker:
             self._marker = next((each for each in fields.filter(is_gone).unique().to_pylist() if each.strip()), "")
         if not len(present):
             return
-        kind = next((kind for kind in _NEXT.get(self._kind, ()) if self._are_all(kind, present)), "text")
+        kind = next((kind for kind in _NEXT.get(self._kind, ()) if self._all_fit(kind, present)), "text")
         if (
             kind in ("text", *_FORMS["numbers"].kinds)
             and pc.any(pc.match_substring_regex(present, _LEADING_ZERO)).as_py()
@@ -250,10 +250,10 @@ class Finder:
         if name not in self._odd and (at := pc.index(is_plain, self._pa.scalar(False)).as_py()) >= 0:
             self._odd[name] = first + at, fields[at].as_py()
 
-    def _are_all(self, kind: str, fields) -> bool:
-        return self._are(kind, fields[:_FIRST]) and (len(fields) <= _FIRST or self._are(kind, fields))
+    def _all_fit(self, kind: str, fields) -> bool:
+        return self._fits(kind, fields[:_FIRST]) and (len(fields) <= _FIRST or self._fits(kind, fields))
 
-    def _are(self, kind: str, fields) -> bool:
+    def _fits(self, kind: str, fields) -> bool:
         import pyarrow.compute as pc
 
         if kind == _BEYOND:
@@ -273,7 +273,7 @@ class Finder:
         return True
 
 
-def _are_missing(fields) -> Any:
+def _missing_mask(fields) -> Any:
     """Returns which text fields are missing values."""
     import pyarrow.compute as pc
 

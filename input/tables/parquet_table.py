@@ -149,7 +149,7 @@ class ParquetTable:
         Raises:
           InputError: they are beyond 2^53, where floats round them, too.
         """
-        for name, most in self._most_of_whole([name for name in names if self._is_rounded(name)]).items():
+        for name, most in self._largest_integers([name for name in names if self._is_rounded(name)]).items():
             if EXACT_FLOAT64 < most <= _MOST_INT64:
                 raise InputError(
                     f"{self.path}: column {name!r} holds whole numbers up to {most:.17g} as floats, which tell them "
@@ -169,7 +169,7 @@ class ParquetTable:
         is_small = all(each is not None and max(abs(each.min), abs(each.max)) <= EXACT_FLOAT32 for each in known)
         return any(map(self._is_double, types)) and not is_small
 
-    def _most_of_whole(self, names: Sequence[str]) -> dict[str, float]:
+    def _largest_integers(self, names: Sequence[str]) -> dict[str, float]:
         """Returns the largest absolute values of the float columns whose values are all whole numbers."""
         most = dict.fromkeys(names, 0.0)
         for group, (number, row_group) in enumerate(self._groups):

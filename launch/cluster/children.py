@@ -202,10 +202,10 @@ def job_of(environment: Mapping[str, str]) -> list[int]:
     mark = environment.get(MARK)
     if not mark:
         return [os.getpid()]
-    return [pid for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()) if _bears(mark, pid)]
+    return [pid for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()) if _has_mark(mark, pid)]
 
 
-def _bears(mark: str, pid: int) -> bool:
+def _has_mark(mark: str, pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return f"{MARK}={mark}".encode() in file.read().split(b"\0")

@@ -85,14 +85,14 @@ class Sink:
         self._pending += data
         self._flush()
         if self._pending and not self._is_registered:
-            self._selector.register(self._descriptor, selectors.EVENT_WRITE, self._when_ready)
+            self._selector.register(self._descriptor, selectors.EVENT_WRITE, self._on_ready)
             self._is_registered = True
 
     def pause(self, stream: _Stream) -> None:
         """Stops reading a stream until there is room for it."""
         self._paused.append(stream)
 
-    def _when_ready(self) -> None:
+    def _on_ready(self) -> None:
         self._flush()
         if not self._pending:
             self._selector.unregister(self._descriptor)
@@ -124,7 +124,7 @@ class _Stream:
 
     def resume(self) -> None:
         if not self._pipe.closed:
-            self._selector.register(self._pipe, selectors.EVENT_READ, self._when_ready)
+            self._selector.register(self._pipe, selectors.EVENT_READ, self._on_ready)
             self._is_registered = True
 
     def finish(self) -> None:
@@ -137,7 +137,7 @@ class _Stream:
         self._pause()
         self._pipe.close()
 
-    def _when_ready(self) -> None:
+    def _on_ready(self) -> None:
         if self._sink.is_full:
             self._pause()
             self._sink.pause(self)
@@ -178,7 +178,7 @@ class TaskOutput:
         if not lines:
             return
         prefix = self._coloured_prefix if sink.coloured else self._prefix
-        sink.write(b"".join(prefix + harmless(line) + b"\n" for line in lines))
+        sink.write(b"".join(prefix + without_controls(line) + b"\n" for line in lines))
         self._last.extend(lines[-_LAST_LINES:])
         if self._log:
             gap = f"=== {counted(self._missing, 'line')} missing: {self._why} ===\n" if self._missing else ""
@@ -197,7 +197,7 @@ class TaskOutput:
         return _as_text(self._last)
 
 
-def harmless(line: bytes) -> bytes:
+def without_controls(line: bytes) -> bytes:
     """Returns a line in which only colours act on a terminal."""
     if line.isascii() and line.decode().isprintable():
         return line

@@ -179,7 +179,7 @@ class Rendezvous:
 
     def __enter__(self) -> Rendezvous:
         self._listener = _listen(self._cluster)
-        self._thread = threading.Thread(target=self._greet, name="rendezvous", daemon=True)
+        self._thread = threading.Thread(target=self._answer_peers, name="rendezvous", daemon=True)
         self._thread.start()
         return self
 
@@ -188,7 +188,7 @@ class Rendezvous:
         self._thread.join()
         self._listener.close()
 
-    def _greet(self) -> None:
+    def _answer_peers(self) -> None:
         with contextlib.suppress(OSError):  # the listener is shut down
             while True:
                 with self._listener.accept()[0] as caller, contextlib.suppress(OSError):

@@ -166,9 +166,9 @@ class Synchronous:
             code, why = final
             return Settlement(code, 0.0, f"{cause}: {why}, so it is not restarted", cause)
         if cause.port_was_taken:
-            return self._again(f"{cause}, as another program has taken its port", "with other ports", cause)
+            return self._restart_all(f"{cause}, as another program has taken its port", "with other ports", cause)
         if self._was_preempted(cause):
-            return self._again(f"{cause}, preempted", "", cause)
+            return self._restart_all(f"{cause}, preempted", "", cause)
         return self._failed(cause)
 
     def missed(self, ending: TaskExit, by: str) -> Settlement:
@@ -177,7 +177,7 @@ class Synchronous:
         cure = "let every task call main, run or open_run, whatever its index"
         return Settlement(EXIT_USAGE, 0.0, f"{why}; {cure}", ending)
 
-    def _again(self, why: str, action: str, cause: TaskExit) -> Settlement:
+    def _restart_all(self, why: str, action: str, cause: TaskExit) -> Settlement:
         """Starts all tasks again after what is not a failure of the run's."""
         pause = _pause(self._count(self._preemptions) - 1)
         return Settlement(

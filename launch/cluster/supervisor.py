@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ...engine.machine import events
 from ..errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError
 from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
-from . import rendezvous, shares
+from . import rendezvous, resources
 from .children import Child, Children
 from .output import Output, TaskOutput
 from .restarts import EndTimeouts, Servers, Settlement, Synchronous, TaskExit
@@ -152,9 +152,9 @@ class Supervisor:
 
     def _start_all(self) -> None:
         self._plan, self._signalled, self._alone, self._cluster, self._left = [], set(), [], {}, None
-        ports = shares.free_ports(len(self._specs))
+        ports = resources.free_ports(len(self._specs))
         for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
-            self._cluster.setdefault(spec.kind, []).append(f"{shares.LOOPBACK}:{port}")
+            self._cluster.setdefault(spec.kind, []).append(f"{resources.LOOPBACK}:{port}")
         for index in range(len(self._specs)):
             self._start_one(index)
 
@@ -301,7 +301,7 @@ class Supervisor:
             numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, lambda *_: None) for number in numbers}
         wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        self._selector.register(reading, selectors.EVENT_READ, lambda: self._hear(os.read(reading, 4096)))
+        self._selector.register(reading, selectors.EVENT_READ, lambda: self._handle_signals(os.read(reading, 4096)))
         try:
             yield
         finally:
@@ -312,7 +312,7 @@ class Supervisor:
             os.close(reading)
             os.close(writing)
 
-    def _hear(self, numbers: bytes) -> None:
+    def _handle_signals(self, numbers: bytes) -> None:
         for number in numbers:
             if number == signal.SIGCHLD:
                 continue

@@ -338,12 +338,12 @@ def _check_checkpoints(config: Config) -> None:
 
 def checkpoint_steps(run_dir: str, which: str = "latest") -> list[int]:
     """Returns what `RunDir.steps` does. Raises `UsageError`."""
-    run = RunDir(run_dir)
+    layout = RunDir(run_dir)
     try:
-        return run.steps(which)
+        return layout.steps(which)
     except OSError as error:
         raise UsageError(
-            f"{run.folder(which)} can't be read ({error.strerror}); make it readable to this user"
+            f"{layout.folder(which)} can't be read ({error.strerror}); make it readable to this user"
         ) from None
 
 
@@ -374,10 +374,10 @@ def check_init_from(source: str) -> bool:
 
 
 def _check_run_dir(config: Config) -> None:
-    run = RunDir(config.run_dir)
+    layout = RunDir(config.run_dir)
     if config.trains:
         paths.check_writable("run_dir", config.run_dir)
-        for folder in (run.checkpoints, run.best):
+        for folder in (layout.checkpoints, layout.best):
             if os.path.islink(folder):  # another run may write there, and its lock is not ours
                 raise UsageError(
                     f"{setting('run_dir')}: {folder} is a link to {os.readlink(folder)}, and a run writes and removes "
@@ -386,7 +386,7 @@ def _check_run_dir(config: Config) -> None:
             if os.path.lexists(folder):
                 paths.check_writable("run_dir", folder)
     configs.read(config.run_dir)
-    for path in (run.model, run.events, run.result) if config.trains else ():
+    for path in (layout.model, layout.events, layout.result) if config.trains else ():
         if os.path.exists(path) and not os.path.isfile(path):
             raise UsageError(
                 f"{setting('run_dir')}: {path} is not a regular file, and the run is to write one there; move it "

@@ -419,9 +419,9 @@ def _tasks(passed: Mapping[str, Any], values: dict[str, Any], environment: Mappi
 
 def _refuse_without_model(run_dir: str, mode: str) -> None:
     """Raises `UsageError` for a folder whose run names no model: it holds none, or one of a script."""
-    if not (run := read(run_dir)):
+    if not (saved := read(run_dir)):
         raise UsageError(f"{setting('run_dir', run_dir)} holds no run (no {NAMES.config}); give the folder of a run")
-    trainer = run["deciding"].get("model")
+    trainer = saved["deciding"].get("model")
     raise UsageError(
         f"{setting('run_dir', run_dir)} is a run of {trainer}, which its script brings; start that script with "
         f"{setting('mode', mode)}"
@@ -461,22 +461,22 @@ def _values_of_run(
         raise UsageError(f"{setting('mode')}={values['mode']} needs {setting('run_dir')}, the folder of a run")
     if not os.path.isdir(values["run_dir"]):
         raise UsageError(f"{setting('run_dir')}={values['run_dir']} does not exist; give the folder of a run")
-    run = read(values["run_dir"])
-    if not run:
+    saved = read(values["run_dir"])
+    if not saved:
         return {}, {}
     by_caller = {*passed, *OF_THIS_CALL}
     is_alone = not (values["cluster_hosts"] or tf_config.NAME in environment or discovery.tasks_of(environment))
-    if run["flags"].get("strategy") in _CLUSTERED and is_alone:
+    if saved["flags"].get("strategy") in _CLUSTERED and is_alone:
         by_caller.add("strategy")  # one process can read what several have written
-    before = {**run["flags"], **run["deciding"]}  # "deciding" names the model of a script too
+    before = {**saved["flags"], **saved["deciding"]}  # "deciding" names the model of a script too
     for name, of_it in _BELONGS_TO.items():
         now, then = (str(own_files.name_of(each)).lower() for each in (values[name], before.get(name)))
         if name in by_caller and now != then:
             by_caller |= set(of_it)  # the run's belong to another model, input, ...
     by_caller |= replaced_by(by_caller)
     path = RunDir(values["run_dir"]).config
-    taken = _taken(path, run, values.keys() - by_caller)
-    if not isinstance(of_script := run["deciding"].get("script_flags", {}), dict):
+    taken = _taken(path, saved, values.keys() - by_caller)
+    if not isinstance(of_script := saved["deciding"].get("script_flags", {}), dict):
         raise UsageError(f"{path} has script_flags={shown(of_script)}, which is not an object; {_CURE}")
     if taken.get("restore_best", values["restore_best"]) and "eval_checkpoint" not in passed:
         taken["eval_checkpoint"] = "best"  # which the run has ended with
@@ -485,13 +485,13 @@ def _values_of_run(
 
 def data_config(run_dir: str) -> Config:
     """Returns a configuration of what a run's own says of its data; all else is the default. Raises `UsageError`."""
-    path, run = RunDir(run_dir).config, read(run_dir)
-    return Config(**_taken(path, run or {"flags": {}}, ["seed", *GROUPS["Input"]]), run_dir=run_dir, mode="predict")
+    path, saved = RunDir(run_dir).config, read(run_dir)
+    return Config(**_taken(path, saved or {"flags": {}}, ["seed", *GROUPS["Input"]]), run_dir=run_dir, mode="predict")
 
 
-def _taken(path: str, run: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+def _taken(path: str, saved: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Returns the values of flags by these names that a run has, each in its flag's type. Raises `UsageError`."""
-    values = {name: value for name, value in run["flags"].items() if name in names}
+    values = {name: value for name, value in saved["flags"].items() if name in names}
     own_files.refuse_of_file(path, values)
     try:
         return {name: _coerce_saved(name, value) for name, value in values.items()}

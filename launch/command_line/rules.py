@@ -37,11 +37,11 @@ class ValueType:
     """What a flag takes.
 
     Attributes:
-      wants: it in words, e.g. "a number from 0 to 1".
+      expected: it in words, e.g. "a number from 0 to 1".
       choices: all the values, if they are few.
     """
 
-    wants: str
+    expected: str
     choices: Collection[str] = ()
 
     def coerce(self, value: Any) -> Any:
@@ -57,13 +57,13 @@ class ValueType:
 class Boolean(ValueType):
     """True or false."""
 
-    wants = "true or false"
+    expected = "true or false"
 
     def coerce(self, value: Any) -> bool:
         """See `ValueType`; 0 and 1 are taken too."""
         if isinstance(value, str):
             if value.lower() not in _BOOLEANS:
-                raise ValueError(f"it takes {self.wants}")
+                raise ValueError(f"it takes {self.expected}")
             return _BOOLEANS[value.lower()]
         if not isinstance(value, Integral) or value not in (0, 1):
             raise OtherTypeError
@@ -75,7 +75,7 @@ class Number(ValueType):
 
     def __init__(self, **ends: Any):
         self.interval = Interval(**ends)
-        self.wants = str(self.interval)
+        self.expected = str(self.interval)
 
     def coerce(self, value: Any) -> float:
         """See `ValueType`."""
@@ -84,11 +84,11 @@ class Number(ValueType):
             try:
                 value = number_of(value, whole)
             except ValueError:
-                raise ValueError(f"it takes {self.wants}") from None
+                raise ValueError(f"it takes {self.expected}") from None
         elif isinstance(value, bool) or not isinstance(value, Real):
             raise OtherTypeError
         if (whole and not isinstance(value, Integral)) or value not in self.interval:
-            raise ValueError(f"it takes {self.wants}")
+            raise ValueError(f"it takes {self.expected}")
         return int(value) if whole else float(value)
 
 
@@ -103,13 +103,13 @@ class Text(ValueType):
     """Text that keeps a rule.
 
     Args:
-      wants: what it is, e.g. "a regular expression".
+      expected: what it is, e.g. "a regular expression".
       rule: None takes any that is not empty.
       may_be_empty: whether it may be empty.
     """
 
-    def __init__(self, wants: str, rule: Rule | None = None, may_be_empty: bool = False):
-        self.wants, self._rule, self._may_be_empty = wants, rule, may_be_empty
+    def __init__(self, expected: str, rule: Rule | None = None, may_be_empty: bool = False):
+        self.expected, self._rule, self._may_be_empty = expected, rule, may_be_empty
 
     def coerce(self, value: Any) -> str:
         """See `ValueType`; where there is a rule, it may be a number: a step, or a GPU's."""
@@ -130,7 +130,7 @@ class Path(ValueType):
       may_be_remote: whether it may be of any file system that TensorFlow knows: gs://bucket/run.
     """
 
-    wants = "a path"
+    expected = "a path"
 
     def __init__(self, may_be_remote: bool = False):
         self._may_be_remote = may_be_remote
@@ -148,7 +148,7 @@ class Path(ValueType):
 class FilePaths(ValueType):
     """What names files: folders, files or globs, of any file system that TensorFlow knows, with commas between."""
 
-    wants = "a path"
+    expected = "a path"
 
     def coerce(self, value: Any) -> str:
         """See `ValueType`; a list has one path each."""
@@ -173,21 +173,21 @@ class OneOf(ValueType):
         return self._known() if callable(self._known) else self._known
 
     @property
-    def wants(self) -> str:  # type: ignore[override]
+    def expected(self) -> str:  # type: ignore[override]
         """The names, in words."""
         return f"one of {', '.join(self.choices)}"
 
     def coerce(self, value: Any) -> str:
         """See `ValueType`."""
         if (text := _text(value)) not in self.choices:
-            raise ValueError(f"it takes {self.wants}")
+            raise ValueError(f"it takes {self.expected}")
         return text
 
 
 class Argument(ValueType):
     """NAME=VALUE, which becomes a pair."""
 
-    wants = "NAME=VALUE"
+    expected = "NAME=VALUE"
 
     def coerce(self, value: Any) -> tuple[str, Written]:
         """See `ValueType`."""
@@ -299,10 +299,10 @@ def _one(field: dataclasses.Field, value: Any, kind: ValueType) -> Any:
         return kind.coerce(value)
     except OtherTypeError:
         wrong = f"{setting(name, f'{value!r:.60}')} is a {type(value).__name__}"
-        raise UsageError(f"{wrong}, and not one value; give {kind.wants}") from None
+        raise UsageError(f"{wrong}, and not one value; give {kind.expected}") from None
     except ValueError as error:
         if isinstance(value, str) and not value:
-            cure = f"give {kind.wants}, or leave it out"
+            cure = f"give {kind.expected}, or leave it out"
             raise UsageError(f"{setting(name)} is empty (a variable that is not set?); {cure}") from None
         if kind.choices:
             raise UsageError(f"{setting(name, value)} is unknown; {nearest(value, kind.choices)}") from None

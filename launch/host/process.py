@@ -203,7 +203,7 @@ def quiet_startup(quiet: bool = False):
         child = os.fork()
     if not child:
         os.close(writing)
-        _pass_on(reading)
+        _relay(reading)
     os.close(reading)
     stderr = os.dup(2)
     os.dup2(writing, 2)
@@ -218,7 +218,7 @@ def quiet_startup(quiet: bool = False):
         os.waitpid(child, 0)
 
 
-def _pass_on(reading: int) -> NoReturn:
+def _relay(reading: int) -> NoReturn:
     """Writes to standard error what is read, less the noise, until nobody writes any more; then ends the process.
 
     Of a start that takes too long, see `rendezvous.limited`, a line in place of the stacks.

@@ -13,12 +13,12 @@ from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints import manifest as manifests
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
 from ...engine.hooks.base import Period
+from ...engine.hooks.bottlenecks import InputBound, Stragglers
 from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.request_handler import RequestHandler
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
-from ...engine.hooks.slow import InputBound, Stragglers
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.hooks.tensorboard import TensorBoard
 from ...engine.hooks.tensorboard.probe import Probe

@@ -18,13 +18,13 @@ _LOOPBACK = "127.0.0.1"
 
 
 @contextlib.contextmanager
-def serving(port: int, address: str, run: Callable[[], Any], labels: dict[str, str]) -> Iterator[int]:
+def serving(port: int, address: str, get_run: Callable[[], Any], labels: dict[str, str]) -> Iterator[int]:
     """Serves /metrics within, in a thread; yields the port.
 
     Args:
       port: to listen at; 0 takes a free one.
       address: of this host; empty is loopback's.
-      run: returns the run, None before there is one.
+      get_run: returns the run, None before there is one.
       labels: that name the run.
 
     Raises:
@@ -33,7 +33,7 @@ def serving(port: int, address: str, run: Callable[[], Any], labels: dict[str, s
     import prometheus_client
 
     registry = prometheus_client.CollectorRegistry()
-    registry.register(_Collector(run, labels))
+    registry.register(_Collector(get_run, labels))
     prometheus_client.ProcessCollector(registry=registry)  # memory, CPU time, open files
     try:
         server = Server(address or _LOOPBACK, port, prometheus_client.make_wsgi_app(registry))
@@ -49,8 +49,8 @@ def serving(port: int, address: str, run: Callable[[], Any], labels: dict[str, s
 class _Collector:
     """Makes the figures of a run when they are scraped."""
 
-    def __init__(self, run: Callable[[], Any], labels: dict[str, str]):
-        self._run, self._labels = run, labels
+    def __init__(self, get_run: Callable[[], Any], labels: dict[str, str]):
+        self._run, self._labels = get_run, labels
 
     def describe(self) -> list:
         return []
@@ -59,13 +59,13 @@ class _Collector:
         from prometheus_client.core import InfoMetricFamily
 
         yield InfoMetricFamily("crankshaft_run", "The run.", value=self._labels)
-        if (run := self._run()) is None:
+        if (get_run := self._run()) is None:
             return
-        yield _gauge("step", "Updates done.", run.step)
-        if run.train_steps:
-            yield _gauge("until_step", "The last step of the run.", run.train_steps)
-        if run.record is not None:
-            yield from _of_record(run.record)
+        yield _gauge("step", "Updates done.", get_run.step)
+        if get_run.train_steps:
+            yield _gauge("until_step", "The last step of the run.", get_run.train_steps)
+        if get_run.record is not None:
+            yield from _of_record(get_run.record)
 
 
 def _of_record(record) -> Iterator[Any]:

@@ -102,7 +102,7 @@ def prepare(
     plan = _plan(request, loaded)
     os.makedirs(request.output_dir, exist_ok=True)
     with _locked(request.output_dir, plan, planned, log) as noted:
-        figures = _whole(request.output_dir, planned, noted)
+        figures = _complete_shards(request.output_dir, planned, noted)
         if figures or noted:
             log(f"{len(figures)} of {len(planned)} shards are there and whole")
         for split in loaded.by_name:
@@ -204,7 +204,7 @@ def _difference(was: Any, plan: Mapping[str, Any]) -> str:
     return f"of other {', '.join(names)}" if isinstance(was, dict) and names else "not written by crankshaft prepare"
 
 
-def _whole(folder: str, planned: list[Shard], noted: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+def _complete_shards(folder: str, planned: list[Shard], noted: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Returns what there is to know of the shards that are there, and are what is noted of them, if anything is."""
     whole = {}
     for shard in planned:

@@ -23,7 +23,7 @@ from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, Split
 from crankshaft.engine.data.streamed import OfDataset
 from crankshaft.engine.errors import OutOfSyncError
-from crankshaft.engine.hooks.slow import Stragglers
+from crankshaft.engine.hooks.bottlenecks import Stragglers
 from crankshaft.engine.hooks.sync_check import SyncCheck
 from crankshaft.engine.hooks.tensorboard import TensorBoard
 from crankshaft.engine.mesh import collectives

@@ -133,7 +133,7 @@ def test_each_flag_has_a_range_or_a_rule():
     for field in (*FIELDS.values(), *rules.fields(local.Flags).values()):
         kind = field.metadata["info"].kind
         assert type(kind).coerce is not rules.ValueType.coerce
-        assert kind.wants
+        assert kind.expected
 
 
 @pytest.mark.parametrize("name", USES)

@@ -215,8 +215,8 @@ def test_what_a_task_says_before_its_library_ends_it_is_shown(local):
     """By a process that passes it on, slowly, and is not killed with the task."""
     script = """
 from crankshaft.launch.host import process
-pass_on = process._pass_on
-process._pass_on = lambda reading: (time.sleep(0.05), pass_on(reading))
+pass_on = process._relay
+process._relay = lambda reading: (time.sleep(0.05), pass_on(reading))
 with process.quiet_startup():
     os.write(2, b"Unknown flag")
     os.abort()

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from crankshaft.launch.cluster import listeners, tf_config
-from crankshaft.launch.cluster.shares import free_ports
+from crankshaft.launch.cluster.resources import free_ports
 from tests.launch.local_tasks import ROOT, TASK
 from tests.waiting import PATIENCE
 

@@ -156,7 +156,7 @@ class EventFiles:
             gap.add(*steps)
             if file := self._files.pop(folder, None):
                 gap.add(*file.steps)
-                _leave_whole(file)
+                _end_cleanly(file)
 
     def _cut_back(self) -> None:
         while self._uncut:
@@ -185,7 +185,7 @@ def _log(directory: str | None, gap: Gap) -> None:
         logging.warning("TensorBoard's files in %s: %s", directory, gap)
 
 
-def _leave_whole(file: _File) -> None:
+def _end_cleanly(file: _File) -> None:
     """Closes a file that could not be written, and leaves its whole events; nothing where it has none."""
     with contextlib.suppress(OSError, tf.errors.OpError):
         file.writer.close()
@@ -208,7 +208,7 @@ def cut_back(folder: str, step: int) -> None:
         if step < 0:
             os.remove(path)
             continue
-        _leave_out_half(path)
+        _cut_partial_event(path)
         records, is_whole = _read_records(path)
         kept = [record for record in records if (own_step := _step_of(record)) is not None and own_step <= step]
         if is_whole and len(kept) == len(records):
@@ -219,7 +219,7 @@ def cut_back(folder: str, step: int) -> None:
                 writer.write(record)
 
 
-def _leave_out_half(path: str) -> None:
+def _cut_partial_event(path: str) -> None:
     """Cuts off what is after the last record that is as long as it says: TensorFlow makes room for what it says."""
     with open(files.open_regular(path, os.O_RDWR), "rb+") as file:
         size, whole = os.fstat(file.fileno()).st_size, 0

@@ -151,7 +151,7 @@ class Admission(tf.Module):
     def _count(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
         """Returns how often each id has been seen, at most 255, int64 [n]."""
         starts = self._cells * tf.range(_SKETCH_DEPTH, dtype=tf.int64)
-        cells = hashing.several(ids, [1, *[self._cells] * _SKETCH_DEPTH])[:, 1:] + starts
+        cells = hashing.hash_columns(ids, [1, *[self._cells] * _SKETCH_DEPTH])[:, 1:] + starts
         counts = own_copy(self.counts).handle
         before = tf.raw_ops.ResourceGather(resource=counts, indices=cells, dtype=tf.int32)
         seen = tf.minimum(tf.cast(tf.reduce_min(before, 1), tf.int64) + sightings, MAX_ADMIT_AFTER)
@@ -173,7 +173,7 @@ class Admission(tf.Module):
         tf.raw_ops.AssignAddVariableOp(resource=own_copy(self.tally).handle, value=value)
 
     def _buckets_of(self, ids: tf.Tensor) -> tf.Tensor:
-        return hashing.several(ids, [self._buckets] * 2)
+        return hashing.hash_columns(ids, [self._buckets] * 2)
 
     def _keys_in(self, buckets: tf.Tensor) -> tf.Tensor:
         """Returns the keys [..., 16] of buckets [...]."""

@@ -26,7 +26,7 @@ def by_column(ids: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(mixed(ids), tf.int64) + tf.range(ids.shape[1], dtype=tf.int64)
 
 
-def several(ids: tf.Tensor, sizes: list[int]) -> tf.Tensor:
+def hash_columns(ids: tf.Tensor, sizes: list[int]) -> tf.Tensor:
     """Hashes integers [n] to int64 [n, len(sizes)], the i-th below sizes[i], nearly independent of each other.
 
     Each is a sum of two halves of one hash (Kirsch, Mitzenmacher 2006).

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from ...data.feed import CallInput
 from ...errors import CrankshaftError, LeaseError, LostPeerError, counted, reason, setting
-from ...health import answers
+from ...health import server_probe
 from ...health.peers import is_gone
 from ...health.watchdog import FIRST_CALL_FACTOR
 from ...internals.tensorflow import ends_executor
@@ -207,7 +207,7 @@ class Leases:
         while not completed and not failed and self._open and (left := end - time.monotonic()) > 0:
             self._take(completed, failed, min(left, _PROBE_SECONDS))
             if not completed and not failed:
-                self._look_after()
+                self._raise_if_lost()
         if failed:
             self._recover(completed, failed)
         return completed
@@ -257,7 +257,7 @@ class Leases:
         for lease, _ in failed:
             self._dispatch(self._open[lease.number])
 
-    def _look_after(self) -> None:
+    def _raise_if_lost(self) -> None:
         """Gives up in the end, while nothing comes back."""
         if lost := self._cluster.gone_servers():
             raise LostPeerError(self._cluster.explain_lost(lost))
@@ -293,8 +293,8 @@ class Leases:
                 raise LeaseError(self._explain_failure(each, None))
 
     def _explain_stuck(self, counts: np.ndarray) -> str:
-        if quiet := answers.silent("ps", range(len(self._cluster.servers))):
-            return answers.explain(quiet, self._cluster.servers, self._timeout_seconds)
+        if quiet := server_probe.silent("ps", range(len(self._cluster.servers))):
+            return server_probe.explain(quiet, self._cluster.servers, self._timeout_seconds)
         gone = [worker for worker, address in enumerate(self._cluster.workers) if is_gone(address)]
         parts = [f"{self._named(worker)} is not there" for worker in gone]
         takers = self.counters.takers.numpy()
@@ -303,7 +303,7 @@ class Leases:
         holds = {worker: self._describe(each.loop, each.lease, -1) for worker, each in held.items()}
         parts += [f"{self._named(worker)} holds {lease}" for worker, lease in holds.items()]
         # One that was stopped before it began what it was sent holds nothing yet.
-        for worker in answers.silent("worker", set(range(len(self._cluster.workers))) - {*gone, *held}):
+        for worker in server_probe.silent("worker", set(range(len(self._cluster.workers))) - {*gone, *held}):
             parts.append(f"{self._named(worker)} does not answer")
         times = "" if self._timeout_factor == 1.0 else f"{self._timeout_factor:g} times "  # while workers build a graph
         return (

@@ -63,20 +63,20 @@ class LeaseFeed(Feed):
         """Specs, on a worker, of what `take` returns."""
         return self.operand_specs
 
-    def through(self, operands, first: tf.Tensor, stop: tf.Tensor, run, state: tuple) -> tuple:
+    def through(self, operands, first: tf.Tensor, stop: tf.Tensor, compute, state: tuple) -> tuple:
         """Runs a lease's steps [first, stop), as many at once as there are examples at hand. In a lease's graph.
 
         Args:
           operands: of the lease.
           first: step.
           stop: step.
-          run: runs steps: (operands as `next_operands` takes them, stop, state) -> (state, when it was done).
+          compute: runs steps: (operands as `next_operands` takes them, stop, state) -> (state, when it was done).
           state: what the steps carry.
 
         Returns:
           (the state after the last one; `InputStats` as [4] float64).
         """
-        return run(operands, stop, state)[0], tf.zeros([len(InputStats._fields)], tf.float64)
+        return compute(operands, stop, state)[0], tf.zeros([len(InputStats._fields)], tf.float64)
 
     def count(self, stats: Sequence[InputStats]) -> None:
         """Adds up the input statistics of the leases that were completed in a call."""
@@ -136,7 +136,7 @@ class HeldFeed(LeaseFeed, ResidentFeed):
         return self._devices.specs(self._source.as_arrays()), ()
 
     def look(self, step: int) -> CallInput:
-        return CallInput((_here(self._source.as_arrays()), ()), step, step + 1)
+        return CallInput((_on_coordinator(self._source.as_arrays()), ()), step, step + 1)
 
 
 class RepeatedOnWorkers(LeaseFeed, RepeatedFeed):
@@ -144,14 +144,14 @@ class RepeatedOnWorkers(LeaseFeed, RepeatedFeed):
 
     def __init__(self, workers: Workers, arrays, batch_size: int):
         super().__init__(workers.put_arrays(arrays), batch_size)
-        self._here = _here(arrays)
+        self._on_coordinator = _on_coordinator(arrays)
 
     def look(self, step: int) -> CallInput:
-        return CallInput((self._here,), 0, 1)
+        return CallInput((self._on_coordinator,), 0, 1)
 
     @property
     def operand_specs(self) -> Any:
-        return (tf.nest.map_structure(tf.TensorSpec.from_tensor, self._here),)
+        return (tf.nest.map_structure(tf.TensorSpec.from_tensor, self._on_coordinator),)
 
 
 class _InPieces(LeaseFeed):
@@ -217,7 +217,7 @@ class ReadByWorkersFeed(_InPieces):
     def lease_specs(self):
         return ()
 
-    def through(self, operands, first: tf.Tensor, stop: tf.Tensor, run, state: tuple) -> tuple:
+    def through(self, operands, first: tf.Tensor, stop: tf.Tensor, compute, state: tuple) -> tuple:
         steps = tf.clip_by_value((stop - first) // _PIECES, 1, self._most_steps)
 
         def end_of(first):
@@ -230,14 +230,14 @@ class ReadByWorkersFeed(_InPieces):
             # would be taken when these are done.
             return piece, size, timestamp_after(*tf.nest.flatten(piece))
 
-        def nothing(piece):
+        def no_examples(piece):
             return piece, tf.zeros([], tf.int64), tf.zeros([], tf.float64)
 
         def one_piece(first, end, piece, stats, state):
             next_end = end_of(end)
             # Nothing here depends on the steps, so TensorFlow does both side by side.
-            next_piece, size, there = tf.cond(end < stop, lambda: read(end, next_end), lambda: nothing(piece))
-            state, done = run((piece, first), end, state)
+            next_piece, size, there = tf.cond(end < stop, lambda: read(end, next_end), lambda: no_examples(piece))
+            state, done = compute((piece, first), end, state)
             return end, next_end, next_piece, stats + _piece_stats(done, there, size, next_end - end), state
 
         began, end = timestamp_after(first), end_of(first)
@@ -342,7 +342,7 @@ class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
         return operands[0]
 
 
-def _here(arrays) -> Any:
+def _on_coordinator(arrays) -> Any:
     """Returns arrays as a step of the coordinator itself takes them."""
     with tf.device("CPU:0"):
         return tf.nest.map_structure(as_tensor, arrays)

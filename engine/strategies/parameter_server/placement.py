@@ -188,7 +188,7 @@ def dry_run(make: Callable[[], Any]) -> list[PlannedVariable]:
             by_op[group].weight += size
         return variable
 
-    def run() -> None:
+    def build() -> None:
         try:
             with tf.Graph().as_default(), tf.variable_creator_scope(record):
                 make()
@@ -196,7 +196,7 @@ def dry_run(make: Callable[[], Any]) -> list[PlannedVariable]:
             by_op.clear()
             logging.info("variables are placed in the order in which they are made: %s", error)
 
-    thread = threading.Thread(target=run, name="rehearsal")
+    thread = threading.Thread(target=build, name="rehearsal")
     thread.start()
     thread.join()
     return list(by_op.values())

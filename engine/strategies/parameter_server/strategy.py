@@ -21,7 +21,7 @@ from ...data.order import order_of
 from ...data.source import Source, WithoutBadRecords
 from ...data.streamed import divide, unwatched
 from ...errors import CrankshaftError, LostPeerError, UsageError, setting
-from ...health import answers, standstill
+from ...health import server_probe, standstill
 from ...health.peers import LastHeard
 from ...internals.tensorflow import allow_compute_on_coordinator
 from ...metrics.sums import LoopSums, RowSpec, total_rows
@@ -185,7 +185,7 @@ class ParameterServer(Strategy):
     def watch(self):
         try:
             limit, addresses = self.step_timeout_seconds, self.cluster.servers
-            with standstill.watched(2 * limit), answers.watched(addresses, limit, self._probe, self._end_process):
+            with standstill.watched(2 * limit), server_probe.watched(addresses, limit, self._probe, self._end_process):
                 yield
         except LostPeerError:
             raise
@@ -204,7 +204,7 @@ class ParameterServer(Strategy):
     def _probe(self, server: int) -> None:
         if self._coordinator is not None:
             before = time.monotonic()
-            answers.probe("ps", server)
+            server_probe.probe("ps", server)
             self._answer_seconds[server] = time.monotonic() - before
             self._heard.note([f"ps {server}"])
 

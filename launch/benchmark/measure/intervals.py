@@ -30,7 +30,7 @@ def interval(calls: Mapping[str, Sequence], lost_share: float = 0.0) -> list[flo
     rates = resampled_rates(calls, seed=0)
     if rates is None:
         return None
-    low, high = _middle(rates)
+    low, high = _interval(rates)
     return [low, high / (1 - lost_share)]
 
 
@@ -75,7 +75,7 @@ def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, lis
         if both[0] is None or both[1] is None:
             return ratio, None
         ratios.append(np.log(both[0]) - np.log(both[1]))
-    low, high = _middle(np.exp(np.mean(ratios, axis=0)))
+    low, high = _interval(np.exp(np.mean(ratios, axis=0)))
     if len(logs) > 1:
         error = student_t(len(logs) - 1) * np.std(logs, ddof=1) / math.sqrt(len(logs))
         low, high = min(low, ratio * math.exp(-error)), max(high, ratio * math.exp(error))
@@ -178,5 +178,5 @@ def _running(column: np.ndarray) -> np.ndarray:
     return np.concatenate([[0.0], np.cumsum(np.concatenate([column, column]))])
 
 
-def _middle(values: np.ndarray) -> list[float]:
+def _interval(values: np.ndarray) -> list[float]:
     return [float(end) for end in np.quantile(values, (0.025, 0.975))]

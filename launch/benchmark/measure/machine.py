@@ -126,12 +126,12 @@ def _lanes() -> int:
     return max(1, threads.get_inter_op_parallelism_threads()) if alone else 1
 
 
-def _rates(run: Callable, work: float, clock) -> list[float]:
-    """Returns the work a second of `run(repeats)`, each doing `work`, several times over, after compilation."""
+def _rates(operation: Callable, work: float, clock) -> list[float]:
+    """Returns the work a second of `operation(repeats)`, each doing `work`, several times over, after compilation."""
 
     def timed(repeats: int) -> float:
         before = clock()
-        run(tf.constant(repeats)).numpy()  # waits for the device
+        operation(tf.constant(repeats)).numpy()  # waits for the device
         return clock() - before
 
     timed(1)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, loop, mean
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.hooks import Hook, every_steps
-from crankshaft.engine.hooks.slow import InputBound
+from crankshaft.engine.hooks.bottlenecks import InputBound
 from crankshaft.engine.strategies.replicated import FeedOptions
 
 EXAMPLES, BATCH, WIDTH = 96, 8, 4

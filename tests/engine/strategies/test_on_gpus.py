@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data.arrays import ArraySource, as_kept, take
 from crankshaft.engine.health.watchdog import Arrivals
-from crankshaft.engine.hooks.slow import Stragglers
+from crankshaft.engine.hooks.bottlenecks import Stragglers
 from crankshaft.engine.meter import Meter, Segment, Totals
 from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.optimizers import outer

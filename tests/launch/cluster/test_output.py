@@ -28,7 +28,7 @@ from tests.limits import files_no_larger_than
     ],
 )
 def test_of_commands_to_a_terminal_colours_alone_pass(printed, shown):
-    assert output.harmless(printed) == shown
+    assert output.without_controls(printed) == shown
 
 
 def test_last_lines_have_no_commands_at_all():

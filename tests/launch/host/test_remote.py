@@ -9,7 +9,7 @@ import pathlib
 import pytest
 import tensorflow as tf
 
-from crankshaft.launch.cluster.shares import free_ports
+from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import remote
 from tests.runs import assert_equal_bits, newest

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from crankshaft.engine.errors import with_keywords
-from crankshaft.engine.health import answers
+from crankshaft.engine.health import server_probe
 from tests.waiting import PATIENCE
 
 ADDRESSES = ("host1:2222", "host2:2222")
@@ -25,7 +25,7 @@ def servers():
 def test_a_server_that_stops_to_answer_is_named_within_the_time(servers):
     ask, stopped = servers
     ended, lines = threading.Event(), []
-    with answers.watched(ADDRESSES, 0.8, ask, lambda line: (lines.append(line), ended.set())):
+    with server_probe.watched(ADDRESSES, 0.8, ask, lambda line: (lines.append(line), ended.set())):
         assert not ended.wait(1.5)
         stopped.append(1)
         assert ended.wait(PATIENCE)
@@ -38,7 +38,7 @@ def test_a_server_that_stops_to_answer_is_named_within_the_time(servers):
 def test_without_a_timeout_nobody_is_asked(servers):
     ask, stopped = servers
     stopped += [0, 1]
-    with answers.watched(ADDRESSES, 0, ask, pytest.fail):
+    with server_probe.watched(ADDRESSES, 0, ask, pytest.fail):
         time.sleep(0.3)
 
 
@@ -46,6 +46,6 @@ def test_nobody_is_named_once_the_watch_is_over(servers):
     ask, stopped = servers
     stopped.append(0)
     ended = threading.Event()
-    with answers.watched(ADDRESSES, 0.5, ask, lambda _: ended.set()):
+    with server_probe.watched(ADDRESSES, 0.5, ask, lambda _: ended.set()):
         pass
     assert not ended.wait(1.0)

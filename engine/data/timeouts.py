@@ -73,7 +73,7 @@ class StreamTimeout:
         if not self._timeout:
             return function()
         future: Future = Future()
-        threading.Thread(target=_fulfil, args=(future, function), name="crankshaft-stream", daemon=True).start()
+        threading.Thread(target=_set_result, args=(future, function), name="crankshaft-stream", daemon=True).start()
         return result_of(future, self._timeout, lambda: (moved(), self._computed()), self._stuck)
 
     def _computed(self) -> int:
@@ -87,7 +87,7 @@ class StreamTimeout:
         )
 
 
-def _fulfil(future: Future, function: Callable[[], Any]) -> None:
+def _set_result(future: Future, function: Callable[[], Any]) -> None:
     try:
         future.set_result(function())
     except BaseException as error:  # raised where the result is used
