@@ -83,7 +83,7 @@ class Prepared:
         )
 
 
-class HeldInMemory(Prepared):
+class PreparedInMemory(Prepared):
     """What was prepared of files that come with Crankshaft, whose folder may not be written to: held in memory.
 
     Args:
@@ -156,7 +156,7 @@ def prepared(
       InputError: it can't be written; and the errors of `write`.
     """
     if is_bundled(files.paths[0]):
-        return HeldInMemory(files.paths[0], write)
+        return PreparedInMemory(files.paths[0], write)
     folder = folder or os.path.join(os.path.dirname(files.paths[0]), FOLDER)
     path = os.path.join(os.path.expanduser(folder), f"{kind}-{_digest(files, kind, made_by)}")
 

@@ -128,7 +128,7 @@ class StepIndices:
         return
 
 
-class HeldFeed(LeaseFeed, ResidentFeed):
+class ResidentOnWorkers(LeaseFeed, ResidentFeed):
     """Arrays that each worker holds."""
 
     @property

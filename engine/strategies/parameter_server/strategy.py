@@ -33,7 +33,15 @@ from ..pacing import Pace
 from ..workers import WorkerRows
 from . import sources
 from .coordinator import ClusterAddresses, CompletedLease, Leases, lease_seconds, quiet_tensorflow
-from .feed import ExternalWorkersFeed, HeldFeed, LeaseFeed, ReadByWorkersFeed, RepeatedOnWorkers, SentFeed, Workers
+from .feed import (
+    ExternalWorkersFeed,
+    LeaseFeed,
+    ReadByWorkersFeed,
+    RepeatedOnWorkers,
+    ResidentOnWorkers,
+    SentFeed,
+    Workers,
+)
 from .leases import LAGS, Lease, LeaseLoop, Pull, UpdateLoop
 from .placement import Placement, Rule, server_number
 
@@ -228,7 +236,7 @@ class ParameterServer(Strategy):
             return self._sent(split, global_batch_size, seed, known)
         order = order_of(split, global_batch_size, 1, seed, options.shuffle_window).after(known)
         if (arrays := split.as_arrays()) is not None:
-            return HeldFeed(Workers(self.coordinator), ArraySource(arrays), order)
+            return ResidentOnWorkers(Workers(self.coordinator), ArraySource(arrays), order)
         if split.by_epoch:
             raise UsageError(
                 f"{setting('strategy', self.name)} has workers read leases that may be of two epochs at once, and the "
