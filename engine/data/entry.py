@@ -162,10 +162,10 @@ def _unwrap(name: str, data: Any) -> Any:
     first = data[0] if isinstance(data, (tuple, list)) and data else None
     if not has_whole_examples(first) and not isinstance(first, Iterator):
         return data
-    for part, value in zip(("labels", "weights"), data[1:], strict=False):
+    for field, value in zip(("labels", "weights"), data[1:], strict=False):
         if value is not None:
             kind = type(first).__name__
-            raise UsageError(f"the {name} data is a {kind}, which comes with all of an example; leave its {part} out")
+            raise UsageError(f"the {name} data is a {kind}, which comes with all of an example; leave its {field} out")
     return first
 
 
@@ -202,7 +202,7 @@ def _of_arrays(name: str, data: Any, rules: Rules) -> Any:
         weights = views.of_all(labels, weights, lambda: np.ones(examples, np.float32))
         weights = weights[:, 0] if np.ndim(weights) == 2 and np.shape(weights)[1] == 1 else weights
     made = _dense(made if rules.look_up is None else rules.look_up(made))
-    labels, weights = (None if part is None else _dense(part) for part in (labels, weights))
+    labels, weights = (None if each is None else _dense(each) for each in (labels, weights))
     if weights is None:
         arrays = (made, labels) if labels is not None else (made,) if isinstance(made, tuple) else made
         _check_arrays(name, arrays)
@@ -213,10 +213,10 @@ def _of_arrays(name: str, data: Any, rules: Rules) -> Any:
 
 
 def _without_frames(name: str, data: Any, rules: Rules) -> Any:
-    """Converts data frames and lists in a split's parts to arrays; the parts may be in a list."""
+    """Converts data frames and lists in a split's components to arrays; the components may be in a list."""
 
-    def arrays(part):
-        return frames.as_arrays(part, may_lack=rules.may_lack, as_one=rules.as_keras)
+    def arrays(component):
+        return frames.as_arrays(component, may_lack=rules.may_lack, as_one=rules.as_keras)
 
     try:
         return tuple(map(arrays, data)) if isinstance(data, (tuple, list)) else arrays(data)
@@ -339,7 +339,7 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
     if dataset.cardinality() == 0:
         raise UsageError(f"the {name} data is an empty dataset; give at least one example")
     is_batched = rules.as_keras or _comes_in_batches(name, dataset)
-    if any(isinstance(part, _NONE) for part in tf.nest.flatten(dataset.element_spec)):
+    if any(isinstance(spec, _NONE) for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = dataset.map(_batch_without_none if is_batched else _without_none)
     _check_elements(name, dataset.element_spec)
     batch_examples = None
@@ -383,9 +383,9 @@ def _without_none(x, y=None, weights=None, examples=()) -> tuple:
 
 def _batch_examples(name: str, dataset: tf.data.Dataset) -> int:
     """Returns the size of a dataset's batches."""
-    sizes = {part.shape[0] if part.shape.rank else 0 for part in tf.nest.flatten(dataset.element_spec)}
+    sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(dataset.element_spec)}
     if sizes == {None}:  # from .batch(): the last may be smaller
-        sizes = {int(tf.shape(part)[0]) for batch in dataset.take(1) for part in tf.nest.flatten(batch)}
+        sizes = {int(tf.shape(x)[0]) for batch in dataset.take(1) for x in tf.nest.flatten(batch)}
     size = sizes.pop() if len(sizes) == 1 else 0
     if not size:
         raise UsageError(f"the {name} dataset is empty, or its elements are not batches; call dataset.batch(32)")
@@ -409,12 +409,12 @@ def _of_one_size(name: str, dataset: tf.data.Dataset, size: int) -> tf.data.Data
 def _of_known_shape(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Unbatches a dataset; examples of unknown shape must have the shape of the first."""
     examples = dataset.unbatch()
-    if all(part.shape.is_fully_defined() for part in tf.nest.flatten(examples.element_spec)):
+    if all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(examples.element_spec)):
         return examples
     (shapes,) = [tf.nest.map_structure(lambda x: x.shape[1:], batch) for batch in dataset.take(1)]
     if not isinstance(shapes, tuple):
         return examples.map(lambda x: tf.nest.map_structure(tf.ensure_shape, x, shapes))
-    return examples.map(lambda *parts: tf.nest.map_structure(tf.ensure_shape, parts, shapes))
+    return examples.map(lambda *components: tf.nest.map_structure(tf.ensure_shape, components, shapes))
 
 
 def _check_elements(name: str, elements) -> None:
@@ -424,26 +424,26 @@ def _check_elements(name: str, elements) -> None:
             f"the {name} dataset's elements are {len(elements)} values; give (features, labels), (features, labels, "
             "weights) or features alone, one example each"
         )
-    for part in tf.nest.flatten(elements):
-        if isinstance(part, tf.RaggedTensorSpec) and not part.ragged_rank:  # `map` passes a tensor, without `to_tensor`
-            raise UsageError(f"the {name} dataset's examples are of shape {part.shape}; {_ONE_SHAPE}")
-        if not isinstance(part, tf.TensorSpec):
+    for spec in tf.nest.flatten(elements):
+        if isinstance(spec, tf.RaggedTensorSpec) and not spec.ragged_rank:  # `map` passes a tensor, without `to_tensor`
+            raise UsageError(f"the {name} dataset's examples are of shape {spec.shape}; {_ONE_SHAPE}")
+        if not isinstance(spec, tf.TensorSpec):
             raise UsageError(
-                f"the {name} dataset holds a {type(part).__name__}; give dense tensors: in dataset.map, pad a ragged x "
+                f"the {name} dataset holds a {type(spec).__name__}; give dense tensors: in dataset.map, pad a ragged x "
                 "to one shape for all by x.to_tensor(shape=[most, ...]), and make a sparse x dense: tf.sparse.to_dense"
             )
-        _check_real(name, part.dtype)
+        _check_real(name, spec.dtype)
 
 
-def _check_shapes(name: str, spec) -> None:
-    for key, part in fields(spec).named():
-        if not part.shape.is_fully_defined():
-            raise UsageError(f"the {name} dataset's examples are of shape {part.shape} ({key}); {_ONE_SHAPE}")
+def _check_shapes(name: str, elements) -> None:
+    for key, spec in fields(elements).named():
+        if not spec.shape.is_fully_defined():
+            raise UsageError(f"the {name} dataset's examples are of shape {spec.shape} ({key}); {_ONE_SHAPE}")
 
 
 def _comes_in_batches(name: str, dataset: tf.data.Dataset) -> bool:
-    parts = [part for part in tf.nest.flatten(dataset.element_spec) if not isinstance(part, _NONE)]
-    sizes = {part.shape[0] if part.shape.rank else 0 for part in parts}
+    specs = [spec for spec in tf.nest.flatten(dataset.element_spec) if not isinstance(spec, _NONE)]
+    sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in specs}
     if len(sizes) > 1 or sizes == {0}:
         return False
     if sizes == {None}:  # as .batch() makes them
@@ -452,7 +452,7 @@ def _comes_in_batches(name: str, dataset: tf.data.Dataset) -> bool:
     if is_batch is None:
         (size,) = sizes
         raise UsageError(
-            f"the {name} dataset's elements have {size} rows in each part, which are {size} examples or one: its "
+            f"the {name} dataset's elements have {size} rows in each component, which are {size} examples or one: its "
             "operations don't tell. If each element is a batch, end the dataset with unbatch(); if it is one example, "
             "with batch(1)"
         )
@@ -475,7 +475,7 @@ def _checked_source(name: str, source: Source, rules: Rules) -> Source:
         if not isinstance(spec, Spec):
             raise UsageError(
                 f"the {name} data's {type(source).__name__}.element_spec holds a {type(spec).__name__} ({key}); give "
-                "a Spec(shape, dtype) for each part of an example"
+                "a Spec(shape, dtype) for each component of an example"
             )
         if None in spec.shape:
             raise UsageError(

@@ -184,9 +184,9 @@ class ResidentFeed(Feed):
 
 
 class ReadFeed(Feed):
-    """Examples that don't fit on a device: each replica's part of a block is read ahead on the host.
+    """Examples that don't fit on a device: each replica's share of a block is read ahead on the host.
 
-    Uses `distribute_datasets_from_function`: each input pipeline computes its own replicas' part.
+    Uses `distribute_datasets_from_function`: each input pipeline computes its own replicas' share.
 
     Args:
       devices: where replicas compute.
@@ -338,14 +338,14 @@ class StreamedFeed(Feed):
 
     @property
     def _example_bytes(self) -> int | None:
-        parts = tf.nest.flatten(self.share.stream.element_spec)
-        return None if any(part.dtype == object for part in parts) else sum(part.nbytes for part in parts)
+        specs = tf.nest.flatten(self.share.stream.element_spec)
+        return None if any(spec.dtype == object for spec in specs) else sum(spec.nbytes for spec in specs)
 
     @property
     def pipeline(self) -> str:  # type: ignore[override]
         # TensorFlow would fill a smaller buffer past its end.
         spec = tf.nest.map_structure(
-            lambda part: f"{tf.as_dtype(part.dtype).name} {part.shape}", self.share.stream.element_spec
+            lambda spec: f"{tf.as_dtype(spec.dtype).name} {spec.shape}", self.share.stream.element_spec
         )
         order = self.order
         return json.dumps(

@@ -29,9 +29,9 @@ class Fields(NamedTuple):
 
     def named(self) -> Iterator[tuple[str, Any]]:
         """Yields each array with its name for messages: `features['city']`, `labels`, `weights`."""
-        for name, part in self._asdict().items():
-            if part is not None:
-                yield from _named(name, part)
+        for name, component in self._asdict().items():
+            if component is not None:
+                yield from _named(name, component)
 
 
 class WeighedLabels(NamedTuple):
@@ -56,10 +56,10 @@ def features(batch):
 
 def without_weights(batch):
     """Returns a batch for losses and metrics: (features, labels), or the features alone."""
-    parts = fields(batch)
-    if parts.labels is None:
-        return parts.features
-    return batch if parts.weights is None else (parts.features, parts.labels)
+    named = fields(batch)
+    if named.labels is None:
+        return named.features
+    return batch if named.weights is None else (named.features, named.labels)
 
 
 def text_fields(batch) -> list[str]:
@@ -106,12 +106,12 @@ def num_classes(split: Split) -> int | None:
     return int(values.max()) + 1 if values.dtype.kind in "iu" and values.min() >= 0 else None
 
 
-def _named(name: str, part) -> Iterator[tuple[str, Any]]:
-    if isinstance(part, dict):
-        for key, each in part.items():
+def _named(name: str, component) -> Iterator[tuple[str, Any]]:
+    if isinstance(component, dict):
+        for key, each in component.items():
             yield from _named(f"{name}[{key!r}]", each)
-    elif isinstance(part, tuple):
-        for index, each in enumerate(part):
+    elif isinstance(component, tuple):
+        for index, each in enumerate(component):
             yield from _named(f"{name}[{index}]", each)
     else:
-        yield name, part
+        yield name, component

@@ -77,20 +77,20 @@ class ColumnPreprocessing(NamedTuple):
             return {name: values if not is_text else table.lookup(values) if table else hashed(values)}
         if self.is_of_text and is_text:
             missing = tf.reduce_any(tf.equal(tf.strings.strip(values)[..., tf.newaxis], MISSING_WORDS), -1)
-            parts = times(tf.where(missing, "1970-01-01", values), self.kind == "timestamp")
+            columns = times(tf.where(missing, "1970-01-01", values), self.kind == "timestamp")
         elif self.kind == "id" and values.dtype.is_floating:  # pandas converts ids to floats if one is missing
             missing = tf.math.is_nan(values)
-            parts = [tf.cast(tf.where(missing, tf.zeros([], values.dtype), values), tf.int64)]
+            columns = [tf.cast(tf.where(missing, tf.zeros([], values.dtype), values), tf.int64)]
         elif self.kind == "id":
-            missing, parts = tf.equal(values, MISSING_ID), [values]
+            missing, columns = tf.equal(values, MISSING_ID), [values]
         else:
-            missing, parts = tf.math.is_nan(tf.cast(values, tf.float32)), [tf.cast(values, tf.float32)]
+            missing, columns = tf.math.is_nan(tf.cast(values, tf.float32)), [tf.cast(values, tf.float32)]
         fill = np.asarray(self.fill, np.float64)  # None is NaN
         fills = fill if self.kind == "timestamp" else [fill]
-        parts = [tf.where(missing, tf.cast(fill, x.dtype), x) for x, fill in zip(parts, fills, strict=False)]
+        columns = [tf.where(missing, tf.cast(fill, x.dtype), x) for x, fill in zip(columns, fills, strict=False)]
         if self.kind == "array":
-            return {name: self._placed(parts[0], tf.cast(missing, tf.float32))}
-        made = dict(zip((name, name + SECONDS), parts, strict=False))
+            return {name: self._placed(columns[0], tf.cast(missing, tf.float32))}
+        made = dict(zip((name, name + SECONDS), columns, strict=False))
         return {**made, name + MISSING: tf.cast(missing, tf.float32)} if self.is_flagged else made
 
     def _placed(self, values: Any, missing: Any) -> Any:

@@ -108,10 +108,10 @@ class OfBatches(Source):
         batch = tuple(batch) if isinstance(batch, list) else batch
         batch = tf.keras.tree.lists_to_tuples(batch)
         arrays = tf.nest.map_structure(np.asarray, batch)
-        for part, array in zip(tf.nest.flatten(batch), tf.nest.flatten(arrays), strict=True):
+        for x, array in zip(tf.nest.flatten(batch), tf.nest.flatten(arrays), strict=True):
             if not array.ndim or array.dtype == object:
                 raise SourceError(
-                    f"{self._name}[{number}] holds a {type(part).__name__}, and is not a batch of dense arrays; return "
+                    f"{self._name}[{number}] holds a {type(x).__name__}, and is not a batch of dense arrays; return "
                     "(features, labels), an array each"
                 )
         return tf.nest.map_structure(lambda x: as_float32(x, is_first), arrays)

@@ -92,7 +92,7 @@ class Reader:
                 lambda *arrays: as_stored(read(*arrays), spec), wanted, stored_dtypes(spec), stateful=False
             )
         stored = packed(tensors, spec)
-        rows = [tf.shape(part)[0] for part in tf.nest.flatten(stored)]
+        rows = [tf.shape(x)[0] for x in tf.nest.flatten(stored)]
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(rows == tf.size(indices)), [_HAS_FAILED])]):
             return tf.nest.map_structure(tf.identity, stored)
 
@@ -169,10 +169,10 @@ class Chunks:
         rows = [by_chunk[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
         offsets = [indices[each] % self._size for each in rows]
 
-        def gathered(*parts: np.ndarray) -> np.ndarray:
-            examples = np.empty((len(indices), *parts[0].shape[1:]), parts[0].dtype)
-            for each, within, part in zip(rows, offsets, parts, strict=True):
-                examples[each] = part[within]
+        def gathered(*components: np.ndarray) -> np.ndarray:
+            examples = np.empty((len(indices), *components[0].shape[1:]), components[0].dtype)
+            for each, within, component in zip(rows, offsets, components, strict=True):
+                examples[each] = component[within]
             return examples
 
         return tf.nest.map_structure(gathered, *chunks)
@@ -250,10 +250,10 @@ def in_memory(source: Source, timeout_seconds: float = 0.0) -> ArraySource:
     arrays = tf.nest.map_structure(lambda spec: np.empty((len(source), *spec.shape), spec.dtype), source.element_spec)
     first = 0
     for piece in in_pieces(source, 0, len(source), timeout_seconds):
-        parts = tf.nest.flatten(piece)
-        for target, part in zip(tf.nest.flatten(arrays), parts, strict=True):
-            target[first : first + len(part)] = part
-        first += len(parts[0])
+        components = tf.nest.flatten(piece)
+        for target, component in zip(tf.nest.flatten(arrays), components, strict=True):
+            target[first : first + len(component)] = component
+        first += len(components[0])
     return ArraySource(arrays)
 
 
@@ -275,7 +275,7 @@ def in_pieces(source: Source, first: int, stop: int, timeout_seconds: float = 0.
     for start in range(first, stop, at_once):
         with unmasked(reader):
             examples = traced(tf.range(start, min(start + at_once, stop), dtype=tf.int64))
-        yield tf.nest.map_structure(lambda part: part.numpy()[0], examples)
+        yield tf.nest.map_structure(lambda x: x.numpy()[0], examples)
 
 
 class Reads:
@@ -380,7 +380,7 @@ def checked(source: Source, returned: Any, examples: int) -> Any:
     """Checks what a source has read, and converts it to arrays of its `stored_spec`.
 
     Raises:
-      SourceError: its form differs; names the part.
+      SourceError: its form differs; names the component.
     """
     name = f"{_name(source)}.read"
     try:
@@ -391,8 +391,8 @@ def checked(source: Source, returned: Any, examples: int) -> Any:
             "return an array [n, ...] for each Spec, in the same tuples and dicts"
         ) from None
 
-    def as_array(spec: Spec, part) -> np.ndarray:
-        array = np.asarray(part)
+    def as_array(spec: Spec, value) -> np.ndarray:
+        array = np.asarray(value)
         if array.ndim == 0 or len(array) != examples:
             count = "a single value" if array.ndim == 0 else f"{len(array)} examples"
             raise SourceError(
@@ -425,11 +425,11 @@ def _type(spec: Spec) -> str:
 def _described(nest: Any) -> str:
     """Describes a nest's form in a few words, including what is not an array."""
     if isinstance(nest, dict):
-        parts = {name: _described(part) for name, part in nest.items()}
-        return "a dict of " + ", ".join(f"{k}" if part == _ARRAY else f"{k} ({part})" for k, part in parts.items())
+        forms = {name: _described(each) for name, each in nest.items()}
+        return "a dict of " + ", ".join(f"{k}" if form == _ARRAY else f"{k} ({form})" for k, form in forms.items())
     if isinstance(nest, (tuple, list)):
-        held = [_described(part) for part in nest] if isinstance(nest, tuple) else []
-        within = f" ({', '.join(held)})" if {*held} - {_ARRAY} else ""
+        components = [_described(each) for each in nest] if isinstance(nest, tuple) else []
+        within = f" ({', '.join(components)})" if {*components} - {_ARRAY} else ""
         return f"a {type(nest).__name__} of {len(nest)}{within}"
     return _ARRAY if isinstance(nest, (Spec, np.ndarray)) else f"a {type(nest).__name__}"
 
@@ -448,6 +448,6 @@ def _location(thread: int) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "an unknown line"
 
 
-def _size(part: np.ndarray) -> int:
+def _size(array: np.ndarray) -> int:
     """Returns the size of an array in bytes; for strings, that of the strings."""
-    return sum(map(len, part.ravel())) if part.dtype == object else part.nbytes
+    return sum(map(len, array.ravel())) if array.dtype == object else array.nbytes

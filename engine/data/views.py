@@ -66,10 +66,10 @@ def weighed_by_class(split: Source | Stream, class_weight: Mapping[int, float]) 
     Raises:
       UsageError: labels are not classes, the split has weights, or a key is not a class.
     """
-    parts = fields(split.element_spec)
-    if parts.weights is not None:
+    named = fields(split.element_spec)
+    if named.weights is not None:
         raise UsageError("class_weight and sample weights are both given; multiply them, and leave class_weight out")
-    if parts.labels is None or isinstance(parts.labels, (dict, tuple)):
+    if named.labels is None or isinstance(named.labels, (dict, tuple)):
         raise UsageError("class_weight is for labels that are one array of classes; give sample_weight")
     by_class = _by_class(class_weight)
     return _made(split, lambda y: (y, _weights(y, by_class)), f"{sorted(by_class.items())} of ")
@@ -159,18 +159,18 @@ def _made(split: Source | Stream, function: Callable[..., tuple], tag: str = "")
       tag: identifies the function, for the identity of a source.
     """
 
-    def made(x, *parts):
-        return x, *function(*tf.nest.map_structure(tf.convert_to_tensor, parts))
+    def made(x, *components):
+        return x, *function(*tf.nest.map_structure(tf.convert_to_tensor, components))
 
-    def row(*parts):
-        rows = tf.nest.map_structure(lambda part: tf.convert_to_tensor(part)[tf.newaxis], parts)
-        return tf.nest.map_structure(lambda part: part[0], made(*rows))
+    def row(*components):
+        rows = tf.nest.map_structure(lambda x: tf.convert_to_tensor(x)[tf.newaxis], components)
+        return tf.nest.map_structure(lambda x: x[0], made(*rows))
 
     if not split.by_index:
         return _Piped(split, lambda dataset: dataset.map(row))
     if (arrays := split.as_arrays()) is not None:
-        x, *parts = made(*arrays)
-        return ArraySource((x, *tf.nest.map_structure(np.asarray, parts)))
+        x, *components = made(*arrays)
+        return ArraySource((x, *tf.nest.map_structure(np.asarray, components)))
     return _Decoded(split, made, tag)
 
 

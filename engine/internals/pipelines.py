@@ -43,7 +43,7 @@ def is_batched(dataset: tf.data.Dataset) -> bool | None:
 
 
 def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
-    """Returns whether elements are batches. `size` is the first axis that all parts of an element share, if any."""
+    """Returns whether elements are batches. `size`: the first axis that all components of an element share, if any."""
     inputs = dataset._inputs()
     if isinstance(dataset, _BATCHES):
         return True
@@ -57,7 +57,7 @@ def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
     functions = [function.function.graph for function in dataset._functions()]
     if inputs and functions and not isinstance(dataset, _UNCHANGED):  # each element becomes a dataset
         kinds = set().union(*map(graphs.kinds, functions))
-        return None if any(part in kind for kind in kinds for part in _MAY_BATCH) else False
+        return None if any(word in kind for kind in kinds for word in _MAY_BATCH) else False
     answers = {_batches(each, size) for each in inputs} or {False}
     return answers.pop() if len(answers) == 1 else None
 
@@ -72,8 +72,8 @@ def ends(dataset: tf.data.Dataset) -> bool:
 
 
 def _first_axis(dataset: tf.data.Dataset) -> int | None:
-    """Returns the size of the first axis of an element's parts, where all have the same."""
-    sizes = {part.shape[0] if part.shape.rank else None for part in tf.nest.flatten(dataset.element_spec)}
+    """Returns the size of the first axis of an element's components, where all have the same."""
+    sizes = {spec.shape[0] if spec.shape.rank else None for spec in tf.nest.flatten(dataset.element_spec)}
     return sizes.pop() if len(sizes) == 1 else None
 
 

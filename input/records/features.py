@@ -230,7 +230,7 @@ def _dtype(source: str, name: Any) -> np.dtype:
 
 
 def _example(names: list[str], label: str, weight: str, source: str) -> Any:
-    """Returns the form of an example: (features, label, weight), without missing parts."""
+    """Returns the form of an example: (features, label, weight), without missing components."""
     for flag, name in (("label", label), ("weight", weight)):
         if name and name not in names:
             raise InputError(f"{flag}={name} is none of the features of {source}: {', '.join(names)}; use one of them")

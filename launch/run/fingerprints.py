@@ -46,8 +46,8 @@ def fingerprint(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
     digest = zlib.crc32(layout(split).encode())
     arrays = split.as_arrays()
     content = [split.identity().encode()] if arrays is None else map(_content, tf.nest.flatten(arrays))
-    for part in content:
-        digest = zlib.crc32(part, digest)
+    for chunk in content:
+        digest = zlib.crc32(chunk, digest)
     fingerprint = {"examples": examples, "digest": digest, **({} if ids is None else {"ids": hash_ids(ids)})}
     return {**fingerprint, "written": _written(files)} if (files := split.files()) else fingerprint
 
@@ -68,12 +68,12 @@ def hash_ids(ids: Any) -> int:
 
 
 def layout(split: Split) -> str:
-    """Returns types and shapes of one example's parts, as text."""
+    """Returns types and shapes of one example's components, as text."""
     return json.dumps(tf.nest.map_structure(_layout, split.element_spec), sort_keys=True, default=str)
 
 
 def _layout(spec: Spec) -> str:
-    """Returns type and shape of one example's part, the same for each form of a split."""
+    """Returns type and shape of one example's component, the same for each form of a split."""
     return f"{spec.dtype.name} {[*spec.shape]}"
 
 

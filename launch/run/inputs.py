@@ -158,15 +158,15 @@ def _check_data(config: Config, train, evaluation, num_classes: int | None) -> N
 
 def _check_classes(config: Config, train, num_classes: int | None) -> None:
     """Raises `UsageError` where a model of ours takes one array and features are several, or labels are not classes."""
-    name, parts = config.model_entry.name, form.features(train.element_spec)
-    if name in registry.NAMES["model"] and isinstance(parts, (dict, tuple)) and not isinstance(parts, Spec):
+    name, components = config.model_entry.name, form.features(train.element_spec)
+    if name in registry.NAMES["model"] and isinstance(components, (dict, tuple)) and not isinstance(components, Spec):
         by_array = config.input_entry and "array" in config.input_entry.defaults
         cure = (
             f"add {setting('input_arg')}=array=true, which makes one of columns of numbers"
             if by_array
             else "give one array"
         )
-        shown = short(", ".join(parts) if isinstance(parts, dict) else len(parts))
+        shown = short(", ".join(components) if isinstance(components, dict) else len(components))
         raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {cure}")
     if num_classes is None:
         need = "labels that are classes" if config.input_entry else "(train, eval, num_classes), with classes"

@@ -74,9 +74,9 @@ def write(request: ShardRequest, loaded: Loaded, shard: Shard) -> dict[str, int]
 def _arrays(nest: Any) -> list[np.ndarray]:
     """Returns a nest's arrays in the order of `features.names_in`."""
     if isinstance(nest, dict):
-        return [array for part in nest.values() for array in _arrays(part)]
+        return [array for component in nest.values() for array in _arrays(component)]
     if isinstance(nest, (tuple, list)):
-        return [array for part in nest for array in _arrays(part)]
+        return [array for component in nest for array in _arrays(component)]
     return [nest]
 
 

@@ -273,12 +273,12 @@ def _copy(run: BaseRun) -> Trainer:
     return trainer
 
 
-def _load(source: str, parts: Mapping[str, Any], check: Callable[[str], None] | None = None) -> list[str]:
-    """Loads a checkpoint's weights into parts of a trainer, by their paths in it; returns their names.
+def _load(source: str, components: Mapping[str, Any], check: Callable[[str], None] | None = None) -> list[str]:
+    """Loads a checkpoint's weights into components of a trainer, by their paths in it; returns their names.
 
     Args:
       source: see `read_newest`.
-      parts: of the trainer.
+      components: of the trainer.
       check: of what a run begins with: called before with the checkpoint's path, and tables may have grown.
     """
 
@@ -286,10 +286,10 @@ def _load(source: str, parts: Mapping[str, Any], check: Callable[[str], None] | 
         taken: list[str] = []
         if check:
             check(prefix)
-        for path, part in parts.items():
-            if part.variables:
-                may_grow = bool(check) and getattr(part, "ids_are_rows", False)
-                taken += load_weights(prefix, part, f"trainer.{path}", may_grow)
+        for path, component in components.items():
+            if component.variables:
+                may_grow = bool(check) and getattr(component, "ids_are_rows", False)
+                taken += load_weights(prefix, component, f"trainer.{path}", may_grow)
         return taken
 
     return read_newest(source, load)  # all of one checkpoint, also if a run writes the next one meanwhile

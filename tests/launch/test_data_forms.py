@@ -321,8 +321,8 @@ def test_elements_that_may_be_batches_or_examples_are_refused(inside):
     rows = dataset(*(np.ones([12, 4], np.float32) for _ in range(2)))
     made = rows.flat_map(lambda *parts: dataset(*(tf.tile(part[None], [4, 1]) for part in parts)).batch(4, True))
     outcome = inside(*RUN, trainer=Line, data=lambda: (made.map(lambda x, y: (x[:, 0], y[:, 0])), None))
-    assert "elements have 4 rows in each part, which are 4 examples or one" in outcome.mistake
+    assert "elements have 4 rows in each component, which are 4 examples or one" in outcome.mistake
     assert "end the dataset with unbatch(); if it is one example, with batch(1)" in outcome.mistake
     made = tf.data.Dataset.from_generator(lambda: iter([np.ones([8, 3])]), output_signature=tf.TensorSpec([8, 3]))
     outcome = inside(*RUN, trainer=Mirror, data=lambda: (made, None))
-    assert "elements have 8 rows in each part, which are 8 examples or one" in outcome.mistake
+    assert "elements have 8 rows in each component, which are 8 examples or one" in outcome.mistake
