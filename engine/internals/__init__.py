@@ -1,1 +1,1 @@
-"""TensorFlow's and Keras's private functions; below their public names: variables, graphs, an error's text."""
+"""TensorFlow's and Keras's private functions, behind public names: variables, graphs, pipelines."""

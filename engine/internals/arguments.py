@@ -1,6 +1,6 @@
 """Checks of arguments by name: which ones a function takes, and the intervals in which their values lie.
 
-Host code that does without TensorFlow, so that what reads a command line can use it before TensorFlow starts.
+Host code without TensorFlow, so that command lines can be checked before TensorFlow starts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Expression:
 
 INT32 = 2**31 - 1
 HUGE = 1e30  # far below float32's end at 3.4e38
-_TINY = 1.2e-38  # float32's smallest number of full precision
+_TINY = 1.2e-38  # float32's smallest normal number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Interval:
     """Numbers between two ends.
 
     Attributes:
-      lower, upper: ends that belong to it.
-      above, below: ends that do not; each in place of `lower` or `upper`.
-      whole: whether only integers do.
+      lower, upper: closed ends.
+      above, below: open ends, instead of `lower` or `upper`.
+      whole: whether it has only integers.
     """
 
     lower: float | None = None
@@ -56,10 +56,10 @@ class Interval:
             raise UsageError(f"{self} needs one lower end and one upper end")
 
     def __contains__(self, value: Any) -> bool:
-        """Returns whether a value is a number of the interval; nan is of none."""
+        """Returns whether a value is a number in the interval; NaN is in none."""
         if isinstance(value, bool) or not isinstance(value, numbers.Integral if self.whole else numbers.Real):
             return False
-        number: Any = value  # a type checker does not know that `numbers.Real` compares
+        number: Any = value  # type checkers don't know that `numbers.Real` compares
         above = number > self.above if self.lower is None else number >= self.lower
         return bool(above and (number < self.below if self.upper is None else number <= self.upper))
 
@@ -74,17 +74,17 @@ class Interval:
 FROM_ZERO = Interval(lower=0, upper=HUGE)
 POSITIVE = Interval(lower=_TINY, upper=HUGE)
 FINITE = Interval(lower=-HUGE, upper=HUGE)
-DECAY = Interval(lower=0, below=1)  # of an average: with 1 it would never move
+DECAY = Interval(lower=0, below=1)  # of an average; with 1 it would never change
 COUNT = Interval(lower=1, upper=INT32, whole=True)
 
 
 def outside(intervals: Mapping[str, Interval | Expression], name: str, value: Any) -> str | None:
-    """Returns what is wrong with an argument's value, or None: "beta_1=2 is not a number from 0 to below 1".
+    """Returns the problem of an argument's value, or None: "beta_1=2 is not a number from 0 to below 1".
 
     Args:
-      intervals: those of the arguments that have one.
+      intervals: of the arguments that have one.
       name: the argument's.
-      value: a number, or a tuple or list of them. None, which leaves the choice to the rule, is in each interval.
+      value: a number, or a tuple or list of them. None (the rule's choice) is always valid.
     """
     interval = intervals.get(name)
     if interval is None or value is None:
@@ -106,7 +106,7 @@ def unknown(kind, name, known):
 
 
 def parameters(function):
-    """Returns by name what `function` (or a class, with what its bases' constructors take) accepts by name."""
+    """Returns the keyword parameters of `function`, or of a class and its bases' constructors, by name."""
     functions = (
         [vars(base)["__init__"] for base in reversed(function.__mro__[:-1]) if "__init__" in vars(base)]
         if inspect.isclass(function)
@@ -122,7 +122,7 @@ def parameters(function):
 
 
 def check_arguments(owner, arguments, known, intervals):
-    """Raises a ValueError for the first of `arguments` that is not among `known`, or lies outside its interval."""
+    """Raises a ValueError for the first of `arguments` that is not in `known`, or outside its interval."""
     for name, value in arguments.items():
         if name not in known:
             raise unknown(f"argument of {owner}", name, known)

@@ -1,4 +1,4 @@
-"""A traced function's graph, and those that it calls: branches, loops, functions. Host code."""
+"""Searches a traced function's graph, and those that it calls: branches, loops, functions. Host code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from .tensorflow import function_graph
 
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
-# Ops of `tf.random` that sample from a state of the process.
+# Ops of `tf.random` that use a state of the process.
 STATEFUL_RANDOM = {
     "Multinomial",
     "ParameterizedTruncatedNormal",
@@ -24,17 +24,17 @@ STATEFUL_RANDOM = {
     "TruncatedNormal",
 }
 _ASSIGNMENTS = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
-ENGINES_OWN = "engines_own"  # name scope of assignments that are none of the step's own
-# Ops of which other inputs than the first are of its layout.
+ENGINES_OWN = "engines_own"  # name scope of the engine's own assignments
+# Ops whose inputs after the first describe its layout.
 _OF_FIRST = {"BroadcastTo", "Pad", "Reshape", "Slice", "SplitV", "StridedSlice", "Transpose"}
-_OF_SHAPE = {"Rank", "Shape", "ShapeN", "Size"}  # which do not depend on values
-_COLLECTIVES = ("Collective", "Nccl")  # what their names begin with
-# Ops through which a value may pass and be a multiple of itself plus something.
+_OF_SHAPE = {"Rank", "Shape", "ShapeN", "Size"}  # independent of values
+_COLLECTIVES = ("Collective", "Nccl")  # prefixes of their names
+# Ops whose result may be a multiple of their input plus something.
 _AFFINE_OPS = {"Add", "AddN", "AddV2", "Cast", "Mul", "Neg", "RealDiv", "SelectV2", "Sub"}
 
 
 def called(op: tf.Operation, name: str) -> tf.Graph:
-    """Returns the graph of the function that an op knows by this name."""
+    """Returns the graph of the function that an op calls by this name."""
     return function_graph(op.graph, name)
 
 
@@ -65,7 +65,7 @@ def has(graph: tf.Graph, dtype: str) -> bool:
 
 
 class _CalledGraph(NamedTuple):
-    """A graph and where it was called: by which op, whose inputs from number `offset` on are its own."""
+    """A graph and its caller, an op whose inputs from number `offset` on are the graph's."""
 
     graph: tf.Graph
     caller: tf.Operation | None = None
@@ -74,11 +74,11 @@ class _CalledGraph(NamedTuple):
 
 
 class Assignments:
-    """What a traced step assigns to variables, and what that is computed from.
+    """The assignments of a traced step to variables, and what they are computed from.
 
     Args:
-      graph: in which the step was traced, or what it calls.
-      batch: nest of tensors, what the step's replica was given.
+      graph: of the traced step, or one that it calls.
+      batch: nest of tensors, the replica's batch.
       own: handles of variables whose values differ by replica.
     """
 
@@ -100,14 +100,14 @@ class Assignments:
                 queue += [_CalledGraph(each, op, scope, offset) for each in all_called(op)]
 
     def depend_on_batch(self, handle: tf.Tensor) -> bool:
-        """Returns whether a variable is assigned what depends on the batch, or on random numbers.
+        """Returns whether a variable is assigned values that depend on the batch or on random numbers.
 
-        What was summed or gathered over replicas is the same on all, and does not.
+        Values summed or gathered across replicas are the same on all, and don't count.
         """
         return any(self._depends(op.inputs[1:], scope) for op, scope in self._uses.get(id(handle), ()))
 
     def only_add(self, handle: tf.Tensor) -> bool:
-        """Returns whether all that is assigned to a variable is its value plus what does not depend on that."""
+        """Returns whether all assignments to a variable add something independent of its value."""
         for op, scope in self._uses.get(id(handle), ()):
             if op.type == "AssignVariableOp":
                 if self._kind(op, scope, handle) != ADDS:
@@ -117,20 +117,20 @@ class Assignments:
         return True
 
     def from_itself(self, handle: tf.Tensor) -> bool:
-        """Returns whether a variable is assigned what was computed from its value, in place of adding to it."""
+        """Returns whether a variable is assigned a value computed from its own, other than by adding to it."""
         return any(
             op.type == "AssignVariableOp" and self._kind(op, scope, handle) != FREE
             for op, scope in self._uses.get(id(handle), ())
         )
 
     def _kind(self, op: tf.Operation, scope: _CalledGraph, handle: tf.Tensor) -> str:
-        """Returns how what is assigned to a variable depends on its value."""
+        """Returns how an assignment to a variable depends on its value."""
         reads = [each for each in scope.graph.get_operations() if each.type == "ReadVariableOp"]
         own = [each.outputs[0] for each in reads if self._handle(each.inputs[0], scope) == id(handle)]
         return dependence(op.inputs[1], own)
 
     def _outside(self, tensor: tf.Tensor, scope: _CalledGraph) -> tuple[tf.Tensor, _CalledGraph]:
-        """Follows what a called graph was given to where it was computed."""
+        """Follows an input of a called graph to where it was computed."""
         while scope.caller is not None and tensor.op.type == "Placeholder":
             names = [each.name for each in scope.graph.inputs]
             if tensor.name not in names:
@@ -143,7 +143,7 @@ class Assignments:
         return self._handles.get(tensor.name) if scope is self._root else None
 
     def _is_size(self, tensor: tf.Tensor) -> bool:
-        """Returns whether a constant is the batch's size, or its shape, where TensorFlow knows that as it traces."""
+        """Returns whether a constant is the batch's size or shape, known to TensorFlow when tracing."""
         if tensor.op.type != "Const" or not self._sizes or not (tensor.shape.rank == 0 or _is_shape(tensor)):
             return False
         return bool(self._sizes.intersection(tf.get_static_value(tensor).reshape(-1).tolist()))
@@ -177,9 +177,9 @@ def _is_shape(constant: tf.Tensor) -> bool:
 
 
 def _made_of(output: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the inputs of its op that an output's values are made of."""
+    """Returns the inputs of its op that an output's values depend on."""
     op = output.op
-    if op.type == "IdentityN":  # of a function with a gradient of its own: its results, then its arguments
+    if op.type == "IdentityN":  # of a function with a custom gradient: its results, then its arguments
         return [op.inputs[output.value_index]]
     return list(op.inputs)[:1] if op.type in _OF_FIRST else list(op.inputs)
 
@@ -193,11 +193,11 @@ FREE, ADDS, AFFINE, OTHER = "free", "adds", "affine", "other"
 
 
 def dependence(tensor: tf.Tensor, on: Sequence[tf.Tensor]) -> str:
-    """Returns how a tensor depends on others of its graph, all of one value v.
+    """Returns how a tensor depends on others of its graph, which all have one value v.
 
     Returns:
       FREE: not at all; ADDS: it is v plus something; AFFINE: v times something plus something; OTHER: in another way.
-      What is multiplied or added does not depend on v, or is the same on all replicas.
+      The factors and terms are independent of v, or the same on all replicas.
     """
     dependent, queue = {each.name for each in on}, list(on)
     for each in queue:

@@ -1,8 +1,8 @@
-"""Keras's private functions, each behind a name that says what it is for; no other file calls one.
+"""Keras's private functions, each behind a name that says its purpose; no other file calls them.
 
-They find what layers hold besides the weights that a step trains, and what they add to its loss.
+They find layers' state other than trained weights, and their additions to the loss.
 
-`tests/engine/internals/test_private_names.py` names those that a new Keras lacks.
+`tests/engine/internals/test_private_names.py` lists those that a new Keras lacks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from keras.src.losses import loss as loss_module
 from . import graphs
 from .variables import assign_local, own_copy, read_local, tf_variable
 
-# A layer's attributes that are lists: all its layers and variables, in the order in which they were added.
+# A layer's lists of all its layers and variables, in the order of creation.
 KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
-# An optimizer's attribute that has what it updates, which is a model's.
+# An optimizer's attribute with the variables that it updates, which belong to a model.
 UPDATED = "_trainable_variables"
 
 _divided_by_replicas = loss_module.scale_loss_for_distribution
@@ -31,7 +31,7 @@ _undivided: contextvars.ContextVar[bool] = contextvars.ContextVar("undivided", d
 
 
 def _divided(value):
-    """Stands for Keras's function by which each loss object divides its mean by the number of replicas."""
+    """Replaces Keras's function by which each loss object divides its mean by the number of replicas."""
     return value if _undivided.get() else _divided_by_replicas(value)
 
 
@@ -40,7 +40,7 @@ loss_module.scale_loss_for_distribution = _divided
 
 @contextlib.contextmanager
 def undivided_losses() -> Iterator[None]:
-    """Has Keras's loss objects that are called within return means over examples, on replicas too.
+    """Makes Keras's loss objects called within return means over examples, also on replicas.
 
     Keras divides them by the number of replicas, since its optimizers sum over replicas; the engine divides by counts.
     """
@@ -57,28 +57,28 @@ def layers_in(layer: tf.keras.layers.Layer, itself: bool = True) -> list[tf.kera
 
 
 def inputs_of(model: tf.keras.layers.Layer) -> Any:
-    """Returns the symbolic inputs that a model was made for, in its own form; None where it does not say."""
+    """Returns a model's symbolic inputs, in its own structure; None if unknown."""
     own = model.inputs if isinstance(model, tf.keras.Sequential) and model.built else [getattr(model, "input", None)]
     return tf.keras.tree.lists_to_tuples(own[0] if len(own) == 1 else own)
 
 
 def own_generators(layer: tf.keras.layers.Layer) -> list[tf.keras.random.SeedGenerator]:
-    """Returns the seed generators that a layer holds itself, not those of layers in it."""
+    """Returns a layer's own seed generators, without those of layers in it."""
     return list(getattr(layer, "_seed_generators", ()))
 
 
 def own_untrained(layer: tf.keras.layers.Layer) -> list[tf.keras.Variable]:
-    """Returns the variables that a layer itself has made as non-trainable; frozen ones are not among them."""
+    """Returns the variables that a layer itself created as non-trainable; no frozen ones."""
     return list(layer._non_trainable_variables)
 
 
 def added_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:
-    """Returns what a layer itself has added to the loss in the forward pass that was traced last."""
+    """Returns a layer's own additions to the loss in the last traced forward pass."""
     return list(layer._get_own_losses())
 
 
 def seed_generators(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.random.SeedGenerator]:
-    """Returns the seed generators of layers and their parts, in the order of the layers, each once."""
+    """Returns the seed generators of layers and their sublayers, in order, each once."""
     generators = {id(each): each for inner in all_layers_in(layers) for each in own_generators(inner)}
     return list(generators.values())
 
@@ -86,15 +86,15 @@ def seed_generators(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.ra
 def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variable]:
     """Returns float variables that layers change in the forward pass, such as batch normalisation's mean and variance.
 
-    Those that a layer made as non-trainable. Frozen weights are not among them, nor is what a frozen
-    `BatchNormalization` or an adapted `Normalization` holds: a mean over replicas would round constants.
+    Only variables created as non-trainable; no frozen weights, and none of a frozen `BatchNormalization` or an adapted
+    `Normalization`: a mean across replicas would round constants.
     """
     moved = {id(each.value): each.value for each in moved_variables(layers)}
     return [variable for variable in moved.values() if variable.dtype.is_floating]
 
 
 def moved_variables(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
-    """Returns the variables, of any type, of which `moving_statistics` are the float ones."""
+    """Returns the variables of any dtype whose float ones are `moving_statistics`."""
     variables: list[tf.keras.Variable] = []
     for layer in all_layers_in(layers):
         constant = isinstance(layer, tf.keras.layers.Normalization)
@@ -104,34 +104,34 @@ def moved_variables(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Va
 
 
 def keeps_means(layer: tf.keras.layers.Layer) -> bool:
-    """Returns whether all that a layer assigns is known to be means: it computes by Keras's or the package's code."""
+    """Returns whether a layer is known to assign only means, since it runs Keras's or the package's code."""
     ours = __package__.split(".")[0]
     module = type(layer).call.__module__
     return module.split(".")[0] in ("keras", ours) or isinstance(layer, tf.keras.layers.BatchNormalization)
 
 
 def states_of(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
-    """Returns what stateful layers end a batch with and begin the next one with."""
+    """Returns the states that stateful layers carry from batch to batch."""
     stateful = [layer for layer in all_layers_in(layers) if getattr(layer, "stateful", False)]
     states = [each for layer in stateful for each in tf.nest.flatten(getattr(layer, "states", None))]
     return [each for each in states if isinstance(each, tf.keras.Variable)]
 
 
 def values(variables: Iterable[tf.keras.Variable]) -> list[tf.Tensor]:
-    """Reads Keras variables, within a layer that computes in 16 bits too, in their own dtypes."""
+    """Reads Keras variables in their own dtypes, even within a layer that computes in 16 bits."""
     with AutocastScope(None):
         return [tf.convert_to_tensor(variable.value) for variable in variables]
 
 
 @contextlib.contextmanager
 def computing_with(values: Sequence[tuple], variables: Sequence = (), tape: tf.GradientTape | None = None):
-    """Makes layers compute with values of variables, within. What they assign is assigned in the end.
+    """Makes layers within compute with given values of variables. Their assignments are made at the end.
 
-    Others may have changed a variable meanwhile: a multiple of its value plus something is added to what it is then, as
-    a difference. Anything else replaces it.
+    If others changed a variable meanwhile, a multiple of its value plus something is applied as a difference; anything
+    else replaces it.
 
     Yields:
-      What `tape` is to be asked for gradients of: for each of `variables` its value here, or itself.
+      The sources for `tape`'s gradients: for each of `variables` its value here, or itself.
     """
     if not values:
         yield variables
@@ -143,13 +143,13 @@ def computing_with(values: Sequence[tuple], variables: Sequence = (), tape: tf.G
             tape.watch([source for source in sources if isinstance(source, tf.Tensor)])
         yield sources
     for variable, value in scope.assigned.values():
-        if variable.dtype != "uint32":  # a generator's state, which each step sets
+        if variable.dtype != "uint32":  # a generator's state, set by each step
             _assign(variable, value, by_id.get(id(variable)))
 
 
 def _assign(variable: tf.keras.Variable, value: tf.Tensor, before: tf.Tensor | None) -> None:
     kind = graphs.FREE if before is None else graphs.dependence(value, [before])
-    own = variable.value  # a tensor, where this is within another scope
+    own = variable.value  # a tensor within another scope
     if kind in (graphs.ADDS, graphs.AFFINE) and isinstance(own, tf.Variable):
         own.assign_add(value - before, read_value=False)
     else:
@@ -157,7 +157,7 @@ def _assign(variable: tf.keras.Variable, value: tf.Tensor, before: tf.Tensor | N
 
 
 class _Scope(tf.keras.StatelessScope):
-    """Keras's way to compute with given values, which keeps what is assigned meanwhile to itself."""
+    """Keras's scope for computing with given values, which records assignments."""
 
     def __init__(self, pairs):
         super().__init__(pairs, collect_losses=True, initialize_variables=False)
@@ -169,14 +169,14 @@ class _Scope(tf.keras.StatelessScope):
 
 
 def steady_variables(layers: Sequence[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
-    """Returns the layers' float variables that a forward pass leaves unchanged: all but moving statistics."""
+    """Returns the layers' float variables that a forward pass does not change: all but moving statistics."""
     moving = {id(variable) for variable in moving_statistics(layers)}
     floating = {id(v.value): v for layer in layers for v in layer.variables if v.value.dtype.is_floating}
     return [variable for key, variable in floating.items() if key not in moving]
 
 
 def layers_of(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> list[tf.keras.layers.Layer]:
-    """Returns the layers that an update of `trained` concerns: all but those whose weights are all others."""
+    """Returns the layers that training `trained` affects: all except those with only other weights."""
     theirs = {id(variable) for variable in trained}
     return [
         layer
@@ -186,18 +186,18 @@ def layers_of(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> lis
 
 
 def own_losses(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
-    """Returns scalars that layers added in the last traced forward pass: `add_loss`, activity regularizers."""
+    """Returns the scalars that layers added to the loss in the last traced forward pass, e.g. by `add_loss`."""
     return list({id(loss): loss for layer in all_layers_in(layers) for loss in added_losses(layer)}.values())
 
 
 def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
-    """Returns the regularizers' values of the layers' trainable weights, each weight once. Scalars."""
+    """Returns the regularizers' values for the layers' trainable weights, each weight once. Scalars."""
     weights = {id(weight): weight for layer in layers for weight in layer.trainable_weights}
     return [weight.regularizer(weight) for weight in weights.values() if weight.regularizer is not None]
 
 
 def in_float32(outputs: tf.Tensor) -> tf.Tensor:
-    """Returns a layer's outputs in float32, with the mask that Keras has put to them."""
+    """Returns a layer's outputs in float32, with Keras's mask."""
     converted = tf.cast(outputs, tf.float32)
     if (mask := backend.get_keras_mask(outputs)) is not None:
         backend.set_keras_mask(converted, mask)
@@ -210,12 +210,12 @@ def all_layers_in(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.laye
 
 
 def new_state() -> dict[str, Any]:
-    """Gives Keras its state in this thread as a new process has it (names, policy, seed), and returns what it had."""
+    """Resets Keras's state in this thread to a new process's (names, policy, seed), and returns the former one."""
     return exchange_state({})
 
 
 def exchange_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Gives Keras in this thread a state that `new_state` or this has returned, and returns what it had."""
+    """Sets Keras's state in this thread to one returned by `new_state` or this, and returns the former one."""
     own = vars(global_state.GLOBAL_STATE_TRACKER)  # a threading.local
     before = dict(own)
     own.clear()
@@ -225,7 +225,7 @@ def exchange_state(state: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def eager_variables() -> Iterator[None]:
-    """Makes variables at once that are created in this context, where Keras only traces shapes and would defer them."""
+    """Creates variables immediately in this context, where Keras, tracing shapes, would defer them."""
     before = global_state.get_global_attribute("stateless_scope")
     global_state.set_global_attribute("stateless_scope", None)
     try:
@@ -236,7 +236,7 @@ def eager_variables() -> Iterator[None]:
 
 
 def belongs_to_current_strategy(optimizer: tf.keras.optimizers.Optimizer) -> bool:
-    """Returns whether an optimizer was made in the scope of the strategy that is current now."""
+    """Returns whether an optimizer was created in the current strategy's scope."""
     return optimizer._distribution_strategy is tf.distribute.get_strategy()
 
 
@@ -266,7 +266,7 @@ def computing_alone(model: tf.keras.Model) -> Callable[..., Any]:
 
 
 def own_rate(optimizer: tf.keras.optimizers.Optimizer) -> Any:
-    """Returns what an optimizer takes its learning rate from: a variable, a schedule or another callable."""
+    """Returns the source of an optimizer's learning rate: a variable, a schedule or another callable."""
     return optimizer._learning_rate
 
 
@@ -276,7 +276,7 @@ def decays(optimizer: tf.keras.optimizers.Optimizer, variable: Any) -> bool:
 
 
 def learning_rate(optimizer: tf.keras.optimizers.Optimizer, updates_ago: int) -> Any:
-    """Returns an optimizer's own rate; a schedule's, that of so many updates ago."""
+    """Returns an optimizer's own rate; for a schedule, that of so many updates ago."""
     schedule = own_rate(optimizer)
     if updates_ago and isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
         return schedule(tf.maximum(optimizer.iterations - updates_ago, 0))
@@ -284,7 +284,7 @@ def learning_rate(optimizer: tf.keras.optimizers.Optimizer, updates_ago: int) ->
 
 
 def rate_of(optimizer: tf.keras.optimizers.Optimizer) -> Any:
-    """Returns an optimizer's schedule, or what else it was given in its place, or a number."""
+    """Returns an optimizer's schedule, another callable, or a number."""
     rate = optimizer._learning_rate
     return rate if callable(rate) else float(optimizer.learning_rate.numpy())
 
@@ -304,8 +304,8 @@ def update(
       optimizer: prepared by `update_here`.
       gradients: of the variables.
       variables: of this replica, some of those that the optimizer was built for.
-      rates: for each variable its rate, and how many updates it has had, int64 scalars.
-      counts: the updates of each variable for which the optimizer was built.
+      rates: of each variable, with its number of updates, int64 scalars.
+      counts: numbers of updates of all variables for which the optimizer was built.
     """
     optimizer.most_updates = tf.reduce_max(tf.stack(counts))
     optimizer._backend_update_step(gradients, variables, rates)
@@ -321,7 +321,7 @@ def averages(optimizer: tf.keras.optimizers.Optimizer) -> list[tuple[tf.Variable
 
 
 def _average(optimizer: tf.keras.optimizers.Optimizer, counts: list[tf.Tensor]) -> None:
-    """Moves the averages of the weights, and puts them into the weights where that is due, as Keras does. Replica code.
+    """Updates the averages of the weights, and writes them to the weights if due, as Keras does. Replica code.
 
     Their first values are the weights' after the first update.
     """
@@ -337,14 +337,14 @@ def _average(optimizer: tf.keras.optimizers.Optimizer, counts: list[tf.Tensor]) 
 
 
 class _LocalUpdates(tf.keras.optimizers.Optimizer):
-    """Stands between a Keras optimizer's class and Keras's base class, where the all-reduce is.
+    """Is inserted between a Keras optimizer's class and Keras's base class, which has the all-reduce.
 
-    What some rules do once a step (Nadam's product of momenta) is in their `_backend_update_step`,
-    which ends in a call of its super's: here it arrives at the bare rule.
+    Some rules do something once per step (Nadam's product of momenta) in `_backend_update_step`, which ends in a call
+    of its super's: here, the bare rule.
     """
 
-    most_updates = None  # while it updates: how many updates the variable has had that was updated most often
-    own_updates = None  # while a variable is updated: how many updates it has had
+    most_updates = None  # during an update: the largest number of updates of a variable
+    own_updates = None  # during a variable's update: its number of updates
 
     @property
     def iterations(self):

@@ -1,6 +1,6 @@
-"""What `compile` has set on a Keras model, by Keras's own reading of it: losses by output, metrics by name.
+"""The results of a Keras model's `compile`, as read by Keras: losses by output, metrics by name.
 
-With `keras.py` the only code that calls Keras's private functions. Host code reads it; replica code calls `Losses`.
+Besides `keras.py`, the only code that calls Keras's private functions. Host code; replica code calls `Losses`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
 from ..errors import UsageError
 
-# What makes classes of the labels that a loss takes, of [..., classes] or of integers; -1 is none of them.
+# Convert a loss's labels, [..., classes] or integers, to classes; -1 is no class.
 _CLASSES_BY: dict[Callable, Callable] = {
     tf.keras.losses.sparse_categorical_crossentropy: lambda labels, axis: tf.cast(labels, tf.int64),
     tf.keras.losses.categorical_crossentropy: lambda labels, axis: tf.where(
@@ -33,33 +33,33 @@ _running: contextvars.ContextVar[tuple[Callable, dict]] = contextvars.ContextVar
 
 
 def arguments(model: tf.keras.Model) -> dict[str, Any]:
-    """Returns what `compile` was called with."""
+    """Returns the arguments of `compile`."""
     return dict(model._compile_config.config)
 
 
 def set_optimizer(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer) -> None:
-    """Gives a compiled model another optimizer, which a checkpoint does not find there a second time."""
-    del model.optimizer  # and with it TensorFlow's tracking
+    """Sets another optimizer of a compiled model, which checkpoints don't find there a second time."""
+    del model.optimizer  # including TensorFlow's tracking
     vars(model)["optimizer"] = optimizer
 
 
 def direction_of(metric: tf.keras.metrics.Metric) -> str | None:
-    """Returns "max" or "min", the better one of a metric's values; None if Keras does not know."""
+    """Returns "max" or "min", the better direction of a metric; None if Keras does not know it."""
     return {"up": "max", "down": "min"}.get(getattr(metric, "_direction", None))
 
 
 def kept_metrics(model: tf.keras.Model) -> list[str]:
-    """Returns the paths of layers, the model too, that keep metrics of their own beside those of `compile`."""
+    """Returns the paths of layers, including the model, with metrics of their own besides those of `compile`."""
     return [layer.path for layer in model._flatten_layers() if layer._metrics]
 
 
 class OutputLoss(NamedTuple):
-    """A loss of one output over a batch, before it is divided.
+    """A loss of one output over a batch, before division.
 
     Attributes:
       total: a scalar.
-      count: what it is divided by, a scalar float32; None where it stays a sum.
-      is_even: whether each example adds as much to `count`, so that the examples tell it on all replicas.
+      count: its divisor, a scalar float32; None if it stays a sum.
+      is_even: whether each example adds equally to `count`, so the number of examples determines it.
     """
 
     total: tf.Tensor
@@ -67,14 +67,14 @@ class OutputLoss(NamedTuple):
     is_even: bool = True
 
     def of_examples(self, examples) -> tuple:
-        """Returns (a sum, its count) of so many examples: of a mean over examples both add up over batches."""
+        """Returns (a sum, its count) of so many examples: for a mean over examples, both add up over batches."""
         if self.is_even:
             return self.total * (examples / self.count), examples
         return self.total, 0.0 if self.count is None else self.count
 
 
 class Classified(NamedTuple):
-    """What a classifier's loss compares: classes int64 [batch, ...], predictions [batch, ..., classes], which count."""
+    """A classifier's labels int64 [batch, ...], predictions [batch, ..., classes], and which of them count."""
 
     labels: tf.Tensor
     predictions: tf.Tensor
@@ -82,17 +82,17 @@ class Classified(NamedTuple):
 
 
 class Losses(CompileLoss):
-    """The losses of `compile`, found for each output by Keras, and divided by whoever calls `total`.
+    """The losses of `compile` for each output, divided by the caller of `total`.
 
     Attributes:
-      keras_losses: Keras's objects, in the order in which `total` divides them.
+      keras_losses: Keras's objects, in the order of division.
     """
 
     _flat_losses: list | None
     keras_losses: Sequence[tf.keras.losses.Loss] = ()
 
     def build(self, y_true, y_pred):
-        with tf.init_scope():  # Keras makes means of its own, which are not used
+        with tf.init_scope():  # Keras creates means of its own, which are unused
             super().build(y_true, y_pred)
         self.keras_losses = [loss for _, loss, _, _ in self._flat_losses]
         self._flat_losses = [
@@ -105,13 +105,13 @@ class Losses(CompileLoss):
         return [None] * len(self._flat_losses or ())  # Keras's own means of each loss
 
     def total(self, y_true, y_pred, weights, divide: Callable[[OutputLoss], tf.Tensor]) -> tuple[tf.Tensor, dict]:
-        """Returns (the sum of what `divide` makes of each loss, times its weight; each by name, where there are two).
+        """Returns (the weighted sum of the divided losses; with several, each by name).
 
         Args:
-          y_true: labels, in any structure that Keras's `fit` takes.
+          y_true: labels, in any structure of Keras's `fit`.
           y_pred: the model's outputs.
-          weights: one number an example, or an array or one for each output as Keras's `fit` takes them; None is 1.
-          divide: makes a scalar of a loss.
+          weights: one number per example, or an array, or one per output as in Keras's `fit`; None is 1.
+          divide: reduces a loss to a scalar.
         """
         by_name: dict[str, tf.Tensor] = {}
         weights = self._by_output(weights) if tf.keras.tree.is_nested(weights) else weights
@@ -123,10 +123,10 @@ class Losses(CompileLoss):
         return total, by_name if len(self._flat_losses) > 1 else {}
 
     def classified(self, y_true, y_pred, weights) -> Classified | None:
-        """Returns what the one loss compares, if it is a cross-entropy over classes; else None. Arguments as `total`'s.
+        """Returns the labels and predictions of a single cross-entropy over classes, else None. Arguments as `total`'s.
 
-        Counted are labels that are classes and that count in the loss: not those of its `ignore_class`, under a mask or
-        of weight 0.
+        Labels count if they are classes and count in the loss: not those of `ignore_class`, under a mask or of weight
+        0.
         """
         loss = self.keras_losses[0]
         classes_of = _CLASSES_BY.get(getattr(loss, "fn", None))
@@ -143,7 +143,7 @@ class Losses(CompileLoss):
         return Classified(labels, predictions, counted)
 
     def _by_output(self, weights) -> Any:
-        """Returns the weights of each output as Keras looks them up. Raises UsageError where they are not of each."""
+        """Returns the weights of each output, as Keras does. Raises UsageError if some are missing."""
         form, arrays = self._y_pred_build_structure, [*weights]
         names = self.output_names or (sorted(form) if isinstance(form, dict) else [*range(len(form or ()))])
         if tf.keras.tree.is_nested(form) and isinstance(weights, dict) and {*arrays} == {*names}:
@@ -182,7 +182,7 @@ def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
         labels, _ = squeeze_or_expand_to_same_rank(tf.cast(y_true, values.dtype), y_pred)
         fits = tf.reduce_all((labels >= 0) & (labels <= 1), axis=getattr(loss, "axis", -1))
         values, fits = squeeze_or_expand_to_same_rank(values, fits)
-        # Of another label, if it counts, there is no cross-entropy: Keras has a number for it, which may be below 0.
+        # For any other label that counts there is no cross-entropy; Keras returns some number, which may be below 0.
         values = tf.where(fits | (values == 0), values, math.nan)
     if values.shape.rank == 0:
         return OutputLoss(values, tf.constant(1.0))
@@ -202,7 +202,7 @@ def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
 
 
 def _values(loss, y_true, y_pred) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Returns (a loss's values before weights, which of them count or None); as Keras's `Loss.__call__` begins."""
+    """Returns (a loss's values before weights, their mask or None), like the beginning of Keras's `Loss.__call__`."""
     masks = [mask_of(y_pred)]
     y_pred, y_true = (
         tf.keras.tree.map_structure(lambda x: backend.convert_to_tensor(x, dtype=loss.dtype), y)
@@ -223,7 +223,7 @@ def beside_mask(weights: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 def without_missing(labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """Replaces labels [batch, ...] that are not finite by 0 where their weights, [batch] or [batch, ...], are 0.
 
-    A label that is missing may be NaN. Its loss times 0 would be NaN, and so would its gradient.
+    A missing label may be NaN. Its loss times 0 would be NaN, and so would its gradient.
     """
     if not labels.dtype.is_floating:
         return labels
@@ -253,7 +253,7 @@ class Metric(NamedTuple):
         return self.metric.name
 
     def result(self) -> Metric:
-        """Returns itself: Keras asks for each metric's result by the name that logs have for it."""
+        """Returns itself, for Keras, which reads each metric's result by its name in logs."""
         return self
 
 
@@ -271,7 +271,7 @@ class Metrics:
     def __init__(self, model: tf.keras.Model, y_true, y_pred):
         compiled, names = arguments(model), getattr(model, "output_names", None)
         self._compile_metrics = CompileMetrics(compiled["metrics"], compiled["weighted_metrics"], output_names=names)
-        for each in (self._compile_metrics, model._compile_metrics):  # callbacks ask the model's own
+        for each in (self._compile_metrics, model._compile_metrics):  # callbacks read the model's own
             each.build(y_true, y_pred)
         for is_weighted, of_outputs in (
             (False, self._compile_metrics._flat_metrics),

@@ -1,6 +1,6 @@
-"""Copies a compiled Keras model: clones it from its configuration, and copies what that leaves out. Host code.
+"""Copies a compiled Keras model: clones it from its configuration, and copies the rest. Host code.
 
-With `keras.py` and `keras_compile.py` the only code that calls Keras's private functions.
+Besides `keras.py` and `keras_compile.py`, the only code that calls Keras's private functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keras.src.saving.serialization_lib import SafeModeScope
 
 from .keras import exchange_state, layers_in, new_state
 
-# Of a layer and of a variable: what its configuration may leave out, and the copy takes as it is.
+# Attributes of layers and variables that configurations may omit, and that are copied unchanged.
 _OF_LAYER = ("name", "_path", "_dtype_policy", "activity_regularizer", "autocast")
 _OF_VARIABLE = ("_name", "_path", "trainable", "regularizer", "constraint")
 _COMPARED_BY_PARTS = (tf.keras.layers.Layer, tf.keras.Variable, tf.keras.metrics.Metric, tf.keras.optimizers.Optimizer)
@@ -26,13 +26,13 @@ _VALUES = (bool, int, float, str, bytes, type(None), np.generic, np.ndarray, tf.
 
 
 def copied(model: tf.keras.Model) -> tf.keras.Model:
-    """Returns a new model with the same layers, not compiled, whose weights are not the model's.
+    """Returns a new, uncompiled model with the same layers and new weights.
 
-    What Keras raises, where a class has no configuration, goes on.
+    Keras's errors, e.g. for a class without a configuration, are passed on.
     """
-    compiled, model.compiled = model.compiled, False  # else Keras would make the optimizer's variables as well
+    compiled, model.compiled = model.compiled, False  # else Keras would also create the optimizer's variables
     try:
-        with SafeModeScope(False):  # what it makes again is at hand, not read from a file
+        with SafeModeScope(False):  # the objects exist here, and are not read from a file
             if isinstance(model, tf.keras.Sequential) or hasattr(model, "_run_through_graph"):
                 return tf.keras.models.clone_model(model, clone_function=_copied_layer, recursive=True)
             return _made_again(model)
@@ -49,13 +49,13 @@ def _made_again(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
 
 
 def complete(source: tf.keras.Model, copy: tf.keras.Model) -> None:
-    """Gives a copy all that its configuration has left out, so that it computes and trains as its source does.
+    """Copies everything that the configuration omits, so that the copy computes and trains like its source.
 
-    That is, of each layer: whether it is trainable, its dtype policy and name, its attributes that are plain values or
-    arrays, and its variables' regularizers, constraints and paths. Both are built, or neither is.
+    For each layer: `trainable`, dtype policy, name, attributes that are plain values or arrays, and its variables'
+    regularizers, constraints and paths. Both models are built, or neither.
 
     Raises:
-      ValueError: they differ in what can't be copied; names it.
+      ValueError: names a difference that can't be copied.
     """
     theirs, mine = layers_in(source), layers_in(copy)
     if [*map(type, theirs)] != [*map(type, mine)]:
@@ -67,7 +67,7 @@ def complete(source: tf.keras.Model, copy: tf.keras.Model) -> None:
 
 def _complete_layer(theirs: tf.keras.layers.Layer, mine: tf.keras.layers.Layer) -> None:
     layer_name = f"{type(theirs).__name__} {theirs.path or theirs.name}"
-    mine.trainable = theirs.trainable  # and all in it, which come after it and are set themselves
+    mine.trainable = theirs.trainable  # also sets its sublayers, which come later and are set again
     vars(mine).update((name, vars(theirs)[name]) for name in _OF_LAYER)
     own, others = ([*each._trainable_variables, *each._non_trainable_variables] for each in (theirs, mine))
     if len(own) != len(others):
@@ -90,8 +90,8 @@ def _form(variable: tf.keras.Variable) -> str:
 
 @functools.cache
 def _of_keras() -> frozenset[str]:
-    """Returns the attributes of each layer and model that are Keras's own affair."""
-    before = new_state()  # so that the names of the user's layers go on as without this one
+    """Returns the attributes of layers and models that are Keras's own."""
+    before = new_state()  # keeps the numbering of the user's layers
     try:
         inputs = tf.keras.Input([1])
         blank = tf.keras.Model(inputs, inputs)
@@ -102,14 +102,14 @@ def _of_keras() -> frozenset[str]:
 
 
 def _differing(theirs: Any, mine: Any, but: Set[str]) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of an object, by name, that its copy lacks, or has with another value."""
+    """Yields an object's attributes, by name, that its copy lacks or has with another value."""
     for name, value in [*vars(theirs).items()]:
         if name not in but and not (name in vars(mine) and _equal(value, vars(mine)[name])):
             yield name, value
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Returns whether two attributes are equal as far as that can be told; layers and the like are compared apart."""
+    """Returns whether two attributes are equal, if that can be decided; layers and the like are compared elsewhere."""
     if one is other or isinstance(one, (*_COMPARED_BY_PARTS, *_OTHER_IN_A_COPY)):
         return True
     if isinstance(one, dict) and isinstance(other, dict):
@@ -133,7 +133,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether a copy may have the same object: a value, or a collection of values."""
+    """Returns whether a copy may share an object: a value, or a collection of values."""
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -143,7 +143,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def copy_state(source: tf.keras.Model, copy: tf.keras.Model) -> None:
-    """Gives the layers of a model that `copied` has made the weights of its own, and the words that they look up."""
+    """Copies the weights and lookup tables of a model to the layers of its copy by `copied`."""
     for theirs, mine in zip(layers_in(source), layers_in(copy), strict=True):
         store: dict[str, Any] = {}
         theirs.save_own_variables(store)
@@ -156,9 +156,9 @@ def copy_state(source: tf.keras.Model, copy: tf.keras.Model) -> None:
 
 
 def copied_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
-    """Returns a new optimizer of the same class, rate, settings and exclusions, with nothing updated yet."""
+    """Returns a new optimizer of the same class, rate, settings and exclusions, without updates."""
     rate = optimizer._learning_rate
-    if callable(rate):  # a schedule has no state: it is shared, and needs no configuration
+    if callable(rate):  # a schedule has no state, so it is shared
         try:
             vars(optimizer)["_learning_rate"] = None
             config = {**optimizer.get_config(), "learning_rate": rate}

@@ -1,6 +1,6 @@
-"""What a `tf.data.Dataset` is made of, as far as its objects show: private names of TensorFlow's. Host code.
+"""Inspects how a `tf.data.Dataset` is built, by private names of TensorFlow. Host code.
 
-`tests/engine/internals/test_private_names.py` names those that a new TensorFlow lacks.
+`tests/engine/internals/test_private_names.py` lists those that a new TensorFlow lacks.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _BATCHES = (
 )
 _MAPS = (map_op._MapDataset, map_op._ParallelMapDataset, scan_op._ScanDataset)
 _UNCHANGED = (dataset_ops.UnaryUnchangedStructureDataset, dataset_ops._RestructuredDataset)
-# Operations of a function that is mapped to datasets, which make its elements batches, or may.
+# Operations of mapped functions that return batches, or may.
 _MAY_BATCH = ("Batch", "GeneratorDataset", "TensorDataset")
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool | None:
-    """Returns whether each element is a batch, by the operations that made it; None if they don't tell."""
+    """Returns whether elements are batches, by the operations that made them; None if unknown."""
     return _batches(dataset, _first_axis(dataset))
 
 
@@ -51,7 +51,7 @@ def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
         return False
     if isinstance(dataset, _MAPS):
         batched = _batches(inputs[0], _first_axis(inputs[0]))
-        return batched if not batched or size == _first_axis(inputs[0]) else None  # else it made other rows of them
+        return batched if not batched or size == _first_axis(inputs[0]) else None  # else it made other rows from them
     if isinstance(dataset, (from_tensors_op._TensorDataset, dataset_ops._VariantDataset)):
         return None
     functions = [function.function.graph for function in dataset._functions()]
@@ -63,7 +63,7 @@ def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
 
 
 def ends(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a dataset is known to end, although its length may not be known: of a filter, say."""
+    """Returns whether a dataset is known to end, even if its length is unknown, e.g. after a filter."""
     cardinality = int(dataset.cardinality())
     if cardinality != tf.data.UNKNOWN_CARDINALITY:
         return cardinality >= 0
@@ -78,7 +78,7 @@ def _first_axis(dataset: tf.data.Dataset) -> int | None:
 
 
 def files_written(dataset: tf.data.Dataset) -> list[str]:
-    """Returns the paths that a pipeline writes to as it is read: its caches, and its snapshots."""
+    """Returns the paths that reading a pipeline writes to: its caches and snapshots."""
     paths = []
     for each in _all(dataset):
         if isinstance(each, cache_op.CacheDataset):

@@ -1,6 +1,6 @@
-"""TensorFlow's private functions, each behind a name that says what it is for; no other file calls one. Host code.
+"""TensorFlow's private functions, each behind a name that says its purpose; no other file calls them. Host code.
 
-`tests/engine/internals/test_private_names.py` names those that a new TensorFlow lacks.
+`tests/engine/internals/test_private_names.py` lists those that a new TensorFlow lacks.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from tensorflow.python.ops import resource_variable_ops, script_ops
 
 from ..errors import UsageError
 
-# Saves what is assigned to its attributes, and is not a tf.Module.
+# Saves its attributes, and is not a tf.Module.
 TrackableNode = tf.__internal__.tracking.AutoTrackable
-_KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those that hold nothing by themselves
+_KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those without contents of their own
 
 
 class _Generated(importlib.abc.ExecutionLoader):
-    """Loads a module of code that AutoGraph has generated from memory; tracebacks and `inspect` ask it for the source.
+    """Loads a module of AutoGraph's generated code from memory; serves its source to tracebacks and `inspect`.
 
-    AutoGraph would write it to a temporary file, which it removes as the interpreter ends: not after a kill, nor
-    after `os._exit`, and its byte code never.
+    AutoGraph would write it to a temporary file, which it removes at the interpreter's end, but not after a kill or
+    `os._exit`, and its byte code never.
     """
 
     _numbers = itertools.count()
@@ -54,12 +54,12 @@ class _Generated(importlib.abc.ExecutionLoader):
 
     @classmethod
     def load(cls, source: str, delete_on_exit: bool) -> tuple[ModuleType, str]:
-        """Stands for AutoGraph's `load_source`."""
+        """Replaces AutoGraph's `load_source`."""
         name = f"__autograph_generated_file{next(cls._numbers)}"
         spec = importlib.util.spec_from_loader(name, cls(source))
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        linecache.getlines(module.__file__, vars(module))  # kept: its functions have the globals of the user's module
+        linecache.getlines(module.__file__, vars(module))  # cached: its functions have the globals of the user's module
         return module, module.__file__
 
 
@@ -69,8 +69,8 @@ loader.load_source = _Generated.load
 def bias_gradient(dy: tf.Tensor, data_format: str | bytes = "NHWC") -> tf.Tensor:
     """Computes the gradient of a bias [channels] from the gradient of `tf.nn.bias_add`'s outputs.
 
-    Accumulates in float32: on CPUs TensorFlow's kernel accumulates 16-bit values in 16 bits, and makes 256 of 4,096
-    ones in bfloat16.
+    Accumulates in float32: on CPUs TensorFlow's kernel accumulates 16-bit values in 16 bits, and sums 4,096 ones in
+    bfloat16 to 256.
     """
     if dy.dtype.size != 2:
         return tf.raw_ops.BiasAddGrad(out_backprop=dy, data_format=data_format)
@@ -79,77 +79,77 @@ def bias_gradient(dy: tf.Tensor, data_format: str | bytes = "NHWC") -> tf.Tensor
 
 
 def _bias_add_gradients(op, dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return dy, bias_gradient(dy, op.get_attr("data_format") or "NHWC")  # None of an op that ran eagerly
+    return dy, bias_gradient(dy, op.get_attr("data_format") or "NHWC")  # None for an eager op
 
 
-# Keras's layers add their biases by this op too.
+# Keras's layers add their biases by this op, too.
 ops.gradient_registry._registry["BiasAdd"]["type"] = _bias_add_gradients
 
 
 def has_started() -> bool:
-    """Returns whether TensorFlow has found its devices, and started its threads."""
+    """Returns whether TensorFlow has initialized its devices and threads."""
     return context.context()._initialized
 
 
 def session_config() -> tf.compat.v1.ConfigProto:
-    """Returns the settings that this process's devices and servers start with, a copy."""
+    """Returns a copy of the settings for this process's devices and servers."""
     return context.context().config
 
 
 def receive_in_chunks(size_bytes: int) -> None:
-    """Makes this process's server, not started yet, cut each tensor into chunks of this size for the wire."""
+    """Makes this process's server, before its start, send tensors in chunks of this size."""
     configuration = session_config()
     configuration.experimental.recv_buf_max_chunk = size_bytes
     context.context()._config = configuration  # TensorFlow 2 has no public setter for it
 
 
 def current_device() -> str:
-    """Returns the device that `tf.device` has set here; "" where there is none."""
+    """Returns the device set by `tf.device` here; "" without one."""
     return context.context().device_name
 
 
 def wait_for_operations() -> None:
-    """Waits until the operations that this thread has begun have ended."""
+    """Waits for the operations started by this thread."""
     context.context().executor.wait()
 
 
 def abort_collectives(reason: str) -> None:
-    """Makes all collectives of this process fail, both waiting and later ones. Raises tf.errors.OpError if they did."""
+    """Makes this process's collectives fail, waiting and later ones. Raises tf.errors.OpError if they already do."""
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
 
 
-# Held while a thread seeds the random generators of Python, NumPy and TensorFlow and samples from them: they are the
-# process's, and another thread's run would sample in between.
+# Held while a thread seeds the random generators of Python, NumPy and TensorFlow and uses them: they are the process's,
+# and another thread's run would use them in between.
 SEEDED = threading.RLock()
 
 
 def random_state() -> dict[str, Any]:
-    """Returns TensorFlow's global seed and the generator made of it, for `restore_random_state`."""
+    """Returns TensorFlow's global seed and its generator, for `restore_random_state`."""
     eager = context.context()
     return {name: getattr(eager, name, None) for name in ("_seed", "_rng")}
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Restores what `random_state` has returned."""
+    """Restores the result of `random_state`."""
     vars(context.context()).update(state)
 
 
 def use_new_collective_keys() -> None:
-    """Gives the next `MirroredStrategy` keys of its own: each numbers its collectives from the same key on."""
+    """Gives the next `MirroredStrategy` its own collective keys: otherwise all number them from the same key."""
     tf.distribute.MirroredStrategy._collective_key_base += 1 << 16
 
 
 def gather(replica: tf.distribute.ReplicaContext, value: tf.Tensor) -> tf.Tensor:
-    """Returns all replicas' values, joined along the first axis, by one collective; in `MultiWorkerMirroredStrategy`.
+    """Concatenates all replicas' values along the first axis by one collective; in `MultiWorkerMirroredStrategy`.
 
-    `ReplicaContext.all_gather` first gathers the shapes, which have to be alike here.
+    `ReplicaContext.all_gather` first gathers the shapes, which must be equal here.
     """
     launcher = replica.strategy.extended._cross_device_ops._launchers[replica._replica_id]
     return launcher._all_gather(value, options=None)
 
 
 def single_replica_context() -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
-    """Makes this replica the only one of its strategy for code traced within: its sums and gathers are its own.
+    """Makes this replica the only one of its strategy for code traced within: sums and gathers return its own values.
 
     Variables stay this replica's copies. The engine's own collectives span all replicas (`all_replicas_context`).
     """
@@ -167,7 +167,7 @@ def single_replica_context() -> contextlib.AbstractContextManager[tf.distribute.
 
 
 def forbid_exchange(why: str) -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
-    """Has sums and gathers over replicas, but the engine's own, raise ValueError in what is traced within."""
+    """Makes sums and gathers across replicas, except the engine's, raise ValueError in code traced within."""
 
     def refuse(self, *_, **__):
         raise UsageError(why)
@@ -176,18 +176,18 @@ def forbid_exchange(why: str) -> contextlib.AbstractContextManager[tf.distribute
 
 
 def all_replicas_context() -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
-    """Undoes the two above within them; yields this replica's context."""
+    """Reverts the two above within them; yields this replica's context."""
     return _replica_context()
 
 
 def is_only_replica() -> bool:
-    """Returns whether code that is traced here is within `single_replica_context`."""
+    """Returns whether code traced here is within `single_replica_context`."""
     return getattr(type(tf.distribute.get_replica_context()), "is_only", False)
 
 
 @contextlib.contextmanager
 def _replica_context(**members: Any) -> Iterator[tf.distribute.ReplicaContext]:
-    """Gives this replica's context another class within: a subclass of its own with other members."""
+    """Changes the class of this replica's context within, to a subclass with other members."""
     replica = tf.distribute.get_replica_context()
     before = type(replica)
     own = getattr(before, "of_all", before)
@@ -199,7 +199,7 @@ def _replica_context(**members: Any) -> Iterator[tf.distribute.ReplicaContext]:
 
 
 def replica_id() -> int | tf.Tensor:
-    """Returns this replica's id in its strategy: an int if known when the step is traced; 0 outside of replicas."""
+    """Returns this replica's id in its strategy, an int if known when tracing; 0 outside replicas."""
     if tf.distribute.get_replica_context() is None:
         return 0
     with all_replicas_context() as replica:
@@ -208,19 +208,19 @@ def replica_id() -> int | tf.Tensor:
 
 
 def ordering_token(device: str) -> tf.Variable:
-    """Makes what orders all collectives of one replica, whatever their group; without one they hang on one process."""
+    """Returns a token that orders a replica's collectives of all groups; without it they hang in a single process."""
     with tf.init_scope(), tf.device(device):
         return tf.Variable(0.0, trainable=False)
 
 
 class Collectives:
-    """What one replica exchanges with the others of its group. Made on the host, called in replica code.
+    """A replica's exchanges with the others of its group. Created on the host, called in replica code.
 
     Args:
-      group_key: of the group, of no other in any of its processes.
+      group_key: unique to the group in all its processes.
       size: replicas in it.
       device: of this one.
-      token: of `ordering_token`, shared by all groups that the replica is in.
+      token: of `ordering_token`, shared by all groups of the replica.
     """
 
     def __init__(self, group_key: int, size: int, device: str, token: tf.Variable):
@@ -237,11 +237,11 @@ class Collectives:
         return self._launcher.all_reduce(value)
 
     def all_gather(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns all values, joined along the first axis, in the order of the replicas."""
+        """Returns all values, concatenated along the first axis in the order of the replicas."""
         return self._launcher._all_gather(value, options=None)
 
     def all_to_all(self, value: tf.Tensor) -> tf.Tensor:
-        """Sends value[i] of [size, ...] to replica i; returns what this one was sent, by the replica it came from."""
+        """Sends value[i] of [size, ...] to replica i; returns the received values by sender."""
         with tf.device(self._device):
             sent = tf.raw_ops.CollectiveAllToAllV2(
                 input=value,
@@ -254,12 +254,12 @@ class Collectives:
 
 
 def divide_by_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.data.Dataset:
-    """Returns a worker's part of a dataset by its own `auto_shard_policy`, which only a strategy applies by itself."""
+    """Returns a worker's part of a dataset by its own `auto_shard_policy`, which otherwise only strategies apply."""
     return distribute._AutoShardDataset(dataset, workers, worker)
 
 
 def iterator_state(iterator: tf.data.Iterator) -> bytes:
-    """Returns where a plain iterator stands, buffers included. Raises tf.errors.OpError if it holds a stateful op."""
+    """Returns a plain iterator's state, including buffers. Raises tf.errors.OpError for stateful ops."""
     (resource,) = tf.nest.flatten(iterator, expand_composites=True)
     serialized = tf.raw_ops.SerializeIterator(
         resource_handle=resource,
@@ -269,18 +269,18 @@ def iterator_state(iterator: tf.data.Iterator) -> bytes:
 
 
 def restore_iterator(iterator: tf.data.Iterator, state: bytes) -> None:
-    """Sets a plain iterator over the same pipeline to what `iterator_state` has returned. Raises tf.errors.OpError."""
+    """Sets a plain iterator over the same pipeline to a result of `iterator_state`. Raises tf.errors.OpError."""
     (resource,) = tf.nest.flatten(iterator, expand_composites=True)
     tf.raw_ops.DeserializeIterator(resource_handle=resource, serialized=tf.io.parse_tensor(state, tf.variant))
 
 
 def shuffled(dataset: tf.data.Dataset, buffer_size: int, seed: tf.Tensor) -> tf.data.Dataset:
-    """Shuffles a dataset, the same each time that it is read: `dataset.shuffle` makes an op that can't be saved.
+    """Shuffles a dataset, equally each time it is read: `dataset.shuffle` creates an op that can't be saved.
 
     Args:
       dataset: of tensors.
       buffer_size: elements in the buffer.
-      seed: scalar int64, may be computed in a graph.
+      seed: scalar int64, possibly of a graph.
     """
     spec = dataset.element_spec
     mixed = tf.raw_ops.ShuffleDataset(
@@ -296,12 +296,12 @@ def shuffled(dataset: tf.data.Dataset, buffer_size: int, seed: tf.Tensor) -> tf.
 
 
 def variable_without_value(shape: Sequence[int], dtype: tf.DType, name: str, trainable: bool | None) -> tf.Variable:
-    """Makes a variable in a graph that takes no memory: its device and colocation are known, its value is not."""
+    """Creates a variable in a graph without memory: its device and colocation are known, its value is not."""
     return resource_variable_ops.UninitializedVariable(shape=shape, dtype=dtype, name=name, trainable=trainable)
 
 
 class TemporaryVariable(NamedTuple):
-    """What stands for a variable that lives while one run of its graph needs it."""
+    """A variable that exists during one run of its graph."""
 
     handle: tf.Tensor
     dtype: tf.DType
@@ -310,40 +310,40 @@ class TemporaryVariable(NamedTuple):
 
 
 def temporary_variable(value: tf.Tensor) -> TemporaryVariable:
-    """Makes a variable of this value in each run of the graph, for kernels that update one; gone after its use."""
+    """Creates a variable with this value in each run of the graph, for kernels that update one."""
     handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=context.anonymous_name())
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
     return TemporaryVariable(handle, value.dtype, value.shape)
 
 
 def allow_compute_on_coordinator(distribution: tf.distribute.ParameterServerStrategy) -> None:
-    """Lets the coordinator's own process call `distribution.run` without a warning."""
+    """Allows the coordinator's own process to call `distribution.run` without a warning."""
     distribution.extended._allow_run_without_coordinator = True
 
 
 def on_each_worker(coordinator: tf.distribute.coordinator.ClusterCoordinator, make: Callable[[], Any], specs: Any):
-    """Calls `make` for each worker, with its devices in scope, and again for one that comes back.
+    """Calls `make` for each worker, in the scope of its devices, and again for one that returns.
 
-    Datasets, which have a public name for it, would hold arrays in their graph, and take none of 2 GiB.
+    Datasets, which have a public function for this, keep arrays in their graph, below 2 GiB.
 
     Args:
       coordinator: of the workers.
       make: returns a nest of tensors.
-      specs: of these.
+      specs: of these tensors.
 
     Returns:
-      An argument of what is scheduled, for which each worker gets its own.
+      An argument for scheduled functions; each worker gets its own.
     """
     made = coordinator._create_per_worker_resources(make)
     for value in made._values:
-        value._type_spec = specs  # which TensorFlow knows of compiled functions only
+        value._type_spec = specs  # TensorFlow knows it only for compiled functions
     return made
 
 
 def weak_method(method: Callable, otherwise: Callable[[], Any]) -> Callable:
-    """Returns a function that calls a method, whose object it does not keep, and `otherwise` where that is gone.
+    """Returns a function that calls a method without keeping its object alive, or `otherwise` if that is gone.
 
-    For `tf.numpy_function`: TensorFlow keeps what is called in a graph for as long as the process (its script_ops.py).
+    For `tf.numpy_function`: TensorFlow keeps functions called in a graph until the process ends (its script_ops.py).
     """
     reference = weakref.WeakMethod(method)
 
@@ -357,42 +357,42 @@ def weak_method(method: Callable, otherwise: Callable[[], Any]) -> Callable:
 def answer_to(name: str, function: Callable) -> None:
     """Makes this process call `function` for each `called_by_name(name)` in a graph, also another process's.
 
-    For as long as somebody keeps the function: TensorFlow refers to it weakly.
+    As long as the function exists: TensorFlow has a weak reference.
 
     Args:
-      name: by which graphs know it.
+      name: of the function in graphs.
       function: takes NumPy arrays and returns a list of them.
     """
     script_ops._py_funcs._funcs[name] = function
 
 
 def called_by_name(name: str, inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
-    """Calls what `answer_to` has named in the process that runs this; returns tensors of these types."""
+    """Calls the function that `answer_to` has registered in the executing process; returns tensors of these types."""
     return tf.raw_ops.PyFunc(input=list(inputs), token=name, Tout=list(dtypes))
 
 
 def ends_executor(function: Any) -> bool:
-    """Returns whether it releases a thread's executor, where errors of a lost server come up again."""
+    """Returns whether it releases a thread's executor, which raises a lost server's errors again."""
     return function is Executor.__del__
 
 
 def function_graph(graph: tf.Graph, name: str) -> tf.Graph:
-    """Returns the graph of the function that a graph knows by this name; none of `ctc_loss`'s, which has no object."""
+    """Returns the graph of a function that a graph calls by this name; None for `ctc_loss`'s, which has no object."""
     return getattr(graph._get_function(name), "graph", None) or tf.__internal__.FuncGraph(name)
 
 
 def variables_read(graph: tf.Graph) -> list[tf.Variable]:
-    """Returns the variables, of each replica its own, that are read in a graph which is being traced."""
+    """Returns the variables, each replica's own, that are read in the graph being traced."""
     return list(getattr(graph, "_watched_variables", ()))
 
 
 def computed_whole(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the same tensors, of which XLA computes every element even where not all are looked at."""
+    """Returns the same tensors; XLA then computes all elements, even unused ones."""
     return list(xla.optimization_barrier(*tensors))
 
 
 def has_state_beside_variables(node: Any) -> bool:
-    """Returns whether a trackable object saves more than the variables reached through it: a table, an iterator."""
+    """Returns whether a trackable object saves more than its variables, like a table or an iterator."""
     for kind in type(node).__mro__:
         if _KINDS_OF_TRACKABLE in kind.__module__:
             return False

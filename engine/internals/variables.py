@@ -1,6 +1,6 @@
-"""Finds a variable's own copy: under Keras's, on this replica, on its parameter server; and its name.
+"""Finds a variable's own copy: Keras's underlying one, this replica's, its parameter server's; and its name.
 
-Also finds what an object holds of a kind, such as variables.
+Also finds an object's parts of a kind, such as variables.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from .tensorflow import replica_id
 
 
 def path_of(variable) -> str:
-    """Returns what people call a variable: a Keras variable's path, a tf.Variable's name."""
+    """Returns a variable's name for people: a Keras variable's path, a tf.Variable's name."""
     return getattr(variable, "path", None) or variable.name.removesuffix(":0")
 
 
 def key_of(variable, position: int) -> str:
-    """Returns the key in checkpoints of what is kept for a variable that stands at a position among others.
+    """Returns the key in checkpoints for a variable's state, by its position among others.
 
-    Keras numbers layers and unnamed variables through the life of a process ("dense_7/kernel", "variable_12"): only the
-    last part without its number is the same in the process that restores.
+    Keras numbers layers and unnamed variables within a process ("dense_7/kernel", "variable_12"): only the last part
+    without its number is the same in the restoring process.
     """
     leaf = re.sub(r"(:\d+|_\d+)+$", "", path_of(variable).split("/")[-1])
     return f"{position:04d}_{leaf}"
 
 
 def own_copy(variable: tf.Variable) -> tf.Variable:
-    """Returns this replica's copy of a mirrored variable, the first one's outside of replicas; any other as it is."""
+    """Returns this replica's copy of a mirrored variable (the first outside replicas); others unchanged."""
     if not isinstance(variable, tf.distribute.DistributedValues):
         return variable
     copies = variable.distribute_strategy.experimental_local_results(variable)
@@ -39,34 +39,34 @@ def own_copy(variable: tf.Variable) -> tf.Variable:
 
 
 def server_of(variable: tf.Variable) -> str | None:
-    """Returns the device of a variable that a parameter server has; None for any other."""
+    """Returns the device of a variable on a parameter server; None for others."""
     device = variable.device or ""
     return device if "/job:ps" in device else None
 
 
 def on_server(variable: tf.Variable):
-    """Returns the device context of a variable's server; an empty context where it is not a server's."""
+    """Returns the device context of a variable's server; an empty context for others."""
     server = server_of(variable)
     return tf.device(server) if server else contextlib.nullcontext()
 
 
 def mark_shard(variable: tf.Variable, owner: Any) -> None:
-    """Records that a variable is a part of what `owner` has of several, which count as one."""
+    """Records that a variable is one of several of `owner` that count as one."""
     variable.shard_of = id(owner)
 
 
 def is_shard(variable) -> bool:
-    """Returns whether a variable is a shard of a table, of which a step updates only the rows that it uses."""
+    """Returns whether a variable is a table's shard, of which a step updates only the rows in use."""
     return hasattr(variable, "shard_of")
 
 
 def whole_of(variable) -> int:
-    """Returns the same number for all shards of a table, and one of its own for any other variable."""
+    """Returns one number for all shards of a table, and a unique number for any other variable."""
     return getattr(variable, "shard_of", id(variable))
 
 
 def tf_variable(variable):
-    """Returns the tf.Variable under a Keras variable; a tf.Variable as it is."""
+    """Returns the tf.Variable of a Keras variable; a tf.Variable unchanged."""
     return variable.value if isinstance(variable, tf.keras.Variable) else variable
 
 
@@ -76,12 +76,12 @@ def read_local(variable: tf.Variable) -> tf.Tensor:
 
 
 def assign_local(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Assigns this replica's copy. Replica code; for values equal on all replicas, or meant to differ."""
+    """Assigns this replica's copy. Replica code; for values that are equal on all replicas, or differ on purpose."""
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.cast(value, variable.dtype))
 
 
 def not_implemented(error: NotImplementedError) -> tuple[tf.Variable, str] | None:
-    """Returns the variable, and its method, that raised an error since its kind does not have the method."""
+    """Returns the variable and method of an error about a method that the variable's kind lacks."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -92,10 +92,10 @@ def not_implemented(error: NotImplementedError) -> tuple[tf.Variable, str] | Non
 def tracked(owner: tf.Module, kind: type | tuple[type, ...]) -> dict[str, Any]:
     """Finds the objects of a kind among a module's attributes, at any depth.
 
-    Looks into lists, tuples, dictionaries and modules, except those of the engine's own, such as an optimizer.
+    Searches lists, tuples, dictionaries and modules, except the engine's own, such as optimizers.
 
     Returns:
-      Each object once, by its path ("towers.left.0"), attributes in the order of their names.
+      Each object once, by its path ("towers.left.0"), with attributes in the order of their names.
     """
     by_path: dict[str, Any] = {}
     seen = {id(owner)}
@@ -124,7 +124,7 @@ def _items(value) -> Iterable[tuple[Any, Any]]:
 
 
 def _attributes(module: tf.Module) -> list[tuple[str, Any]]:
-    # TensorFlow keeps what it tracks under names that begin so.
+    # Prefix of the names under which TensorFlow tracks objects.
     return [(name, value) for name, value in sorted(vars(module).items()) if not name.startswith("_self_")]
 
 

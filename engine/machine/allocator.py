@@ -1,4 +1,4 @@
-"""The C library's allocator, kept from giving freed memory back to the system between steps. Host code."""
+"""Keeps the C library's allocator from returning freed memory to the system between steps. Host code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MALLOPT = {
 def keep_freed_memory() -> bool:
     """Keeps freed memory in the process, so that a step does not fault its temporaries in again. glibc only.
 
-    Has to run before TensorFlow allocates. Returns whether it took effect.
+    Must run before TensorFlow allocates. Returns whether it took effect.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -32,10 +32,10 @@ def keep_freed_memory() -> bool:
 
 @functools.cache
 def keep_freed_memory_with_tensorflow() -> None:
-    """Tunes the allocator again after TensorFlow has reset it. To be called once TensorFlow has its devices.
+    """Tunes the allocator again after TensorFlow has reset it. Call it after TensorFlow has created its devices.
 
-    As its first GeneratorDataset is made (every distributed iterator holds one), TensorFlow 2.21 sets M_TRIM_THRESHOLD
-    back to 128 KiB, once a process. So the first one is made here.
+    With its first GeneratorDataset (every distributed iterator has one), TensorFlow 2.21 resets M_TRIM_THRESHOLD to
+    128 KiB, once per process. So the first one is created here.
     """
     import tensorflow as tf
 

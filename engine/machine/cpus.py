@@ -1,4 +1,4 @@
-"""The CPUs that this process may use, and their use: its affinity, control groups, /proc. Host code, no TensorFlow."""
+"""The CPUs that this process may use: affinity, control groups, /proc. Host code, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def usable_cpus(pids: Iterable[int]) -> set[int]:
         return set(range(os.cpu_count() or 1))
     cpus = set()
     for pid in pids:
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # ended meanwhile
             cpus |= os.sched_getaffinity(pid)
     return cpus
 
 
 def quota_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Returns the cores that a control group's (v1 or v2) CPU quota leaves this process; infinity without one."""
+    """Returns the number of cores in a control group's (v1 or v2) CPU quota; infinity without one."""
     return min(map(_quota_cores, _control_groups(proc, cgroups)), default=math.inf)
 
 
 def features(proc: Path = Path("/proc")) -> set[str]:
-    """Returns the features of this machine's CPUs by the kernel's names (`flags` of /proc/cpuinfo); none if unknown."""
+    """Returns the features of this machine's CPUs, as named by the kernel (`flags` of /proc/cpuinfo), if known."""
     for line in lines(proc / "cpuinfo"):
         if line.startswith("flags"):
             return set(line.partition(":")[2].split())
@@ -41,36 +41,36 @@ def features(proc: Path = Path("/proc")) -> set[str]:
 
 
 def has_fast_wide_vectors() -> bool:
-    """Returns whether this machine's CPUs are fast with vectors of 512 bits.
+    """Returns whether this machine's CPUs are fast with 512-bit vectors.
 
-    Those with AVX-512 are, but for the first (Skylake, Cascade Lake), which lower their clock for it (Intel's
-    optimization manual, "Skylake Server Power Management"): they lack VBMI2.
+    Those with AVX-512 are, except for the first (Skylake, Cascade Lake), which lower their clock for it (Intel's
+    optimization manual, "Skylake Server Power Management"); these lack VBMI2.
     """
     return "avx512_vbmi2" in features()
 
 
 def prefers_batched_matmul(row_bytes: int) -> bool:
-    """Returns whether a float32 matrix product, of rows so many bytes long, is faster as a batch of one product.
+    """Returns whether a float32 matrix product, with rows of this many bytes, is faster as a batch of one product.
 
-    TensorFlow takes another of oneDNN's kernels for it. So on Intel's CPUs from Sapphire Rapids on, which have AMX,
-    where rows lie 8 KiB or a multiple of it apart and conflict in the caches (`benchmarks/products.py`); an AMD EPYC
-    was found to be near its peak with the plain product.
+    TensorFlow uses another oneDNN kernel for it. It is faster on Intel's CPUs from Sapphire Rapids on, which have AMX,
+    if rows are multiples of 8 KiB and conflict in the caches (`benchmarks/products.py`); an AMD EPYC was near its peak
+    with the plain product.
     """
     return row_bytes % _CONFLICTING_BYTES == 0 and "amx_tile" in features()
 
 
 def throttled_seconds(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Returns the seconds for which CPU quotas have kept threads of this process's control groups from running.
+    """Returns the seconds for which CPU quotas have throttled threads of this process's control groups.
 
-    Added up over CPUs; 0 where there are no quotas.
+    Summed over CPUs; 0 without quotas.
     """
     counted = (line.split() for folder in _control_groups(proc, cgroups) for line in lines(folder / "cpu.stat"))
-    units = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # of v2 and of v1
+    units = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # of v2 and v1
     return sum(float(value) * units[name] for name, value in counted if name in units)
 
 
 def cpu_seconds(pids: Iterable[int], proc: Path = Path("/proc")) -> float:
-    """Returns the CPU time, in seconds, of these processes so far, with the children that they have waited for."""
+    """Returns the CPU seconds of these processes so far, including children that they have waited for."""
     ticks = 0
     for pid in pids:
         for line in lines(proc / str(pid) / "stat"):
@@ -79,7 +79,7 @@ def cpu_seconds(pids: Iterable[int], proc: Path = Path("/proc")) -> float:
 
 
 def _control_groups(proc: Path, cgroups: Path) -> Iterator[Path]:
-    """Yields the folders of the control groups (v1 or v2) that may bound this process's CPU time, its own first."""
+    """Yields the folders of the control groups (v1 or v2) that may limit this process's CPU time, its own first."""
     for line in lines(proc / "self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -88,7 +88,7 @@ def _control_groups(proc: Path, cgroups: Path) -> Iterator[Path]:
             root = cgroups / "cpu"
         else:
             continue
-        # A group's quota binds those below it; in a container the path may be the host's, and the root is ours.
+        # A group's quota also limits those below; in a container the path may be the host's, and the root is ours.
         group = Path(path.lstrip("/"))
         yield from (root / folder for folder in (group, *group.parents))
 
@@ -102,7 +102,7 @@ def _quota_cores(folder: Path) -> float:
 
 
 def lines(path: Path) -> list[str]:
-    """Returns a file's lines; none where it cannot be read."""
+    """Returns a file's lines; none if it can't be read."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:  # another system, which has no such file

@@ -1,4 +1,4 @@
-"""Describes the machine and the software that a measurement was made on, as the host process finds them."""
+"""Describes the machine and the software of a measurement. Host code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from . import cpus
 
-# Variables that change how fast TensorFlow runs, by the beginning of their names.
+# Prefixes of variables that change TensorFlow's speed.
 _TUNING_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "DNNL_",
@@ -37,7 +37,7 @@ _MEBIBYTE = 2**20
 
 
 def describe(variables: Mapping[str, str]) -> dict:
-    """Returns what a measurement's reader has to know. Plain JSON.
+    """Returns the environment of a measurement, for its readers. Plain JSON.
 
     Args:
       variables: the process's environment variables.
@@ -67,7 +67,7 @@ def describe(variables: Mapping[str, str]) -> dict:
 
 
 def versions() -> dict[str, str | None]:
-    """Returns versions by name; None for crankshaft where it runs from its sources."""
+    """Returns versions by name; None for crankshaft if it runs from its sources."""
     try:
         crankshaft = importlib.metadata.version("crankshaft")
     except importlib.metadata.PackageNotFoundError:  # run from its sources
@@ -82,13 +82,13 @@ def versions() -> dict[str, str | None]:
 
 
 def gpu_names() -> list[str]:
-    """Returns the names of the GPUs that this process uses, as their driver gives them."""
+    """Returns the driver's names of the GPUs that this process uses."""
     gpus = tf.config.get_visible_devices("GPU")
     return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
 
 
 def cpu_model() -> str:
-    """Returns the processor's name as the kernel gives it, else its kind."""
+    """Returns the kernel's name of the processor, else its kind."""
     for line in cpus.lines(Path("/proc/cpuinfo")):
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -96,7 +96,7 @@ def cpu_model() -> str:
 
 
 def memory_mb() -> int | None:
-    """Returns the memory of the machine, in 2**20 bytes; None where /proc does not say."""
+    """Returns the memory of the machine, in 2**20 bytes; None if unknown."""
     for line in cpus.lines(Path("/proc/meminfo")):
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024 // _MEBIBYTE
@@ -104,8 +104,8 @@ def memory_mb() -> int | None:
 
 
 def peak_rss_mb() -> float:
-    """Returns the most resident memory that this process has had, in 2**20 bytes."""
-    # Not getrusage where there is a choice: across exec it keeps the peak of the parent process.
+    """Returns the peak resident memory of this process, in 2**20 bytes."""
+    # Preferred to getrusage, which keeps the parent's peak across exec.
     if (peak_mb := _own_memory_mb("VmHWM")) is not None:
         return peak_mb
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -113,7 +113,7 @@ def peak_rss_mb() -> float:
 
 
 def rss_mb() -> float:
-    """Returns the resident memory of this process, in 2**20 bytes; where /proc does not say, the most."""
+    """Returns the resident memory of this process, in 2**20 bytes; without /proc, its peak."""
     now_mb = _own_memory_mb("VmRSS")
     return peak_rss_mb() if now_mb is None else now_mb
 
@@ -126,7 +126,7 @@ def _own_memory_mb(name: str) -> float | None:
 
 
 def device_peak_mb() -> float | None:
-    """Returns the most memory that one of this process's GPUs has held for it, in 2**20 bytes; None without a GPU."""
+    """Returns the largest peak memory on one of this process's GPUs, in 2**20 bytes; None without a GPU."""
     peaks = []
     for device in tf.config.list_logical_devices("GPU"):
         with contextlib.suppress(ValueError):  # in a cluster, another host's

@@ -1,6 +1,6 @@
-"""The record of a run, `events.jsonl`: one JSON object a line, by `SCHEMA`. Host code.
+"""The record of a run, `events.jsonl`: one JSON object per line, by `SCHEMA`. Host code.
 
-Anybody may have written the file: a line that does not match the schema is not an event, and whoever reads skips it.
+Anyone may have written the file: lines that don't match the schema are not events, and readers skip them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..errors import counted
 from .files import append, make_file, open_regular, replacing
 
 VERSION = 1
-# What stays where a run goes on from an earlier step: it is about the run's processes, not about its steps.
+# Kept when a run is resumed from an earlier step: these are about its processes, not its steps.
 _OF_PROCESSES = {"start", "config", "cluster", "restart", "fault", "end"}
 
 
-LONGEST_LINE = 4 << 20  # bytes; of 10,000 workers' figures it has half
+LONGEST_LINE = 4 << 20  # bytes; twice the figures of 10,000 workers
 _LONGEST_TEXT = 1 << 14
 _PIECE = 1 << 20
 _LATEST = 1e11  # Unix seconds; a span is shorter, too
@@ -60,7 +60,7 @@ def _spans(value: Any) -> bool:
 
 
 def _rows(**columns: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Returns whether a value is a list of objects with a name, whose other values are of these columns, or numbers."""
+    """Returns whether a value is a list of named objects, whose other values match these columns or are numbers."""
 
     def is_row(row: Any) -> bool:
         return isinstance(row, dict) and _text(row.get("name")) and _is_of({"name": _text, **columns}, row, _number)
@@ -77,11 +77,11 @@ def _is_of(keys: Mapping[str, Callable], values: Mapping[str, Any], others: Call
 
 
 class EventKey(NamedTuple):
-    """What a key of an event holds.
+    """The contents of a key of an event.
 
     Attributes:
-      fits: returns whether a value matches; null always does: it is unknown, or not finite.
-      description: what it is, for docs/events.md.
+      fits: returns whether a value matches; null always does (unknown, or not finite).
+      description: for docs/events.md.
     """
 
     fits: Callable[[Any], bool]
@@ -91,7 +91,7 @@ class EventKey(NamedTuple):
 _TASKS = _rows(address=_text)
 _TASK = EventKey(_text, "the task that it is about; null for the whole run")
 _SPENT = EventKey(_spans, "seconds since the run's first start by cause: [goodput](#goodput)")
-# What each kind's keys hold. Other keys may hold anything.
+# The keys of each kind. Other keys may have any values.
 SCHEMA: dict[str, dict[str, EventKey]] = {
     "start": {
         "version": EventKey(_integer, "1; it grows only if a key changes its meaning"),
@@ -183,7 +183,7 @@ _FITS = {kind: {name: key.fits for name, key in keys.items()} for kind, keys in 
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """Returns the event of a line; None for what does not match the schema, as a line that a killed writer left."""
+    """Returns the event of a line; None if it does not match the schema, e.g. a killed writer's last line."""
     try:
         event = json.loads(line.decode(errors="replace"))
     except (ValueError, RecursionError):
@@ -201,7 +201,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def read(path: str) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yields each event and its line, leaving out what is not one. Raises OSError, also where a link is at the path."""
+    """Yields each event and its line, skipping other lines. Raises OSError, also for a link."""
     with open(open_regular(path, os.O_NOFOLLOW), "rb") as file:
         for event, line in _lines(file):
             if event is not None:
@@ -209,7 +209,7 @@ def read(path: str) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[dict[str, Any] | None, bytes]]:
-    """Yields each line and its event, if it is one. Of a line that is too long it reads only the beginning at once."""
+    """Yields each line and its event, if it is one. Reads overlong lines in pieces."""
     is_rest = False
     while line := file.readline(LONGEST_LINE):
         is_whole = line.endswith(b"\n") or len(line) < LONGEST_LINE
@@ -219,10 +219,10 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[dict[str, Any] | None, bytes]]:
 
 
 class Gap:
-    """What is missing of a record while it can't be written: true once there is something.
+    """Counts the events missing in a record while it can't be written; true if there are any.
 
     Attributes:
-      reason: why it can't be written; "" while it can.
+      reason: why it can't be written; "" if it can.
     """
 
     def __init__(self):
@@ -248,8 +248,8 @@ class Gap:
 class EventLog:
     """Appends events to a file. Several threads may.
 
-    What can't be written, as on a full disk, ends neither the run nor the record: a warning is logged, what is missing
-    is counted, and each later event is an attempt. Before the first that succeeds stands a warning with the count.
+    If writing fails, e.g. on a full disk, the run and the record continue: a warning is logged, missing events are
+    counted, and each later event is an attempt. The first that succeeds follows a warning with the count.
 
     Args:
       path: of the file; None writes nothing.
@@ -259,10 +259,10 @@ class EventLog:
         self._path = path
         self._lock = threading.Lock()
         self._gap = Gap()
-        self._cut_at: int | None = None  # the step past which the file has to be cut before it goes on
+        self._cut_at: int | None = None  # the step past which the file must be truncated first
 
     def write(self, event: str, step: int, *, time: float | None = None, **values: Any) -> None:
-        """Appends an event; numbers that are not finite become null. `time` is Unix's, None is now."""
+        """Appends an event; non-finite numbers become null. `time` is in Unix seconds, None is now."""
         head = {"event": event, "time": clock.time() if time is None else time, "step": step}
         with self._lock, self._attempt(step):
             if self._cut_at is not None:
@@ -275,9 +275,9 @@ class EventLog:
             self._gap = Gap()
 
     def cut(self, step: int, see: Callable[[dict[str, Any]], Any]) -> None:
-        """Removes what was recorded of steps past `step`; hands all events to `see` first.
+        """Removes the events of steps past `step`; passes all events to `see` first.
 
-        What is not an event is removed too, and counted in a line.
+        Lines that are not events are removed, too, and their number is logged.
         """
         with self._lock, self._attempt():
             self._cut_at = step
@@ -285,7 +285,7 @@ class EventLog:
 
     @contextlib.contextmanager
     def _attempt(self, *steps: int) -> Iterator[None]:
-        """Runs a body that writes; counts an event of each of these steps as missing if it can't."""
+        """Runs a body that writes; on failure counts an event of each of these steps as missing."""
         try:
             yield
         except OSError as error:
@@ -302,7 +302,7 @@ class EventLog:
             content = f"{line}\n".encode()
             if end := file.seek(0, os.SEEK_END):
                 file.seek(end - 1)
-                content = content if file.read(1) == b"\n" else b"\n" + content  # a killed writer's last is not whole
+                content = content if file.read(1) == b"\n" else b"\n" + content  # ends a killed writer's line
             append(file.fileno(), content)
 
     def _cut(self, step: int, see: Callable[[dict[str, Any]], Any]) -> None:
@@ -322,7 +322,7 @@ class EventLog:
 
 
 def _kept(file: IO[bytes], step: int, see: Callable[[dict[str, Any]], Any]) -> tuple[list[tuple[int, int]], int]:
-    """Returns the byte ranges of a file that stay when it is cut at a step, and how many lines are not events."""
+    """Returns the byte ranges of a file to keep when truncating it to a step, and the number of lines without event."""
     kept, skipped = [(0, 0)], 0
     for event, line in _lines(file):
         if event is None:
@@ -337,7 +337,7 @@ def _kept(file: IO[bytes], step: int, see: Callable[[dict[str, Any]], Any]) -> t
 
 
 def _finite(value: Any) -> Any:
-    """Returns a value as JSON takes it: numbers that are not finite are None, tuples lists, keys text."""
+    """Converts a value for JSON: non-finite numbers to None, tuples to lists, keys to text."""
     if isinstance(value, Mapping):
         return {str(name): _finite(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,7 @@
-"""Reads and writes files safely: regular files only, whole or not at all. Host code.
+"""Reads and writes files safely: only regular files, completely or not at all. Host code.
 
-Whoever may write to a folder may put a link, a pipe or a device in the place of an expected file. So what is written
-gets a name that cannot be known before, and replaces whatever is there; what is read or appended to is checked once it
-is open.
+Whoever can write to a folder may put a link, a pipe or a device where a file is expected. So new files get
+unpredictable names and then replace whatever is there; files to read or append to are checked after opening.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from typing import Any
 from ..errors import UsageError
 
 _RANDOM_BYTES = 8
-_MOST_JSON_BYTES = 1 << 28  # a manifest of a million variables has half
+_MOST_JSON_BYTES = 1 << 28  # twice a manifest of a million variables
 _SUFFIX = ".tmp"
 
 
 def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
-    """Opens a regular file, created with O_CREAT if asked for; never waits, as for a pipe's other end.
+    """Opens a regular file, creating it with O_CREAT; never blocks, e.g. on a pipe.
 
-    A link is followed where the file is only read, without O_NOFOLLOW. Returns the descriptor. Raises OSError, also for
-    what is not a regular file.
+    Links are followed only for reading, without O_NOFOLLOW. Returns the descriptor. Raises OSError, also for anything
+    but a regular file.
 
     Args:
       path: of the file.
       flags: flags of `os.open`.
-      folder: the descriptor of the folder that a relative path is of.
+      folder: the descriptor of the folder of a relative path.
     """
     if flags & (os.O_WRONLY | os.O_RDWR):
         flags |= os.O_NOFOLLOW
@@ -45,7 +44,7 @@ def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY, folder: int 
     except OSError as error:
         if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
             raise OSError(errno.ELOOP, "it is a link", os.fspath(path)) from None
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads, a socket
+        if error.errno == errno.ENXIO:  # a pipe without a reader, or a socket
             raise _irregular(path) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -58,7 +57,7 @@ def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY, folder: int 
 def folder_below(path: str | os.PathLike, name: str) -> Iterator[int]:
     """Yields the descriptor of the folder `name` in the folder `path`, unless it is a link. Raises OSError.
 
-    What is opened by its name in this descriptor, with O_NOFOLLOW, is below `path`, whatever is renamed meanwhile.
+    Files opened by name in it, with O_NOFOLLOW, are below `path`, whatever is renamed meanwhile.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     outer = os.open(path, flags)
@@ -82,13 +81,13 @@ def read_json(
     flags: int = os.O_RDONLY,
     most_bytes: int = _MOST_JSON_BYTES,
 ) -> Any:
-    """Reads JSON, in UTF-8, from a regular file. Raises OSError, and ValueError where it is not JSON.
+    """Reads JSON, in UTF-8, from a regular file. Raises OSError, and ValueError if it is not JSON.
 
     Args:
       path: of the file.
-      parse_constant: as `json.load` takes it, of NaN and Infinity.
+      parse_constant: as in `json.load`, for NaN and Infinity.
       flags: as `open_regular` takes it.
-      most_bytes: that are read; more are a ValueError.
+      most_bytes: the limit; more are a ValueError.
     """
     with open(open_regular(path, flags), "rb") as file:
         if os.fstat(file.fileno()).st_size > most_bytes:
@@ -100,7 +99,7 @@ def read_json(
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """Replaces whatever is at `path` by a text in UTF-8, once all of it is on the disk. Raises OSError."""
+    """Replaces whatever is at `path` by a text in UTF-8, after it is completely on disk. Raises OSError."""
     with replacing(path, make_file) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -108,7 +107,7 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def append(descriptor: int, content: bytes) -> None:
-    """Appends to an open file, all or nothing: of a disk that is almost full a part is written. Raises OSError."""
+    """Appends to an open file, all or nothing, also on a nearly full disk. Raises OSError."""
     end = os.fstat(descriptor).st_size
     try:
         while content:
@@ -120,7 +119,7 @@ def append(descriptor: int, content: bytes) -> None:
 
 
 def sync(path: str | os.PathLike) -> None:
-    """Waits until a file, or the names in a folder, are on the disk. Raises OSError."""
+    """Waits until a file, or a folder's entries, are on disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -130,14 +129,14 @@ def sync(path: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | None = None) -> Iterator[str]:
-    """Yields the path of a new file beside `path`, which replaces it if the body succeeds, and is removed if not.
+    """Yields the path of a new file beside `path`; it replaces `path` if the body succeeds, else it is removed.
 
-    A device is not replaced. Leftovers of killed processes, whose locks are free, are removed first. Raises OSError.
+    Devices are not replaced. Removes leftovers of killed processes, whose locks are free, first. Raises OSError.
 
     Args:
       path: the path of the result.
-      make: makes a file or a folder at the path that it is given, which must not exist: `make_file`, `os.mkdir`.
-      name: the beginning of the new file's name, if not that of `path`.
+      make: creates a file or a folder at a path that must not exist: `make_file`, `os.mkdir`.
+      name: prefix of the new file's name, if not that of `path`.
     """
     folder = os.path.dirname(os.fspath(path))
     name = name or os.path.basename(os.fspath(path))
@@ -164,7 +163,7 @@ def _check_replaceable(path: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-    """Names the file in an OSError of the body's that names none, as one of a write does."""
+    """Adds the file's name to the body's OSError without one, such as a write's."""
     try:
         yield
     except OSError as error:
@@ -174,7 +173,7 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 
 def make_file(path: str) -> None:
-    """Makes an empty file at a path where nothing exists, not even a link. Raises OSError."""
+    """Creates an empty file at a path where nothing exists, not even a link. Raises OSError."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
 
 
@@ -183,9 +182,9 @@ def _make_locked(path: str, make: Callable[[str], None]) -> tuple[str, int]:
     while True:
         temporary = f"{path}.{secrets.token_hex(_RANDOM_BYTES)}{_SUFFIX}"
         make(temporary)
-        with contextlib.suppress(FileNotFoundError):  # another process swept it before it was locked
+        with contextlib.suppress(FileNotFoundError):  # another process removed it before it was locked
             lock = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with contextlib.suppress(OSError):  # a file system without locks: nothing is swept there either
+            with contextlib.suppress(OSError):  # a file system without locks: nothing is removed there either
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if os.path.lexists(temporary):
                 return temporary, lock
@@ -210,7 +209,7 @@ def _remove_unless_locked(path: str) -> None:
 
 
 def _remove(path: str) -> None:
-    """Removes a file or a whole folder that is not a link; what can't be removed stays."""
+    """Removes a file or a whole folder, but no link; ignores what can't be removed."""
     with contextlib.suppress(OSError):
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Selects the GPUs that this process takes, and how much of their memory. Host code, before any use of a device."""
+"""Selects this process's GPUs, and how much of their memory. Host code, before any use of a device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..internals.tensorflow import session_config
 
 
 def take(numbers: Sequence[int] | None, most: int | None = None) -> None:
-    """Makes TensorFlow see these GPUs alone; it takes no memory of the others.
+    """Makes only these GPUs visible to TensorFlow; it allocates no memory on others.
 
     Args:
       numbers: as TensorFlow counts the machine's GPUs; None takes all.
-      most: how many at most, the first ones.
+      most: their largest number; the first ones.
 
     Raises:
-      UsageError: the machine has GPUs, and not all of these.
+      UsageError: the machine has GPUs, but not all of these.
     """
     devices = tf.config.list_physical_devices("GPU")
     if numbers and not devices:
@@ -41,7 +41,7 @@ def take(numbers: Sequence[int] | None, most: int | None = None) -> None:
 
 
 def choose(devices: Sequence, numbers: Sequence[int] | None) -> list:
-    """Returns those of a machine's GPUs that are asked for, in their order; all for None. Raises `UsageError`."""
+    """Returns the requested GPUs of a machine, in order; all for None. Raises `UsageError`."""
     if numbers is None or not devices:
         return list(devices)
     if missing := [number for number in numbers if number >= len(devices)]:
@@ -54,7 +54,7 @@ def choose(devices: Sequence, numbers: Sequence[int] | None) -> list:
 
 
 def server_options() -> tf.compat.v1.ConfigProto:
-    """Returns options by which a `tf.distribute.Server` of this process uses the GPUs that it took, as it took them."""
+    """Returns options by which a `tf.distribute.Server` of this process uses its GPUs in the same way."""
     here, options = session_config(), tf.compat.v1.ConfigProto()
     options.gpu_options.CopyFrom(here.gpu_options)
     options.device_count["GPU"] = here.device_count["GPU"]

@@ -1,7 +1,7 @@
-"""What a running job is asked to do, by files in its run_dir: no port is open for it. Host code.
+"""Requests to a running job, by files in its run_dir, without an open port. Host code.
 
-Who asks puts a request into a folder there; each task looks there, and the one that it is for puts its answer beside
-it. Files are data: what is not a small regular file of known words is left alone. Who asks removes both.
+The client puts a request into a folder there; each task checks it, and the addressed one puts its answer beside it.
+Files are only data: anything but a small regular file with known words is ignored. The client removes both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LATEST = 1e11  # Unix seconds
 
 
 class Request(NamedTuple):
-    """A request: what is asked, of which task (None: of the chief), and its number, which is random."""
+    """A request: its kind, its task (None: the chief), and its random number."""
 
     kind: str
     task: str | None
@@ -42,27 +42,27 @@ class Requests:
     """The requests to one task.
 
     Args:
-      folder: where requests are put, see `RunDir.requests`; None: nobody can ask.
-      is_mine: whether a request of a kind, to a task, is for this one.
+      folder: of requests, see `RunDir.requests`; None disables them.
+      is_mine: returns whether a request of a kind, to a task, is for this one.
     """
 
     def __init__(self, folder: str | None, is_mine: Callable[[str, str | None], bool]):
         self._folder = folder
         self._is_mine = is_mine
-        self._came: dict[str, int] = {}  # when, of what is in the folder
+        self._came: dict[str, int] = {}  # arrival times of the folder's files
         self._taken: set[str] = set()
 
     def take(self) -> list[Request]:
-        """Returns the requests that have come since; those whose asker waits no longer are left out.
+        """Returns new requests, except those whose client no longer waits.
 
-        Of many the newest are returned, and the others by later calls: whoever floods the folder delays nobody who asks
-        afterwards, and no call takes long.
+        Of many, the newest are returned first, and the others by later calls: flooding the folder delays no later
+        client, and no call takes long.
         """
         if self._folder is None:
             return []
         try:
             names = {match[1] for name in os.listdir(self._folder) if (match := _REQUEST.fullmatch(name))}
-        except OSError:  # nobody has asked
+        except OSError:  # no requests
             return []
         self._taken &= names
         self._came = {number: self._came.get(number) or self._changed(number) for number in names}
@@ -72,7 +72,7 @@ class Requests:
 
     def _changed(self, number: str) -> int:
         with contextlib.suppress(OSError):
-            return os.lstat(_path(self._folder, number, "request")).st_ctime_ns  # which nobody can set
+            return os.lstat(_path(self._folder, number, "request")).st_ctime_ns  # which can't be forged
         return 0
 
     def _read(self, number: str) -> Request | None:
@@ -87,21 +87,21 @@ class Requests:
         return None
 
     def answer(self, request: Request, text: str) -> None:
-        """Answers a request. Raises OSError where that can't be written."""
+        """Answers a request. Raises OSError if the answer can't be written."""
         if os.path.isdir(self._folder) and not os.path.islink(self._folder):
             whole = text.encode(errors="backslashreplace").decode()  # a file's name in it may not be UTF-8
             write_text(_path(self._folder, request.number, "answer"), whole)
 
 
 def answer_stacks(requests: Requests) -> None:
-    """Answers requests for stacks, of a task that is asked for nothing else."""
+    """Answers requests for stacks, in a task with no other requests."""
     for request in requests.take():
         with contextlib.suppress(OSError):
             requests.answer(request, stacks())
 
 
 def stacks() -> str:
-    """Returns what each thread of this process is at, the newest call last."""
+    """Returns the stack of each thread of this process, the newest call last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames().items()
     return "\n".join(
@@ -110,7 +110,7 @@ def stacks() -> str:
 
 
 def ask(folder: str, kind: str, task: str | None, seconds: float) -> str | None:
-    """Asks a task of a run, and returns its answer; None where there is none within so many seconds. Raises OSError."""
+    """Sends a request to a task of a run; returns its answer, or None after so many seconds. Raises OSError."""
     number = secrets.token_hex(8)
     os.makedirs(folder, exist_ok=True)
     if os.path.islink(folder):
@@ -128,7 +128,7 @@ def ask(folder: str, kind: str, task: str | None, seconds: float) -> str | None:
         for ending in ("request", "answer"):
             with contextlib.suppress(OSError):
                 os.remove(_path(folder, number, ending))
-        with contextlib.suppress(OSError):  # another's request is in it
+        with contextlib.suppress(OSError):  # it contains another request
             os.rmdir(folder)
 
 
