@@ -185,30 +185,21 @@ def test_walk_finds_every_room():
     assert {path.parts[0] for path in source_files(ROOT)} >= set(MAY_IMPORT)
 
 
-def test_imports_point_one_way():
-    faults = import_faults(ROOT)
+RULES = {
+    "imports point one way": import_faults,
+    "no arrow between files runs in a circle": lambda root: circles(arrows(root)),
+    "no arrow between rooms runs back up": lambda root: circles(between_rooms(arrows(root))),
+    "one file knows the layout of a run": layout_faults,
+    "only launch reads flags and the environment": reader_faults,
+    "files and functions stay short": length_faults,
+    "tests look at nothing that is another's own": privacy_faults,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_rule_is_kept(rule):
+    faults = RULES[rule](ROOT)
     assert not faults, "\n".join(faults)
-
-
-def test_no_arrow_between_files_runs_in_a_circle():
-    faults = circles(arrows(ROOT))
-    assert not faults, "\n".join(faults)
-
-
-def test_no_arrow_between_rooms_runs_back_up():
-    faults = circles(between_rooms(arrows(ROOT)))
-    assert not faults, "\n".join(faults)
-
-
-def test_one_file_knows_the_layout_of_a_run(tmp_path):
-    faults = layout_faults(ROOT)
-    assert not faults, "\n".join(faults)
-    plant(tmp_path, "launch/a.py", "import os\npath = os.path.join(run_dir, 'best')\n")
-    plant(tmp_path, "launch/b.py", "mark = 'best'\nname = 'result.json'\n")
-    assert layout_faults(tmp_path) == [
-        "launch/a.py:2 has 'best'; take the path from RunDir",
-        "launch/b.py:2 has 'result.json'; take the path from RunDir",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -240,48 +231,60 @@ def test_the_drawing_is_of_the_imports_as_they_are():
     assert with_drawing(page) == page, "run `python docs/house.py`"
 
 
-def test_only_launch_reads_flags_and_environment():
-    faults = reader_faults(ROOT)
-    assert not faults, "\n".join(faults)
+# (rule, path, source, what is said of its last line).
+PLANTED = [
+    *(
+        (import_faults, path, source, f"imports {name};")
+        for path, source, name in [
+            ("engine/a.py", "import crankshaft.launch.command_line.flags\n", "crankshaft.launch.command_line.flags"),
+            ("engine/a.py", "from crankshaft.models import cnn\n", "crankshaft.models.cnn"),
+            ("engine/a.py", "def late():\n    import crankshaft.input.digits\n", "crankshaft.input.digits"),
+            ("engine/a.py", "import rich\n", "rich"),
+            ("engine/a.py", "from absl import flags\n", "absl.flags"),
+            ("engine/a.py", "import importlib\nimportlib.import_module('crankshaft.models')\n", "crankshaft.models"),
+            ("engine/strategies/a.py", "from ...launch import flags\n", "crankshaft.launch.flags"),
+            ("models/a.py", "from crankshaft.input import digits\n", "crankshaft.input.digits"),
+            ("models/a.py", "import crankshaft.launch\n", "crankshaft.launch"),
+            ("input/a.py", "import crankshaft.engine\n", "crankshaft.engine"),
+            ("launch/a.py", "import engine\n", "engine"),
+            ("input/a.py", "from tensorflow_datasets import load\n", "tensorflow_datasets.load"),
+            ("launch/a.py", "import tests\n", "tests"),
+        ]
+    ),
+    *(
+        (reader_faults, f"{room}/a.py", source, f"reads {name},")
+        for room in ("engine", "models", "input")
+        for source, name in [
+            ("import os\nos.environ.get('HOME')\n", "os.environ"),
+            ("import os as system\nsystem.getenv('HOME')\n", "os.getenv"),
+            ("import os.path\nos.environ['HOME']\n", "os.environ"),
+            ("import os\nos.environ['A'] = os.environ['B']\n", "os.environ"),
+            ("from os import environ as e\n", "os.environ"),
+            ("from absl import flags\n", "absl.flags"),
+            ("from absl.flags import FLAGS\n", "absl.flags.FLAGS"),
+            ("import sys\nsys.argv[1:]\n", "sys.argv"),
+            ("import tensorflow as tf\ntf.compat.v1.flags.FLAGS\n", "tensorflow.compat.v1.flags"),
+        ]
+    ),
+    *(
+        (privacy_faults, "tests/engine/test_a.py", source, f"looks at {name}, ")
+        for source, name in [
+            ("import a\na.b()._c = 1\n", "_c"),
+            ("def test(made):\n    made.loop._programs[0].run()\n", "_programs"),
+            ("class A:\n    def b(self, other):\n        self.c._d\n", "_d"),
+            ("from crankshaft.engine.loop import _due\n", "_due"),
+            ("from crankshaft import _version as version\n", "_version"),
+        ]
+    ),
+    (layout_faults, "launch/a.py", "import os\npath = os.path.join(run_dir, 'best')\n", "has 'best'; take the path"),
+    (layout_faults, "launch/b.py", "mark = 'best'\nname = 'result.json'\n", "has 'result.json'; take the path from"),
+]
 
 
-def test_files_and_functions_stay_short():
-    faults = length_faults(ROOT)
-    assert not faults, "\n".join(faults)
-
-
-def test_tests_look_at_nothing_that_is_anothers_own():
-    faults = privacy_faults(ROOT)
-    assert not faults, "\n".join(faults)
-
-
-@pytest.mark.parametrize(
-    ("path", "source", "name"),
-    [
-        ("engine/a.py", "import crankshaft.launch.command_line.flags\n", "crankshaft.launch.command_line.flags"),
-        ("engine/a.py", "from crankshaft.models import cnn\n", "crankshaft.models.cnn"),
-        ("engine/a.py", "def late():\n    import crankshaft.input.digits\n", "crankshaft.input.digits"),
-        ("engine/a.py", "import rich\n", "rich"),
-        ("engine/a.py", "from absl import flags\n", "absl.flags"),
-        (
-            "engine/a.py",
-            "from importlib import import_module\nimport_module('crankshaft.models')\n",
-            "crankshaft.models",
-        ),
-        ("engine/strategies/a.py", "from ...launch import flags\n", "crankshaft.launch.flags"),
-        ("models/a.py", "from crankshaft.input import digits\n", "crankshaft.input.digits"),
-        ("models/a.py", "import crankshaft.launch\n", "crankshaft.launch"),
-        ("input/a.py", "import crankshaft.engine\n", "crankshaft.engine"),
-        ("launch/a.py", "import engine\n", "engine"),
-        ("input/a.py", "from tensorflow_datasets import load\n", "tensorflow_datasets.load"),
-        ("launch/a.py", "import tests\n", "tests"),
-    ],
-)
-def test_import_the_wrong_way_is_found(tmp_path, path, source, name):
-    faults = import_faults(plant(tmp_path, path, source))
-    assert len(faults) == 1
-    assert f"imports {name};" in faults[0]
-    assert faults[0].startswith(f"{path}:{len(source.splitlines())} ")
+@pytest.mark.parametrize(("rule", "path", "source", "said"), PLANTED)
+def test_a_fault_is_found(tmp_path, rule, path, source, said):
+    (fault,) = rule(plant(tmp_path, path, source))
+    assert fault.startswith(f"{path}:{len(source.splitlines())} {said}")
 
 
 @pytest.mark.parametrize(
@@ -294,32 +297,14 @@ def test_import_the_wrong_way_is_found(tmp_path, path, source, name):
         ("models/a.py", "from crankshaft.engine import Trainer\n"),
         ("launch/a.py", "import os\nimport rich\nfrom absl import flags\nos.environ['A']\n"),
         ("tests/a.py", "import crankshaft.launch, crankshaft.models, sklearn\n"),
+        ("tests/a.py", "class A:\n    def __init__(self):\n        self._b = self.__dict__\n"),
+        ("tests/a.py", "from tests.bench import _policy\n"),
+        ("tests/a.py", "a._replace()\n"),
     ],
 )
-def test_import_the_right_way_is_let_through(tmp_path, path, source):
+def test_what_is_right_is_let_through(tmp_path, path, source):
     root = plant(tmp_path, path, source)
-    assert import_faults(root) + reader_faults(root) == []
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("import os\nos.environ.get('HOME')\n", "os.environ"),
-        ("import os as system\nsystem.getenv('HOME')\n", "os.getenv"),
-        ("import os.path\nos.environ['HOME']\n", "os.environ"),
-        ("import os\nos.environ['A'] = os.environ['B']\n", "os.environ"),
-        ("from os import environ as e\n", "os.environ"),
-        ("from absl import flags\n", "absl.flags"),
-        ("from absl.flags import FLAGS\n", "absl.flags.FLAGS"),
-        ("import sys\nsys.argv[1:]\n", "sys.argv"),
-        ("import tensorflow as tf\ntf.compat.v1.flags.FLAGS\n", "tensorflow.compat.v1.flags"),
-    ],
-)
-@pytest.mark.parametrize("room", ["engine", "models", "input"])
-def test_reading_flags_or_environment_outside_launch_is_found(tmp_path, room, source, name):
-    faults = reader_faults(plant(tmp_path, f"{room}/a.py", source))
-    assert len(faults) == 1
-    assert f"reads {name}," in faults[0]
+    assert import_faults(root) + reader_faults(root) + privacy_faults(root) == []
 
 
 def test_file_is_too_long_only_past_its_limit(tmp_path):
@@ -334,30 +319,3 @@ def test_function_is_too_long_only_past_its_limit(tmp_path):
     over = "class A:\n    async def over():\n" + "        a = 1\n" * MAX_FUNCTION_LINES
     plant(tmp_path, "launch/a.py", just + over)
     assert length_faults(tmp_path) == ["launch/a.py:62 over has 61 lines, over 60; make it two functions"]
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("import a\na.b()._c = 1\n", "_c"),
-        ("def test(made):\n    made.loop._programs[0].run()\n", "_programs"),
-        ("class A:\n    def b(self, other):\n        self.c._d\n", "_d"),
-        ("from crankshaft.engine.loop import _due\n", "_due"),
-        ("from crankshaft import _version as version\n", "_version"),
-    ],
-)
-def test_a_look_at_what_is_anothers_own_is_found(tmp_path, source, name):
-    (fault,) = privacy_faults(plant(tmp_path, "tests/engine/test_a.py", source))
-    assert fault.startswith(f"tests/engine/test_a.py:{len(source.splitlines())} looks at {name}, ")
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "class A:\n    def __init__(self):\n        self._b = self.__dict__\n",
-        "from tests.bench import _policy\n",
-        "a._replace()\n",
-    ],
-)
-def test_a_look_at_ones_own_is_let_through(tmp_path, source):
-    assert privacy_faults(plant(tmp_path, "tests/test_a.py", source)) == []
