@@ -18,16 +18,11 @@ from tests.runs import newest
 from tests.waiting import PATIENCE
 
 
-@pytest.mark.parametrize(
-    ("usable", "cores", "threads"), [(8.0, 8, None), (2.0, 8, "2"), (1.5, 8, "2"), (0.25, 8, "1"), (7.5, 8, None)]
-)
-def test_there_are_as_many_threads_as_a_quota_leaves_cores(usable, cores, threads):
-    variables = {}
-    process.fit_threads(variables, usable, cores)
-    assert set(variables.values()) == ({threads} if threads else set())
-
-
-def test_a_number_of_threads_that_was_given_stays():
+def test_there_are_as_many_threads_as_a_quota_leaves_cores_unless_a_number_is_given():
+    for usable, threads in ((8.0, set()), (2.0, {"2"}), (1.5, {"2"}), (0.25, {"1"}), (7.5, set())):
+        variables = {}
+        process.fit_threads(variables, usable, 8)
+        assert set(variables.values()) == threads
     variables = {"TF_NUM_INTRAOP_THREADS": "3"}
     process.fit_threads(variables, 1.0, 4)
     assert variables["TF_NUM_INTRAOP_THREADS"] == "3"
@@ -118,17 +113,11 @@ def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
-def test_what_is_used_before_tensorflow_starts_does_not_start_it():
-    """A start takes seconds, which a mistake on the command line is not to wait for."""
-    names = "launch.train launch.local engine.machine.cpus engine.errors".split()
+def test_little_is_imported_before_ctrl_c_is_answered_and_no_tensorflow_before_mistakes_are():
+    names = "launch.train launch.local launch.cluster.tf_config engine.machine.cpus engine.errors".split()
     modules = ", ".join(f"crankshaft.{name}" for name in names)
-    code = f"import sys, {modules}; sys.exit('tensorflow' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_little_is_imported_before_the_program_answers_ctrl_c():
-    code = "import sys; from crankshaft.launch import command; sys.exit('typing' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    code = f"import sys; from crankshaft.launch import command; assert 'typing' not in sys.modules; import {modules}"
+    assert subprocess.run([sys.executable, "-c", f"{code}; assert 'tensorflow' not in sys.modules"]).returncode == 0
 
 
 def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_traceback(tmp_path):
@@ -151,19 +140,19 @@ TRAIN = ("--model=cnn", "--input=digits", "--train_steps=100000", "--progress=pl
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command",
+    ("command", "moments"),
     [
-        ["train", *TRAIN],
-        ["train", *TRAIN, "--mode=benchmark"],
-        ["local", "--workers=2", "--", *TRAIN],
-        ["prepare", "--input=synthetic", "--input_arg=examples=3000000", "--output_dir=shards"],
+        (["train", *TRAIN], (0.2, 0.7, 1.5, 3, 5)),
+        (["train", *TRAIN, "--mode=benchmark"], (5,)),
+        (["local", "--workers=2", "--", *TRAIN], (0.7, 3)),
+        (["prepare", "--input=synthetic", "--input_arg=examples=3000000", "--output_dir=shards"], (0.7, 3)),
     ],
     ids=["train", "benchmark", "local", "prepare"],
 )
-def test_ctrl_c_before_a_program_is_at_work_ends_it_in_a_line(tmp_path, monkeypatch, command):
-    """While Python, TensorFlow and the model start; later it is saved first, which other tests try."""
+def test_ctrl_c_before_a_program_is_at_work_ends_it_in_a_line(tmp_path, monkeypatch, command, moments):
+    """While Python, TensorFlow and the model start, which is the same in all; later it is saved first: other tests."""
     monkeypatch.chdir(tmp_path)
-    for number, seconds in enumerate((0.2, 0.7, 1.5, 3, 5)):
+    for number, seconds in enumerate(moments):
         program = Program(
             ["-m", "crankshaft", *command], tmp_path / str(number), {**os.environ, "PYTHONPATH": str(ROOT)}
         )
@@ -254,11 +243,6 @@ print(deaf)
 """
 
 
-def test_sigterm_is_not_lost_while_a_library_replaces_its_handler():
-    done = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
-    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
-
-
 # A library that ends its process, as TensorFlow does where its flags can't be read.
 ENDED_WITHIN = """
 import os
@@ -268,16 +252,6 @@ with quiet_startup():
     os.write(2, b"oneDNN custom operations are on\\nUnknown flag")
     os.abort()
 """
-
-
-def test_what_a_library_says_before_it_ends_the_process_is_shown():
-    done = subprocess.run([sys.executable, "-c", ENDED_WITHIN], capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, done.stderr) == (-signal.SIGABRT, "Unknown flag")
-
-
-def test_what_comes_with_a_signal_is_the_same_request():
-    done = subprocess.run([sys.executable, "-c", TWICE_AT_ONCE], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "SIGTERM\nsaved\n", "")
 
 
 @pytest.mark.parametrize("ends_process", [True, False])
@@ -325,9 +299,18 @@ assert requests == ["SIGTERM"]
 """
 
 
-def test_a_signal_to_a_forked_child_is_not_the_runs():
-    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+ENDS = {
+    "SIGTERM is not lost while a library replaces its handler": (REPLACED, 0, "0\n", ""),
+    "what a library says before it ends the process is shown": (ENDED_WITHIN, -signal.SIGABRT, "", "Unknown flag"),
+    "what comes with a signal is the same request": (TWICE_AT_ONCE, 0, "SIGTERM\nsaved\n", ""),
+    "a signal to a forked child is not the run's": (FORKING, 0, "", ""),
+}
+
+
+@pytest.mark.parametrize(("script", "code", "out", "err"), ENDS.values(), ids=ENDS)
+def test_a_script_of_signals_ends_so(script, code, out, err):
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "ascii:strict", "latin-1", "utf-8"])

@@ -36,15 +36,9 @@ def noisy(seed, count, correlation=0.0, spread=0.1):
 # -- the rate ---------------------------------------------------------------------------------------------------------
 
 
-def test_constant_calls_leave_no_doubt():
+def test_constant_calls_leave_no_doubt_one_has_no_interval_and_it_is_the_same_each_time():
     assert intervals.interval(calls([0.5] * 30)) == pytest.approx([128.0, 128.0])
-
-
-def test_a_single_call_has_no_interval():
     assert intervals.interval(calls([0.5])) is None
-
-
-def test_the_interval_is_the_same_each_time():
     assert intervals.interval(calls(noisy(0, 40))) == intervals.interval(calls(noisy(0, 40)))
 
 
@@ -74,9 +68,7 @@ def test_rounds_that_have_drifted_are_all_within():
     low, high = intervals.interval(calls(seconds, rounds))
     assert low <= 64.0 + 1e-6
     assert high >= 128.0 - 1e-6
-
-
-def test_halves_of_a_single_round_tell_of_drift():
+    # Halves of a single round tell of drift, too.
     assert intervals.parts(calls([1.0, 1.0, 0.5, 0.5])) == [64.0, 128.0]
 
 
@@ -121,45 +113,39 @@ def test_turns_doubt_by_what_differs_between_them():
     assert high == pytest.approx(ratio * 1.1 ** (12.706 / 2))
 
 
-def test_load_that_both_turns_have_decides_nothing():
+def test_load_that_both_turns_have_decides_nothing_and_a_single_call_has_no_interval():
     pair = (result([0.5] * 30, lost_share=0.3), result([1.0] * 30, lost_share=0.3))
     assert intervals.ratio_interval([pair, pair])[1] == pytest.approx([2.0, 2.0])
-
-
-def test_a_single_call_leaves_the_ratio_without_interval():
-    assert intervals.ratio_interval([(result([1.0]), result([2.0] * 9))]) == (pytest.approx(2.0), None)
+    assert intervals.ratio_interval([(result([1.0]), result([2.0] * 9))]) == (pytest.approx(2.0), None)  # of one call
 
 
 # -- the machine ------------------------------------------------------------------------------------------------------
 
 
-def test_what_others_used_is_a_share_of_the_machine():
-    # Ten seconds of two CPUs: 16 s busy, 12 of them ours: 0.4 cores were others'.
-    start, first, end = (LoadCounters(2, 0, 0, 0, 0), LoadCounters(2, 5, 1, 1, 0), LoadCounters(2, 15, 17, 13, 0))
-    assert noise.measure(start, first, end) == pytest.approx(Noise(2, 0.0, 0.4, 0.0, 0.2))
-
-
-def test_load_before_the_rounds_counts_as_well():
-    start, first, end = (LoadCounters(2, 0, 0, 0, 0), LoadCounters(2, 5, 10, 5, 0), LoadCounters(2, 15, 20, 15, 0))
-    assert noise.measure(start, first, end) == pytest.approx(Noise(2, 1.0, 0.0, 0.0, 0.5))
+@pytest.mark.parametrize(
+    ("first", "end", "expected"),
+    [
+        # Ten seconds of two CPUs: 16 s busy, 12 of them ours: 0.4 cores were others'.
+        ((5, 1, 1, 0), (15, 17, 13, 0), Noise(2, 0.0, 0.4, 0.0, 0.2)),
+        # Load before the rounds counts as well.
+        ((5, 10, 5, 0), (15, 20, 15, 0), Noise(2, 1.0, 0.0, 0.0, 0.5)),
+        # A quota takes of the time that threads would have run.
+        ((5, 0, 0, 0), (15, 9, 9, 1), Noise(2, 0.0, 0.0, 0.1, 0.1)),
+        # A quiet machine's housekeeping is no load.
+        ((5, 5, 5, 0), (15, 15.3, 15, 0), Noise(2, 0.0, 0.03, 0.0, 0.0)),
+    ],
+    ids=["others", "before", "quota", "housekeeping"],
+)
+def test_what_others_used_is_a_share_of_the_machine(first, end, expected):
+    found = noise.measure(LoadCounters(2, 0, 0, 0, 0), LoadCounters(2, *first), LoadCounters(2, *end))
+    assert found == pytest.approx(expected)
+    assert (noise.warnings(found, calls([1.0] * 30)) == []) == (found.lost_share == 0.0)
 
 
 def test_others_may_have_what_a_quota_leaves_idle():
     start, first, end = (LoadCounters(2, 0, 0, 0, 0), LoadCounters(2, 5, 0, 0, 0), LoadCounters(2, 15, 14, 10, 0))
     assert noise.measure(start, first, end, 1.0).lost_share == 0.0
     assert noise.measure(start, first, end).lost_share == pytest.approx(0.2)
-
-
-def test_quotas_take_of_the_time_that_threads_would_have_run():
-    start, first, end = (LoadCounters(2, 0, 0, 0, 1), LoadCounters(2, 5, 0, 0, 1), LoadCounters(2, 15, 9, 9, 2))
-    assert noise.measure(start, first, end) == pytest.approx(Noise(2, 0.0, 0.0, 0.1, 0.1))
-
-
-def test_a_quiet_machines_housekeeping_is_no_load():
-    start, first, end = (LoadCounters(2, 0, 0, 0, 0), LoadCounters(2, 5, 5, 5, 0), LoadCounters(2, 15, 15.3, 15, 0))
-    found = noise.measure(start, first, end)
-    assert found.lost_share == 0.0
-    assert noise.warnings(found, calls([1.0] * 30)) == []
 
 
 def test_busy_time_is_of_the_cpus_that_this_process_may_use(tmp_path, monkeypatch):
