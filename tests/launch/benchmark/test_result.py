@@ -19,17 +19,19 @@ BENCHMARK = ("--mode=benchmark", *WORK, "--benchmark_arg=steps=40", "--benchmark
 
 
 @pytest.fixture(scope="module")
-def path_of_run(tmp_path_factory):
-    return tmp_path_factory.mktemp("run") / "result.json"
+def folder(tmp_path_factory):
+    """Where the run is measured."""
+    return tmp_path_factory.mktemp("measured")
 
 
 @pytest.fixture
-def measured(path_of_run, inside, small_probe, tmp_path):
+def measured(folder, inside, small_probe, tmp_path):
     """A real result, of two rounds of 40 steps, two in a call at most; and a file of it."""
-    if not path_of_run.exists():
-        inside(*BENCHMARK, f"--result_json={path_of_run}").ok()
+    if not (kept := folder / "kept.json").exists():
+        outcome = inside(*BENCHMARK, f"--run_dir={folder}/run", f"--result_json={kept}").ok()
+        assert "steps/s" in outcome.out
     path = tmp_path / "old.json"
-    shutil.copy(path_of_run, path)
+    shutil.copy(kept, path)
     return json.loads(path.read_text()), path
 
 
@@ -49,10 +51,13 @@ def steady(seconds, calls=30):
 # -- the result -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured, inside, tmp_path):
-    result, path = measured
+def test_a_benchmark_times_steps_and_leaves_the_run_alone(measured, folder):
+    result, _ = measured
     assert results.problems(result) == []
+    assert set(result["step_ms"]) == {"p50", "p90", "p99"}
+    assert {"mode", "mean", "stderr", "jitter", "input_wait_fraction", "peak_rss_mb", "num_replicas"} < result.keys()
+    for left in ("config.json", "result.json", "checkpoints/ckpt*"):
+        assert not list((folder / "run").glob(left))
     assert [each["steps"] for each in result["rounds"]] == [40, 40]
     assert sum(result["calls"]["steps"]) == 80
     assert result["command"].startswith("python")
@@ -62,6 +67,10 @@ def test_a_run_is_whole_compares_and_fails_the_build_where_it_is_slower(measured
     low, high = result["interval"]
     assert low <= result["examples_per_sec"] <= high
 
+
+@pytest.mark.slow
+def test_a_run_compares_and_fails_the_build_where_it_is_slower(measured, inside, tmp_path):
+    result, path = measured
     # The old one was a million times as fast: shown even on a machine of which others take nearly all.
     path.write_text(json.dumps(slower(result, 1e-6)))
     written = tmp_path / "slower.json"
@@ -96,6 +105,21 @@ def test_workers_agree_on_rounds_of_seconds_and_a_slower_run_is_not_tried_again(
     assert sum(workers["calls"]["reduce_seconds"]) == pytest.approx(
         workers["reduce_fraction"] * workers["wall_seconds"], rel=1e-6
     )
+
+
+@pytest.mark.slow
+def test_a_profile_names_the_ops(inside, tmp_path):
+    flags = ("--mode=benchmark", *WORK, "--benchmark_arg=seconds=0.05", "--benchmark_arg=profile=true")
+    outcome = inside(*flags, f"--run_dir={tmp_path}", f"--result_json={tmp_path}/b.json").ok()
+    found = json.loads((tmp_path / "b.json").read_text())
+    # 784-16-10: forward, for the weights, and for the second layer's inputs.
+    assert found["flops_per_step"] == 2 * 64 * (2 * 784 * 16 + 3 * 16 * 10)
+    assert found["roofline"]["bound"] in ("compute", "memory")
+    assert any("MatMul" in op["type"] for op in found["profile"]["ops"])
+    assert len(found["profile"]["ops"]) == 10
+    assert list(tmp_path.glob("tensorboard/plugins/profile/*/*.xplane.pb"))
+    assert found["reduce_fraction"] is None
+    assert "share of limit" in outcome.out
 
 
 def test_what_is_missing_or_wrong_is_listed(measured):

@@ -1,11 +1,10 @@
-"""`--mode=generate`: the text of a model on standard output, the same with a cache and without; mistakes in a line."""
+"""`--mode=generate`: the text of a model on standard output; mistakes in a line. Its cache: test_language_model.py"""
 
 from __future__ import annotations
 
 import json
 import shutil
 
-import numpy as np
 import pytest
 import tensorflow as tf
 import tokenizers
@@ -94,31 +93,10 @@ def copied(trained, tmp_path):
     return shutil.copytree(trained.run_dir, tmp_path / "copied")
 
 
-def without_cache(model, prompt: bytes, count: int) -> bytes:
-    """The likeliest bytes, each told by all that the model looks at then, read again."""
-    model = tf.function(model, input_signature=[tf.TensorSpec([1, None], tf.int32)])
-    row = [SEPARATOR, *prompt]
-    begin, length = max(0, len(row) - CONTEXT), len(row)
-    while len(row) < length + count:
-        if len(row) - begin > CONTEXT:
-            begin = len(row) - CONTEXT // 2
-        row.append(int(np.argmax(model(np.array([row[begin:]]))[0, -1])))
-        if row[-1] == SEPARATOR:
-            return bytes(row[length:-1])
-    return bytes(row[length:])
-
-
-def test_greedy_text_is_that_without_a_cache(generate, trained):
-    for prompt, tokens in (("", 40), ("on", 10), ("zz", 60), ("it " * 12, 30)):
-        expected = without_cache(trained.model, prompt.encode(), tokens).decode(errors="replace")
-        outcome = generate(f"--prompt={prompt}", "--sampling=temperature=0", f"--sampling=tokens={tokens}").ok()
-        assert outcome.out == f"{prompt}{expected}\n"
-    assert generate("--prompt=naï", "--sampling=temperature=0").ok().out == "naïve ten\n"
-
-
 def test_only_the_text_is_on_standard_output(generate):
     outcome = generate("--prompt=six", "--sampling=temperature=0").ok()
     assert outcome.out == "six seven eight\n"
+    assert generate("--prompt=naï", "--sampling=temperature=0").ok().out == "naïve ten\n"
     said = [line for line in outcome.err.splitlines() if not line.startswith("I0000")]
     assert said[0] == "Lines: step 150, checkpoints/ckpt-150; 1 replica"
     assert said[1] == "whenever 32 tokens are read, the older half is forgotten: the model looks at no more"
@@ -186,11 +164,11 @@ def test_text_goes_on_as_all_tokens_read_at_once(tmp_path):
     assert done.generate("one two", tokens=3, temperature=0) == " one two one"
 
 
-def test_replicas_say_what_one_device_says(generate):
-    mirrored = ("--strategy=mirrored", "--num_virtual_devices=2")
-    for how in (("--sampling=temperature=0",), ("--sampling=temperature=3", "--sampling=tokens=20")):
-        flags = ("--prompt=o", *how)
-        assert generate(*flags, *mirrored).ok().out == generate(*flags).ok().out
+def test_replicas_say_what_one_device_says(generate, trained):
+    """Which says by the program what it says in Python: see test_a_run_in_python_generates."""
+    mirrored = ("--strategy=mirrored", "--num_virtual_devices=2", "--prompt=o")
+    found = generate(*mirrored, "--sampling=temperature=3", "--sampling=tokens=20").ok().out
+    assert found == f"o{trained.generate('o', temperature=3, tokens=20)}\n"
 
 
 @pytest.mark.parametrize(

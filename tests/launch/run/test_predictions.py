@@ -49,8 +49,8 @@ def pets_run(tmp_path_factory):
     return run(Model, run_dir=tmp_path_factory.mktemp("runs") / "pets", **ASKED)
 
 
-@pytest.mark.parametrize("replicas", [{}, {"strategy": "mirrored", "num_virtual_devices": 3}], ids=["one", "three"])
-def test_all_forms_of_data_are_predicted_in_order(replicas):
+def test_all_forms_of_data_are_predicted_in_order():
+    replicas = {"strategy": "mirrored", "num_virtual_devices": 3}
     with open_run(Model, **{**ASKED, **replicas, "train_steps": None, "eval_batch_size": 9}) as opened:
         opened.train(steps=2)
         expected = opened.model(FEATURES).numpy()
@@ -210,7 +210,9 @@ def temperatures():
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"strategy": "mirrored", "num_virtual_devices": 2, "ema_decay": 0.5}], ids=["one", "averages of two"]
+    "more",
+    [pytest.param({}, marks=pytest.mark.slow), {"strategy": "mirrored", "num_virtual_devices": 2, "ema_decay": 0.5}],
+    ids=["one", "averages of two"],
 )
 def test_every_model_of_a_run_predicts_by_its_forward(tmp_path, more):
     asked = {"data": temperatures, "run_dir": tmp_path / "run", "global_batch_size": 16, **QUIET}

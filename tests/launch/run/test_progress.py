@@ -67,9 +67,24 @@ class Steps(Hook):
         return self.now
 
 
+class Then(Hook):
+    """Calls a function after each call of the loop."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def __call__(self, status):
+        self.act(status)
+
+
 def run(bound, hooks, until, **clock):
     strategy, state = bound
     return loop.train(strategy, state, hooks, until, **clock)
+
+
+def without_commands(text: str) -> list[str]:
+    """The lines that a terminal was sent, without its commands."""
+    return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in re.split(r"[\r\n]+", text)]
 
 
 def plain(bound, until, *hooks, seconds=1.0, **arguments):
@@ -80,26 +95,18 @@ def plain(bound, until, *hooks, seconds=1.0, **arguments):
     return file.getvalue().splitlines()
 
 
-def test_lines_come_once_in_so_many_seconds_and_at_the_last_step(bound):
+def test_lines_come_once_in_so_many_seconds_and_at_the_last_step_with_means_rate_and_time_left(bound):
     lines = plain(bound, 24, line_seconds=4)
     assert [line.split("  ")[0] for line in lines] == ["step 8/24", "step 16/24", "step 24/24"]
-
-
-def test_line_has_loss_accuracy_rate_and_time_left(bound):
-    line = plain(bound, 24, line_seconds=4)[0]
     # 4 steps an epoch; 2 steps of 16 examples a second; 16 steps are left.
-    assert re.fullmatch(r"step 8/24  loss \d\.\d{4}  accuracy \d\.\d{4}  epoch 2  32 examples/s  8s left", line)
+    assert re.fullmatch(r"step 8/24  loss \d\.\d{4}  accuracy \d\.\d{4}  epoch 2  32 examples/s  8s left", lines[0])
 
 
 def test_the_time_left_has_what_is_done_between_calls(bound):
     """Each call and what follows it takes 3 s in all, whatever the steps took."""
-
-    class Slow(Hook):
-        def __call__(self, status):
-            cut.now += 2.0
-
     file, cut = io.StringIO(), Steps(2, 1.0)
-    run(bound, [cut, Slow(), Progress("plain", file=file, clock=cut.clock, line_seconds=0)], 24, clock=cut.clock)
+    slow = Then(lambda status: setattr(cut, "now", cut.now + 2.0))
+    run(bound, [cut, slow, Progress("plain", file=file, clock=cut.clock, line_seconds=0)], 24, clock=cut.clock)
     assert [line.split("  ")[-1] for line in file.getvalue().splitlines()][1:4] == ["30s left", "27s left", "24s left"]
 
 
@@ -117,8 +124,7 @@ def test_a_bar_of_80_columns_holds_five_metrics_and_what_else_there_is_room_for(
     fcntl.ioctl(file.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     monkeypatch.setattr("crankshaft.engine.metrics.sums.Sums.means", lambda sums: METRICS)
     run(bound, [Steps(2, 1.0), Progress("bar", file=file)], 8)
-    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in re.split(r"[\r\n]+", read())]
-    shown = [line for line in lines if "loss" in line]
+    shown = [line for line in without_commands(read()) if "loss" in line]
     assert shown
     assert max(map(len, shown)) <= 80
     for name in METRICS:
@@ -155,31 +161,18 @@ def test_nothing_is_read_between_two_lines(bound, monkeypatch):
 
 
 def test_run_that_is_stopped_shows_where(bound):
-    stop = StopRequest()
+    stop, file = StopRequest(), io.StringIO()
+    ask = Then(lambda status: stop.request("asked") if status.step >= 6 else None)
+    run(bound, [Steps(2), ask, Progress("plain", file=file), stop], 40)
+    (line,) = file.getvalue().splitlines()
+    assert line.startswith("step 6/40")
 
-    class Ask(Hook):
-        def __call__(self, status):
-            if status.step >= 6:
-                stop.request("asked")
 
+@pytest.mark.parametrize(("mode", "shown"), [("off", ""), ("auto", r"[^\x1b]*step 4/4  loss[^\x1b]+")])
+def test_off_is_silent_and_auto_is_plain_lines_where_there_is_no_terminal(bound, mode, shown):
     file = io.StringIO()
-    run(bound, [Steps(2), Ask(), Progress("plain", file=file), stop], 40)
-    lines = file.getvalue().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("step 6/40")
-
-
-def test_off_is_silent(bound):
-    file = io.StringIO()
-    run(bound, [Evaluation(2), Progress("off", file=file)], 4)
-    assert file.getvalue() == ""
-
-
-def test_auto_is_plain_lines_where_there_is_no_terminal(bound):
-    file = io.StringIO()
-    run(bound, [Progress("auto", file=file)], 4)
-    assert file.getvalue().startswith("step 4/4  loss")
-    assert "\x1b" not in file.getvalue()
+    run(bound, [Evaluation(2), Progress(mode, file=file)], 4)
+    assert re.fullmatch(shown, file.getvalue())
 
 
 def test_unknown_mode_is_refused_with_those_there_are():
@@ -198,45 +191,32 @@ def test_auto_is_a_bar_in_a_terminal_redrawn_in_place(bound, terminal):
     assert set(drawn) == {"0", "8", "16", "24", "32", "40"}  # every fourth call
     assert re.search(r"loss \d\.\d{4}  accuracy \d\.\d{4}  epoch \d+  \ds left  320 examples/s", shown)
     assert "━" in shown
-
-
-def test_bar_gives_the_cursor_back(bound, terminal):
-    file, read = terminal
-    run(bound, [Progress("bar", file=file)], 4)
-    shown = read()
-    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # gives the cursor back
 
 
 def test_bar_gives_the_cursor_back_after_an_exception_and_close(bound, terminal):
-    class Fails(Hook):
-        def __call__(self, status):
-            raise RuntimeError("no")
-
     file, read = terminal
     progress = Progress("bar", file=file)
-    with pytest.raises(RuntimeError):
-        run(bound, [progress, Fails()], 4)
+    with pytest.raises(ZeroDivisionError):
+        run(bound, [progress, Then(lambda status: 1 / 0)], 4)
     progress.close()
     progress.close()
     assert read().count("\x1b[?25h") == 1
 
 
 def test_evaluations_and_log_stand_above_the_bar(bound, terminal, monkeypatch):
-    class Log(Hook):
-        def __call__(self, status):
-            logging.warning("a warning meanwhile")
-
     file, read = terminal
     errors = os.fdopen(os.dup(file.fileno()), "w", buffering=1)
     logging.use_absl_handler()
     handler = logging.get_absl_handler().python_handler
     monkeypatch.setattr(sys, "stderr", errors)
     monkeypatch.setattr(handler, "stream", errors)
-    run(bound, [Evaluation(2), Log(), Progress("bar", file=file)], 4)
+    log = Then(lambda status: logging.warning("a warning meanwhile"))
+    run(bound, [Evaluation(2), log, Progress("bar", file=file)], 4)
     assert handler.stream is errors
     errors.close()
-    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", read())]
-    evaluations = [line.strip() for line in lines if "evaluation" in line]
+    lines = without_commands(read())
+    evaluations = [line for line in lines if "evaluation" in line]
     assert [line.split("  ")[0] for line in evaluations] == ["step 2/4", "step 4/4"]
     warnings = [line for line in lines if "a warning meanwhile" in line]
     assert warnings
@@ -244,9 +224,8 @@ def test_evaluations_and_log_stand_above_the_bar(bound, terminal, monkeypatch):
 
 
 def test_model_summary_is_printed_once_and_fits(bound, capsys):
-    _, state = bound
     file = io.StringIO()
-    print_model_summary(Inventory(state.trainer).models, file)
+    print_model_summary(Inventory(bound[1].trainer).models, file)
     text = file.getvalue()
     assert text.count('Model: "mlp"') == 1
     assert "logits" in text
@@ -254,27 +233,20 @@ def test_model_summary_is_printed_once_and_fits(bound, capsys):
     assert capsys.readouterr().out == ""
 
 
-def wide_names():
-    """A model whose layers' names Keras cuts, at 80 columns and at 100."""
+def test_a_summary_cuts_no_word_in_a_pipe_and_in_80_columns_where_it_fits(terminal, monkeypatch):
+    """Keras cuts these layers' names, at 80 columns and at 100."""
     inputs = tf.keras.Input((8,), name="features")
     one, other = (tf.keras.layers.Dense(1000, name=f"a_layer_with_a_name_of_its_own_{n}")(inputs) for n in "ab")
-    return tf.keras.Model(inputs, tf.keras.layers.Add(name="sum")([one, other]))
-
-
-def test_a_piped_summary_cuts_no_word():
-    file = io.StringIO()
-    print_model_summary([wide_names()], file)
-    assert "…" not in file.getvalue()
+    models = [tf.keras.Model(inputs, tf.keras.layers.Add(name="sum")([one, other]))]
+    piped = io.StringIO()
+    print_model_summary(models, piped)
     for words in ("a_layer_with_a_name_of_its_own_b[0][0]", "Connected to", "│ features", "Total params: 18,000"):
-        assert words in file.getvalue()
-
-
-def test_a_summary_in_80_columns_cuts_no_word_and_fits(terminal, monkeypatch):
+        assert words in piped.getvalue()
     monkeypatch.setenv("COLUMNS", "80")
     file, read = terminal
-    print_model_summary([wide_names()], file)
+    print_model_summary(models, file)
     lines = read().splitlines()
-    assert "…" not in "".join(lines)
+    assert "…" not in piped.getvalue() + "".join(lines)
     assert {len(line) for line in lines if line[:1] in "┏┃┡│├└" and line} == {80}
     assert any("a_layer_with_a_name_of_its_own_b" in line for line in lines)
     assert os.environ["COLUMNS"] == "80"

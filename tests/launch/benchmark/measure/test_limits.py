@@ -9,7 +9,7 @@ from crankshaft.launch.benchmark.measure import machine, trace
 from crankshaft.models import mlp
 
 
-@pytest.mark.parametrize(("replicas", "jit"), [(1, False), (1, True), (2, False)])
+@pytest.mark.parametrize(("replicas", "jit"), [pytest.param(1, True, marks=pytest.mark.slow), (2, False)])
 def test_profile_names_the_matrix_products(bench, replicas, jit, tmp_path):
     data = np.random.default_rng(0).random((20, 4, 4), np.float32), np.arange(20) % 3
     made = bench(mlp.Model(hidden_units=(256,)), data, 8, replicas, num_classes=3, jit=jit)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import StepOptions, Trainer, mean
+from crankshaft.engine import StepOptions
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.reduction import Reduction
@@ -16,6 +16,7 @@ from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.launch.benchmark.measure.rounds import Length, warm_up
 from tests.launch.benchmark.measure.fakes import Clock, FakeProgram, FakeStrategy
+from tests.launch.line import Line
 
 
 def test_warm_up_is_timed_apart():
@@ -37,14 +38,6 @@ def test_devices_are_awaited_at_both_ends_and_never_inside():
     assert found["first_step_seconds"] == 11.0
     assert found["compile_seconds"] == 23.0
     assert found["wall_seconds"] == 13.0
-
-
-def test_exactly_the_steps_asked_for_are_timed():
-    program = FakeProgram()
-    strategy = FakeStrategy(program, [7], lambda steps: time.sleep(1e-4))
-    found = rounds.run(strategy, program, Length(30), {})
-    assert found["steps"] == 30
-    assert strategy.lengths[-5:] == [7, 7, 7, 7, 2]
 
 
 def test_uneven_last_batch_counts_by_its_examples():
@@ -79,22 +72,17 @@ def test_rounds_of_seconds_take_as_many_steps_as_fill_them_at_the_rate_so_far():
     assert found["calls"]["reduce_seconds"] is None
 
 
-def test_report_is_plain_json_with_the_promised_keys():
+def test_exactly_the_steps_asked_for_are_timed_and_the_report_is_plain_json_with_the_promised_keys():
     program = FakeProgram()
-    found = rounds.run(FakeStrategy(program, [4], lambda steps: time.sleep(1e-4)), program, Length(12), {"HOME": "x"})
+    strategy = FakeStrategy(program, [7], lambda steps: time.sleep(1e-4))
+    found = rounds.run(strategy, program, Length(30), {"HOME": "x"})
+    assert found["steps"] == 30
+    assert strategy.lengths[-5:] == [7, 7, 7, 7, 2]
     promised = "examples_per_sec steps_per_sec wall_seconds step_ms mean stderr jitter input_wait_fraction"
     promised = {*promised.split(), "steps", "train", "compile_seconds", "peak_rss_mb", "environment", "rounds", "calls"}
     promised |= {"first_step_seconds", "device_peak_mb", "reduce_fraction", "interval", "warnings", "noise"}
     assert set(json.loads(json.dumps(found, allow_nan=False))) == promised
     assert found["train"] == {"loss": 0.5, "unseen": None}
-
-
-class Line(Trainer):
-    def build_model(self):
-        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
 def ready(trainer):
