@@ -103,8 +103,8 @@ def test_workers_and_servers_train_the_same(inside, start, tmp_path):
     inside(*ASKED, "--train_steps=20", f"--run_dir={tmp_path}/one").ok()
     clusters = {"multi_worker": ("--workers=2", "--ps=0"), "parameter_server": ("--workers=1",)}
     for strategy, local in clusters.items():
-        flags = (*ASKED[1:], "--jit=auto", "--train_steps=20", f"--strategy={strategy}")
-        job = start(strategy, *flags, local=local, script=ASKED[0]).ok()
+        flags = (*ASKED, "--jit=auto", "--train_steps=20", f"--strategy={strategy}")
+        job = start(strategy, *flags, local=local, script=()).ok()
         for name, value in weights(tmp_path / "one").items():
             np.testing.assert_allclose(weights(job.run_dir)[name], value, atol=2e-5, err_msg=name)
 
@@ -115,12 +115,12 @@ def test_weights_are_freed_on_all_processes_where_the_step_is_and_after_a_resume
     """To the same bits; around servers, where the order of updates is chance, those that are frozen stay theirs."""
 
     def trained(name: str, steps: int) -> dict[str, np.ndarray]:
-        flags = (*ASKED[1:], f"--train_steps={steps}", f"--strategy={strategy}")
+        flags = (*ASKED, f"--train_steps={steps}", f"--strategy={strategy}")
         if strategy == "mirrored":
-            inside(ASKED[0], *flags, "--num_virtual_devices=2", f"--run_dir={tmp_path}/{name}").ok()
+            inside(*flags, "--num_virtual_devices=2", f"--run_dir={tmp_path}/{name}").ok()
         else:
             servers = 2 if strategy == "parameter_server" else 0
-            start(name, *flags, local=("--workers=2", f"--ps={servers}"), script=ASKED[0]).ok()
+            start(name, *flags, local=("--workers=2", f"--ps={servers}"), script=()).ok()
         return tensors(tmp_path / name)
 
     begun, held, parts = (trained("parts", steps) for steps in (1, 9, 20))

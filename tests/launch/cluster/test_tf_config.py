@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -18,6 +17,7 @@ import pytest
 
 from crankshaft.launch.cluster import rendezvous, tf_config
 from crankshaft.launch.cluster.cluster import Cluster, split
+from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.errors import UsageError
 from tests.waiting import PATIENCE
 
@@ -107,17 +107,6 @@ def test_worker_0_is_the_chief_where_none_is_named():
 def test_host_may_be_an_ipv6_number():
     assert split("[::1]:22") == ("::1", 22)
     assert split("::1:22") is None
-
-
-def test_reading_needs_no_tensorflow():
-    code = "import sys, crankshaft.launch.cluster.tf_config; sys.exit('tensorflow' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
-        return [sock.getsockname()[1] for sock in sockets]
 
 
 def on_this_host(ports: list[int], index: int = 0) -> Cluster:

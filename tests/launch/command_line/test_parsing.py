@@ -1,6 +1,5 @@
 """Flags' values from a command line, keywords, YAML, JSON, and what a run has left: the same from each, or one line."""
 
-import contextlib
 import enum
 import fractions
 import functools
@@ -63,33 +62,30 @@ def test_a_file_gives_flags_by_name(tmp_path):
     assert arguments == {"hidden_units": (16, 8), "dropout": 0.1}
 
 
-def test_a_run_is_made_again_from_the_config_that_it_left(inside, tmp_path):
-    (tmp_path / "run.yaml").write_text(YAML)
-    inside(f"--config={tmp_path}/run.yaml", "--learning_rate=0.02", f"--run_dir={tmp_path}/first").ok()
-    first = json.loads((tmp_path / "first" / "config.json").read_text())
+def test_a_run_is_made_again_from_the_config_that_it_left_and_tried_without_a_folder(inside, tmp_path):
+    """The command line wins over the file, also over its length in the other unit; so do keywords."""
+    (tmp_path / "run.yaml").write_text(YAML.replace("train_steps: 3", "train_epochs: 2"))
+    given = ("--learning_rate=0.02", "--train_steps=4", "--checkpoint_every_steps=7")
+    inside(f"--config={tmp_path}/run.yaml", *given, f"--run_dir={tmp_path}/first").ok()
+    config = f"{tmp_path}/first/config.json"
+    inside(f"--config={config}", f"--run_dir={tmp_path}/again").ok()
+    first, again = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("first", "again"))
     assert first["flags"]["learning_rate"] == 0.02
     assert first["deciding"]["model_arg"]["hidden_units"] == [16, 8]
-    inside(f"--config={tmp_path}/first/config.json", f"--run_dir={tmp_path}/again").ok()
-    again = json.loads((tmp_path / "again" / "config.json").read_text())
     assert again["deciding"] == first["deciding"]
-    results = [json.loads((tmp_path / name / "result.json").read_text())["eval"] for name in ("first", "again")]
-    assert results[0] == results[1]
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("first", "again")]
+    assert results[0]["step"] == results[1]["step"] == 4
+    assert results[0]["eval"] == results[1]["eval"]
+    assert run(config=config, train_epochs=0.25, progress="off").result["step"] == 6  # of 23 steps an epoch
+    assert "checkpoint_every_steps" not in values_of(f"--config={config}")
+    assert values_of(f"--config={config}", "--run_dir", "again")["checkpoint_every_steps"] == 7
 
 
-def test_the_command_line_wins_over_a_files_length_in_either_unit(inside, tmp_path):
-    """A later file over an earlier one too, a run's own file, and a file of words."""
-    for name, text in (
-        ("long.yaml", f"{YAML}\n".replace("train_steps: 3", "train_epochs: 2")),
-        ("s.yaml", "train_steps: 7"),
-    ):
-        (tmp_path / name).write_text(text)
+def test_a_later_files_length_wins_in_either_unit_and_two_at_once_are_refused(inside, tmp_path):
+    (tmp_path / "long.yaml").write_text(YAML.replace("train_steps: 3", "train_epochs: 2"))
+    (tmp_path / "s.yaml").write_text("train_steps: 7")
     (tmp_path / "words").write_text("--train_epochs=2\n--seed=4\n")
-    long, run_dir = f"--config={tmp_path}/long.yaml", tmp_path / "run"
-    inside(long, "--train_steps=4", f"--run_dir={run_dir}").ok()
-    inside(f"--config={run_dir}/config.json", "--train_epochs=0.25", f"--run_dir={tmp_path}/epochs").ok()
-    done = [json.loads((path / "result.json").read_text())["step"] for path in (run_dir, tmp_path / "epochs")]
-    assert done == [4, 6]  # of 23 steps an epoch
-    assert run(config=tmp_path / "long.yaml", train_steps=5, progress="off").result["step"] == 5
+    long = f"--config={tmp_path}/long.yaml"
     assert "train_epochs" not in values_of(long, f"--config={tmp_path}/s.yaml")
     for words in (["--train_steps=4", "--flagfile=words"], ["--flagfile=words", "-train_steps", "4"]):
         found = values_of(*(word.replace("=words", f"={tmp_path}/words") for word in words))
@@ -119,15 +115,6 @@ def test_a_mistake_beside_a_file_is_not_the_files(inside, tmp_path):
     (tmp_path / "run.yaml").write_text(YAML)
     outcome = inside(f"--config={tmp_path}/run.yaml", "--learning_rat=1")
     assert outcome.error.startswith("--learning_rat is unknown")
-
-
-def test_a_runs_config_is_tried_without_a_folder(inside, tmp_path):
-    run = (*MLP, "--mode=train", "--train_steps=1", "--checkpoint_every_steps=7")
-    inside(*run, f"--run_dir={tmp_path}/run").ok()
-    config = f"--config={tmp_path}/run/config.json"
-    inside(config).ok()
-    assert "checkpoint_every_steps" not in values_of(config)
-    assert values_of(config, "--run_dir", "again")["checkpoint_every_steps"] == 7
 
 
 ALIASES = "a: &a [x, x, x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in itertools.pairwise("abcdefgh"))
@@ -216,19 +203,22 @@ COERCED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "expected"), COERCED)
-def test_a_flag_takes_a_value_in_its_type_or_says_what_it_takes(name, value, expected):
-    with (
-        pytest.raises(UsageError)
-        if isinstance(expected, str) and " " in expected
-        else contextlib.nullcontext() as error
-    ):
-        found = rules.coerce(FIELDS[name], value)
+def assert_becomes(coerce, expected, parameter: str) -> None:
+    """A value becomes what is expected, in its type; or it is an error, if that is a line."""
+    if isinstance(expected, str) and " " in expected:
+        with pytest.raises(UsageError) as error:
+            coerce()
+        assert expected in with_flags(error.value.message)
+        assert (error.value.parameter, error.value.exit_code) == (parameter, 2)
+    else:
+        found = coerce()
         assert type(found) is type(expected)
         assert found == expected
-    if error:
-        assert expected in with_flags(error.value.message)
-        assert (error.value.parameter, error.value.exit_code) == (name, 2)
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), COERCED)
+def test_a_flag_takes_a_value_in_its_type_or_says_what_it_takes(name, value, expected):
+    assert_becomes(lambda: rules.coerce(FIELDS[name], value), expected, name)
 
 
 class Shape(enum.Enum):
@@ -277,17 +267,7 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize(("default", "value", "expected"), ARGUMENTS)
 def test_an_argument_has_the_type_of_its_default_or_is_the_object_itself(default, value, expected):
-    with (
-        pytest.raises(UsageError)
-        if isinstance(expected, str) and " " in expected
-        else contextlib.nullcontext() as error
-    ):
-        found = registry.coerce_argument("model_arg", "a", value, default)
-        assert type(found) is type(expected)
-        assert found == expected
-    if error:
-        assert expected in str(error.value)
-        assert error.value.parameter == "model_arg"
+    assert_becomes(lambda: registry.coerce_argument("model_arg", "a", value, default), expected, "model_arg")
 
 
 def test_each_source_of_values_gives_the_same(tmp_path):
