@@ -52,15 +52,6 @@ def test_a_killed_task_ends_all_and_the_requeued_job_has_the_bits_of_an_undistur
     assert_equal_bits(slurm.folder / "killed", undisturbed)
 
 
-def test_a_job_that_is_requeued_goes_on_from_where_it_was(slurm, undisturbed):
-    job = slurm.submit("--workers=2", *flags(slurm, "requeued", *LONG))
-    slurm.until(job, lambda: newest(slurm.folder / "requeued") >= 1000)
-    slurm("scontrol", "requeue", job)
-    output = slurm.done(job)
-    assert "resumed at step" in output
-    assert_equal_bits(slurm.folder / "requeued", undisturbed)
-
-
 def test_a_job_that_comes_near_its_time_limit_saves_and_goes_on_in_its_next_turn(slurm, undisturbed):
     job = slurm.submit("--workers=2", "--time=0:03:00", *flags(slurm, "limited", *LONG, "--steps_per_loop=1"))
     output = slurm.done(job)
@@ -70,7 +61,7 @@ def test_a_job_that_comes_near_its_time_limit_saves_and_goes_on_in_its_next_turn
     assert_equal_bits(slurm.folder / "limited", undisturbed)
 
 
-def test_a_job_whose_node_is_drained_goes_on_at_another(slurm, undisturbed):
+def test_a_job_that_is_requeued_as_its_node_is_drained_goes_on_at_another(slurm, undisturbed):
     job = slurm.submit("--workers=2", *flags(slurm, "drained", *LONG), nodes=1)
     slurm.until(job, lambda: newest(slurm.folder / "drained") >= 1000)
     node = slurm.state(job, "NodeList")

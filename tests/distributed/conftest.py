@@ -6,26 +6,17 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 
 import pytest
 
+from crankshaft.launch.cluster.resources import free_ports
 from tests.launch.conftest import inside
 from tests.waiting import wait_until
 
 _ = inside  # the fixture
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at, found together so that they differ."""
-    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class Workers:

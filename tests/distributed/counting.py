@@ -30,7 +30,7 @@ flags.DEFINE_integer("chunk", 1, "Examples that are read at once.")
 flags.DEFINE_string("folder", None, "Of the files.")
 flags.DEFINE_float("read_seconds", 0.0, "That each read takes, at least.")
 flags.DEFINE_string(
-    "wrong", None, "What is wrong with the files of worker 0 (fewer, other, missing), or of all (bad, undecodable)."
+    "wrong", None, "What is wrong with the files of worker 0 (fewer, missing), or of all (bad, undecodable)."
 )
 flags.DEFINE_enum("stream", None, ["dataset", "gzip"], "What the examples are a stream of.")
 
@@ -104,8 +104,6 @@ def in_files(features, labels):
     labels = labels.copy()
     if wrong in LABELS:
         labels[432, 0] = LABELS[wrong]
-    if wrong == "other":
-        labels[432] = 0
     records = [x.tobytes() + y.tobytes() for x, y in zip(features, labels, strict=True)]
     ends = [len(records) * each**2 // flags.FLAGS.files**2 for each in range(flags.FLAGS.files + 1)]
     for number, (first, stop) in enumerate(itertools.pairwise(ends)):

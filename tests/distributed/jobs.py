@@ -1,4 +1,4 @@
-"""Clusters of parameter servers for tests: `start`, real processes under `crankshaft local`, ended with the test."""
+"""Clusters for tests: `start`, real processes under `crankshaft local`, ended with the test."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ STEPS_PER_EPOCH = 16  # 1000 examples in batches of 64: the last is of 40
 
 
 class Job:
-    """A cluster started by crankshaft local, whose output goes to a file."""
+    """Two workers around two servers, unless `local` has other numbers, whose output goes to a file.
 
-    def __init__(self, run_dir: pathlib.Path, *flags: str, local: tuple[str, ...] = (), script: pathlib.Path = SCRIPT):
+    What each task runs is a `script`, `-m` and a module, or with `()` `crankshaft train`. It `saves` into its run_dir.
+    """
+
+    def __init__(self, run_dir: pathlib.Path, *flags, local=(), script: str | os.PathLike | tuple = SCRIPT, saves=True):
         self.run_dir = run_dir
-        run_dir.mkdir(exist_ok=True)
+        run_dir.mkdir(exist_ok=True, parents=True)
         self._log = run_dir.with_suffix(f".{time.monotonic_ns()}.log")
-        command = [sys.executable, "-m", "crankshaft", "local", "--workers=2", "--ps=2", *local, "--", str(script)]
+        command = [sys.executable, "-m", "crankshaft", "local", "--workers=2", "--ps=2", *local, "--"]
+        program = script if isinstance(script, tuple) else (str(script),)
         with open(self._log, "wb") as log:
             self.process = subprocess.Popen(
-                [*command, f"--run_dir={run_dir}", "--progress=plain", *flags],
+                [*command, *program, *([f"--run_dir={run_dir}"] if saves else []), "--progress=plain", *flags],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -44,8 +48,12 @@ class Job:
     def output(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def until(self, condition) -> None:
-        wait_until(condition, self.process, shows=lambda: self.output[-4000:])
+    def until(self, condition, pause: float = 0.01) -> None:
+        wait_until(condition, self.process, shows=lambda: self.output[-4000:], pause=pause)
+
+    def starts(self) -> int:
+        """How often all tasks were started."""
+        return self.output.count("worker 0 is process")
 
     def send(self, task: str, number: signal.Signals) -> None:
         os.kill(int(re.findall(rf"\[local\] {task} is process (\d+)", self.output)[-1]), number)

@@ -1,4 +1,4 @@
-"""A program with an open run, in each of its tasks: open_run.py RUN_DIR HOW.
+"""A program with an open run, in each of its tasks: open_run.py --how=HOW.
 
 HOW is `other`, which ends in calls that differ; `apart`, in weights that differ; `term`, one of whose workers gets
 SIGTERM; or `look`, which evaluates a run of a classifier that was trained before, predicts by it, and sets its weights
@@ -27,14 +27,14 @@ class Plane(crankshaft.Trainer):
         return crankshaft.mean(tf.square(outputs - batch[1])[:, 0])
 
 
-def look(strategy: str, run_dir: str) -> None:
+def look(strategy: str, run_dir: str) -> dict:
     asked = {"model": "logistic", "input": "digits", "eval_batch_size": 100, "jit": "off", "progress": "off"}
     with crankshaft.open_run(run_dir=run_dir, strategy=strategy, **asked) as run:
         found = {"step": run.step, "matrix": run.evaluate().confusion["confusion"].tolist()}
         found["predicted"] = run.predict(split="eval").tolist()
         run.model.set_weights([np.zeros_like(weight) for weight in run.model.get_weights()])
         found["of_zeros"] = run.evaluate()["loss"]
-        print("found", json.dumps(found), flush=True)
+    return found
 
 
 def term(strategy: str, run_dir: str) -> None:
@@ -47,7 +47,7 @@ def term(strategy: str, run_dir: str) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def main(strategy: str, run_dir: str, *other: str) -> None:
+def main(strategy: str, run_dir: str, other: str = "") -> dict:
     data = (POINTS[:200], HEIGHTS[:200]), (POINTS[200:], HEIGHTS[200:])
     asked = {"learning_rate": 0.05, "global_batch_size": 32, "jit": "off", "progress": "off", "strategy": strategy}
     with crankshaft.open_run(Plane, data=data, run_dir=run_dir, eval_every_steps=5, **asked) as run:
@@ -60,25 +60,24 @@ def main(strategy: str, run_dir: str, *other: str) -> None:
         run.train(steps=2)
         run.restore("latest")
         found["restored"] = [run.step, run.extra, run.evaluate()["loss"]]
-        print("found", json.dumps(found), flush=True)
-        worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if other else 0
-        if other == ("apart",):
-            run.model.layers[-1].bias.assign([1.0 + worker])
-            run.evaluate()
         if other:
+            print("found", json.dumps(found), flush=True)
+            worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+            if other == "apart":
+                run.model.layers[-1].bias.assign([1.0 + worker])
+                run.evaluate()
             run.train(steps=1 + worker)
-    print("closed at", run.step)
+    return found
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--strategy", default="one_device")  # `crankshaft local` gives it
-    parser.add_argument("run_dir")
-    parser.add_argument("words", nargs="*")
+    for name in ("strategy", "run_dir", "progress", "how"):
+        parser.add_argument(f"--{name}")
     given = parser.parse_args()
-    if given.words == ["look"]:
-        look(given.strategy, given.run_dir)
-    elif given.words == ["term"]:
+    if given.how == "look":
+        print("found", json.dumps(look(given.strategy, given.run_dir)), flush=True)
+    elif given.how == "term":
         term(given.strategy, given.run_dir)
     else:
-        main(given.strategy, given.run_dir, *given.words)
+        main(given.strategy, given.run_dir, given.how)

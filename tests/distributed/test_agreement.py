@@ -42,6 +42,7 @@ def test_what_one_worker_was_asked_otherwise_is_named_by_all(start_workers, tmp_
         )
 
 
+@pytest.mark.slow
 def test_a_run_dir_that_workers_do_not_share_is_found_before_the_first_step(start_workers, tmp_path):
     (flags,) = (line for line in SCRIPT.splitlines() if "--seed=1" in line)
     text = SCRIPT.replace(flags, f'sys.argv += [f"--run_dir={tmp_path}/run-{{index}}"]')

@@ -1,16 +1,13 @@
 """Benchmark mode, and a step's parts, between processes: all make the same calls, and the chief alone speaks."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
+import re
 
 import pytest
 
-from tests.waiting import PATIENCE
+from tests.distributed.jobs import start
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+_ = start  # the fixture
 PARTS = ("-m", "benchmarks.parts", "--part=all")
 
 
@@ -43,35 +40,23 @@ def test_a_profile_is_of_all_workers(start_workers, tmp_path):
 
 
 @pytest.mark.slow
-def test_steps_around_parameter_servers_are_timed_and_traced_on_their_tasks(tmp_path):
+def test_steps_around_parameter_servers_are_timed_and_traced_on_their_tasks(start, tmp_path):
     work = "--model=wide_deep --input=synthetic_clicks --input_arg=examples=2048 --global_batch_size=64"
     length = "--mode=benchmark --benchmark_arg=seconds=0.5 --benchmark_arg=rounds=2 --benchmark_arg=profile=true"
-    on_servers(*length.split(), *work.split(), f"--run_dir={tmp_path}", f"--result_json={tmp_path}/b.json")
+    flags = (*length.split(), *work.split(), f"--result_json={tmp_path}/b.json")
+    run_dir = start("run", *flags, local=("--ps=1",), script=()).ok().run_dir
     found = json.loads((tmp_path / "b.json").read_text())
     assert found["reduce_fraction"] is None
     # 8 ids of 16 numbers, 128, 64, 1: forward, for the weights, and for each layer's inputs.
     assert found["flops_per_step"] == 2 * 64 * 3 * (8 * 16 * 128 + 128 * 64 + 64)
     assert found["roofline"]["bound"] in ("compute", "memory")
-    assert len(list(tmp_path.glob("tensorboard/plugins/profile/*/*.xplane.pb"))) == 3
+    assert len(list(run_dir.glob("tensorboard/plugins/profile/*/*.xplane.pb"))) == 3
     assert found["profile"]["steps"] > 1
     assert len(found["profile"]["ops"]) == 10
-    assert not list(tmp_path.glob("checkpoints/*"))
-    out = on_servers(*PARTS, *work.split())
-    timed = figures("\n".join(line.removeprefix("[chief] ") for line in out.splitlines()))
+    assert not list(run_dir.glob("checkpoints/*"))
+    out = start("parts", *work.split(), local=("--ps=1",), script=PARTS).ok().output
+    timed = figures("\n".join(re.findall(r"^\[chief\] (.*)$", out, re.MULTILINE)))
     assert "reduce" not in timed
     assert all(timed[name]["ms_per_step"] > 0 for name in ("whole", "step", "input", "update"))
     assert sum(timed["shares"].values()) == pytest.approx(1.0)
     assert timed["checkpoint"]["mb"] > 0
-
-
-def on_servers(*command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "crankshaft", "local", "--workers=2", "--ps=1", "--", *command],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout

@@ -6,10 +6,10 @@ import textwrap
 
 import pytest
 
-from tests.distributed.test_survival import local
+from tests.distributed.jobs import start
 from tests.runs import manifests
 
-_ = local  # the fixture
+_ = start  # the fixture
 
 # The second worker's arrays differ in their last bits, as another CPU's may. How many there are stands in a file, since
 # a flag of the script's own would be refused as a changed configuration before.
@@ -38,18 +38,21 @@ def script(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_chiefs_data_decides_for_all(local, script, tmp_path):
-    run = (script, "--global_batch_size=8", "--progress=plain", "--step_timeout_seconds=20")
-    first = local(2, *run, "--train_steps=4", run_dir=tmp_path / "run").ok()
+def test_the_chiefs_data_decides_for_all(start, script):
+    def run(*flags):
+        flags = ("--global_batch_size=8", "--step_timeout_seconds=20", *flags)
+        return start("run", *flags, local=("--ps=0",), script=script)
+
+    first = run("--train_steps=4").ok()
     assert manifests(first.run_dir)[-1]["about"]["data"]["train"]["examples"] == 40
     # A worker that evaluated alone would wait for the other in vain.
-    again = local(2, *run, "--train_steps=4", run_dir=tmp_path / "run").ok()
+    again = run("--train_steps=4").ok()
     assert "evaluation at step 4" in again.output
     assert "data is not that of" not in again.output
     script.with_name("examples").write_text("48")
-    more = local(2, *run, "--train_steps=8", run_dir=tmp_path / "run")
+    more = run("--train_steps=8")
     assert more.wait() == 2
     assert more.output.count("is a run of other training data (examples: 40 -> 48)") >= 1
     assert more.starts() == 1
-    allowed = local(2, *run, "--train_steps=8", "--allow_changed_config", run_dir=tmp_path / "run").ok()
+    allowed = run("--train_steps=8", "--allow_changed_config").ok()
     assert allowed.output.count("the training data is not that of ckpt-4 (examples: 40 -> 48)") == 1

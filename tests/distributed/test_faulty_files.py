@@ -83,13 +83,3 @@ def test_a_damaged_file_of_one_worker_ends_both(outputs, tmp_path):
     # What each has says that it is another file: they are warned of it, once, and train.
     assert ["workers have as many examples, of other contents" in output for output in (first, second)] == [True, False]
     assert "Traceback" not in first + second
-
-
-@pytest.mark.slow  # tests/launch/test_source_mistakes.py has it in one process
-def test_a_read_of_one_worker_that_hangs_ends_both(outputs):
-    codes, (first, second) = outputs("threading.Event().wait()", "--step_timeout_seconds=10")
-    assert codes[1] == 1
-    assert codes[0] != 0
-    assert errors(second)[0].startswith("Records.read has not returned for 5")
-    assert len(errors(second)) == len(errors(first)) == 1
-    assert "Records.read has not returned" in errors(first)[0]

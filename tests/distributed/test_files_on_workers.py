@@ -11,6 +11,7 @@ from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, start
 
 _ = start  # the fixture
 FLAGS = ("--mode=train", "--steps_per_loop=10")
+CHUNKED = ("--chunk=32", "--shuffle_window=4")
 
 
 def files(tmp_path, number: int, *flags: str) -> tuple[str, ...]:
@@ -18,18 +19,10 @@ def files(tmp_path, number: int, *flags: str) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "chunked"),
-    [
-        (7, ()),
-        pytest.param(1, (), marks=pytest.mark.slow),
-        pytest.param(2, ("--chunk=32", "--shuffle_window=4"), marks=pytest.mark.slow),
-    ],
-)
-def test_a_killed_worker_is_replaced_and_reads_on_and_no_example_is_left_out(start, tmp_path, number, chunked):
+def test_a_killed_worker_is_replaced_and_reads_on_and_no_example_is_left_out(start, tmp_path):
     """Each example once an epoch, but for those that the killed worker had applied and not yet counted."""
     steps = 60 * STEPS_PER_EPOCH
-    asked = files(tmp_path, number, *chunked, "--validation_split=0.1")
+    asked = files(tmp_path, 2, *CHUNKED, "--validation_split=0.1")
     flags = (f"--train_steps={steps}", "--steps_per_loop=10", "--checkpoint_every_steps=100")
     job = start("run", *flags, *asked, local=("--ps=1",))
     job.until(lambda: runs.newest(job.run_dir) >= 100)
@@ -46,10 +39,9 @@ def test_a_killed_worker_is_replaced_and_reads_on_and_no_example_is_left_out(sta
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunked", [(), ("--chunk=32", "--shuffle_window=4")])
-def test_the_number_of_files_and_servers_changes_no_bit(start, tmp_path, chunked):
+def test_the_number_of_files_and_servers_changes_no_bit(start, tmp_path):
     """One worker: with more, the order of updates is chance."""
-    flags = (*FLAGS, "--train_steps=40", *chunked)
+    flags = (*FLAGS, "--train_steps=40", *CHUNKED)
     one = start("one", *flags, *files(tmp_path, 1), local=("--workers=1", "--ps=1")).ok()
     seven = start("seven", *flags, *files(tmp_path / "more", 7), local=("--workers=1", "--ps=2")).ok()
     runs.assert_equal_bits(one.run_dir, seven.run_dir, "train")
@@ -59,30 +51,16 @@ def test_the_number_of_files_and_servers_changes_no_bit(start, tmp_path, chunked
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ("fewer", r"worker 0 \(127\.0\.0\.1:\d+\): its files have 998 examples, and the coordinator's 1,000; give all"),
-        pytest.param(
-            "other",
-            r"worker 0 \(127\.0\.0\.1:\d+\): its files have as many examples as the coordinator's, and other contents",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "missing",
-            r"worker 0 \(127\.0\.0\.1:\d+\): FileNotFoundError: .* 'part-6', at .*counting\.py:\d+ in in_files",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "undecodable",
-            r"worker \d \(127\.0\.0\.1:\d+\): record 432 does not decode; write it again$",
-            marks=pytest.mark.slow,
-        ),
-        ("bad", r"worker \d \(127\.0\.0\.1:\d+\): part-1 has a bad record 432; write it again$"),
+        ("fewer", r"0 (.*): its files have 998 examples, and the coordinator's 1,000; give all"),
+        ("missing", r"0 (.*): FileNotFoundError: .* 'part-6', at .*counting\.py:\d+ in in_files"),
+        ("undecodable", r"\d (.*): record 432 does not decode; write it again$"),
     ],
 )
 def test_files_that_a_worker_cannot_train_on_are_one_line_that_names_it(start, tmp_path, wrong, says):
     job = start("run", *FLAGS, "--train_steps=40", *files(tmp_path, 2, f"--wrong={wrong}"), local=("--ps=1",))
     assert job.wait() == 2
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
-    assert re.match(says, line), line
+    assert re.match("worker " + says.replace("(.*)", r"\(127\.0\.0\.1:\d+\)"), line), line
 
 
 @pytest.mark.slow

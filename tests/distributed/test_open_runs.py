@@ -1,81 +1,78 @@
-"""A run that a cluster holds: what it computes is one device's, and a call that differs is named."""
+"""A run that is open in each task of a cluster: what it computes is one device's, and a call that differs is named."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 import crankshaft
-from tests.pages import ROOT
-from tests.waiting import PATIENCE
+from tests.distributed import open_run
+from tests.distributed.jobs import Job, start
 
-SCRIPT = ROOT / "tests" / "distributed" / "open_run.py"
-
-
-def ran(run_dir, *other: str, local: tuple[str, ...] = ()) -> tuple[int, str, list[dict]]:
-    """How the program ends, what is printed, and what each of its tasks found."""
-    launcher = ["-m", "crankshaft", "local", *local, "--max_restarts=0", "--"] if local else []
-    command = [sys.executable, *launcher, SCRIPT, run_dir, *other]
-    done = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    output = done.stdout + done.stderr
-    return done.returncode, output, [json.loads(line) for line in re.findall(r"found (.*)", output)]
+_ = start  # the fixture
 
 
-@pytest.mark.slow
-def test_workers_hold_a_run_as_one_process_does_and_a_call_that_differs_is_named(tmp_path):
-    code, output, (alone,) = ran(tmp_path / "alone")
-    assert code == 0, output[-3000:]
-    code, output, found = ran(tmp_path / "workers", "other", local=("--workers=2",))
-    assert code != 0
-    assert "train(steps=1) by worker 0, train(steps=2) by worker 1; have all make the same" in output
-    assert len(found) == 2
-    assert found[0] == found[1]
-    assert found[0]["step"] == alone["step"] == 11
-    for name in ("own", "evaluated", "predicted"):
-        np.testing.assert_allclose(found[0][name], alone[name], rtol=1e-5)  # rounding of sums
-    np.testing.assert_allclose(found[0]["given"], alone["given"], rtol=1e-5)
-    assert found[0]["restored"][:2] == alone["restored"][:2] == [11, {"a": 1}]
+def found(job: Job) -> list[dict]:
+    return [json.loads(line) for line in re.findall(r"found (.*)", job.output)]
+
+
+@pytest.fixture
+def ended(start):
+    """`ended(how)`: the job of two workers with an open run that has ended."""
+
+    def run(how: str) -> Job:
+        job = start(how, f"--how={how}", local=("--ps=0", "--max_restarts=0"), script=open_run.__file__)
+        assert job.wait() != 0
+        return job
+
+    return run
 
 
 @pytest.mark.slow
-def test_weights_that_a_program_sets_to_other_values_on_a_worker_are_named_in_the_next_call(tmp_path):
-    code, output, _ = ran(tmp_path / "apart", "apart", local=("--workers=2",))
-    assert code != 0
+def test_workers_train_an_open_run_as_one_process_does_and_a_call_that_differs_is_named(ended, tmp_path):
+    alone = open_run.main("one_device", f"{tmp_path}/alone")
+    job = ended("other")
+    assert "train(steps=1) by worker 0, train(steps=2) by worker 1; have all make the same" in job.output
+    first, second = found(job)
+    assert first == second
+    assert first["step"] == alone["step"] == 11
+    for name in ("own", "evaluated", "predicted", "given"):
+        np.testing.assert_allclose(first[name], alone[name], rtol=1e-5)  # rounding of sums
+    assert first["restored"][:2] == alone["restored"][:2] == [11, {"a": 1}]
+
+
+@pytest.mark.slow
+def test_weights_that_a_program_sets_to_other_values_on_a_worker_are_named_in_the_next_call(ended):
+    output = ended("apart").output
     assert re.search(r"step 11: replica 1 \(worker 1\) of 2 replicas holds other values of \S+/bias \[1\]", output)
     assert "train(steps=1)" not in output
 
 
 @pytest.mark.slow
-def test_workers_save_together_where_one_of_them_gets_sigterm_between_two_calls(tmp_path):
-    _, output, _ = ran(tmp_path / "run", "term", local=("--workers=2",))
-    assert "worker 0 was killed by SIGTERM" in output
-    assert "worker 1 was killed by SIGTERM" in output
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["step"], result["stop"]) == (8, "SIGTERM")
-    assert (tmp_path / "run" / "checkpoints" / "ckpt-8.index").exists()
+def test_workers_save_together_where_one_of_them_gets_sigterm_between_two_calls(ended):
+    job = ended("term")
+    assert "worker 0 was killed by SIGTERM" in job.output
+    assert "worker 1 was killed by SIGTERM" in job.output
+    assert (job.result["step"], job.result["stop"]) == (8, "SIGTERM")
+    assert (job.run_dir / "checkpoints" / "ckpt-8.index").exists()
 
 
 @pytest.mark.slow
-def test_clusters_report_each_class_and_predict_as_one_process_does(tmp_path):
+def test_clusters_report_each_class_and_predict_as_one_process_does(start, tmp_path):
     crankshaft.run(model="logistic", input="digits", run_dir=tmp_path / "alone", train_steps=5, jit="off")
-    clusters = {"alone": (), "workers": ("--workers=2",), "servers": ("--workers=2", "--ps=2")}
-    found = {}
-    for name, local in clusters.items():
-        if local:
-            shutil.copytree(tmp_path / "alone", tmp_path / name)
-        code, output, found[name] = ran(tmp_path / name, "look", local=local)
-        assert code == 0, output[-3000:]
-    (alone,) = found["alone"]
-    assert {name: len(each) for name, each in found.items()} == {"alone": 1, "workers": 2, "servers": 1}
+    clusters = []
+    for servers in (0, 2):
+        shutil.copytree(tmp_path / "alone", tmp_path / str(servers))
+        clusters.append(start(str(servers), "--how=look", local=(f"--ps={servers}",), script=open_run.__file__).ok())
+    alone = open_run.look("one_device", f"{tmp_path}/alone")
+    assert [len(found(job)) for job in clusters] == [2, 1]  # each worker, the coordinator
     assert alone["step"] == 5
     assert np.sum(alone["matrix"]) == len(alone["predicted"])
-    for each in [*found["workers"], *found["servers"]]:
+    for each in [*found(clusters[0]), *found(clusters[1])]:
         assert each["matrix"] == alone["matrix"]
         assert each["of_zeros"] == pytest.approx(np.log(10), rel=1e-5)
         np.testing.assert_allclose(each["predicted"], alone["predicted"], rtol=1e-5, atol=1e-6)

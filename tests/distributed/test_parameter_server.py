@@ -87,21 +87,7 @@ def test_a_hook_that_is_never_due_ends_a_run_on_tasks_of_one_core_in_which_nothi
     check_updates(job, job.result["step"])
 
 
-@pytest.mark.slow  # test_files_on_workers.py and test_streams_to_workers.py have it, on other data
-def test_a_killed_worker_is_replaced_while_the_others_go_on_and_no_update_is_missing(start):
-    steps = 60 * STEPS_PER_EPOCH
-    flags = ("--mode=train", f"--train_steps={steps}", "--steps_per_loop=10", "--checkpoint_every_steps=100")
-    job = start("run", *flags, local=("--ps=1",))
-    job.until(lambda: runs.newest(job.run_dir) >= 100)
-    job.kill("worker 0")
-    job.ok()
-    seen = check_updates(job, steps)
-    assert seen.min() >= 60
-    assert seen.sum() - 60 * len(seen) <= 2 * 64  # of what the killed worker had applied, and not yet counted
-    assert "worker 0 was killed by SIGKILL; it starts again at once, the others go on" in job.output
-    assert len(re.findall(r"\[local\] chief is process", job.output)) == 1
-
-
+@pytest.mark.slow
 def test_a_killed_server_is_named_and_training_goes_on_from_the_last_checkpoint(start):
     steps = 25 * STEPS_PER_EPOCH
     flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=50")
@@ -113,21 +99,6 @@ def test_a_killed_server_is_named_and_training_goes_on_from_the_last_checkpoint(
     assert (seen == 25).all()  # what was lost with the server is lost in the counts, too
     assert re.search(r"\[chief\] error: ps 1 \(127.0.0.1:\d+\) is lost", job.output)
     assert re.search(r"resumed at step [1-9]\d* of", job.output.replace(",", ""))
-
-
-@pytest.mark.slow
-def test_a_signal_saves_what_is_done_and_the_same_command_ends_the_run_exactly(start):
-    steps = 30 * STEPS_PER_EPOCH
-    flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=50")
-    job = start("run", *flags, local=("--ps=1",))
-    job.until(lambda: runs.newest(job.run_dir) >= 50)
-    job.process.send_signal(signal.SIGTERM)
-    assert job.wait() == 143
-    stopped = runs.newest(job.run_dir)
-    assert 0 < stopped < steps
-    assert f"stopped at step {stopped}: SIGTERM" in job.output
-    seen = check_updates(start("run", *flags, local=("--ps=1",)).ok(), steps)
-    assert (seen == 30).all()
 
 
 @pytest.mark.slow
@@ -159,17 +130,16 @@ def test_a_join_that_a_stopped_worker_holds_up_names_it_and_its_steps(start):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_stopped_server_is_named(start, server):
+def test_a_stopped_server_is_named(start):
     """The first one holds the counters, by which the coordinator would know who is at what."""
     flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=2000", "--step_timeout_seconds=3")
     job = start("run", *flags, local=("--workers=1", "--max_restarts=0", "--grace_seconds=2"))
     job.until(lambda: runs.newest(job.run_dir) >= 2000)
     time.sleep(1.5)  # until all of the writing is over
-    job.send(f"ps {server}", signal.SIGSTOP)
+    job.send("ps 0", signal.SIGSTOP)
     assert job.wait() == 1
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
-    assert re.match(rf"ps {server} \(127\.0\.0\.1:\d+\) has not answered for --step_timeout_seconds=3: ", line), line
+    assert re.match(r"ps 0 \(127\.0\.0\.1:\d+\) has not answered for --step_timeout_seconds=3: ", line), line
     assert job.left == []
 
 
@@ -193,9 +163,8 @@ def test_variables_pulled_in_packs_give_the_bits_of_those_read_one_by_one(start)
         flags = ("--train_steps=60", "--eval_every_steps=30", "--checkpoint_every_steps=30", *flags)
         return start(name, *flags, local=("--workers=1",), script=LAYERED).ok()
 
-    buckets = run("buckets")
+    buckets = run("buckets", "--bucket_bytes=300")  # several, most of them with several variables
     runs.assert_equal_bits(buckets.run_dir, run("one_by_one", "--one_by_one").run_dir, "eval")
-    runs.assert_equal_bits(buckets.run_dir, run("small", "--bucket_bytes=100").run_dir, "eval")
     places = {each["path"]: each["server"] for each in buckets.result["placement"]}
     assert places["embedding/embeddings"] == 1  # by tf.device in build_model
     small, large = sorted(buckets.result["server_bytes"])
@@ -235,20 +204,6 @@ def test_a_killed_coordinator_is_restarted_and_restored(start):
 
 
 @pytest.mark.slow
-def test_five_killed_workers_cost_no_update_and_no_accuracy(start):
-    steps = 800 * STEPS_PER_EPOCH
-    flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=500")
-    job = start("run", *flags, local=("--max_restarts=10",))
-    for kill in range(5):
-        job.until(lambda: runs.newest(job.run_dir) >= 1000 + 1500 * kill)  # noqa: B023
-        job.kill(f"worker {kill % 2}")
-    seen = check_updates(job.ok(), steps)
-    assert seen.min() >= 800
-    assert seen.sum() - 800 * len(seen) <= 5 * 2 * 64
-    assert job.result["train"]["loss"] == pytest.approx(start("other", *flags).ok().result["train"]["loss"], abs=0.02)
-
-
-@pytest.mark.slow
 def test_one_worker_resumed_gives_the_bits_of_one_that_was_not_interrupted(start):
     def run(name: str, steps: int) -> Job:
         flags = ("--eval_every_steps=100", f"--train_steps={steps}", "--checkpoint_every_steps=100")
@@ -260,8 +215,8 @@ def test_one_worker_resumed_gives_the_bits_of_one_that_was_not_interrupted(start
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bound", [0, 3])
-def test_under_a_bound_of_staleness_workers_go_in_rounds_and_wait_for_one_that_is_stopped(start, bound):
+def test_under_a_bound_of_staleness_workers_go_in_rounds_and_wait_for_one_that_is_stopped(start):
+    bound = 3
     steps = 60 * STEPS_PER_EPOCH
     flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=200")
     job = start("run", *flags, f"--max_staleness_steps={bound}")

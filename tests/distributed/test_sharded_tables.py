@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-import json
-import os
+import contextlib
 import pathlib
 import re
-import signal
-import subprocess
-import sys
 import time
-import uuid
 
 import numpy as np
 import pytest
 
 from tests import runs
-from tests.distributed.conftest import ROOT
+from tests.distributed.jobs import Job, start
 from tests.waiting import PATIENCE
 
+_ = start  # the fixture
 # 8 x 1,500 rows of 17 (16 for the deep part, 1 for the wide) are 797 KiB: two shards of more than 256 KiB each.
 CLICKS = (
     "--model=wide_deep",
     "--input=synthetic_clicks",
     *(f"--input_arg={arg}" for arg in ("examples=20000", "eval_examples=3000")),
-    *("--global_batch_size=256", "--optimizer=adagrad", "--learning_rate=0.05", "--progress=plain"),
+    *("--global_batch_size=256", "--optimizer=adagrad", "--learning_rate=0.05"),
 )
 RUN = (*CLICKS, "--input_arg=rows=1500")
 
 
-def on_servers(*flags, workers: int = 1, run=RUN) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "crankshaft", "local", f"--workers={workers}", "--ps=2", "--", *run, *flags]
-    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return ended.stdout
-
-
 @pytest.mark.slow
-def test_shards_outlive_the_cluster_that_made_them(inside, tmp_path):
+def test_shards_outlive_the_cluster_that_made_them(inside, start, tmp_path):
     run_dir = f"--run_dir={tmp_path}/run"
-    out = on_servers(run_dir, "--train_steps=150")
-    assert "Embedding: 'embedding', 12,000 rows x 17, 0.8 MB, shards: 2" in out
+    job = start("run", *RUN, "--train_steps=150", local=("--workers=1",), script=()).ok()
+    assert "Embedding: 'embedding', 12,000 rows x 17, 0.8 MB, shards: 2" in job.output
     shards = {name: x.shape for name, x in runs.tensors(tmp_path / "run").items() if "trainer/embedding" in name}
     assert sorted(shards.values()) == [(6000, 17), (6000, 17)]
-    found = json.loads((tmp_path / "run" / "result.json").read_text())["eval"]
+    found = job.result["eval"]
     assert found["auc"] > 0.6
     again = inside(*RUN, run_dir, "--mode=eval", "--train_steps=150").ok()
     assert f"auc {found['auc']:g}" in again.out
@@ -54,23 +42,19 @@ def test_shards_outlive_the_cluster_that_made_them(inside, tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(inside, tmp_path):
+def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(inside, start, tmp_path):
     """Ids are sampled from 2^40, and most come to both workers at some time. One device then takes the table up."""
     run = (*CLICKS, "--input_arg=rows=1099511627776", "--model_arg=table_capacity=20000", "--model_arg=admit_after=2")
     run_dir = f"--run_dir={tmp_path}/run"
-    on_servers(run_dir, "--train_steps=120", workers=2, run=run)
-    keys = {
-        name: x
-        for name, x in runs.tensors(tmp_path / "run").items()
-        if name.endswith("keys/.ATTRIBUTES/VARIABLE_VALUE")
-    }
+    start("run", *run, "--train_steps=120", script=()).ok()
+    keys = [x for name, x in runs.tensors(tmp_path / "run").items() if name.endswith("keys/.ATTRIBUTES/VARIABLE_VALUE")]
     assert len(keys) == 2
-    ids = np.concatenate([x[x > np.iinfo(np.int64).min + 1] for x in keys.values()])
+    ids = np.concatenate([x[x > np.iinfo(np.int64).min + 1] for x in keys])
     assert len(ids) == len(set(ids))
     given = {"embedding/rows_given": len(ids), "embedding/turned_away": 0}
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["tables"] == given
+    assert runs.result(tmp_path / "run")["tables"] == given
     inside(*run, run_dir, "--train_steps=130").ok()
-    further = json.loads((tmp_path / "run" / "result.json").read_text())["tables"]
+    further = runs.result(tmp_path / "run")["tables"]
     assert further["embedding/rows_given"] > len(ids) > 1000
 
 
@@ -93,62 +77,40 @@ crankshaft.main(Model, data=data)
 
 
 @pytest.mark.slow
-def test_weights_on_servers_that_are_not_finite_fail_a_run_whose_loss_is(tmp_path):
+def test_weights_on_servers_that_are_not_finite_fail_a_run_whose_loss_is(start, tmp_path):
     """ReLU takes nan for 0, so nothing but the weights shows it, which are looked at where they are."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    flags = ("--strategy=parameter_server", "--mode=train", "--train_steps=40", "--steps_per_loop=20")
-    command = [sys.executable, "-m", "crankshaft", "local", "--workers=1", "--ps=1", "--"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        [*command, tmp_path / "script.py", *flags], env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert ended.returncode == 65, ended.stderr[-3000:]
-    assert "the run has diverged, and would again, so it is not restarted" in ended.stderr
-    assert re.search(r"error: step 40: variable mlp/dense\w*/kernel is not finite", ended.stderr), ended.stderr[-1500:]
+    flags = ("--mode=train", "--train_steps=40", "--steps_per_loop=20")
+    job = start("run", *flags, local=("--workers=1", "--ps=1"), script=tmp_path / "script.py")
+    assert job.wait() == 65, job.output[-3000:]
+    assert "the run has diverged, and would again, so it is not restarted" in job.output
+    assert re.search(r"error: step 40: variable mlp/dense\w*/kernel is not finite", job.output), job.output[-1500:]
 
 
-def peaks(mark: str) -> dict[str, float]:
-    """The most memory, in GiB, that each task of the cluster whose environment holds `mark` has had until now."""
+def peaks(job: Job) -> dict[str, float]:
+    """The most memory, in GiB, that each task has had until now."""
     found = {}
-    for process in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            environment = dict(v.split("=", 1) for v in (process / "environ").read_text().split("\0") if "=" in v)
-            status = (process / "status").read_text()
-        except OSError:  # it has ended, or is another user's
-            continue
-        if environment.get("MARK") == mark and "TF_CONFIG" in environment and "VmHWM" in status:
-            task = json.loads(environment["TF_CONFIG"])["task"]
-            kib = int(status.split("VmHWM:")[1].split()[0])
-            found[f"{task['type']} {task['index']}"] = kib / 2**20
+    for task, pid in re.findall(r"\[local\] (.*) is process (\d+)", job.output):
+        with contextlib.suppress(OSError):  # it has ended
+            if kib := re.search(r"VmHWM:\s+(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text()):
+                found[task] = int(kib[1]) / 2**20
     return found
 
 
 @pytest.mark.slow
-def test_a_table_of_2_gb_on_two_servers_trains_with_a_worker_of_less_than_one(tmp_path):
+def test_a_table_of_2_gb_on_two_servers_trains_with_a_worker_of_less_than_one(start):
     """TensorFlow alone is about 0.6 GiB in each process. A server has its half of the table, and little beside."""
-    mark = uuid.uuid4().hex
     flags = ("--model=dlrm", "--model_arg=hash_buckets=32000000", "--optimizer=sgd", "--train_steps=150")
-    command = [sys.executable, "-m", "crankshaft", "local", "--workers=1", "--ps=2", "--", *RUN[1:], *flags]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARK": mark}
+    job = start("run", *RUN[1:], *flags, local=("--workers=1",), script=(), saves=False)
     seen: dict[str, float] = {}
-    with open(tmp_path / "log", "w+", encoding="utf-8") as log:
-        cluster = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
-        try:
-            end = time.monotonic() + PATIENCE
-            while cluster.poll() is None:
-                assert time.monotonic() < end
-                for task, peak in peaks(mark).items():
-                    seen[task] = max(peak, seen.get(task, 0.0))
-                time.sleep(0.5)
-        finally:
-            if cluster.poll() is None:
-                cluster.send_signal(signal.SIGTERM)
-                cluster.wait()
-        log.seek(0)
-        said = log.read()
-    assert cluster.returncode == 0, said[-3000:]
-    assert "Embedding: 'embedding', 32,000,000 rows x 16, 2,048.0 MB, shards: 2" in said
+    end = time.monotonic() + PATIENCE
+    while job.process.poll() is None:
+        assert time.monotonic() < end
+        for task, peak in peaks(job).items():
+            seen[task] = max(peak, seen.get(task, 0.0))
+        time.sleep(0.5)
+    assert "Embedding: 'embedding', 32,000,000 rows x 16, 2,048.0 MB, shards: 2" in job.ok().output
     half = 32e6 * 16 * 4 / 2 / 2**30
-    assert seen["worker 0"] < 1 > seen["chief 0"]
+    assert seen["worker 0"] < 1 > seen["chief"]
     for server in ("ps 0", "ps 1"):
         assert half < seen[server] < half + 1

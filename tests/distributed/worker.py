@@ -39,7 +39,7 @@ from crankshaft.models.mlp import Model as Mlp
 
 EXAMPLES, BATCH, EPOCHS = 25, 6, 2
 LINES = (9, 2, 14)  # of three files: uneven shares, also where files are divided
-FILES = (1, 2, 7)  # of a source
+FILES = 7  # of a source
 EVAL_EXAMPLES, EVAL_BATCH = 23, 5
 
 
@@ -90,10 +90,9 @@ class InFiles(Source):
         return np.array(ids, np.float32)[:, None], np.array(ids)
 
 
-def write_files(folder: pathlib.Path, number: int) -> None:
-    """Writes the ids into so many files of sizes that differ."""
-    folder.mkdir()
-    ends = [EXAMPLES * each**2 // number**2 for each in range(number + 1)]
+def write_files(folder: pathlib.Path) -> None:
+    """Writes the ids into files of sizes that differ."""
+    ends = [EXAMPLES * each**2 // FILES**2 for each in range(FILES + 1)]
     for file, (first, stop) in enumerate(itertools.pairwise(ends)):
         np.arange(first + 1, stop + 1, dtype=np.int64).tofile(folder / f"part-{file}")
 
@@ -106,12 +105,11 @@ def sources(folder: pathlib.Path):
         "resident": (arrays(EXAMPLES), FeedOptions()),
         "streamed": (arrays(EXAMPLES), FeedOptions(resident_bytes=0)),
         "dataset auto": (dataset, FeedOptions(auto_shard="AUTO")),
-        "dataset data": (dataset, FeedOptions(auto_shard="DATA")),
         "files auto": (files, FeedOptions(auto_shard="AUTO")),
         "files data": (files, FeedOptions(auto_shard="DATA")),
         "files file": (files, FeedOptions(auto_shard="FILE")),
-        **{f"source {number}": (InFiles(folder / str(number)), FeedOptions(resident_bytes=0)) for number in FILES},
-        "source by chunks": (InFiles(folder / "7", 4), FeedOptions(resident_bytes=0, shuffle_window=2)),
+        "source": (InFiles(folder), FeedOptions(resident_bytes=0)),
+        "source by chunks": (InFiles(folder, 4), FeedOptions(resident_bytes=0, shuffle_window=2)),
     }
 
 
@@ -303,13 +301,12 @@ def main() -> None:
     for name, (source, options) in sources(folder).items():
         found["feeds"][name] = seen(MultiWorker(plain.distribution, task, options), source)
     streamed = MultiWorker(plain.distribution, task, FeedOptions(resident_bytes=0))
-    in_files = SourceSlice(InFiles(folder / "7"), 0, EVAL_EXAMPLES)
+    in_files = SourceSlice(InFiles(folder), 0, EVAL_EXAMPLES)
     found["evaluations"] = evaluated(plain, arrays(EVAL_EXAMPLES)) + evaluated(streamed, in_files)
     found["exchanged"] = plain.exchange(10**12 + task.worker)
     found["crossed"] = crossed(plain)
     found["words"] = words(plain, 100)
     found["centred"] = words(plain, 50, Centred, 253)  # the last batch of an epoch has one example
-    found["mlp"] = curve(plain, Mlp((32,)), 100)
     found["cnn"] = curve(plain, Cnn(), 100)
     found["agreement"] = agreement(plain)
     found["slow"] = figures_of_a_slow_one(plain, folder)

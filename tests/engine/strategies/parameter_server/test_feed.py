@@ -15,7 +15,7 @@ from crankshaft.engine.data.order import Order, Origin
 from crankshaft.engine.data.streamed import OfDataset, divide
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.parameter_server import feed
-from crankshaft.engine.strategies.parameter_server.sources import Sources
+from crankshaft.engine.strategies.parameter_server.sources import Sources, difference
 
 
 @pytest.fixture
@@ -152,3 +152,17 @@ def test_a_lease_read_by_its_worker_has_the_steps_that_are_not_done_if_any(monke
     assert number == stop
     np.testing.assert_array_equal(steps_of, expected)
     assert not registered.dismissed.is_set()  # and kept until here, as its functions are
+
+
+@pytest.mark.parametrize(
+    ("own", "what"),
+    [
+        ([], "its data is in memory, and the coordinator's in files"),
+        ([(998, "a", 1), (9, "a", 1)], "its files have 998 and 9 examples, and the coordinator's 1,000"),
+        ([(9, "a", 1), (1000, "b", 1)], "its examples are b, and the coordinator's a"),
+        ([(1000, "a", 2)], "its files have as many examples as the coordinator's, and other contents"),
+    ],
+)
+def test_how_a_workers_files_differ_is_named_with_a_cure(own, what):
+    wanted, *others = ({"examples": n, "layout": layout, "files": f} for n, layout, f in [(1000, "a", 1), *own])
+    assert difference(wanted, others) == f"{what}; give all tasks the same files, and the same command line"
