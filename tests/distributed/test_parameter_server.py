@@ -156,7 +156,7 @@ def test_a_worker_stopped_while_a_checkpoint_is_written_ends_the_run_and_not_the
 
 
 @pytest.mark.slow
-def test_variables_pulled_in_packs_give_the_bits_of_those_read_one_by_one(start):
+def test_variables_pulled_in_buckets_give_the_bits_of_those_read_one_by_one(start):
     """One worker; layers with statistics, counters, penalties, a table, constraints, frozen weights."""
 
     def run(name: str, *flags: str) -> Job:
