@@ -147,7 +147,7 @@ def run_cases(checkout: Path, wanted: list[Case]) -> dict[str, dict]:
     with tempfile.TemporaryDirectory(prefix="crankshaft-bits-") as folder:
         package = Path(folder, "package")
         package.mkdir()
-        (package / "crankshaft").symlink_to(checkout)  # a package is results by its folder's name
+        (package / "crankshaft").symlink_to(checkout)  # a package is found by its folder's name
         for case in wanted:
             run_dir = Path(folder, case.name)
             error = train(case, package, run_dir)

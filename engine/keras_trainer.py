@@ -115,7 +115,7 @@ class KerasTrainer(Trainer):
         named = [each for each in inspect.signature(make).parameters.values() if each.kind not in _COLLECTS]
         parameters = [each.replace(kind=each.KEYWORD_ONLY) for each in named]
         __init__.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
-        content = {"__doc__": doc, "__init__": __init__, "make": staticmethod(make), "is_given": is_built}
+        content = {"__doc__": doc, "__init__": __init__, "make": staticmethod(make), "is_built": is_built}
         return type(name, (cls,), content)
 
     def build(self) -> None:

@@ -75,13 +75,13 @@ def test_fit_is_not_measured_with_xla_on_convolutions_of_a_cpu():
 
 
 def test_a_machine_holds_what_it_has_cores_for(monkeypatch):
-    monkeypatch.setattr(suite.shares, "usable_cores", lambda: [0])
+    monkeypatch.setattr(suite.resources, "usable_cores", lambda: [0])
     environment = {"CUDA_VISIBLE_DEVICES": ""}
     found = {name: suite.find_setup(name, environment) for name in suite.STRATEGIES}
     assert found["one_device"] == ONE
     assert found["multi_worker"] == "2 cores are needed, and there are 1"
     assert found["parameter_server"] == "4 cores are needed, and there are 1"
-    monkeypatch.setattr(suite.shares, "usable_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(suite.resources, "usable_cores", lambda: [0, 1, 2, 3])
     found = {name: suite.find_setup(name, environment) for name in suite.STRATEGIES}
     assert found["mirrored"].flags == ("--num_virtual_devices=2",)
     assert found["multi_worker"].cluster == ("--workers=2",)

@@ -30,7 +30,7 @@ def test_a_sweep_that_cannot_be_read_says_why(text):
 
 
 def test_weak_scaling_keeps_a_replicas_batch_and_strong_that_of_all(monkeypatch):
-    monkeypatch.setattr(sweep.shares, "usable_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(sweep.resources, "usable_cores", lambda: [0, 1, 2, 3])
     points = sweep.scaled([4, 1, 2], 32, False, ["--model=mlp"])
     assert [point.title for point in points] == [
         *("1 replicas, weak, batch 32", "1 replicas, strong, batch 32", "2 replicas, weak, batch 64"),
@@ -41,7 +41,7 @@ def test_weak_scaling_keeps_a_replicas_batch_and_strong_that_of_all(monkeypatch)
 
 
 def test_replicas_may_be_workers(monkeypatch):
-    monkeypatch.setattr(sweep.shares, "usable_cores", lambda: [0, 1])
+    monkeypatch.setattr(sweep.resources, "usable_cores", lambda: [0, 1])
     point = sweep.scaled([1, 2], 64, True, ["--model=mlp"])[2]
     assert point.command[2:6] == ["crankshaft", "local", "--workers=2", "--max_restarts=0"]
     assert point.command[-3:] == ["--global_batch_size=128", "--model=mlp", "--mode=benchmark"]

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from crankshaft.launch.cluster import children, shares
+from crankshaft.launch.cluster import children, resources
 from crankshaft.launch.cluster.output import Lines
 from tests.launch.local_tasks import ROOT, TASK, lines_of, pids, until_dead
 from tests.waiting import PATIENCE, wait_until
@@ -132,7 +132,7 @@ def test_servers_alone_have_tables_in_huge_pages(local):
 
 def test_ports_are_different_free_and_not_for_outgoing_connections():
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = shares.free_ports(50)
+        ports = resources.free_ports(50)
         assert taken.getsockname()[1] not in ports
     assert len(set(ports)) == 50
     first, last = map(int, pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
@@ -140,8 +140,8 @@ def test_ports_are_different_free_and_not_for_outgoing_connections():
 
 
 def test_cores_are_divided_evenly_or_shared():
-    assert shares.divide_cores([0, 4, 1, 5, 2], 2, 2) == [[0, 4], [1, 5]]
-    assert shares.divide_cores([0, 1], 3, 1) == [None, None, None]
+    assert resources.divide_cores([0, 4, 1, 5, 2], 2, 2) == [[0, 4], [1, 5]]
+    assert resources.divide_cores([0, 1], 3, 1) == [None, None, None]
 
 
 def test_a_module_is_started_as_python_starts_it(crank, tmp_path, monkeypatch):

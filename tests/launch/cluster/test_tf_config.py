@@ -239,7 +239,7 @@ def test_workers_that_do_not_come_are_named_by_all_who_did():
 
 
 def test_a_task_that_waits_says_once_for_whom(monkeypatch, caplog):
-    monkeypatch.setattr(rendezvous, "_SAYS_SECONDS", 0.2)
+    monkeypatch.setattr(rendezvous, "_LOG_AFTER_SECONDS", 0.2)
     ports = free_ports(3)
     third = f"worker 2 (localhost:{ports[2]}) to come, up to --cluster_timeout_seconds=0.7"
     with (
