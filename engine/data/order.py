@@ -184,8 +184,8 @@ class Order:
         """Examples in the batches of an epoch."""
         return self.whole_steps * self.batch_size + self.remainder
 
-    def fills_replicas(self, parts: int) -> bool:
-        """Returns whether a worker that reads its own data always has an example for each of its `parts` replicas."""
+    def fills_replicas(self, replicas: int) -> bool:
+        """Returns whether a worker that reads its own data always has an example for each of its replicas."""
         return True
 
     def steps_alike(self, step: int) -> float:
@@ -462,9 +462,9 @@ class SharedOrder(Order):
     def steps_per_epoch(self) -> int:
         return math.ceil(max(self.shares) / self.share_size)
 
-    def fills_replicas(self, parts: int) -> bool:
+    def fills_replicas(self, replicas: int) -> bool:
         last = (self.steps_per_epoch - 1) * self.share_size
-        return min(self.shares) >= last + parts and self.share_size >= self.seen // len(self.shares) + parts
+        return min(self.shares) >= last + replicas and self.share_size >= self.seen // len(self.shares) + replicas
 
     @property
     def _steps_with_fewer(self) -> set[int]:
