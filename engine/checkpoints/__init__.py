@@ -1,4 +1,4 @@
-"""Checkpoints of everything that a run needs to go on.
+"""Checkpoints of everything that a run needs to continue.
 
 Names are imported on first use: manifests and `RunDir` are read before TensorFlow is imported.
 """

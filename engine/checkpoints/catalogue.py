@@ -1,4 +1,4 @@
-"""The known checkpoints of a directory: each manifest parsed once, each file hashed once. Host code.
+"""Caches a directory's checkpoints: each manifest is parsed once, each file hashed once. Host code.
 
 A file that is unchanged, by inode, size and time of change, is not read again: a run that keeps a thousand checkpoints
 would otherwise parse them all at each save, and a reader that looks for new ones would hash all known ones.
@@ -16,7 +16,7 @@ _REPEATED = ("about", "variables", "versions")
 
 
 class Catalogue:
-    """What is known of one directory's checkpoints. Reads only; any number may read one directory."""
+    """The checkpoints of one directory. Reads only; any number may read one directory."""
 
     def __init__(self, directory: str):
         self.directory = directory
@@ -32,13 +32,13 @@ class Catalogue:
         return contents
 
     def serial_now(self, manifest: Manifest) -> int | None:
-        """Returns the serial of the checkpoint that is now in this one's place, another one's if it was replaced."""
+        """Returns the serial of the checkpoint that now has this one's name: another one's if it was replaced."""
         with contextlib.suppress(CheckpointError):
             return self._read(manifest.path).serial
         return None
 
     def problem(self, manifest: Manifest) -> str | None:
-        """Returns how a checkpoint's files differ from its manifest, contents too; None when they match."""
+        """Returns how a checkpoint's files differ from its manifest, contents included; None if they match."""
         return manifest.problem(hashed=self._sha256)
 
     def _read(self, path: str) -> Manifest:
@@ -48,7 +48,7 @@ class Catalogue:
         return self._hashes.get(path, lambda: manifests.sha256(path))
 
     def _shared(self, manifest: Manifest) -> Manifest:
-        """Returns the manifest, sharing the parts that equal the last one's: they are most of it, and it is kept."""
+        """Returns the manifest, sharing the values that equal the last one's: most do, which saves memory."""
         last, self._last = self._last or manifest, manifest
         alike = {name: getattr(last, name) for name in _REPEATED if getattr(last, name) == getattr(manifest, name)}
         self._last = dataclasses.replace(manifest, **alike)
@@ -62,9 +62,9 @@ class _Kept:
         self._made = {}
 
     def get(self, path: str, make):
-        """Returns what `make()` made of the unchanged file; raises what `make` does, and OSError."""
+        """Returns what `make()` returned for the unchanged file; raises what `make` does, and OSError."""
         if (identity := _identity(path)) is None:
-            return make()  # raises what is wrong
+            return make()  # raises the problem
         known = self._made.get(path)
         if known is None or known[0] != identity:
             known = self._made[path] = (identity, make())

@@ -1,4 +1,4 @@
-"""The graph of objects that a checkpoint holds beside the values: walked, written, compared, restored. Host code.
+"""The graph of objects that a checkpoint has besides the values: walked, written, compared, restored. Host code.
 
 TensorFlow names a checkpoint's entries by the shortest path of attributes from the root to each variable, and matches
 by that graph when it reads. Both are followed here, for variables of any strategy and for Keras's.
@@ -29,18 +29,18 @@ _LISTED = 8
 _MISSING, _EXTRA, _RESHAPED = "missing in the checkpoint", "only in the checkpoint", "of another shape or type"
 _VALUE = "VARIABLE_VALUE"
 _ATTRIBUTE = f".ATTRIBUTES/{_VALUE}"
-_COUNTER = "save_counter"  # a variable of TensorFlow's, which it adds at the first save; it belongs to no state
+_COUNTER = "save_counter"  # a variable that TensorFlow adds at the first save; no part of the state
 COUNTER_KEY = f"{_COUNTER}/{_ATTRIBUTE}"
 Key = str | ShardRows | Picked
 
 
 class Moved(NamedTuple):
-    """Where a checkpoint has what is kept for a variable, or for each shard of the table that the variable is of.
+    """Where a checkpoint has a variable's values, or those of each shard of the variable's table.
 
     Attributes:
-      prefixes: what the checkpoint's keys begin with.
+      prefixes: of the checkpoint's keys.
       shard, number: see `slices.ShardRows`.
-      positions: see `slices.Picked`; None where all is read.
+      positions: see `slices.Picked`; None reads all.
     """
 
     prefixes: tuple[str, ...]
@@ -50,14 +50,14 @@ class Moved(NamedTuple):
 
 
 class Matching(NamedTuple):
-    """How a state matches a checkpoint by name, of a run that may have trained other variables by another optimizer.
+    """How a state matches, by name, the checkpoint of a run that may have trained other variables by another optimizer.
 
     Attributes:
-      moved: where the checkpoint has what is kept for a variable, by the beginning of the keys here.
-      may_differ: what the keys begin with that either side may lack, such as an optimizer's.
-      together: what keys begin with that are read all, or none of them, such as those of a variable's slots.
-      of_one_form: keys whose values have one shape on both sides, such as the counts of updates that slots go by.
-      settle: called after the rest was read, with a function that returns whether a key's value is new, not read.
+      moved: where the checkpoint has a variable's values, by the prefix of the keys here.
+      may_differ: prefixes of keys that either side may lack, such as an optimizer's.
+      together: prefixes of keys that are read all or not at all, such as those of a variable's slots.
+      of_one_form: keys whose values have one shape on both sides, such as the counts of updates that slots depend on.
+      settle: called after the rest was read, with a function that returns whether a key's value was not read.
     """
 
     moved: Mapping[str, Moved] = types.MappingProxyType({})
@@ -68,7 +68,7 @@ class Matching(NamedTuple):
 
 
 class _Difference(NamedTuple):
-    """An entry that only one side has, or that has another shape or type: its key here, else there; a line of it."""
+    """An entry that only one side has, or of another shape or type: its key here, else there, and a line for people."""
 
     kind: str
     key: str
@@ -84,19 +84,19 @@ def restore(
     allow_changed: bool = False,
     may_grow: bool = False,
 ) -> tuple[list[str], str]:
-    """Reads what a checkpoint has under the path `at` into the variables under `root`: all, or none.
+    """Restores the variables under `root` from the path `at` of a checkpoint: all, or none.
 
     Args:
       prefix: the checkpoint's path.
-      root: what is tracked there.
-      why_not: what an error begins with if the checkpoint is of something else.
-      at: the attributes from the checkpoint's root to it.
-      matching: what is kept for variables, by their names.
-      allow_changed: whether what may differ does; what the checkpoint lacks of it stays as it is.
-      may_grow: whether tables may have more rows than in the checkpoint; those that it lacks stay as they are.
+      root: the object that is tracked there.
+      why_not: the beginning of the error if the checkpoint is of something else.
+      at: the attributes from the checkpoint's root to `root`.
+      matching: how variables match by name.
+      allow_changed: whether what `matching` lets differ may differ; what the checkpoint lacks stays as it is.
+      may_grow: whether tables may have more rows than in the checkpoint; rows that it lacks stay as they are.
 
     Returns:
-      The names of the variables that were read, of tables that have grown with how many rows were; and how what may
+      The names of the variables that were read, with the number of rows for tables that have grown; and how what may
       differ does, for people, "" if it does not.
 
     Raises:
@@ -118,8 +118,8 @@ def restore(
     if differences and not allow_changed:
         raise CheckpointError(
             f"{prefix} has the variables of this model and another optimizer state ({_message(differences)}); make "
-            f"what is trained, and the optimizer, as they were, or give {setting('allow_changed_config')}, with which "
-            "the run goes on by what matches"
+            f"what is trained, and the optimizer, as they were, or set {setting('allow_changed_config')} to restore "
+            "only what matches"
         )
     lacking = [each.key for each in differences if each.kind != _EXTRA]
     new = (*lacking, *(each for each in matching.together if any(key.startswith(each) for key in lacking)))
@@ -173,7 +173,7 @@ def _compare(
         else:
             key = ShardRows(tuple(keys), tuple(forms[each][0][0] for each in keys), source.shard, source.number)
             shape, dtype = [key.size_here, *forms[keys[0]][0][1:]], forms[keys[0]][1]
-        if per_replica.differs(node):  # as many rows as the run had replicas, or none where it had one
+        if per_replica.differs(node):  # a row per replica, or none for one replica
             shape = _any_rows(shape[1:] if len(shape) > len(node.shape) else shape)
         here, there = _form_here(node), _form(shape, dtype)
         if may_grow and isinstance(key, ShardRows) and node.shape[0] > key.size_here:
@@ -201,13 +201,13 @@ def _message(differences: Sequence[_Difference]) -> str:
 
 
 def _shards(walked, together, stored, forms) -> dict[int, Moved]:
-    """Returns where a checkpoint has the shards of tables, by the ids of the variables that are theirs here."""
+    """Returns where a checkpoint has the shards of tables, by the ids of the tables' variables here."""
     sources: dict[int, Moved] = {}
     for shards in [node.shards for _, node in walked if isinstance(node, Embedding)]:
         _, first = together.get(id(shards[0]), (None, None)) if shards else (None, None)
         key = "" if first is None else _stored_key(stored[first]) or ""
         if not key.endswith(end := f"/0/{_ATTRIBUTE}"):
-            continue  # not there, or by another attribute than the table's
+            continue  # absent, or under another attribute than the table's
         table = key.removesuffix(end) + "/"
         numbered = (f"{table}{number}/" for number in itertools.count())
         prefixes = tuple(itertools.takewhile(lambda each: each + _ATTRIBUTE in forms, numbered))
@@ -216,7 +216,7 @@ def _shards(walked, together, stored, forms) -> dict[int, Moved]:
 
 
 def _keys_in(own: str, stored_id, stored, source: Moved | None, moved: Mapping[str, Moved]) -> tuple[list[str], Moved]:
-    """Returns the keys of a checkpoint that have what a variable is to read, and which part of that."""
+    """Returns the keys of a checkpoint that a variable reads from, and which of their values."""
     if source is not None:
         return [prefix + _ATTRIBUTE for prefix in source.prefixes], source
     for beginning, source in moved.items():
@@ -246,7 +246,7 @@ def serialized(root) -> bytes:
     """Returns the graph under a state in the form that TensorFlow keeps in its checkpoints.
 
     Raises:
-      CheckpointError: something there has state that is not in variables, and would be left out.
+      CheckpointError: an object has state that is not in variables and would be left out.
     """
     graph = TrackableObjectGraph()
     nodes = list(walk(root))
@@ -265,14 +265,14 @@ def serialized(root) -> bytes:
 
 
 def walk(root) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields (path, object) of all that is tracked under `root`, each once, breadth first as the keys are named."""
+    """Yields (path, object) for all that is tracked under `root`, each once, breadth first, as keys are named."""
     return ((path, node) for path, node, _ in _breadth_first(root, 0, lambda number, name: number))
 
 
 def _breadth_first(root, start: int, child_of: Callable[[int, str], int | None]) -> Iterator[tuple]:
-    """Yields (path, object, number) of all under `root` of which `child_of(its parent's number, name)` has a number.
+    """Yields (path, object, number) for all under `root` to which `child_of(its parent's number, name)` gives a number.
 
-    What a Keras optimizer updates comes last: it is a model's, and is named by its position there.
+    The variables that a Keras optimizer updates come last: they are a model's, and named by their position there.
     """
     queue: collections.deque[tuple] = collections.deque([((), root, start)])
     links: collections.deque[tuple] = collections.deque()
@@ -290,12 +290,12 @@ def _breadth_first(root, start: int, child_of: Callable[[int, str], int | None])
 
 
 def is_variable(node) -> bool:
-    """Returns whether a trackable holds a value that a checkpoint keeps."""
+    """Returns whether a trackable has a value that a checkpoint keeps."""
     return isinstance(node, (tf.Variable, tf.keras.Variable))
 
 
 def children_of(node, is_root: bool) -> list[tuple[str, object]]:
-    """Returns (attribute's name, object) of what is tracked directly under an object."""
+    """Returns (attribute's name, object) for what is tracked directly under an object."""
     if is_variable(node):
         return []
     children = tf.train.TrackableView.children(node)
@@ -304,7 +304,7 @@ def children_of(node, is_root: bool) -> list[tuple[str, object]]:
 
 
 def _keras_children(layer: tf.keras.layers.Layer, children: Iterable) -> list[tuple[str, object]]:
-    """Returns what a layer holds and TensorFlow does not see.
+    """Returns a layer's children that TensorFlow does not see.
 
     Keras 3 hides the layers and variables in a layer's list or dictionary, and TensorFlow's checkpoints would silently
     leave out their weights.
@@ -323,9 +323,9 @@ def _keras_children(layer: tf.keras.layers.Layer, children: Iterable) -> list[tu
 
 
 def _refuse_other_state(path, node) -> None:
-    """Raises CheckpointError for tables, iterators and other state that is not a variable, rather than leave it out.
+    """Raises CheckpointError for tables, iterators and other state that is not a variable and would be left out.
 
-    An empty table keeps none: Keras's lookup layers count words in one while they adapt, and empty it.
+    Empty tables are accepted: Keras's lookup layers count words in one while they adapt, and empty it.
     """
     if isinstance(node, tf.lookup.experimental.MutableHashTable) and not node.size():
         return
@@ -342,7 +342,7 @@ def key_of(path: tuple[str, ...]) -> str:
 
 
 def prefix_of(path: tuple[str, ...]) -> str:
-    """Returns what the keys of all under a path begin with."""
+    """Returns the prefix of the keys of all that is under a path."""
     return "".join(name.replace(".", "..").replace("/", ".S") + "/" for name in path)
 
 
@@ -367,7 +367,7 @@ def _form_here(node) -> str:
 
 
 def _any_rows(shape) -> list[int | None]:
-    """Returns [None, *shape], which a message shows as it is: of any number of replicas."""
+    """Returns [None, *shape], as a message shows it: for any number of replicas."""
     return [None, *tf.TensorShape(shape).as_list()]
 
 

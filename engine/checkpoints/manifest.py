@@ -1,8 +1,8 @@
-"""The record of what a checkpoint holds, written beside it: files' sizes and SHA-256, variables, the host's state.
+"""The record of a checkpoint's contents, written beside it: files' sizes and SHA-256, variables, the host's state.
 
-Host code, no TensorFlow. A manifest is the last thing written of a checkpoint, so a checkpoint whose files match its
-manifest is whole, whenever the process that wrote it was killed. Before the first file comes into its place the same
-record is there under another name, so that each file of a checkpoint is known to be the run's own, or is not touched.
+Host code, no TensorFlow. A manifest is written last, so a checkpoint whose files match its manifest is complete,
+whenever the process that wrote it was killed. Before the first file is moved to the directory, the same record is
+written under another name, so that each file of a checkpoint is known to be the run's own, or is not touched.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from ..machine import files
 FORMAT = 2
 SUFFIX = ".manifest.json"
 STATE_FILE = "checkpoint"  # TensorFlow's list of a directory's checkpoints
-WRITING = ".writing"  # after SUFFIX: the list of what is being put into its place
+WRITING = ".writing"  # after SUFFIX: the list of files that are being moved to the directory
 _READ_BYTES = 1 << 21
 _FILE = re.compile(r"(?P<stem>ckpt-\d+)\.(index|data-\d{5}-of-\d{5})")
-_FILE_OF_ANY = re.compile(r"(?P<stem>.+)\.(index|data-\d{5}-of-\d{5})")  # by TensorFlow, whatever its name is
+_FILE_OF_ANY = re.compile(r"(?P<stem>.+)\.(index|data-\d{5}-of-\d{5})")  # by TensorFlow, of any name
 _MANIFEST = re.compile(r"(?P<stem>ckpt-\d+)" + re.escape(SUFFIX))
-# Parts of a manifest's fields that are objects, where there are such parts.
+# Components of a manifest's fields that are objects if present.
 _OBJECTS = [("about", part) for part in ("data", "input", "origin", "cpu", "flags", "deciding", "updated")]
 _OBJECTS += [("host_state", part) for part in ("state", "hooks")]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -38,8 +38,8 @@ class Manifest:
     """One checkpoint's record.
 
     `prefix` is the path that `tf.train.load_checkpoint` takes. `serial` counts the checkpoints ever written to the
-    directory: the newest is the one with the highest, which is not the highest step once a run was taken back to an
-    earlier one. `variables` maps checkpoint keys to [shape, dtype name], `files` names to {"bytes", "sha256"}.
+    directory. The newest has the highest serial, which is not the highest step if a run was restored to an earlier
+    one. `variables` maps checkpoint keys to [shape, dtype name], `files` names to {"bytes", "sha256"}.
     """
 
     prefix: str
@@ -62,17 +62,17 @@ class Manifest:
         return self.prefix + SUFFIX
 
     def other_data(self, about: dict) -> set[str]:
-        """Returns the splits whose data differs, comparing `about["data"]`; a split that one lacks counts as equal.
+        """Returns the splits whose `about["data"]` differs; a split that one side lacks counts as equal.
 
-        When files were written (`written`) does not count: a copy of them is the same data.
+        The time when files were written (`written`) is ignored: a copy is the same data.
         """
         before, now = self.about.get("data", {}), about.get("data", {})
         return {name for name in before.keys() & now.keys() if _contents(before[name]) != _contents(now[name])}
 
     def problem(self, content: bool = True, hashed: Callable[[str], str] | None = None) -> str | None:
-        """Returns how the files differ from the manifest; None when they match. Without `content`, compares sizes.
+        """Returns how the files differ from the manifest; None if they match. Without `content`, compares sizes.
 
-        `hashed` returns a file's hash by its path, where some are known already.
+        `hashed` returns a file's hash by its path, e.g. from a cache.
         """
         if self.gone():
             return f"{self.name} was removed"
@@ -95,26 +95,26 @@ class Manifest:
         return None
 
     def gone(self) -> bool:
-        """Returns whether no file is left at all: then the checkpoint was removed on purpose, not broken."""
+        """Returns whether no file is left: then the checkpoint was removed on purpose, not broken."""
         directory = os.path.dirname(self.prefix)
         return not any(os.path.exists(os.path.join(directory, name)) for name in self.files)
 
 
 def publish(manifest: Manifest, folder: str) -> None:
-    """Moves a checkpoint's files from the folder in which they were written into their place, and seals them.
+    """Moves a checkpoint's files from the folder in which they were written to the directory, and seals them.
 
     Raises:
-      CheckpointError: a file that no manifest owns stands in the place of one.
+      CheckpointError: a file that no manifest lists has the name of one.
     """
     directory = os.path.dirname(manifest.prefix)
     for name in manifest.files:
         files.sync(os.path.join(folder, name))
         if os.path.lexists(os.path.join(directory, name)) and not os.path.exists(manifest.path):
-            raise CheckpointError(f"{name} is there, and this run is not known to have written it")
+            raise CheckpointError(f"{name} exists, and no manifest lists it")
     record = {"format": FORMAT} | dataclasses.asdict(manifest)
     del record["prefix"]  # a directory may be moved
     text = _text(sealed(record))
-    path = os.path.join(folder, manifest.name + SUFFIX)  # half of it goes with the folder
+    path = os.path.join(folder, manifest.name + SUFFIX)  # if cut short, it is removed with the folder
     files.write_text(path, text)
     os.replace(path, manifest.path + WRITING)
     files.sync(directory)
@@ -124,9 +124,9 @@ def publish(manifest: Manifest, folder: str) -> None:
 
 
 def _seal(manifest: Manifest) -> None:
-    """Makes the list of a checkpoint whose files are in their place its manifest."""
+    """Renames the list of a checkpoint whose files are in the directory to its manifest."""
     directory, path = os.path.dirname(manifest.prefix), manifest.path
-    if os.path.exists(path):  # of the same step, written before, maybe in more files
+    if os.path.exists(path):  # of the same step, written earlier, perhaps in more files
         with contextlib.suppress(CheckpointError):
             for name in read(path).files.keys() - manifest.files.keys():
                 remove(os.path.join(directory, name))
@@ -136,7 +136,7 @@ def _seal(manifest: Manifest) -> None:
 
 
 def settle(directory: str) -> list[str]:
-    """Seals what a killed process has put whole into its place; removes the rest of what it lists, and names it."""
+    """Seals what a killed process has moved completely; removes the rest of what it lists, and returns the names."""
     removed = []
     for name in listdir(directory):
         if not name.endswith(WRITING) or not _MANIFEST.fullmatch(name.removesuffix(WRITING)):
@@ -144,20 +144,20 @@ def settle(directory: str) -> list[str]:
         try:
             manifest = read(os.path.join(directory, name))
         except CheckpointError:
-            continue  # it says nothing of any file
+            continue  # it lists no file
         if manifest.problem() is None:
             _seal(manifest)
             continue
         for file in manifest.files:
             if manifest.problem_of(file) is None:
                 removed.append(file)
-            removed.append(f"{file}.tmp")  # half of a copy to another file system
+            removed.append(f"{file}.tmp")  # an incomplete copy to another file system
         removed.append(name)
     return [name for name in removed if remove(os.path.join(directory, name))]
 
 
 def unknown(directory: str) -> list[str]:
-    """Lists the files of checkpoints that no manifest owns: another program's, or a run's whose manifests are lost."""
+    """Lists the checkpoint files that no manifest lists: another program's, or a run's whose manifests are lost."""
     names = sorted(listdir(directory))
     matches = [match for match in map(_FILE_OF_ANY.fullmatch, names) if match]
     left = [match[0] for match in matches if match["stem"] + SUFFIX not in names]
@@ -165,7 +165,7 @@ def unknown(directory: str) -> list[str]:
 
 
 def remove(path: str) -> bool:
-    """Removes a file or a link, and no folder; returns whether there was one."""
+    """Removes a file or a link, but no folder; returns whether there was one."""
     try:
         os.remove(path)
     except (FileNotFoundError, IsADirectoryError):
@@ -177,7 +177,7 @@ def read(path: str) -> Manifest:
     """Reads a manifest.
 
     Raises:
-      CheckpointError: the file is not a whole manifest of a known format, whose files are all of its own step.
+      CheckpointError: the file is not a complete manifest of a known format, whose files are all of its own step.
     """
     name = os.path.basename(path)
     try:
@@ -232,7 +232,7 @@ def _check_objects(name: str, record: dict) -> None:
 
 
 def _check_files(name: str, manifest: Manifest) -> None:
-    """Checks that these are this checkpoint's files and no others: files that are named get read, and removed."""
+    """Checks that only this checkpoint's files are listed, since listed files are read and removed."""
     if manifest.name != f"ckpt-{manifest.step}":
         raise CheckpointError(f"{name}: expected step {step_of(name)}, found {_shown(manifest.step)}")
     for file, recorded in manifest.files.items():
@@ -245,7 +245,7 @@ def _check_files(name: str, manifest: Manifest) -> None:
 
 
 def _shown(value) -> str:
-    """Returns a value that was read from a file, short enough for a line."""
+    """Formats a value that was read from a file, short enough for one line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -254,7 +254,7 @@ def as_read(about: dict, host_state: dict) -> dict[str, dict]:
     """Returns `about` and `host_state`, plain JSON and NumPy scalars, as they will be read back from a manifest.
 
     Raises:
-      CheckpointError: a manifest with them could not be written, or would not be read.
+      CheckpointError: a manifest with them could not be written or read.
     """
     name, record = "a checkpoint", {"about": about, "host_state": host_state}
     try:
@@ -308,7 +308,7 @@ def _text(record: dict) -> str:
 
 
 def sealed(record: dict) -> dict:
-    """Returns a manifest's record, as JSON has it, with the digest of all else in it."""
+    """Returns a manifest's record with the digest of all else in it."""
     content = {key: value for key, value in record.items() if key != "sha256"}
     return content | {"sha256": _digest(content)}
 
@@ -318,9 +318,9 @@ def _digest(record: dict) -> str:
 
 
 def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[list[Manifest], dict[int, str]]:
-    """Reads every manifest, newest first, and {step: problem} of the checkpoints without a readable one.
+    """Returns all manifests, newest first, and {step: problem} for the checkpoints without a readable one.
 
-    `read` returns a manifest by its path, where some are known already.
+    `read` returns a manifest by its path, e.g. from a cache.
     """
     manifests, problems, removed = [], {}, []
     names = listdir(directory)
@@ -331,11 +331,11 @@ def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[li
             except CheckpointError as error:
                 if os.path.lexists(os.path.join(directory, name)):
                     problems[step_of(name)] = error.message
-                else:  # its run has removed it meanwhile, which writes the next one before
+                else:  # the run, which writes the next one first, has removed it meanwhile
                     removed.append(name)
     if removed and not manifests:
         return read_all(directory, read)
-    lists = {name.removesuffix(WRITING) for name in names}  # what is being put into its place is not broken
+    lists = {name.removesuffix(WRITING) for name in names}  # what is being moved is not broken
     for name in names:
         match = _FILE.fullmatch(name)
         if match and match["stem"] + SUFFIX not in lists and os.path.lexists(os.path.join(directory, name)):
@@ -356,7 +356,7 @@ def describe_files(prefix: str) -> dict:
 
 
 def is_being_written(directory: str) -> bool:
-    """Returns whether a checkpoint's files are being put into their place, or were when its process was killed."""
+    """Returns whether a checkpoint's files are being moved to the directory, or were when its process was killed."""
     return any(name.endswith(SUFFIX + WRITING) for name in listdir(directory))
 
 
@@ -371,7 +371,7 @@ def step_of(name: str) -> int:
 
 
 def listdir(directory: str) -> list[str]:
-    """Lists the names in a directory; none when there is no such directory."""
+    """Lists the names in a directory; none if there is no such directory."""
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""The layout of a run on disk: the one file that knows the names of a run's files. Host code, no TensorFlow."""
+"""The layout of a run on disk: only this file knows the names of a run's files. Host code, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class _Inside:
 
 @dataclasses.dataclass(frozen=True)
 class RunDir:
-    """A run's folder, and the paths of what a run has there; nothing of it needs to exist."""
+    """A run's folder and the paths within it, which need not exist."""
 
     path: str
-    config = _Inside("config.json")  # the configuration that the run was begun with
-    model = _Inside("model.json")  # the model's architecture, and what is known of the data
+    config = _Inside("config.json")  # the configuration with which the run began
+    model = _Inside("model.json")  # the model's architecture, and the data's metadata
     events = _Inside("events.jsonl")  # the record
     result = _Inside("result.json")  # of the last process that trained the run to its end
     checkpoints = _Inside("checkpoints")
@@ -35,11 +35,11 @@ class RunDir:
     export = _Inside("export")  # a SavedModel per step
     logs = _Inside("logs")  # output of the tasks of `crankshaft local`
     requests = _Inside("ask")  # of `crankshaft ask`
-    lock = _Inside(".lock")  # from before its process meets others on
-    lock_owner = _Inside(".lock.owner")  # in its place where the file system has no `flock`, as Lustre may have none
+    lock = _Inside(".lock")  # taken before its process connects to others
+    lock_owner = _Inside(".lock.owner")  # instead, if the file system has no `flock` (Lustre may have none)
 
     def folder(self, which: str | int) -> str:
-        """Returns the folder of a checkpoint: of "best", or of "latest", "all" or a step."""
+        """Returns the folder of a checkpoint: "best", "latest", "all" or a step."""
         return self.best if which == "best" else self.checkpoints
 
     def steps(self, which: str | int = "latest") -> list[int]:
@@ -47,9 +47,9 @@ class RunDir:
         return sorted(manifests.steps(self.folder(which)))
 
     def newest(self, is_whole: bool = False) -> Manifest | None:
-        """Returns the manifest of the newest checkpoint, or of the newest whole one; None if there is none."""
+        """Returns the manifest of the newest checkpoint, or of the newest complete one; None if there is none."""
         saved = manifests.read_all(self.checkpoints)[0]
         return next((each for each in saved if not is_whole or each.problem() is None), None)
 
 
-NAMES = RunDir("")  # its paths are the names within a run's folder
+NAMES = RunDir("")  # paths relative to a run's folder

@@ -1,7 +1,7 @@
-"""Lets processes that hold shards of one state write its checkpoint together, in a directory that all see. Host code.
+"""Lets processes that have shards of one state write its checkpoint together, in a shared directory. Host code.
 
-Each writes its *share*, files of its own in one temporary folder, and then a *note*, renamed into place, that names the
-files or says why they could not be written. The process that seals the checkpoint reads the notes. Nothing else is
+Each writes its *share*, files of its own in one temporary folder, and then atomically a *note* that lists the files or
+gives the reason why they could not be written. The process that seals the checkpoint reads the notes. Nothing else is
 exchanged: checkpoints are written beside training, whose collectives must not be disturbed.
 """
 
@@ -19,18 +19,18 @@ from ..errors import SaveError
 from ..machine import files
 
 _POLL_SECONDS = 0.05
-_LEFT_ALONE_SECONDS = 5.0  # a process that is ending waits so long for the others' shares
+_LEFT_ALONE_SECONDS = 5.0  # how long a process that is ending waits for the others' shares
 
 
 @dataclasses.dataclass(frozen=True)
 class WritingProcess:
-    """Which of the processes that hold a state together this one is.
+    """This process among those that write a checkpoint together.
 
     Attributes:
       process: its number; process 0 seals checkpoints.
       attempt: a name for this attempt of the job, of letters, digits and _, the same in all processes: shares
         that an earlier attempt left behind are not read.
-      timeout_seconds: how long another process may write nothing until its share is given up; 0 waits for ever.
+      timeout_seconds: how long to wait for another process that writes nothing; 0 waits for ever.
     """
 
     process: int = 0
@@ -39,7 +39,7 @@ class WritingProcess:
 
 
 def give(folder: str, process: int, names: Iterable[str]) -> None:
-    """Writes the note that a process's share, checkpoints of these names in the folder, is whole and on the disk."""
+    """Writes the note that a process's share, the checkpoints `names` in the folder, is complete and on the disk."""
     names = [os.path.basename(name) for name in names]
     for file in os.listdir(folder):
         if file.split(".")[0] in names:
@@ -48,7 +48,7 @@ def give(folder: str, process: int, names: Iterable[str]) -> None:
 
 
 def give_up(folder: str, process: int, why: str) -> None:
-    """Writes the note that says why a process could not write its share. Raises OSError."""
+    """Writes the note with the reason why a process could not write its share. Raises OSError."""
     files.write_text(_note(folder, process), json.dumps({"why": why}))
 
 
@@ -58,11 +58,11 @@ def collect(folder: str, processes: Iterable[int], timeout_seconds: float) -> li
     Args:
       folder: of this checkpoint only.
       processes: the numbers of those that write a share.
-      timeout_seconds: how long the folder may stay unchanged until a share is given up; 0 waits for ever. A process
-        that is ending waits a few seconds at most.
+      timeout_seconds: how long to wait while the folder stays unchanged; 0 waits for ever. A process that is ending
+        waits a few seconds at most.
 
     Raises:
-      SaveError: a share could not be written, or did not come in time.
+      SaveError: a share could not be written, or not in time.
     """
     waiting, paths = set(processes), []
     seen, since = None, time.monotonic()

@@ -20,20 +20,20 @@ from ..mesh import shards
 from ..mesh.shards import Box
 from ..reduction import per_replica
 
-# Bytes of a slice. What can't be written from the variable's own memory is copied slice by slice; so is what is read.
+# Bytes per slice. What can't be written from the variable's own memory is copied slice by slice, as is all reading.
 SLICE_BYTES = 32 << 20
 T = TypeVar("T")
-_ALIGNMENT_BYTES = 64  # of tensors: rows that begin at another address have to be copied
+_ALIGNMENT_BYTES = 64  # of tensors: rows at other addresses have to be copied
 
 
 class Slice(NamedTuple):
     """One slice of a variable.
 
     Attributes:
-      spec: which slice it is, in the form that SaveV2 takes; "" is all.
+      spec: the slice, in SaveV2's form; "" is all.
       device: the CPU that writes it.
       read: returns its values.
-      copied_bytes: memory that reading it takes; 0 where it shares the variable's.
+      copied_bytes: memory that reading it takes; 0 if it shares the variable's.
     """
 
     spec: str
@@ -43,12 +43,12 @@ class Slice(NamedTuple):
 
 
 class SlicedVariable(NamedTuple):
-    """A variable at the moment of a snapshot, in the slices that this process writes.
+    """A variable in a snapshot, in the slices that this process writes.
 
     Attributes:
       key: in the checkpoint.
-      slices: that this process has.
-      is_live: whether slices are read from the variable itself, so they have to be written before it changes.
+      slices: those of this process.
+      is_live: whether slices are read from the variable itself, so that they have to be written before it changes.
       writers: numbers of the processes that write slices of it.
     """
 
@@ -59,13 +59,13 @@ class SlicedVariable(NamedTuple):
 
 
 class ShardRows(NamedTuple):
-    """Where a checkpoint has the rows of one of a table's shards, or of a slot of one: in another number of shards.
+    """Where a checkpoint has the rows of a table's shard, or of its slot, saved in another number of shards.
 
     Row r of the table is row r // n of shard r % n.
 
     Attributes:
       keys: of the checkpoint's shards, in order.
-      sizes: how many rows each of them has.
+      sizes: the number of rows of each.
       shard: the number of the variable among those here.
       number: how many shards there are here.
     """
@@ -86,7 +86,7 @@ class Picked(NamedTuple):
 
     Attributes:
       key: the vector's.
-      positions: of each element here, its position there; None is 0 here.
+      positions: for each element here, its position there; None makes it 0.
     """
 
     key: str
@@ -94,12 +94,12 @@ class Picked(NamedTuple):
 
 
 def value_entry(value: tf.Tensor, key: str) -> SlicedVariable:
-    """Makes the entry of a value that was read."""
+    """Returns the entry of a value that was read."""
     return SlicedVariable(key, [Slice("", host_of(value.device), lambda: value)])
 
 
 def table_entry(variable: tf.Variable, key: str) -> SlicedVariable:
-    """Slices a large table, or a slot of one. It is read some rows at a time, since reading all of it would copy it."""
+    """Slices a large table or a slot of one. It is read some rows at a time, since reading all of it would copy it."""
     whole = Box((0,) * len(variable.shape), tuple(variable.shape))
     return SlicedVariable(
         key, list(_slices_of(variable.shape, whole, _rows_of(variable), variable, is_copied=True)), True
@@ -107,12 +107,12 @@ def table_entry(variable: tf.Variable, key: str) -> SlicedVariable:
 
 
 def of_shards(variable, key: str, is_live: bool) -> SlicedVariable:
-    """Slices what this process writes of a variable sharded over a mesh: the shards whose first holder it has.
+    """Slices what this process writes of a sharded variable: the shards of which it has the first holder.
 
     Args:
       variable: Keras's or TensorFlow's.
       key: in the checkpoint.
-      is_live: whether the variable is read slice by slice while it is written, and not now: see `copies_when_read`.
+      is_live: whether the variable is read slice by slice as it is written, not now: see `copies_when_read`.
     """
     sharding, held = shards.sharding_of(variable), list(shards.local_shards(variable))
     slices: list[Slice] = []
@@ -132,7 +132,7 @@ def _writers(sharding: shards.Sharding, replicas_a_process: int) -> Iterator[int
 
 
 def _slices_of(shape, box: Box, read: Callable[[Box], tf.Tensor], variable: tf.Variable, is_copied: bool):
-    """Yields the slices of a box; `read` takes a slice's box within what this process holds."""
+    """Yields the slices of a box; `read` takes a slice's box within this process's values."""
     if not all(box.size):
         return
     row_bytes = variable.dtype.size * math.prod(box.size[1:])
@@ -162,7 +162,7 @@ def _rows_in(value: tf.Tensor) -> Callable[[Box], tf.Tensor]:
     def read(box: Box) -> tf.Tensor:
         if box.size[1:] != tuple(value.shape[1:]):
             return tf.slice(value, *box)
-        # A slice of a vector shares its memory, where it begins and ends on TensorFlow's alignment.
+        # A slice of a vector shares its memory if it begins and ends on TensorFlow's alignment.
         row = math.prod(box.size[1:])
         flat = tf.slice(tf.reshape(value, [-1]), [box.begin[0] * row], [box.size[0] * row])
         return tf.reshape(flat, box.size)
@@ -171,7 +171,7 @@ def _rows_in(value: tf.Tensor) -> Callable[[Box], tf.Tensor]:
 
 
 def read_on_host(variable: tf.Variable) -> tf.Tensor:
-    """Reads a variable, on the CPU of the process that has it."""
+    """Reads a variable on the CPU of the process that has it."""
     with tf.device(host_of(variable.device)):
         return tf.identity(variable.read_value())
 
@@ -179,10 +179,10 @@ def read_on_host(variable: tf.Variable) -> tf.Tensor:
 def copies_when_read(variable: tf.Variable) -> bool:
     """Returns whether reading a variable of this process copies it.
 
-    On a CPU a read shares the variable's memory, unless single rows of it were ever changed by a scatter.
+    On a CPU a read shares the variable's memory, unless a scatter ever changed single rows of it.
     """
     if tf.DeviceSpec.from_string(variable.device).device_type != "CPU":
-        return False  # it is copied to the host, not in the device's memory
+        return False  # it is copied to the host, not within the device's memory
     reads = [variable.read_value() for _ in range(2)]
     first, second = (np.asarray(read).__array_interface__["data"] for read in reads)
     return first != second
@@ -191,7 +191,7 @@ def copies_when_read(variable: tf.Variable) -> bool:
 def write(entries: Iterable[SlicedVariable], prefix: str) -> list[str]:
     """Writes the slices of entries to checkpoint files; returns their prefixes: `prefix` and a number each."""
     names = []
-    # Slices on one host, of which no more than SLICE_BYTES have to be copied, are written to one file.
+    # Slices on one host are written to one file, as long as no more than SLICE_BYTES of them have to be copied.
     pairs = [(each, entry.key) for entry in entries for each in entry.slices]
     for number, batch in enumerate(_batches(pairs, lambda pair: (pair[0].device, pair[0].copied_bytes))):
         names.append(f"{prefix}-{number}")
@@ -206,7 +206,7 @@ def write(entries: Iterable[SlicedVariable], prefix: str) -> list[str]:
 
 
 def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterator[list[T]]:
-    """Yields what is done at once: on one device, and of no more than SLICE_BYTES; `cost` returns both of each."""
+    """Yields batches of items on one device and of SLICE_BYTES at most; `cost` returns an item's device and bytes."""
     batch: list[T] = []
     before, total = "", 0
     for each in items:
@@ -221,10 +221,10 @@ def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterat
 
 
 def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Picked]]) -> None:
-    """Reads entries of a checkpoint into variables, Keras's or TensorFlow's: (variable, key), of fitting shapes.
+    """Reads a checkpoint into variables, Keras's or TensorFlow's, given as (variable, key) of fitting shapes.
 
-    A variable that differs by replica takes rows of an array, one sharded over a mesh each replica's shard, whatever
-    mesh that was written on; one that is summed on read a share of its sum.
+    A variable that differs by replica takes rows of an array; one sharded over a mesh, each replica's shard, on
+    whatever mesh it was saved; one that is summed on read, a share of its sum.
     """
     plain = []
     for variable, key in pairs:
@@ -290,7 +290,7 @@ def _restored(
 
 
 def _read_rows(prefix: str, rows: ShardRows, variable: tf.Variable) -> None:
-    """Reads rows of a table from a checkpoint's shards, some at a time; those that it lacks stay as they are."""
+    """Reads rows of a table from a checkpoint's shards, some at a time; rows that it lacks stay as they are."""
     width, stored = tuple(variable.shape[1:]), len(rows.keys)
     at_once = max(1, SLICE_BYTES // max(1, variable.dtype.size * math.prod(width)))
     for component in per_replica.components(variable):

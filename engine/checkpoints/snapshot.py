@@ -1,4 +1,4 @@
-"""Reads a state's variables at one moment, as the entries that a checkpoint will have. Host code."""
+"""Takes snapshots of a state: its variables as the entries of a checkpoint. Host code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..reduction import per_replica
 from . import graph, slices
 from .slices import SlicedVariable
 
-# Some variables are copied when they are read: tables, some shards, and their slots. So many bytes
-# of them are copied for the writer; the rest is written slice by slice before training goes on. With the slices being
-# copied that is 256 MiB at most.
+# Some variables are copied when they are read: tables, some shards, and their slots. At most this many bytes of them
+# are copied for the writer; the rest is written slice by slice before training continues. With the slices being copied
+# that is 256 MiB at most.
 COPIED_BYTES = 128 << 20
 
 
@@ -23,7 +23,7 @@ class Snapshot(NamedTuple):
     """A state at one moment.
 
     Attributes:
-      entries: of its variables, and of TensorFlow's graph of the objects that hold them.
+      entries: of its variables, and of TensorFlow's graph of the objects that have them.
       variables: {checkpoint key: [shape, dtype name]}.
     """
 
@@ -34,12 +34,12 @@ class Snapshot(NamedTuple):
 def take(state) -> Snapshot:
     """Reads every variable under `state`, except large tables' rows, which have to be written before they change.
 
-    Where a variable lives on another host's CPU, as parameter servers' do, so does its copy: its host writes it. On a
-    CPU nothing is copied here: a read shares the variable's buffer, and the next update, finding it shared, writes to a
+    A variable on another host's CPU, such as a parameter server's, is copied there and written by that host. On a CPU
+    nothing is copied here: a read shares the variable's buffer, and the next update, finding it shared, writes to a
     new one (dense, sparse and XLA's alike). From an accelerator the values are copied to the host, and the call waits
-    for that. A mirrored variable gives its first replica's value; one sharded over a mesh, the shards whose first
-    holder is in this process; one that differs by replica, a row for each replica:
-    where replicas live in several processes, all have to take their snapshots.
+    for that. A mirrored variable gives its first replica's value; a sharded one, the shards whose first holder is in
+    this process; one that differs by replica, a row per replica. If replicas are in several processes, all have to take
+    their snapshots.
     """
     walked = [*graph.walk(state)]
     by_key = {graph.key_of(path): node for path, node in walked if graph.is_variable(node)}
@@ -64,7 +64,7 @@ def take(state) -> Snapshot:
 
 
 def _too_large_to_copy(objects: list) -> set[int]:
-    """Returns ids of variables, of those whose reading copies them, that are more than may be copied together.
+    """Returns ids of the variables that are copied when they are read and exceed what may be copied together.
 
     They are tables and their slots, found by a table's shape, and shards.
     """

@@ -1,16 +1,16 @@
-"""Checkpoints of everything a run needs to go on: written beside training, verified, kept, restored. Host code.
+"""Checkpoints of everything a run needs to continue: written beside training, verified, kept, restored. Host code.
 
-The order of writing makes a kill at any moment harmless: TensorFlow's files, on the disk, in a folder of the save's
-own; a list of them; the files, moved into their place; then the list, renamed to the manifest. The oldest are removed
-before that as far as two others stay, so that from `keep=3` on the disk holds no more than `keep`, and the system
-writes into the memory of the files just removed; the rest are removed after it. The manifests alone decide what exists,
+The order of writing makes a kill at any moment harmless: TensorFlow's files are written to a folder of their own, then
+a list of them; the files are moved to the directory; then the list is renamed to the manifest. The oldest checkpoints
+are removed before that as long as two others stay, so that with `keep=3` or more the disk never holds more than `keep`,
+and the system reuses the removed files' memory; the rest are removed after it. Only the manifests decide what exists
 and what may be removed: TensorFlow's `checkpoint` file, which a killed process leaves stale, is written again from them
 at each save and not read here.
 
 Saving is asynchronous, by a snapshot and a thread. TensorFlow's way,
 `CheckpointOptions(experimental_enable_async_checkpoint=True)`, does not work with Keras 3 variables: its second save
-fails (`Variable._copy_trackable_to_cpu` makes variables inside a `tf.function`); it also keeps a second copy of the
-state for good, does not see variables made after the first save, and reports a failed write only at the next save.
+fails (`Variable._copy_trackable_to_cpu` makes variables inside a `tf.function`). It also keeps a second copy of the
+state permanently, misses variables made after the first save, and reports a failed write only at the next save.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from .slices import SlicedVariable
 T = TypeVar("T")
 # Writing and hashing keep a core busy; a training step that shares its core waits for its slower half.
 _NICENESS = 15
-# Kept besides the one being written: were the newest found to be broken, there is one more.
+# Kept besides the one being written: if the newest turns out to be broken, one is left.
 _LEFT_WHILE_WRITING = 2
 _FOLDER = re.compile(r"ckpt-\d+_temp_\w+_\d+")  # of one save
-_MARK = ".crankshaft"  # in it, made before all else: it is ours
+_MARK = ".crankshaft"  # in it, created first: the folder is this program's
 _LISTED = 4
-# Of a reader beside a run: how often it begins again, and how long it waits for files that are being moved.
+# For a reader beside a run: how often it starts over, and how long it waits for files that are being moved.
 _MOST_READS = 100
 _MOVING_SECONDS, _LOOK_SECONDS = 5.0, 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class _Saving:
-    """One checkpoint on its way to the disk.
+    """One checkpoint that is being written.
 
     Attributes:
       step: of the state.
-      folder: for what is written before it is whole; of this save alone, and of all processes that write it.
-      entries: of the state that this process writes, made by `snapshot.take`.
-      others: numbers of the other processes that write some.
-      record: what the manifest says of the state.
+      folder: the save's temporary folder, shared by all processes that write it.
+      entries: those of the state that this process writes, made by `snapshot.take`.
+      others: numbers of the other processes that write entries.
+      record: what the manifest records about the state.
       may_change: set once nothing is read from variables any more.
     """
 
@@ -78,19 +78,20 @@ class Checkpoints:
     """The checkpoints of one state in one directory on a file system that renames atomically.
 
     One object writes at a time; any number, in any process, may read. Reading changes nothing on the disk. `keep` is
-    how many of the newest stay, None or 0 being all. `about` goes into every manifest: model, input, configuration,
-    anything that `json` takes.
+    how many of the newest stay; None or 0 keeps all. `about` is written to every manifest: model, input,
+    configuration, anything that `json` takes.
 
-    Where several processes train one state, all call the same methods: the first one seals checkpoints, and the others
+    If several processes train one state, all call the same methods: the first one seals checkpoints, and the others
     write only their shards of variables (`engine.mesh.shards`), into the same directory.
 
     Args:
-      writes: whether this run writes here at all.
+      writes: whether this run writes checkpoints.
       writer: which of the processes this one is.
-      check: raises where the run has lost its folder to another, or to nobody. Called before each save.
+      check: raises if the run has lost its folder. Called before each save.
 
     Attributes:
-      written: called once one is whole, in the thread that wrote it, with its manifest and the seconds that took.
+      written: called when a checkpoint is complete, in the thread that wrote it, with its manifest and the seconds it
+        took.
     """
 
     def __init__(
@@ -114,19 +115,19 @@ class Checkpoints:
         self.about = about
         self._thread: threading.Thread | None = None
         self._error: SaveError | None = None
-        self._current_step: int | None = None  # what this object saved or restored last
+        self._current_step: int | None = None  # that this object saved or restored last
         self._warned: set[str] = set()
         self.written: Callable[[Manifest, float], None] = lambda manifest, seconds: None
         self._catalogue = Catalogue(self.directory)
 
     def clean(self) -> list[str]:
-        """Removes what killed writers left, and returns the names. Only for the process that writes, before it does.
+        """Removes what killed writers left, and returns the names. Called by the writing process before its first save.
 
-        A checkpoint that was in its place but for its manifest is sealed. One with a manifest stays, broken or not,
-        until it is written again or removed by `keep`.
+        A checkpoint that lacked only its manifest is sealed. One with a manifest stays, broken or not, until it is
+        written again or removed by `keep`.
 
         Raises:
-          CheckpointError: the directory holds files of checkpoints that this run is not known to have written.
+          CheckpointError: the directory has checkpoint files that no manifest lists.
         """
         self.wait()
         if not self.writes or self._writer.process:
@@ -137,28 +138,28 @@ class Checkpoints:
         self._check_known()
         listed = self._catalogue.read_all()[0]
         swept = [os.path.basename(each.path) for each in listed if each.gone()]
-        if len(swept) < len(listed):  # else they are all that is left of a run, and say so
+        if len(swept) < len(listed):  # else they are all that is left of a run, and show it
             removed += [name for name in swept if manifests.remove(os.path.join(self.directory, name))]
         for name in removed:
-            logging.info("removed %s, left by a process that was ended", name)
+            logging.info("removed %s, left by a process that was killed", name)
         return removed
 
     def _check_known(self) -> None:
         if names := manifests.unknown(self.directory):
             more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
             raise CheckpointError(
-                f"{self.directory} holds checkpoint files that no manifest says this run has written: "
+                f"{self.directory} has checkpoint files that no manifest lists: "
                 f"{', '.join(names[:_LISTED])}{more}; restore their .manifest.json files from a copy, move them "
                 f"elsewhere, or use another {setting('run_dir')}, with {setting('init_from')} to begin with their "
                 "weights"
             )
 
     def save(self, step: int, host_state: dict, *, wait: bool = False, force: bool = False) -> None:
-        """Writes the state as it is now; returns when the variables may change again.
+        """Saves the current state; returns when the variables may change again.
 
-        Does nothing when this object's last save or restore was of the same step, unless `force`. Waits for the save
-        before this one, and raises its SaveError. `host_state`, what `json` takes and NumPy scalars, is kept in
-        the manifest and is also read at once.
+        Does nothing if this object's last save or restore was of the same step, unless `force`. Waits for the previous
+        save, and raises its SaveError. `host_state`, plain JSON and NumPy scalars, is read at once and written to the
+        manifest.
         """
         self.wait()
         if step == self._current_step and not force:
@@ -166,7 +167,7 @@ class Checkpoints:
         self.check()
         self._saves += 1
         kept = manifests.as_read(self.about, host_state)
-        entries, variables = snapshot.take(self.state)  # takes part in gathering what differs by replica
+        entries, variables = snapshot.take(self.state)  # gathers what differs by replica, on all processes
         own = [entry for entry in entries if self._writer.process in entry.writers]
         if not self.writes or not own:
             self._current_step = step
@@ -177,7 +178,7 @@ class Checkpoints:
         saving = _Saving(int(step), folder, own, others, record, threading.Event())
         if not any(entry.is_live for entry in own):
             saving.may_change.set()
-        # Not a daemon: a process that ends, by an exception too, first finishes what it is writing.
+        # Not a daemon: a process that ends, even by an exception, first finishes writing.
         self._thread = threading.Thread(target=self._write, args=(saving,), name=f"checkpoint-{step}")
         self._thread.start()
         saving.may_change.wait()
@@ -196,8 +197,8 @@ class Checkpoints:
     def latest(self, fits: Callable[[Manifest], bool] = lambda manifest: True) -> Manifest | None:
         """Returns the newest checkpoint for which `fits` holds and whose files match its manifest, or None.
 
-        Warns of each newer one that is skipped, with the file, what was expected and what was found; of each once.
-        Looks again as long as another process writes and removes checkpoints meanwhile.
+        Warns once of each newer one that is skipped, with the file, what was expected and what was found. Looks again
+        while another process writes and removes checkpoints.
         """
         end = time.monotonic() + _MOVING_SECONDS
         while True:
@@ -210,17 +211,17 @@ class Checkpoints:
                 return None
 
     def _listed(self) -> tuple[bool, list[int]]:
-        """Returns whether a checkpoint's files are being put into their place, and the serials of all checkpoints."""
+        """Returns whether a checkpoint's files are being moved to the directory, and the serials of all checkpoints."""
         return manifests.is_being_written(self.directory), [each.serial for each in self._catalogue.read_all()[0]]
 
     def read(self, use: Callable[[Manifest], T], fits: Callable[[Manifest], bool] = lambda manifest: True) -> T | None:
         """Calls `use` with the checkpoint that `latest` returns, and returns its result; None without a checkpoint.
 
-        A run that writes checkpoints also removes and replaces them. If this happens to this one before `use` has read
-        it, `use` is called again with the newer one; what it has read until then does not count.
+        A run that writes checkpoints also removes and replaces them. If that happens before `use` has read this one,
+        `use` is called again with the newer one, and its first result is discarded.
 
         Raises:
-          CheckpointError: a run replaces checkpoints faster than `use` reads them; and what `use` raises otherwise.
+          CheckpointError: a run replaces checkpoints faster than `use` reads them. Also what `use` raises.
         """
         for _ in range(_MOST_READS):
             if (manifest := self.latest(fits)) is None:
@@ -235,7 +236,7 @@ class Checkpoints:
                 return made
         raise CheckpointError(
             f"the run that writes to {self.directory} has replaced {_MOST_READS} checkpoints, each before it was read; "
-            f"let it keep more of them ({setting('keep_checkpoints')}), or write them less often"
+            f"keep more of them ({setting('keep_checkpoints')}), or write them less often"
         )
 
     def all(self, fits: Callable[[Manifest], bool] = lambda manifest: True) -> list[Manifest]:
@@ -243,7 +244,7 @@ class Checkpoints:
         return list(self._valid(fits))[::-1]
 
     def problem(self) -> str | None:
-        """Returns what is wrong with the newest checkpoint if manifests exist, none of a whole one; else None."""
+        """Returns the problem of the newest checkpoint if there are manifests and none is of a valid one; else None."""
         listed, unreadable = self._catalogue.read_all()
         sealed = manifests.steps(self.directory)
         problems = [unreadable[step] for step in sorted(unreadable) if step in sealed]
@@ -258,7 +259,7 @@ class Checkpoints:
     ) -> Manifest | None:
         """Restores the state's variables from a checkpoint, the latest one if None, and returns its manifest.
 
-        Returns None when there is no valid checkpoint.
+        Returns None if there is no valid checkpoint.
 
         Args:
           manifest: which checkpoint.
@@ -267,8 +268,8 @@ class Checkpoints:
             warning lists the differences.
 
         Raises:
-          CheckpointError: before any variable is changed, when the checkpoint is broken or is not one of this state:
-            variables missing, extra or of another shape or type.
+          CheckpointError: before any variable is changed, if the checkpoint is broken or of another state: variables
+            missing, extra or of another shape or type.
         """
         self.wait()
         if manifest is not None:
@@ -286,15 +287,17 @@ class Checkpoints:
     def _restore_verified(self, manifest: Manifest, matching: Matching, allow_changed: bool) -> None:
         why_not = (
             f"{manifest.name} in {self.directory} is of another model or optimizer; "
-            f"use another {setting('run_dir')}, or take its weights only with {setting('init_from')}"
+            f"use another {setting('run_dir')}, or load only its weights with {setting('init_from')}"
         )
         _, differences = graph.restore(manifest.prefix, self.state, why_not, (), matching, allow_changed)
         if differences and not self._writer.process:
-            logging.warning("%s has another optimizer state; what matches goes on: %s", manifest.name, differences)
+            logging.warning(
+                "%s has another optimizer state; only what matches is restored: %s", manifest.name, differences
+            )
         self._current_step = manifest.step
 
     def _valid(self, fits: Callable[[Manifest], bool] = lambda manifest: True):
-        """Yields valid checkpoints, newest first, with a warning for each that is skipped on the way."""
+        """Yields valid checkpoints, newest first, and warns of each that is skipped."""
         listed, unreadable = self._catalogue.read_all()
         for manifest in listed:
             if not fits(manifest) or manifest.gone():
@@ -318,7 +321,7 @@ class Checkpoints:
             logging.warning("skipping a broken checkpoint in %s: %s", self.directory, problem)
 
     def _write(self, saving: _Saving) -> None:
-        """Writes what is this process's to write, in the thread, outside any strategy's scope."""
+        """Writes this process's entries, in the thread, outside any strategy's scope."""
         with contextlib.suppress(OSError, AttributeError):  # Linux has a priority for each thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
@@ -329,11 +332,11 @@ class Checkpoints:
                 self._write_share(saving)
             else:
                 self._write_whole(saving)
-        except Exception as error:  # whatever it is, it has to reach wait()
+        except Exception as error:  # any error has to reach wait()
             why = getattr(error, "strerror", None) or reason(error)  # the message names the directory already
             self._error = SaveError(
                 f"ckpt-{saving.step} could not be written to {self.directory}: {why}; "
-                f"make room or mend the directory, or use another {setting('run_dir')}"
+                f"free space or repair the directory, or use another {setting('run_dir')}"
             )
             self._error.__cause__ = error
             with contextlib.suppress(OSError):
@@ -341,7 +344,7 @@ class Checkpoints:
                     shares.give_up(saving.folder, self._writer.process, why)
                 else:
                     manifests.settle(self.directory)
-                    _discard(saving.folder)  # gives back the room that it took
+                    _discard(saving.folder)  # frees its space
         finally:
             saving.may_change.set()
 
@@ -351,14 +354,14 @@ class Checkpoints:
         self._current_step = saving.step
 
     def _write_own(self, saving: _Saving) -> list[str]:
-        """Writes this process's entries, first those that are read from variables; returns what to merge."""
+        """Writes this process's entries, first those that are read from variables; returns the prefixes to merge."""
         prefix = os.path.join(saving.folder, f"part-{self._writer.process}")
         names = slices.write([entry for entry in saving.entries if entry.is_live], f"{prefix}-live")
         saving.may_change.set()
         return names + slices.write([entry for entry in saving.entries if not entry.is_live], prefix)
 
     def _write_whole(self, saving: _Saving) -> None:
-        """Writes and seals a checkpoint, and removes those that are not to be kept."""
+        """Writes and seals a checkpoint, and removes the oldest beyond `keep`."""
         began = time.monotonic()
         if self.keep:
             self._sweep(max(self.keep - 1, _LEFT_WHILE_WRITING), writing=saving.step)
@@ -371,7 +374,7 @@ class Checkpoints:
         self.written(manifest, time.monotonic() - began)
 
     def _write_files(self, saving: _Saving) -> str:
-        """Writes TensorFlow's files, merged with what other processes wrote into one checkpoint.
+        """Writes TensorFlow's files, merged with those of other processes into one checkpoint.
 
         Returns its prefix, in the save's own folder.
         """
@@ -385,8 +388,8 @@ class Checkpoints:
     def _sweep(self, left: int, writing: int | None = None) -> bool:
         """Removes the oldest checkpoints, broken ones first, until `left` remain; returns whether it removed any.
 
-        The checkpoint of the step that is about to be written, maybe again, does not count; the one that this object
-        saved or restored last, and so knows to be whole, stays.
+        The checkpoint of the step that is about to be written does not count. The one that this object saved or
+        restored last, which is known to be valid, stays.
         """
         known = [each for each in self._known() if each.step != writing]
         swept = [each for each in known[: max(0, len(known) - left)] if each.step != self._current_step]
@@ -414,7 +417,7 @@ class Checkpoints:
         files.write_text(path, "\n".join([*lines, "last_preserved_timestamp: 0.0"]) + "\n")
 
     def _publish(self, saving: _Saving, prefix: str) -> Manifest:
-        """Puts the files that TensorFlow has just finished into their place, and removes the save's folder."""
+        """Moves the files that TensorFlow has written to the directory, and removes the save's folder."""
         known = self._catalogue.read_all()[0]
         manifest = Manifest(
             prefix=os.path.join(self.directory, os.path.basename(prefix)),
@@ -431,7 +434,7 @@ class Checkpoints:
 
 
 def _discard(folder: str) -> bool:
-    """Removes the folder of a save, its mark last; returns whether it is one. An empty one was not marked yet."""
+    """Removes the folder of a save, its mark last; returns whether it was one. An empty one was not marked yet."""
     mark = os.path.join(folder, _MARK)
     if os.path.islink(folder) or not os.path.isfile(mark):
         with contextlib.suppress(OSError):

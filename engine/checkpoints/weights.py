@@ -1,4 +1,4 @@
-"""Takes the weights of one object from another run's checkpoint, and nothing else of it. Host code."""
+"""Loads the weights of one object from another run's checkpoint. Host code."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
     """Loads `target`'s variables from `name` in another run's checkpoint, and nothing else.
 
     Args:
-      path: a run's directory, a directory of checkpoints (of either, the newest valid one is taken), or one
-        checkpoint's prefix, such as `.../ckpt-1000`. Checkpoints by plain `tf.train.Checkpoint` are taken too.
-      target: what is tracked under `name` here: a Keras model, a tf.Module, a tf.train.Checkpoint.
-      name: the attributes from the checkpoint's root to it, with dots; "" is the root.
-      may_grow: whether tables (`engine.layers.embeddings.Embedding`) may have more rows than in the checkpoint; those
+      path: a run's directory or a directory of checkpoints, for the newest valid one; or one checkpoint's prefix, such
+        as `.../ckpt-1000`. Checkpoints by plain `tf.train.Checkpoint` are read too.
+      target: the object that is tracked under `name`: a Keras model, a tf.Module, a tf.train.Checkpoint.
+      name: the attributes from the checkpoint's root to it, separated by dots; "" is the root.
+      may_grow: whether tables (`engine.layers.embeddings.Embedding`) may have more rows than in the checkpoint; rows
         that it lacks stay as they are.
 
     Returns:
@@ -45,7 +45,7 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
         )
         if (there := _holders(prefix)) and not any(name == each or name.startswith(f"{each}.") for each in there):
             why_not = (
-                f"{prefix} has nothing called {name}; it has {', '.join(there)}, and crankshaft.engine.checkpoints."
+                f"{prefix} has no {name}; it has {', '.join(there)}, and crankshaft.engine.checkpoints."
                 "load_weights(path, model, name) loads one of these, in Trainer.build"
             )
         return graph.restore(prefix, target, why_not, at, may_grow=may_grow)[0]
@@ -54,14 +54,14 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
 
 
 def _holders(prefix: str) -> list[str]:
-    """Returns the names, with dots, of what holds a checkpoint's variables: of a run, the trainer's attributes.
+    """Returns the dotted names of the objects that have a checkpoint's variables: for a run, the trainer's attributes.
 
-    `""` stands for the root, where that is a Keras model.
+    `""` stands for the root, if that is a Keras model.
     """
     try:
         keys = [key.split("/") for key, _ in tf.train.list_variables(prefix) if "/.ATTRIBUTES/" in key]
     except (tf.errors.OpError, ValueError, RuntimeError):
-        return []  # which the reading itself explains
+        return []  # reading it raises the explanation
     depths = [(key, 2 if key[0] == "trainer" and len(key) > 4 else 1) for key in keys]
     return sorted(
         {'""' if key[0][0] == "_" else ".".join(key[:depth]) for key, depth in depths if key[0] != "save_counter"}
@@ -71,8 +71,8 @@ def _holders(prefix: str) -> list[str]:
 def read_newest(path, use: Callable[[str], T]) -> T:
     """Calls `use` with the prefix of the checkpoint at a path, and returns its result.
 
-    If a run that is still writing removed the checkpoint before it was read, `use` is called again with a newer one:
-    all that is to be of one step is read in one call.
+    If a run that is still writing removed the checkpoint before it was read, `use` is called again with a newer one, so
+    all that has to be of one step is read in one call.
 
     Args:
       path: as `load_weights` takes it.
@@ -92,7 +92,9 @@ def read_newest(path, use: Callable[[str], T]) -> T:
         if results := reader.read(lambda manifest: [use(manifest.prefix)]):
             return results[0]
         if problem := reader.problem():
-            problems.append(f"no checkpoint in {directory} can be read ({problem}); mend it, or use another checkpoint")
+            problems.append(
+                f"no checkpoint in {directory} can be read ({problem}); repair it, or use another checkpoint"
+            )
     plain = tf.train.latest_checkpoint(path) if os.path.isfile(os.path.join(path, "checkpoint")) else None
     if plain is not None and _sealed_problem(plain) is None:
         return use(plain)
@@ -104,7 +106,7 @@ def read_newest(path, use: Callable[[str], T]) -> T:
 
 
 def _sealed_problem(prefix: str) -> str | None:
-    """Returns what is wrong with a checkpoint by its manifest; None if nothing is, or if TensorFlow alone wrote it."""
+    """Returns a checkpoint's problem by its manifest; None if it is valid, or if TensorFlow alone wrote it."""
     if not os.path.exists(prefix + manifests.SUFFIX):
         return None
     try:

@@ -70,9 +70,7 @@ def test_checkpoints_that_the_run_is_not_known_to_have_written_stay_and_it_does_
         others.save()
     before = sorted((tmp_path / folder).iterdir())
     outcome = inside(*run, "--train_steps=2")
-    assert f"{tmp_path}/{folder} holds checkpoint files that no manifest says this run has written: ckpt-1.data-" in (
-        outcome.mistake
-    )
+    assert f"{tmp_path}/{folder} has checkpoint files that no manifest lists: ckpt-1.data-" in (outcome.mistake)
     assert "move them elsewhere, or use another --run_dir, with --init_from to begin with their" in outcome.error
     assert sorted((tmp_path / folder).iterdir()) == before
     assert not (tmp_path / "config.json").exists()

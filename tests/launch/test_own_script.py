@@ -380,6 +380,6 @@ def test_a_run_goes_on_with_a_layer_unfrozen(inside, tmp_path, optimizer):
     run = (*run, "--train_steps=8", "--model_arg=frozen=false")
     assert "--allow_changed_config" in inside(*run, trainer=Tuned, data=arrays).error
     done = inside(*run, "--allow_changed_config", trainer=Tuned, data=arrays).ok()
-    assert "what matches goes on: missing in the checkpoint (" in done.err
+    assert "only what matches is restored: missing in the checkpoint (" in done.err
     assert "resumed at step 4 of 8" in done.out
     inside(*run, "--train_steps=12", trainer=Tuned, data=arrays).ok()

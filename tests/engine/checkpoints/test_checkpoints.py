@@ -289,11 +289,11 @@ def test_weights_of_another_model_are_refused_before_any_is_changed(tmp_path):
         load_weights(tmp_path, other.trainer.model)
     with pytest.raises(
         CheckpointError,
-        match=r"has nothing called trainer\.critic; it has .*trainer\.model, .*\.load_weights\(path, ",
+        match=r"has no trainer\.critic; it has .*trainer\.model, .*\.load_weights\(path, ",
     ):
         load_weights(tmp_path, other.trainer.model, "trainer.critic")
     of_another_program = tf.train.Checkpoint(net=make_state().trainer.model).write(tmp_path / "net")
-    with pytest.raises(CheckpointError, match=r"has nothing called trainer\.model; it has net, and crankshaft"):
+    with pytest.raises(CheckpointError, match=r"has no trainer\.model; it has net, and crankshaft"):
         load_weights(of_another_program, other.trainer.model)
     assert bits(other) == before
     os.truncate(data_file(tmp_path, 1), 100)

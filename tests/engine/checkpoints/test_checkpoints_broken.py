@@ -191,7 +191,7 @@ def test_a_file_that_has_come_into_a_checkpoints_place_is_not_replaced(tmp_path)
     (tmp_path / "ckpt-2.index").write_bytes(b"dear")
     before = names(tmp_path)
     checkpoints.save(2, {})
-    with pytest.raises(SaveError, match=r"ckpt-2.index is there, and this run is not known to have written it"):
+    with pytest.raises(SaveError, match=r"ckpt-2.index exists, and no manifest lists it"):
         checkpoints.wait()
     assert names(tmp_path) == before
     assert (tmp_path / "ckpt-2.index").read_bytes() == b"dear"
