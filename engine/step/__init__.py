@@ -1,1 +1,1 @@
-"""One training step on a replica: its batch, its gradients, its random samples, what a run asks of it."""
+"""One training step on a replica: its batch, gradients, random samples and options."""

@@ -21,7 +21,7 @@ from .context import step_context
 
 
 def counted(batch):
-    """Returns a batch of tensors as losses see it, with 0 for each label that is not finite and of weight 0."""
+    """Returns the batch for losses: labels that are not finite and have weight 0 become 0."""
     fields = form.fields(batch)
     if fields.labels is None or fields.weights is None:
         return form.without_weights(batch)
@@ -29,12 +29,12 @@ def counted(batch):
 
 
 def weighed(loss: Callable, outputs, batch) -> Mean:
-    """Calls `loss(outputs, batch)` without the batch's weights, then weights the result by them, if there are any.
+    """Calls `loss(outputs, batch)` without the batch's weights, then weights the result by them, if any.
 
-    For a step of one's own on data with weights; `Trainer.compute_gradients` and the default steps do it themselves.
+    For a custom step on weighted data; `Trainer.compute_gradients` and the default steps do it themselves.
 
     Args:
-      loss: takes outputs and a batch, and returns the pair that `crankshaft.mean` makes, of one value an example.
+      loss: takes outputs and a batch, and returns the pair of `crankshaft.mean`, with one value per example.
       outputs: the model's, a nest of tensors [examples, ...].
       batch: in the form of the data: (features, labels[, weights]), of tensors [examples, ...].
 
@@ -42,23 +42,23 @@ def weighed(loss: Callable, outputs, batch) -> Mean:
       UsageError: there are weights, and the pair was not made by `crankshaft.mean`.
 
     Example:
-      >>> def critic_loss(self, batch):  # of a Trainer with a step of its own
+      >>> def critic_loss(self, batch):  # in a Trainer with a custom step
       ...     return weighed(self.loss, self.critic(batch[0], training=True), batch)
     """
     return as_loss(loss(outputs, counted(batch)), "the loss", form.fields(batch).weights)
 
 
 def pad_empty_batch(batch):
-    """Returns (batch, whether it holds examples): an empty batch becomes one of a single example of zeros.
+    """Pads an empty batch with one example of zeros.
 
     Kernels can't handle empty batches: TensorFlow 2.21's oneDNN convolutions return a wrong shape, and batch
-    normalisation takes the mean of nothing, which is NaN.
+    normalization's mean is NaN.
 
     Args:
       batch: nest of tensors whose first axis is examples.
 
     Returns:
-      The batch, and a scalar bool tensor, or None where a batch cannot be empty.
+      (batch, whether it had examples): a scalar bool tensor, or None if a batch can't be empty.
     """
     first = tf.nest.flatten(batch)[0]
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1 or (first.shape[0] or 0) > 0:
@@ -73,7 +73,7 @@ def pad_empty_batch(batch):
 
 
 def zero_unless(present: tf.Tensor | None, metrics: dict) -> dict:
-    """Returns the metrics where examples were present; otherwise zeros, even for what is not finite."""
+    """Returns the metrics if examples were present, otherwise zeros, also for values that are not finite."""
     if present is None:
         return metrics
 
@@ -86,11 +86,10 @@ def zero_unless(present: tf.Tensor | None, metrics: dict) -> dict:
 
 
 def check_weighed(metrics: dict, batch, trainer) -> dict:
-    """Returns the metrics of a step.
+    """Returns a step's metrics, checked.
 
     Raises:
-      UsageError: they are not pairs, as a user's own step may return them.
-      UsageError: they do not count the examples' weights.
+      UsageError: a custom step's metrics are not pairs, or do not count the examples' weights.
     """
     named = metrics if isinstance(metrics, dict) else {"": metrics}
     for name, pair in named.items():
@@ -102,17 +101,17 @@ def check_weighed(metrics: dict, batch, trainer) -> dict:
     forgotten = [n for n, pair in metrics.items() if getattr(pair, "weigh", None) and not pair.has_weights]
     if forgotten and form.fields(batch).weights is not None:
         raise UsageError(
-            f"{type(trainer).__name__}: the data has weights, and {forgotten[0]!r} of its step does not count them; "
+            f"{type(trainer).__name__}: the data has weights, which {forgotten[0]!r} of its step ignores; "
             "use crankshaft.weighed(self.loss, outputs, batch), or crankshaft.mean(values, weights=batch[2])"
         )
     return metrics
 
 
 def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: bool = True):
-    """Runs `compute` on up to `steps` micro-batches of a batch, one after the other, and adds up what it returns.
+    """Runs `compute` on up to `steps` micro-batches in turn, and adds up the results (gradient accumulation).
 
-    Replica code. The batch is split along its first axis into micro-batches that differ by one example at most; a batch
-    of fewer examples than `steps` makes so many. Memory holds one's activations and one set of sums.
+    Replica code. The batch is split along its first axis into micro-batches whose sizes differ by one at most; a batch
+    of fewer examples than `steps` has one for each. Memory has the activations of one and one set of sums.
 
     Args:
       compute: batch -> (gradients, metrics): gradients of a *sum* of losses, tensors, `tf.IndexedSlices` or None;
@@ -120,10 +119,10 @@ def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: b
       batch: nest of tensors whose first axis is examples.
       steps: number of micro-batches; 1 is a plain call.
       parallel: how many each of them is split into, see `sum_micro_batches`.
-      loops: whether `compute` may stand in a loop; replicas' sums may not.
+      loops: whether `compute` may run in a loop; sums across replicas may not.
 
     Returns:
-      (gradients, metrics) of the whole batch. Slices stay slices: a row is there once for each micro-batch that has it.
+      (gradients, metrics) of the whole batch. Slices stay slices: a row occurs once for each micro-batch that has it.
     """
     if steps == parallel == 1:
         return compute(batch)
@@ -139,7 +138,7 @@ def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: b
     if steps == 1:
         return sums(batch)
     if not loops or (isinstance(size, int) and size % min(steps, size or 1)):
-        # XLA takes no lengths that differ within a loop, so there is none.
+        # XLA needs equal lengths within a loop, so the loop is unrolled.
         return sum_micro_batches(sums, batch, steps, in_turn=not loops)
     micro_batches = max(1, min(steps, size)) if isinstance(size, int) else tf.maximum(1, tf.minimum(steps, size))
 
@@ -154,17 +153,17 @@ def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: b
 
 
 def sum_micro_batches(compute: Callable, batch, count: int, in_turn: bool = False):
-    """Runs `compute` on up to `count` micro-batches, none of which waits for another, and adds up what it returns.
+    """Runs `compute` on up to `count` micro-batches in parallel, and adds up the results.
 
     Replica code. If each has a thread (`engine.strategies.devices.set_threads_per_micro_batch`), that is less work than
-    splitting each operation of the whole batch among threads, which then wait for each other at its end.
+    splitting each operation of the whole batch among threads, which wait for each other after each operation.
 
     Args:
       compute: batch -> nest of tensors that add up, `tf.IndexedSlices` or None.
       batch: nest of tensors whose first axis is examples.
-      count: of micro-batches, which differ by one example at most. A batch of fewer examples has one for each, or one
-        if its size is not known when it is traced: kernels can't handle empty batches.
-      in_turn: makes each wait for the one before it, to save memory.
+      count: of micro-batches, whose sizes differ by one at most. A batch of fewer examples has one for each, or one in
+        all if its size is unknown when it is traced: kernels can't handle empty batches.
+      in_turn: run one after the other, to save memory.
     """
     if count == 1:
         return compute(batch)
@@ -193,7 +192,7 @@ def _tensors(sums) -> list[tf.Tensor]:
 
 
 def _looped(micro_batch_sums: Callable, firsts: list, count) -> list:
-    """Sums micro-batches' tensors, in the order of `firsts`, those of the first; slices are joined."""
+    """Sums micro-batches' tensors in a loop; `firsts` are those of the first. Slices are joined."""
 
     def as_arrays(x: tf.IndexedSlices) -> list[tf.TensorArray]:
         return [
@@ -219,13 +218,13 @@ def _looped(micro_batch_sums: Callable, firsts: list, count) -> list:
 
 
 def _size(batch):
-    """Returns how many examples there are: an int if that is known when it is traced, else a scalar int32."""
+    """Returns the number of examples: an int if it is known when traced, else a scalar int32."""
     first = tf.nest.flatten(batch)[0]
     return tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
 
 
 def _micro_batch(batch, size, i, count):
-    """Returns micro-batch `i` of `count`, of a static shape where all are of one."""
+    """Returns micro-batch `i` of `count`, of a static shape if all have the same."""
     start, end = i * size // count, (i + 1) * size // count
     even = isinstance(size, int) and isinstance(count, int) and size % count == 0
     length = size // count if even else end - start
@@ -233,7 +232,7 @@ def _micro_batch(batch, size, i, count):
     def rows(x):
         rest = x.shape.rank - 1
         own = tf.slice(x, [start] + [0] * rest, [length] + [-1] * rest)
-        own.set_shape([None, *x.shape[1:]])  # which a slice of a length that is not known yet has lost
+        own.set_shape([None, *x.shape[1:]])  # lost by a slice of unknown length
         return own
 
     return tf.nest.map_structure(rows, batch)

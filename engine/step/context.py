@@ -1,6 +1,6 @@
-"""The context of one step on a replica: what the step knows about itself, and its random numbers. Replica code.
+"""The context of one step on a replica: its step, replica and random numbers. Replica code.
 
-Like `tf.distribute.get_replica_context()` it can be asked for anywhere while the step is traced, and only then. Each
+Like `tf.distribute.get_replica_context()` it is available anywhere while the step is traced, and only then. Each
 replica is traced in a thread of its own, and a thread sees its own context.
 """
 
@@ -24,7 +24,7 @@ _entered: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("s
 
 
 def step_context() -> StepContext:
-    """Returns the context of the step that is being traced in this thread; an empty one outside of steps.
+    """Returns the context of the step that this thread is tracing; an empty one outside of steps.
 
     Example:
       >>> def noisy(features):  # in a step: different noise at each call, step and replica, the same after a resume
@@ -35,14 +35,14 @@ def step_context() -> StepContext:
 
 @dataclasses.dataclass(eq=False)
 class Readings:
-    """What a step reads once, as it begins, and computes with, whoever changes the variables meanwhile.
+    """Values that a step reads once, as it begins, and uses even if others change the variables meanwhile.
 
     Attributes:
-      loss_scale: scalar float32, what the step's losses are multiplied by; None is 1.
-      variables: Keras variables with their values, where reading each would take a message to a server.
-      moved: Keras variables that layers may assign, each read where the layers begin to compute.
-      progress: by the `id` of an optimizer what its `read_progress` gave: its next update takes it.
-      summed: by the `id` of a variable to which replicas add, its value: see `Reduction.values_at_start`.
+      loss_scale: scalar float32, by which the step's losses are multiplied; None is 1.
+      variables: Keras variables with their values, if reading each would take a message to a server.
+      moved: Keras variables that layers may assign, read when the layers begin to compute.
+      progress: by the `id` of an optimizer, the result of its `read_progress`, for its next update.
+      summed: by the `id` of a variable to which replicas add, its value, see `Reduction.values_at_start`.
     """
 
     loss_scale: tf.Tensor | None = None
@@ -53,34 +53,34 @@ class Readings:
 
     @property
     def replaces_variables(self) -> bool:
-        """Whether layers compute with values that were read, in place of their variables."""
+        """Whether layers compute with these values instead of their variables."""
         return bool(self.variables or self.moved)
 
 
 @dataclasses.dataclass(eq=False)
 class StepContext:
-    """What differs from step to step or from replica to replica, so that no argument can bring it. Entered by `with`.
+    """The values that differ by step or replica and can't be arguments. Entered by `with`.
 
     Attributes:
       step: scalar int64, steps of training done before this one.
-      replica: scalar int32, by which this replica samples: its id in the whole strategy; on a mesh its data coordinate;
-        0 where replicas compute the same examples.
-      shard: scalar int32, by which layers sharded over a mesh sample: this replica's id, as if it stood for all
-        that have the same shard and the same examples.
+      replica: scalar int32, by which this replica samples: its id in the strategy; on a mesh, its data coordinate; 0
+        if replicas compute the same examples.
+      shard: scalar int32, by which layers sharded over a mesh sample: the same for replicas that have the same shard
+        and the same examples.
       present: scalar bool, whether this replica has examples; None if it always has.
-      observed: scalar bool, whether this step's costly figures (the gradients' norm) will be looked at; None is never.
+      observed: scalar bool, whether this step's costly figures (the gradients' norm) will be read; None is never.
       batch_number: scalar int64, from 0 in each evaluation; None in training.
       run_seed: the run's seed, see `seed`.
       mesh: how the strategy's replicas are laid out.
-      readings: what the step read as it began.
-      generators: by which Keras's layers sample, see `seed_layers`.
+      readings: the values that the step read as it began.
+      generators: the seed generators of Keras's layers, see `seed_layers`.
       share: which of this replica's micro-batches is computed: an int or scalar int32.
       sampled: how many random numbers of each kind were sampled so far.
-      layer_states: the generators' states in this share, for layers that compute with given values of variables.
+      layer_states: the generators' states in this share, for layers that compute with `readings`.
       frozen: the `id`s of the tf.Variables that this step does not update.
-      applied: where the code that applies an option of the run marks it.
+      applied: in which the code that applies an option marks it.
       counts_ids: whether ids and labels out of range are counted, since kernels do not raise for them (`diagnosis`).
-      outside: what was counted of them so far: (the metric's name, its pair).
+      outside: their counts so far: (the metric's name, its pair).
     """
 
     step: tf.Tensor | None = None
@@ -110,37 +110,41 @@ class StepContext:
 
     @property
     def is_training(self) -> bool:
-        """Whether a step of training is being traced."""
+        """Whether a training step is being traced."""
         return self.step is not None and self.batch_number is None
 
     def seed(self, name: str | None = None) -> tf.Tensor:
-        """Returns a seed for `tf.random.stateless_*`, [2] int64, which no other sample of the run has.
+        """Returns a seed for `tf.random.stateless_*`, [2] int64, that is unique in the run.
 
-        It differs by the run's seed, the step, the replica, the micro-batch,
-        and from call to call: calls are numbered as the step is traced, from 0 in each step. A resumed run samples the
-        same, and so does the backward pass of what `recomputed` computes again. In evaluation the seed differs by batch
-        in place of step: each evaluation samples the same, and none samples what training does.
+        It differs by the run's seed, the step, the replica, the micro-batch and the call: calls are numbered as the
+        step is traced, from 0 in each step. A resumed run samples the same, as does the backward pass of a block that
+        `recomputed` computes again. In evaluation the seed differs by batch instead of step: each evaluation samples
+        the same, and differently from training.
 
-        A call within `tf.while_loop` or a `tf.function` of one's own is traced once: all iterations get one seed.
+        A call within a `tf.while_loop` or `tf.function` of your own is traced once: all iterations get one seed.
 
         Args:
-          name: calls with the same name return the same seed in the same micro-batch of the same step, wherever they
-            stand; no call without a name or with another returns it.
+          name: calls with the same name return the same seed in the same micro-batch of the same step; no other call
+            returns it.
 
         Raises:
-          UsageError: outside of steps, where the sample would be the same each time; or the name is not text.
+          UsageError: outside of steps, where the sample would be the same each time; or the name is not a string.
         """
         if self.step is None or self.replica is None:
-            raise UsageError("step_context().seed() is for train_step, eval_step and what they call; no step is on")
+            raise UsageError(
+                "step_context().seed() was called outside of a step; call it in train_step, eval_step or what they call"
+            )
         if name is not None and not isinstance(name, str):
-            raise UsageError(f"step_context().seed({name!r}): the name of a seed is text, such as seed(name='noise')")
+            raise UsageError(
+                f"step_context().seed({name!r}): the name of a seed is a string, such as seed(name='noise')"
+            )
         return self._seed(self.replica, *(("call", self._number("call")) if name is None else ("name", name)))
 
     def seed_layers(self, assigns: bool = True) -> None:
-        """Has Keras's layers sample by this step, replica and share from here on: sets the states of their generators.
+        """Makes Keras's layers sample by this step, replica and share from here on: sets their generators' states.
 
         Args:
-          assigns: write the states; else they are in `layer_states` alone.
+          assigns: whether to write the states; else they are only in `layer_states`.
         """
         if not self.generators:
             return
@@ -149,7 +153,7 @@ class StepContext:
         def states(replica):
             return tf.unstack(randomness.states(self._seed(replica, "layers", use), count))
 
-        # Where replicas have the same examples, most layers sample the same.
+        # If replicas have the same examples, most layers sample the same.
         within_shard = [getattr(each, "within_shard", False) for each in self.generators]
         alike = states(self.replica)
         own = states(self.shard) if any(within_shard) else alike
@@ -160,20 +164,20 @@ class StepContext:
 
     @property
     def values(self) -> list[tuple[tf.keras.Variable, tf.Tensor]]:
-        """What layers compute with in place of their variables, some of it read now; empty where they read these."""
+        """The values with which layers compute instead of their variables, some read now; empty if they read these."""
         if not self.readings.replaces_variables:
             return []
         moved = [(each, tf.identity(each.value)) for each in self.readings.moved]
         return [*self.readings.variables, *moved, *self.layer_states]
 
     def shares(self, count: int) -> Callable[[int | tf.Tensor], contextlib.AbstractContextManager]:
-        """Divides what this replica computes into shares that sample independently, such as micro-batches.
+        """Divides this replica's computation into shares that sample independently, such as micro-batches.
 
-        Each share numbers its samples from the same number on, so that it matters neither how many shares were traced
-        before nor whether one trace serves several.
+        Each share numbers its samples from the same number on, so neither the number of shares traced before nor a
+        trace that serves several shares matters.
 
         Args:
-          count: how many there are at most.
+          count: the largest number of shares.
 
         Returns:
           A function of a share's number that enters its context.
@@ -186,12 +190,12 @@ class StepContext:
             own.seed_layers(assigns=not self.readings.replaces_variables)
             with own:
                 yield
-            self.sampled |= own.sampled  # the larger number of each kind: later samples differ from every share's
+            self.sampled |= own.sampled  # the maximum of each kind, so that later samples differ from every share's
 
         return share
 
     def as_now(self) -> StepContext:
-        """Returns a context that samples what this one samples from here on."""
+        """Returns a context that samples from here on as this one does."""
         return dataclasses.replace(self, sampled=Counter(self.sampled))
 
     def scaled(self, total: tf.Tensor) -> tf.Tensor:

@@ -1,7 +1,7 @@
-"""Looks through the graph of a step that is traced for mistakes that train something else without any error.
+"""Checks a traced step's graph for mistakes that would silently train something else.
 
-Text or large ids taken for numbers, losses of pairs of examples, ids and labels out of range, random numbers that
-differ in a resumed run, sums that lose digits. Replica code, but for `warn_of_rounded`.
+Text or large ids used as numbers, losses of pairs of examples, ids and labels out of range, random numbers that differ
+in a resumed run, sums that lose digits. Replica code, except `warn_of_rounded`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..internals.graphs import STATEFUL_RANDOM, all_called, operations
 from ..metrics.pairs import Outside, Pair
 from .context import step_context
 
-_EXACT = 1 << 24  # float32 tells whole numbers apart up to here
-_PIECE_BYTES = 64 << 20  # looked at at once
-# Ops that give the values of their inputs on; of those with more than one, the first has the values.
+_EXACT = 1 << 24  # up to here float32 represents all whole numbers
+_PIECE_BYTES = 64 << 20  # checked at once
+# Ops that pass on the values of their input, the first if there are several.
 _OF_FIRST = {"Cast", "ExpandDims", "GatherV2", "Identity", "Reshape", "Slice", "Squeeze", "StridedSlice", "Transpose"}
 _OF_ALL = {"ConcatV2", "Pack"}
 _OF_SHAPES = {"Rank", "Shape", "ShapeN", "Size"}  # ops whose values are not the examples'
-_PYTHON = {"EagerPyFunc", "PrintV2", "PyFunc", "PyFuncStateless"}  # that show a batch to Python, or to people
-# Ops whose kernels on CPUs accumulate 16-bit values in 16 bits.
+_PYTHON = {"EagerPyFunc", "PrintV2", "PyFunc", "PyFuncStateless"}  # that pass a batch to Python, or print it
+# Ops whose CPU kernels accumulate 16-bit values in 16 bits.
 _SUMS = {
     "Cumsum",
     "DepthwiseConv2dNativeBackpropFilter",
@@ -39,26 +39,26 @@ _SUMS = {
     "TensorScatterAdd",
     "UnsortedSegmentSum",
 }
-# Ops of which XLA and GPUs do not check that ids and labels are in range, and what they call them. On CPUs
-# TensorFlow's kernels raise; XLA takes another row in their place, GPUs zeros.
+# Ops whose ids or labels XLA and GPUs do not check to be in range, and the word for them. TensorFlow's CPU kernels
+# raise; XLA takes another row instead, GPUs zeros.
 _NUMBERED = {"GatherV2": "ids", "ResourceGather": "ids", "SparseSoftmaxCrossEntropyWithLogits": "labels"}
 _PADDED = (
-    "the step prints or calls Python (%s): a replica without examples, as in an epoch's smaller last batch, shows it "
-    "one example of zeros, which counts in nothing; leave it out there by its values"
+    "the step prints or calls Python (%s): a replica without examples, as in an epoch's smaller last batch, passes it "
+    "one example of zeros, which counts in nothing; ignore it there by its values"
 )
 _STATEFUL_SAMPLING = (
     "the step samples random numbers that differ in a resumed run (%s, of tf.random); use tf.random.stateless_* "
     "with step_context().seed(), or Keras's layers"
 )
 _ROUNDED = (
-    "%s: whole numbers up to %s become float32 in the model, which tells them apart up to %s; subtract an offset, "
-    "divide them, or look them up as ids"
+    "%s: whole numbers up to %s become float32 in the model, which represents them exactly up to %s; subtract an "
+    "offset, divide them, or look them up as ids"
 )
 _SUMS_IN_16_BITS = "on CPUs these accumulate 16-bit values in 16 bits, which loses digits: %s; cast to float32 before"
 
 
 def check_looked_up(features, trainer) -> None:
-    """Raises UsageError where a forward pass, which was traced in this graph, takes text for numbers."""
+    """Raises UsageError if a forward pass that was traced in this graph uses text as numbers."""
     text = text_fields((features,))
     if text and _casts_text():
         raise UsageError(
@@ -76,7 +76,7 @@ def _casts_text() -> bool:
 
 @contextlib.contextmanager
 def labels_as_numbers(batch, trainer) -> Iterator[None]:
-    """Raises UsageError where a loss that is traced within takes labels that are text for numbers."""
+    """Raises UsageError if a loss that is traced within uses labels that are text as numbers."""
     names = [name for name in text_fields(batch) if name.startswith("labels")]
     cause = None
     try:
@@ -94,14 +94,13 @@ def labels_as_numbers(batch, trainer) -> Iterator[None]:
 
 
 def warn_of_rounded(trainer, features) -> None:
-    """Warns of each feature with values that the model casts from integers to floats inexactly. Host code.
+    """Warns of each feature with integers that the model casts to floats inexactly. Host code.
 
-    Ids that stay integers are not concerned. Traces `forward` if there are numbers that large.
+    Ids that stay integers are fine. Traces `forward` if there are numbers that large.
 
     Args:
       trainer: built.
-      features: an array whose first axis is examples, or a dictionary of arrays by name; any other nest is not looked
-        at.
+      features: an array whose first axis is examples, or a dictionary of arrays by name; other nests are not checked.
     """
     named = features if isinstance(features, dict) else {"features": features}
     large = {name: most for name, array in named.items() if (most := _largest(array)) > _EXACT}
@@ -116,14 +115,14 @@ def warn_of_rounded(trainer, features) -> None:
         graph = tf.function(forward, autograph=False).get_concrete_function(specs).graph
     except Exception:
         return  # the step itself reports a mistake in it
-    inputs = dict(zip(sorted(named), graph.inputs, strict=False))  # what it captures comes after
+    inputs = dict(zip(sorted(named), graph.inputs, strict=False))  # captured tensors follow
     for name, most in large.items():
         if any(_casts_to_floats(inputs[name])):
             logging.warning(_ROUNDED, name, f"{most:,}", f"{_EXACT:,}")
 
 
 def _largest(array) -> int:
-    """Returns the largest magnitude of an array of integers; 0 of anything else."""
+    """Returns the largest magnitude of an array of integers; 0 for anything else."""
     if not isinstance(array, (np.ndarray, Mapped)) or array.dtype.kind not in "iu" or not array.nbytes:
         return 0
     at_once = max(1, _PIECE_BYTES * len(array) // array.nbytes)
@@ -132,7 +131,7 @@ def _largest(array) -> int:
 
 
 def _casts_to_floats(tensor: tf.Tensor) -> Iterator[tf.Operation]:
-    """Yields the ops by which a tensor's own values become floats."""
+    """Yields the ops that cast a tensor's own values to floats."""
     queue = [tensor]
     for each in queue:
         for op in each.consumers():
@@ -153,19 +152,19 @@ def warn_of_step(graph: tf.Graph) -> None:
 
 
 def warn_of_padding(graph: tf.Graph) -> None:
-    """Warns if a step shows its batch to Python or prints it, which may be a stand-in for a batch of no examples."""
+    """Warns if a step passes its batch to Python or prints it, since an empty batch is padded."""
     if python := _PYTHON & {op.type for op in operations(graph)}:
         logging.log_first_n(logging.WARNING, _PADDED, 1, ", ".join(sorted(python)))
 
 
 def without_pairs(function: Callable, owner: str, outputs, batch) -> Any:
-    """Returns function(outputs, batch), of whose operations none may broadcast examples [n, 1] with examples [n].
+    """Returns function(outputs, batch), after checking that no operation broadcasts examples [n, 1] with examples [n].
 
-    Labels [n] and outputs [n, 1] broadcast to [n, n]. Each `tf.function`, branch and loop that it calls is looked at,
-    too. An axis that is made on purpose, as by labels[None, :] or scores[:, None], is not a mistake.
+    Labels [n] and outputs [n, 1] broadcast to [n, n]. Each `tf.function`, branch and loop that it calls is checked too.
+    An axis that is added on purpose, as by labels[None, :] or scores[:, None], is no mistake.
 
     Raises:
-      UsageError: one does; says the shapes.
+      UsageError: one does, with the shapes.
     """
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
@@ -185,9 +184,9 @@ def without_pairs(function: Callable, owner: str, outputs, batch) -> Any:
 
 
 def _broadcasts(operations: Iterable[tf.Operation], tensors: Iterable[tf.Tensor]) -> bool:
-    """Returns whether one of these operations pairs the examples of `tensors`, or of what is computed of them."""
+    """Returns whether one of these operations pairs the examples of `tensors`, or of values computed from them."""
     examples = {x.name for x in tensors}
-    columns = {x.name for x in tensors if _is_column(x)}  # and what was [n, 1] all the way from there
+    columns = {x.name for x in tensors if _is_column(x)}  # and what is computed from them and still [n, 1]
     for op in operations:
         known = [x for x in op.inputs if x.name in examples]
         if not known or op.type in _OF_SHAPES:
@@ -196,7 +195,7 @@ def _broadcasts(operations: Iterable[tf.Operation], tensors: Iterable[tf.Tensor]
         if any(_is_pairs(wide, narrow, op.outputs) for wide in of_columns for narrow in known):
             return True
         for called in all_called(op):
-            # A branch does not take the condition, which comes first.
+            # A branch does not take the condition, the first input.
             taken = zip(reversed(op.inputs), reversed(called.inputs), strict=False)
             if _broadcasts(called.get_operations(), [inner for outer, inner in taken if outer.name in examples]):
                 return True
@@ -228,9 +227,9 @@ def _named(shape: tf.TensorShape, size: int | None) -> str:
 
 @contextlib.contextmanager
 def numbers_out_of_range() -> Iterator[dict[str, Pair]]:
-    """Yields a dictionary that has, after the context, counts of ids and labels out of range: metrics of a step.
+    """Yields a dictionary that has, after the context, counts of ids and labels out of range, as metrics of a step.
 
-    Counts those of operations that are traced within, where their kernels do not raise, and those that were noted.
+    Counts those of operations traced within whose kernels do not raise, and those that were noted.
     """
     counts: dict[str, Pair] = {}
     context, graph = step_context(), tf.compat.v1.get_default_graph()
@@ -244,12 +243,12 @@ def numbers_out_of_range() -> Iterator[dict[str, Pair]]:
 
 
 def note_ids(ids: tf.Tensor, size: int) -> None:
-    """Counts ids that a table of so many rows does not have, for code that looks them up without a kernel's check."""
+    """Counts ids beyond a table's `size` rows, for code that looks them up without a kernel's check."""
     step_context().outside.append(_outside("ids", ids, size))
 
 
 def note_labels(labels: tf.Tensor, classes: int) -> None:
-    """Counts labels beyond the last class, for losses that take no notice of them. Negative ones may be padding."""
+    """Counts labels beyond the last class, for losses that ignore them. Negative ones may be padding."""
     step_context().outside.append(_outside("labels", tf.maximum(tf.cast(labels, tf.int64), 0), classes))
 
 
@@ -260,7 +259,7 @@ def _of_operations(operations: list[tf.Operation]) -> Iterator[tuple[str, Pair]]
 
 
 def _size(op: tf.Operation, numbered: tf.Tensor):
-    """Returns how many rows, or classes, an op's numbers are of: an int, or a scalar where that is not known."""
+    """Returns the number of rows or classes that an op's numbers refer to: an int, or a scalar if unknown."""
     if op.type == "ResourceGather":
         return tf.raw_ops.VariableShape(input=numbered)[0]
     axis = tf.get_static_value(op.inputs[2]) if op.type == "GatherV2" else -1
@@ -268,10 +267,10 @@ def _size(op: tf.Operation, numbered: tf.Tensor):
 
 
 def _outside(name: str, numbers: tf.Tensor, size) -> tuple[str, Outside]:
-    """Returns the name of the metric, and its pair of the numbers that are not from 0 to below `size`."""
+    """Returns the metric's name, and its pair of the numbers outside [0, size)."""
     values = tf.cast(numbers, tf.float64)  # GPUs compute with int32 on the host, for which a step would wait
     above, below = values >= tf.cast(size, tf.float64), values < 0
-    largest = tf.maximum(tf.reduce_max(tf.where(above, values, 0.0)), 0.0)  # of none it is -inf
+    largest = tf.maximum(tf.reduce_max(tf.where(above, values, 0.0)), 0.0)  # -inf for an empty tensor
     least = tf.minimum(tf.reduce_min(tf.where(below, values, 0.0)), 0.0)
     parts = tf.cast(tf.stack([tf.reduce_any(above), tf.reduce_any(below)]), tf.float64)
     name = f"{name} from 0 to {size - 1}" if isinstance(size, int) else f"{name} out of range"

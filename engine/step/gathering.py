@@ -1,4 +1,4 @@
-"""Gathers examples' values over the replicas that make an update together, for losses of pairs. Replica code."""
+"""Gathers examples' values across the replicas that make an update together, for losses of pairs. Replica code."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .context import step_context
 def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Gathers a value of each example from all replicas, for a loss that compares each example with all others.
 
-    A replica's loss is of its own examples, as ever, beside those of all: `mean` of one value for each of its own. Its
-    gradient is the whole loss's: what all replicas' losses say of a row comes back to the replica that it is of. So the
-    numbers are those of one device, where batches are uneven too: a replica without examples brings no row. Where
-    replicas are updated by themselves (local SGD, servers) the rows are its own. Gathering may not stand in a loop or
-    condition, so this can't be combined with micro-batches, which would also compare each with fewer.
+    A replica's loss is the `mean` of one value for each of its own examples, compared with all replicas' examples. The
+    gradient is that of the whole loss: each row's gradients from all replicas' losses are summed on its own replica. So
+    results equal one device's, also for uneven batches: a replica without examples adds no row. If replicas update by
+    themselves (local SGD, servers), the rows are its own. Gathering may not be in a loop or condition, so it can't be
+    combined with micro-batches, which would also compare each example with fewer.
 
     Args:
-      trainer: whose step it is.
-      values: [n, ...], a row for each of the replica's n examples, of a float type.
+      trainer: the step's trainer.
+      values: [n, ...], a row for each of the replica's n examples, of a float dtype.
 
     Returns:
       ([N, ...], first): the rows of all N examples of the global batch, in the same order on each replica, and the
-      scalar int32 number of this replica's first one among them.
+      scalar int32 index of this replica's first one.
 
     Raises:
-      UsageError: the model is sharded over a mesh, or the batch into micro-batches.
+      UsageError: the model is sharded over a mesh, or the batch split into micro-batches.
 
     Example:
       >>> def loss(self, outputs, batch):  # of a Trainer whose outputs are (images, texts), each [n, 64]
@@ -45,7 +45,7 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     if step.is_training and trainer.run_context.options.accumulate_steps > 1:
         raise UsageError(f"{setting('accumulate_steps')}: gather needs a batch as a whole; use 1")
     if step.mesh.is_sharded:
-        raise UsageError(f"{setting('mesh')}: gather is of models that each replica has whole; leave it out")
+        raise UsageError(f"{setting('mesh')}: gather needs a copy of the model on each replica; leave it out")
     if reduction.alone() or step.mesh.data.size == 1 or is_only_replica():
         return values, tf.constant(0)
     reduction.note_midstep_exchange()
@@ -66,12 +66,12 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with all_replicas_context() as replica:
             return replica.all_gather(values[:rows], axis=0), gradient
 
-    # A replica without examples computes one that counts in nothing; it has a number that there is.
+    # A replica without examples computes a padded one that counts in nothing; its number must be valid.
     return gathered(values), first if present is None else tf.where(present, first, 0)
 
 
 def gather_together(trainer, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Gathers tensors [n, ...] of any number dtype or bool as `gather` does, those of a kind in one message."""
+    """Gathers tensors [n, ...] of any numeric dtype or bool as `gather` does, in one message per dtype."""
     kinds: dict[tf.DType, list[int]] = {}
     for index, each in enumerate(tensors):
         kinds.setdefault(each.dtype if each.dtype.is_floating else tf.int64, []).append(index)

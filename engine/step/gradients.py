@@ -1,4 +1,4 @@
-"""Gradients from the tape to the update: the factors that they are multiplied by, and the update. Replica code."""
+"""Gradients from the tape to the update: their factors, and the update. Replica code."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
 
 
 class Gradients(Sequence):
-    """A list of gradients (tensors, `tf.IndexedSlices`, None), and the factors that they are still to be multiplied by.
+    """A list of gradients (tensors, `tf.IndexedSlices`, None), and the factors by which they are yet to be multiplied.
 
     Dividing by the count, unscaling and clipping are a factor each. Multiplying is a pass over all gradients, up to a
-    tenth of a wide model's step on a CPU, so it is done once, when a gradient is taken out; the norm needs no pass.
+    tenth of a wide model's step on a CPU, so it is done once, when a gradient is read; the norm needs no pass.
 
-    Gradients of a mean may stand for those of the sum: `divided_by` is the count that they were divided by already.
-    Dividing by that same count (`over`) then leaves them as they are.
+    Gradients of a mean may represent those of the sum: `divided_by` is the count by which they were divided already.
+    Dividing by the same count (`over`) then leaves them unchanged.
 
     Args:
       values: the gradients before the factors.
@@ -52,14 +52,14 @@ class Gradients(Sequence):
             self.factors = (*values.factors, *factors)
 
     def with_values(self, values: Sequence) -> Gradients:
-        """Returns other gradients with the same factors."""
+        """Returns gradients of other values with the same factors."""
         return Gradients(values, self.factors, self.divided_by, self.shardings)
 
     def times(self, factor: tf.Tensor) -> Gradients:
         return Gradients(self.values, (*self.factors, factor), self.divided_by, self.shardings)
 
     def over(self, count: tf.Tensor) -> Gradients:
-        """Divides by a count, giving zeros where it is 0."""
+        """Divides by a count; zeros if it is 0."""
         if self.divided_by is count:
             return Gradients(self.values, self.factors, shardings=self.shardings)
         return self.times(tf.math.divide_no_nan(1.0, count))
@@ -75,14 +75,14 @@ class Gradients(Sequence):
         return Gradients(self.values, shardings=self.shardings), self._product(tf.constant(1.0))
 
     def norm(self) -> tf.Tensor:
-        """Returns sqrt(sum of squares) over all gradients, scalar float32. Repeated rows are one row."""
+        """Returns sqrt(sum of squares) over all gradients, scalar float32. Repeated rows are summed first."""
         unique = [_unique(gradient) for gradient in self.values]
         if not self.shardings:
             return self._product(tf.linalg.global_norm(unique))
         return self._product(_norms_on_mesh([[*zip(unique, self.shardings, strict=True)]])[0])
 
     def clipped_by_value(self, limit: float) -> Gradients:
-        """Clips each value to [-limit, limit]; of a row that occurs more than once, those of its sum."""
+        """Clips each value to [-limit, limit]. Repeated rows are summed first."""
         return self._changed(lambda values, _: tf.clip_by_value(values, -limit, limit))
 
     def clipped_by_norms(self, limit: float, wholes: Sequence[int]) -> Gradients:
@@ -90,7 +90,7 @@ class Gradients(Sequence):
 
         Args:
           limit: above 0.
-          wholes: for each gradient an identifier of the variable that it is a part of; parts of one share one norm.
+          wholes: for each gradient the identifier of its whole variable: a variable's shards share one norm.
         """
         parts: dict[int, list] = {}
         summed = self.with_values([_unique(gradient) for gradient in self.values])
@@ -104,7 +104,7 @@ class Gradients(Sequence):
         return summed._changed(lambda values, i: values * (limit / tf.maximum(norms[wholes[i]], limit)))
 
     def _changed(self, change) -> Gradients:
-        """Changes the gradients after the factors by `change(values, index)`. Repeated rows are one row."""
+        """Applies the factors, then `change(values, index)`. Repeated rows are summed first."""
 
         def changed(gradient, i):
             if isinstance(gradient, tf.IndexedSlices):
@@ -141,7 +141,7 @@ class Gradients(Sequence):
 def _norms_on_mesh(groups) -> list[tf.Tensor]:
     """Returns the norm of each group of (gradient, sharding), the same bits on all replicas.
 
-    Where several replicas hold the same shard or copy, only the first of them counts its squares.
+    If several replicas have the same shard or copy, only the first of them counts its squares.
     """
     mesh = step_context().mesh
     replica = mesh.everyone.rank
@@ -162,24 +162,24 @@ def _norms_on_mesh(groups) -> list[tf.Tensor]:
 
 
 class Update:
-    """One update of a step, by one optimizer or several. All of it is applied, or none where the step is skipped.
+    """One update of a step, by one optimizer or several. All of it is applied, or none if the step is skipped.
 
-    With the options that allow it, a step with a gradient that is not finite is skipped, on all replicas alike.
+    If the options allow it, a step with a gradient that is not finite is skipped on all replicas.
 
     Args:
-      trainer: whose step it is. Its options say how gradients are clipped and whether a step may be skipped.
-      gradients: of the mean over all replicas, unscaled: all that the update is made of. Those of frozen variables are
-        left out.
-      variables: that the gradients are of.
+      trainer: the step's trainer. Its options say how gradients are clipped and whether a step may be skipped.
+      gradients: all gradients of the update, of the mean across replicas, unscaled. Those of frozen variables are left
+        out.
+      variables: the gradients' variables.
 
     Attributes:
       gradients: clipped by their global norm (Pascanu et al. 2013), by each variable's, or by value.
-      norm: sqrt(sum of squares) over all gradients, before they are clipped, scalar float32; 0 at a step where the
-        options do not need it and nobody looks at it.
-      finite: scalar bool, whether every gradient is; None where a step is always applied.
+      norm: sqrt(sum of squares) over all gradients, before clipping, scalar float32; 0 at a step that neither
+        clips nor reports it.
+      finite: scalar bool, whether every gradient is; None if a step is always applied.
 
     Example:
-      >>> def train_step(self, batch):  # of a Trainer: its default
+      >>> def train_step(self, batch):  # in a Trainer: the default
       ...     variables = self.trainable_variables
       ...     gradients, metrics = self.compute_gradients(batch)
       ...     gradients, count = self.reduction.sum(gradients, metrics["loss"].count, variables=variables)
@@ -192,9 +192,7 @@ class Update:
         options, observed, gradients = trainer.run_context.options, step_context().observed, Gradients(gradients)
         pairs, updates = zip(gradients.values, variables, strict=True), trainer.inventory.freezing.updates
         gradients = gradients.with_values([each if updates(variable) else None for each, variable in pairs])
-        sums_up = (
-            bool(gradients.shardings) and observed is not None
-        )  # over replicas, which may not stand in a condition
+        sums_up = bool(gradients.shardings) and observed is not None  # across replicas, which may not be in a condition
         if options.needs_norm or sums_up:
             self.norm, self._has_norm = gradients.norm(), tf.constant(1.0)
         elif observed is None:
@@ -216,7 +214,7 @@ class Update:
     def apply(self, optimizer, variables: Sequence) -> None:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
         if others := [path_of(each) for each in variables if id(tf_variable(each)) not in self._positions]:
-            raise UsageError(f"Update has no gradient of {others[0]}; give it all that the update is made of")
+            raise UsageError(f"Update has no gradient of {others[0]}; pass it all gradients of the update")
         step_context().applied.mark("skipping")
         values = [self.gradients.values[self._positions[id(tf_variable(each))]] for each in variables]
         gradients = self.gradients.with_values(values)
@@ -229,8 +227,8 @@ class Update:
         """Ends the update: adjusts the loss scale.
 
         Returns:
-          The metrics with `gradient_norm`, which counts at the steps that computed it, and, where steps may be skipped,
-          their share, `skipped`. A skipped step counts in no other metric, and leaves moving statistics as they were.
+          The metrics with `gradient_norm`, over the steps that computed it, and, if steps may be skipped, their share,
+          `skipped`. A skipped step counts in no other metric, and leaves moving statistics unchanged.
         """
         step_context().applied.mark("ending")
         metrics = {**metrics, "gradient_norm": Mean(self.norm, self._has_norm)}
@@ -245,27 +243,27 @@ class Update:
 def minimize(
     trainer, batch, losses: Callable[[Any], dict[str, Mean]], optimizers: Mapping[str, Any]
 ) -> dict[str, Mean]:
-    """Makes one update of a step: each optimizer minimizes one of the losses, over its variables. Replica code.
+    """Makes one update of a step: each optimizer minimizes one of the losses over its variables. Replica code.
 
-    All that the run's options ask of an update is applied: micro-batches, float16's loss scale, the sum over replicas,
-    frozen variables, clipping (by the norm of all gradients together), and leaving out a step that is not finite. What
-    layers add to a loss (regularizers, `add_loss`) is minimized where `losses` adds it.
+    Applies all of the run's options: micro-batches, float16's loss scale, the sum across replicas, frozen variables,
+    clipping (by the norm of all gradients together), and skipping a step that is not finite. What layers add to a loss
+    (regularizers, `add_loss`) is minimized only if `losses` adds it.
 
     Args:
-      trainer: whose `train_step` this is.
+      trainer: the step's trainer.
       batch: this replica's share of a batch, in the form of the data; its first axis is examples.
-      losses: computes metrics of a batch, or of a micro-batch of it: (total, count) pairs by name, as
-        `crankshaft.mean` makes of one value an example.
-      optimizers: by the name of the loss that each minimizes, of `make_optimizer`. No two have a variable in common.
+      losses: computes the metrics of a batch or micro-batch: (total, count) pairs by name, as `crankshaft.mean` returns
+        for one value per example.
+      optimizers: made by `make_optimizer`, by the name of the loss that each minimizes. No two share a variable.
 
     Returns:
-      The metrics, and those of `Update.end`.
+      The metrics, with those of `Update.end`.
 
     Raises:
       UsageError: a loss is missing, or depends on none of its optimizer's variables.
 
     Example:
-      >>> def train_step(self, batch):  # of a Trainer with two models
+      >>> def train_step(self, batch):  # in a Trainer with two models
       ...     return minimize(self, batch, self.losses, {"loss": self.optimizer, "critic_loss": self.critic_optimizer})
     """
     owner = f"{type(trainer).__name__}.train_step"
@@ -301,13 +299,13 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
     Computes them in the micro-batches that the trainer's options set.
 
     Args:
-      trainer: whose step this is.
+      trainer: the step's trainer.
       batch: in the form of the data.
-      losses: of a micro-batch returns (pairs, a function that returns the metrics): of each pair one gradient.
-      variables: for each pair those that its gradients are of.
+      losses: returns a micro-batch's (pairs, a function that returns the metrics); each pair is differentiated.
+      variables: for each pair, the variables to differentiate by.
 
     Returns:
-      (for each pair its gradients, metrics). Those of frozen variables are None.
+      (each pair's gradients, metrics). Gradients of frozen variables are None.
     """
     options, is_sharded = trainer.run_context.options, step_context().mesh.is_sharded
     is_whole = options.accumulate_steps == options.parallel_micro_batches == 1
@@ -326,8 +324,8 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
 
 def _gradients_of(trainer, batch, losses: Callable, variables: Sequence[Sequence]) -> tuple[list[Gradients], dict]:
     context, updates = step_context(), trainer.inventory.freezing.updates
-    # Where there is nobody to sum with, dividing the loss by its count beforehand is free, and dividing all the
-    # gradients by it afterwards is not.
+    # On one replica, dividing the loss by its count beforehand is free, and dividing all gradients by it afterwards is
+    # not.
     alone = trainer.reduction.alone()
     trained = [[variable for variable in its if updates(variable)] for its in variables]
     watches_all = sum(map(len, trained)) == sum(map(len, variables))
@@ -335,7 +333,7 @@ def _gradients_of(trainer, batch, losses: Callable, variables: Sequence[Sequence
         tf.GradientTape(persistent=len(variables) > 1, watch_accessed_variables=watches_all) as tape,
         keras.computing_with(context.values, [v for its in trained for v in its], tape) as sources,
     ):
-        if not watches_all:  # so that nothing is recorded of layers before which all are frozen
+        if not watches_all:  # so that frozen first layers are not recorded
             tape.watch(list(map(tf_variable, sources)))
         with diagnosis.numbers_out_of_range() as outside:
             pairs, metrics = losses(batch)
@@ -353,8 +351,8 @@ def _gradients_of(trainer, batch, losses: Callable, variables: Sequence[Sequence
     return gradients, {**without_details(metrics()), **outside}
 
 
-# The index of gradients, all zeros, that are of no row, so that none is updated for them: what is exchanged has as many
-# as there are ids, padding or not.
+# The index of zero gradients that belong to no row and update none: padding, since as many rows are exchanged as there
+# are ids.
 NO_ROW = -1
 
 
@@ -363,7 +361,7 @@ class UniqueSlices(tf.IndexedSlices):
 
 
 def check_reached(gradients: Sequence, owner: str) -> None:
-    """Raises UsageError if there is nothing to train: no variable, or none that the loss depends on."""
+    """Raises UsageError if there is no variable to train, or none that the loss depends on."""
     if not gradients:
         raise UsageError(
             f"{owner} has no variable to train; call its model self.model, override trainable_variables, or leave some "
@@ -371,7 +369,7 @@ def check_reached(gradients: Sequence, owner: str) -> None:
         )
     if all(gradient is None for gradient in gradients):
         raise UsageError(
-            f"{owner}.loss depends on none of the {len(gradients)} variables that are to be trained; compute it from "
+            f"{owner}.loss depends on none of the {len(gradients)} variables to train; compute it from "
             "the outputs of forward, without stop_gradient or numpy() on the way"
         )
 
@@ -383,7 +381,7 @@ def sum_duplicate_rows(slices):
     if _is_marked_unique(slices.indices):
         return UniqueSlices(slices.values, slices.indices, slices.dense_shape)
     rows, values = tf.convert_to_tensor(slices.indices), tf.convert_to_tensor(slices.values)
-    # Zeros are added to some row that is there, which copies nothing; nothing is left where none is.
+    # Adds zeros to an existing row, which copies nothing; without any row the result is empty.
     last = tf.reduce_max(rows)
     number = tf.where(last < 0, 0, tf.size(rows))
     indices, positions = tf.unique(tf.where(rows < 0, last, rows)[:number])
@@ -392,15 +390,15 @@ def sum_duplicate_rows(slices):
 
 
 def _unique(gradient):
-    """Slices without duplicates; any other gradient as it is."""
+    """Returns slices without duplicates; any other gradient unchanged."""
     return sum_duplicate_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def mark_unique(rows: tf.Tensor) -> tf.Tensor:
-    """Marks rows [n] that are about to be gathered as unique, and returns them.
+    """Marks row numbers [n] as unique, and returns them, to be gathered.
 
     The gradient of that gather then needs no search for duplicates. That of several gathers does: a tape joins their
-    rows together, which makes another tensor of them.
+    rows into another tensor.
     """
     if tf.is_symbolic_tensor(rows):
         rows.graph.add_to_collection(_UNIQUE, rows)

@@ -29,7 +29,7 @@ def test_a_property_that_lacks_an_attribute_names_that_attribute():
 
 
 def test_a_seed_outside_of_a_step_is_refused():
-    with pytest.raises(ValueError, match="no step is on"):
+    with pytest.raises(ValueError, match="outside of a step"):
         step_context().seed()
 
 

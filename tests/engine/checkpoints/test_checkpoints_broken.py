@@ -181,7 +181,7 @@ def test_files_of_checkpoints_that_are_not_known_are_refused_by_name_and_stay(tm
         saved(tmp_path, [1], keep=1)
     (tmp_path / name).write_bytes(b"dear")
     before = names(tmp_path)
-    with pytest.raises(CheckpointError, match=rf"holds checkpoint files that no manifest .*: {name}; restore"):
+    with pytest.raises(CheckpointError, match=rf"has checkpoint files that no manifest .*: {name}; restore"):
         make(tmp_path, state, keep=1).clean()
     assert names(tmp_path) == before
 

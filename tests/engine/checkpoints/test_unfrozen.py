@@ -62,7 +62,7 @@ def resumed_and_new(made, frozen, folder, caplog, optimizer, replicas=1):
     """A run that trains all weights from the checkpoint on, and one with these weights and a new optimizer."""
     weights = frozen(optimizer, replicas)
     run, new = made(False, optimizer, replicas), made(False, optimizer, replicas)
-    with pytest.raises(CheckpointError, match=r"another optimizer state \(missing .*give allow_changed_config"):
+    with pytest.raises(CheckpointError, match=r"another optimizer state \(missing .*set allow_changed_config"):
         saving.restore(checkpoints(run, folder), run.state)
     assert saving.restore(checkpoints(run, folder), run.state, allow_changed=True).step == 10
     assert "only what matches is restored: missing in the checkpoint (" in caplog.text

@@ -253,7 +253,7 @@ class Own(Line):
         (Flat, "one for each of 8 examples, and crankshaft.mean was given values of shape (16,)"),
         (
             Own,
-            "Own: the data has weights, and 'loss' of its step does not count them; use crankshaft.weighed(self.loss",
+            "Own: the data has weights, which 'loss' of its step ignores; use crankshaft.weighed(self.loss",
         ),
     ],
 )

@@ -144,12 +144,12 @@ def test_what_is_computed_again_samples_the_same_again(bench, options):
 
 
 def test_a_name_is_text(bench):
-    with step_context().shares(1)(0), pytest.raises(ValueError, match="no step is on"):
+    with step_context().shares(1)(0), pytest.raises(ValueError, match="outside of a step"):
         step_context().seed()
 
     class Numbered(Samples):
         def samples(self):
             return tf.cast(step_context().seed(1), tf.float32)
 
-    with pytest.raises(ValueError, match=r"seed\(1\): the name of a seed is text, such as seed\(name='noise'\)"):
+    with pytest.raises(ValueError, match=r"seed\(1\): the name of a seed is a string, such as seed\(name='noise'\)"):
         made(bench, trainer=Numbered()).train(1)
