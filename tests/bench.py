@@ -5,22 +5,26 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import StepOptions, Trainer
+from crankshaft.engine import StepOptions, Trainer, loop
 from crankshaft.engine.build import prepare
+from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Split
 from crankshaft.engine.data.streamed import OfDataset
+from crankshaft.engine.hooks import saving
 from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.strategies.base import LoopResult
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
+from tests.arrays import assert_same
 from tests.logical_cpus import make_four
 
 make_four()
@@ -71,6 +75,13 @@ class Bench:
         variable = variable.value if isinstance(variable, tf.keras.Variable) else variable
         return [part.numpy() for part in self.strategy.distribution.experimental_local_results(variable)]
 
+    def held(self, variable) -> np.ndarray:
+        """Returns the value of a variable, after a check that all replicas hold the same bits."""
+        first, *others = self.copies(variable)
+        for other in others:
+            np.testing.assert_array_equal(other, first)
+        return first
+
     def arrays(self) -> list[np.ndarray]:
         """Every variable of a checkpoint, on every replica, but the counters of Keras's seed generators."""
         found = []
@@ -78,6 +89,40 @@ class Bench:
             if variable.dtype != tf.uint32:
                 found += self.copies(variable)
         return found
+
+    def loop(self, hooks, until: int, **how):
+        """Trains by the outer loop with hooks; returns its last status."""
+        return loop.train(self.strategy, self.state, hooks, until, **how)
+
+    def checkpoints(self, folder, keep: int | None = None, about: dict | None = None) -> Checkpoints:
+        return Checkpoints(folder, self.state.checkpoint, keep=keep, about=about or {})
+
+    def saves(self, folder, hooks: list, every_steps: int = 0, **how) -> Checkpoints:
+        """Adds a hook that saves checkpoints, and the state of `hooks` with them; returns the checkpoints."""
+        saved = self.checkpoints(folder, **how)
+        hooks.append(saving.Checkpointing(saved, every_steps, hooks))
+        return saved
+
+    def save(self, folder) -> None:
+        """Writes a checkpoint of the current step."""
+        self.checkpoints(folder).save(self.state.step, {"state": self.state.host_state()}, wait=True)
+
+    def restore(self, folder, **how) -> Bench:
+        """Restores the newest checkpoint of a folder; returns itself."""
+        assert saving.restore(self.checkpoints(folder), self.state, **how) is not None
+        return self
+
+
+def assert_resumes(make: Callable[[], Bench], folder, at: int, until: int) -> tuple[Bench, Bench]:
+    """Checks that a run resumed from its checkpoint of step `at` has the bits of an uninterrupted one; returns both."""
+    through, again = make(), make()
+    through.train(at)
+    through.save(folder)
+    through.train(until)
+    assert again.restore(folder).state.step == at
+    again.train(until)
+    assert_same(again.arrays(), through.arrays())
+    return through, again
 
 
 @functools.cache  # the fixture stands in several folders, and each strategy is to be one in the process

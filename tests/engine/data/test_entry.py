@@ -14,6 +14,7 @@ from crankshaft.engine.data.form import WeighedLabels, fields
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.streamed import OfFiles
 from crankshaft.engine.errors import UsageError
+from tests.arrays import assert_same
 
 N = 10
 X = np.arange(2.0 * N, dtype=np.float32).reshape(N, 2)
@@ -93,8 +94,7 @@ def all_of(split):
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_has_the_same_examples_weights_and_views(form):
     entered = entry.split("train", FORMS[form](X, Y, W))
-    for found, wanted in zip(all_of(entered), (X, Y, W), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    assert_same(all_of(entered), (X, Y, W))
     for found, wanted in zip(all_of(views.first(entered, 7)), (X, Y, W), strict=True):
         np.testing.assert_array_equal(found, wanted[:7])
     weighed = entry.enter(Data(FORMS[form](X, Y), class_weight={0: 0.5, 2: 3.0}))[0].train

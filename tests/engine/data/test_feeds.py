@@ -110,6 +110,21 @@ def assert_each_once(bench, examples, batch_size, epochs=2):
         assert [len(batch) for batch in of_epoch[:-1]] == [batch_size] * (steps - 1)
 
 
+@pytest.fixture
+def recorder(bench, compiled):
+    """recorder(kind, examples, batch_size, replicas): such a run from its beginning, of seed 3 and blocks of three."""
+
+    def get(kind, examples=26, batch_size=6, replicas=1):
+        options = {"feed": OPTIONS[kind], "block_steps": 3, "seed": 3, "eval_source": FORMS[kind](25)}
+        sizes = (FORMS[kind](examples), batch_size, replicas)
+        own = (kind, examples, batch_size, replicas)
+        made = compiled(own, lambda: bench(Recorder(), *sizes, eval_batch_size=8, **options))
+        made.strategy.close_feeds()
+        return made
+
+    return get
+
+
 # Whole batches; a remainder; one smaller than the replicas (so that one has no example); one example; a batch larger
 # than the data; a batch that does not divide over replicas.
 SIZES = [(24, 6), (26, 6), (25, 6), (1, 6), (5, 12), (20, 10)]
@@ -123,9 +138,8 @@ SIZES = [(24, 6), (26, 6), (25, 6), (1, 6), (5, 12), (20, 10)]
     + [pytest.param(kind, 26, 6, 1, marks=pytest.mark.slow) for kind in ("resident", "read", "dataset")]
     + [("source", 26, 6, 2), ("chunks", 26, 6, 1), ("chunks", 26, 6, 3)],
 )
-def test_each_example_once_an_epoch(bench, kind, examples, batch_size, replicas):
-    made = bench(Recorder(), FORMS[kind](examples), batch_size, replicas, feed=OPTIONS[kind], block_steps=3)
-    assert_each_once(made, examples, batch_size)
+def test_each_example_once_an_epoch(recorder, kind, examples, batch_size, replicas):
+    assert_each_once(recorder(kind, examples, batch_size, replicas), examples, batch_size)
 
 
 def in_files(folder, examples, files):
@@ -144,19 +158,15 @@ def in_files(folder, examples, files):
     return tf.data.TextLineDataset(paths).map(parse)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("policy", ["AUTO", "FILE", "DATA", "OFF"])
-def test_each_example_once_by_every_shard_policy(bench, tmp_path, policy, replicas):
-    source = in_files(tmp_path, 23, files=3)
-    assert source.cardinality() == tf.data.UNKNOWN_CARDINALITY
-    made = bench(Recorder(), source, 6, replicas, feed=FeedOptions(auto_shard=policy))
-    assert_each_once(made, 23, 6)
-
-
-@pytest.mark.parametrize("policy", ["AUTO", "DATA", "OFF"])
-def test_each_example_once_without_files_by_every_shard_policy(bench, policy):
-    made = bench(Recorder(), dataset(23), 6, 2, feed=FeedOptions(auto_shard=policy))
-    assert_each_once(made, 23, 6)
+@pytest.mark.parametrize(
+    ("policy", "replicas", "of_files"),
+    [(policy, replicas, True) for policy in ("AUTO", "FILE", "DATA", "OFF") for replicas in (1, 2)]
+    + [(policy, 2, False) for policy in ("AUTO", "DATA", "OFF")],
+)
+def test_each_example_once_by_every_shard_policy(bench, tmp_path, policy, replicas, of_files):
+    source = in_files(tmp_path, 23, files=3) if of_files else dataset(23)
+    assert (source.cardinality() == tf.data.UNKNOWN_CARDINALITY) == of_files
+    assert_each_once(bench(Recorder(), source, 6, replicas, feed=FeedOptions(auto_shard=policy)), 23, 6)
 
 
 def test_length_of_a_dataset_is_counted_where_it_is_not_known():
@@ -166,60 +176,60 @@ def test_length_of_a_dataset_is_counted_where_it_is_not_known():
         divide(OfDataset(dataset(7).repeat()), Processes())
 
 
-@pytest.fixture(scope="module")
-def reference(bench):
-    """The batches of 30 steps of 26 examples by 6, on one replica."""
-    made = bench(Recorder(), arrays(26), 6, seed=3)
-    made.train(30)
+def run_of(made, until=30, calls_of=None):
+    made.train(until, calls_of)
     return joined(seen(made))
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-@pytest.mark.parametrize("feed", [RESIDENT, READ], ids=["resident", "read"])
-def test_order_is_the_same_on_any_replicas_blocks_and_cuts(bench, reference, feed, replicas):
-    for block_steps, calls_of in [(1, 1), (3, 100), (64, 7)] if feed is RESIDENT and replicas == 3 else [(3, 2)]:
-        made = bench(Recorder(), arrays(26), 6, replicas, feed=feed, block_steps=block_steps, seed=3)
-        made.train(30, calls_of)
-        assert joined(seen(made)) == reference
+@pytest.mark.parametrize("kind", ["resident", "read"])
+def test_order_is_the_same_on_any_replicas_blocks_and_cuts(bench, recorder, kind, replicas):
+    """Of 26 examples by 6."""
+    reference = run_of(recorder("resident"))
+    assert run_of(recorder(kind, replicas=replicas), calls_of=2) == reference
+    if kind == "resident" and replicas == 3:
+        for block_steps, calls_of in ((1, 1), (64, 7)):
+            made = bench(Recorder(), arrays(26), 6, replicas, block_steps=block_steps, seed=3)
+            assert run_of(made, calls_of=calls_of) == reference
 
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("kind", ["resident", "read", "dataset"])
-def test_starting_at_any_step_gives_the_batch_of_running_to_it(bench, kind, replicas):
+def test_starting_at_any_step_gives_the_batch_of_running_to_it(recorder, kind, replicas):
     """Though the feed was closed on the way there."""
-    source, feed = FORMS[kind](26), OPTIONS[kind]
-    through = bench(Recorder(), source, 6, replicas, feed=feed, seed=3)
+    through = recorder(kind, replicas=replicas)
     through.train(9)
     through.strategy.close_feeds()
     through.train(20)
-    resumed = bench(Recorder(), source, 6, replicas, feed=feed, seed=3)
+    expected = seen(through)
+    resumed = recorder(kind, replicas=replicas)
     put_back = resumed.state.copied()
     for start in (4, 13):
         put_back()
         resumed.jump(start)
         resumed.train(20)
-        assert seen(resumed)[start:] == seen(through)[start:]
+        assert seen(resumed)[start:] == expected[start:]
         resumed.strategy.close_feeds()
 
 
 @pytest.mark.parametrize(
     ("kind", "replicas", "size"),
-    [("resident", 2, 12), ("read", 3, 4), ("chunks", 1, 8), ("dataset", 2, 8), ("dataset", 3, 4)]
+    [("resident", 2, 12), ("read", 3, 4), ("chunks", 1, 8), ("dataset", 3, 4)]
     + [pytest.param(kind, 3, 4, marks=pytest.mark.slow) for kind in ("resident", "chunks")]
+    + [pytest.param("dataset", 2, 8, marks=pytest.mark.slow)]
     + [pytest.param(kind, 1, 8, marks=pytest.mark.slow) for kind in ("resident", "read", "dataset")],
 )
-def test_another_batch_size_goes_on_with_the_next_example(bench, kind, replicas, size):
+def test_another_batch_size_goes_on_with_the_next_example(bench, recorder, kind, replicas, size):
     """After 18 of 26, in batches that end there or not; on replicas whose first batch is smaller than their number."""
-    source, feed = FORMS[kind](26), OPTIONS[kind]
-    before = bench(Recorder(), source, 6, replicas, feed=feed, seed=3)
-    before.train(10)
+    expected = run_of(recorder(kind, replicas=replicas), 10)[3:]
     known = {"resumed": {"step": 3, "batch_size": 6, "origin": Origin()}}
-    after = bench(Recorder(), source, size, replicas, feed=feed, seed=3, known=known, block_steps=3)
+    options = {"feed": OPTIONS[kind], "seed": 3, "known": known, "block_steps": 3}
+    after = bench(Recorder(), FORMS[kind](26), size, replicas, **options)
     after.jump(3)
     last = 3 + {4: 3 + 7, 8: 2 + 4, 12: 2 + 3}[size]  # of the next epoch
     after.train(last)
     found = joined(seen(after))[3:]
-    assert [*itertools.chain(*found)] == [*itertools.chain(*joined(seen(before))[3:])]
+    assert [*itertools.chain(*found)] == [*itertools.chain(*expected)]
     assert len(found[0]) == {4: 2, 8: 6, 12: 6}[size]
     # A feed that stands behind the change, as after another resume.
     after.strategy.close_feeds()
@@ -229,9 +239,9 @@ def test_another_batch_size_goes_on_with_the_next_example(bench, kind, replicas,
 
 
 @pytest.mark.parametrize("kind", ["resident", "read", "dataset"])
-def test_a_feed_says_how_far_a_call_can_go(bench, kind):
+def test_a_feed_says_how_far_a_call_can_go(recorder, kind):
     """Of epochs of four whole batches and one of two examples; blocks of three."""
-    feed = bench(Recorder(), FORMS[kind](26), 6, feed=OPTIONS[kind], block_steps=3).strategy.training.feed
+    feed = recorder(kind).strategy.training.feed
     steps, gone = 0, []
     while steps < 10:
         reached = feed.reach(steps, 100)
@@ -250,14 +260,6 @@ def test_a_repeated_batch_goes_on_from_its_step():
     assert operands[0].numpy() == [1.0]
 
 
-@pytest.mark.parametrize("kind", ["resident", "dataset"])
-def test_epochs_differ(bench, kind):
-    made = bench(Recorder(), FORMS[kind](26), 6)
-    made.train(10)
-    batches = joined(seen(made))
-    assert batches[:5] != batches[5:]
-
-
 @pytest.mark.parametrize("kind", [pytest.param("resident", marks=pytest.mark.slow), "dataset"])
 def test_seeds_have_no_epoch_in_common(bench, kind):
     found = []
@@ -269,9 +271,9 @@ def test_seeds_have_no_epoch_in_common(bench, kind):
     assert all(found.count(epoch) == 1 for epoch in found)
 
 
-def test_a_feed_may_jump_back_and_forth(bench, reference):
+def test_a_feed_may_jump_back_and_forth(recorder):
     """As measuring loops or a rollback do."""
-    made = bench(Recorder(), arrays(26), 6, 2, feed=READ, block_steps=2, seed=3)
+    reference, made = run_of(recorder("resident")), recorder("read", replicas=2)
     for step in (0, 9, 3, 29, 4, 5, 4):
         made.jump(step)
         made.run(1)
@@ -280,10 +282,8 @@ def test_a_feed_may_jump_back_and_forth(bench, reference):
 
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("kind", ["resident", "read", "dataset"])
-def test_evaluation_is_exact_and_repeats(bench, kind, replicas):
-    source, feed = FORMS[kind](25), OPTIONS[kind]
-    made = bench(Recorder(), source, 6, replicas, feed=feed, eval_source=source, eval_batch_size=8, block_steps=2)
-    ids = np.arange(1, 26)
+def test_evaluation_is_exact_and_repeats(recorder, kind, replicas):
+    made, ids = recorder(kind, replicas=replicas), np.arange(1, 26)
     for _ in range(3):
         assert made.strategy.evaluate().values() == {"loss": (ids.sum(), 25), "square": ((ids**2).sum(), 25)}
 

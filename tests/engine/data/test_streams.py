@@ -70,6 +70,18 @@ def resumed(made, kept, step):
     return made
 
 
+def check_resumed(make, step, until):
+    """That a run that is made again goes on from a step as the one that was there; what was kept of its input."""
+    through = make()
+    through.train(step)
+    kept = kept_of(through)
+    through.train(until)
+    again = resumed(make(), kept, step)
+    again.train(until)
+    assert seen(again)[step:] == seen(through)[step:]
+    return kept
+
+
 @pytest.mark.parametrize(
     ("step", "replicas"),
     [(3, 1), (8, 1), (7, 2), (13, 2)],  # within an epoch and at its end, of the first and of the second
@@ -78,14 +90,8 @@ def test_a_resumed_stream_goes_on_by_its_state_and_reads_nothing_again(bench, st
     """Within an epoch, before its smaller batch, at its end."""
     watched = Watched()
     options = FeedOptions(watch=watched, shuffle_buffer=SMALL)
-    through = bench(Recorder(), dataset(EXAMPLES), BATCH, replicas, feed=options, seed=3)
-    through.train(step)
-    kept = kept_of(through)
+    kept = check_resumed(lambda: bench(Recorder(), dataset(EXAMPLES), BATCH, replicas, feed=options, seed=3), step, 20)
     assert len(kept["part_0"]) > 100
-    through.train(20)
-    again = resumed(bench(Recorder(), dataset(EXAMPLES), BATCH, replicas, feed=options, seed=3), kept, step)
-    again.train(20)
-    assert seen(again)[step:] == seen(through)[step:]
     assert watched.shown == []
 
 
@@ -109,14 +115,7 @@ def test_streams_of_many_kinds_have_a_state(bench, tmp_path, source):
         "cached": lambda: dataset(EXAMPLES).cache().map(lambda *parts: parts, num_parallel_calls=2),
         "one example": lambda: dataset(1),
     }[source]
-    through = bench(Recorder(), make(), BATCH, seed=3)
-    through.train(7)
-    kept = kept_of(through)
-    assert kept["part_0"]
-    through.train(15)
-    again = resumed(bench(Recorder(), make(), BATCH, seed=3), kept, 7)
-    again.train(15)
-    assert seen(again)[7:] == seen(through)[7:]
+    assert check_resumed(lambda: bench(Recorder(), make(), BATCH, seed=3), 7, 15)["part_0"]
 
 
 def test_a_stateful_stream_says_so_once_and_reads_its_epoch_again(bench, warnings):
@@ -216,13 +215,7 @@ def parse(serialized):
 def test_compressed_records_are_a_stream(bench, tmp_path, files, replicas):
     source = streamed.records(write_records(tmp_path, EXAMPLES, files), parse, files_at_once=3)
     assert_each_once(bench(Recorder(), source, BATCH, replicas), EXAMPLES, BATCH)
-    through = bench(Recorder(), source, BATCH, replicas, seed=3)
-    through.train(8)
-    kept = kept_of(through)
-    through.train(15)
-    again = resumed(bench(Recorder(), source, BATCH, replicas, seed=3), kept, 8)
-    again.train(15)
-    assert seen(again)[8:] == seen(through)[8:]
+    check_resumed(lambda: bench(Recorder(), source, BATCH, replicas, seed=3), 8, 15)
 
 
 def test_files_come_in_another_order_in_each_epoch_and_always_the_same(tmp_path):

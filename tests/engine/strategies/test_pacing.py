@@ -1,5 +1,7 @@
 """How many steps a call takes: fitted to a length in time, fixed when asked, and never far ahead of the device."""
 
+import pytest
+
 from crankshaft.engine.strategies.inner_loop import LoopResult
 from crankshaft.engine.strategies.pacing import Pace
 
@@ -48,68 +50,64 @@ def run_on(pace, device, step, until):
         step += pace.run(device, step, until - step).steps
 
 
-def test_calls_grow_to_the_target_and_stay_there():
-    device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
-    run(Pace(0, target_seconds=0.1, clock=device.clock), device, 8)
-    assert device.calls == [1, 1, 8, 64, 100, 100, 100, 100]  # the first compiles; then at most 8 times as many
+# By what a call and a step cost, in seconds, the steps of a block, and the arguments of the pace: the runs, each of
+# (calls, steps that are left) or (first step, last step), and the lengths of the last calls.
+CASES = {
+    # The first compiles; then at most 8 times as many.
+    "calls grow to the target and stay there": (0.001, None, {}, [(8, None)], [1, 1, 8, 64, 100, 100, 100, 100]),
+    "a slow step is one call": (3.0, None, {}, [(4, None)], [1, 1, 1, 1]),
+    "a call that is cut short by something due changes nothing": (
+        *(0.001, None, {}),
+        *([(5, None), (1, 3), (1, None)], [100, 3, 100]),
+    ),
+    # Not 100, 100, 40, ...: each call costs, however short.
+    "calls up to where one has to end are even": (
+        *(0.001, 240, {}),
+        *([(5, None), range(590)], [120, 120, 120, 120, 110]),
+    ),
+    # Periods end at 832, 960, 1088, 1200; not at 1240.
+    "a call ends with the round whose end it comes near": (
+        *(0.001, 240, {"sync_period_steps": 16}),
+        *([range(1240)], [112, 128, 128, 112, 40]),
+    ),
+    "a round of a call and a half is one call": (0.01, None, {"sync_period_steps": 16}, [range(100)], [16, 16, 16, 4]),
+    "a call up to what is due is not cut at a round before it": (
+        *(0.001, None, {"steps": 100, "sync_period_steps": 16}),
+        *([range(50), range(50, 100), range(100, 150)], [50, 50, 50]),
+    ),
+    "a fixed number is sharded by the end of a round": (
+        *(0.001, None, {"steps": 5, "sync_period_steps": 16}),
+        *([range(32)], [5, 5, 5, 1, 5, 5, 5, 1]),
+    ),
+    "a fixed number is kept": (0.001, None, {"steps": 7}, [(3, None)], [7, 7, 7]),
+}
 
 
-def test_a_slow_step_is_one_call():
-    device = Device(seconds_a_call=0.0, seconds_a_step=3.0)
-    run(Pace(0, target_seconds=0.1, clock=device.clock), device, 4)
-    assert device.calls == [1, 1, 1, 1]
+@pytest.mark.parametrize("case", CASES)
+def test_calls_have_as_many_steps_as(case):
+    seconds_a_step, block_steps, arguments, runs, expected = CASES[case]
+    device = Device(0.0, seconds_a_step, block_steps or 10**6)
+    arguments = {"steps": 0, "target_seconds": 0.1, **arguments}
+    pace = Pace(arguments.pop("steps"), clock=device.clock, **arguments)
+    for each in runs:
+        if isinstance(each, range):
+            run_on(pace, device, each.start, each.stop)
+        else:
+            run(pace, device, each[0], each[1] or 10**6)
+    assert device.calls[-len(expected) :] == expected
+    assert len(device.calls) == len(expected) or len(runs) > 1 or isinstance(runs[0], range)
 
 
-def test_a_call_cut_short_by_something_due_does_not_change_the_pace():
-    device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
-    pace = Pace(0, target_seconds=0.1, clock=device.clock)
-    run(pace, device, 5)
-    run(pace, device, 1, limit=3)
-    run(pace, device, 1)
-    assert device.calls[-3:] == [100, 3, 100]
-
-
-def test_calls_up_to_where_one_has_to_end_share_the_steps_evenly():
-    device = Device(seconds_a_call=0.0, seconds_a_step=0.001, block_steps=240)
-    pace = Pace(0, target_seconds=0.1, clock=device.clock)
-    run(pace, device, 5)
-    del device.calls[:]
-    run_on(pace, device, 0, 590)
-    assert device.calls == [120, 120, 120, 120, 110]  # not 100, 100, 40, ...: each call costs, however short
-
-
-def test_a_call_ends_with_the_round_whose_end_it_comes_near():
-    device = Device(seconds_a_call=0.0, seconds_a_step=0.001, block_steps=240)
-    pace = Pace(0, sync_period_steps=16, target_seconds=0.1, clock=device.clock)
-    run_on(pace, device, 0, 1240)
-    assert device.calls[-5:] == [112, 128, 128, 112, 40]  # periods end at 832, 960, 1088, 1200; not at 1240
-
-
-def test_a_round_of_a_call_and_a_half_is_one_call():
-    device = Device(seconds_a_call=0.0, seconds_a_step=0.01)
-    run_on(Pace(0, sync_period_steps=16, target_seconds=0.1, clock=device.clock), device, 0, 100)
-    assert device.calls[-4:] == [16, 16, 16, 4]
-
-
-def test_a_long_round_is_not_ended_by_a_long_call():
-    device = Device(seconds_a_call=0.0, seconds_a_step=0.01)
-    run_on(Pace(0, sync_period_steps=100, target_seconds=0.1, clock=device.clock), device, 0, 300)
-    assert max(device.calls) <= 20
-    assert {100, 200, 300} <= {sum(device.calls[:n]) for n in range(len(device.calls) + 1)}
-
-
-def test_a_call_up_to_what_is_due_is_not_cut_at_a_round_before_it():
-    device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
-    pace = Pace(100, sync_period_steps=16, clock=device.clock)
-    for due in (50, 100, 150):
-        run_on(pace, device, due - 50, due)
-    assert device.calls == [50, 50, 50]
-
-
-def test_where_blocks_end_within_sync_periods_each_period_ends_a_call():
-    device = Device(seconds_a_call=0.0, seconds_a_step=0.001, block_steps=3)
-    run_on(Pace(0, sync_period_steps=8, clock=device.clock), device, 0, 25)
-    assert {8, 16, 24} <= {sum(device.calls[:n]) for n in range(len(device.calls) + 1)}
+@pytest.mark.parametrize(
+    ("seconds_a_step", "block_steps", "period", "ends", "most"),
+    [(0.01, 10**6, 100, {100, 200, 300}, 20), (0.001, 3, 8, {8, 16, 24}, 3)],
+    ids=["a long round", "blocks that end within rounds"],
+)
+def test_each_round_ends_a_call_and_no_call_is_the_longer_for_it(seconds_a_step, block_steps, period, ends, most):
+    device = Device(0.0, seconds_a_step, block_steps)
+    run_on(Pace(0, sync_period_steps=period, target_seconds=0.1, clock=device.clock), device, 0, max(ends) + 1)
+    assert max(device.calls) <= most
+    assert ends <= {sum(device.calls[:n]) for n in range(len(device.calls) + 1)}
 
 
 def test_steps_that_become_slow_are_paced_anew_though_calls_were_cut_before():
@@ -120,18 +118,6 @@ def test_steps_that_become_slow_are_paced_anew_though_calls_were_cut_before():
     device.slow_down(seconds_a_step=0.01)
     run_on(pace, device, 1000, 1200)
     assert device.calls[-3:] == [10, 10, 10]
-
-
-def test_a_fixed_number_is_cut_by_the_end_of_a_round_and_never_exceeded():
-    device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
-    run_on(Pace(5, sync_period_steps=16, clock=device.clock), device, 0, 32)
-    assert device.calls == [5, 5, 5, 1, 5, 5, 5, 1]
-
-
-def test_a_fixed_number_of_steps_is_kept():
-    device = Device(seconds_a_call=0.0, seconds_a_step=0.001)
-    run(Pace(7, clock=device.clock), device, 3)
-    assert device.calls == [7, 7, 7]
 
 
 def test_the_host_is_one_call_ahead_of_the_device_and_no_more():
