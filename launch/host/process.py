@@ -12,10 +12,10 @@ import signal
 import stat
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
+from logging import makeLogRecord
 from pathlib import Path
 from typing import NoReturn
 
@@ -86,11 +86,11 @@ def refuse_within_import() -> None:
 
 
 def age_seconds() -> float:
-    """Returns for how long this process has been there; 0 where the system does not say."""
-    with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
-        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])  # proc(5)
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
-    return 0.0
+    """Returns the seconds since Python's `logging` was loaded, which is one of the first imports of a program.
+
+    The system knows when the process began, but not when it became this program: a shell may have worked before `exec`.
+    """
+    return max(0.0, makeLogRecord({}).relativeCreated / 1000)
 
 
 class SturdyStream:

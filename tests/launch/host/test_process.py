@@ -29,6 +29,16 @@ def test_there_are_as_many_threads_as_a_quota_leaves_cores_unless_a_number_is_gi
     assert variables["TF_NUM_INTEROP_THREADS"] == "1"
 
 
+def test_a_process_is_as_old_as_its_program_whatever_a_shell_did_before_exec():
+    code = (
+        "import logging, time; time.sleep(1); from crankshaft.launch.host import process; print(process.age_seconds())"
+    )
+    shell = ["sh", "-c", 'sleep 3; exec "$0" -c "$1"', sys.executable, code]
+    began = time.monotonic()
+    age = float(subprocess.run(shell, cwd=ROOT.parent, capture_output=True, check=True, timeout=PATIENCE).stdout)
+    assert 1 <= age <= time.monotonic() - began - 3
+
+
 @pytest.mark.parametrize(
     ("given", "flags"),
     [
