@@ -134,17 +134,8 @@ def _configured(
     own_files.check_trainer(trainer_class)
     passed, own = parsing.from_keywords(keywords)
     logging.use_absl_handler()
-    script = {name: flags.FLAGS[name] for name in parsing.script_flag_names()}
-    config = configs.configure(
-        passed,
-        trainer_class,
-        data is not None,
-        os.environ,
-        {name: own.get(name, script[name].value) for name in script.keys() - set(may_change)},
-        by_caller=[name for name in script if name in own or script[name].present],
-        owns_process=False,
-        remote=remotes.remote_folder(passed.get("run_dir")),
-        **options,
+    config = configs.configure_program(
+        passed, own, trainer_class, data is not None, may_change, owns_process=False, **options
     )
     checks.check(config)
     check_baseline(config)

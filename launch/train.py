@@ -26,7 +26,6 @@ from .benchmark.result import check_baseline
 from .command_line import checks, help, own_files, parsing
 from .command_line import config as configs
 from .host import process
-from .host import remote as remotes
 
 _COMMAND = "crankshaft train"  # its first argument, where a script has its path
 
@@ -76,16 +75,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     try:
         own_files.check_trainer(trainer_class)
         passed = parse(argv)
-        script = {name: flags.FLAGS[name] for name in parsing.script_flag_names()}
-        config = configs.configure(
-            passed,
-            trainer_class,
-            data is not None,
-            os.environ,
-            {name: script[name].value for name in script.keys() - set(may_change)},
-            by_caller=[name for name, flag in script.items() if flag.present],
-            remote=remotes.remote_folder(passed.get("run_dir")),
-        )
+        config = configs.configure_program(passed, {}, trainer_class, data is not None, may_change)
         for name, value in config.script_flags.items():  # a run's that is read, where the script looks
             flags.FLAGS[name].value = value
         checks.check(config)

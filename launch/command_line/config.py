@@ -11,13 +11,15 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction
 from typing import Any
 
+from absl import flags
+
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.machine.files import read_json
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ..cluster import discovery, tf_config
 from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest, setting
-from ..host.remote import RemoteFolder
+from ..host.remote import RemoteFolder, remote_folder
 from . import own_files, parsing, paths, registry
 from .flags import ARGUMENTS, EITHER, FIELDS, FLAG_INFO, GROUPS, USES, Flags, named, replaced_by
 from .rules import coerce, frozen
@@ -258,6 +260,28 @@ class Config(Flags):
         arguments = {name: self.configured_arguments(name) for name in ARGUMENTS}
         flags = {**self.values, **arguments, "run_dir": self.configured_run_dir}
         return plain({"flags": flags, "deciding": self.deciding()})
+
+
+def configure_program(
+    passed: Mapping[str, Any],
+    own: Mapping[str, Any],
+    trainer_class: type | None,
+    has_data: bool,
+    may_change: Collection[str],
+    **options: Any,
+) -> Config:
+    """Configures a program that calls Crankshaft; its script may define flags. Raises `UsageError`.
+
+    `own` are values of the script's flags for this run alone; the flags named by `may_change` do not decide a run's
+    numbers. The rest is as in `configure`.
+    """
+    script = {name: flags.FLAGS[name] for name in parsing.script_flag_names()}
+    values = {name: own.get(name, script[name].value) for name in script.keys() - set(may_change)}
+    set_by_caller = [name for name, flag in script.items() if name in own or flag.present]
+    remote = remote_folder(passed.get("run_dir"))
+    return configure(
+        passed, trainer_class, has_data, os.environ, values, by_caller=set_by_caller, remote=remote, **options
+    )
 
 
 def configure(
