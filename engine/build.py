@@ -1,4 +1,7 @@
-"""Prepares a trainer for a run, and has the parts of its `build`. Host code, in the strategy's scope, once."""
+"""Prepares a trainer for a run, with the functions that a custom `build` calls.
+
+Host code, in the strategy's scope, once.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,14 @@ def prepare(
     vocabulary: dict[str, int] | None = None,
     num_servers: int = 1,
 ) -> None:
-    """Gives a trainer the attributes that its class names, and builds it. See `RunContext` for the arguments."""
+    """Sets the attributes that `Trainer` documents, and builds the trainer. See `RunContext` for the arguments."""
     trainer.run_context = RunContext(options, num_classes, vocabulary, num_servers, example)
     trainer.reduction, trainer.inventory = reduction, None
     if options.precision == "float16":
         trainer.loss_scale = DynamicLossScale()  # an attribute, so that checkpoints have it
         trainer.loss_scale.build()
-    # Keras samples an initialiser's seed when a layer is constructed, so the seed comes before the model. It stays for
-    # the run, which puts back what there was.
+    # Keras samples an initializer's seed when a layer is constructed, so the seed is set before the model. The run
+    # restores the generators' states when it ends.
     with SEEDED, _layers_of(options.precision), declared() as aggregated:
         tf.keras.utils.set_random_seed(options.seed)
         trainer.build()
@@ -54,9 +57,9 @@ def prepare(
 
 
 def _build_keras_optimizers(inventory: Inventory) -> None:
-    """Makes the slots of Keras optimizers that are applied as they are, before a checkpoint is restored.
+    """Makes the slots of Keras optimizers that are applied directly, before a checkpoint is restored.
 
-    Which variables a step will update by them is not known, so each has slots for all, if it was not built for some.
+    Which variables a step will update by them is unknown, so each has slots for all, unless it was built for some.
     """
     for optimizer in inventory.keras_optimizers:
         if not optimizer.built:
@@ -65,7 +68,7 @@ def _build_keras_optimizers(inventory: Inventory) -> None:
 
 @contextlib.contextmanager
 def _layers_of(precision: str) -> Iterator[None]:
-    """Sets the precision in which Keras layers made in this context compute, and restores Keras's policy after it."""
+    """Sets the precision of Keras layers made in this context, and restores Keras's policy afterwards."""
     before = tf.keras.config.dtype_policy()
     tf.keras.config.set_dtype_policy("float32" if precision == "float32" else f"mixed_{precision}")
     try:
@@ -75,19 +78,19 @@ def _layers_of(precision: str) -> Iterator[None]:
 
 
 def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
-    """Makes a model's variables, for batches of any size; one that is built already is left as it is.
+    """Makes a model's variables, for batches of any size; does nothing if they exist.
 
     Args:
-      trainer: whose model it is.
-      model: that its `build` has made.
-      features: that the model is called with, arrays or tensors whose shapes and dtypes count; None are the data's.
+      trainer: the model's trainer.
+      model: made by its `build`.
+      features: arrays or tensors with the shapes and dtypes of the model's inputs; None takes the data's.
 
     Raises:
       UsageError: it is not a Keras model.
-      UsageError: it does not take such features; says what to give.
+      UsageError: it does not take such features.
 
     Example:
-      >>> def build(self):  # of a Trainer with a second model
+      >>> def build(self):  # in a Trainer with a second model
       ...     self.critic = tf.keras.Sequential([tf.keras.layers.Dense(1)])
       ...     build_layers(self, self.critic, features=tf.zeros([1, 8]))
     """
@@ -102,12 +105,12 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
         model(inputs)
         if not all(each.built for each in keras.layers_in(model)):
             model(inputs, training=True)  # which may call more layers, such as an auxiliary head
-    except (TypeError, ValueError) as error:  # as the model's first layer has it
+    except (TypeError, ValueError) as error:  # from the model's first layer
         if isinstance(model, tf.keras.Sequential) and isinstance(features, (dict, tuple)):
             names = ", ".join(name for name, _ in form.fields((features,)).named())
             raise UsageError(
                 f"{owner}'s model is a tf.keras.Sequential, which takes one array, and features are several: {names}; "
-                "return a tf.keras.Model with an input for each, or give (features, labels) if labels are among them"
+                "return a tf.keras.Model with an input for each, or pass (features, labels) if labels are among them"
             ) from error
         raise
 
@@ -116,13 +119,13 @@ def build_embeddings(trainer) -> None:
     """Makes the shards of the embeddings among a trainer's attributes.
 
     Args:
-      trainer: whose `build` asks; the default one does it already.
+      trainer: whose `build` calls this; the default one does.
 
     Raises:
-      UsageError: a table can't be accumulated over micro-batches, as `admit_after` counts a step's ids once.
+      UsageError: a table can't be combined with micro-batches, as `admit_after` counts a step's ids once.
 
     Example:
-      >>> def build(self):  # of a Trainer that builds nothing else
+      >>> def build(self):  # in a Trainer that builds nothing else
       ...     build_embeddings(self)
     """
     known = trainer.run_context
@@ -132,19 +135,19 @@ def build_embeddings(trainer) -> None:
 
 
 def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.Optimizer:
-    """Makes an optimizer of variables: its slots, each one's share of the learning rate, and the weights' average.
+    """Makes an optimizer for variables: its slots, each variable's learning rate, and the weights' average.
 
     Args:
-      trainer: whose `build` asks, and which is asked for each variable's `learning_rate_multiplier`.
-      variables: all that it is to update.
-      optimizer: the engine's, or Keras's, which is adapted; None is what the trainer's `build_optimizer` returns.
+      trainer: whose `build` calls this; its `learning_rate_multiplier` is called for each variable.
+      variables: all that it updates.
+      optimizer: the engine's, or Keras's, which is adapted; None calls the trainer's `build_optimizer`.
 
     Raises:
       UsageError: it is not an optimizer.
-      UsageError: a Keras optimizer is to clip, average or accumulate, which the engine does; says by which option.
+      UsageError: a Keras optimizer would clip, average or accumulate, which are options of the engine.
 
     Example:
-      >>> def build(self):  # of a Trainer with a second model and an optimizer for each
+      >>> def build(self):  # in a Trainer with a second model and an optimizer for each
       ...     super().build()
       ...     self.critic_optimizer = make_optimizer(self, self.critic.trainable_variables)
     """
@@ -155,7 +158,7 @@ def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.O
         optimizer.build(variables, [_multiplier(trainer, variable) for variable in variables])
     options = trainer.run_context.options
     if options.ema_decay:
-        # Not of tables, all of whose rows each step would read and write.
+        # Not for tables: each step would read and write all of their rows.
         shards = {id(shard) for shard in Inventory(trainer).shards}
         optimizer.weight_average = WeightAverage(options.ema_decay, options.ema_warmup)
         optimizer.weight_average.build([variable for variable in variables if id(variable) not in shards])
@@ -163,15 +166,15 @@ def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.O
 
 
 def learning_rate(trainer) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
-    """Returns the run's learning rate, for an optimizer that a trainer makes itself: a number, or a schedule.
+    """Returns the run's learning rate, a number or a schedule, for an optimizer that a trainer makes itself.
 
-    With it `learning_rate`, `learning_rate_schedule` and `warmup_steps` are applied, which else would be an error.
+    It applies `learning_rate`, `learning_rate_schedule` and `warmup_steps`, which otherwise would be an error.
 
     Args:
-      trainer: whose `build` or `build_optimizer` asks.
+      trainer: whose `build` or `build_optimizer` calls this.
 
     Example:
-      >>> def build_optimizer(self):  # of a Trainer
+      >>> def build_optimizer(self):  # in a Trainer
       ...     return tf.keras.optimizers.Nadam(learning_rate(self), beta_2=0.99)
     """
     rate = optimizers.rate_of_options(trainer.run_context.options)
@@ -183,6 +186,6 @@ def _multiplier(trainer, variable) -> float:
     if isinstance(multiplier, numbers.Real) and 0 <= multiplier < math.inf:
         return float(multiplier)
     raise UsageError(
-        f"{type(trainer).__name__}.learning_rate_multiplier gives {multiplier!r} for {path_of(variable)}; return a "
+        f"{type(trainer).__name__}.learning_rate_multiplier returns {multiplier!r} for {path_of(variable)}; return a "
         "number, 0 or more"
     )

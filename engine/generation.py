@@ -1,6 +1,6 @@
-"""Generates text with a language model: the contract that a model meets (`Generates`), and how a token is chosen.
+"""Generates text with a language model: a model's contract (`Generates`), and how a token is chosen.
 
-Replica code, except `generate`, which is the host's loop around it.
+Replica code, except `generate`, the host's loop around it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import tensorflow as tf
 
 @runtime_checkable
 class Generates(Protocol):
-    """A Keras model that predicts the next token of a row, and caches what it has computed of the tokens before it.
+    """A Keras model that predicts a row's next token, and caches what it computed for the tokens before.
 
     Attributes:
-      context: the largest number of tokens that it attends to.
+      context: the largest number of tokens to which it attends.
     """
 
     context: int
@@ -25,25 +25,25 @@ class Generates(Protocol):
         """Returns an empty cache: a nest of tensors with room for `context` tokens, such as their keys and values.
 
         Args:
-          batch: how many rows, the first axis of each tensor. The other axes are static.
+          batch: number of rows, the first axis of each tensor. The other axes are static.
         """
 
     def next_logits(self, tokens: tf.Tensor, cache: Any, position: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Computes logits of the token that follows `tokens`, and adds these to the cache.
+        """Computes the logits of the token that follows `tokens`, and adds `tokens` to the cache.
 
         Args:
-          tokens: int32 [batch, n], n from 1 to context - position, unknown when it is traced.
-          cache: of the `position` tokens before these. What it holds beyond them is ignored.
+          tokens: int32 [batch, n], n from 1 to context - position, unknown when traced.
+          cache: of the `position` tokens before these. Its values beyond them are ignored.
           position: scalar int32, the position of the first of these tokens.
 
         Returns:
-          Logits [batch, vocabulary], the same on all replicas that hold the model together, and the cache with these
-          tokens in it, of the same shapes.
+          Logits [batch, vocabulary], the same on all replicas that share the model, and the cache including these
+          tokens, of the same shapes.
         """
 
 
 class GenerationState(NamedTuple):
-    """How far a row of tokens has been read: the cache holds the tokens [start, end)."""
+    """How far a row of tokens has been read: the cache is of the tokens [start, end)."""
 
     cache: Any
     start: tf.Tensor
@@ -51,7 +51,7 @@ class GenerationState(NamedTuple):
 
 
 def begin_reading(model: Generates, row: tf.Tensor) -> GenerationState:
-    """Returns the reading of a row, int32 [batch, n], that is yet to read the row's last `context` tokens."""
+    """Returns the state from which `read` reads the last `context` tokens of a row, int32 [batch, n]."""
     start = tf.maximum(tf.shape(row)[1] - model.context, 0)
     return GenerationState(model.empty_cache(row.shape[0] or tf.shape(row)[0]), start, start)
 
@@ -59,16 +59,16 @@ def begin_reading(model: Generates, row: tf.Tensor) -> GenerationState:
 def read(model: Generates, row: tf.Tensor, reading: GenerationState) -> tuple[tf.Tensor, GenerationState]:
     """Reads the rest of a row.
 
-    Positions are counted from `start`. A row that has grown beyond the context is therefore read again, from its last
-    context / 2 tokens on: the older half is dropped at once, and the cache then lasts for as many new tokens.
+    Positions are counted from `start`. A row that has grown beyond the context is therefore read again from its last
+    context / 2 tokens on: the older half is dropped at once, and the cache lasts for as many new tokens.
 
     Args:
       model: the language model.
-      row: int32 [batch, n], longer than what has been read of it.
+      row: int32 [batch, n], with tokens that are not yet read.
       reading: how far it has been read.
 
     Returns:
-      Logits float32 [batch, vocabulary] of the token that follows the row, and the reading up to the row's end.
+      Logits, float32 [batch, vocabulary], of the token that follows the row, and the state at the row's end.
     """
     count = tf.shape(row)[1]
     is_full = count - reading.start > model.context
@@ -83,8 +83,8 @@ def choose(logits, temperature, top_k, seed) -> tf.Tensor:
 
     Args:
       logits: float32 [batch, vocabulary].
-      temperature: scalar float32 that logits are divided by; 0 takes the most likely token.
-      top_k: scalar int32: samples among this many of the most likely tokens, ties with the last one included; 0 is all.
+      temperature: scalar float32, by which logits are divided; 0 chooses the most likely token.
+      top_k: scalar int32: samples among this many most likely tokens, including ties with the last; 0 is all.
       seed: int64 [2].
     """
     count = tf.shape(logits)[1]
@@ -116,12 +116,12 @@ def generate(
     to ask for the same number of tokens.
 
     Args:
-      distribution: the strategy whose replicas hold the model.
+      distribution: the model's strategy.
       model: the language model.
       row: the prompt: one token or more.
       temperature: see `choose`.
       top_k: see `choose`.
-      seed: together with the number of tokens so far, it decides which token is sampled.
+      seed: with the number of tokens so far, it decides which token is sampled.
     """
     scalars = tf.constant(temperature, tf.float32), tf.constant(top_k, tf.int32), tf.constant(seed, tf.int64)
 
@@ -146,7 +146,7 @@ def generate(
 def _next(
     model: Generates, row, reading: GenerationState, temperature, top_k, seed
 ) -> tuple[tf.Tensor, GenerationState]:
-    """Returns the token that follows each row, int32 [batch], and the reading up to the rows' end."""
+    """Returns the token that follows each row, int32 [batch], and the state at the rows' end."""
     logits, reading = read(model, row, reading)
     position = tf.cast(reading.end, tf.int64)
     return choose(logits, temperature, top_k, tf.stack([seed, position])), reading
@@ -156,8 +156,8 @@ def signatures(model: Generates) -> dict[str, Callable]:
     """Returns a SavedModel's serving functions by name, for a model's `export_signatures`.
 
     `next_token_logits` takes tokens, int32 [batch, n] with n >= 1, and returns `logits`, float32 [batch, vocabulary].
-    `generate` takes tokens, the number of new ones and the scalars of `choose`; it returns `tokens`, the given ones and
-    the new ones, int32 [batch, n + num_tokens].
+    `generate` takes tokens, the number of new ones and the scalars of `choose`; it returns `tokens` with the new ones
+    appended, int32 [batch, n + num_tokens].
     """
     rows = tf.TensorSpec([None, None], tf.int32, "tokens")
 
@@ -196,6 +196,6 @@ def signatures(model: Generates) -> dict[str, Callable]:
 
 
 def _checked(tokens: tf.Tensor) -> tf.Tensor:
-    message = "tokens has no column: give one token or more, the separator of documents for a beginning"
+    message = "tokens has no column; pass at least one token, e.g. the separator of documents to begin with"
     with tf.control_dependencies([tf.debugging.assert_positive(tf.shape(tokens)[1], message)]):
         return tf.identity(tokens)

@@ -1,8 +1,8 @@
-"""What a trainer has among its attributes: models, layers, tables, optimizers, and their variables. Host code.
+"""Finds the models, layers, tables, optimizers and variables of a trainer, and which weights are frozen. Host code.
 
-The steps at which other weights are frozen are known beforehand. The outer loop ends a call there, and each set of
-frozen weights has a compiled program of its own, in which they get no gradient: the backward pass ends where only they
-are left.
+The steps at which the frozen weights change are known in advance. The outer loop ends a call there, and each set of
+frozen weights has a compiled program of its own, in which they get no gradient: the backward pass ends where only
+frozen weights are left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .reduction.aggregation import Aggregated
 
 
 class Inventory:
-    """The objects in a trainer's attributes, at any depth of lists, dictionaries and modules; each found on first use.
+    """The objects in a trainer's attributes, at any depth of lists, dictionaries and modules; found on first use.
 
     Args:
       trainer: a `Trainer`.
@@ -34,7 +34,7 @@ class Inventory:
 
     Attributes:
       freezing: the weights that the run does not update, and until when; none until the trainer is prepared.
-      options_of: by the `id` of each optimizer, Keras's own too, the run's options whose values it has; likewise.
+      options_of: by the `id` of each optimizer, Keras's too, the run's options that it applies; likewise.
     """
 
     def __init__(self, trainer, declared: Mapping[int, Aggregated] | None = None):
@@ -47,7 +47,7 @@ class Inventory:
 
     @cached_property
     def layers(self) -> dict[str, tf.keras.layers.Layer]:
-        """The Keras layers, models too, by path; those inside another are left out."""
+        """The outermost Keras layers, including models, by path."""
         layers = tracked(self.trainer, tf.keras.layers.Layer)
         inner = {id(layer_in_it) for layer in layers.values() for layer_in_it in keras.layers_in(layer, itself=False)}
         return {path: layer for path, layer in layers.items() if id(layer) not in inner}
@@ -69,22 +69,22 @@ class Inventory:
 
     @property
     def keras_optimizers(self) -> list[tf.keras.optimizers.Optimizer]:
-        """Keras's optimizers among the attributes themselves, which a step applies as they are."""
+        """Keras's optimizers among the attributes themselves, which a step applies directly."""
         return [*tracked(self.trainer, tf.keras.optimizers.Optimizer).values()]
 
     def options_of_optimizers(self, applied: Collection[int]) -> set[str]:
-        """Returns the options whose values some optimizer has: one of the `id`s, or Keras's that a step applies."""
+        """Returns the options that optimizers apply: those of these `id`s, and Keras's that a step applies directly."""
         known = [*applied, *map(id, self.keras_optimizers)]
         return set().union(*(self.options_of.get(each, ()) for each in known))
 
     @property
     def loss_scale(self) -> DynamicLossScale | None:
-        """Float16's; None where there is none."""
+        """The loss scale of float16, or None."""
         return getattr(self.trainer, "loss_scale", None)
 
     @cached_property
     def moving_statistics(self) -> list[tf.Variable]:
-        """Float variables that layers move in the forward pass, such as batch normalisation's."""
+        """Float variables that layers move in the forward pass, such as batch normalization's."""
         return keras.moving_statistics(self.layers.values())
 
     @cached_property
@@ -96,26 +96,26 @@ class Inventory:
 
     @cached_property
     def aggregated(self) -> list[Aggregated]:
-        """What each replica assigns by itself, and how that becomes one value: as declared; moving statistics' mean."""
+        """The variables that each replica assigns by itself, with their aggregation: as declared, or moving statistics' mean."""
         moving = {id(v): Aggregated(v) for v in self.moving_statistics if not per_replica.differs(v)}
         return [*{**moving, **{key: each for key, each in self._declared.items() if key in self.own_state}}.values()]
 
     @cached_property
     def kept_by_replicas(self) -> list[tf.Variable]:
-        """What layers and steps assign that each replica keeps for itself: the state of stateful layers, and others."""
+        """The variables of which each replica keeps its own value: the state of stateful layers, and others."""
         states = map(tf_variable, keras.states_of(self.layers.values()))
         return [*states, *filter(per_replica.differs, self.own_state.values())]
 
     @cached_property
     def undeclared(self) -> list[tf.Variable]:
-        """The untrained variables of which nothing says how replicas' values become one."""
+        """The untrained variables without an aggregation of replicas' values."""
         means = [layer for layer in keras.all_layers_in(self.layers.values()) if keras.keeps_means(layer)]
         known = {id(v.value) for layer in means for v in keras.own_untrained(layer)} | self._declared.keys()
         return [v for key, v in self.own_state.items() if key not in known and not per_replica.differs(v)]
 
     @cached_property
     def seed_generators(self) -> list[tf.keras.random.SeedGenerator]:
-        """By which Keras's layers sample, in the order of the layers; then those that are attributes."""
+        """The seed generators of Keras's layers, in the order of the layers; then those that are attributes."""
         own = tracked(self.trainer, tf.keras.random.SeedGenerator).values()
         return list({id(each): each for each in [*keras.seed_generators(self.layers.values()), *own]}.values())
 
@@ -126,7 +126,7 @@ class Inventory:
 
     @property
     def all_weights(self) -> list:
-        """What any step may train: the variables of all layers, then the tables' shards."""
+        """All weights that a step may train: the variables of all layers, then the tables' shards."""
         variables = {id(v): v for layer in self.layers.values() for v in layer.trainable_variables}
         return [*variables.values(), *self.shards]
 
@@ -142,7 +142,7 @@ class Inventory:
 
     @property
     def steady_variables(self) -> list[tf.keras.Variable]:
-        """The layers' float variables that a forward pass leaves as they are: all but moving statistics."""
+        """The layers' float variables that a forward pass does not assign: all but moving statistics."""
         return keras.steady_variables(list(self.layers.values()))
 
     @property
@@ -153,10 +153,10 @@ class Inventory:
 
     @property
     def added_to(self) -> list[tf.Variable]:
-        """The untrained variables of which no worker's value will do, since what each adds counts.
+        """The untrained variables to which each worker adds, so that no single worker's value is right.
 
-        A declared aggregation of the first replica's value says that any will do; so does the code of Keras's layers,
-        but of batch normalisation.
+        Any value is right if the declared aggregation is the first replica's value, and for Keras's layers except
+        batch normalization.
         """
         layers = [each for each in keras.all_layers_in(self.layers.values()) if keras.keeps_means(each)]
         others = [each for each in layers if not isinstance(each, tf.keras.layers.BatchNormalization)]
@@ -167,9 +167,9 @@ class Inventory:
         return [each for each in variables if id(each) not in any_will_do]
 
     def step_form(self) -> tuple:
-        """Returns what a training step that is traced now depends on: what is trained, and the optimizers' settings.
+        """Returns what a traced training step depends on: what is trained, and the optimizers' settings.
 
-        To be called before a step is traced or run.
+        Call it before a step is traced or run.
 
         Raises:
           UsageError: a variable has become trainable that no optimizer has state for.
@@ -178,7 +178,7 @@ class Inventory:
         return self.freezing.frozen, self._trainable(), *settings
 
     def _trainable(self) -> tuple:
-        """Returns which layers and weights are trainable now: a program may change that between two calls."""
+        """Returns which layers and weights are trainable: a program may change that between two calls."""
         layers = keras.all_layers_in(self.layers.values())
         weights = {id(own): own for layer in layers for own in map(tf_variable, layer.trainable_variables)}
         flags = tuple(layer.trainable for layer in layers)
@@ -190,14 +190,14 @@ class Inventory:
             if new and self.optimizers:
                 raise UsageError(
                     f"{path_of(new[0])} has been made trainable in the run, and its optimizer has no state for it; "
-                    "leave it trainable where the model is made, and set trainable=False between two calls, or give "
+                    "make it trainable where the model is made, and set trainable=False between two calls, or set "
                     f"{setting('freeze')}"
                 )
         self._form_before = flags, frozenset(weights)
         return self._form_before
 
     def table_figures(self) -> dict[str, tf.Tensor]:
-        """Returns, of tables with `admit_after`, NAME/rows_given and NAME/turned_away (ids without a free row)."""
+        """Returns NAME/rows_given and NAME/turned_away (ids without a free row) of tables with `admit_after`."""
         return {
             f"{table.name}/{figure}": value
             for table in self.tables.values()
@@ -212,19 +212,19 @@ if TYPE_CHECKING:
 class Freezing:
     """The weights that are frozen, step by step.
 
-    A weight that is frozen keeps its slots and its count of updates (`Optimizer.update_counts`), so its first update is
-    that of a new run.
+    A frozen weight keeps its slots and its count of updates (`Optimizer.update_counts`), so its first update is that of
+    a new run.
 
     Args:
-      rules: (regular expression, step): a weight in whose path it is found is not updated before that step; None is
-        never. Where several find a weight, the last to end decides.
+      rules: (regular expression, step): a weight whose path it matches is not updated before that step, with None
+        never. If several match a weight, the latest step decides.
       optimizers: all that update weights.
 
     Attributes:
       step: returns the run's step, which its `TrainState` sets.
 
     Raises:
-      UsageError: a rule finds no weight, or none is left to train.
+      UsageError: a rule matches no weight, or none is left to train.
     """
 
     def __init__(self, rules: Sequence[tuple[str, int | None]], optimizers: Iterable[Optimizer]):
@@ -233,10 +233,10 @@ class Freezing:
         until: dict[int, float] = {}
         for pattern, end in rules:
             matching = [key for key, path in weights.items() if re.search(pattern, path)]
-            if weights and not matching:  # without any, the step shows that nothing is frozen
+            if weights and not matching:  # without weights, the step's own check reports it
                 raise UsageError(
-                    f"{setting('freeze', pattern)} is found in the path of none of the {len(weights)} weights, such as "
-                    f"{next(iter(weights.values()), '-')}; give a part of one, or a regular expression"
+                    f"{setting('freeze', pattern)} matches the path of none of the {len(weights)} weights, such as "
+                    f"{next(iter(weights.values()), '-')}; use a part of a path, or a regular expression"
                 )
             for key in matching:
                 until[key] = max(until.get(key, 0), math.inf if end is None else end)
@@ -249,7 +249,7 @@ class Freezing:
         self._sets = [frozenset(key for key, end in until.items() if end > step) for step in (0, *self._ends)]
 
     def next_change(self, step: int) -> int | None:
-        """Returns the next step at which other weights are frozen; None if there is none."""
+        """Returns the next step at which the frozen weights change; None if there is none."""
         return next((int(end) for end in self._ends if end > step), None)
 
     @property
@@ -259,5 +259,5 @@ class Freezing:
         return self._sets[sum(end <= step for end in self._ends)]
 
     def updates(self, variable) -> bool:
-        """Returns whether the run's step may update a variable, Keras's or TensorFlow's: one that is not frozen."""
+        """Returns whether a variable, Keras's or TensorFlow's, is not frozen at the run's step."""
         return id(tf_variable(variable)) not in self.frozen

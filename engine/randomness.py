@@ -1,7 +1,7 @@
-"""Stateless randomness: what a step samples is a function of (seed, step, replica, share of the batch, use) alone.
+"""Stateless randomness: a step's samples depend only on (seed, step, replica, share of the batch, use).
 
-Keras layers such as Dropout keep a counter of their own, copied to each replica: left alone, replicas would sample the
-same masks and a resumed run others. The engine writes those counters at the start of each share of a replica's step.
+Keras layers such as Dropout keep a counter of their own, copied to each replica: replicas would sample the same masks,
+and a resumed run others. So the engine writes those counters at the start of each share of a replica's step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-# Replicas have the bits from here up of what tells them and their shares apart, shares those below.
+# Replicas are numbered in the bits from here up, their shares in those below.
 _REPLICA_BITS = 20
 
 
@@ -24,7 +24,7 @@ def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, share: int | tf.Te
       step: scalar int64, the global step.
       replica: scalar int32, the replica's id in the whole strategy.
       share: which of the replica's micro-batches, an int or scalar int32.
-      use: what it is for, of texts and numbers: two uses have no seed in common.
+      use: strings and numbers that identify the use: two uses share no seed.
 
     Returns:
       [2] int64. XLA takes the lower 32 bits of each word, in which steps, replicas and shares differ.
@@ -35,7 +35,7 @@ def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, share: int | tf.Te
 
 
 def states(seed: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns the states of Keras's seed generators, [count, 2] int64, all bits of which depend on all of a seed's.
+    """Returns states for Keras's seed generators, [count, 2] int64; each bit depends on all bits of the seed.
 
     Keras adds 1 to a state's second word at each sample, and takes both modulo 2^31 - 2.
     """
@@ -43,9 +43,9 @@ def states(seed: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def epoch_seed(seed: int, epoch: tf.Tensor, shape: Sequence[int] = ()) -> tf.Tensor:
-    """Returns a seed for an epoch's shuffle, int64 of any shape: neighbouring seeds' epochs have none in common.
+    """Returns a seed for an epoch's shuffle, int64 of any shape; neighbouring seeds share no epoch.
 
-    `epoch` is a scalar int64. Each bit hangs on all bits of both (Philox: Salmon et al., Parallel random numbers: as
+    `epoch` is a scalar int64. Each bit depends on all bits of both (Philox: Salmon et al., Parallel random numbers: as
     easy as 1, 2, 3, SC 2011).
     """
     key = tf.stack([tf.constant(seed, tf.int64), epoch])

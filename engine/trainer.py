@@ -1,6 +1,6 @@
-"""What a user subclasses: a model, a loss and one step of training, written for one device.
+"""The class that users subclass: a model, a loss and one training step, written for one device.
 
-The methods up to `build` are host code, run once in the strategy's scope; the steps are replica code, compiled.
+The methods up to `build` are host code, run once in the strategy's scope; the steps are compiled replica code.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ _HALVES = (tf.bfloat16, tf.float16)
 
 
 class Trainer(tf.Module):
-    """A model, its loss, its optimizer and one step of training.
+    """A model, its loss, its optimizer and one training step.
 
-    Override `build_model` and `loss`; the rest as needed. Models, layers, optimizers and variables among
-    its attributes, at any depth of lists, dictionaries and `tf.Module`s, are found (`engine.inventory`) and saved.
+    Override `build_model` and `loss`; the rest as needed. Models, layers, optimizers and variables in its attributes,
+    at any depth of lists, dictionaries and `tf.Module`s, are found (`engine.inventory`) and saved.
 
     Attributes, which the engine sets before `build`:
-      run_context: what the run knows before the model is built: its options, the number of classes, a batch of one
-        example.
-      reduction: the sums over replicas.
+      run_context: the run's options, the number of classes, and a batch of one example.
+      reduction: the sums across replicas.
 
-    After `build` the engine sets `inventory`: what the attributes then hold.
+    After `build` the engine sets `inventory`, the objects in the attributes.
     """
 
     run_context = RunContext()
@@ -47,7 +46,7 @@ class Trainer(tf.Module):
     # -- to override --------------------------------------------------------------------------------------------------
 
     def build_model(self) -> tf.keras.Model:
-        """Returns the Keras model. Host code, once, in scope; the seed is set."""
+        """Returns the Keras model. Host code, run once in the strategy's scope, after the seed is set."""
         raise UsageError(f"{type(self).__name__} has no build_model(self); return a Keras model from it")
 
     def build_optimizer(self) -> optimizers.Optimizer:
@@ -55,12 +54,12 @@ class Trainer(tf.Module):
         return optimizers.make_from_options(self.run_context.options)
 
     def learning_rate_multiplier(self, variable) -> float:
-        """Returns the factor of a variable's learning rate and of its weight decay. Host code.
+        """Returns the factor of a variable's learning rate and weight decay. Host code.
 
-        As in PyTorch's parameter groups. 0 freezes the variable: no gradient, no update, no slots. Find a layer's
-        variables by `variable.path`.
+        As in PyTorch's parameter groups. 0 freezes the variable: no gradient, no update, no slots. Layers are told
+        apart by `variable.path`.
 
-        To freeze batch normalisation's moving statistics, set `layer.trainable = False` in `build_model`, as in Keras.
+        To freeze batch normalization's moving statistics, set `layer.trainable = False` in `build_model`, as in Keras.
         """
         return 1.0
 
@@ -71,27 +70,26 @@ class Trainer(tf.Module):
         return self.model(features, training=training)
 
     def loss(self, outputs, batch) -> Mean:
-        """Returns (total, count) over this replica's examples: `crankshaft.mean(losses)`, one loss for each example.
+        """Returns (total, count) over this replica's examples: `crankshaft.mean(losses)`, with one loss per example.
 
-        Here and in `metrics`, `batch` is (features, labels), or features alone where the data has no labels. Examples'
-        weights are not in it: what `mean` returns is weighted by them afterwards. Outputs of 16 bits are converted to
-        float32.
+        Here and in `metrics`, `batch` is (features, labels), or features alone if the data has no labels. It has no
+        sample weights: the result of `mean` is weighted by them afterwards. 16-bit outputs are converted to float32.
         """
         raise UsageError(f"{type(self).__name__} has no loss(self, outputs, batch); return crankshaft.mean(losses)")
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
-        """Returns further metrics by name, pairs as `loss` returns. The engine has loss, gradient_norm and skipped."""
+        """Returns further metrics by name, as pairs like `loss`. The engine adds loss, gradient_norm and skipped."""
         return {}
 
     def training_loss(self, outputs, batch) -> Mean:
-        """Returns what training minimizes and shows as its loss; evaluation shows `loss` itself."""
+        """Returns the loss that training minimizes and reports; evaluation reports `loss` itself."""
         return self.loss(outputs, batch)
 
     @classmethod
     def splits_batch(cls, **arguments) -> bool:
         """Returns whether a CPU's cores may each compute a micro-batch, for a trainer made with these arguments.
 
-        Return True if no example's outputs or loss depend on another's (with batch normalisation they do), and the
+        Return True if no example's outputs or loss depend on another's (with batch normalization they do), and the
         model is faster that way: convolutions and embeddings are; large dense layers are bound by memory, and small
         ones are faster with XLA, which computes a batch as a whole.
         """
@@ -99,7 +97,7 @@ class Trainer(tf.Module):
 
     @property
     def trainable_variables(self) -> list:
-        """The variables that the default step trains: `model`'s, then the embeddings' shards, without frozen ones."""
+        """The variables that the default step trains: the model's, then the embeddings' shards, without frozen ones."""
         variables = [*(self.model.trainable_variables if hasattr(self, "model") else ()), *self._inventory.shards]
         return [variable for variable in variables if self.learning_rate_multiplier(variable) != 0]
 
@@ -120,18 +118,18 @@ class Trainer(tf.Module):
         return update.end(metrics)
 
     def eval_step(self, batch) -> dict[str, Mean]:
-        """Returns the metrics of this replica's part of a batch. Replica code."""
+        """Returns the metrics of this replica's share of a batch. Replica code."""
         return batches.sum_micro_batches(self._metrics_of, batch, self.run_context.options.parallel_micro_batches)
 
-    # -- to call in a step of one's own -------------------------------------------------------------------------------
+    # -- to call in a custom step -------------------------------------------------------------------------------------
 
     def compute_gradients(self, batch) -> tuple[Gradients, dict[str, Any]]:
         """Computes gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics. Replica code.
 
         Computes them in the micro-batches that `run_context.options` set. What layers add to the loss (Keras's
-        regularizers and `add_loss`; not of layers that another step trains) is added to the mean over the global batch,
-        once: here times this replica's count, which the division by the global count undoes. The metric `loss` is that
-        of `loss` alone; where layers add something, `loss_with_penalties` has it too, as Keras's loss does.
+        regularizers and `add_loss`; not of layers that another step trains) is added once to the mean over the global
+        batch: here times this replica's count, which the division by the global count undoes. The metric `loss` is
+        `loss` alone; if layers add something, `loss_with_penalties` includes it, as Keras's loss does.
         """
         (gradients,), metrics = differentiate(self, batch, self._to_minimize, [self.trainable_variables])
         return gradients, metrics
@@ -153,7 +151,7 @@ class Trainer(tf.Module):
             return {**self._with_metrics(loss, whole, outputs, batch), **outside}
 
     def _outputs_of(self, features, training: bool):
-        """Returns the model's outputs, 16-bit ones as float32: a loss would lose small probabilities."""
+        """Returns the model's outputs, 16-bit ones as float32, so that a loss keeps small probabilities."""
         outputs = self.forward(features, training)
         diagnosis.check_looked_up(features, self)
         return tf.nest.map_structure(
@@ -161,20 +159,20 @@ class Trainer(tf.Module):
         )
 
     def _loss_of(self, outputs, batch, training: bool) -> Mean:
-        """Returns the loss, weighed by the examples' weights, once it is found to be over examples, not their pairs."""
+        """Returns the loss, weighted by the examples' weights, after checking that it is not over pairs of examples."""
         compute, owner = self.training_loss if training else self.loss, f"{type(self).__name__}.loss"
         with diagnosis.labels_as_numbers(batch, self):
             loss = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
         return as_loss(loss, owner, form.fields(batch).weights, check_values=self.run_context.options.debug)
 
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:
-        """Returns the loss and what layers add to it; None where they add nothing."""
+        """Returns the loss with what layers add to it; None if they add nothing."""
         layers = keras.layers_of(self._inventory.layers.values(), variables)
-        # What layers add is theirs, not their replica's: where replicas take turns, it would be of the wrong one.
+        # What layers add belongs to the layer, not the replica: if replicas are traced in turns, it would be another's.
         if (added := keras.own_losses(layers)) and self.reduction.sums_midway:
             raise UsageError(
-                f"{type(self).__name__}: its layers add to the loss (add_loss, activity_regularizer) and sum up "
-                "statistics over replicas of one process; leave one of them out, or use a process for each replica "
+                f"{type(self).__name__}: its layers add to the loss (add_loss, activity_regularizer) and sum "
+                "statistics across replicas of one process; leave one of them out, or use a process for each replica "
                 f"({setting('strategy', 'multi_worker')})"
             )
         if not (added := [*added, *keras.regularization(layers)]):

@@ -1,6 +1,6 @@
-"""The settings of a step, and which of them a run's steps apply: one that is set and never applied is an error.
+"""The options of a step, and which of them a run's steps apply: an option that is set and never applied is an error.
 
-The code that applies an option marks it, while a step is traced; reading an option marks nothing. Host code.
+Code that applies an option marks it while a step is traced; reading one marks nothing. Host code.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 ON_NONFINITE = ("raise", "skip")
-CLIPS = ("clip_norm", "clip_variable_norm", "clip_value")  # one of them
+CLIPS = ("clip_norm", "clip_variable_norm", "clip_value")  # at most one of them
 OF_RATE = ("learning_rate", "learning_rate_schedule", "learning_rate_schedule_arg", "warmup_steps")
 OF_RULE = ("optimizer", "optimizer_arg", "weight_decay", "weight_decay_exclude")
-# What a run's weight decay leaves out unless that is said: gains of normalisations, and biases.
+# What weight decay leaves out by default: gains of normalizations, and biases.
 WEIGHT_DECAY_EXCLUDE = "bias|gamma|beta|(gain|scale)$"
-# Not for a step's own code to apply: the engine does, or chose it.
+# Applied or chosen by the engine, not by a step's code.
 _ENGINES_OWN = ("seed", "total_steps", "rate_by", "parallel_micro_batches", "debug", "check_numerics")
 
 
@@ -34,29 +34,30 @@ class StepOptions:
       precision: what layers compute in; variables stay float32. float16 brings dynamic loss scaling.
       optimizer: a name for `engine.optimizers.build`.
       optimizer_arg: its arguments, by name.
-      learning_rate: see `engine.optimizers.schedules.build`, as for the next four.
-      learning_rate_schedule: the name of the rate's schedule.
+      learning_rate: see `engine.optimizers.schedules.build`, also for the next four.
+      learning_rate_schedule: the schedule's name.
       learning_rate_schedule_arg: its arguments, by name.
-      warmup_steps: in which the rate rises linearly to where it begins.
+      warmup_steps: number of steps in which the rate rises linearly to its first value.
       total_steps: at which a schedule ends, in its own steps.
-      rate_by: the order of examples by which a schedule goes on in a run that was resumed with another batch size;
-        None where its steps are the run's.
-      weight_decay: decoupled decay a step, times the learning rate; None takes the optimizer's own default.
-      weight_decay_exclude: regular expression; variables whose path it finds are not decayed.
+      rate_by: the order of examples by which a schedule continues in a run that was resumed with another batch size;
+        None if its steps are the run's.
+      weight_decay: decoupled decay per step, times the learning rate; None is the optimizer's default.
+      weight_decay_exclude: regular expression; variables whose path it matches are not decayed.
       clip_norm: the gradients' global norm is clipped to it; 0 is off.
       clip_variable_norm: the norm of each variable's gradient is clipped to it; 0 is off.
       clip_value: each value of the gradients is clipped to [-clip_value, clip_value]; 0 is off.
-      freeze: (regular expression, step) pairs: variables whose path it finds are not updated before that step, None is
-        never; see `engine.inventory`.
-      ema_decay: decay of the weights' moving average used in evaluation; 0 is off. Embedding tables stay out of it.
-      ema_warmup: whether the decay after n updates is min(ema_decay, (1 + n) / (10 + n)), which a short run needs.
-      accumulate_steps: micro-batches that one update is made of.
-      parallel_micro_batches: of a replica's (micro-)batch: how many are computed in parallel, a thread each.
+      freeze: (regular expression, step) pairs: variables whose path it matches are not updated before that step, with
+        None never; see `engine.inventory`.
+      ema_decay: decay of the weights' moving average used in evaluation; 0 is off. Embedding tables are excluded.
+      ema_warmup: whether the decay after n updates is min(ema_decay, (1 + n) / (10 + n)), which short runs need.
+      accumulate_steps: number of micro-batches per update (gradient accumulation).
+      parallel_micro_batches: how many micro-batches of a replica's (micro-)batch run in parallel, a thread each.
       reduce_lr: whether a hook may lower the learning rates, which the step's optimizers have to follow.
-      recompute: blocks that a model calls by `engine.layers.recomputed` are computed again in the backward pass.
-      on_nonfinite: "raise" stops the run after a step that was not finite, "skip" leaves its update out.
-      debug: check shapes and labels in the step.
-      check_numerics: check every op's output (slow) and name the first that is not finite.
+      recompute: whether blocks that a model calls by `engine.layers.recomputed` are computed again in the backward pass
+        (activation checkpointing).
+      on_nonfinite: "raise" stops the run after a step that was not finite, "skip" skips its update.
+      debug: whether to check shapes and labels in the step.
+      check_numerics: whether to check every op's output (slow) and name the first that is not finite.
 
     Raises:
       UsageError: an option is out of range, or two of them clip the same gradients.
@@ -94,7 +95,7 @@ class StepOptions:
 
     @property
     def changed(self) -> dict[str, Any]:
-        """What a step has to apply, by name: the options that differ from their defaults."""
+        """The options that a step has to apply, by name: those that differ from their defaults."""
         defaults = {**vars(StepOptions()), **{name: getattr(self, name) for name in _ENGINES_OWN}}
         if self.weight_decay_exclude == WEIGHT_DECAY_EXCLUDE:
             defaults["weight_decay_exclude"] = WEIGHT_DECAY_EXCLUDE
@@ -102,12 +103,12 @@ class StepOptions:
 
     @property
     def may_skip(self) -> bool:
-        """Whether a step whose gradients are not finite is left out: float16's overflow now and then."""
+        """Whether a step whose gradients are not finite is skipped: float16's overflow now and then."""
         return self.precision == "float16" or self.on_nonfinite == "skip"
 
     @property
     def needs_norm(self) -> bool:
-        """Whether every step needs the gradients' global norm; else it is computed where somebody looks at it."""
+        """Whether every step needs the gradients' global norm; otherwise only steps that report it compute it."""
         return self.may_skip or self.clip_norm > 0
 
     def __post_init__(self):
@@ -126,7 +127,7 @@ class StepOptions:
             raise UsageError(f"ema_decay={self.ema_decay} is not a decay; use 0 (off) up to, not including, 1")
         if not self.ema_warmup and not self.ema_decay:
             raise UsageError(
-                f"ema_warmup=False is of {setting('ema_decay')}, which is off; set that too, or leave ema_warmup out"
+                f"ema_warmup=False needs {setting('ema_decay')}, which is off; set that too, or leave ema_warmup out"
             )
 
 
@@ -137,9 +138,9 @@ class RunContext:
     Attributes:
       options: of a step.
       num_classes: of the input's labels, or None.
-      vocabulary: how many ids each feature that is one has, by the feature's name; None if no feature is.
-      num_servers: that variables live on, when the run began; tables have as many shards.
-      example: a batch of one example, zeros: shapes and dtypes, in the form of the data (`engine.step.batches`).
+      vocabulary: the number of ids of each id feature, by the feature's name; None if there are none.
+      num_servers: that variables were placed on when the run began; tables have as many shards.
+      example: a batch of one example of zeros, with the data's form, shapes and dtypes (`engine.step.batches`).
     """
 
     options: StepOptions = StepOptions()
@@ -149,7 +150,7 @@ class RunContext:
     example: Any = None
 
 
-# An option that is applied in several places, and what marks them; any other is marked by its own name.
+# Options that are applied in several places, with the marks of these; any other is marked by its own name.
 _PARTS = {
     "on_nonfinite=skip": ("skipping", "ending"),
     "precision=float16": ("scaling", "unscaling", "skipping", "ending"),
@@ -168,14 +169,14 @@ _MAKE = "self.optimizer = crankshaft.make_optimizer(self, variables)"
 
 
 class Applied:
-    """What the traces of a run's steps have applied so far.
+    """The options that the traces of a run's steps have applied so far.
 
-    Traces add up: a `tf.function` that a step calls is traced once, whichever trace of the step came first.
+    Traces add up: a `tf.function` that a step calls is traced once, in the step's first trace.
 
     Attributes:
-      names: of options, or of one's places, if it is applied in several.
+      names: of options, or of the places of an option that is applied in several.
       optimizers: the `id`s of the engine's optimizers that made an update.
-      averaged: the `id`s of the tf.Variables that a step of the user's has averaged over replicas itself.
+      averaged: the `id`s of the tf.Variables that a user's step has averaged across replicas itself.
     """
 
     def __init__(self):
@@ -188,17 +189,17 @@ class Applied:
         self.names.update(names)
 
     def mark_update(self, optimizer: Any) -> None:
-        """Marks that one of the engine's optimizers makes an update, and so whatever it does in each."""
+        """Marks that one of the engine's optimizers makes an update, and all that it applies in each."""
         self.optimizers.add(id(optimizer))
         self.mark("freeze", "reduce_lr", "shard_optimizer")
         if optimizer.weight_average is not None:
             self.mark("ema_decay", "ema_warmup")
 
     def check(self, trainer, has_sharded_optimizer: bool = False) -> None:
-        """Raises UsageError, one line, for the options that are set and that nothing has applied.
+        """Raises UsageError for the options that are set and never applied.
 
         Args:
-          trainer: whose step was traced, prepared.
+          trainer: prepared; its step was traced.
           has_sharded_optimizer: whether its mesh shards the optimizer.
         """
         sharded = {"shard_optimizer": True} if has_sharded_optimizer else {}
@@ -216,7 +217,7 @@ class Applied:
         raise UsageError(f"{' and '.join(shown)} {have} no effect: {owner}{why}; {cure}, or leave the option out")
 
     def _cause(self, name: str, value: Any, has_optimizer: bool) -> tuple[str, str]:
-        """Returns why an option is not applied, and what to write: the same for options that go together."""
+        """Returns why an option is not applied, and the cure; equal for options that go together."""
         if name == "recompute":
             return (
                 " calls no layer by crankshaft.engine.layers.recomputed, so nothing would be computed again",
@@ -241,12 +242,12 @@ class Applied:
 
 
 def _marks(name: str, value: Any) -> tuple[str, ...]:
-    """Returns all that is marked where an option is applied."""
+    """Returns all marks of an option that is applied."""
     return _PARTS.get(f"{name}={value}", (name,))
 
 
 def _shown(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yields options as they were given, with their names, which are flags', in backquotes."""
+    """Yields options as they were set, named as settings."""
     for name, value in values.items():
         if name in _ARGUMENTS:
             yield f"{setting('optimizer_arg', _ARGUMENTS[name] or name)}={value}"

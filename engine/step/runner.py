@@ -43,17 +43,17 @@ class StepRunner:
     def train_step(
         self, batch, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None, jit: bool = False
     ) -> dict:
-        """Runs `Trainer.train_step` on this replica's share of a batch, which may have no example.
+        """Runs `Trainer.train_step` on this replica's share of a batch, which may have no examples.
 
         Args:
           batch: nest of tensors whose first axis is examples.
           step: see `StepContext`.
           observed: see `StepContext`.
-          readings: what was read for the step; it reads the rest.
-          jit: whether XLA compiles the step, whose kernels raise for no id: they are counted.
+          readings: the values read for the step; it reads the rest.
+          jit: whether XLA compiles the step; its kernels do not raise for ids out of range, so they are counted.
 
         Returns:
-          The metrics, zeros where there was no example.
+          The metrics, zeros without examples.
         """
         batch, present = pad_empty_batch(batch)
         with self.training(step, observed, present, readings) as context:
@@ -72,14 +72,14 @@ class StepRunner:
     def eval_step(
         self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None
     ) -> dict:
-        """Runs `Trainer.eval_step` as `train_step` runs its own, and returns the metrics."""
+        """Runs `Trainer.eval_step` likewise, and returns the metrics."""
         batch, present = pad_empty_batch(batch)
         with self._evaluation(step, present, observed, batch_number, readings):
             metrics = check_weighed(self._trainer.eval_step(batch), batch, self._trainer)
             return zero_unless(self._counted(present), metrics)
 
     def outputs(self, compute: Callable, features, step: tf.Tensor, batch_number: tf.Tensor):
-        """Returns what `compute` makes of this replica's features, which may be of no example, in an evaluation."""
+        """Returns `compute(features)` for this replica's features, which may have no examples, in an evaluation."""
         count = tf.shape(tf.nest.flatten(features)[0])[0]
         features, present = pad_empty_batch(features)
         with self._evaluation(tf.identity(step), present, None, batch_number):
@@ -87,10 +87,10 @@ class StepRunner:
         return outputs if present is None else tf.nest.map_structure(lambda x: x[:count], outputs)
 
     def _state_restorer(self, present: tf.Tensor | None) -> Callable[[dict], None]:
-        """Reads what layers assign; returns a function of a step's metrics that restores it where the step counts not.
+        """Reads the state that layers assign; returns a function of a step's metrics that restores it if needed.
 
-        The forward pass has assigned it where the step is skipped, which its metrics say, and where the replica has no
-        examples, whose own state then stays; state of all replicas does where their sum leaves it alone.
+        The forward pass has assigned it even if the step is skipped, as its metrics show, or if the replica has no
+        examples. State shared by replicas is restored only if their sum does not replace it.
         """
         inventory, reduction, may_skip = (
             self._inventory,
@@ -112,7 +112,7 @@ class StepRunner:
         return restore
 
     def _counted(self, present: tf.Tensor | None) -> tf.Tensor | None:
-        """Returns whether this replica's metrics count: where replicas see the same examples, the first one's do."""
+        """Returns whether this replica's metrics count: of replicas with the same examples, only the first one's do."""
         if self._mesh.is_sharded and self._mesh.model.rank:
             return tf.constant(False)
         return tf.equal(self._mesh.data.rank, 0) if is_only_replica() else present
@@ -121,13 +121,13 @@ class StepRunner:
     def training(
         self, step: tf.Tensor, observed: tf.Tensor, present: tf.Tensor | None = None, readings: Readings | None = None
     ) -> Iterator[StepContext]:
-        """Sets what `train_step` needs while it is traced within: layers sample by this step, on this replica.
+        """Enters the context in which `train_step` is traced: layers sample by this step and replica.
 
         Args:
           step: see `StepContext`.
           observed: see `StepContext`.
           present: see `StepContext`.
-          readings: what was read for the step.
+          readings: the values read for the step.
         """
         scale = self._inventory.loss_scale
         readings = dataclasses.replace(readings or Readings(), loss_scale=scale and scale.read())
@@ -145,7 +145,7 @@ class StepRunner:
 
     @contextlib.contextmanager
     def _context(self, step, present, observed, batch_number=None, readings=None) -> Iterator[StepContext]:
-        """Enters a step's context. Replicas with the same examples sample the same: by their data coordinate."""
+        """Enters a step's context. Replicas with the same examples sample the same, by their data coordinate."""
         alike = is_only_replica()
         replica = tf.convert_to_tensor(0 if alike else self._mesh.data.rank, tf.int32)
         shard = tf.convert_to_tensor(self._mesh.model.rank if alike else replica_id(), tf.int32)
@@ -164,17 +164,17 @@ class StepRunner:
 
 
 def _restore_unless(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf.Tensor]) -> None:
-    """Assigns a variable its value of before, unless all `counts` are true."""
+    """Assigns a variable its previous value, unless all `counts` are true."""
 
     def assign(value) -> None:
         with tf.name_scope(graphs.ENGINES_OWN):
             assign_local(variable, value)
 
-    if server_of(variable):  # others change it too, so it is left alone where it can be
+    if server_of(variable):  # others change it too, so it is assigned only if needed
         for each in counts:
             tf.cond(each, lambda: None, lambda: assign(value))
         return
-    moved = read_local(variable)  # chosen by value: a condition would have the host wait for a GPU
+    moved = read_local(variable)  # chosen by value: a condition would make the host wait for a GPU
     for each in counts:
         moved = tf.where(each, moved, value)
     assign(moved)

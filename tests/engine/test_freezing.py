@@ -142,7 +142,7 @@ def test_frozen_weights_stay_where_gradients_are_compressed_or_applied_by_the_st
 
 
 def test_what_can_not_be_frozen_is_named(bench):
-    with pytest.raises(ValueError, match="freeze=nothing is found in the path of none of the 6 weights, such as seq"):
+    with pytest.raises(ValueError, match="freeze=nothing matches the path of none of the 6 weights, such as seq"):
         bench(Deep(), (X, Y), 8, freeze=(("nothing", None),))
     with pytest.raises(ValueError, match=r"freeze=\. and all rules together freeze each of the 6 weights"):
         bench(Deep(), (X, Y), 8, freeze=((".", 2),))

@@ -77,7 +77,7 @@ def test_lora_of_a_function_trains_what_it_adds_and_of_a_model_is_one_line():
 
 
 def test_mistakes_that_only_the_model_shows_are_one_line(inside):
-    assert "--freeze=nowhere is found in the path of none of the 4 weights" in inside(*MLP, "--freeze=nowhere").mistake
+    assert "--freeze=nowhere matches the path of none of the 4 weights" in inside(*MLP, "--freeze=nowhere").mistake
     assert "nothing is left to train" in inside(*MLP, "--freeze=kernel", "--freeze=bias:2").mistake
     drifting = ("--strategy=mirrored", "--num_virtual_devices=2", "--sync_every_steps=16")
     line = inside(*MLP, *drifting, "--freeze=bias:1", "--eval_every_steps=0").mistake

@@ -121,5 +121,5 @@ def test_the_warm_up_of_the_decay_may_be_left_out(bench):
         shadows.append(average.shadows[0].numpy())
         np.testing.assert_allclose(shadows[-1], expected, rtol=1e-5, atol=1e-6)
     assert np.abs(shadows[0] - shadows[1]).max() > 1e-3
-    with pytest.raises(ValueError, match="ema_warmup=False is of ema_decay, which is off"):
+    with pytest.raises(ValueError, match="ema_warmup=False needs ema_decay, which is off"):
         bench(Mlp((5,)), data(), 16, num_classes=3, ema_warmup=False)

@@ -128,5 +128,5 @@ def test_a_tables_rows_have_their_rate(bench):
 
 @pytest.mark.parametrize("multiplier", [-1, float("nan"), None, "0.1"])
 def test_what_is_no_multiplier_is_named(bench, multiplier):
-    with pytest.raises(ValueError, match=r"Sloped.learning_rate_multiplier gives .* for .*/kernel; return a number"):
+    with pytest.raises(ValueError, match=r"Sloped.learning_rate_multiplier returns .* for .*/kernel; return a number"):
         bench(Sloped({"kernel": multiplier}), SOURCE, 5)
