@@ -1,4 +1,4 @@
-"""Updates of variables from gradients, and what belongs to them: learning rates, loss scales, averages of weights."""
+"""Optimizers, with learning rates, loss scales and averages of weights."""
 
 from .base import Optimizer
 from .keras_adapter import KerasOptimizer

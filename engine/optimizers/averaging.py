@@ -13,10 +13,10 @@ from ..reduction import per_replica
 
 
 class Shadows:
-    """Variables, each with a shadow that is its average.
+    """Variables and their shadows, which are their averages.
 
     Args:
-      pairs: of variables and shadows.
+      pairs: (variable, shadow).
     """
 
     def __init__(self, pairs: Sequence[tuple[tf.Variable, tf.Variable]]):
@@ -25,7 +25,7 @@ class Shadows:
 
     @contextlib.contextmanager
     def averages_in_place(self):
-        """Puts the averages into the variables, within; restores the variables afterwards, to the bit. Host code."""
+        """Assigns the variables their averages within this context, then restores their exact values. Host code."""
         self._swap()
         try:
             yield
@@ -33,7 +33,7 @@ class Shadows:
             self._swap()
 
     def hand_over(self) -> None:
-        """Assigns each variable its average, for good. Host code."""
+        """Assigns each variable its average permanently. Host code."""
         for variable, shadow in self._components():
             variable.assign(tf.identity(shadow))
 
@@ -44,7 +44,7 @@ class Shadows:
             shadow.assign(value)
 
     def _components(self) -> Iterator[tuple[tf.Variable, tf.Variable]]:
-        """Yields what each replica of this process holds of each variable and its shadow."""
+        """Yields each variable and its shadow on each replica of this process."""
         for pair in self._pairs():
             yield from zip(*map(per_replica.components, pair), strict=True)
 
@@ -79,14 +79,14 @@ class WeightAverage(tf.Module, Shadows):
 
     @property
     def of_variables(self) -> list[tf.Variable]:
-        """The variables that have a shadow, in order."""
+        """The variables with a shadow, in order."""
         return [variable for variable, _ in self._pairs()]
 
     def reset(self, positions: Collection[int] | None = None) -> None:
-        """Restarts averages from the variables' present values. Host code, after weights were loaded.
+        """Restarts averages from the variables' current values. Host code, called after weights were loaded.
 
         Args:
-          positions: of the variables, in the order of `build`; None is all.
+          positions: of the variables in the order of `build`; None is all.
         """
         for position, pair in enumerate(self._pairs()):
             for variable, shadow in zip(*map(per_replica.components, pair), strict=True):
@@ -97,10 +97,10 @@ class WeightAverage(tf.Module, Shadows):
         """Updates the shadows once, after the variables' update. Replica code.
 
         Args:
-          variables: in any order; those that `build` was not given have no average.
+          variables: in any order; those not passed to `build` have no average.
           updates: scalar int64, the number of updates so far.
         """
-        # 1 - min(decay, (1 + t) / (10 + t)), but in float32 1 - 0.9999 would be off by 2e-4 of itself.
+        # 1 - min(decay, (1 + t) / (10 + t)); in float32, 1 - 0.9999 would have a relative error of 2e-4.
         least = 9.0 / (10.0 + tf.cast(updates, tf.float32)) if self.warmup else 0.0
         rate = tf.maximum(1.0 - self.decay, least)
         for variable in variables:

@@ -1,6 +1,6 @@
-"""The common part of all optimizers: the learning rate, the count of updates, weight decay; that of fused kernels.
+"""The base of all optimizers (learning rate, count of updates, weight decay), and that of fused kernels.
 
-An update communicates only with the parameter server that has the variable, and where replicas share it out. Built on
+An update communicates only with the parameter server that has the variable, and if the optimizer is sharded. Built on
 the host in a strategy's scope, applied in replica code.
 """
 
@@ -33,39 +33,38 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Optimizer(tf.Module):
-    """One update of a list of variables from gradients that are already summed over all replicas.
+    """Updates a list of variables from gradients that are already summed across replicas.
 
     A subclass makes its slots (`_build_slots`) and updates (`_update`). Each replica updates its own copy of everything
-    by raw ops on `variable.handle`, so `apply` may stand inside `tf.cond` and `tf.while_loop`, and replicas that were
-    given the same gradients stay identical to the bit. Where the mesh shards the optimizer (`engine.mesh.shards`) a
-    replica has the slots of its pieces, updates these, and all gather the weights; then it may stand in no loop.
+    by raw ops on `variable.handle`, so `apply` may be called within `tf.cond` and `tf.while_loop`, and replicas with
+    the same gradients stay identical to the bit. If the mesh shards the optimizer (`engine.mesh.shards`), a replica has
+    the slots of its shards, updates these, and all gather the weights; then it can't be called in a loop.
 
     Args:
       learning_rate: a number, or a Keras LearningRateSchedule or other callable from the int64
         count of updates to a scalar.
-      weight_decay: decoupled decay (Loshchilov & Hutter, https://arxiv.org/abs/1711.05101) as Keras
-        has it: before the update, variable -= learning_rate * weight_decay * variable, all rows of it, with a
-        sparse gradient too. Of the engine's tables (`engine.layers.embeddings`) only the rows that the gradient
-        has decay, each once per update: an update of a table costs as much as the rows that it uses.
-      weight_decay_exclude: regular expression; variables whose path it is found in do not decay,
-        e.g. "bias|gamma|beta".
+      weight_decay: decoupled decay (Loshchilov & Hutter, https://arxiv.org/abs/1711.05101) as in Keras: before the
+        update, variable -= learning_rate * weight_decay * variable, for all rows, also with a sparse gradient. Of the
+        engine's tables (`engine.layers.embeddings`) only the gradient's rows decay, once per update, so that an update
+        of a table costs no more than the rows it uses.
+      weight_decay_exclude: regular expression; variables whose path it matches do not decay, e.g. "bias|gamma|beta".
       name: a valid identifier; the class's name by default.
-      of_options: whether it is made of a run's options, and of nothing else (`engine.optimizers.rules`).
+      of_options: whether it is made only from a run's options (`engine.optimizers.rules`).
 
-    Variables, made by `build` and held by a checkpoint: iterations, int64 scalar, updates applied so far;
-    learning_rate_scale, float32 scalar, 1.0 until a hook lowers it, which multiplies every rate; update_counts, int64
+    Variables, made by `build` and saved in checkpoints: iterations, int64 scalar, updates applied so far;
+    learning_rate_scale, float32 scalar, the factor of every rate, 1.0 until a hook lowers it; update_counts, int64
     [variables], the updates of each variable, by which the bias of its slots is corrected, as in PyTorch.
     """
 
     # Whether only the product of gradient and rate matters: a factor of all gradients may then be applied to the rate.
     takes_factors_as_rate = False
-    # Whether a value's update depends only on that value, its slots and its gradient: then replicas may share it out.
+    # Whether a value's update depends only on that value, its slots and its gradient: then it can be sharded.
     is_elementwise = False
-    # The moving average of the updated variables, an `engine.optimizers.averaging.WeightAverage`, where there is one.
+    # The moving average of the updated variables, an `engine.optimizers.averaging.WeightAverage`, if any.
     weight_average = None
     # The dtype in which gradients travel to a server.
     reduce_dtype = tf.float32
-    # Whether updates of one variable by fused kernels wait for one another: of several workers that share variables.
+    # Whether fused kernels' updates of one variable wait for one another, for workers that share variables.
     use_locking = False
 
     def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None, of_options=False):
@@ -79,15 +78,17 @@ class Optimizer(tf.Module):
         self.iterations = None
         self.learning_rate_scale = None
         self.update_counts = None
-        self._scale_before: tuple[tf.Tensor, tf.Tensor] | None = None  # of how many updates, which scale they had
+        self._scale_before: tuple[tf.Tensor, tf.Tensor] | None = (
+            None  # the scale before the last change, and the number of updates then
+        )
         self._targets = None
         self.built_settings: Mapping[str, Any] = types.MappingProxyType({})
 
     def __setattr__(self, name, value):
-        # A setting that the rule does not have would have no effect.
+        # An unknown setting would have no effect.
         if getattr(self, "_targets", None) is not None and name[0] != "_" and not hasattr(self, name):
             known = ", ".join(["learning_rate", *sorted(self.settings.keys() - {"of_options"})])
-            raise AttributeError(f"{self.name} has no {name} that could be set; it has {known}")
+            raise AttributeError(f"{self.name} has no setting {name}; it has {known}")
         super().__setattr__(name, value)
 
     def build(self, variables, multipliers=None):
@@ -95,8 +96,8 @@ class Optimizer(tf.Module):
 
         Args:
           variables: Keras variables or tf.Variables; their order names the slots in a checkpoint.
-          multipliers: for each variable the factor of its learning rate, and with it of its decoupled decay, as in
-            PyTorch's parameter groups; one of 0 is never updated and has no slots. None is 1 for all.
+          multipliers: the factor of each variable's learning rate and decoupled decay, as in PyTorch's parameter
+            groups; a variable with 0 is never updated and has no slots. None is 1 for all.
         """
         if self._targets is not None:
             raise RuntimeError(f"optimizer {self.name} is already built; make a new one")
@@ -110,7 +111,7 @@ class Optimizer(tf.Module):
             cause = setting("shard_optimizer") if sharded[0].piece else "a mesh's model axis"
             raise UsageError(
                 f"{cause} has each replica update a shard of {sharded[0].path} alone, and the rule of {self.name} may "
-                "look at all of it; use one of the engine's, such as adamw, or leave that out"
+                "need all of it; use one of the engine's, such as adamw, or leave that out"
             )
         if wide := [target.path for target in targets if target.variable.dtype == tf.float64]:
             raise UsageError(
@@ -128,16 +129,16 @@ class Optimizer(tf.Module):
                 ", ".join(tables),
             )
         self._targets = targets
-        self.built_settings = types.MappingProxyType(self.settings)  # a dictionary would be a part of checkpoints
+        self.built_settings = types.MappingProxyType(self.settings)  # a dictionary would be tracked by checkpoints
 
     @property
     def settings(self):
-        """The plain values by which it updates, such as `momentum`, by name; a step is traced again if one changes."""
+        """The plain hyperparameters, such as `momentum`, by name; a step is traced again if one changes."""
         return settings_of(self)
 
     @property
     def changed_settings(self):
-        """Those that were set since it was built, which a checkpoint keeps."""
+        """The settings that have changed since `build`, which a checkpoint keeps."""
         return {name: value for name, value in self.settings.items() if value != self.built_settings[name]}
 
     def restore_settings(self, values):
@@ -147,7 +148,7 @@ class Optimizer(tf.Module):
 
     @property
     def updated_variables(self):
-        """The tf.Variables given to `build` that are not frozen, in order."""
+        """The tf.Variables passed to `build` that are not frozen, in order."""
         return [target.variable for target in self._targets]
 
     @property
@@ -157,12 +158,12 @@ class Optimizer(tf.Module):
 
     @property
     def of_variables(self):
-        """All that were given to `build`, as tf.Variables, in order."""
+        """All variables passed to `build`, as tf.Variables, in order."""
         return self._targets.variables
 
     @property
     def paths(self):
-        """The paths of `updated_variables`, by the `id` of each."""
+        """The paths of `updated_variables`, by `id`."""
         return {id(target.variable): target.path for target in self._targets or ()}
 
     def current_learning_rate(self):
@@ -170,7 +171,7 @@ class Optimizer(tf.Module):
         return self._rate(tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale))
 
     def last_learning_rate(self):
-        """Returns the rate of the last update, or of the first before there is one: a float32 scalar tensor."""
+        """Returns the rate of the last update, or of the first one before it is made: a float32 scalar tensor."""
         iterations, scale = tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale)
         if self._scale_before is not None:
             updates, before = self._scale_before
@@ -178,8 +179,8 @@ class Optimizer(tf.Module):
         return self._rate(iterations, scale, updates_ago=1)
 
     def scale_learning_rate(self, scale: float) -> None:
-        """Sets what the schedule's or constant rate of the updates to come is multiplied by. Host code."""
-        # As tensors, for which nobody waits; where it was changed since the last update, that one's scale stays known.
+        """Sets the factor of the schedule's or constant rate for later updates. Host code."""
+        # As tensors, so that nothing waits; if it changed since the last update, that update's scale stays known.
         updates, before = tf.identity(self.iterations), tf.identity(self.learning_rate_scale)
         if self._scale_before is not None:
             then, first = self._scale_before
@@ -188,12 +189,12 @@ class Optimizer(tf.Module):
         self.learning_rate_scale.assign(scale)
 
     def final_average(self) -> Shadows | None:
-        """Returns averages that take effect when training ends, as those of `use_ema` in Keras's `fit`, if any."""
+        """Returns averages that replace the weights when training ends, as by `use_ema` in Keras's `fit`, if any."""
         return None
 
     @property
     def learning_rate(self):
-        """The rate of the next update, a float32 scalar tensor; may be set as `set_learning_rate` does."""
+        """The rate of the next update, a float32 scalar tensor; setting it calls `set_learning_rate`."""
         return self.current_learning_rate()
 
     @learning_rate.setter
@@ -201,38 +202,38 @@ class Optimizer(tf.Module):
         self.set_learning_rate(float(value))
 
     def set_learning_rate(self, value):
-        """Sets the rate of the updates to come. Host code.
+        """Sets the rate of later updates. Host code.
 
         Raises:
-          UsageError: a schedule gives the rate.
+          UsageError: the rate is a schedule.
         """
         rate = self._learning_rate
         constant = rate.learning_rate if isinstance(rate, Constant) else rate
         if callable(constant) or not constant:
             raise UsageError(
-                f"the learning rate of {self.name} is given by a schedule, or 0, so it can't be set to {value:g}; use "
+                f"the learning rate of {self.name} is a schedule, or 0, so it can't be set to {value:g}; use "
                 f"{setting('learning_rate_schedule', 'constant')} with a rate above 0"
             )
         self.scale_learning_rate(value / constant)
 
     def _rate(self, iterations, scale, updates_ago: int = 0):
-        """Returns the rate after so many updates, or some before, float32 scalar."""
+        """Returns the rate after `iterations - updates_ago` updates, float32 scalar."""
         rate = self._learning_rate
         if callable(rate):
             rate = rate(tf.maximum(iterations - updates_ago, 0) if updates_ago else iterations)
         return tf.cast(rate, tf.float32) * scale
 
     def read_progress(self):
-        """Returns iterations, learning_rate_scale and update_counts, float64, made where they are. Replica code."""
+        """Returns iterations, learning_rate_scale and update_counts, float64, on their device. Replica code."""
         with on_server(self.iterations):
             progress = (self.iterations, self.learning_rate_scale, self.update_counts)
             return tf.concat([tf.reshape(tf.cast(read_local(v), tf.float64), [-1]) for v in progress], 0)
 
     def _progress(self):
-        """Returns (iterations, learning_rate_scale, update_counts) as they are before the update to be made.
+        """Returns (iterations, learning_rate_scale, update_counts) before the next update.
 
-        The first update of a step may go by what the step read as it began. Further ones, and one within a condition or
-        loop, read variables where they are.
+        The first update of a step may use the values that the step read as it began. Further ones, and one within a
+        condition or loop, read the variables.
         """
         pulled = step_context().readings.progress.pop(id(self), None)
         if pulled is None or pulled.graph is not tf.compat.v1.get_default_graph():
@@ -240,9 +241,9 @@ class Optimizer(tf.Module):
         return tf.cast(pulled[0], tf.int64), tf.cast(pulled[1], tf.float32), tf.cast(pulled[2:], tf.int64)
 
     def apply_gradients(self, grads_and_vars):
-        """Raises an error that names what a step calls instead: Keras's method sums over replicas by itself."""
+        """Raises an error with the alternative: Keras's method sums across replicas by itself."""
         raise UsageError(
-            f"optimizer {self.name} has no apply_gradients, by which no option of a run would be applied; return "
+            f"optimizer {self.name} has no apply_gradients, which would ignore the run's options; return "
             "crankshaft.minimize(self, batch, losses, {'loss': self.optimizer}) from train_step"
         )
 
@@ -250,10 +251,10 @@ class Optimizer(tf.Module):
         """Updates `variables`, and their average, and counts one iteration. Replica code.
 
         Args:
-          gradients: for each variable a tensor of its shape, or of its piece's where replicas share its update out,
-            tf.IndexedSlices of its rows, or None (that variable is left alone and counts no update, as frozen ones),
-            summed over replicas already; a list or `Gradients`.
-          variables: among those `build` was given, in any order.
+          gradients: for each variable a tensor of its shape, or of its shard's if its update is sharded,
+            tf.IndexedSlices of its rows, or None (that variable is left alone and counts no update, like frozen ones),
+            summed across replicas already; a list or `Gradients`.
+          variables: among those passed to `build`, in any order.
         """
         if self._targets is None:
             raise RuntimeError(f"optimizer {self.name} is not built; call build(variables) in the strategy's scope")
@@ -277,7 +278,7 @@ class Optimizer(tf.Module):
             _close(opened)
         for target in updated:
             target.constrain()
-        # Every replica counts for itself: assign_add on a mirrored variable would synchronise.
+        # Every replica counts by itself: assign_add on a mirrored variable would synchronize.
         tf.raw_ops.AssignAddVariableOp(resource=self.iterations.handle, value=tf.ones([], tf.int64))
         positions = {target.position for target in updated}
         now = tf.constant([int(position in positions) for position in range(len(self._targets.variables))], tf.int64)
@@ -286,16 +287,16 @@ class Optimizer(tf.Module):
             self.weight_average.update(variables, tf.convert_to_tensor(self.iterations))
 
     def _build_slots(self, targets):
-        """Makes the variables the rule needs beside each target. Host code, in strategy scope."""
+        """Makes the slots of each target. Host code, in strategy scope."""
         raise NotImplementedError
 
     def _update(self, pairs, learning_rate, counts):
         """Applies the rule to (gradient, target) pairs, each at `target.rate`. Replica code.
 
         Args:
-          pairs: to be updated.
-          learning_rate: of a target with a multiplier of 1, float32 scalar.
-          counts: int64, the updates before this one of the variable at each position.
+          pairs: (gradient, target).
+          learning_rate: for a multiplier of 1, float32 scalar.
+          counts: int64, each variable's updates before this one, by position.
         """
         raise NotImplementedError
 
@@ -304,9 +305,9 @@ class Optimizer(tf.Module):
         return not (exclude and re.search(exclude, target.path))
 
     def _decay(self, pairs, factor):
-        """Decays: variable -= factor * variable, where the variable decays; of a table's shard, the gradient's rows.
+        """Applies weight decay: variable -= factor * variable; for a table's shard, only the gradient's rows.
 
-        A shard's gradients come back without duplicates, so that the rows are found once.
+        Returns the pairs; a shard's gradients are without duplicates, so that they are searched once.
         """
         decayed = []
         for gradient, target in pairs:
@@ -328,16 +329,16 @@ class Optimizer(tf.Module):
 
 
 class FusedOptimizer(Optimizer):
-    """A rule of one fused kernel per variable: its slots, a step's scalars, and two updates.
+    """A rule with one fused kernel per variable: its slots, a step's scalars, and two updates.
 
-    Slots and scalars carry the names of the kernels' arguments (https://www.tensorflow.org/api_docs/python/tf/raw_ops).
-    Slots are float32 and so must the variables be. A sparse gradient (tf.IndexedSlices) updates the rows it touches and
-    no others, after the gradients of a row that occurs more than once are summed. Under XLA the sparse kernels do not
-    compile, so there momentum, adagrad and ftrl take dense gradients only.
+    Slots and scalars have the names of the kernels' arguments (https://www.tensorflow.org/api_docs/python/tf/raw_ops).
+    Slots and variables are float32. A sparse gradient (tf.IndexedSlices) updates only the rows it touches, after
+    repeated rows are summed. XLA can't compile the sparse kernels, so with it momentum, adagrad and ftrl take only
+    dense gradients.
 
-    To a variable on a parameter server gradients travel as `reduce_dtype`.
+    Gradients are sent to a variable on a parameter server as `reduce_dtype`.
 
-    A subclass whose rule is not one for each value by itself sets `is_elementwise` to False.
+    A subclass whose rule does not apply to each value by itself sets `is_elementwise` to False.
     """
 
     is_elementwise = True
@@ -346,7 +347,7 @@ class FusedOptimizer(Optimizer):
     sparse_kernel: Callable[..., None]
 
     def initial_slots(self):
-        """Returns {slot: the number it is filled with at first}."""
+        """Returns {slot: its initial value}."""
         return {}
 
     def scalars(self, learning_rate, step):
@@ -357,7 +358,7 @@ class FusedOptimizer(Optimizer):
           step: float64 tensor [variables], 1.0 for a variable's first update.
 
         Returns:
-          {argument: number or tensor, scalar or [variables]}; they come to the kernels in float32, as scalars.
+          {argument: number or tensor, scalar or [variables]}; the kernels get float32 scalars.
         """
         return {"lr": learning_rate}
 
@@ -384,7 +385,7 @@ class FusedOptimizer(Optimizer):
             if variable.dtype != tf.float32:
                 raise UsageError(
                     f"variable {target.path} is {variable.dtype.name}, and {self.name} updates "
-                    "float32; keep variables in float32 and compute in less (mixed precision)"
+                    "float32; keep variables in float32 and compute in 16 bits (mixed precision)"
                 )
             with strategy.extended.colocate_vars_with(variable):
                 slots[target.key] = {
@@ -415,7 +416,7 @@ class FusedOptimizer(Optimizer):
                 self._apply(there, values, dict(zip(scalars, exact, strict=True)))
 
     def _apply(self, pairs, values, scalars):
-        """Runs the kernels, each with its slots; `values` are the gradients', of touched rows or of all."""
+        """Runs the kernels, each with its slots; `values` are the gradients', for touched rows or all."""
         each = {name: tf.unstack(value) for name, value in scalars.items() if value.shape.rank}
         for (gradient, target), value in zip(pairs, values, strict=True):
             slots = {name: slot.handle for name, slot in self.slots[target.key].items()}
@@ -427,26 +428,26 @@ class FusedOptimizer(Optimizer):
 
 
 def settings_of(optimizer: Any) -> dict[str, Any]:
-    """Returns the plain values among an optimizer's attributes that bear the names of its constructor's arguments."""
+    """Returns an optimizer's attributes that are plain values and named like its constructor's arguments."""
     values = vars(optimizer)
     return {name: values[name] for name in _arguments(optimizer.__class__) if isinstance(values.get(name, ()), _PLAIN)}
 
 
 @functools.cache
 def _arguments(kind: Any) -> list[str]:
-    """Returns the names of a class's arguments, and of those that its bases collect."""
+    """Returns the names of a class's constructor's arguments, including its bases'."""
     return sorted({name for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters})
 
 
 def _shape(gradient, target):
-    """Returns the shape of a gradient's values: a `tf.TensorShape`, or, for rows, whose number varies, a tensor."""
+    """Returns the shape of a gradient's values: a `tf.TensorShape`, or a tensor for rows, whose number varies."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.concat([tf.shape(gradient.indices), target.variable.shape[1:]], 0)
     return target.variable.shape
 
 
 def _by_server(pairs):
-    """Groups pairs by the server of their target's variable, None where it is on none, in order."""
+    """Groups pairs by the server of their target's variable, or None, in order."""
     groups: dict[str | None, list] = {}
     for gradient, target in pairs:
         groups.setdefault(server_of(target.variable), []).append((gradient, target))
@@ -454,7 +455,7 @@ def _by_server(pairs):
 
 
 class _Target:
-    """A variable to update: its name in checkpoints, and its value on this replica. Made in the strategy's scope."""
+    """A variable to update: its name in checkpoints and its value on this replica. Made in the strategy's scope."""
 
     def __init__(self, variable, position, multiplier=1.0):
         self.original = variable
@@ -468,17 +469,17 @@ class _Target:
 
     @property
     def is_updated(self) -> bool:
-        """Whether the step that is traced updates it: it is not frozen, for good or at this step."""
+        """Whether the traced step updates it: it is not frozen, permanently or at this step."""
         return bool(self.multiplier) and id(self.variable) not in step_context().frozen
 
     @property
     def slot_sharding(self) -> Sharding | None:
-        """How its slots are sharded over the mesh; None where each replica has them whole."""
+        """How its slots are sharded over the mesh; None if each replica has them whole."""
         return self.piece.sharding if self.piece else sharding_of(self.variable)
 
     @property
     def slot_shape(self) -> Sequence[int]:
-        """What each replica has of a slot."""
+        """The shape of a slot on each replica."""
         return self.piece.sharding.local_shape if self.piece else self.variable.shape
 
     @property
@@ -505,9 +506,9 @@ class _Target:
 
 
 class _OpenPiece(_Target):
-    """The piece of a target that this replica updates, while it does. Replica code.
+    """The shard of a target that this replica updates. Replica code.
 
-    The kernels update a variable of its own, which is gone with the update. `close` ends it.
+    The kernels update a temporary variable; `_close` gathers and frees it.
     """
 
     def __init__(self, target: _Target):
@@ -517,7 +518,7 @@ class _OpenPiece(_Target):
 
     @classmethod
     def of(cls, gradient, target: _Target) -> tuple[tf.Tensor, _OpenPiece]:
-        """Opens a target's piece, and returns it behind its gradient; of a whole one it takes the piece's."""
+        """Opens a target's shard; returns (its gradient, the shard), taking the shard of a whole gradient."""
         gradient = tf.convert_to_tensor(gradient)
         if gradient.shape == target.variable.shape:
             gradient = target.piece.own(gradient)
@@ -525,7 +526,7 @@ class _OpenPiece(_Target):
 
 
 def _close(opened: Sequence[_OpenPiece]) -> None:
-    """Gathers the values of variables of which each replica has updated its piece. Replica code."""
+    """Gathers the values of variables whose shards the replicas have updated. Replica code."""
     wholes = shards.gather((target.piece, target.read()) for target in opened)
     for target, value in zip(opened, wholes, strict=True):
         assign_local(target.whole.variable, value)
@@ -545,7 +546,7 @@ class _Targets:
 
     @property
     def variables(self):
-        """All variables, frozen ones too, in order."""
+        """All variables, including frozen ones, in order."""
         return [target.variable for target in self._by_id.values()]
 
     def rates(self, learning_rate):
@@ -563,5 +564,6 @@ class _Targets:
         except KeyError:
             raise UsageError(
                 f"optimizer {self._owner} was built without variable {path_of(variable)}; pass every variable to "
-                "build. What a layer makes in a later call, let it make in its build, or call it in build_model"
+                "build. If a layer makes it in a later call, make it in the layer's build, or call the layer in "
+                "build_model"
             ) from None

@@ -1,4 +1,4 @@
-"""Any Keras optimizer as an engine optimizer: its update rule without its all-reduce.
+"""Adapts Keras optimizers to the engine: their update rule without their all-reduce.
 
 Built on the host in a strategy's scope, applied in replica code.
 """
@@ -17,25 +17,24 @@ _THE_ENGINES_OWN = {
     "clipvalue": "use the engine's clip_value",
     "global_clipnorm": "use the engine's clip_norm",
     "use_ema": "use the engine's ema_decay",
-    "gradient_accumulation_steps": "use the engine's accumulate_steps, and a batch size so many times as large: it is "
-    "that of a whole update",
+    "gradient_accumulation_steps": "use the engine's accumulate_steps, with the batch size of a whole update",
     "loss_scale_factor": "use the engine's precision",
 }
 _OF_COMPILE = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema")
 
 
 class KerasOptimizer(Optimizer):
-    """A Keras optimizer's `update_step`, variable by variable, with nothing exchanged.
+    """Applies a Keras optimizer's `update_step` to each variable, without communication.
 
-    The object's own `apply` sums gradients over replicas, always; it is never called.
+    The optimizer's own `apply`, which always sums gradients across replicas, is never called.
 
     Args:
       optimizer: a Keras optimizer made in the scope of the strategy that runs it, or a function
         without arguments that makes one, which `build` calls.
-      learning_rate: None leaves the object its own rate or schedule.
-      weight_decay: None leaves the object its own decay and exclusions.
-      as_compiled: whether the trainer has taken its clipping as the engine's, and its average of the weights is to be
-        kept as Keras's `fit` does: evaluations do not use it.
+      learning_rate: None keeps the optimizer's rate or schedule.
+      weight_decay: None keeps the optimizer's decay and exclusions.
+      as_compiled: whether the trainer applies its clipping as the engine's, and its average of the weights is used as
+        in Keras's `fit`: not in evaluations.
       **arguments: Optimizer's others.
     """
 
@@ -46,7 +45,7 @@ class KerasOptimizer(Optimizer):
         made = isinstance(optimizer, tf.keras.optimizers.Optimizer)
         if not made and not callable(optimizer):
             raise UsageError(f"{optimizer!r} is not an optimizer; {_KINDS}")
-        # Behind a function, so that a checkpoint finds the object in one place only.
+        # Behind a function, so that a checkpoint finds the optimizer only once.
         self._make = (lambda: optimizer) if made else optimizer
 
     def _rate(self, iterations, scale, updates_ago=0):
@@ -82,10 +81,10 @@ class KerasOptimizer(Optimizer):
 
     @property
     def settings(self):
-        """Those of the Keras optimizer.
+        """The settings of the Keras optimizer.
 
         Raises:
-          UsageError: one has changed that the engine has taken as the optimizer was built.
+          UsageError: one that the engine applies has changed since the optimizer was built.
         """
         optimizer, built = self.keras_optimizer, self.built_settings
         settings = {**settings_of(optimizer), "weight_decay": self.weight_decay}
@@ -103,19 +102,19 @@ class KerasOptimizer(Optimizer):
     def _build_slots(self, targets):
         optimizer = self._make()
         if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
-            raise UsageError(f"{optimizer!r} was made where an optimizer was to be; {_KINDS}")
+            raise UsageError(f"{optimizer!r} was made instead of an optimizer; {_KINDS}")
         for option, cure in _THE_ENGINES_OWN.items():
             value = getattr(optimizer, option, None)
             if value and option in self._refused:
                 raise UsageError(
-                    f"Keras optimizer {optimizer.name} has {option}={value}, which is the engine's "
-                    f"to do; leave it out and {cure}"
+                    f"Keras optimizer {optimizer.name} has {option}={value}, which the engine "
+                    f"does; leave it out and {cure}"
                 )
         for method in ("apply", "apply_gradients"):
             if getattr(type(optimizer), method) is not getattr(tf.keras.optimizers.Optimizer, method):
                 raise UsageError(
-                    f"Keras optimizer {optimizer.name} has {method} of its own, which is never called, since it would "
-                    "sum over replicas; override update_step"
+                    f"Keras optimizer {optimizer.name} overrides {method}, which is never called, since it would "
+                    "sum across replicas; override update_step"
                 )
         if not keras.belongs_to_current_strategy(optimizer):
             raise UsageError(
@@ -130,26 +129,26 @@ class KerasOptimizer(Optimizer):
         return super()._decays(target) and keras.decays(self.keras_optimizer, target.original)
 
     def _update(self, pairs, learning_rate, counts):
-        # Keras squares the values of slices one by one: of a row that occurs twice it would take a sum of squares.
+        # Keras squares the values of slices one by one: a repeated row would get a sum of squares.
         gradients = [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g, _ in pairs]
         variables = [_on_this_replica(target.variable) for _, target in pairs]
         each = tf.unstack(counts)
         rates = [(target.rate(learning_rate), each[target.position]) for _, target in pairs]
         try:
             keras.update(self.keras_optimizer, gradients, variables, rates, [each[t.position] for t in self._targets])
-        except (AttributeError, IndexError, KeyError) as error:  # of slots that were not made
+        except (AttributeError, IndexError, KeyError) as error:  # a slot that was not made
             if not (changed := self.changed_settings):
                 raise
             raise UsageError(
-                f"{', '.join(changed)} of Keras optimizer {self.keras_optimizer.name}, as it is set in the run, needs "
-                "optimizer state that was not made; make the optimizer with a value other than 0 of it"
+                f"{', '.join(changed)} of Keras optimizer {self.keras_optimizer.name}, as set in the run, needs "
+                "optimizer state that was not made; make the optimizer with a value other than 0"
             ) from error
 
 
 def _on_this_replica(variable):
-    """Returns this replica's part of a mirrored variable.
+    """Returns this replica's copy of a mirrored variable.
 
-    Assigning to the whole would, if its aggregation says so, first average it over the replicas.
+    Assigning to the mirrored variable could average it across replicas first, by its aggregation.
     """
     parts = tf.distribute.get_strategy().experimental_local_results(variable)
     return next((part for part in parts if part.handle is variable.handle), variable)

@@ -18,7 +18,7 @@ class DynamicLossScale(tf.Module):
 
     Args:
       initial: the first scale, 2^15 as in Keras.
-      growth_steps: finite steps in a row after which the scale doubles.
+      growth_steps: consecutive finite steps after which the scale doubles.
     """
 
     def __init__(self, initial: float = 2.0**15, growth_steps: int = 2000):
@@ -28,24 +28,23 @@ class DynamicLossScale(tf.Module):
         self.growth_steps = growth_steps
 
     def build(self) -> None:
-        """Makes the two variables that a checkpoint keeps. Host code, in the strategy's scope."""
+        """Makes the two variables, which checkpoints keep. Host code, in the strategy's scope."""
         kind = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
         self.value = tf.Variable(self.initial, dtype=tf.float32, name="loss_scale", **kind)
         self.good_steps = tf.Variable(0, dtype=tf.int64, name="good_steps", **kind)
 
     def expect_sums(self, examples: float) -> None:
-        """Expects losses to be sums over about so many examples, for which a scale meant for means would be too high.
+        """Sets the approximate number of examples that losses are sums over: a scale for means would be too high.
 
-        They are divided by the nearest power of two: a mean's range, and no bit is lost. Host code, before a step is
-        traced; the same number for all replicas, since a layer's gradients may be sums over them.
+        They are divided by the nearest power of two, which gives a mean's range and loses no bit. Host code, called
+        before a step is traced, with the same number for all replicas, since a layer may sum gradients across them.
         """
         self._examples = 2.0 ** round(math.log2(max(1.0, examples)))
 
     def read(self) -> tf.Tensor:
-        """Returns what losses are multiplied by, scalar float32.
+        """Returns the factor of losses, scalar float32.
 
-        It is read once for all of a step (`step.context.Readings`): around parameter servers another worker may change
-        it meanwhile.
+        Read once per step (`step.context.Readings`): with parameter servers another worker may change it meanwhile.
         """
         return tf.convert_to_tensor(self.value) / self._examples
 
@@ -54,7 +53,7 @@ class DynamicLossScale(tf.Module):
         good = tf.where(finite, self.good_steps + 1, 0)
         grow = good >= self.growth_steps
         scale = tf.convert_to_tensor(self.value)
-        # 1 and 2^24 bound it: below 1 scaling cannot help, above 2^24 a float32 loss of 1 loses its ulp of 2^-24.
+        # Bounded by 1 and 2^24: below 1 scaling can't help, above 2^24 a float32 loss of 1 loses its ulp of 2^-24.
         scale = tf.where(finite, tf.where(grow, tf.minimum(scale * 2, 2.0**24), scale), tf.maximum(scale / 2, 1.0))
         assign_local(self.value, scale)
         assign_local(self.good_steps, tf.where(grow, tf.zeros_like(good), good))

@@ -1,7 +1,7 @@
 """Updates by TensorFlow's fused kernels: sgd, momentum, adam, adamw, adagrad, rmsprop and ftrl.
 
-Each equals Keras's own; any other Keras optimizer is found by name. The rules are replica code. Last come, as host
-code, the optimizer that a run's options describe, and which of these options another one has the values of.
+Each equals Keras's own; any other Keras optimizer is found by name. The rules are replica code. The functions at the
+end, host code, make the optimizer that a run's options describe, and return which options an optimizer applies.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from . import schedules
 from .base import FusedOptimizer, Optimizer
 from .keras_adapter import KerasOptimizer
 
-# Of the engine's rules and of Keras's, which agree on the names. A tuple's or list's is that of each of its numbers.
+# For the engine's rules and Keras's, which agree on the names; applied to each number of a tuple or list.
 ARGUMENTS: dict[str, Interval | Expression] = {
     **dict.fromkeys(("beta_1", "beta_2", "rho", "momentum", "adam_beta_1", "adam_beta_2"), DECAY),
     **dict.fromkeys(("epsilon", "epsilon_1", "epsilon_2", "clip_threshold", "rms_rate"), POSITIVE),
@@ -45,7 +45,7 @@ ARGUMENTS: dict[str, Interval | Expression] = {
 
 
 class SGD(FusedOptimizer):
-    """Gradient descent without memory: variable -= learning_rate * gradient."""
+    """Plain gradient descent: variable -= learning_rate * gradient."""
 
     takes_factors_as_rate = True
 
@@ -62,9 +62,9 @@ class SGD(FusedOptimizer):
 
 
 class Momentum(FusedOptimizer):
-    """Gradient descent with momentum, Nesterov's if asked; Keras's SGD(momentum=...).
+    """Gradient descent with momentum, optionally Nesterov's; Keras's SGD(momentum=...).
 
-    With sparse gradients, the momentum of a row that is not touched neither decays nor moves it.
+    With sparse gradients, the momentum of an untouched row neither decays nor moves it.
     Sutskever et al., http://proceedings.mlr.press/v28/sutskever13.html.
     """
 
@@ -96,8 +96,8 @@ def outer(learning_rate: float = 0.7, momentum: float = 0.9) -> Momentum:
 class Adam(FusedOptimizer):
     """Adam (Kingma & Ba, https://arxiv.org/abs/1412.6980), epsilon outside the bias correction.
 
-    With sparse gradients it is *lazy*: only touched rows are updated, and the moments of the others do not decay; when
-    a row is touched again, its moments are those it had. The bias correction counts all updates, not the row's own.
+    With sparse gradients it is *lazy*: only touched rows are updated, and the moments of the others do not decay. The
+    bias correction counts all updates, not the row's own.
     """
 
     def __init__(self, learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7, **arguments):
@@ -121,7 +121,7 @@ class Adam(FusedOptimizer):
         }
 
     def dense_kernel(self, sparse_lr, **arguments):
-        # The kernel would correct the rate by powers in float32, of which 1 - 0.999 keeps four digits.
+        # The kernel would correct the rate by powers in float32, in which 1 - 0.999 keeps four digits.
         tf.raw_ops.ResourceApplyAdam(beta1_power=0.0, beta2_power=0.0, **arguments)
 
     def sparse(self, var, slots, gradient, indices, scalars):
@@ -162,10 +162,10 @@ class Adagrad(FusedOptimizer):
 
 
 class RMSprop(FusedOptimizer):
-    """RMSprop (Tieleman & Hinton, Coursera 2012, lecture 6e), with momentum and centring on demand.
+    """RMSprop (Tieleman & Hinton, Coursera 2012, lecture 6e), optionally with momentum and centering.
 
-    With sparse gradients the averages and the momentum of rows that are not touched do not decay.
-    The kernel's sparse forms exist for CPUs only, so these updates are gathered and scattered.
+    With sparse gradients the averages and the momentum of untouched rows do not decay. The sparse kernels exist only
+    for CPUs, so these updates are gathered and scattered.
     """
 
     def __init__(
@@ -222,9 +222,9 @@ class RMSprop(FusedOptimizer):
 class Ftrl(FusedOptimizer):
     """FTRL-Proximal (McMahan et al., https://research.google/pubs/pub41159/) with L2 shrinkage.
 
-    The rule computes a variable again from its slots, so a dense update sets a weight whose gradient has always been
-    zero to zero; a sparse update leaves a row that was never touched as it began. It divides by the learning rate: a
-    schedule must not reach zero.
+    The rule recomputes a variable from its slots, so a dense update sets a weight whose gradient was always zero to
+    zero; a sparse update leaves an untouched row unchanged. It divides by the learning rate: a schedule must not reach
+    zero.
     """
 
     dense_kernel = staticmethod(tf.raw_ops.ResourceApplyFtrlV2)
@@ -268,10 +268,10 @@ def build(name, learning_rate=None, **arguments):
     Args:
       name: one of NAMES, or any class in tf.keras.optimizers; case does not matter.
       learning_rate: a number or a schedule; None takes the rule's default.
-      **arguments: hyper-parameters, under Keras's names, and Optimizer's own.
+      **arguments: hyperparameters, with Keras's names, and `Optimizer`'s.
 
     Raises:
-      ValueError: an unknown name or argument; names the nearest.
+      ValueError: an unknown name or argument, with the nearest known one.
     """
     classes = named()
     lower = name.lower()
@@ -306,9 +306,9 @@ def _weight(beta, step):
 
 
 def _in_kernel(beta):
-    """Returns the beta by which a kernel averages, in float32: for 0.999 it subtracts 1.3e-5 more of 1 than asked.
+    """Returns the beta with which a kernel averages, in float32: for 0.999, 1 - beta is larger by a relative 1.3e-5.
 
-    Divided by its own weights, that average differs from the one asked for only by how much it remembers.
+    Divided by its own weights, that average differs from the intended one only in its time constant.
     """
     return float(np.float32(beta))
 
@@ -337,7 +337,7 @@ _CLOSE = 1e-6  # relative: rates are float32
 
 
 def rate_of_options(options: StepOptions) -> tf.keras.optimizers.schedules.LearningRateSchedule:
-    """Makes the schedule of a run's learning rate, its warm-up included."""
+    """Makes the schedule of a run's learning rate, including its warm-up."""
     name, arguments = options.learning_rate_schedule, options.learning_rate_schedule_arg
     schedule = schedules.build(
         name, options.learning_rate, options.total_steps, warmup_steps=options.warmup_steps, **arguments
@@ -355,10 +355,10 @@ def make_from_options(options: StepOptions) -> Optimizer:
 
 
 def options_of(optimizer: Optimizer | tf.keras.optimizers.Optimizer, options: StepOptions) -> set[str]:
-    """Returns the names of the options whose values an optimizer has, one of the engine's or Keras's, built.
+    """Returns the names of the options that a built optimizer, the engine's or Keras's, applies.
 
-    Of one that was not made of the options, its values are compared: a program may have read them. A rate that is a
-    function of its own, and not a number or a schedule, counts as the run's.
+    If it was not made from the options, values are compared: a program may have read them. A rate that is a function,
+    not a number or a schedule, counts as the run's.
     """
     decay = optimizer.weight_decay or 0.0
     excludes = decay and getattr(optimizer, "weight_decay_exclude", None) == options.weight_decay_exclude

@@ -1,4 +1,4 @@
-"""Learning rates over the steps of a run: Keras schedules found by name, and a linear warm-up for all of them.
+"""Learning-rate schedules: Keras schedules found by name, with an optional linear warm-up.
 
 Made on the host, called in replica code with the number of updates applied so far.
 """
@@ -49,7 +49,7 @@ class WarmUp(tf.keras.optimizers.schedules.LearningRateSchedule):
         self.warmup_steps = warmup_steps
 
     def __call__(self, step):
-        # float32 holds whole numbers exactly up to 2**24 only, so steps are subtracted as int64.
+        # float32 represents whole numbers exactly only up to 2**24, so steps are subtracted as int64.
         step = tf.cast(step, tf.int64)
         fraction = tf.cast(step + 1, tf.float32) / (self.warmup_steps + 1)
         after = tf.maximum(step - self.warmup_steps, 0)
@@ -65,7 +65,7 @@ class WarmUp(tf.keras.optimizers.schedules.LearningRateSchedule):
 
 
 class ByExamples(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule that goes on by examples in a run that was resumed with another batch size (`Order.rate_step`)."""
+    """A schedule that continues by examples in a run that was resumed with another batch size (`Order.rate_step`)."""
 
     def __init__(self, schedule, order):
         self.schedule = schedule
@@ -90,18 +90,18 @@ def _deserialized(config):
 
 
 def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
-    """Makes the schedule called `name`, which begins with a warm-up when `warmup_steps` > 0.
+    """Makes the schedule called `name`, which begins with a warm-up if `warmup_steps` > 0.
 
     Args:
       name: constant, cosine, cosine_restarts, exponential, polynomial or piecewise; case does not matter.
-      learning_rate: the rate that the warm-up rises to and the schedule starts from.
-      total_steps: updates in the whole run, the warm-up included. What decays, decays over the
-        steps after the warm-up, and every step among the arguments is counted from there.
+      learning_rate: the rate at the end of the warm-up and the start of the schedule.
+      total_steps: updates in the whole run, including the warm-up. The schedule decays over the steps after the
+        warm-up, and steps in the arguments are counted from there.
       warmup_steps: updates of the warm-up; 0 for none.
       **arguments: those of the schedule:
         cosine: alpha=0.0 (the last rate as a share of the first), decay_steps.
-        cosine_restarts: first_decay_steps (of the first period), t_mul=2.0 (each period's length beside the one
-          before), m_mul=1.0 (each one's first rate beside that), alpha=0.0. Loshchilov and Hutter,
+        cosine_restarts: first_decay_steps (of the first period), t_mul=2.0 (each period's length relative to the one
+          before), m_mul=1.0 (its first rate likewise), alpha=0.0. Loshchilov and Hutter,
           https://arxiv.org/abs/1608.03983.
         exponential: decay_rate=0.1, decay_steps, staircase=False.
         polynomial: end_learning_rate=0.0, power=1.0, decay_steps.
@@ -113,7 +113,7 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
       A Keras LearningRateSchedule: (integer scalar step) -> float32 scalar.
 
     Raises:
-      UsageError: an unknown name or argument (naming the nearest), or step counts that leave the schedule no step.
+      UsageError: an unknown name or argument (with the nearest known one), or no step left for the schedule.
     """
     schedule_name = name.lower()
     if schedule_name not in _SCHEDULES:
@@ -134,7 +134,7 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
 
 
 def named() -> dict[str, Callable]:
-    """Returns what makes each schedule, by name: a function of (learning_rate, remaining_steps, **arguments)."""
+    """Returns the functions that make schedules, by name, from (learning_rate, remaining_steps, **arguments)."""
     return dict(_SCHEDULES)
 
 
@@ -148,7 +148,7 @@ def _cosine(learning_rate, remaining_steps, alpha=0.0, decay_steps=None):
 
 def _cosine_restarts(learning_rate, remaining_steps, first_decay_steps=0, t_mul=2.0, m_mul=1.0, alpha=0.0):
     if not first_decay_steps:
-        raise UsageError("schedule cosine_restarts has no first_decay_steps; give the steps of its first period")
+        raise UsageError("schedule cosine_restarts needs first_decay_steps; set the steps of its first period")
     return _keras.CosineDecayRestarts(learning_rate, first_decay_steps, t_mul, m_mul, alpha)
 
 
@@ -163,7 +163,7 @@ def _polynomial(learning_rate, remaining_steps, end_learning_rate=0.0, power=1.0
 def _piecewise(learning_rate, remaining_steps, boundaries=(), values=None):
     boundaries = list(boundaries)
     if not boundaries:
-        raise UsageError("schedule piecewise has no boundaries; name the steps where the rate changes")
+        raise UsageError("schedule piecewise needs boundaries; set the steps at which the rate changes")
     if not all(before < after for before, after in itertools.pairwise(boundaries)):
         raise UsageError(
             f"schedule piecewise has boundaries {', '.join(map(str, boundaries))}; use steps each later than the one "

@@ -73,7 +73,7 @@ MISTAKES = {
     "is not a tf.keras.callbacks.Callback": (mlp, {"callbacks": [keras.callbacks.Callback]}),
     "validation_data is of 4 parts": (mlp, {"validation_data": (1, 2, 3, 4)}),
     "hooks=3 is not a list": (mlp, {"hooks": 3}),
-    "has apply of its own, which is never called": (lambda: mlp(Halves()), {}),
+    "overrides apply, which is never called": (lambda: mlp(Halves()), {}),
     "batch_size=8, and x comes in batches of 16": (
         mlp,
         {"x": Batches(sample(8), classes(3)), "y": None, "batch_size": 8},

@@ -416,9 +416,7 @@ def test_a_rate_that_is_set_in_the_optimizer_is_the_next_updates():
         opened.train(steps=1)
         np.testing.assert_array_equal(bias.numpy(), before)
         assert moved > 0
-        with pytest.raises(
-            AttributeError, match=r"sgd has no beta_1 that could be set; it has learning_rate, weight_decay"
-        ):
+        with pytest.raises(AttributeError, match=r"sgd has no setting beta_1; it has learning_rate, weight_decay"):
             opened.trainer.optimizer.beta_1 = 0.5
 
 
