@@ -96,7 +96,7 @@ class Inventory:
 
     @cached_property
     def aggregated(self) -> list[Aggregated]:
-        """Variables that each replica assigns by itself, and their aggregation: as declared; moving statistics' mean."""
+        """Variables that each replica assigns by itself, and their aggregation, as declared or the mean."""
         moving = {id(v): Aggregated(v) for v in self.moving_statistics if not per_replica.differs(v)}
         return [*{**moving, **{key: each for key, each in self._declared.items() if key in self.own_state}}.values()]
 

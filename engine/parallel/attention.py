@@ -1,6 +1,6 @@
 """Causal attention whose heads are sharded over a mesh's axis `model`. Replica code.
 
-Axes: B batch, T positions, K key-value heads of this replica, G query heads to each of them, D size of a head.
+Axes: B batch, T positions, K key-value heads of this replica, G query heads per key-value head, D size of a head.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ class Attention(tf.keras.layers.Layer):
     https://arxiv.org/abs/2305.13245; rotary positions: Su et al. 2021, https://arxiv.org/abs/2104.09864.
 
     Each replica has heads / model of the heads: their columns of the projection to queries, keys and values, and their
-    rows of the output projection. So the forward pass sums `width` values a token over `model`, after the output
-    projection, and the backward pass as many, of x's gradient. Scores and softmax are float32 whatever the layer
-    computes in.
+    rows of the output projection. So the forward pass sums `width` values per token over `model`, after the
+    output projection, and the backward pass as many, of x's gradient. Scores and softmax are always float32.
 
-    The first projection's columns are ordered by key-value head: the G query heads, the key, the value of each. So a
-    cut into equal ranges of columns shards it by heads.
+    The first projection's columns are ordered by key-value head: the G query heads, the key, the value of each. So
+    equal ranges of columns shard it by heads.
 
     Args:
       heads: query heads; divides the width unless `head_size` is given.
@@ -44,7 +43,7 @@ class Attention(tf.keras.layers.Layer):
       rotary: whether queries and keys are rotated by their positions.
       dropout: rate of dropout of the attention's weights.
       use_bias: whether the two projections have biases.
-      stddev: of the normal distribution that weights are sampled from; None as `Dense`.
+      stddev: of the weights' normal distribution; None as `Dense`.
       output_stddev: the output projection's; None is `stddev`.
       **arguments: as Keras's `Layer`.
     """
@@ -74,10 +73,10 @@ class Attention(tf.keras.layers.Layer):
     def build(self, input_shape):
         width, group = input_shape[-1], self.heads // self.kv_heads
         if not self.head_size and width % self.heads:
-            raise UsageError(f"heads={self.heads} does not divide the width, {width}; use a divisor, or give head_size")
+            raise UsageError(f"heads={self.heads} does not divide the width, {width}; use a divisor, or set head_size")
         self.own_size = self.head_size or width // self.heads
         if self.rotary and self.own_size % 2:
-            raise UsageError(f"rotary positions turn pairs, and heads are of size {self.own_size}; use an even one")
+            raise UsageError(f"rotary positions need an even head size, and {self.own_size} is odd; use an even one")
         made = {"use_bias": self.use_bias, "dtype": self.dtype_policy}
         columns = self.kv_heads * (group + 2) * self.own_size
         with self.mesh.scope():
@@ -95,9 +94,9 @@ class Attention(tf.keras.layers.Layer):
         """Returns the outputs; with a cache, (outputs, the cache with the T new positions).
 
         Args:
-          x: [B, T, width]; T may be unknown when it is traced.
-          cache: keys and values of the positions before x's, which are attended to as well; for generation.
-          position: scalar int32, the first of x's positions: how many the cache holds.
+          x: [B, T, width]; T may be unknown when traced.
+          cache: keys and values of the positions before x's, to which x attends too; for generation.
+          position: scalar int32, the first of x's positions: the number of positions in the cache.
           training: whether dropout is applied.
         """
         group, length = self.heads // self.kv_heads, _size(x, 1)
@@ -118,7 +117,7 @@ class Attention(tf.keras.layers.Layer):
     def _attend(self, queries, keys, values, position, training) -> tf.Tensor:
         """Returns each head's weighted mean of values, [B, K, G, T, D]."""
         group, length, shape = queries.shape[2], _size(queries, 3), tf.shape(queries)
-        # The queries of a group are rows of one product with their key-value head, so keys need not be repeated.
+        # A group's queries are rows of one product with their key-value head, so keys need not be repeated.
         rows = tf.reshape(queries, [_size(queries, 0), self.own_kv_heads, group * length, self.own_size])
         scores = tf.cast(tf.matmul(rows * self.own_size**-0.5, keys, transpose_b=True), tf.float32)
         scores += _mask(length, _size(keys, 2), position, group)
@@ -136,7 +135,7 @@ class Attention(tf.keras.layers.Layer):
 
 
 def _rotated(x: tf.Tensor, position) -> tf.Tensor:
-    """Turns pairs (i, i + D/2) of x [..., T, D] by position / 10000^(2i/D)."""
+    """Rotates pairs (i, i + D/2) of x [..., T, D] by position / 10000^(2i/D)."""
     length, half = _size(x, -2), x.shape[-1] // 2
     rates = np.float32(10000.0 ** (-np.arange(half) / half))
     positions = tf.cast(position + tf.range(length), tf.float32)
@@ -147,7 +146,7 @@ def _rotated(x: tf.Tensor, position) -> tf.Tensor:
 
 
 def _mask(queries, keys, position, group: int) -> tf.Tensor:
-    """Returns [group x queries, keys]: 0 where a query may attend to a key, else -1e9, which no score makes up for."""
+    """Returns [group x queries, keys]: 0 where a query may attend to a key, else -1e9, more than any score."""
     may = tf.range(keys) <= position + tf.range(queries)[:, tf.newaxis]
     return tf.tile(tf.where(may, 0.0, -1e9), [group, 1])
 
@@ -160,5 +159,5 @@ def _written(old: tf.Tensor, new: tf.Tensor, position) -> tf.Tensor:
 
 
 def _size(x: tf.Tensor, axis: int) -> int | tf.Tensor:
-    """Returns the size along an axis: an int if it is known when it is traced, else a scalar int32."""
+    """Returns the size along an axis: an int if it is known when traced, else a scalar int32."""
     return tf.shape(x)[axis] if x.shape[axis] is None else x.shape[axis]

@@ -1,8 +1,8 @@
-"""How the values that replicas give a variable in a step become one: by its declared `tf.VariableAggregation`.
+"""Aggregates the values that replicas assign to a variable in a step, by its declared `tf.VariableAggregation`.
 
-Layers compute state from their replica's examples: batch normalisation its moving statistics, a codebook its counts.
-TensorFlow would aggregate at each assignment, by a sum that may not stand in a loop and in which a stand-in for missing
-examples would count. Here each replica assigns its own copy, and the copies become one in the sum of the gradients.
+Layers compute state from their replica's examples, such as batch normalization's moving statistics or a codebook's
+counts. TensorFlow would aggregate at each assignment, by a sum that may not be in a loop and would count padded
+examples. Here each replica assigns its own copy, and the copies are aggregated with the sum of the gradients.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from ..step.context import step_context
 from . import per_replica
 
 MEAN, SUM = tf.VariableAggregation.MEAN, tf.VariableAggregation.SUM
-_LOW = 1 << 12  # integers travel as two float32, of which sums over thousands of replicas are exact
-_OF_RNN = "rnn_state"  # Keras's name for what a stateful layer ends a batch with
+_LOW = 1 << 12  # integers are sent as two float32, whose sums over thousands of replicas are exact
+_OF_RNN = "rnn_state"  # Keras's name for a stateful layer's state
 
 
 class Aggregated(NamedTuple):
-    """A variable that each replica assigns by itself in a step, and how the values then become one.
+    """A variable that each replica assigns by itself in a step, and how the values are aggregated.
 
-    `by` is MEAN, weighted by examples; SUM, the old value plus what all replicas have added to it; or
-    ONLY_FIRST_REPLICA.
+    `by` is MEAN, weighted by examples; SUM, the old value plus all replicas' additions; or ONLY_FIRST_REPLICA.
     """
 
     variable: tf.Variable
@@ -38,11 +37,11 @@ class Aggregated(NamedTuple):
 
 @contextlib.contextmanager
 def declared() -> Iterator[dict[int, Aggregated]]:
-    """Makes untrained variables, within, ones that each replica assigns by itself. Host code, in the strategy's scope.
+    """Makes each replica assign the untrained variables created in this context by itself. Host code, in scope.
 
     Yields:
-      Those with a declared aggregation, by the `id` of the tf.Variable. Those that synchronize on read, and the state
-      of Keras's stateful layers, stay each replica's own (`per_replica`), and are not among them.
+      Those with a declared aggregation, by the `id` of the tf.Variable. Excluded are those that synchronize on read,
+      and the state of Keras's stateful layers, of which each replica keeps its own (`per_replica`).
     """
     declared: dict[int, Aggregated] = {}
 
@@ -62,17 +61,17 @@ def declared() -> Iterator[dict[int, Aggregated]]:
 
 
 def summed(state: Sequence[Aggregated]) -> dict[int, tf.Tensor]:
-    """Reads the variables to which replicas add, by their `id`: what `shares` needs of a step's beginning."""
+    """Reads the variables to which replicas add, by `id`, as a step begins, for `shares`."""
     return {id(variable): read_local(variable) for variable, by in state if by == SUM}
 
 
 def shares(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, tf.Tensor]) -> list[tf.Tensor]:
-    """Returns what this replica brings to the sums that `assign` takes, float32. Replica code.
+    """Returns this replica's terms of the sums for `assign`, float32. Replica code.
 
     Args:
-      state: what the step has assigned.
-      count: scalar float32, this replica's examples, by which it weighs in means.
-      before: what `summed` read as the step began.
+      state: the variables that the step has assigned.
+      count: scalar float32, this replica's number of examples, its weight in means.
+      before: the values from `summed`, read as the step began.
     """
     step = step_context()
     counts = tf.constant(True) if step.present is None else step.present
@@ -98,7 +97,7 @@ def shares(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, t
 def assign(
     state: Sequence[Aggregated], totals: Sequence[tf.Tensor], count: tf.Tensor, before: Mapping[int, tf.Tensor]
 ) -> None:
-    """Gives each variable its value on all replicas, by the sums of what `shares` returned and of the counts."""
+    """Assigns each variable its aggregated value on all replicas, from the sums of `shares` and of the counts."""
     for (variable, by), total in zip(state, totals, strict=True):
         variable = tf_variable(variable)
         value = tf.math.divide_no_nan(total, count) if by == MEAN else _value(total, variable.dtype)
@@ -110,7 +109,7 @@ def assign(
 
 @contextlib.contextmanager
 def updates_explained(replicas: int) -> Iterator[None]:
-    """Raises UsageError where a step updates a variable by a method that variables on replicas do not have."""
+    """Raises UsageError if a step updates a variable by a method that mirrored variables lack."""
     try:
         yield
     except NotImplementedError as error:
@@ -118,15 +117,16 @@ def updates_explained(replicas: int) -> Iterator[None]:
             raise
         variable, method = refused
         raise UsageError(
-            f"{path_of(variable)} {variable.shape.as_list()}: {method} is of one device, and there are {replicas} "
-            "replicas; assign the whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or "
-            "such, and make the variable with synchronization=tf.VariableSynchronization.ON_READ, aggregation="
-            "tf.VariableAggregation.ONLY_FIRST_REPLICA if each replica is to keep its own, as a buffer of examples"
+            f"{path_of(variable)} {variable.shape.as_list()}: {method} works on one device only, and there are "
+            f"{replicas} replicas; assign the whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, "
+            "updates)) or similar, and make the variable with synchronization=tf.VariableSynchronization.ON_READ, "
+            "aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA if each replica keeps its own, such as a buffer of "
+            "examples"
         ) from error
 
 
 def _exact_float32(value: tf.Tensor) -> tf.Tensor:
-    """Returns a value as float32 whose sums over replicas are exact: of integers their high and low digits."""
+    """Returns a value as float32 whose sums across replicas are exact: for integers, their high and low digits."""
     if value.dtype.is_floating:
         return tf.cast(value, tf.float32)
     value = tf.cast(value, tf.int64)
@@ -149,39 +149,39 @@ def check(
     undeclared: Sequence[tf.Variable],
     own: Sequence[tf.Variable],
 ) -> None:
-    """Checks that each variable that a step assigns from its replica's examples has one value afterwards.
+    """Checks that each variable that a step assigns from its replica's examples is aggregated.
 
     Args:
       graph: in which the step was traced.
-      batch: a replica's, as the step takes it.
-      replicas: how many there are.
-      state: what the reduction makes one.
-      undeclared: untrained variables that declare no aggregation.
-      own: those that each replica keeps for itself.
+      batch: the replica's, as passed to the step.
+      replicas: their number.
+      state: variables that the reduction aggregates.
+      undeclared: untrained variables without a declared aggregation.
+      own: those of which each replica keeps its own value.
 
     Raises:
-      UsageError: nothing says how the replicas' values become one, or they can't.
+      UsageError: a variable has no aggregation, or one that is impossible.
     """
     known = Assignments(graph, batch, [each.handle for v in own for each in per_replica.components(v)])
     for variable in undeclared:
         if any(known.depend_on_batch(each.handle) for each in per_replica.components(variable)):
             raise UsageError(
                 f"{path_of(variable)} {variable.shape.as_list()}: each of {replicas} replicas assigns it by its own "
-                "examples, and nothing says how these values become one; make it with aggregation='sum' where the "
-                "replicas' additions add up, 'mean', or 'only_first_replica', or assign what "
-                "tf.distribute.get_replica_context().all_reduce('sum', ...) makes of the batch (what each replica is "
-                "to keep for itself is a tf.Variable with synchronization=tf.VariableSynchronization.ON_READ)"
+                "examples, and it declares no aggregation of these values; make it with aggregation='sum' if the "
+                "replicas' additions add up, 'mean', or 'only_first_replica', or assign the batch's result of "
+                "tf.distribute.get_replica_context().all_reduce('sum', ...) (if each replica keeps its own value, make "
+                "it a tf.Variable with synchronization=tf.VariableSynchronization.ON_READ)"
             )
     for variable, by in state:
         if by == MEAN and not variable.dtype.is_floating:
             raise UsageError(
-                f"{path_of(variable)}: its aggregation is the mean, and it holds {variable.dtype.name}; use 'sum' or "
+                f"{path_of(variable)}: its aggregation is the mean, and its dtype is {variable.dtype.name}; use 'sum', "
                 "'only_first_replica', or make it float32"
             )
         if by == SUM and not all(known.only_add(each.handle) for each in per_replica.components(variable)):
             raise UsageError(
-                f"{path_of(variable)} {variable.shape.as_list()}: its aggregation is the sum, by which what replicas "
-                "add is added up, and the step assigns it something else than itself plus something; use assign_add, "
-                "or sum the batch's share by tf.distribute.get_replica_context().all_reduce('sum', ...) and leave the "
-                "aggregation out"
+                f"{path_of(variable)} {variable.shape.as_list()}: its aggregation is the sum of what replicas add, "
+                "and the step assigns it something other than itself plus something; use assign_add, or sum the "
+                "batch's share by tf.distribute.get_replica_context().all_reduce('sum', ...) and leave the aggregation "
+                "out"
             )

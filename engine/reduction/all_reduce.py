@@ -1,6 +1,6 @@
-"""The reduction: sums gradients over replicas, and what a step shares besides them. Replica code, in a train step.
+"""Sums gradients across replicas, with all else that a training step shares. Replica code.
 
-All that a step has to share (gradients, the number of examples, moving statistics) travels in one set of buckets.
+All of it (gradients, the number of examples, moving statistics) is sent in one set of buckets.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..step.gradients import Gradients
 from .aggregation import Aggregated, assign, shares, summed
 from .wire import from_halves, move_as_int32, to_halves
 
-# 16-bit values are gathered: a replica holds what all have sent until it has summed them. So many bytes at once; as
-# float32, for the sum, they take twice as many.
+# 16-bit values are gathered: a replica keeps what all have sent until it has summed them. At most this many bytes at
+# once; as float32, for the sum, they take twice as many.
 GATHERED_BYTES = 64 << 20
 WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
@@ -32,31 +32,32 @@ WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.flo
 class Reduction(tf.Module):
     """Sums gradients over the replicas of the current `tf.distribute` strategy.
 
-    Another way to reduce is a subclass: it overrides `sum`; `alone` if each replica is updated by its own gradients;
-    `build` for what it keeps from step to step; and, if replicas differ for some steps, `sync_every_steps`,
-    `begin_period` and `sync`. It is a `tf.Module`, so what it keeps is in the trainer's checkpoints.
+    A subclass reduces in another way: it overrides `sum`; `alone` if each replica is updated by its own gradients;
+    `build` for state that it keeps between steps; and, if replicas differ for some steps, `sync_every_steps`,
+    `begin_period` and `sync`. It is a `tf.Module`, so its state is in the trainer's checkpoints.
 
-    With float32 on the wire a bucket is summed by `Axis.all_reduce`. With a 16-bit dtype it is all-gathered as it
-    is and summed in float32 by every replica, in the order of the replicas: no rounding but the one before sending, and
-    the same bits on each. Values that must not be rounded (counts, moving statistics) ride in the same bucket as two
-    16-bit halves. An all-gather moves (n-1) x 2 bytes a value where a float32 ring moves 8 (n-1)/n: fewer up to n = 3
-    replicas. Where replicas share an update out, each is sent its own pieces alone, in any dtype, and adds them up.
+    With float32 on the wire a bucket is summed by `Axis.all_reduce`. With a 16-bit dtype it is all-gathered
+    and summed in float32 by every replica, in the order of the replicas: values are rounded only before sending, and
+    all replicas get the same bits. Values that must not be rounded (counts, moving statistics) are in the same bucket,
+    as two 16-bit halves. An all-gather moves (n-1) x 2 bytes per value, a float32 ring 8 (n-1)/n: the gather moves
+    fewer up to n = 3 replicas. If updates are sharded, each replica is sent only its own shards, in any dtype, and adds
+    them up.
 
     Args:
-      reduce_dtype: what gradients travel as: "float32", "bfloat16" or "float16".
-      bucket_bytes: a bucket is closed when it holds so many bytes; 0 makes one bucket.
+      reduce_dtype: in which gradients are sent: "float32", "bfloat16" or "float16".
+      bucket_bytes: a bucket is complete when it has this many bytes; 0 makes one bucket.
     """
 
-    # A run may begin or cease to keep such state: a checkpoint of the other kind is none of another model.
+    # A run may begin or cease to keep such state: a checkpoint with or without it is of the same model.
     optional_in_checkpoint = True
-    # After so many steps replicas that differ are brought together; None where they never differ.
+    # The number of steps after which differing replicas are synced; None if they never differ.
     sync_every_steps: int | None = None
-    # Whether moving statistics are put back where a replica has no examples, since `sum` does not average them.
+    # Whether moving statistics are restored on a replica without examples, since `sum` does not average them.
     restores_statistics = False
-    # Whether a forward pass has summed statistics over replicas that are traced in threads of one process: from there
-    # on layers may hold what another replica has put into them.
+    # Whether a forward pass has summed statistics across replicas that are traced in threads of one process: from then
+    # on layers may have another replica's values.
     sums_midway = False
-    # The figures that `take_figures` is to return.
+    # The figures that `take_figures` returns.
     watched: tuple[str, ...] = ()
 
     def __init__(self, reduce_dtype: str = "float32", bucket_bytes: int = 4 << 20):
@@ -68,37 +69,37 @@ class Reduction(tf.Module):
 
     @property
     def changed(self) -> dict[str, Any]:
-        """What a step has to apply, by name: the run's options that this is made of, if not their defaults."""
+        """The run's options that a step has to apply for this reduction, by name, if not their defaults."""
         return {} if self.reduce_dtype == tf.float32 else {"reduce_dtype": self.reduce_dtype.name}
 
     def slot_scope(self):
-        """Returns the context in which an optimizer's variables are made, within the strategy's scope. Host code."""
+        """Returns the context in which an optimizer's variables are made, in the strategy's scope. Host code."""
         return contextlib.nullcontext()
 
     def build(self, variables: Sequence, state: Sequence[Aggregated] = ()) -> None:
-        """Makes what is kept from step to step, if anything. Host code, in the strategy's scope, once.
+        """Makes the state that is kept between steps, if any. Host code, in the strategy's scope, once.
 
         Args:
           variables: all whose gradients may be summed, Keras's or TensorFlow's.
-          state: all that `sum` makes equal: what the trainer's layers assign, such as moving statistics.
+          state: the variables that `sum` aggregates: those that layers assign, such as moving statistics.
         """
         self._state = lambda: state  # behind a function, so that a checkpoint finds them in the model alone
 
     def values_at_start(self) -> dict[int, tf.Tensor]:
-        """Reads, as a step begins, what `sum` needs of variables to which replicas add. Replica code."""
+        """Reads, as a step begins, the variables to which replicas add, for `sum`. Replica code."""
         return {} if self.alone() else summed(self._state())
 
     def begin_period(self) -> None:
-        """Records the weights that a period of `sync_every_steps` begins with.
+        """Records the weights at the start of a period of `sync_every_steps`.
 
-        On each replica, before the first step of a process; never called where replicas are always in step.
+        Called on each replica before a process's first step; never if replicas are always in sync.
         """
 
     def sync(self) -> None:
-        """Ends a period: brings replicas in step. On each replica, outside any loop or condition of its own."""
+        """Ends a period: syncs the replicas. Called on each replica, outside of loops and conditions."""
 
     def alone(self) -> bool:
-        """Returns whether an update is made of a replica's own gradients. Replica code."""
+        """Returns whether a replica is updated by its own gradients. Replica code."""
         return step_context().mesh.everyone.size == 1
 
     def sum(
@@ -108,29 +109,29 @@ class Reduction(tf.Module):
         averages: Sequence[tf.Variable] | None = None,
         variables: Sequence = (),
     ) -> tuple[Gradients, tf.Tensor]:
-        """Sums over all replicas, and makes state that each replica assigned by itself equal on all of them.
+        """Sums across all replicas, and aggregates state that each replica assigned by itself.
 
         Args:
           gradients: list of float32 tensors, `tf.IndexedSlices` or None, of this replica's *sum* of losses.
-          count: scalar float32, how many examples that sum is over; if 0, this replica adds nothing.
-          averages: float variables that each replica updated by itself; each is set to its mean over replicas,
+          count: scalar float32, the number of examples in that sum; if 0, this replica adds nothing.
+          averages: float variables that each replica updated by itself; each is set to its mean across replicas,
             weighted by `count`. None is the state of `build`, each variable by its own aggregation.
-          variables: what the gradients are of, where they may be compressed, or are of a model sharded
-            over a mesh; without it they are summed exactly, as those of variables that each replica has a copy of.
+          variables: the gradients' variables, needed if gradients may be compressed or the model is sharded over a
+            mesh; otherwise they are summed exactly, as for copies.
 
         Returns:
           (gradients, count), summed. A gradient keeps its kind: slices come back as the concatenation of all
-          replicas' slices, ids repeated where replicas share them; those of a variable sharded over the mesh, and
-          all where the mesh shards the optimizer, are made dense. Of a variable whose update is shared out
-          (`engine.mesh.shards`) it is the piece that this replica updates.
+          replicas' slices, ids repeated if replicas share them; those of a variable sharded over the mesh, and all
+          if the mesh shards the optimizer, are made dense. If a variable's update is sharded (`engine.mesh.shards`), it
+          is the shard that this replica updates.
         """
         step_context().applied.mark("reduce_dtype")
         return self._summed(gradients, count, averages, variables, shares_out=True)
 
     def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
-        """Returns the exact sums, for inspection; what is kept from step to step stays unchanged."""
+        """Returns the exact sums, for inspection, without changing the reduction's state."""
         summed = self._summed(gradients, count, (), variables, shares_out=False)
-        self.take_figures()  # which are not a step's
+        self.take_figures()  # they are not a step's
         return summed
 
     def _summed(self, gradients: Sequence, count, averages, variables: Sequence, shares_out: bool):
@@ -152,17 +153,17 @@ class Reduction(tf.Module):
         return Gradients(summed), sums[-1]
 
     def _state_of(self, averages: Sequence[tf.Variable] | None) -> Sequence[Aggregated]:
-        """Returns what a sum makes equal: that of `build`, or the averages that a step names."""
+        """Returns the variables that a sum aggregates: those of `build`, or the averages that a step passes."""
         if averages is None:
             return self._state()
         step_context().applied.averaged.update(id(tf_variable(each)) for each in averages)
         return [Aggregated(each) for each in averages]
 
     def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, state, variables: Sequence, shares_out: bool):
-        """Sums gradients of sharded variables over `data`; of the others, of which each replica has a copy, over all.
+        """Sums gradients of sharded variables over `data`, and those of copies over all replicas.
 
-        To the latter only the first replica along `model` adds its own gradients: all copies then get the same bits,
-        although TensorFlow may order the arithmetic differently in each replica's graph.
+        Only the first replica along `model` adds its gradients of copies, so all copies get the same bits, although
+        TensorFlow may order the arithmetic differently in each replica's graph.
         """
         if mesh.is_sharded and len(variables) != len(gradients):
             raise UsageError(
@@ -197,12 +198,12 @@ class Reduction(tf.Module):
         ), total
 
     def sum_statistics(self, values: tf.Tensor) -> tf.Tensor:
-        """Sums a layer's statistics of its examples over the replicas that make an update together.
+        """Sums a layer's statistics of its examples across the replicas that make an update together.
 
-        For use within a forward pass, such as for batch normalisation's moments over the global batch. The gradient is
-        summed as well, as it has to be since the loss is the sum of all replicas'. A replica without examples adds
-        nothing, either way. If replicas are updated by themselves, the sum is this replica's alone. A sum over replicas
-        may not stand in a loop of the replica's own, so this can't be combined with `accumulate_steps`.
+        For use in a forward pass, e.g. for batch normalization's moments over the global batch. The gradient is summed
+        too, since the loss is the sum of all replicas'. A replica without examples adds nothing in either pass. If
+        replicas are updated by themselves, the sum is this replica's alone. A sum across replicas may not be in a loop
+        of the replica's own, so this can't be combined with `accumulate_steps`.
 
         Args:
           values: float32.
@@ -219,16 +220,16 @@ class Reduction(tf.Module):
         return tf.custom_gradient(lambda x: (total(x), total))(values)
 
     def note_midstep_exchange(self) -> None:
-        """Notes that replicas meet within a step, before their gradients do."""
+        """Records that replicas exchange values within a step, before their gradients."""
         context = tf.distribute.get_replica_context()
-        one_by_one = tf.get_static_value(context.replica_id_in_sync_group) is not None  # a TPU's share one trace
+        one_by_one = tf.get_static_value(context.replica_id_in_sync_group) is not None  # TPU replicas share a trace
         self.sums_midway = one_by_one and len(context.strategy.extended.worker_devices) > 1
 
     def take_figures(self) -> dict[str, tf.Tensor]:
-        """Returns, of what is `watched`, what this replica's step has found, scalar float32; 0 for what it has not.
+        """Returns the `watched` figures of this replica's step, scalar float32; 0 for what it did not measure.
 
-        reduce_seconds: from when this replica's own values were all there until their sums were, by the host's clock;
-          what travels while the backward pass goes on is not waited for.
+        reduce_seconds: from the time when all of this replica's values were computed until their sums were, by the
+          host's clock; excludes what is sent during the backward pass.
         gradient_norm: of the mean over this replica's examples alone, before the sum; 0 at a step not observed.
         """
         figures = vars(self._figures)
@@ -242,18 +243,18 @@ class Reduction(tf.Module):
             )
 
     def _counted(self, count: tf.Tensor) -> tf.Tensor:
-        """Returns how many examples count on this replica: 0 if its batch is empty and a stand-in was computed."""
+        """Returns the number of examples that count on this replica: 0 if its batch is a padded empty one."""
         present = step_context().present
         return count if present is None else tf.where(present, count, 0.0)
 
     def _sum_in_buckets(self, axis: Axis, items: list[Item], meanwhile: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
-        """Returns the items' sums over an axis, in the items' order: one collective a bucket.
+        """Returns the items' sums over an axis, in the items' order: one collective per bucket.
 
-        `meanwhile` is what this replica still computes while they travel; waiting is timed from when that is done.
+        `meanwhile` are tensors that this replica computes during the sum; waiting is timed from their completion.
         """
         if axis.size == 1 or not items:
             return [item.value for item in items]
-        items = items[::-1]  # the backward pass ends with the first layer: the last one's bucket travels meanwhile
+        items = items[::-1]  # the backward pass ends with the first layer: the last one's bucket is sent meanwhile
         times_it = "reduce_seconds" in self.watched
         started = _time_after([*(item.value for item in items), *meanwhile]) if times_it else None
         reduce_bucket, bucket_size = self._all_reduce, -(-self.bucket_bytes // self.reduce_dtype.size)
@@ -276,7 +277,7 @@ class Reduction(tf.Module):
         return _shaped(collectives.as_one(flat, axis.all_reduce), [item.value.shape for item in bucket])
 
     def _reduce_scatter(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
-        """Sums each item's piece where it belongs; of 16 bits, in float32, in the order of the replicas."""
+        """Sums each item's shard on its replica; 16-bit values in float32, in the order of the replicas."""
         rows = [item.piece.rows(tf.cast(item.value, tf.float32)) for item in bucket]
         if self.reduce_dtype == tf.float32:
             sums = collectives.as_one(rows, lambda joined: axis.reduce_scatter(joined)[0])
@@ -297,9 +298,9 @@ class Reduction(tf.Module):
         return _shaped(sums, [item.value.shape for item in bucket])
 
     def _all_gather_in_pieces(self, axis: Axis, item: Item, most: int) -> tf.Tensor:
-        """Sums one large item, of which `most` values are gathered at once.
+        """Sums one large item, gathering `most` values at once.
 
-        Each replica's piece is summed before the next travels.
+        Each replica's piece is summed before the next is sent.
         """
         size = item.value.shape.num_elements()
         sums: list[tf.Tensor] = []
@@ -315,11 +316,11 @@ class Reduction(tf.Module):
             return gradient
         values, indices, present = gradient.values, gradient.indices, step_context().present
         if present is not None:
-            # Rows that stand-ins for examples have touched are nobody's: optimizers move each row that is named.
+            # Rows of padded examples are removed: optimizers update each row that is listed.
             rows = tf.where(present, tf.shape(indices)[0], 0)
             values, indices = values[:rows], indices[:rows]
         values = of_examples(tf.cast(values, tf.float32), count)
-        if self.reduce_dtype != tf.float32:  # rounded as it would travel; the kernels carry float32 rows
+        if self.reduce_dtype != tf.float32:  # rounded as on the wire; the kernels send float32 rows
             values = tf.cast(tf.cast(values, self.reduce_dtype), tf.float32)
         with all_replicas_context() as replica:
             values, indices = replica.all_gather([values, indices], axis=0)
@@ -327,23 +328,23 @@ class Reduction(tf.Module):
 
 
 def _most_gathered(axis: Axis) -> int:
-    """Returns how many values, of 16 bits, a replica may send at once."""
+    """Returns the number of 16-bit values that a replica may send at once."""
     return max(1, GATHERED_BYTES // (2 * axis.size))
 
 
 def items_of(state: Sequence[Aggregated], count: tf.Tensor) -> list[Item]:
-    """Returns what this replica brings to each variable's value, as the step has changed it."""
+    """Returns this replica's term of each variable's new value."""
     return [Item(share, exact=True) for share in shares(state, count, step_context().readings.summed)]
 
 
 def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the host's clock, in seconds, once all of these are computed."""
+    """Returns the host's clock, in seconds, after all of these are computed."""
     with tf.control_dependencies(tensors):
         return tf.timestamp()
 
 
 def of_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Returns the gradient, or zeros where this replica has no examples, whose batch normalisation gives NaN."""
+    """Returns the gradient, or zeros if this replica has no examples, since its batch normalization gives NaN."""
     known = tf.get_static_value(count)
     if known is not None and known > 0:
         return gradient
@@ -351,9 +352,9 @@ def of_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 class Item(NamedTuple):
-    """A tensor to be summed, of static shape; `exact` ones are never rounded to the wire's dtype.
+    """A tensor to sum, of static shape; `exact` ones are never rounded to the wire's dtype.
 
-    Of one with a `piece` each replica gets its own piece of the sum alone.
+    With a `piece`, each replica gets only its own piece of the sum.
     """
 
     value: tf.Tensor

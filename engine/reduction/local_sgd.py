@@ -20,7 +20,7 @@ from .all_reduce import Item, Reduction
 
 
 class LocalSgd(Reduction):
-    """A `Reduction` that sums nothing in a step: each replica applies its own gradients, and replicas drift apart.
+    """A `Reduction` that sums nothing in a step: each replica applies its own gradients, so that replicas differ.
 
     After each *sync period* of `sync_every_steps` steps the inner loop calls `sync`: the difference between the
     weights that the period began with and those of each replica, averaged over the replicas, is a gradient for an
@@ -28,14 +28,13 @@ class LocalSgd(Reduction):
     examples that it saw in the period. With an outer learning rate of 1 and no momentum the weights are averaged;
     with that, plain SGD and periods of one step it is synchronous training.
 
-    The optimizer's own state (slots, its count of updates) stays each replica's; what layers assign, such as moving
-    statistics, becomes one value at the end of a period. Within a period, it and the weights differ by replica: nothing
-    may read them there.
+    Each replica keeps its own optimizer state (slots, count of updates); what layers assign, such as moving statistics,
+    is aggregated at the end of a period. Within a period, it and the weights differ by replica and must not be read.
 
     Args:
-      sync_every_steps: steps of a period.
+      sync_every_steps: steps per period.
       outer: the outer optimizer, such as `optimizers.outer()`.
-      reduce_dtype, bucket_bytes: as `Reduction`'s, of what travels at the end of a period.
+      reduce_dtype, bucket_bytes: as `Reduction`'s, for the values sent at the end of a period.
     """
 
     restores_statistics = True
@@ -73,7 +72,7 @@ class LocalSgd(Reduction):
         averages: Sequence[tf.Variable] | None = None,
         variables: Sequence = (),
     ) -> tuple[Gradients, tf.Tensor]:
-        """Returns what this replica has: (gradients, count); zeros where it has no examples."""
+        """Returns this replica's own (gradients, count); zeros if it has no examples."""
         step_context().applied.mark(*self.changed)
         own, present = Gradients(gradients), step_context().present
         self._watch_norm(gradients, count)
@@ -96,10 +95,10 @@ class LocalSgd(Reduction):
 
 
 class _Period:
-    """What a period keeps, on each replica: the weights it began with, and how many examples the replica has seen.
+    """A period's values on each replica: the weights at its start, and the number of examples since.
 
-    And the values that the variables to which replicas add had then. A class of its own, so that no checkpoint holds
-    it: at a period's end the first are the weights, the second is 0.
+    And the values at its start of variables to which replicas add. A class of its own, so that no checkpoint has it: at
+    a period's end the first are the weights, the second is 0.
     """
 
     def __init__(self, variables: Sequence, state: Sequence[Aggregated]):
@@ -112,17 +111,17 @@ class _Period:
         self.examples = per_replica.variable(0.0, "round_examples")
 
     def pairs(self):
-        """Returns (what the period began with, the variable as it is), of each."""
+        """Returns (value at the start of the period, variable) pairs."""
         return zip(self.starts, self._variables, strict=True)
 
     def begin(self) -> None:
-        """Begins the first period with the weights as they are."""
+        """Begins the first period with the current weights."""
         for start, own in self.pairs():
             assign_local(start, read_local(own))
         self._begin_sums()
 
     def resume_work(self) -> None:
-        """Begins the next period with the weights as they are."""
+        """Begins the next period with the current weights."""
         for start, own in self.pairs():
             assign_local(own, tf.identity(start))
         self._begin_sums()
@@ -138,7 +137,7 @@ def _make_copy(variable) -> tf.Variable:
 
 
 def _zeros_unless(present: tf.Tensor, gradients: Sequence) -> list:
-    """Returns the gradients, or zeros; a condition passes them untouched; a choice by value would read them all."""
+    """Returns the gradients, or zeros, by a condition: a choice by value would read them all."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     present_values = [value for value in values if value is not None]
     chosen = iter(tf.cond(present, lambda: present_values, lambda: [tf.zeros_like(value) for value in present_values]))

@@ -1,7 +1,7 @@
 """Variables whose value differs by replica, saved as one array with a row for each replica. Host code.
 
-They are TensorFlow's variables that synchronise on read: the engine's own (of the first replica's value, changed in
-replica code by raw ops on `handle`), users' that declare it, and the state of Keras's stateful layers.
+They are TensorFlow's variables that synchronize on read: the engine's own (read as the first replica's value, changed
+in replica code by raw ops on `handle`), users' that declare it, and the state of Keras's stateful layers.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ..internals.variables import path_of, read_local, tf_variable
 from ..mesh import collectives
 
 _OTHER_REPLICAS = (
-    "%s begins again: each replica keeps its own, and the checkpoint has it of %d of them, where there are %d now"
+    "%s is reset: each replica keeps its own, the checkpoint has that of %d replicas, and there are %d now"
 )
 
 
 def variable(initial_value, name: str) -> tf.Variable:
-    """Makes one, float, equal on all replicas at first. In the strategy's scope."""
+    """Makes such a variable, of float dtype, equal on all replicas at first. In the strategy's scope."""
     with tf.variable_creator_scope(create):
         return tf.Variable(initial_value, trainable=False, name=name)
 
 
 def create(next_creator, **keywords) -> tf.Variable:
-    """Creates a variable of the engine's, for `tf.variable_creator_scope`: all variables within it are.
+    """Creates one of the engine's, for `tf.variable_creator_scope`: all variables created within it are.
 
-    What replicas keep by these is of a kind whose mean counts: what a gradient's mean is owed, a moment of gradients.
+    Replicas keep values in them whose mean matters: a moment of gradients, or an error to add to a mean gradient.
     """
     variable = create_own(next_creator, **keywords)
     variable.is_divisible = True
@@ -36,7 +36,7 @@ def create(next_creator, **keywords) -> tf.Variable:
 
 
 def create_own(next_creator, **keywords) -> tf.Variable:
-    """Creates a variable of this kind of which no other number of replicas can make anything."""
+    """Creates a variable of this kind that can't be restored on another number of replicas."""
     keywords["synchronization"] = tf.VariableSynchronization.ON_READ
     keywords["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
     return next_creator(**keywords)
@@ -51,8 +51,7 @@ def differs(variable) -> bool:
 def gather(variables: Sequence) -> list[tf.Tensor]:
     """Gathers each replica's value of each variable, [replicas, ...], in the order of the replicas, on the host.
 
-    A collective where replicas live in several processes: all of them have to call it, for the same variables in the
-    same order.
+    A collective if replicas are in several processes: all have to call it for the same variables in the same order.
     """
     if not variables:
         return []
@@ -66,7 +65,7 @@ def gather(variables: Sequence) -> list[tf.Tensor]:
         context = tf.distribute.get_replica_context()
         return [collectives.all_gather(context, read_local(variable)) for variable in variables]
 
-    # Not eager: TensorFlow would trace each of them, and warn of it.
+    # Not eager: TensorFlow would trace each of them, and warn.
     rows = tf.function(lambda: strategy.run(replica_rows), autograph=False)()
     return [strategy.experimental_local_results(each)[0] for each in rows]
 
@@ -74,8 +73,9 @@ def gather(variables: Sequence) -> list[tf.Tensor]:
 def assign_rows(variable: tf.Variable, rows: tf.Tensor) -> None:
     """Assigns each replica its own row of an array.
 
-    If the array has another number of rows than there are replicas, each replica takes the mean of all, or of what is
-    summed on read an equal share; what has neither stays as it is, and a warning says so. An array without rows is one.
+    If the number of rows differs from the number of replicas, each replica gets the mean of all, or an equal share if
+    the variable is summed on read. A variable with neither keeps its value, with a warning. An array without rows
+    counts as one row.
     """
     strategy = _strategy(variable)
     rows = rows[tf.newaxis] if rows.shape.rank == variable.shape.rank else rows
@@ -103,11 +103,11 @@ def assign_rows(variable: tf.Variable, rows: tf.Tensor) -> None:
 
 
 def _strategy(variable: tf.Variable) -> tf.distribute.Strategy:
-    """Returns the strategy whose replicas hold it; a plain variable, of one replica, is held by any."""
+    """Returns the variable's strategy; a plain variable, of one replica, belongs to any."""
     distributed = isinstance(variable, tf.distribute.DistributedValues)
     return variable.distribute_strategy if distributed else tf.distribute.get_strategy()
 
 
 def components(variable: tf.Variable) -> tuple[tf.Variable, ...]:
-    """Returns what the replicas in this process hold of any variable, in their order; a plain one is its only one."""
+    """Returns a variable's components on the replicas of this process, in order; a plain variable is its only one."""
     return _strategy(variable).experimental_local_results(variable)

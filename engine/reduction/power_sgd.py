@@ -1,6 +1,6 @@
-"""PowerSGD: gradients travel as two thin matrices, and what is lost that way is added to the next gradients.
+"""PowerSGD: gradients are sent as two thin matrices, and the error is added to the next gradients.
 
-Replica code, but for `build`. Vogels, Karimireddy, Jaggi 2019, https://arxiv.org/abs/1905.13727, algorithms 1 and 2.
+Replica code, except `build`. Vogels, Karimireddy, Jaggi 2019, https://arxiv.org/abs/1905.13727, algorithms 1 and 2.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from .all_reduce import Item, Reduction, items_of, of_examples
 class PowerSgd(Reduction):
     """A `Reduction` that compresses the gradients of matrices to a rank, with error feedback.
 
-    A gradient [..., columns] is a matrix M [rows, columns], and travels as P = M Q [rows, rank] and, once P has been
-    summed and its columns made orthonormal, P^T M [rank, columns]; their product is what is applied. It is M where
-    M has no higher rank, and the best known approximation where P comes near to M's first singular vectors, which it
-    does from step to step, since each step begins from the last one's Q. A gradient that this makes no smaller
-    (vectors, small matrices) travels as it is, and so do slices.
+    A gradient [..., columns] is a matrix M [rows, columns]. It is sent as P = M Q [rows, rank] and, after P is summed
+    and its columns made orthonormal, P^T M [rank, columns]; their product is applied. It equals M if M has no higher
+    rank, and approaches the best approximation as P approaches M's first singular vectors, from step to step, since
+    each step begins with the last one's Q. Gradients that this makes no smaller (vectors, small matrices), and slices,
+    are sent unchanged.
 
-    *The memory.* What a replica's share of M lost is kept on the replica, float32, and added to its next gradient. Not
-    as a part of the *sum* of the gradients but of their *mean* over the global batch, unscaled: what is applied is the
-    mean. A sum over 64 examples that lost something would else give it back, in an epoch's last batch of 2, with 32
-    times its weight; and a loss scale that moved would too. So the means that are applied, and the mean of the
-    replicas' memories, add up to the true means, whatever the batches' sizes. This is why the count is summed first, by
-    itself: a few bytes that travel while the backward pass is still at work. A replica without examples has a gradient
-    of zero, and goes on giving back what it kept.
+    *The memory.* The error of a replica's share of M is kept on the replica, float32, and added to its next gradient:
+    not to the *sum* of gradients but to their *mean* over the global batch, unscaled, which is what is applied.
+    Otherwise an error of a sum over 64 examples would be added, in an epoch's last batch of 2, with 32 times its
+    weight, and likewise after a change of the loss scale. So the applied means, and the mean of the replicas' memories,
+    add up to the true means, whatever the batches' sizes. This is why the count is summed first, by itself: a few bytes
+    that are sent during the backward pass. A replica without examples has a gradient of zero, and still adds its
+    memory.
 
-    A step whose sums are not finite, which is left out, and one without any example leave memory and Q as they are.
+    A skipped step, whose sums are not finite, and one without examples leave memory and Q unchanged.
 
-    It is the same with one replica, where nothing travels: how a run learns does not depend on how many there are.
+    One replica computes the same, without sending: how a run learns does not depend on the number of replicas.
 
     Args:
       rank: columns of P; 1, 2 and 4 are the paper's.
-      reduce_dtype, bucket_bytes: as `Reduction`'s. P and Q travel in this dtype too; what Q loses to it is in the
-      memory.
+      reduce_dtype, bucket_bytes: as `Reduction`'s. P and Q are sent in this dtype too; Q's rounding error is in the
+        memory.
 
     Variables, made by `build`, by the variable's index and name:
       memory: [rows, columns] float32, differing by replica.
-      q: [rank, columns] float32, Q transposed: so products with it read M along its rows.
+      q: [rank, columns] float32, Q transposed, so that products with it read M along its rows.
     """
 
     def __init__(self, rank: int, reduce_dtype: str = "float32", bucket_bytes: int = 4 << 20):
@@ -70,7 +70,7 @@ class PowerSgd(Reduction):
                 continue
             keys[id(tf_variable(variable))] = key = key_of(variable, index)
             memory[key] = per_replica.variable(tf.zeros([rows, columns]), f"power_sgd/{key}/memory")
-            # Any start will do that is the same on all replicas and has no zeros.
+            # Any start that is the same on all replicas and has no zeros.
             start = tf.random.stateless_normal([self.rank, columns], seed=[0, index])
             q[key] = tf.Variable(start, trainable=False, name=f"power_sgd/{key}/q")
         self.memory, self.q = memory, q
@@ -83,7 +83,7 @@ class PowerSgd(Reduction):
         averages: Sequence[tf.Variable] | None = None,
         variables: Sequence = (),
     ) -> tuple[Gradients, tf.Tensor]:
-        if variables:  # even if those whose gradients it compresses are frozen as yet
+        if variables:  # even if the compressed ones are still frozen
             step_context().applied.mark(*self.changed)
         keys = self._keys_of(gradients, variables)
         if not keys:
@@ -117,10 +117,10 @@ class PowerSgd(Reduction):
         return self._finish(matrices, keys, products, local.with_values(summed), count), count
 
     def _sum_products(self, axis: Axis, matrices: dict, keys: dict, others: list[Item]):
-        """Runs algorithm 1. Returns ({index: products}, the sums of `others`, which travel with the first of them)."""
+        """Runs algorithm 1. Returns ({index: products}, the sums of `others`, which are sent with P)."""
         p = [Item(tf.matmul(m, self.q[keys[index]], transpose_b=True), exact=False) for index, m in matrices.items()]
         sums = self._sum_in_buckets(axis, p + others)
-        # Householder's: orthonormal even where P has a lower rank (a batch of few examples), as Gram-Schmidt is not.
+        # Householder's: orthonormal even if P has a lower rank (a batch of few examples), unlike Gram-Schmidt.
         bases = [tf.linalg.qr(total).q for total in sums[: len(p)]]
         own = [
             self._rounded_to_wire(tf.matmul(basis, m, transpose_a=True))
@@ -131,7 +131,7 @@ class PowerSgd(Reduction):
         return dict(zip(matrices, map(_Products, bases, own, means), strict=True)), sums[len(p) :]
 
     def _finish(self, matrices: dict, keys: dict, products: dict, summed: Gradients, count: tf.Tensor) -> Gradients:
-        """Puts the gradients together; keeps what each replica's lost, unless the step is one that is not applied.
+        """Decompresses the gradients; keeps each replica's error, unless the step is skipped.
 
         `summed` has the sums of those that were not compressed.
         """
@@ -147,7 +147,7 @@ class PowerSgd(Reduction):
             for index, (basis, own_q, q) in products.items():
                 key = keys[index]
                 assign_local(self.memory[key], matrices[index] - tf.matmul(basis, own_q))
-                # A row of zeros would stay one for ever: where nothing was found, the old direction is looked at again.
+                # A row of zeros would stay zero for ever: such a row keeps its old direction.
                 nonzero = tf.reduce_any(q != 0, axis=1, keepdims=True)
                 assign_local(self.q[key], tf.where(nonzero, q, self.q[key]))
 
@@ -155,11 +155,11 @@ class PowerSgd(Reduction):
         return Gradients(values, () if scale is None else (scale,), divided_by=count)
 
     def _rounded_to_wire(self, value: tf.Tensor) -> tf.Tensor:
-        """Rounds a value as it is on the wire, so that the memory holds what that lost too."""
+        """Rounds a value as on the wire, so that the memory includes the rounding error."""
         return tf.cast(tf.cast(value, self.reduce_dtype), tf.float32)
 
     def _keys_of(self, gradients: Sequence, variables: Sequence) -> dict[int, str]:
-        """Returns {index in the list: key of its memory} of the gradients that are compressed."""
+        """Returns {index in the list: key of its memory} for the compressed gradients."""
         if not variables:
             return {}
         return {
@@ -170,7 +170,7 @@ class PowerSgd(Reduction):
 
 
 class _Products(NamedTuple):
-    """Of one matrix: P orthonormal, this replica's P^T M as it travels, and the replicas' mean of that."""
+    """One matrix's orthonormal P, this replica's P^T M as sent, and its mean across replicas."""
 
     basis: tf.Tensor
     own_q: tf.Tensor

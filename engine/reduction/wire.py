@@ -1,4 +1,4 @@
-"""The wire format of tensors between replicas, or workers and parameter servers: packed, in 16 bits if asked.
+"""The wire format of tensors between replicas, or workers and parameter servers: in buckets, optionally in 16 bits.
 
 Device code.
 """
@@ -13,23 +13,23 @@ import tensorflow as tf
 from ..mesh import collectives
 from ..step.context import step_context
 
-BUCKET_BYTES = 1 << 29  # a message may be twice as large: half of what gRPC and protocol buffers take
+BUCKET_BYTES = 1 << 29  # a message may be twice as large, half of the limit of gRPC and protocol buffers
 
 
 def to_halves(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Converts a tensor's values in `dtype`, float32 or 16 bits, to a vector of uint16: one each, or two."""
+    """Converts a tensor to a vector of uint16: one per value for a 16-bit `dtype`, two for float32."""
     return tf.reshape(tf.bitcast(tf.cast(value, dtype), tf.uint16), [-1])
 
 
 def from_halves(halves: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Converts what `to_halves` made, along the last axis, back to float32 values [..., n]."""
+    """Converts the result of `to_halves`, along the last axis, back to float32 values [..., n]."""
     if dtype == tf.float32:
         return tf.bitcast(tf.reshape(halves, [*halves.shape[:-1], -1, 2]), tf.float32)
     return tf.cast(tf.bitcast(halves, dtype), tf.float32)
 
 
 def move_as_int32(halves: tf.Tensor, move: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Returns what `move` makes of uint16 [..., n], which travels as int32: collective kernels take no bfloat16."""
+    """Applies `move` to uint16 [..., n] as int32: collective kernels do not support bfloat16."""
     size = halves.shape[-1]
     filled = tf.pad(halves, [[0, 0]] * (halves.shape.rank - 1) + [[0, size % 2]])
     words = move(tf.bitcast(tf.reshape(filled, [*halves.shape[:-1], -1, 2]), tf.int32))
@@ -39,12 +39,12 @@ def move_as_int32(halves: tf.Tensor, move: Callable[[tf.Tensor], tf.Tensor]) -> 
 def send(
     exact: Sequence, rounded: Sequence, shapes: Sequence, server: str, reduce_dtype: tf.DType, bucket_bytes: int = 0
 ):
-    """Takes float32 tensors to a server, which they reach as one, or as few as they can be: each costs a message.
+    """Sends float32 tensors to a server, in as few messages as possible.
 
     Args:
-      exact: tensors that travel as they are.
-      rounded: tensors that travel in `reduce_dtype`.
-      shapes: of those: each a `tf.TensorShape`, or an int32 vector that the server has.
+      exact: tensors sent unchanged.
+      rounded: tensors sent in `reduce_dtype`.
+      shapes: of `rounded`: each a `tf.TensorShape`, or an int32 vector that the server has.
       server: a device.
       reduce_dtype: float32 or one of 16 bits.
       bucket_bytes: see `Buckets`.
@@ -60,11 +60,11 @@ def send(
 
 
 class WireLayout:
-    """How float32 tensors lie in the vectors as which they travel, some as they are and some in `reduce_dtype`.
+    """The layout of float32 tensors in buckets, some exact and some in `reduce_dtype`.
 
     Args:
-      exact, rounded: their shapes, as `send` has them.
-      reduce_dtype: float32, or one of 16 bits: then the vectors are of uint16.
+      exact, rounded: their shapes, as for `send`.
+      reduce_dtype: float32, or a 16-bit one, for which buckets are of uint16.
       bucket_bytes: see `Buckets`.
     """
 
@@ -83,14 +83,14 @@ class WireLayout:
         return self._buckets.num_buckets
 
     def join(self, exact: Sequence, rounded: Sequence) -> list[tf.Tensor]:
-        """Buckets the tensors into vectors."""
+        """Joins the tensors into buckets."""
         tensors = [*exact, *rounded]
         if self._reduce_dtype == tf.float32:
             return self._buckets.join([tf.reshape(tensor, [-1]) for tensor in tensors])
         return self._buckets.join([to_halves(*pair) for pair in zip(tensors, self._kinds, strict=True)])
 
     def split(self, buckets: Sequence[tf.Tensor]) -> tuple[list, list]:
-        """Returns what `join` joined, (exact, rounded), float32, on the device where this is called."""
+        """Splits buckets into (exact, rounded), float32, on the current device."""
         parts = self._buckets.split(buckets)
         if self._reduce_dtype != tf.float32:
             parts = [from_halves(part, kind) for part, kind in zip(parts, self._kinds, strict=True)]
@@ -99,14 +99,14 @@ class WireLayout:
 
 
 class Buckets:
-    """Joins vectors of one dtype into few (`mesh.collectives.buckets`), none larger than gRPC's 2 GiB.
+    """Joins vectors of one dtype into a few buckets (`mesh.collectives.buckets`), none larger than gRPC's 2 GiB.
 
     Args:
-      shapes: of the tensors that the vectors are of, as `send` has them. One that is known only where a step runs, of
-        the rows that it touches, travels in the bucket where it comes, and counts as nothing.
-      lanes: how many values of `dtype` each of a tensor's values is.
+      shapes: of the vectors' tensors, as for `send`. One that is known only when a step runs, of the rows that it
+        touches, is in the current bucket and counts as nothing.
+      lanes: for each tensor, the number of `dtype` values per value.
       dtype: of the vectors.
-      bucket_bytes: a bucket ends when it holds so many, and what is larger is cut; 0 is `BUCKET_BYTES`.
+      bucket_bytes: a bucket is complete when it has this many, and larger vectors are split; 0 is `BUCKET_BYTES`.
     """
 
     def __init__(self, shapes: Sequence, lanes: Sequence[int], dtype: tf.DType, bucket_bytes: int = 0):
@@ -125,14 +125,14 @@ class Buckets:
         return len(self._buckets)
 
     def join(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Joins the vectors, each of a tensor, into buckets."""
+        """Joins the tensors' vectors into buckets."""
         return [
             tf.concat([vectors[p.tensor] if p.whole else vectors[p.tensor][p.first : p.stop] for p in bucket], 0)
             for bucket in self._buckets
         ]
 
     def split(self, buckets: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Splits buckets into the vectors that `join` joined, on the device where this is called."""
+        """Splits buckets into the tensors' vectors, on the current device."""
         parts: list[list[tf.Tensor]] = [[] for _ in self._shapes]
         for bucket, spans in zip(buckets, self._buckets, strict=True):
             sizes = [self._size(p.tensor) if p.whole else p.stop - p.first for p in spans]
@@ -147,7 +147,7 @@ class Buckets:
 
 
 class _Span(NamedTuple):
-    """What a bucket holds of a tensor: all where `stop` is None, else values [first, stop)."""
+    """A tensor's range in a bucket: all if `stop` is None, else values [first, stop)."""
 
     tensor: int
     first: int
@@ -159,7 +159,7 @@ class _Span(NamedTuple):
 
 
 def fetch(rows: tf.Tensor, server: str, reduce_dtype: tf.DType) -> tf.Tensor:
-    """Brings a server's float32 values here in `reduce_dtype`; their gradient is not rounded."""
+    """Fetches a server's float32 values in `reduce_dtype`; their gradient is not rounded."""
     if reduce_dtype == tf.float32:
         return rows
     step_context().applied.mark("reduce_dtype")
