@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import runpy
 import signal
 import struct
@@ -46,6 +47,11 @@ print(json.dumps(codes))
 """
 
 
+def assert_says(line: str, words: str) -> None:
+    """Checks that a line has the pieces of `words`, between " ... ", in their order: the flag, the value, the cure."""
+    assert re.search(".*".join(map(re.escape, words.split(" ... "))), line), f"{words!r} in {line!r}"
+
+
 @dataclasses.dataclass
 class Outcome:
     """How a program ended."""
@@ -71,6 +77,10 @@ class Outcome:
         """The one line, of a program that ended by a mistake of its user's."""
         assert self.code == 2, f"exit code {self.code}\n{self.err}"
         return self.error
+
+    def refused(self, words: str) -> None:
+        """Checks that the program ended by a mistake of its user's, whose line says these words, see `assert_says`."""
+        assert_says(self.mistake, words)
 
     def ok(self) -> Outcome:
         """Itself, if the program ended well."""
@@ -132,11 +142,7 @@ class Crank:
         self._programs: list[Program] = []
 
     def start(
-        self,
-        *arguments: str,
-        script: str | os.PathLike | None = None,
-        command: str = "train",
-        tensorflow: bool = True,
+        self, *arguments: str, script: str | os.PathLike | None = None, command: str = "train", tensorflow: bool = True
     ) -> Program:
         """Starts `crankshaft COMMAND ARGUMENTS`, or a script; without `tensorflow`, importing it is an error."""
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

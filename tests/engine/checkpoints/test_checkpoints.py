@@ -288,8 +288,7 @@ def test_weights_of_another_model_are_refused_before_any_is_changed(tmp_path):
     with pytest.raises(CheckpointError, match=r"(?s)do not fit this model.*of another shape"):
         load_weights(tmp_path, other.trainer.model)
     with pytest.raises(
-        CheckpointError,
-        match=r"has no trainer\.critic; it has .*trainer\.model, .*\.load_weights\(path, ",
+        CheckpointError, match=r"has no trainer\.critic; it has .*trainer\.model, .*\.load_weights\(path, "
     ):
         load_weights(tmp_path, other.trainer.model, "trainer.critic")
     of_another_program = tf.train.Checkpoint(net=make_state().trainer.model).write(tmp_path / "net")

@@ -1,4 +1,4 @@
-"""A checkpoint that was cut, changed, or never finished is none; the one before it is restored."""
+"""A checkpoint that was cut, changed, tampered with or never finished is none; the one before it is restored."""
 
 import json
 import logging
@@ -18,16 +18,7 @@ import tensorflow as tf
 from crankshaft.engine.checkpoints import Checkpoints, load_weights
 from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.engine.errors import CheckpointError, SaveError
-from tests.engine.checkpoints.checkpoint_cases import (
-    bits,
-    data_file,
-    fill,
-    make,
-    make_state,
-    names,
-    saved,
-    warnings_of,
-)
+from tests.engine.checkpoints.checkpoint_cases import bits, data_file, fill, make, make_state, names, saved, warnings_of
 from tests.limits import files_no_larger_than
 from tests.waiting import wait_until
 
@@ -61,9 +52,15 @@ DAMAGES = [
 @pytest.mark.parametrize(("file", "damage", "found"), DAMAGES)
 def test_a_damaged_file_costs_its_checkpoint_alone_and_is_named_in_one_line(tmp_path, caplog, file, damage, found):
     directory = tmp_path / "checkpoints"
-    saved(directory, [1, 2])
+    state, checkpoints = saved(directory, [1, 2])
+    manifest = checkpoints.latest()
     damage(directory / f"ckpt-2.{file}")
     before, pattern = names(directory), f"ckpt-2.{file}: {found}"
+    if file != MANIFEST:  # asked for by name it is an error, and nothing is changed
+        written = bits(state)
+        with pytest.raises(CheckpointError, match=found):
+            checkpoints.restore(manifest)
+        assert bits(state) == written
     state = make_state()
     checkpoints = make(directory, state)
     with caplog.at_level(logging.WARNING):
@@ -96,17 +93,7 @@ def test_a_damaged_file_costs_its_checkpoint_alone_and_is_named_in_one_line(tmp_
     fill(state, 3)
     checkpoints.clean()
     checkpoints.save(2, {}, wait=True)
-    assert make(directory, state).latest().step == 2
-
-
-def test_a_broken_checkpoint_asked_for_by_name_is_an_error(tmp_path):
-    state, checkpoints = saved(tmp_path, [1, 2])
-    manifest = checkpoints.latest()
-    flip_a_bit(data_file(tmp_path, 2))
-    before = bits(state)
-    with pytest.raises(CheckpointError, match="expected sha256"):
-        checkpoints.restore(manifest)
-    assert bits(state) == before
+    assert [manifest.step for manifest in make(directory, state).all()] == [1, 2]
 
 
 def test_weights_are_taken_from_what_tensorflow_alone_wrote(tmp_path):
@@ -181,7 +168,7 @@ def test_files_of_checkpoints_that_are_not_known_are_refused_by_name_and_stay(tm
         saved(tmp_path, [1], keep=1)
     (tmp_path / name).write_bytes(b"dear")
     before = names(tmp_path)
-    with pytest.raises(CheckpointError, match=rf"has checkpoint files that no manifest .*: {name}; restore"):
+    with pytest.raises(CheckpointError, match=rf"has checkpoint files that no manifest lists: {name}; restore"):
         make(tmp_path, state, keep=1).clean()
     assert names(tmp_path) == before
 
@@ -207,20 +194,28 @@ def test_manifests_alone_are_a_run_that_lost_its_checkpoints(tmp_path):
 
 
 def test_what_a_killed_writer_leaves_is_cleaned_and_the_rest_stays(tmp_path):
-    saved(tmp_path, [1, 2])
-    (tmp_path / "ckpt-3_temp_others").mkdir()  # TensorFlow's own
-    (tmp_path / "ckpt-3_temp_users_1").mkdir()
-    (tmp_path / "ckpt-3_temp_users_1" / "part").write_bytes(b"half")
-    (tmp_path / "notes.txt").write_text("the user's own")
-    keep = names(tmp_path)
-    (tmp_path / "ckpt-3_temp_0a_1" / "whole").mkdir(parents=True)
+    """A user's own files and folders, and a link with a leftover's name, and what it points to."""
+    directory, victim = tmp_path / "run", tmp_path / "victim"
+    saved(directory, [1, 2])
+    (directory / "ckpt-3_temp_others").mkdir()  # TensorFlow's own
+    (directory / "ckpt-3_temp_users_1").mkdir()
+    (directory / "ckpt-3_temp_users_1" / "part").write_bytes(b"half")
+    (directory / "notes.txt").write_text("the user's own")
+    (directory / "notes.tmp").mkdir()
+    (directory / "model.tmpl").write_text("dear")
+    victim.mkdir()
+    for name in ("file", ".crankshaft"):
+        (victim / name).write_text("dear")
+    (directory / "ckpt-2_temp_0a_1").symlink_to(victim)
+    keep = names(directory)
+    (directory / "ckpt-3_temp_0a_1" / "whole").mkdir(parents=True)
     for name in (".crankshaft", "whole/ckpt-3.index", "part-0.data-00000-of-00001"):
-        (tmp_path / "ckpt-3_temp_0a_1" / name).write_bytes(b"half")
-    (tmp_path / "ckpt-1.index").unlink()
-    (tmp_path / "ckpt-1.data-00000-of-00001").unlink()  # swept, but for its manifest
-    checkpoints = make(tmp_path, make_state())
-    assert sorted(checkpoints.clean()) == ["ckpt-1.manifest.json", "ckpt-3_temp_0a_1"]
-    assert names(tmp_path) == [name for name in keep if not name.startswith("ckpt-1.")]
+        (directory / "ckpt-3_temp_0a_1" / name).write_bytes(b"half")
+    (directory / "ckpt-1.index").unlink()
+    (directory / "ckpt-1.data-00000-of-00001").unlink()  # swept, but for its manifest
+    assert sorted(make(directory, make_state()).clean()) == ["ckpt-1.manifest.json", "ckpt-3_temp_0a_1"]
+    assert names(directory) == [name for name in keep if not name.startswith("ckpt-1.")]
+    assert names(victim) == [".crankshaft", "file"]
 
 
 def test_an_empty_or_absent_directory_restores_nothing(tmp_path):
@@ -256,15 +251,6 @@ def test_a_full_disk_is_told_and_leaves_the_checkpoint_before(tmp_path):
     assert checkpoints.latest().step == 1
 
 
-def test_a_step_written_again_costs_no_other(tmp_path):
-    state, _ = saved(tmp_path, [1, 2, 3], keep=3)
-    flip_a_bit(data_file(tmp_path, 3))
-    checkpoints = make(tmp_path, state, keep=3)
-    assert checkpoints.restore().step == 2
-    checkpoints.save(3, {}, wait=True)
-    assert [manifest.step for manifest in checkpoints.all()] == [1, 2, 3]
-
-
 def test_what_was_restored_stays_until_the_next_is_whole(tmp_path):
     """With the right sizes, what is broken is found by its hash alone, which a save does not compute."""
     state, _ = saved(tmp_path, [1, 2, 3], keep=3)
@@ -278,6 +264,147 @@ def test_what_was_restored_stays_until_the_next_is_whole(tmp_path):
     checkpoints.save(4, {}, wait=True)
     assert [manifest.step for manifest in checkpoints.all()] == [4]
     assert len(list(tmp_path.glob("*.manifest.json"))) == 3
+
+
+# -- what a manifest says is checked before anything is done by it: read, restored, or removed
+
+DEEP = "[" * 5000 + "]" * 5000
+OTHERS = [None, [], -1, 10**300, "x", {"a": {"b": 1}}, 1.5, True]
+
+
+def sealed(directory, step, **changes):
+    """Rewrites a manifest with other values, as whoever may write to the folder can: its digest fits."""
+    path = directory / f"ckpt-{step}.manifest.json"
+    path.write_text(json.dumps(manifests.sealed(json.loads(path.read_text()) | changes)))
+
+
+def recorded(name):
+    return {name: {"bytes": 3, "sha256": "0" * 64}}
+
+
+@pytest.mark.parametrize("name", ["../../victim", "../../victim/file", "{victim}", "ckpt-1.index", "notes", "..", ""])
+def test_a_manifest_that_names_other_files_is_none_and_they_stay(tmp_path, caplog, name):
+    """Swept or cleaned away, resumed or not: what it names is of nobody's concern here."""
+    victim, run = tmp_path / "victim", tmp_path / "run" / "checkpoints"
+    victim.mkdir()
+    (victim / "file").write_text("dear")
+    state, _ = saved(run, [1, 2], keep=2)
+    (run / "notes").mkdir()
+    (run / "notes" / "file").write_text("dear")
+    sealed(run, 2, files=recorded(name.format(victim=victim)))
+    checkpoints = make(run, state, keep=1)
+    with caplog.at_level(logging.WARNING):
+        checkpoints.clean()
+        assert checkpoints.restore().step == 1
+    (warning,) = warnings_of(caplog)
+    assert "ckpt-2.manifest.json: expected files of ckpt-2, found " in warning
+    for step in (3, 4, 5):
+        fill(state, step)
+        checkpoints.save(step, {}, wait=True)
+    assert checkpoints.latest().step == 5
+    for folder in (victim, run / "notes"):
+        assert (folder / "file").read_text() == "dear"
+
+
+def test_a_folder_in_a_files_place_is_left_alone_and_saves_go_on(tmp_path):
+    state, checkpoints = saved(tmp_path, [1, 2], keep=1)
+    name = "ckpt-2.data-00000-of-00001"
+    os.remove(tmp_path / name)
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "file").write_text("dear")
+    checkpoints = make(tmp_path, state, keep=1)
+    checkpoints.clean()
+    for step in (3, 4):
+        fill(state, step)
+        checkpoints.save(step, {}, wait=True)
+    assert (tmp_path / name / "file").read_text() == "dear"
+
+
+def _places(value, path=()):
+    """The path of every value in a nest, its own excepted."""
+    if isinstance(value, (dict, list)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield (*path, key)
+            yield from _places(inner, (*path, key))
+
+
+def _changed(record, path, *value):
+    """A copy in which one value is another, or missing."""
+    copy = json.loads(json.dumps(record))
+    place = copy
+    for key in path[:-1]:
+        place = place[key]
+    place.pop(path[-1])
+    if value and isinstance(place, dict):
+        place[path[-1]] = value[0]
+    elif value:
+        place.insert(path[-1], value[0])
+    return copy
+
+
+@pytest.fixture
+def written(tmp_path):
+    """(path, record) of a manifest."""
+    saved(tmp_path, [2])
+    path = tmp_path / "ckpt-2.manifest.json"
+    return path, json.loads(path.read_text())
+
+
+def test_no_changed_value_goes_unnoticed(written):
+    path, record = written
+    for place in _places(record):
+        for value in [(), *((other,) for other in OTHERS)]:
+            changed = _changed(record, place, *value)
+            if changed == record:
+                continue
+            path.write_text(json.dumps(changed))
+            with pytest.raises(CheckpointError, match=r"^ckpt-2.manifest.json: expected .* found ") as caught:
+                manifests.read(str(path))
+            assert len(str(caught.value).splitlines()) == 1
+            assert len(str(caught.value)) < 200
+
+
+def test_a_changed_value_whose_digest_fits_is_one_line_or_harmless(written):
+    path, record = written
+    checkpoints = make(path.parent, make_state())
+    for place in _places(record):
+        for value in [(), *((other,) for other in OTHERS)]:
+            changed = _changed(record, place, *value)
+            path.write_text(json.dumps(manifests.sealed(changed)))
+            problems = []
+            try:
+                manifest = manifests.read(str(path))
+                assert manifest.other_data({"data": {"train": {}}}) <= {"train"}
+                checkpoints.all()
+                problems.append(checkpoints.problem())
+            except CheckpointError as error:
+                problems.append(str(error))
+            for problem in filter(None, problems):
+                assert len(problem.splitlines()) == 1
+                assert len(problem) < 250
+
+
+NO_MANIFESTS = ("[]", "3", "null", "", "\xff", '{"format": 2}', DEEP, f'{{"step": {DEEP}}}')
+OF_ANOTHER_TYPE = [
+    {"host_state": {"state": [1]}},
+    {"host_state": {"hooks": "x"}},
+    {"host_state": {"hooks": {"log": 3}}},
+    {"about": {"deciding": 3}},
+]
+
+
+@pytest.mark.parametrize("content", [*NO_MANIFESTS, *OF_ANOTHER_TYPE], ids=lambda content: str(content)[:40])
+def test_what_is_no_manifest_or_has_parts_of_another_type_is_one_line(written, content):
+    path, record = written
+    is_text = isinstance(content, str)
+    found = "expected .* found " if is_text else rf"expected '{next(iter(content))}\.[a-z_.]+' to be an object, found "
+    path.write_bytes((content if is_text else json.dumps(manifests.sealed(record | content))).encode("latin-1"))
+    with pytest.raises(CheckpointError, match=rf"^ckpt-2.manifest.json: {found}") as caught:
+        manifests.read(str(path))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# -- a real process
 
 
 @pytest.mark.slow
