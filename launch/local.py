@@ -129,7 +129,7 @@ def _supervisor(job: Flags, command: _Command, environment: Mapping[str, str]) -
     rule = restarts.Servers if job.ps else restarts.Synchronous
     here = command.run_dir if command.run_dir and "://" not in command.run_dir else None
     return Supervisor(
-        _specs(job, environment, None if command.names_gpus else resources.visible_gpus(environment)),
+        task_specs(job, environment, None if command.names_gpus else resources.visible_gpus(environment)),
         [sys.executable, *command.start, f"--strategy={job.strategy}"],
         command.arguments,
         rule(job.max_restarts, _WINDOW_SECONDS, job.grace_seconds, compares=command.compares),
@@ -167,7 +167,7 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
     return _Command(start, own, run_dir, "fail_below" in passed.get("benchmark_arg", {}), "gpus" in passed)
 
 
-def _specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[TaskSpec]:
+def task_specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[TaskSpec]:
     """Lists the tasks, each with its share of the machine. Raises `UsageError`.
 
     Args:

@@ -30,9 +30,7 @@ class Count(Trainer):
         return mean(outputs[..., 0])
 
 
-@pytest.mark.parametrize(
-    ("form", "devices"), [("arrays", TWO), ("dataset", ()), pytest.param("dataset", TWO, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("form", "devices"), [("arrays", TWO), ("dataset", ())])
 def test_each_example_is_seen_once_an_epoch_and_epochs_end_where_they_do(inside, tmp_path, form, devices):
     """40 of 100 in batches of 10, then one of 8, up to the next multiple of 16, three of 16, and one of 4."""
     ends = []
@@ -57,8 +55,7 @@ def test_each_example_is_seen_once_an_epoch_and_epochs_end_where_they_do(inside,
     assert result(tmp_path)["step"] == 16
 
 
-@pytest.mark.parametrize("size", [pytest.param(10, marks=pytest.mark.slow), 40])
-def test_an_interruption_changes_no_bit_and_the_rate_goes_on_by_examples(inside, tmp_path, size):
+def test_an_interruption_changes_no_bit_and_the_rate_goes_on_by_examples(inside, tmp_path):
     """After 7 of 20 steps of 20, two of which warm up: the rate falls on from where it is to where it ends."""
     rates: dict[int, float] = {}
 
@@ -76,16 +73,15 @@ def test_an_interruption_changes_no_bit_and_the_rate_goes_on_by_examples(inside,
 
     for name in ("straight", "parts"):
         ran(name, "--global_batch_size=20", stop=7)
-    out = ran("parts", f"--global_batch_size={size}", stop=9)
+    out = ran("parts", "--global_batch_size=40", stop=9)
     assert "epoch 2 goes on after 40 of 100 examples; the learning rate's schedule goes on by examples\n" in out
-    ran("parts", f"--global_batch_size={size}")
-    ran("straight", f"--global_batch_size={size}")
+    ran("parts", "--global_batch_size=40")
+    ran("straight", "--global_batch_size=40")
     np.testing.assert_equal(tensors(tmp_path / "parts"), tensors(tmp_path / "straight"))
-    last = {10: 7 + 6 + 20, 40: 7 + 2 + 6}[size]
+    last = 7 + 2 + 6
     assert result(tmp_path / "straight")["step"] == last
     found = [rates[step] for step in range(7, last + 1)]
-    of_40 = np.array([140, 180, 200, 240, 280, 300, 340, 380, 400])
-    examples = of_40 if size == 40 else np.arange(140, 401, 10)
+    examples = np.array([140, 180, 200, 240, 280, 300, 340, 380, 400])
     progress = (examples // 20 - 2) / 18  # since the warm-up, in steps of 20 examples
     np.testing.assert_allclose(found, 0.5 * (1 + np.cos(np.pi * progress)), atol=1e-6)
 
@@ -100,9 +96,7 @@ def test_what_can_not_go_on_in_other_batches_is_one_line(inside, tmp_path):
     inside(*run, f"--run_dir={tmp_path / 'one'}", trainer=Count, data=lambda: data).ok()
     how = {"train_steps": 12, "global_batch_size": 20, "allow_changed_config": True, "jit": "off", "optimizer": "sgd"}
     with crankshaft.open_run(Count, data=data, run_dir=str(tmp_path / "one"), progress="off", **how) as opened:
-        with pytest.raises(
-            crankshaft.UsageError, match="ckpt-4 was written before batches of 20 began, at step 8, and"
-        ):
+        with pytest.raises(crankshaft.UsageError, match="ckpt-4 was written before batches of 20 began, at step 8"):
             opened.restore(4)
         opened.train(steps=2)
         assert opened.step == 10

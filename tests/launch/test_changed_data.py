@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine import Trainer, mean
 from crankshaft.engine.checkpoints.manifest import sealed
 from tests import runs
 from tests.input.test_mnist_files import EVAL_IMAGES, EVAL_LABELS, TRAIN_LABELS, idx_bytes, write_data_set
 from tests.input.test_tfrecord import example
+from tests.launch.line import Line
 
 MNIST = ("--model=mlp", "--model_arg=hidden_units=4", "--input=mnist", "--jit=off", "--progress=plain")
 QUIET = ("--jit=off", "--progress=plain", "--global_batch_size=8")
@@ -60,21 +60,10 @@ def test_more_examples_to_train_on_are_refused_until_they_are_allowed(inside, da
     assert not warnings(inside(*more).ok())
 
 
-def test_as_many_examples_of_other_contents_are_warned_of_in_one_line(inside, data, tmp_path):
-    run = (*MNIST, "--mode=train", f"--run_dir={tmp_path}/run", f"--data_dir={data}")
-    inside(*run, "--train_steps=4").ok()
-    assert not warnings(inside(*run, "--train_steps=6").ok())
-    path = data / TRAIN_LABELS
-    labels = np.frombuffer(path.read_bytes()[8:], np.uint8)
-    path.write_bytes(idx_bytes((labels + 1) % 10))
-    (warned,) = warnings(inside(*run, "--train_steps=8").ok())
-    assert "the training data is not that of ckpt-6 (as many examples, of other contents); if that is not" in warned
-
-
-def relabelled(folder, flips: bool, packs: bool = False) -> tuple[str, ...]:
+def relabelled(folder, flips: bool) -> tuple[str, ...]:
     """Writes 400 records, of which the middle ones may have other labels, into a file of the same size each time."""
     folder.mkdir(exist_ok=True)
-    with tf.io.TFRecordWriter(f"{folder}/a.tfrecord", "GZIP" if packs else None) as writer:
+    with tf.io.TFRecordWriter(f"{folder}/a.tfrecord") as writer:
         for number in range(400):
             label = (number + (flips and 150 <= number < 250)) % 2
             writer.write(example(x=[float(number)] * 4, label=label))
@@ -82,35 +71,23 @@ def relabelled(folder, flips: bool, packs: bool = False) -> tuple[str, ...]:
     return (*args, *QUIET)
 
 
-@pytest.mark.parametrize("packs", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_records_of_other_labels_in_a_file_of_the_same_size_are_warned_of(inside, tmp_path, packs):
-    run = (*relabelled(tmp_path / "data", False, packs), f"--run_dir={tmp_path}/run")
-    inside(*run, "--train_steps=4").ok()
-    size = (tmp_path / "data" / "a.tfrecord").stat().st_size
-    relabelled(tmp_path / "data", True, packs)
-    assert packs or (tmp_path / "data" / "a.tfrecord").stat().st_size == size
-    (warned,) = warnings(inside(*run, "--train_steps=8").ok())
-    assert "the training data is not that of ckpt-4 (as many examples, of other contents)" in warned
-
-
-def test_files_that_were_written_to_are_named_where_as_much_as_was_compared_is_the_same(inside, tmp_path):
+def test_records_of_other_labels_are_warned_of_and_files_that_were_written_to_where_what_was_compared_is_the_same(
+    inside, tmp_path
+):
     run = (*relabelled(tmp_path / "data", False), f"--run_dir={tmp_path}/run")
     inside(*run, "--train_steps=4").ok()
     said = "files of the training data were written to since ckpt-4 was"
     assert said not in inside(*run, "--train_steps=4").ok().err
-    os.utime(tmp_path / "data" / "a.tfrecord", (1, 1))
-    outcome = inside(*run, "--train_steps=6").ok()
+    path = tmp_path / "data" / "a.tfrecord"
+    size = path.stat().st_size
+    os.utime(path, (1, 1))
+    outcome = inside(*run, "--train_steps=4", "--mode=train").ok()
     assert not warnings(outcome)
     assert said in outcome.err
-
-
-def test_the_same_files_elsewhere_are_the_same_data(inside, data, tmp_path):
-    run = (*MNIST, f"--run_dir={tmp_path}/run")
-    done = inside(*run, f"--data_dir={data}", "--train_steps=4").ok()
-    moved = data.rename(tmp_path / "moved")
-    again = inside(*run, f"--data_dir={moved}", "--train_steps=4").ok()
-    assert shown(again) == shown(done)
-    assert not warnings(again)
+    relabelled(tmp_path / "data", True)
+    assert path.stat().st_size == size
+    (warned,) = warnings(inside(*run, "--train_steps=8").ok())
+    assert "the training data is not that of ckpt-4 (as many examples, of other contents)" in warned
 
 
 def test_a_complete_runs_evaluation_is_made_anew_of_other_data(inside, data, tmp_path):
@@ -135,7 +112,10 @@ def test_a_kept_evaluation_of_the_same_data_is_used_again(inside, data, tmp_path
     manifest = json.loads(path.read_text())
     manifest["host_state"]["hooks"]["evaluation"]["result"] = {"loss": 12.5}
     path.write_text(json.dumps(sealed(manifest)))
-    assert shown(inside(*run).ok()) == "loss 12.5"
+    moved = (*run[:-2], f"--data_dir={data.rename(tmp_path / 'moved')}", run[-1])  # the same files elsewhere
+    again = inside(*moved).ok()
+    assert shown(again) == "loss 12.5"
+    assert not warnings(again)
     # So it was before checkpoints told of their data.
     del manifest["about"]["data"]
     path.write_text(json.dumps(sealed(manifest)))
@@ -174,10 +154,8 @@ def test_ids_that_other_data_numbers_otherwise_are_not_evaluated(inside, ratings
     other = tmp_path / "other.csv"
     other.write_text("\n".join(lines[::-1]) + "\n")
     evaluating = ("--mode=eval", f"--run_dir={tmp_path}/run")
-    outcome = inside(*evaluating, f"--data_dir={other}")
-    assert f"--data_dir={other} numbers ids otherwise than the training data of --run_dir={tmp_path}/run did" in (
-        outcome.mistake
-    )
+    says = f"--data_dir={other} numbers ids otherwise than the training data of --run_dir={tmp_path}/run did"
+    inside(*evaluating, f"--data_dir={other}").refused(says)
     inside(*evaluating, f"--data_dir={other}", "--allow_changed_config").ok()
     # Other records, by which ids have the same numbers, may be evaluated on.
     other.write_text("\n".join(lines[:58]) + "\n")
@@ -202,14 +180,6 @@ def test_a_file_of_ratings_that_grew_or_was_sorted_is_not_trained_on(inside, rat
     assert not warnings(inside(*run, "--train_steps=8").ok())
 
 
-class Mean(Trainer):
-    def build_model(self):
-        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
-
-
 def from_seed(seed: int, examples: int, vocabulary=None, ids=None):
     features = np.random.default_rng(seed).random((examples, 3), np.float32)
     train, evaluation = (features, features[:, 0]), (features[:9], features[:9, 0])
@@ -228,27 +198,23 @@ def test_a_scripts_dataset_of_another_length_is_refused_and_none_is_read(inside,
         made = tf.data.Dataset.range(examples).map(one).apply(tf.data.experimental.assert_cardinality(examples))
         return lambda: (made, from_seed(0, 9)().evaluation)
 
-    inside(*run, "--train_steps=2", trainer=Mean, data=data(40)).ok()
+    inside(*run, "--train_steps=2", trainer=Line, data=data(40)).ok()
     seen.clear()
-    assert "(examples: 40 -> 48)" in inside(*run, "--train_steps=4", trainer=Mean, data=data(48)).mistake
+    assert "(examples: 40 -> 48)" in inside(*run, "--train_steps=4", trainer=Line, data=data(48)).mistake
     assert not seen
-    inside(*run, "--train_steps=4", trainer=Mean, data=data(40)).ok()
+    inside(*run, "--train_steps=4", trainer=Line, data=data(40)).ok()
 
 
-def test_a_scripts_ids_are_warned_of_where_it_does_not_say_how_they_are_numbered(inside, tmp_path):
-    run = (*QUIET, f"--run_dir={tmp_path}/run")
-    inside(*run, "--train_steps=2", trainer=Mean, data=from_seed(0, 40, {"user": 5})).ok()
-    evaluating = ("--mode=eval", f"--run_dir={tmp_path}/run")
-    assert not warnings(inside(*evaluating, trainer=Mean, data=from_seed(0, 40, {"user": 5})).ok())
-    (warned,) = warnings(inside(*evaluating, trainer=Mean, data=from_seed(1, 40, {"user": 5})).ok())
+def test_a_scripts_ids_are_warned_of_unless_it_says_how_they_are_numbered(inside, tmp_path):
+    def evaluated(name, *data):
+        return inside("--mode=eval", f"--run_dir={tmp_path}/{name}", trainer=Line, data=from_seed(*data))
+
+    for name, ids in (("unknown", None), ("known", "a b c")):
+        run = (*QUIET, f"--run_dir={tmp_path}/{name}", "--train_steps=2")
+        inside(*run, trainer=Line, data=from_seed(0, 40, {"user": 5}, ids)).ok()
+    assert not warnings(evaluated("unknown", 0, 40, {"user": 5}).ok())
+    (warned,) = warnings(evaluated("unknown", 1, 40, {"user": 5}).ok())
     assert warned.endswith("(as many examples, of other contents); if it numbers ids, they mean others now")
-    assert not warnings(inside(*evaluating, trainer=Mean, data=from_seed(1, 40)).ok())
-
-
-def test_a_script_may_say_how_its_ids_are_numbered(inside, tmp_path):
-    run = (*QUIET, f"--run_dir={tmp_path}/run")
-    inside(*run, "--train_steps=2", trainer=Mean, data=from_seed(0, 40, {"user": 5}, "a b c")).ok()
-    evaluating = ("--mode=eval", f"--run_dir={tmp_path}/run")
-    assert not warnings(inside(*evaluating, trainer=Mean, data=from_seed(1, 44, {"user": 5}, "a b c")).ok())
-    outcome = inside(*evaluating, trainer=Mean, data=from_seed(0, 40, {"user": 5}, "b a c"))
-    assert outcome.mistake.startswith("the training data numbers ids otherwise than")
+    assert not warnings(evaluated("unknown", 1, 40).ok())
+    assert not warnings(evaluated("known", 1, 44, {"user": 5}, "a b c").ok())
+    evaluated("known", 0, 40, {"user": 5}, "b a c").refused("the training data numbers ids otherwise than")

@@ -1,4 +1,4 @@
-"""Models on tables in files: ids and numbers by name, one array of numbers, runs that are resumed."""
+"""Models on tables in files: ids and numbers by name, one array of numbers, exported and read by name."""
 
 from __future__ import annotations
 
@@ -10,21 +10,9 @@ import tensorflow as tf
 
 from crankshaft import UsageError, load_model, run
 from crankshaft.input import csv as csv_input
-from tests.runs import assert_equal_bits, result
+from tests.runs import result
 
-ROWS = 300
 RUN = ("--global_batch_size=16", "--jit=off", "--progress=plain", "--seed=3", "--resident_data_mb=0")
-
-
-def columns(rows=ROWS):
-    number = np.arange(rows)
-    return {"user": number * 7 % 31, "item": number * 5 % 17, "age": number % 9 / 9, "label": number * 7 % 31 % 2}
-
-
-def parquet(folder):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    folder.mkdir()
-    pq.write_table(pa.table(columns()), folder / "a.parquet", row_group_size=32)
 
 
 def texts(rows):
@@ -40,53 +28,16 @@ def texts(rows):
     }
 
 
-def csv(folder):
-    folder.mkdir()
-    made = columns()
-    lines = [",".join(made), *(",".join(map(str, row)) for row in zip(*made.values(), strict=True))]
-    (folder / "a.csv").write_text("\n".join(lines))
-
-
-WRITTEN = {"parquet": parquet, "csv": csv}
-
-
-@pytest.fixture(params=WRITTEN)
-def data(request, tmp_path):
-    WRITTEN[request.param](tmp_path / "data")
-    return f"--input={request.param}", f"--data_dir={tmp_path}/data", "--validation_split=0.2"
-
-
-@pytest.mark.slow
-# Where a run stands in a table does not depend on how the table is read.
-@pytest.mark.parametrize("data", ["parquet", "csv"], indirect=True)
-def test_a_resumed_run_is_one_that_was_not(inside, tmp_path, data):
-    model = ("--model=wide_deep", "--model_arg=hidden_units=4", "--model_arg=width=2", "--learning_rate=0.05")
-    for steps, name in ((10, "parts"), (40, "parts"), (40, "whole")):  # an epoch is 15 steps
-        inside(*RUN, *data, *model, f"--train_steps={steps}", f"--run_dir={tmp_path}/{name}").ok()
-    assert_equal_bits(tmp_path / "parts", tmp_path / "whole", "eval")
-    assert result(tmp_path / "whole")["eval"]["auc"] > 0.9
-
-
-def test_one_array_of_numbers_is_for_any_model(inside, tmp_path, data):
-    columns = ("--input_arg=array=true", "--input_arg=features=user,age")
-    inside(*RUN, *data, *columns, "--model=logistic", "--train_steps=5", f"--run_dir={tmp_path}/run").ok()
-    assert set(result(tmp_path / "run")["eval"]) >= {"accuracy", "loss"}
+HASHED = "--model_arg=hash_buckets=5000"
 
 
 @pytest.mark.parametrize(
     ("kind", "flags"),
     [
         ("csv", ("--model=wide_deep", "--model_arg=hidden_units=8")),
-        pytest.param(
-            *("parquet", ("--model=wide_deep", "--model_arg=hidden_units=8", "--model_arg=hash_buckets=5000")),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *("parquet", ("--model=dlrm", "--input_arg=text=hash", "--model_arg=hash_buckets=5000")),
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("parquet", ("--model=dlrm", "--input_arg=text=hash", HASHED), marks=pytest.mark.slow),
     ],
-    ids=["words", "words hashed", "hashed"],
+    ids=["words", "hashed"],
 )
 def test_a_label_that_text_decides_is_learnt(inside, tmp_path, kind, flags):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -133,16 +84,16 @@ def of_days(times):
     return days.astype(float) + np.where(np.isnat(times), np.nan, 0), (times - days) / np.timedelta64(1, "s")
 
 
+NUMBERS = ("user", "price", "day", "seen")
+
+
 @pytest.mark.parametrize(
     ("arguments", "features"),
     [
         pytest.param({"missing": "mean"}, 6, marks=pytest.mark.slow),
         ({"missing": "column", "text": "hash"}, 10),
-        pytest.param(
-            *({"missing": "-1.5", "array": True, "features": ("user", "price", "day", "seen")}, None),
-            marks=pytest.mark.slow,
-        ),
-        ({"missing": "column", "array": True, "features": ("user", "price", "day", "seen")}, None),
+        pytest.param({"missing": "-1.5", "array": True, "features": NUMBERS}, None, marks=pytest.mark.slow),
+        ({"missing": "column", "array": True, "features": NUMBERS}, None),
     ],
     ids=["words, means", "hashes, flags", "array", "array, flags"],
 )

@@ -1,4 +1,4 @@
-"""A run on a stream that was ended and resumed gives the bits of one that was not. See `reading`, and `test_exact`."""
+"""A run on a stream that was ended and resumed gives the bits of one that was not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import Trainer, mean
-from crankshaft.input import digits
 from crankshaft.models.mlp import Model
 from tests.launch import streamed_digits
+from tests.launch.line import Line
 from tests.runs import assert_equal_bits, manifests, newest
 
 SCRIPT = pathlib.Path(streamed_digits.__file__)
@@ -22,14 +21,6 @@ RUN = ("--model_arg=hidden_units=16", "--model_arg=dropout=0.3", "--global_batch
 RUN += ("--progress=plain", "--jit=off")
 TWO = ("--strategy=mirrored", "--num_virtual_devices=2")
 COUNTED = f"counting examples: {streamed_digits.EXAMPLES}\n"
-
-
-class Line(Trainer):
-    def build_model(self):
-        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
 @pytest.fixture
@@ -66,43 +57,38 @@ def test_one_device_after_sigkill_within_an_epoch(crank, folder, tmp_path):
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
-@pytest.mark.parametrize(
-    ("devices", "kind"),
-    [pytest.param(TWO, "files", marks=pytest.mark.slow), ((), "stateful")],
-    ids=["mirrored", "stateful"],
-)
-def test_a_run_in_two_parts_is_one(ran, tmp_path, devices, kind):
-    run = (*devices, f"--run_dir={tmp_path}/run")
-    first = ran(*run, "--train_steps=18", kind=kind).ok()
-    second = ran(*run, "--train_steps=40", kind=kind).ok()
-    ran(*run[:-1], f"--run_dir={tmp_path}/straight", "--train_steps=40", kind=kind).ok()
-    assert ("can't be kept in checkpoints" in first.err) == (kind == "stateful")
-    assert ("reading the epoch again, batches: 3 of 3\n" in second.out) == (kind == "stateful")
+def test_a_run_in_two_parts_is_one(ran, tmp_path):
+    """Of a stream whose state can't be kept: the epoch is read again."""
+    run = f"--run_dir={tmp_path}/run"
+    assert "can't be kept in checkpoints" in ran(run, "--train_steps=18", kind="stateful").ok().err
+    assert "reading the epoch again, batches: 3 of 3\n" in ran(run, "--train_steps=40", kind="stateful").ok().out
+    ran(f"--run_dir={tmp_path}/straight", "--train_steps=40", kind="stateful").ok()
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
-def test_files_that_change_during_a_run_are_one_line(ran, folder, tmp_path):
-    """The count is the first one's: the end of the epoch shows it."""
+def test_a_run_on_a_stream_is_evaluated_without_counting_and_files_that_change_meanwhile_are_one_line(
+    ran, folder, tmp_path
+):
+    """The count is the first run's: the end of the epoch shows a change."""
     run = f"--run_dir={tmp_path}/run"
     ran(run, "--train_steps=5").ok()
+    outcome = ran("--mode=eval", run).ok()
+    assert "evaluation at step 5" in outcome.out
+    assert "counting examples" not in outcome.out
     assert manifests(tmp_path / "run")[-1]["about"]["input"] == {"train": {"by": "example", "counts": [461]}}
     with open(folder / "3.txt", "a") as file:
         file.write("0\n")
     outcome = ran(run, "--train_steps=40")
-    assert "an epoch of the data has at least 462 examples, and the run goes by 461" in outcome.mistake
+    outcome.refused("an epoch of the data has at least 462 examples, and the run goes by 461")
 
 
-@pytest.mark.parametrize("flag", ["--max_bad_records=3", "--shuffle_window=8"])
-def test_what_is_for_examples_with_indices_is_refused_for_a_stream(ran, flag):
-    outcome = ran("--train_steps=5", flag)
-    said = f"{flag} is for examples that are read by their indices, and the train data is a stream; leave it out"
-    assert (outcome.code, outcome.error) == (2, said)
-
-
-def test_a_stream_without_examples_is_one_line(ran, folder):
+def test_a_stream_without_examples_and_flags_for_examples_with_indices_are_refused(ran, folder):
+    for flag in ("--max_bad_records=3", "--shuffle_window=8"):
+        said = f"{flag} is for examples that are read by their indices, and the train data is a stream; leave it out"
+        assert ran("--train_steps=5", flag).mistake == said
     for path in folder.iterdir():
         path.write_text("")
-    assert "num_examples=0 makes no batch; the data is empty" in ran("--train_steps=5").mistake
+    ran("--train_steps=5").refused("num_examples=0 makes no batch; the data is empty")
 
 
 def test_one_example_is_an_epoch(ran, folder, tmp_path):
@@ -111,35 +97,6 @@ def test_one_example_is_an_epoch(ran, folder, tmp_path):
     for steps in (3, 6):
         ran(f"--run_dir={tmp_path}/run", f"--train_steps={steps}").ok()
     assert newest(tmp_path / "run") == 6
-
-
-@pytest.mark.slow
-def test_gzip_records_are_trained_on_and_gone_on_with(inside, tmp_path):
-    images, labels = digits.load("", 0).train
-    for number in range(3):
-        with tf.io.TFRecordWriter(f"{tmp_path}/{number}.tfrecord.gz", "GZIP") as file:
-            for image, label in zip(np.asarray(images)[number:100:3], np.asarray(labels)[number:100:3], strict=True):
-                values = {
-                    "image": tf.train.Feature(float_list=tf.train.FloatList(value=image.ravel())),
-                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
-                }
-                file.write(tf.train.Example(features=tf.train.Features(feature=values)).SerializeToString())
-    run = (*RUN, "--model=mlp", "--input=tfrecord", f"--data_dir={tmp_path}", "--input_arg=num_classes=10")
-    run += ("--input_arg=features=image:float32:28x28x1,label:int64", "--global_batch_size=8", "--mode=train")
-    first = inside(*run, "--train_steps=17", f"--run_dir={tmp_path}/run").ok()
-    assert "counting examples: 100\n" in first.out
-    assert f"the train data is a stream of {tmp_path}/0.tfrecord.gz and 2 more: without an index" in first.out
-    again = inside(*run, "--train_steps=30", f"--run_dir={tmp_path}/run").ok()
-    assert "counting examples" not in again.out
-    inside(*run, "--train_steps=30", f"--run_dir={tmp_path}/straight").ok()
-    assert_equal_bits(tmp_path / "run", tmp_path / "straight", "train")
-
-
-def test_a_run_on_a_stream_is_evaluated_without_counting(ran, tmp_path):
-    ran("--train_steps=5", f"--run_dir={tmp_path}/run").ok()
-    outcome = ran("--mode=eval", f"--run_dir={tmp_path}/run").ok()
-    assert "evaluation at step 5" in outcome.out
-    assert "counting examples" not in outcome.out
 
 
 def endless():

@@ -81,10 +81,8 @@ def interrupted(status, metrics):
     signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_run_that_is_kept_reads_no_further(replicas):
-    devices = {} if replicas == 1 else {"strategy": "mirrored", "num_virtual_devices": 2}
-    kept = trained(**devices)
+def test_a_run_that_is_kept_reads_no_further():
+    kept = trained(strategy="mirrored", num_virtual_devices=2)
     assert_nothing_is_open()
     assert kept.evaluate(Endless().dataset.take(640))["loss"] < 10
     assert_nothing_is_open()

@@ -1,4 +1,4 @@
-"""Ten kinds of example that Keras's pages have, written on made data: `fit` of each is one changed line."""
+"""Kinds of example that Keras's pages have, written on made data: `fit` of each is one changed line."""
 
 from __future__ import annotations
 
@@ -38,27 +38,6 @@ def text():
     model = keras.Model(inputs, layers.Dense(1, "sigmoid")(hidden))
     model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC()])
     return model, x, y
-
-
-def structured():
-    """Columns of several kinds, normalised and looked up by adapted layers."""
-    x = {"age": RANDOM.normal(40, 10, 96).astype("float32"), "town": RANDOM.choice(["a", "b", "c"], 96)}
-    y = (x["age"] > 40) & (x["town"] != "b")
-    norm, towns = layers.Normalization(axis=None), layers.StringLookup(output_mode="one_hot")
-    norm.adapt(x["age"])
-    towns.adapt(x["town"])
-    inputs = {"age": keras.Input([1], name="age"), "town": keras.Input([1], dtype="string", name="town")}
-    both = layers.Concatenate()([norm(inputs["age"]), towns(inputs["town"])])
-    model = keras.Model(inputs, layers.Dense(1, "sigmoid")(layers.Dense(8, "relu")(both)))
-    model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["accuracy"])
-    return model, {name: tf.constant(each[:, None]) for name, each in x.items()}, y[:, None].astype("float32")
-
-
-def autoencoder():
-    x = RANDOM.normal(size=(96, 2)).astype("float32") @ RANDOM.normal(size=(2, 8)).astype("float32")
-    model = keras.Sequential([keras.Input([8]), layers.Dense(4, "relu"), layers.Dense(8)])
-    model.compile("rmsprop", "mse")
-    return model, x, x
 
 
 class Sampling(layers.Layer):
@@ -102,15 +81,6 @@ def siamese():
     same = RANDOM.integers(0, 2, [96, 1]).astype("float32")
     other = np.where(same, x + 0.1 * RANDOM.normal(size=x.shape), RANDOM.normal(size=x.shape)).astype("float32")
     return model, [x, other], same
-
-
-def timeseries():
-    """The next value of a wave, from windows that tf.data makes."""
-    wave = np.sin(np.arange(160) / 5).astype("float32")[:, None]
-    data = keras.utils.timeseries_dataset_from_array(wave[:-8], wave[8:], sequence_length=8, batch_size=16)
-    model = keras.Sequential([keras.Input([8, 1]), layers.GRU(6), layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(0.02), "huber", metrics=["mae"])
-    return model, data, None
 
 
 class Positions(layers.Layer):
@@ -162,27 +132,11 @@ def transfer():
     return model, x, x[:, :1]
 
 
-EXAMPLES = (
-    images,
-    text,
-    structured,
-    autoencoder,
-    variational,
-    siamese,
-    timeseries,
-    transformer,
-    segmentation,
-    transfer,
-)
+QUICK = (images, text, transfer)
+SLOW = (variational, siamese, transformer, segmentation)
 
 
-@pytest.mark.parametrize(
-    "example",
-    [
-        pytest.param(each, id=each.__name__, marks=[] if each in (images, text, transfer) else pytest.mark.slow)
-        for each in EXAMPLES
-    ],
-)
+@pytest.mark.parametrize("example", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
 def test_an_example_of_keras_learns_by_one_changed_line(example):
     keras.utils.set_random_seed(3)
     model, x, y = example()

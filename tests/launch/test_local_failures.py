@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -14,9 +17,11 @@ from crankshaft.launch.errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_SLOWER
 from tests.launch.local_tasks import lines_of, pids, says, until_dead
 
 
-def test_a_crash_restarts_all_at_new_ports(local):
+def test_a_crash_restarts_all_at_new_ports_and_each_tasks_log_grows(local, tmp_path):
     script = """
 n = started()
+print("start", n)
+print("to stderr", file=sys.stderr)
 print(config["cluster"])
 if n == 1:
     if index == 1:
@@ -24,10 +29,15 @@ if n == 1:
     time.sleep(0.3)  # sees it, and leaves
     sys.exit(1)
 """
-    outcome = local(script).wait().ok()
+    outcome = local(script, own=("--run_dir", tmp_path)).wait().ok()
     assert "[local] worker 1 ended with exit code 1; all tasks start again in 1 s (restart 1 of 5" in outcome.err
-    first, second = dict.fromkeys(lines_of(outcome.out, "worker 0"))
+    first, second = (line for line in lines_of(outcome.out, "worker 0") if line.startswith("{"))
     assert first != second
+    for index in (0, 1):
+        log = (tmp_path / f"logs/worker-{index}.log").read_text()
+        assert len(re.findall(rf"^=== .* worker {index} starts as process \d+ ===$", log, re.MULTILINE)) == 2
+        assert log.index("start 1") < log.index("start 2")
+        assert log.count("to stderr") == 2
 
 
 def test_a_kill_is_named_and_not_what_followed_from_it(local):
@@ -100,14 +110,6 @@ def test_a_run_that_diverged_is_not_restarted_whoever_ends_first():
     assert Servers(5, 600.0, 30.0).alone(diverged) is None
 
 
-@pytest.mark.parametrize("line", ["import nowhere_to_be_found", "from os import nowhere", "def broken(:"])
-def test_a_script_that_cannot_begin_is_not_restarted(local, line):
-    outcome = local(f"print('begins', flush=True)\n{line}").wait()
-    assert outcome.code == 2
-    assert "ended with exit code 1: its script can't be run as it stands, so it is not restarted" in outcome.err
-    assert outcome.err.count(" is process ") == 2
-
-
 def test_a_worker_whose_script_cannot_begin_is_not_started_again_by_itself(local):
     wait = "while config['task']['type'] != 'worker': time.sleep(0.01)"
     outcome = local(f"{wait}\nimport nowhere_to_be_found", "--workers=1", "--ps=1", "--grace_seconds=1").wait()
@@ -115,10 +117,13 @@ def test_a_worker_whose_script_cannot_begin_is_not_started_again_by_itself(local
     assert "worker 0 ended with exit code 1: its script can't be run as it stands" in outcome.err
 
 
-def test_what_a_script_prints_of_an_import_before_it_fails_is_no_reason():
-    lines = ("ImportError: no such thing, going on without", "ValueError: another")
-    assert TaskExit("worker 0", 1, lines).mistake is None
-    assert TaskExit("worker 0", -9, ("ImportError: killed as it said so",)).mistake is None
+@pytest.mark.parametrize("line", ["import nowhere_to_be_found", "from os import nowhere", "def broken(:"])
+def test_a_script_that_cannot_begin_is_not_restarted(line):
+    """What Python prints of it last is the reason, and nothing that a script prints before it fails otherwise."""
+    said = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True).stderr.splitlines()
+    assert TaskExit("worker 0", 1, tuple(said)).mistake == "its script can't be run as it stands"
+    assert TaskExit("worker 0", 1, (*said, "ValueError: another")).mistake is None
+    assert TaskExit("worker 0", -9, tuple(said)).mistake is None  # killed as it said so
 
 
 def test_a_preempted_worker_restarts_all_at_once_and_is_no_failure(local, tmp_path):

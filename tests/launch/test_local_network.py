@@ -52,6 +52,7 @@ def secrets_of(tmp_path) -> set[str]:
 def test_a_jobs_tasks_have_one_secret_that_nobody_else_is_told(local, tmp_path):
     run_dir = tmp_path / "run"
     outcome = local(SAYS_ITS_SECRET, own=(f"--run_dir={run_dir}",)).wait().ok()
+    assert outcome.err.count("keeps others out") == 1  # who reaches the tasks is said once
     (secret,) = secrets_of(tmp_path)
     assert re.fullmatch("[0-9a-f]{64}", secret)
     for text in (outcome.out, outcome.err, *(path.read_text() for path in (run_dir / "logs").iterdir())):
@@ -74,10 +75,6 @@ def test_tasks_with_a_network_of_their_own_meet_there_and_nowhere_else(tmp_path)
     command = [*OWN_NETWORK, sys.executable, "-m", "crankshaft", "local", "--", tmp_path / "task.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.stdout.count("met over ['lo'] as ") == 2, done.stderr
-
-
-def test_who_reaches_the_tasks_is_said_once(local):
-    assert local("").wait().ok().err.count("keeps others out") == 1
 
 
 @pytest.mark.slow  # two clusters that train

@@ -8,8 +8,6 @@ import signal
 import sys
 import time
 
-import pytest
-
 from crankshaft.launch.host.signals import SAME_REQUEST_SECONDS
 from tests.launch.local_tasks import IGNORES, ROOT, TASK, pids, says, until_dead
 
@@ -26,26 +24,27 @@ while True: time.sleep(0.01)
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_reaches_all_who_save_and_end(local, number, code):
+def test_a_hangup_reaches_all_who_save_and_end(local):
     program = local(SAVES)
     program.until(says(program, "ready", 2))
-    program.send(number)
+    program.send(signal.SIGHUP)
     outcome = program.wait()
-    assert outcome.code == code
-    assert outcome.out.count("saved\n") == 2
+    assert (outcome.code, outcome.out.count("saved\n")) == (129, 2)
     assert "error: " not in outcome.err
     until_dead(*pids(program))
 
 
-def test_a_signal_that_comes_twice_at_once_is_the_same_one(local):
+def test_a_signal_that_comes_twice_at_once_is_the_same_one_and_a_stopped_task_hears_it_too(local):
     program = local(SAVES)
     program.until(says(program, "ready", 2))
+    os.kill(pids(program)[1], signal.SIGSTOP)
     program.send(signal.SIGTERM)
     program.until(says(program, "SIGTERM: the tasks have 30 s"))
     program.send(signal.SIGTERM)
     outcome = program.wait()
     assert (outcome.code, outcome.out.count("saved\n")) == (143, 2)
+    assert "error: " not in outcome.err
+    until_dead(*pids(program))
 
 
 def test_after_the_grace_all_are_killed(local):
@@ -67,15 +66,6 @@ def test_a_second_signal_kills_at_once(local):
     program.send(signal.SIGINT)
     assert program.wait().code == 130
     until_dead(*pids(program))
-
-
-def test_a_stopped_task_hears_it_too(local):
-    program = local(SAVES)
-    program.until(says(program, "ready", 2))
-    os.kill(pids(program)[1], signal.SIGSTOP)
-    program.send(signal.SIGTERM)
-    outcome = program.wait()
-    assert (outcome.code, outcome.out.count("saved\n")) == (143, 2)
 
 
 def test_a_signal_in_the_pause_before_a_restart_ends_it(local):

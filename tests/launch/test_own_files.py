@@ -133,32 +133,24 @@ def test_a_file_that_was_changed_runs_as_it_is_now(folder):
     assert [float(run.model.weights[0].numpy()[0, 0]) for run in (first, second)] == [0.0, 3.0]
 
 
+NO_FILE = "can't be read (No such file or directory); give the path of a Python file"
+LOAD = "def load(data_dir, seed):\n    "
+
+
 @pytest.mark.parametrize(
     ("model", "source", "says"),
     [
-        ("--model=none.py", None, "/none.py can't be read (No such file or directory); give the path of a Python file"),
-        ("--model=./mlp", None, "/mlp can't be read (No such file or directory); give the path of a Python file"),
-        (
-            "--model=some.py",
-            "class Modell:\n    pass\n",
-            "/some.py has no class Model; write class Model(crankshaft.Tr",
-        ),
-        (
-            "--model=some.py",
-            "class Model:\n    pass\n",
-            "/some.py has a Model that is not a Trainer; write class Model(",
-        ),
+        ("--model=none.py", None, f"/none.py {NO_FILE}"),
+        ("--model=./mlp", None, f"/mlp {NO_FILE}"),
+        ("--model=some.py", "class Modell:\n    pass\n", "/some.py has no class Model; write class Model(crankshaft.T"),
+        ("--model=some.py", "class Model:\n    pass\n", "/some.py has a Model that is not a Trainer; write class"),
         ("--model=some.py", "import os\nclass Model(:\n", "/some.py is not Python (invalid syntax, line 2); mend it"),
         ("--model=some.py", "a = '\0'\n", "/some.py is not Python ("),
-        ("--model=some.py", "import absent_module\nclass Model:\n    pass\n", "No module named 'absent_module', at /"),
+        ("--model=some.py", "import absent_module\n", "No module named 'absent_module', at /"),
         ("--input=some.py", "x = 1\n", "/some.py has no function load; write def load(data_dir, seed), which returns"),
         ("--input=some.py", "def load():\n    pass\n", "/some.py has a load without the arguments data_dir and seed"),
-        (
-            "--input=some.py",
-            "def load(data_dir, seed):\n    pass\n",
-            "the data function gave None; return (train, eval",
-        ),
-        ("--input=some.py", "def load(data_dir, seed):\n    return 1 / 0\n", "division by zero, at /"),
+        ("--input=some.py", f"{LOAD}pass\n", "the data function gave None; return (train, eval"),
+        ("--input=some.py", f"{LOAD}return 1 / 0\n", "division by zero, at /"),
     ],
 )
 def test_each_mistake_in_a_file_is_one_line(inside, folder, model, source, says):
@@ -166,7 +158,7 @@ def test_each_mistake_in_a_file_is_one_line(inside, folder, model, source, says)
         (folder / "some.py").write_text(source)
     flags = {"--model": "--model=my model/line.py", "--input": "--input=my model/points.py"}
     flags[model.partition("=")[0]] = model
-    assert says in inside(*flags.values(), *RUN).mistake
+    inside(*flags.values(), *RUN).refused(says)
 
 
 def test_an_argument_that_a_files_model_does_not_take_is_refused_before_anything_is_written(inside, folder):
@@ -176,6 +168,11 @@ def test_an_argument_that_a_files_model_does_not_take_is_refused_before_anything
 
 
 @pytest.mark.slow
-def test_tasks_of_a_cluster_take_the_same_files(crank, folder):
-    crank("--workers=2", "--", *FILES, command="local").ok()
+@pytest.mark.parametrize("servers", [(), ("--ps=1",)])
+def test_tasks_of_a_cluster_take_the_same_files_and_gpus_of_their_own(crank, folder, monkeypatch, servers):
+    """As far as that can be seen without a GPU: TensorFlow warns, and the CPU computes."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    outcome = crank("--workers=2", "--max_restarts=0", *servers, "--", *FILES, "--mode=train", command="local").ok()
     assert json.loads((folder / "run" / "result.json").read_text())["step"] == 4
+    for worker in range(0 if os.path.exists("/proc/driver/nvidia") else 2):
+        assert f"GPU {worker} is asked for, and TensorFlow finds no GPU, so the CPU computes" in outcome.err

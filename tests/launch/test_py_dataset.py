@@ -73,8 +73,8 @@ def means(data, where, epochs=3):
 
 @pytest.mark.parametrize(
     ("where", "last"),
-    [({}, SIZE), (STREAMED, 2), ({"shuffle_buffer": 0}, 2), pytest.param(TWO, SIZE, marks=pytest.mark.slow)],
-    ids=["in memory", "too large", "its own order", "two replicas"],
+    [({}, SIZE), (STREAMED, 2), ({"shuffle_buffer": 0}, 2)],
+    ids=["in memory", "too large", "its own order"],
 )
 def test_each_epoch_reads_each_batch_again(where, last):
     """Though all would fit into memory, and among the chunks that are kept."""
@@ -84,9 +84,7 @@ def test_each_epoch_reads_each_batch_again(where, last):
     assert min(map(data.log.count, range(BATCHES))) >= 3
 
 
-@pytest.mark.parametrize(
-    "where", [{}, {"global_batch_size": 4}, pytest.param(TWO, marks=pytest.mark.slow)], ids=["one", "uneven", "two"]
-)
+@pytest.mark.parametrize("where", [TWO, {"global_batch_size": 4}], ids=["two", "uneven"])
 def test_its_methods_are_called_around_each_epoch_and_nothing_is_read_outside(where):
     data = Shuffled()
     run = crankshaft.run(Plane, data=(data, None), **{**ASKED, **where}, train_epochs=3)
@@ -97,10 +95,9 @@ def test_its_methods_are_called_around_each_epoch_and_nothing_is_read_outside(wh
     assert run.result["step"] == 3 * -(-BATCHES * SIZE // where.get("global_batch_size", SIZE))
 
 
-@pytest.mark.parametrize("where", [{}, TWO], ids=["one", "two"])
-def test_a_run_that_is_resumed_within_an_epoch_calls_them_for_those_before(where, tmp_path):
+def test_a_run_that_is_resumed_within_an_epoch_calls_them_for_those_before(tmp_path):
     """So that the run ends with the bits of one that was not stopped."""
-    asked = {**ASKED, **where}
+    asked = {**ASKED, **TWO}
     for steps in (BATCHES + 2, 3 * BATCHES):
         data = Shuffled()
         resumed = crankshaft.run(Plane, data=(data, None), **asked, run_dir=str(tmp_path / "run"), train_steps=steps)

@@ -43,15 +43,8 @@ def test_the_result_has_its_documented_keys(digits_run):
     run_dir, _ = digits_run
     found = runs.result(run_dir)
     assert json.loads((run_dir / "copy.json").read_text()) == found
-    for name, value in {
-        "mode": "train_and_eval",
-        "model": "mlp",
-        "input": "digits",
-        "strategy": "one_device",
-        "num_replicas": 1,
-        "step": 50,
-    }.items():
-        assert found[name] == value
+    expected = {"mode": "train_and_eval", "model": "mlp", "input": "digits", "strategy": "one_device"}
+    assert {**expected, "num_replicas": 1, "step": 50}.items() <= found.items()
     for split in ("train", "eval"):
         assert {"loss", "accuracy"} == set(found[split])
     assert found["eval"]["accuracy"] > 0.4  # by chance: 0.1
@@ -83,11 +76,10 @@ def test_train_mode_evaluates_nothing(inside, tmp_path):
     assert found["train"]["loss"] < 2.2  # ten classes by chance: 2.3
     assert runs.steps(tmp_path) == [25]
     assert runs.steps(tmp_path, "best") == []
+    assert found["steps_per_sec"] > 0
 
 
-@pytest.mark.parametrize(
-    ("epochs", "steps"), [pytest.param("1.1", 110, marks=pytest.mark.slow), ("1.101", 111), ("1e-05", 1)]
-)
+@pytest.mark.parametrize(("epochs", "steps"), [("1.101", 111), ("1e-05", 1)])
 def test_parts_of_epochs_are_as_many_steps_as_they_are_written(inside, tmp_path, epochs, steps):
     data = ("--input=synthetic", "--input_arg=examples=100", "--global_batch_size=1", "--jit=off")
     inside("--model=logistic", *data, "--mode=train", f"--train_epochs={epochs}", f"--run_dir={tmp_path}").ok()
@@ -115,9 +107,8 @@ def test_replicas_of_their_own_begin_with_the_one_state_of_a_checkpoint_and_can_
 def test_a_complete_run_says_what_it_takes_to_go_on(inside, tmp_path):
     run = (*MLP, "--mode=train", "--learning_rate_schedule=cosine", f"--run_dir={tmp_path}")
     inside(*run, "--train_steps=2").ok()
-    assert (
-        "--allow_changed_config: --learning_rate_schedule=cosine ends here" in inside(*run, "--train_steps=2").ok().out
-    )
+    again = inside(*run, "--train_steps=2").ok()
+    assert "--allow_changed_config: --learning_rate_schedule=cosine ends here" in again.out
     assert "--allow_changed_config" in inside(*run, "--train_steps=4").error
     assert "resumed at step 2 of 4" in inside(*run, "--train_steps=4", "--allow_changed_config").ok().out
 
@@ -132,49 +123,22 @@ def test_a_resumed_run_keeps_its_choice_of_xla_through_a_process_that_cannot_fol
     assert runs.result(tmp_path)["jit"] is True
 
 
-@pytest.mark.parametrize("how", [pytest.param(("--mode=train",), marks=pytest.mark.slow), ("--eval_every_steps=0",)])
-def test_the_training_loss_can_stop_what_makes_no_evaluations(inside, tmp_path, how):
+def test_the_training_loss_can_stop_what_makes_no_evaluations(inside, tmp_path):
     stopping = ("--monitor=train_loss", "--early_stopping=patience=1", "--learning_rate=0")
-    outcome = inside(*MLP, *stopping, *how, "--train_epochs=9", f"--run_dir={tmp_path}").ok()
+    outcome = inside(*MLP, *stopping, "--eval_every_steps=0", "--train_epochs=9", f"--run_dir={tmp_path}").ok()
     assert re.search(r"stopped at step \d+: train_loss has not improved for 1 evaluation", outcome.out)
     assert runs.result(tmp_path)["step"] < 9 * 23
 
 
-FAST = (("logistic", "float32"), ("cnn", "bfloat16"), ("mlp", "float16"))
-
-
-@pytest.mark.parametrize(
-    ("model", "precision"),
-    [
-        pytest.param(model, precision, marks=[] if (model, precision) in FAST else pytest.mark.slow)
-        for model in ("mlp", "cnn", "logistic")
-        for precision in ("float32", "bfloat16", "float16")
-    ],
-)
-def test_every_model_learns_in_every_precision(inside, tmp_path, model, precision):
-    small = [
-        "--input=synthetic",
-        "--input_arg=shape=12,12,1",
-        "--input_arg=examples=256",
-        "--input_arg=eval_examples=64",
-    ]
-    flags = [f"--model={model}", *small, "--jit=off", f"--precision={precision}", "--train_steps=24"]
-    inside(*flags, "--learning_rate=0.005", f"--result_json={tmp_path}/r.json").ok()
+@pytest.mark.parametrize(("model", "precision"), [("logistic", "float32"), ("cnn", "bfloat16"), ("mlp", "float16")])
+def test_a_model_learns_in_a_precision(inside, tmp_path, model, precision):
+    small = (f"--input_arg={argument}" for argument in ("shape=12,12,1", "examples=256", "eval_examples=64"))
+    flags = [f"--model={model}", "--input=synthetic", *small, "--jit=off", f"--precision={precision}"]
+    inside(*flags, "--train_steps=24", "--learning_rate=0.005", f"--result_json={tmp_path}/r.json").ok()
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["precision"] == precision
     assert found["eval"]["loss"] < 2.1  # ten classes by chance: 2.3, and float16 leaves out a step or two
     assert np.isfinite(found["train"]["loss"])
-
-
-def test_digits_are_learned_on_two_replicas_as_on_one(inside, tmp_path):
-    found = []
-    for name, devices in {"one": (), "two": ("--strategy=mirrored", "--num_virtual_devices=2")}.items():
-        inside(*MLP, *devices, "--train_steps=30", f"--run_dir={tmp_path}/{name}").ok()
-        found.append(runs.result(tmp_path / name))
-    assert [each["num_replicas"] for each in found] == [1, 2]
-    # Float32 rounding of sums over 64 examples, 30 steps on.
-    assert found[1]["eval"]["loss"] == pytest.approx(found[0]["eval"]["loss"], rel=1e-5)
-    assert found[1]["train"]["loss"] == pytest.approx(found[0]["train"]["loss"], rel=1e-5)
 
 
 def test_an_evaluation_loss_that_is_not_finite_fails_a_run_and_an_evaluation_of_its_own(inside, tmp_path):
@@ -196,10 +160,7 @@ def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allow
     path.write_text(json.dumps(manifest.sealed(record)))
     before = (tmp_path / "config.json").read_text()
     outcome = inside(*run, "--train_steps=4")
-    assert (
-        f"--run_dir={tmp_path} was begun by rules {RULES - 1} of shuffling and updating, and these are {RULES}: its"
-        in outcome.mistake
-    )
+    outcome.refused(f"--run_dir={tmp_path} was begun by rules {RULES - 1} of shuffling ... and these are {RULES}: its")
     assert (runs.steps(tmp_path), (tmp_path / "config.json").read_text()) == ([2], before)
     assert "evaluation at step 2" in inside("--mode=eval", f"--run_dir={tmp_path}").ok().out
     outcome = inside(*run, "--train_steps=4", "--allow_changed_config").ok()
@@ -207,15 +168,14 @@ def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allow
     assert "rules" not in inside(*run, "--train_steps=6").ok().err
 
 
-@pytest.mark.parametrize("mode", ["train", "train_and_eval"])
-def test_weights_that_are_not_finite_fail_a_run_whose_loss_is(inside, mode):
+def test_weights_that_are_not_finite_fail_a_run_whose_loss_is(inside):
     def data():
         rng = np.random.default_rng(0)
         features, labels = rng.random((2560, 8), np.float32), rng.integers(0, 10, 2560)
         features[77, 3] = np.nan  # seen in one of 40 steps, and not in one at which the gradients' norm is looked at
         return (features, labels), (features[100:], labels[100:]), 10
 
-    outcome = inside(f"--mode={mode}", "--jit=off", "--train_steps=40", "--steps_per_loop=20", trainer=Model, data=data)
+    outcome = inside("--mode=train", "--jit=off", "--train_steps=40", "--steps_per_loop=20", trainer=Model, data=data)
     assert outcome.code == 65
     assert re.search(r"variable mlp/dense\w*/kernel is not finite; lower the learning rate", outcome.error)
 

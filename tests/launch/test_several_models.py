@@ -37,9 +37,7 @@ def test_a_model_is_had_by_its_name(tmp_path):
         decoded = run.predict(codes, name="decoder")
         np.testing.assert_allclose(decoded, run.models["decoder"](codes), rtol=1e-6)  # compiled, and not
         np.testing.assert_allclose(run.predict(run.predict(points, name="model"), "decoder"), run.predict(points), 1e-6)
-        with pytest.raises(
-            UsageError, match=r"^name='coder': Vae has no Keras model of that name; it has decoder, model"
-        ):
+        with pytest.raises(UsageError, match=r"^name='coder': Vae has no Keras model of that name; it has decoder, m"):
             run.predict(codes, name="coder")
     for trainer_class in (None, Vae):
         loaded = load_model(tmp_path / "run", trainer_class=trainer_class, name="decoder")
@@ -64,8 +62,8 @@ class Gan(Trainer):
         return {"loss": mean(self.critic(self.generator(tf.concat([batch, batch[:, :1]], 1)))[:, 0])}
 
 
-@pytest.mark.parametrize("replicas", [{}, {"strategy": "mirrored", "num_virtual_devices": 2}], ids=["one", "two"])
-def test_one_of_several_models_is_exported_by_its_name(tmp_path, replicas):
+def test_one_of_several_models_is_exported_by_its_name(tmp_path):
+    replicas = {"strategy": "mirrored", "num_virtual_devices": 2}
     noise = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     asked = {"data": (noise[:, :2],), "run_dir": tmp_path / "run", "jit": "off", "progress": "off", **replicas}
     expected = run_(Gan, train_steps=1, ema_decay=0.5, **asked).predict(noise, "generator")

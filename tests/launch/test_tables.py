@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from crankshaft import Trainer, mean
@@ -20,18 +19,9 @@ CLICKS = (
 )
 
 
-GIVEN = ("--model_arg=table_capacity=300", "--model_arg=admit_after=2")
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        ("--strategy=one_device", *GIVEN),
-        pytest.param(("--strategy=mirrored", "--num_virtual_devices=2"), marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_with_tables_resumes_to_the_same_bits_and_serves_what_it_learned(inside, tmp_path, strategy):
-    common = (*CLICKS, *strategy, "--ema_decay=0.9", "--clip_norm=1")
+def test_a_run_with_tables_resumes_to_the_same_bits_and_serves_what_it_learned(inside, tmp_path):
+    admitting = ("--model_arg=table_capacity=300", "--model_arg=admit_after=2")
+    common = (*CLICKS, *admitting, "--ema_decay=0.9", "--clip_norm=1")
     once, twice = tmp_path / "once", tmp_path / "twice"
     inside(*common, f"--run_dir={once}", "--train_steps=24", "--histogram_every_steps=12").ok()
     inside(*common, f"--run_dir={twice}", "--train_steps=11").ok()
@@ -64,12 +54,6 @@ def test_tables_are_taken_from_another_run(inside, tmp_path):
     wider = (word.replace("width=4", "width=5") for word in CLICKS)
     other = (*wider, "--train_steps=1", f"--init_from={tmp_path}/first")
     assert "do not fit this model" in inside(*other, f"--run_dir={tmp_path}/third").error
-
-
-def test_the_summary_names_each_table(inside):
-    out = inside(*CLICKS, "--train_steps=1").ok().out
-    assert "Embedding: 'embedding', 90 rows x 5, 0.0 MB, shards: 1" in out
-    assert "XLA off: the updates of embeddings touch a few rows" in out
 
 
 def in_shards(number, rows=11):
@@ -117,10 +101,8 @@ def whole_tables(run_dir):
     return found
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "where"), [(3, 1, ("--strategy=mirrored", "--num_virtual_devices=2")), (2, 3, ())]
-)
-def test_tables_are_read_into_another_number_of_shards(inside, tmp_path, before, after, where):
+def test_tables_are_read_into_another_number_of_shards(inside, tmp_path):
+    before, after, where = 3, 2, ("--strategy=mirrored", "--num_virtual_devices=2")
     first, whole = tmp_path / "first", tmp_path / "whole"
     for run_dir, steps in ((first, 4), (whole, 9)):
         inside(*IN_SHARDS, f"--run_dir={run_dir}", f"--train_steps={steps}", trainer=in_shards(before), data=pairs).ok()
@@ -163,8 +145,10 @@ def test_a_table_that_has_grown_begins_with_the_rows_of_a_smaller_one(inside, tm
         np.testing.assert_array_equal(grown[key], np.concatenate([old, fresh[key][len(old) :]]))
 
 
-def test_fields_that_share_a_table_take_no_rows_of_one_another(inside, tmp_path):
-    inside(*CLICKS, f"--run_dir={tmp_path}/first", "--train_steps=2").ok()
+def test_the_summary_names_each_table_and_fields_that_share_one_take_no_rows_of_one_another(inside, tmp_path):
+    out = inside(*CLICKS, f"--run_dir={tmp_path}/first", "--train_steps=2").ok().out
+    assert "Embedding: 'embedding', 90 rows x 5, 0.0 MB, shards: 1" in out
+    assert "XLA off: the updates of embeddings touch a few rows" in out
     more = (word.replace("rows=30", "rows=31") for word in CLICKS)
     error = inside(*more, "--train_steps=1", f"--init_from={tmp_path}/first").mistake
     assert error.startswith("feature 'categories' has 31 ids, and 30 in --init_from=")
