@@ -1,4 +1,4 @@
-"""Where steps run. base.py says what a strategy is; `register` takes one of your own."""
+"""Strategies: where steps run. base.py defines them; `register` adds one of your own."""
 
 from .feed_options import FeedOptions
 from .registry import StrategyOptions, register

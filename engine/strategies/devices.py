@@ -1,4 +1,4 @@
-"""The strategies by name, and the devices that they are made of. Host code, before anything else touches a device."""
+"""Creates strategies by name, and their devices. Host code, before anything else uses a device."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _FREE_MEMORY = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,
 
 
 def create(name: str, **settings: Any) -> Strategy:
-    """Makes a strategy.
+    """Creates a strategy.
 
     Args:
-      name: of one that comes with Crankshaft, or was registered.
+      name: of a built-in or registered strategy.
       settings: the fields of `StrategyOptions`.
     """
     options = StrategyOptions(**settings)
@@ -44,7 +44,7 @@ def create(name: str, **settings: Any) -> Strategy:
 
 
 def _mesh(distribution: tf.distribute.Strategy, options: StrategyOptions) -> Mesh:
-    """Lays replicas out as asked."""
+    """Lays out the replicas as requested."""
     sizes, replicas = options.mesh, distribution.num_replicas_in_sync
     model = sizes.get("model", 1)
     if sizes.get("data", replicas // model) * model != replicas:
@@ -80,11 +80,11 @@ def _parameter_server(options: StrategyOptions) -> Strategy:
 
 
 def set_threads_per_micro_batch(micro_batches: int) -> int:
-    """Sets TensorFlow's threads so that each micro-batch that the CPU computes in parallel has one.
+    """Sets TensorFlow's threads, one per micro-batch that the CPU computes in parallel.
 
     Returns:
-      The number of micro-batches to compute in parallel: 1 if there is a GPU, or if TensorFlow had started its threads
-      already.
+      The number of micro-batches to compute in parallel: 1 with a GPU, or if TensorFlow has already started its
+      threads.
     """
     if micro_batches == 1 or tf.config.get_visible_devices("GPU"):
         return 1
@@ -95,7 +95,7 @@ def set_threads_per_micro_batch(micro_batches: int) -> int:
 
 
 def _set_single_threaded_ops(at_once: int) -> bool:
-    """Runs each operation in one thread, `at_once` of them in parallel. False if TensorFlow's threads were started."""
+    """Runs each operation in one thread, `at_once` in parallel. Returns False if TensorFlow's threads have started."""
     try:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(at_once)
@@ -126,7 +126,7 @@ def _mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strat
     if num_virtual_devices:
         split(kind, num_virtual_devices)
         if sets_threads and kind == "CPU" and num_virtual_devices >= (cores := math.ceil(cpus.usable_cores())):
-            _set_single_threaded_ops(cores)  # replicas fill the cores; two that share an operation wait for each other
+            _set_single_threaded_ops(cores)  # replicas fill the cores; several threads per operation would wait
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
     if num_virtual_devices and len(devices) > num_virtual_devices:
         devices = devices[:num_virtual_devices]
@@ -139,7 +139,7 @@ def _mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strat
 
 
 def split(kind: str, count: int) -> None:
-    """Splits the machine's one physical device of a kind into equal logical ones."""
+    """Splits the machine's only physical device of a kind into equal logical ones."""
     physical = tf.config.get_visible_devices(kind)
     if len(physical) > 1:
         raise UsageError(
@@ -149,7 +149,7 @@ def split(kind: str, count: int) -> None:
     if existing and len(existing) >= count:
         return
     if kind == "GPU":
-        # Of what is free, leave a tenth for libraries' own workspace.
+        # Leaves a tenth of the free memory for libraries' workspace.
         each = tf.config.LogicalDeviceConfiguration(memory_limit=int(0.9 * free_gpu_memory_mb() / count))
     else:
         each = tf.config.LogicalDeviceConfiguration()
@@ -163,15 +163,15 @@ def split(kind: str, count: int) -> None:
 
 
 def free_gpu_memory_mb(command: Sequence[str] = _FREE_MEMORY) -> int:
-    """Returns the free MiB of the machine's GPU, the fullest of several, by the driver's own program.
+    """Returns the free MiB of the machine's GPU (of several, the fullest), from the driver's program.
 
-    TensorFlow can tell only after it has started the device, which can't be split any more then.
+    TensorFlow reports it only after starting the device, which then can't be split.
 
     Args:
-      command: prints one whole number of MiB a line, a line for each GPU.
+      command: prints a whole number of MiB per line, one line per GPU.
 
     Raises:
-      UsageError: the program is not there, fails, or prints something else.
+      UsageError: the program is missing, fails, or prints something else.
     """
     try:
         printed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
@@ -191,7 +191,7 @@ def _tpu(options: StrategyOptions) -> Strategy:
 def _find_tpu(address: str) -> tf.distribute.Strategy:
     try:
         if address.startswith("grpc://"):
-            # TensorFlow waits for a dead address for ever.
+            # TensorFlow would wait for a dead address for ever.
             host, _, port = address.removeprefix("grpc://").rpartition(":")
             socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address or "local")

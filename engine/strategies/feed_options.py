@@ -1,4 +1,4 @@
-"""How data reaches the devices, as a run asks of its strategy. Nothing here starts TensorFlow."""
+"""Options for how data reaches the devices. Does not start TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class FeedOptions:
-    """How data reaches the devices.
+    """Options for how data reaches the devices.
 
     Attributes:
-      resident_bytes: arrays up to this size are kept on each device.
+      resident_bytes: arrays up to this size are cached on each device.
       shuffle_buffer: examples in the shuffle buffer of a stream.
       auto_shard: name of a `tf.data.experimental.AutoShardPolicy`.
       shuffle_window: see `engine.data.order.order_of`.
-      read_timeout_seconds: for which a source may read nothing, although it is asked; 0 is for ever.
-      watch: shows people what is read beside training, an `engine.data.streamed.Watch`; None shows nothing.
+      read_timeout_seconds: limit on a source's reads without progress; 0 waits for ever.
+      watch: shows progress of reading besides training, an `engine.data.streamed.Watch`; None shows nothing.
     """
 
     resident_bytes: int = 1 << 30

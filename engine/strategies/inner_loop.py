@@ -1,4 +1,4 @@
-"""The inner loop: K steps in one compiled call. The host starts it; each step runs on every replica."""
+"""The inner loop: K steps in one compiled call, started by the host; each step runs on every replica."""
 
 from __future__ import annotations
 
@@ -21,34 +21,33 @@ from .base import LoopResult, Program
 from .pacing import Pace
 from .syncs import Syncs
 
-# A loop of small steps is unrolled, so many to an iteration: TensorFlow's executor ends all of an iteration before it
-# begins the next; within one, a step's first operations run beside the updates of the step before. Steps of more
-# operations than this, or of convolutions, gain nothing by it and take long to trace: dlrm in two micro-batches has
-# 681, resnet20 1,384 (`InnerLoop.operations`).
+# A loop of small steps is unrolled by this factor: TensorFlow's executor completes an iteration before it starts the
+# next; within one, a step's first operations overlap the updates of the step before. Steps with more operations than
+# this, or with convolutions, gain nothing and take long to trace: dlrm in two micro-batches has 681, resnet20 1,384
+# (`InnerLoop.operations`).
 _UNROLLED_STEPS = 4
 _FEW_OPERATIONS = 700
 
 
 def _arguments(operands, step: int, start: int, stop: int, due: int | None, extra: tuple) -> tuple:
-    """Returns the arguments of `InnerLoop._loop`; the last step is observed if something is due after it."""
+    """Returns the arguments of `InnerLoop._loop`; observes the last step if something is due after it."""
     numbers = (step, start, stop, stop - 1 if step + stop - start == due else -1)
     return operands, tf.constant(numbers, tf.int64), *extra
 
 
 def _joined(dtype: tf.DType) -> tf.TensorArray:
-    """Makes what scores [n, 2] of any number of steps are written to, one after the other."""
+    """Returns an array for the scores [n, 2] of any number of steps."""
     return tf.TensorArray(dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=[None, 2])
 
 
 class InnerLoop(Program):
     """Runs steps [start, stop) of a feed's operands: `strategy.run(step)` inside `tf.while_loop`.
 
-    Not the other way round: an all-reduce may not stand in a while loop within `strategy.run`. The number of steps is
-    an argument of the compiled program, so one compilation serves every length, and where the loop is cut changes no
-    bit.
+    Not vice versa: an all-reduce can't be in a while loop within `strategy.run`. The number of steps is an argument of
+    the compiled program, so one compilation serves all lengths, and the division into calls changes no bit.
 
-    With GPUs the loop counts and decides on the host, and carries its counter as int32, which TensorFlow keeps there:
-    for an int64 or bool on the device the host would have to wait at each step.
+    With GPUs the loop counts and decides on the host, with an int32 counter, which TensorFlow keeps there: for an int64
+    or bool on the device the host would wait at each step.
 
     Args:
       strategy: the `tf.distribute.Strategy`.
@@ -56,18 +55,18 @@ class InnerLoop(Program):
         step at which something is due.
       feed: one of `engine.data.feeds`.
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
-      sums_dtype: of the metrics' sums; float64 but where the device has none.
-      keeps_scores: return each example's score where a metric is of their order (`metrics.sums.stack`), not in XLA's.
-      syncs: bring replicas that train by themselves in step; None where they are always in step.
+      sums_dtype: of the metrics' sums; float64 unless the device lacks it.
+      keeps_scores: return examples' scores for metrics of their ranking (`metrics.sums.stack`), not with XLA.
+      syncs: synchronize replicas that train independently; None if they are always synchronized.
       unrolls: make several steps one iteration, if they are small.
       state: see `Program`.
-      pace: how many steps a call takes; None takes all that there may be.
-      arrivals: counts the steps whose data is there; None makes one where the feed may wait in the loop.
-      form: returns what a step that is traced now depends on besides its arguments; each value of it has a program.
-      batch_shares: one for each replica, or for each group of them that computes the same examples.
+      pace: the number of steps per call; None takes as many as possible.
+      arrivals: counts the steps whose data has arrived; None creates one if the feed may wait in the loop.
+      form: returns what a step traced now depends on besides its arguments; each value has its own program.
+      batch_shares: one per replica, or per group that computes the same examples.
 
     Attributes:
-      programs: the compiled loops, by what they depend on besides their arguments, and the form of their operands.
+      programs: the compiled loops, by `form` and the form of their operands.
     """
 
     def __init__(
@@ -99,20 +98,20 @@ class InnerLoop(Program):
         self._sums_dtype = sums_dtype
         self._specs: list[RowSpec] = []
         self._step_graph = None
-        # An XLA program is on one device, which has the whole loop.
+        # An XLA program runs the whole loop on one device.
         self._hosted = is_on_gpus(strategy) and not jit
         self._taken: tuple | None = None
         self.jit = jit
         self.programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
 
     def __call__(self, step: int, limit: int, *extra, due: int | None = None) -> LoopResult:
-        """Runs at most `limit` steps from global step `step` on; fewer where the operands end.
+        """Runs at most `limit` steps from global step `step` on; fewer if the operands end.
 
         Args:
           step: the global step of the first one.
-          limit: the most steps to run.
-          *extra: for loops that take more: arguments of `_loop`.
-          due: the step after which somebody looks at the metrics, if that is known.
+          limit: the largest number of steps.
+          *extra: for loops with more arguments of `_loop`.
+          due: the step after which metrics are read, if known.
         """
         before, programs = time.perf_counter(), len(self.programs)
         operands, start, stop = self._take(step, limit)
@@ -126,7 +125,7 @@ class InnerLoop(Program):
             return result._replace(compiles=len(self.programs) > programs)
         waited_before = self._arrivals.seconds()
         self._arrivals.add(input_seconds)
-        # No lambda: its frame would keep the operands as long as an error is kept, though it is cleared.
+        # No lambda: its frame would keep the operands as long as an error, even after clearing.
         call = functools.partial(self._program(step, arguments), *arguments)
         with self.moving_to(step + stop - start):
             sums = self.feed.awaited(call, self._arrivals.count)
@@ -134,7 +133,7 @@ class InnerLoop(Program):
         return result._replace(compiles=len(self.programs) > programs)
 
     def trace(self, *extra) -> Sequence[RowSpec]:
-        """Compiles what a call through the feed's epoch runs, without running it; that is to be the next call."""
+        """Compiles the program of a call through the feed's epoch, which must be the next call, without running it."""
         step, limit = self.step, self.feed.order.steps_per_epoch
         operands, start, stop = self._take(step, limit)
         self._program(step, _arguments(operands, step, start, stop, None, extra))
@@ -143,7 +142,7 @@ class InnerLoop(Program):
 
     @property
     def specs(self) -> list[RowSpec]:
-        """Describes the rows of metrics that a call returns; known once the loop is traced."""
+        """Describes the rows of metrics that a call returns; known after tracing."""
         return self._specs
 
     def close(self) -> None:
@@ -151,15 +150,15 @@ class InnerLoop(Program):
         self._taken = None
 
     def _take(self, step: int, limit: int):
-        """Takes from the feed for these steps, or what it gave when the call was only traced.
+        """Returns the feed's input for these steps, or the one from when the call was only traced.
 
-        So a dataset's iterator is opened once.
+        So a dataset's iterator is opened only once.
         """
         taken, self._taken = self._taken, None
         return taken[1] if taken and taken[0] == (step, limit) else self.feed.take(step, limit)
 
     def _program(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
-        """Returns the compiled loop for operands of this form: finding it is most of a `tf.function` call's time."""
+        """Returns the compiled loop for operands of this form: this lookup is most of a `tf.function` call's time."""
         self._is_shared = self.feed.is_shared(step, self._batch_shares)
         operands = self.feed.traced(arguments[0])
         shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
@@ -169,11 +168,11 @@ class InnerLoop(Program):
         return self.programs[form]
 
     def reach(self, step: int, limit: int) -> int:
-        """Returns how many of `limit` steps from `step` on a call could take."""
+        """Returns how many of `limit` steps from `step` on a call can take."""
         return self.feed.reach(step, limit)
 
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
-        """Traces step `step` on all of this host's replicas, as in the loop: for inspection, not to be run."""
+        """Traces step `step` on all of this host's replicas, as in the loop, for inspection only."""
         operands, start, _ = self.feed.take(step, 1)
         self._is_shared = self.feed.is_shared(step, self._batch_shares)
         offset, step = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
@@ -181,7 +180,7 @@ class InnerLoop(Program):
 
     @property
     def operations(self) -> Counter[str]:
-        """How many of TensorFlow's operations a step is made of, by kind ("MatMul"); known after the first call."""
+        """The number of TensorFlow's operations in a step, by kind ("MatMul"); known after the first call."""
         return graphs.kinds(self._step_graph)
 
     @property
@@ -193,12 +192,12 @@ class InnerLoop(Program):
         return LoopResult(LoopSums(self._specs, sums), steps, input_seconds)
 
     def _loop(self, operands, numbers):
-        """Computes a call: the sums of its metrics over this host's replicas, [rows, 2], and the scores that it keeps.
+        """Computes a call: the sums of its metrics over this host's replicas, [rows, 2], and its scores.
 
         Args:
           operands: of the call.
-          numbers: [4] int64: the first step, and three offsets in the operands: where it starts, where it stops, and
-            that of the step whose costly figures (the gradients' norm) are looked at, -1 for none.
+          numbers: [4] int64: the first step, and three offsets in the operands: its start, its stop, and that of the
+            step whose costly figures (the gradients' norm) are needed, or -1.
         """
         with self._on_host():
             first_step, start, stop, observed = tf.unstack(numbers)
@@ -224,7 +223,7 @@ class InnerLoop(Program):
 
         def run_until(end, offset, sums):
             if unrolled:
-                # Traced in place: calls of one graph would wait for one another, operations for what they need.
+                # Inlined: calls of one graph would wait for each other, operations only for their inputs.
                 several = body(_UNROLLED_STEPS, self._replicated_step)
                 offset, sums = self._while(lambda offset: offset + _UNROLLED_STEPS <= end, several, offset, sums)
             return self._while(lambda offset: offset < end, body(1, one_step), offset, sums)
@@ -233,14 +232,14 @@ class InnerLoop(Program):
             _, sums = run_until(stop, start, zeros)
         else:
             sums = self._in_periods(run_until, first_step, start, stop, zeros)
-        if self.state is not None:  # here it is one operation more, where from the host it takes half a millisecond
+        if self.state is not None:  # here it is one more operation; from the host it would take half a millisecond
             with self._on_host():
                 last_step = first_step + tf.cast(stop - start, tf.int64)
             self.state.step_variable.assign(last_step)
         return self._total(sums)
 
     def _while(self, goes_on, body, offset, sums):
-        """Returns (offset, sums) after as many iterations of `body` as `goes_on(offset)` lets begin, one by one."""
+        """Returns (offset, sums) after iterating `body` sequentially while `goes_on(offset)`."""
 
         def condition(offset, _):
             with self._on_host():
@@ -253,7 +252,7 @@ class InnerLoop(Program):
         return tf.device("CPU:0") if self._hosted else contextlib.nullcontext()
 
     def _on_replicas(self) -> list:
-        """Returns, for each of this host's replicas, the context of what it keeps from step to step."""
+        """Returns, for each of this host's replicas, the context of its state between steps."""
         devices = self._strategy.extended.worker_devices
         return [tf.device(device) if self._hosted else contextlib.nullcontext() for device in devices]
 
@@ -277,9 +276,9 @@ class InnerLoop(Program):
         return tf.concat([tf.add_n([named for named, _ in sums]), *(scores.concat() for _, scores in sums)], 0)
 
     def _traced(self, operands, offset, step, *more):
-        """Traces a step, and zeros of its metrics. One trace serves both, and calls in a loop of single steps.
+        """Traces a step, and zeros of its metrics. One trace serves both, and a loop of single steps.
 
-        `more` are specs of what a step is given besides its batch, its number and whether it is observed.
+        `more` are specs of a step's arguments other than its batch, its number and whether it is observed.
         """
         one_batch = tf.function(self.feed.next_operands, autograph=False)
         one_step = tf.function(self._replicated_step, autograph=False)
@@ -296,13 +295,13 @@ class InnerLoop(Program):
         return one_step, zeros
 
     def _sums(self, outputs):
-        """Returns the metrics among what `_replicated_step` returns."""
+        """Returns the metrics in the result of `_replicated_step`."""
         return outputs
 
     def _in_periods(self, run_until, first_step, start, stop, zeros):
-        """Runs the same steps, with a sync of the replicas at the end of each period; `first_step` is that at `start`.
+        """Runs the same steps with a sync of the replicas at the end of each period; `first_step` is that at `start`.
 
-        This takes a loop of loops: a sum over replicas may stand in a loop around `strategy.run`, not in a condition.
+        This needs nested loops: a sum across replicas may be in a loop around `strategy.run`, not in a condition.
         """
         sync = self._syncs.sync.get_concrete_function()
 
@@ -322,7 +321,7 @@ class InnerLoop(Program):
         return run_until(stop, offset, sums)[1]
 
     def _batch(self, operands, offset):
-        """Returns what one step's `strategy.run` is given."""
+        """Returns the arguments of a step's `strategy.run`."""
         if self._arrivals is None:
             return self.feed.next_operands(operands, offset)
         before = tf.timestamp()
@@ -332,7 +331,7 @@ class InnerLoop(Program):
         return batch
 
     def _exchange(self) -> contextlib.AbstractContextManager:
-        """Returns the context of a replica's step: what it exchanges with the others, but by the engine's means."""
+        """Returns the context of a replica's step, which controls exchanges other than the engine's."""
         if self._is_shared:
             return single_replica_context()
         why = self.feed.no_exchange_reason

@@ -1,6 +1,6 @@
 """Chooses for `jit=auto` by measuring both ways of running the training loop. Host code.
 
-XLA wins on some dense layers and loses on others, by far either way, so only a measurement tells.
+XLA wins on some dense layers and loses on others, by a wide margin, so only a measurement decides.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..state import TrainState
 from .inner_loop import InnerLoop
 
 _TIMED_SECONDS = 0.25
-_MOST_OPERATIONS = 2_000  # of a step: the more, the longer XLA compiles, and it can't be interrupted
-_CLEAR = 2.0  # where one way is so many times as fast, it is not timed again
-_WORTH_IT = 1.05  # XLA has to be this much faster: a compilation more, for each shape of batch
-# What TensorFlow raises for a graph that XLA cannot take, ResourceExhaustedError for one that takes too much memory so.
+_MOST_OPERATIONS = 2_000  # of a step: with more, XLA compiles longer, and can't be interrupted
+_CLEAR = 2.0  # if one way is this many times as fast, it is not timed again
+_WORTH_IT = 1.05  # XLA must be this much faster: it needs one more compilation per batch shape
+# TensorFlow's errors for graphs that XLA can't compile; ResourceExhaustedError if they take too much memory.
 _NOT_COMPILABLE = (
     tf.errors.InvalidArgumentError,
     tf.errors.ResourceExhaustedError,
@@ -31,17 +31,17 @@ _NOT_COMPILABLE = (
 
 
 def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[bool, tuple[float, InnerLoop]], str]:
-    """Times the training program with and without XLA, and puts every variable back as it was.
+    """Times the training program with and without XLA, and restores every variable.
 
     Returns:
-      ({jit: (steps per second, the better of two times; program)}, why there is no entry True, if there is none): XLA
-      cannot compile the step, or is known to be slow there.
+      ({jit: (steps per second, the better of two; program)}, why entry True is missing, if it is): XLA can't compile
+      the step, or is known to be slow for it.
     """
     measured: dict[bool, tuple[float, InnerLoop]] = {}
     why_not = ""
     for jit in (False, True):
         # Within a loop XLA has only its slowest kernels for these on CPUs: a step of the reference CNN takes 28 times
-        # as long, one of resnet20 88 times as much of the CPU (11 s), and a trial would keep a run waiting for minutes.
+        # as long, one of resnet20 88 times as much CPU time (11 s), and a trial would delay a run by minutes.
         if jit and _on_cpus(strategy) and graphs.CONVOLUTIONS & measured[False][1].operations.keys():
             why_not = "not tried with it, since its convolutions are slow on CPUs"
             break
@@ -58,7 +58,7 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[
             out_of_memory = isinstance(error, tf.errors.ResourceExhaustedError)
             why_not = "it has not enough memory for this step" if out_of_memory else "it cannot compile this step"
             logging.info("jit=auto: %s (%s)", why_not, reason(error))
-    # The first to be timed has paid for memory that both use, and whatever disturbs one only slows it.
+    # The first one timed also allocates memory for both, and disturbances only slow a measurement.
     if len(measured) == 2 and not _is_clear(*(rate for rate, _ in measured.values())):
         for jit, (rate, program) in measured.items():
             with state.kept():
@@ -71,7 +71,7 @@ def _is_clear(some: float, other: float) -> bool:
 
 
 def choose(measured: dict[bool, tuple[float, InnerLoop]]) -> bool:
-    """Returns whether XLA is to be used."""
+    """Returns whether to use XLA."""
     return True in measured and measured[True][0] > _WORTH_IT * measured[False][0]
 
 
@@ -80,11 +80,11 @@ def _on_cpus(strategy) -> bool:
 
 
 def _steps_per_second(program: InnerLoop, clock) -> float:
-    """Returns the rate of a program from its step on, over about a quarter of a second, without compilation."""
+    """Returns a program's rate from its step on, over about a quarter of a second, without compilation."""
     step = program.step
     program(step, 1).sums.read()
     steps, seconds = 1, 0.0
-    for _ in range(2):  # one step says how many fill the time
+    for _ in range(2):  # one step determines how many fill the time
         before = clock()
         result = program(step, steps)
         result.sums.read()

@@ -1,4 +1,4 @@
-"""Several hosts in step: `Replicated` on MultiWorkerMirroredStrategy, and how its processes come to agree."""
+"""Several synchronous hosts: `Replicated` on MultiWorkerMirroredStrategy, and its processes' agreements."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _PIECE_BYTES = 1 << 20  # see `exchange_bytes`
 
 @dataclasses.dataclass(frozen=True)
 class WorkerTask:
-    """Which of the workers this process is: `worker`, from 0 (the chief) on.
+    """This process's index among the workers: `worker`, from 0 (the chief) on.
 
     `names`, for messages, and `addresses`, host:port, are in the workers' order. The job's `secret` authenticates the
     workers to each other; without one they trust their network. `bind` is the address of this host at which the
-    watchdog listens; empty: the one by which the others know this worker.
+    watchdog listens; empty: this worker's in `addresses`.
     """
 
     worker: int
@@ -45,18 +45,18 @@ class WorkerTask:
 
 
 class MultiWorker(Replicated):
-    """Replicas in step on several hosts, one process (worker) each.
+    """Synchronous replicas on several hosts, one process (worker) each.
 
-    All workers make the same calls in the same order, with the same number of steps. What only one of them knows (a
-    signal, the time that a call took) travels in the rows that end each call, and all act on it when they read those
-    rows, one call later.
+    All workers make the same calls in the same order, with the same number of steps. Knowledge of a single one (a
+    signal, the duration of a call) is exchanged in the rows that end each call, and all act on it when they read these,
+    one call later.
 
     Args:
       distribution: a `tf.distribute.MultiWorkerMirroredStrategy`.
       task: of this process.
       feed_options, steps_per_loop: see `Replicated`.
-      step_timeout_seconds: without progress, until this process names who is stuck and ends; 0 waits for ever.
-      end_process: how it ends, see `StrategyOptions`.
+      step_timeout_seconds: time without progress until this process names the stuck one and ends; 0 waits for ever.
+      end_process: see `StrategyOptions`.
       mesh: see `Replicated`.
     """
 
@@ -74,8 +74,8 @@ class MultiWorker(Replicated):
         self.host, self.host_names = task.worker, task.names
         self._stop: Stop | None = None
         self._stop_reason = ""  # why this worker wants to stop
-        self._stop_requested = False  # whether any worker does, once all know
-        self._wishes = self._published = self._agreed = 0  # this worker's, to be given; given; of any, once all know
+        self._stop_requested = False  # whether any worker wants to stop, once all know
+        self._wishes = self._published = self._agreed = 0  # this worker's new ones; sent ones; those of any
         self._before: tuple[WorkersLoop, LoopResult] | None = None
         self._exchange: Any = None  # a tf.function
         self._arrivals = Arrivals()
@@ -106,14 +106,14 @@ class MultiWorker(Replicated):
 
     def exchange_bytes(self, value: bytes) -> list[bytes]:
         lengths = self.exchange(len(value))
-        # A number carries eight bytes; long values are of few sizes, since each size is compiled.
+        # A number has eight bytes; long values have few sizes, since each size is compiled.
         piece = 8 if max(lengths) < _PIECE_BYTES else _PIECE_BYTES
         padded = value.ljust(-(-max(lengths) // piece) * piece, b"\0")
         rows = self._exchanged(np.frombuffer(padded, np.int64)) if padded else [np.zeros(0)] * len(lengths)
         return [row.tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def _exchanged(self, values: np.ndarray) -> np.ndarray:
-        """Exchanges int64 values between workers: returns a row of each worker, as many each."""
+        """Exchanges int64 values between workers: returns a row per worker, all of one length."""
         if self._exchange is None:
 
             def share(values):
@@ -123,7 +123,7 @@ class MultiWorker(Replicated):
 
             self._exchange = tf.function(lambda values: self.distribution.run(share, args=(values,)), autograph=False)
         mine = tf.constant(values)[tf.newaxis] * tf.one_hot(self.host, self.num_hosts, dtype=tf.int64)[:, tf.newaxis]
-        exchange = self._exchange.get_concrete_function(mine)  # called itself, it would warn of each new size
+        exchange = self._exchange.get_concrete_function(mine)  # calling it would warn of each new size
         return self.distribution.experimental_local_results(exchange(mine))[0].numpy()
 
     def silent(self, seconds: float) -> list[str]:
@@ -173,7 +173,7 @@ class MultiWorker(Replicated):
 
     def _follow(self, program: WorkersLoop, result: LoopResult) -> None:
         rows = result.workers.read()
-        program.agreed_steps = int(rows[0]["next_steps"])  # the chief's clock paces all
+        program.agreed_steps = int(rows[0]["next_steps"])  # the chief's clock sets the pace
         for requests in (int(row["requests"]) for row in rows):
             self._stop_requested |= bool(requests & 1)
             self._agreed |= requests >> 1
@@ -186,7 +186,7 @@ class MultiWorker(Replicated):
         state.trainer.reduction.watched = watched_figures(self.distribution)
 
     def _own_figures(self) -> dict:
-        # Of this worker's replicas together: their mean.
+        # The mean of this worker's replicas.
         share = self.num_hosts / self.num_replicas
         figures = self.state.trainer.reduction.take_figures()
         return {f"{OWN}{name}": Mean(share * value, tf.constant(1.0)) for name, value in figures.items()}
@@ -204,21 +204,21 @@ class MultiWorker(Replicated):
 
 
 def watched_figures(distribution: tf.distribute.Strategy) -> tuple[str, ...]:
-    """Returns the figures of its own part in a step that each replica finds: see `Reduction.take_figures`.
+    """Returns each replica's figures of its own part in a step: see `Reduction.take_figures`.
 
-    GPUs have no times: the host's clock does not see when a GPU's sums are there, only when they were requested.
+    GPUs have no times: the host's clock sees when sums are requested, not when they complete.
     """
     return ("gradient_norm",) if is_on_gpus(distribution) else ("reduce_seconds", "gradient_norm")
 
 
 def connect(task: WorkerTask, communication: str = "auto") -> tf.distribute.MultiWorkerMirroredStrategy:
-    """Starts this worker's server and waits until all workers' are there. Before any op runs.
+    """Starts this worker's server and waits for all workers'. Before any op runs.
 
     Args:
       task: of this process.
       communication: "auto", "ring" (TensorFlow's own, over gRPC) or "nccl" (GPUs).
     """
-    # TensorFlow cuts each buffer into pieces of 4 KiB for the wire; larger ones double the rate of a ring over gRPC.
+    # TensorFlow sends buffers in pieces of 4 KiB; larger ones double the rate of a ring over gRPC.
     receive_in_chunks(_WIRE_CHUNK)
     implementation = tf.distribute.experimental.CommunicationImplementation[communication.upper()]
     return tf.distribute.MultiWorkerMirroredStrategy(

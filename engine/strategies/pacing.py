@@ -1,7 +1,7 @@
-"""How many steps one compiled call takes, and how far the host may run ahead of the devices.
+"""The number of steps per compiled call, and how far the host may run ahead of the devices.
 
-Few enough steps to answer a signal soon, enough to hide the call's own cost. One call is queued behind the one that
-runs: the device never waits for the host, and the time from call to call is the device's own.
+Few enough steps to respond to a signal soon, enough to hide the call's own cost. One call is queued behind the running
+one: the device never waits for the host, and the time between calls is the device's own.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import time
 
 
 class Pace:
-    """Fits calls of the inner loop to a length in seconds. Changes no number: a loop may be cut anywhere.
+    """Fits calls of the inner loop to a duration. Changes no number: a loop may be divided anywhere.
 
     Args:
       steps_per_loop: a fixed number of steps, or 0 to fit them.
-      sync_period_steps: a call that comes near a multiple of it, or goes past one, ends there; only there, and where
-        something is due, can a run be stopped.
-      target_seconds: the length aimed at. A call costs 1 to 3 ms: the host's Python, whose caches are cold by then,
-        what runs beside other steps elsewhere, and where there are several workers, their wait for the slowest.
+      sync_period_steps: a call that would come near a multiple of it, or pass one, ends there; a run can stop only
+        there, and where something is due.
+      target_seconds: the intended duration. A call costs 1 to 3 ms: the host's Python with cold caches, overlap lost at
+        its ends, and with several workers the wait for the slowest.
       clock: seconds, for tests.
 
     Attributes:
-      steps: about how many the next call takes. Calls share the steps up to the next due one evenly, as far as sync
+      steps: approximate number for the next call. Calls divide the steps up to the next due one evenly, as far as sync
         periods allow.
     """
 
@@ -39,10 +39,10 @@ class Pace:
         self._sync_period_steps = sync_period_steps
         self._clock = clock
         self._calls = 0
-        self._before = None  # the result of the call before, which may still be at work
+        self._before = None  # the result of the previous call, which may still be running
 
     def run(self, loop, step: int, limit: int, *extra):
-        """Calls loop(step, at most `limit` steps, *extra) and returns its result. After `limit` something is due."""
+        """Calls loop(step, at most `limit` steps, *extra) and returns its result. Something is due after `limit`."""
         before = self._clock()
         result = loop(step, self._steps_from(step, loop.reach(step, limit), limit), *extra, due=step + limit)
         if self._before is not None:
@@ -50,16 +50,16 @@ class Pace:
         self._before = result
         seconds = self._clock() - before
         self._calls += 1
-        # One much shorter than asked for says little, unless it was too long; the first compiles, as one step may.
+        # A much shorter call than intended is no evidence, unless it took too long; the first one compiles.
         is_reliable = 2 * result.steps >= self.steps or (result.steps > 1 and seconds > self._target_seconds)
         if self._calls > 1 and is_reliable:
             self.fit(result.steps, seconds)
         return result
 
     def fit(self, steps: int, seconds: float) -> None:
-        """Fits `steps` to the target by a call of so many steps that took so long; at most to 8 times as many.
+        """Fits `steps` to the target, from a call's steps and duration; at most to 8 times as many.
 
-        A fixed number stays.
+        A fixed number does not change.
         """
         if not self._fixed:
             wanted = steps * self._target_seconds / max(seconds, 1e-6)

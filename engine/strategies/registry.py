@@ -1,4 +1,4 @@
-"""Strategies by name, those of a script among them, and what they are made with. Nothing here starts TensorFlow."""
+"""Strategies by name, including a script's own, and their options. Does not start TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ BUILT_IN = ("one_device", "mirrored", "multi_worker", "parameter_server", "tpu")
 
 @dataclasses.dataclass(frozen=True)
 class StrategyOptions:
-    """What a run asks of its strategy. Each takes what it can use.
+    """Options for a run's strategy. Each strategy uses those that apply.
 
     Attributes:
-      num_virtual_devices: split the CPU, or the one GPU, into so many logical devices first; 0 leaves it whole.
-      mesh: sizes of the mesh's axes, "data" and "model", by name; without model it is 1, without data what is left.
-      shard_optimizer: whether replicas share out slots and updates, see `Mesh`.
+      num_virtual_devices: split the CPU, or the only GPU, into so many logical devices first; 0 does not.
+      mesh: sizes of the mesh's axes "data" and "model"; by default model is 1, and data the remaining replicas.
+      shard_optimizer: whether replicas share optimizer state and updates, see `Mesh`.
       tpu_address: the TPU's name or grpc:// address; empty for the local one.
       task: of this process among the workers of multi_worker.
-      servers: of parameter_server, where its tasks are and what is peculiar to it.
-      communication: how workers' sums travel, see `multi_worker.connect`.
-      step_timeout_seconds: how long a worker may wait for others, see `MultiWorker`.
-      end_process: called by a process that stands still, with the line that says why, in which parameters stand in
-        backquotes; None prints the line and the stacks.
-      steps_per_loop: steps in one compiled call; 0 fits them.
+      servers: of parameter_server: its tasks' addresses and its own options.
+      communication: how workers exchange sums, see `multi_worker.connect`.
+      step_timeout_seconds: limit on waiting for other workers, see `MultiWorker`.
+      end_process: called by a stuck process with the reason, a line with parameters in backquotes; None prints the line
+        and the stacks.
+      steps_per_loop: steps per compiled call; 0 fits them.
       feed_options: how data reaches the devices.
-      parallel_micro_batches: that one_device computes in parallel, see `devices.set_threads_per_micro_batch`.
-      gpus: which GPUs, see `gpus.take`. Of all, one_device takes the
-        first, and the coordinator of parameter_server none, since others compute.
-      owns_process: whether threads may be set for the whole process, and GPUs that this run does not use be hidden from
-        it; else they stay what they are.
+      parallel_micro_batches: number that one_device computes in parallel, see `devices.set_threads_per_micro_batch`.
+      gpus: which GPUs, see `gpus.take`. By default one_device takes the first, and the coordinator of parameter_server
+        none, since others compute.
+      owns_process: whether to set the whole process's threads, and hide GPUs that this run does not use.
     """
 
     num_virtual_devices: int = 0
@@ -67,11 +66,11 @@ def register(name: str, maker: Maker) -> None:
     """Registers a strategy of a script's own under a name; before the script calls `crankshaft.main` or `run`.
 
     Args:
-      name: lower-case letters, digits and _; of none that comes with Crankshaft. One's own may be registered again.
-      maker: makes the `engine.strategies.base.Strategy`, before anything else touches a device.
+      name: lower-case letters, digits and _; not a built-in's. Your own may be registered again.
+      maker: creates the `engine.strategies.base.Strategy`, before anything else uses a device.
 
     Raises:
-      UsageError: the name can't be had.
+      UsageError: the name is not allowed.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UsageError(f"{name!r} is not a name of a strategy; use lower-case letters, digits and _")

@@ -1,4 +1,4 @@
-"""Replicas in step, each with a copy of every variable: one device, mirrored devices, a TPU's cores."""
+"""Synchronous replicas, each with a copy of every variable: one device, mirrored devices, a TPU's cores."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from .inner_loop import InnerLoop
 from .pacing import Pace
 from .syncs import Syncs
 
-# Of a streamed block, by where it goes. Of a CPU larger ones leave the last-level cache before they are used. A GPU is
-# sent each as a whole, and a call ends with it, so there it is to last: at 10 GB/s, PCIe's, 64 MiB travel for 7 ms.
+# Size of a streamed block, by device. On a CPU larger ones leave the last-level cache before they are used. A GPU
+# receives each as a whole, and a call ends with it, so it must last: at PCIe's 10 GB/s, 64 MiB take 7 ms.
 _BLOCK_BYTES = {"CPU": 8 << 20, "GPU": 64 << 20}
-_BLOCK_INDICES = 1 << 18  # of a resident block of small batches: 2 MiB, and half a second of the smallest steps
+_BLOCK_INDICES = 1 << 18  # in a resident block of small batches: 2 MiB, half a second of the smallest steps
 
 
 class Replicated(Strategy):
-    """A `tf.distribute` strategy that keeps its replicas in step.
+    """A `tf.distribute` strategy with synchronous replicas.
 
     Args:
-      name: what the user calls it: one_device, mirrored, tpu.
+      name: one_device, mirrored or tpu.
       distribution: the `tf.distribute.Strategy`.
       feed_options: how data reaches the devices.
-      steps_per_loop: steps in one compiled call; 0 fits them to about a quarter of a second.
+      steps_per_loop: steps per compiled call; 0 fits them to about a quarter of a second.
       parallel_micro_batches: of a replica's batch: how many are computed in parallel, a thread each.
-      mesh: how the replicas are laid out; None lays them along data alone.
+      mesh: the replicas' layout; None is along data only.
     """
 
-    BLOCK_STEPS = 1000  # indices of so many steps travel at once, or more; a call of the loop may use a part of them
+    BLOCK_STEPS = 1000  # indices of this many steps, or more, are copied at once; a call may use a part of them
 
     def __init__(
         self,
@@ -86,13 +86,13 @@ class Replicated(Strategy):
         return ReadFeed(devices, split, order, options.read_timeout_seconds)
 
     def summary_lines(self) -> list[str]:
-        """Describes how streams are divided among workers, a line each."""
+        """Describes how streams are divided among workers, one line each."""
         return self._divided
 
     def _stream_feed(self, stream, global_batch_size: int, seed: int | None, known) -> StreamedFeed:
         options, watch = self.feed_options, self.feed_options.watch or unwatched
         here = len(self.distribution.extended.worker_devices)
-        # Processes that hold shards of one copy of the model read the same examples, so they divide no files.
+        # Processes with shards of one copy of the model read the same examples, so they don't divide files.
         alike = here % self.mesh.model.size > 0
         timeout = options.read_timeout_seconds if self.num_hosts == 1 else 0.0  # several have a watchdog
         share = divide(stream, self, "DATA" if alike else options.auto_shard.upper(), known, watch, timeout)
@@ -112,8 +112,8 @@ class Replicated(Strategy):
 
     def _order_of(self, source: Source, batch_size: int, block_steps: int, seed: int | None) -> Order:
         examples = len(source)
-        if (not self._static_shapes and examples % batch_size) or source.varies:  # its blocks are of one epoch
-            block_steps = min(block_steps, max(1, examples // batch_size))  # what an epoch lacks would be padding
+        if (not self._static_shapes and examples % batch_size) or source.varies:  # its blocks don't cross epochs
+            block_steps = min(block_steps, max(1, examples // batch_size))  # a larger block would be padding
         window = self.feed_options.shuffle_window
         return order_of(source, batch_size, block_steps, seed, window, drop_remainder=self._static_shapes)
 
@@ -123,7 +123,7 @@ class Replicated(Strategy):
         self._runner = StepRunner(state.trainer, self.mesh, counts_ids)
         reduction = state.trainer.reduction
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
-        if train_feed and self.num_replicas > 1 and self._inventory.loss_scale:  # one alone takes the mean
+        if train_feed and self.num_replicas > 1 and self._inventory.loss_scale:  # a single one takes the mean
             examples = (
                 train_feed.order.batch_size / self._batch_shares / state.trainer.run_context.options.accumulate_steps
             )
@@ -161,8 +161,8 @@ class Replicated(Strategy):
             return self._program(self._eval_step(feed), feed, keeps_scores=not self._static_shapes)
         pace = Pace(self.steps_per_loop, self.state.trainer.reduction.sync_every_steps or 1)
         of_training: dict[str, Any] = {"state": self.state, "pace": pace, "form": self._inventory.step_form}
-        # It gains nothing with more replicas, in XLA's programs, a TPU's among them, and where steps may wait in the
-        # loop, for a time that could not be told from that of the steps beside it.
+        # Unrolling gains nothing with several replicas or in XLA's programs (also TPUs'), nor if steps may wait in the
+        # loop, since the wait could not be distinguished from the steps beside it.
         unrolls = self.num_replicas == 1 and not (jit or self._static_shapes or feed.reads_in_loop)
         if step == "train":
             train_step = self._train_step(jit)
@@ -218,7 +218,7 @@ class Replicated(Strategy):
         return RepeatedFeed(values, feed.order.batch_size)
 
     def _own_figures(self) -> dict:
-        """Returns figures of a step that are this worker's own, not to be summed over all. Replica code."""
+        """Returns a step's figures of this worker alone, which are not summed across workers. Replica code."""
         return {}
 
     def run(self, program: InnerLoop, limit: int, *extra) -> LoopResult:
@@ -241,7 +241,7 @@ class Replicated(Strategy):
 
     @property
     def _batch_shares(self) -> int:
-        """How many shares a batch has, each computed by one replica, or by several that hold shards of the model."""
+        """The number of shares of a batch, each computed by one replica, or by several with shards of the model."""
         return self.mesh.batch_share(0, self.num_replicas)[1]
 
     def on_replicas(self, compute, batch, batch_number, is_shared=False):
@@ -265,10 +265,10 @@ class Replicated(Strategy):
 
 
 def largest_divisor(examples: int, limit: int, replicas: int) -> int:
-    """Returns the largest batch up to `limit` that divides over the replicas and leaves no smaller last batch.
+    """Returns the largest batch size up to `limit` that divides among the replicas without a smaller last batch.
 
-    For devices that want one shape for all batches, and an evaluation that is to see each example. If there is none,
-    the largest that divides over the replicas: then the last, smaller batch is left out, and a warning says so.
+    For devices that need one shape for all batches, and an evaluation of each example. If there is none, the largest
+    that divides among the replicas: then the last, smaller batch is omitted, with a warning.
     """
     limit = max(replicas, limit // replicas * replicas)
     for batch in range(limit, 0, -replicas):

@@ -1,4 +1,4 @@
-"""When replicas that train by themselves are brought in step again: the host's side of `sync_every_steps`."""
+"""Synchronizes replicas that train independently: the host's side of `sync_every_steps`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ..reduction import Reduction
 
 
 class Syncs:
-    """Brings replicas in step at the end of each period of so many steps, counted from step 0.
+    """Synchronizes replicas at the end of each period of steps, counted from step 0.
 
-    Within a call of the inner loop the loop does that (`sync`). A period that something due cuts short is ended by
-    `after_call`, so that whoever acts there finds replicas in step.
+    Within a call, the inner loop does it (`sync`). If something is due within a period, `after_call` ends the period,
+    so that hooks find synchronized replicas.
 
     Attributes:
-      period_steps: steps of a period, `sync_every_steps`.
-      sync: brings replicas in step; a `tf.function`.
-      in_step: whether replicas are in step after the last call.
+      period_steps: steps per period, `sync_every_steps`.
+      sync: synchronizes replicas; a `tf.function`.
+      in_step: whether replicas are synchronized after the last call.
     """
 
     def __init__(self, distribution: tf.distribute.Strategy, reduction: Reduction):
@@ -27,13 +27,13 @@ class Syncs:
         self._begun = False
 
     def before_call(self) -> None:
-        """Begins the first period, or one before which hooks have acted, with the weights as they are."""
+        """Begins the first period, or one after hooks have acted, with the present weights."""
         if not self._begun:
             self._begin()
             self._begun = True
 
     def after_call(self, step: int, due: bool) -> None:
-        """Brings replicas in step at `step` if something is `due` within a period."""
+        """Synchronizes replicas at `step` if something is `due` within a period."""
         at_end = step % self.period_steps == 0
         if due and not at_end:
             self.sync()

@@ -1,7 +1,7 @@
-"""What workers exchange: every call of the inner loop ends in one sum over them, of its metrics and of these rows.
+"""Workers' exchange: every call of the inner loop ends in one sum across workers, of its metrics and these rows.
 
-A row holds one worker's figures of the call. All workers read the same rows of the same call, so whatever is decided
-by them (to stop, how many steps to take) is decided alike, without a further exchange.
+A row has one worker's figures of the call. All workers read the same rows of the same call, so they decide alike (to
+stop, the number of steps), without another exchange.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ..metrics.sums import LoopSums, RowSpec, total_rows
 from .base import LoopResult
 from .inner_loop import InnerLoop
 
-OWN = "worker/"  # metrics of a step with this prefix are not summed over workers: they are part of the row
-# What the host gives with the call; the rest is measured in it.
-FROM_HOST = ("requests", "next_steps")  # the first: 1 to stop, and 2 times what else is wished, a bit each
+OWN = "worker/"  # prefix of a step's metrics that are not summed across workers, but are part of the row
+# From the host; the rest is measured in the call.
+FROM_HOST = ("requests", "next_steps")  # the first: 1 to stop, plus 2 times the wishes, a bit each
 _MEASURED = ("seconds", "input_seconds", "steps")
 
 
@@ -38,11 +38,11 @@ class WorkerRows:
         return self._rows is not None
 
     def read(self) -> list[dict[str, float]]:
-        """Returns a dictionary for each worker, in their order.
+        """Returns a dictionary per worker, in order.
 
-        It has `FROM_HOST`; `seconds` (but on GPUs, which work behind the clock's back) and `steps` of the call;
-        `input_seconds`, spent waiting for data, on the host before it and in it; and, in training, what
-        `engine.reduction.Reduction.take_figures` holds, over its steps.
+        It has `FROM_HOST`; `seconds` (except on GPUs, which work asynchronously) and `steps` of the call;
+        `input_seconds`, spent waiting for data before and in it; and, in training, the figures of
+        `engine.reduction.Reduction.take_figures` over its steps.
         """
         if self._rows is None:
             array = np.asarray(self._tensor, np.float64)
@@ -51,18 +51,18 @@ class WorkerRows:
 
 
 class WorkersLoop(InnerLoop):
-    """An inner loop whose results are summed over workers, and in which each gives the others its row.
+    """An inner loop whose results are summed across workers, and in which workers exchange their rows.
 
-    Scores that it keeps are this worker's own.
+    Its scores are this worker's own.
 
     Args:
-      worker, num_workers: which of how many this process is.
-      arrivals: counts the steps whose data this worker has.
-      watchdog: learns where each call begins and ends.
+      worker, num_workers: this process's index, and the number of workers.
+      arrivals: counts the steps whose data has arrived here.
+      watchdog: notified at each call's start and end.
       The rest is `InnerLoop`'s.
 
     Attributes:
-      agreed_steps: about how many the next call takes in all workers.
+      agreed_steps: approximate number for the next call on all workers.
     """
 
     def __init__(self, *arguments, worker: int, num_workers: int, arrivals: Arrivals, watchdog: Watchdog, **keywords):
@@ -73,7 +73,7 @@ class WorkersLoop(InnerLoop):
         self._defaults = tf.zeros([len(FROM_HOST)], tf.float64)
         super().__init__(*arguments, arrivals=arrivals, **keywords)
         self.agreed_steps = self.pace.steps if self.pace else 0
-        # On GPUs the time between two control edges is that in which work is handed out, not done.
+        # On GPUs the time between two control edges is that of queueing work, not of its execution.
         self._measured = tuple(name for name in _MEASURED if name != "seconds" or not is_on_gpus(self._strategy))
 
     def __call__(self, step: int, limit: int, *from_host, due: int | None = None) -> LoopResult:
@@ -108,7 +108,7 @@ class WorkersLoop(InnerLoop):
         return tf.concat([sums, scores], 0) if any(spec.keeps_scores for spec in self._specs) else sums, rows
 
     def _over_workers(self, sums: tf.Tensor, row: tf.Tensor):
-        """Returns ([metrics, 2] summed over workers, [workers, figures])."""
+        """Returns ([metrics, 2] summed across workers, [workers, figures])."""
         sums.set_shape([total_rows([spec for spec in self._specs if not spec.name.startswith(OWN)]), 2])
         # Padded, not multiplied by zero: another worker's NaN is not mine.
         rows = tf.pad(row[tf.newaxis], [[self._worker, self._num_workers - 1 - self._worker], [0, 0]])
@@ -119,7 +119,7 @@ class WorkersLoop(InnerLoop):
 
         def replica():
             context = tf.distribute.get_replica_context()
-            # One of this worker's replicas brings what the loop has summed over all of them.
+            # One of this worker's replicas contributes the sums over all of them.
             local = context.replica_id_in_sync_group % (context.num_replicas_in_sync // self._num_workers)
             return collectives.all_reduce(context, tf.where(tf.equal(local, 0), mine, 0.0))
 

@@ -1,7 +1,7 @@
 """The parameter servers' loop: leases handed out to workers in a bounded window, and taken back as they come.
 
-Coordinator code, on TensorFlow's `ClusterCoordinator`, which calls a lease's run a closure; its own queue would take
-262,144 of them and run one that fails for ever.
+Coordinator code, on TensorFlow's `ClusterCoordinator`, which calls a lease's run a closure; its own queue would accept
+262,144 of them and retry a failing one for ever.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .leases import Counters, Lease, LeaseLoop, LeaseResult, UpdateLoop
 _OPEN_PER_WORKER = 2  # leases that are out at once
 _MAX_RETRIES = 3  # of a lease that raises
 _PROBE_SECONDS = 0.5
-_LEASE_SECONDS = 0.25  # to start one and to take it back costs about 10 ms, of the coordinator's time too
+_LEASE_SECONDS = 0.25  # starting and completing one costs about 10 ms, also of the coordinator's time
 _WORKERS_AT_THAT = 8
 _REPEATED = ("Start cancelling closures", "Remote function on worker", "Cluster update failed")
 
 
 class ClusterAddresses(NamedTuple):
-    """Where the tasks are: host:port of the coordinator, of each worker and each parameter server, in their order."""
+    """The tasks' addresses, host:port: the coordinator's, the workers' and the parameter servers', in order."""
 
     coordinator: str
     workers: tuple[str, ...]
@@ -47,15 +47,15 @@ class ClusterAddresses(NamedTuple):
         return [server for server, address in enumerate(self.servers) if is_gone(address)]
 
     def explain_lost_server(self, error: BaseException) -> str | None:
-        """Returns one line, if an error says that a parameter server is lost."""
+        """Returns one line for an error about a lost parameter server, else None."""
         if not (isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and "/job:ps" in str(error)):
             return None
-        time.sleep(_PROBE_SECONDS)  # its port may be open for a moment yet
+        time.sleep(_PROBE_SECONDS)  # its port may stay open for a moment
         named = sorted({int(number) for number in re.findall(r"/job:ps/replica:0/task:(\d+)", str(error))})
         return self.explain_lost(self.gone_servers() or named)
 
     def explain_lost(self, servers: list[int]) -> str:
-        """Returns the line that says of some servers that they are lost."""
+        """Returns the message about lost servers."""
         names = " and ".join(f"ps {server} ({self.servers[server]})" for server in servers)
         return (
             f"{names or 'a parameter server'} {'are' if len(servers) > 1 else 'is'} lost, with the variables there; "
@@ -65,14 +65,14 @@ class ClusterAddresses(NamedTuple):
 
 @dataclasses.dataclass
 class Ledger:
-    """Counts of what became of leases, over the life of the process.
+    """Counts of leases over the process's lifetime.
 
     Attributes:
       scheduled: leases that were handed out, each once.
-      done: leases that came back.
+      done: completed leases.
       retried: runs of leases that never ended, each followed by another: TensorFlow's after a worker's death, or ours
         after an error.
-      steps_unseen: updates whose metrics were lost with the run that did them.
+      steps_unseen: updates whose metrics were lost with their run.
     """
 
     scheduled: int = 0
@@ -95,10 +95,10 @@ def lease_seconds(workers: int) -> float:
 
 @dataclasses.dataclass
 class _Open:
-    """A lease that is out.
+    """A lease in progress.
 
     Attributes:
-      failures: how often it has raised.
+      failures: number of its errors.
       begun: its steps, and how often it was begun when they were new.
     """
 
@@ -110,18 +110,18 @@ class _Open:
 
 
 class Leases:
-    """The bounded window of leases that workers are running.
+    """The bounded window of leases in progress on workers.
 
     Args:
       coordinator: TensorFlow's.
-      cluster: where its tasks are.
-      timeout_seconds: without any update, until those that hold it are named; 0 waits for ever. `FIRST_CALL_FACTOR`
-        times as long for a loop of which nothing has come back: workers build and optimize its graph.
-      describe: describes a lease of a loop and a step of it, for a message.
-      fault_of_data: what was wrong with the data, if an error comes of that; such a lease is not tried again.
+      cluster: its tasks' addresses.
+      timeout_seconds: time without any update until the stuck workers are named; 0 waits for ever. `FIRST_CALL_FACTOR`
+        times as long for a loop without a completed lease: workers build and optimize its graph.
+      describe: describes a lease of a loop and a step of it, for messages.
+      fault_of_data: returns the problem of the data behind an error, if any; such a lease is not retried.
 
     Attributes:
-      ledger: what became of leases.
+      ledger: the leases' counts.
     """
 
     def __init__(
@@ -140,12 +140,12 @@ class Leases:
         slots = _OPEN_PER_WORKER * len(cluster.workers)
         self.counters = Counters(slots)
         self.ledger = Ledger()
-        self._free = [(slot, 0, 0) for slot in range(slots)]  # with the steps and starts that were counted there
+        self._free = [(slot, 0, 0) for slot in range(slots)]  # with the steps and starts counted there
         self._open: dict[int, _Open] = {}
         self._traced: set[LeaseLoop] = set()
-        self._built: set[LeaseLoop] = set()  # by a worker, which has run it
+        self._built: set[LeaseLoop] = set()  # run by a worker before
         self._arrived: queue.SimpleQueue = queue.SimpleQueue()
-        self._moved = (0, time.monotonic())  # updates in all, and since when there are so many
+        self._moved = (0, time.monotonic())  # number of updates, and the time of the last
 
     @property
     def num_open(self) -> int:
@@ -153,15 +153,15 @@ class Leases:
 
     @property
     def room(self) -> int:
-        """How many more can be out."""
+        """How many more leases may be in progress."""
         return len(self._free)
 
     def has_built(self, loop: LeaseLoop) -> bool:
-        """Returns whether a worker has run a loop, so that its graph is built."""
+        """Returns whether a worker has run a loop and so built its graph."""
         return loop in self._built
 
     def schedule(self, loop: LeaseLoop, call_input: CallInput) -> None:
-        """Schedules the steps of a feed's lease. There has to be room."""
+        """Schedules the steps of a feed's lease. Requires room."""
         self.ledger.scheduled += 1
         lease = Lease(self.ledger.scheduled, *self._free.pop(0), call_input.start, call_input.stop)
         if not self._open:
@@ -172,25 +172,25 @@ class Leases:
     def _dispatch(self, each: _Open) -> None:
         lease, loop = each.lease, each.loop
         with tf.device("CPU:0"):
-            # An array would be copied to the worker by Python's conversion, which holds Python's lock: if the worker
-            # does not answer, all of this process stands still.
+            # Python's conversion would copy an array to the worker while holding Python's lock: if the worker does not
+            # answer, this whole process hangs.
             numbers = tf.constant(lease, tf.int64)
         try:
             remote = self._coordinator.schedule(loop.function, args=(each.operands, numbers))
         except Exception as error:
             if loop not in self._traced:
                 raise
-            # Not this one's: TensorFlow says here that another has failed, and has cancelled all.
+            # Not this lease's: TensorFlow reports that another has failed, and has cancelled all.
             self._arrived.put((lease, None, tf.errors.CancelledError(None, None, str(error))))
             return
         self._traced.add(loop)
-        # A thread for each: there are few, and only `fetch` tells when one is back. Daemons, since one may never be.
+        # A thread per lease: there are few, and only `fetch` shows completion. Daemons, since one may never complete.
         threading.Thread(target=self._await, args=(lease, remote), name=f"lease-{lease.number}", daemon=True).start()
 
     def _await(self, lease: Lease, remote) -> None:
         try:
             self._arrived.put((lease, remote.fetch(), None))
-        except Exception as error:  # reaches the coordinator's own thread
+        except Exception as error:  # passed to the coordinator's own thread
             self._arrived.put((lease, None, error))
 
     def collect(self, seconds: float) -> list[CompletedLease]:
@@ -198,8 +198,8 @@ class Leases:
 
         Raises:
           LeaseError: a lease has failed too often.
-          CrankshaftError: a worker can't read what it is to train on.
-          LostPeerError: a parameter server is lost, or nothing moves.
+          CrankshaftError: a worker can't read its data.
+          LostPeerError: a parameter server is lost, or there is no progress.
         """
         completed: list[CompletedLease] = []
         failed: list = []
@@ -213,7 +213,7 @@ class Leases:
         return completed
 
     def _take(self, completed: list[CompletedLease], failed: list, seconds: float) -> None:
-        """Waits for one, and takes what else is there."""
+        """Waits for one lease, and takes all others that have completed."""
         try:
             lease, result, error = self._arrived.get(timeout=seconds)
             while True:
@@ -230,15 +230,15 @@ class Leases:
         result = LeaseResult.unpacked(np.asarray(vector))
         counted_steps = lease.steps if result.starts else 0
         self._free.append((lease.slot, lease.steps_before + counted_steps, lease.starts_before + result.starts))
-        self._moved = (self._moved[0], time.monotonic())  # what counts no updates moves as well
+        self._moved = (self._moved[0], time.monotonic())  # progress without counted updates
         self.ledger.done += 1
         self.ledger.retried += max(0, result.starts - 1)
         self.ledger.steps_unseen += result.first - lease.first
         return CompletedLease(lease, result)
 
     def _recover(self, completed: list[CompletedLease], failed: list) -> None:
-        """Recovers from an error: calls back all that is out, and hands out again what is not done."""
-        with contextlib.suppress(Exception):  # the one that we have
+        """Recovers from an error: cancels all leases in progress, and schedules unfinished ones again."""
+        with contextlib.suppress(Exception):  # the same error
             self._coordinator.join()  # TensorFlow cancels the others, and forgets the error
         while len(failed) < len(self._open):
             self._take(completed, failed, 1.0)
@@ -258,7 +258,7 @@ class Leases:
             self._dispatch(self._open[lease.number])
 
     def _raise_if_lost(self) -> None:
-        """Gives up in the end, while nothing comes back."""
+        """Checks for lost and stuck tasks while no lease completes."""
         if lost := self._cluster.gone_servers():
             raise LostPeerError(self._cluster.explain_lost(lost))
         counts = self.counters.counts.numpy()
@@ -275,14 +275,14 @@ class Leases:
         return 1.0 if all(each.loop in self._built for each in self._open.values()) else FIRST_CALL_FACTOR
 
     def _counted(self, lease: Lease, counts: np.ndarray) -> tuple[int, int]:
-        """Returns how many steps of a lease are done, and how often it was begun."""
+        """Returns a lease's number of completed steps and of starts."""
         steps, starts = counts[self.counters.steps_at(lease.slot)], counts[self.counters.starts_at(lease.slot)]
         return int(steps) - lease.steps_before, int(starts) - lease.starts_before
 
     def _check_hidden_retries(self, counts: np.ndarray) -> None:
-        """Raises LeaseError where a lease has silently been run again too often.
+        """Raises LeaseError if a lease was silently restarted too often.
 
-        TensorFlow does so where it takes an error for the consequence of another.
+        TensorFlow does so for errors that it regards as consequences of others.
         """
         for each in self._open.values():
             steps, starts = self._counted(each.lease, counts)
@@ -302,7 +302,7 @@ class Leases:
         held = {int(takers[each.lease.slot]): each for each in begun if takers[each.lease.slot] not in gone}
         holds = {worker: self._describe(each.loop, each.lease, -1) for worker, each in held.items()}
         parts += [f"{self._named(worker)} holds {lease}" for worker, lease in holds.items()]
-        # One that was stopped before it began what it was sent holds nothing yet.
+        # A task stopped before it began its lease holds nothing up yet.
         for worker in server_probe.silent("worker", set(range(len(self._cluster.workers))) - {*gone, *held}):
             parts.append(f"{self._named(worker)} does not answer")
         times = "" if self._timeout_factor == 1.0 else f"{self._timeout_factor:g} times "  # while workers build a graph
@@ -327,7 +327,7 @@ class Leases:
 
 
 class _InOneLine(logging.Filter):
-    """What TensorFlow's coordinator logs of a failure, as one line; nothing where it raises it as well."""
+    """Shortens the coordinator's log of a failure to one line, or to nothing if TensorFlow also raises it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = str(record.msg)
@@ -335,18 +335,18 @@ class _InOneLine(logging.Filter):
             task = str(next(iter(record.args))).rpartition(":")[2]
             record.msg, record.args = "worker %s is lost; the others go on, and it joins them when it is back", (task,)
             return True
-        # The last: each checkpoint is written by a function of its own, once.
+        # The last: each checkpoint is written by its own function, once.
         known = ("encountered the following error", "tf_function_save")
         return not (message.startswith(_REPEATED) or any(text in record.getMessage() for text in known))
 
 
 def quiet_tensorflow() -> None:
-    """Errors that the coordinator's threads log, each with a page of details, become a line or nothing. Once."""
+    """Shortens errors logged by the coordinator's threads, each a page of details, to a line or nothing. Once."""
     tf.get_logger().addFilter(_InOneLine())
     report = sys.unraisablehook
 
     def report_others(raised) -> None:
-        # A lost server's, which each thread that waits meets again as it lets go of its executor; the run says it once.
+        # A lost server's, raised again by each waiting thread that releases its executor; the run reports it once.
         if not (ends_executor(raised.object) and isinstance(raised.exc_value, tf.errors.OpError)):
             report(raised)
 

@@ -1,6 +1,6 @@
-"""How examples get to workers around parameter servers: arrays that each holds, sources that each reads, streams.
+"""How examples get to workers around parameter servers: arrays on each, sources that each reads, streams.
 
-Coordinator code, but for `through`, `next_operands`, `batch` and `of_replica`, which are graph code of workers.
+Coordinator code, except `through`, `next_operands`, `batch` and `of_replica`, which are graph code of workers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ...internals.tensorflow import on_each_worker, wait_for_operations
 from ...mesh.mesh import Mesh
 from . import sources
 
-_PIECE_BYTES = 16 << 20  # of an array at once, for each worker: a message is copied some three times on its way
-_READ_BYTES = 8 << 20  # of examples at once, at most; of those that are sent, in a lease
-_PIECES = 8  # of a lease: its first steps wait for the first one
+_PIECE_BYTES = 16 << 20  # of an array at once, per worker: a message is copied about three times
+_READ_BYTES = 8 << 20  # of examples read at once, at most; for sent ones, per lease
+_PIECES = 8  # per lease: its first steps wait for the first piece
 _NUMBER = tf.TensorSpec([], tf.int64)
 
 
@@ -45,10 +45,10 @@ class InputStats(NamedTuple):
 
 
 class LeaseFeed(Feed):
-    """A feed of workers around parameter servers: a call is a lease, which one runs, perhaps again on another.
+    """A feed of workers around parameter servers: a call is a lease, run by one worker, perhaps again by another.
 
     Attributes:
-      read_by_workers: the source that workers read by themselves, if they do.
+      read_by_workers: the source that workers read themselves, if any.
     """
 
     read_by_workers: Source | None = None
@@ -64,14 +64,14 @@ class LeaseFeed(Feed):
         return self.operand_specs
 
     def through(self, operands, first: tf.Tensor, stop: tf.Tensor, compute, state: tuple) -> tuple:
-        """Runs a lease's steps [first, stop), as many at once as there are examples at hand. In a lease's graph.
+        """Runs a lease's steps [first, stop), as many at once as have examples ready. In a lease's graph.
 
         Args:
           operands: of the lease.
           first: step.
           stop: step.
           compute: runs steps: (operands as `next_operands` takes them, stop, state) -> (state, when it was done).
-          state: what the steps carry.
+          state: carried by the steps.
 
         Returns:
           (the state after the last one; `InputStats` as [4] float64).
@@ -84,20 +84,20 @@ class LeaseFeed(Feed):
 
 
 class Workers:
-    """The workers of a coordinator instead of `Devices`: each holds all arrays, and finds its examples by itself.
+    """A coordinator's workers instead of `Devices`: each has all arrays, and computes its examples' indices itself.
 
-    Arrays travel once to each worker, and again to one that comes back.
+    Arrays are sent once to each worker, and again to a returning one.
     """
 
     def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator):
         self._coordinator = coordinator
 
     def put_arrays(self, arrays):
-        """Sends arrays to each worker, in the thread that serves it."""
+        """Sends arrays to each worker, in its own thread."""
         return on_each_worker(self._coordinator, lambda: tf.nest.map_structure(_sent, arrays), self.specs(arrays))
 
     def specs(self, arrays):
-        """Returns the specs of what a worker holds."""
+        """Returns the specs of a worker's arrays."""
         return tf.nest.map_structure(_spec, arrays)
 
     def indices(self, order: Order) -> StepIndices:
@@ -105,7 +105,7 @@ class Workers:
 
 
 class StepIndices:
-    """The indices of a step's examples, computed by the worker from the step: none travel."""
+    """The indices of a step's examples, computed by the worker from the step."""
 
     def __init__(self, order: Order):
         self._order = order
@@ -129,7 +129,7 @@ class StepIndices:
 
 
 class ResidentOnWorkers(LeaseFeed, ResidentFeed):
-    """Arrays that each worker holds."""
+    """Arrays cached on each worker."""
 
     @property
     def operand_specs(self) -> Any:
@@ -155,7 +155,7 @@ class RepeatedOnWorkers(LeaseFeed, RepeatedFeed):
 
 
 class _InPieces(LeaseFeed):
-    """Examples of some steps, one after the other, of which each step takes its own."""
+    """Examples of consecutive steps, of which each step takes its own."""
 
     _element_spec: Any
 
@@ -175,10 +175,10 @@ class _InPieces(LeaseFeed):
 
 
 class ReadByWorkersFeed(_InPieces):
-    """A source that each worker reads by itself: a lease's steps in pieces, the next one while steps of one run.
+    """A source that each worker reads itself: a lease's steps in pieces, the next while steps of one run.
 
     Args:
-      source: the coordinator's, as each worker has it.
+      source: the coordinator's, the same as each worker's.
       index: among its sources.
       order: of its examples, with blocks of one step.
       read_timeout_seconds: see `FeedOptions`.
@@ -199,7 +199,7 @@ class ReadByWorkersFeed(_InPieces):
 
     @property
     def steps_ahead(self) -> float | None:
-        """Of the leases that were counted last, the mean over their pieces."""
+        """Mean over the pieces of the leases counted last."""
         return self._steps_ahead
 
     def count(self, stats: Sequence[InputStats]) -> None:
@@ -226,8 +226,8 @@ class ReadByWorkersFeed(_InPieces):
         def read(first, end):
             with tf.device("/job:worker/device:CPU:0"):
                 piece, size = self._read(first, end)
-            # Taken here: in a function TensorFlow orders what has state and no variables, so that after the steps it
-            # would be taken when these are done.
+            # The time is taken here: in a function TensorFlow orders stateful ops without variables, so after the steps
+            # it would be taken at their end.
             return piece, size, timestamp_after(*tf.nest.flatten(piece))
 
         def no_examples(piece):
@@ -235,14 +235,14 @@ class ReadByWorkersFeed(_InPieces):
 
         def one_piece(first, end, piece, stats, state):
             next_end = end_of(end)
-            # Nothing here depends on the steps, so TensorFlow does both side by side.
+            # Nothing here depends on the steps, so TensorFlow overlaps both.
             next_piece, size, there = tf.cond(end < stop, lambda: read(end, next_end), lambda: no_examples(piece))
             state, done = compute((piece, first), end, state)
             return end, next_end, next_piece, stats + _piece_stats(done, there, size, next_end - end), state
 
         began, end = timestamp_after(first), end_of(first)
-        # A lease whose answer alone was lost is run again with no step left. One is read all the same: the shuffle
-        # takes at least one index.
+        # A lease of which only the result was lost is run again without steps. It still reads one example: the shuffle
+        # needs at least one index.
         piece, size, there = read(first, tf.maximum(end, first + 1))
         start = (first, end, piece, _piece_stats(began, there, size, end - first), state)
         *_, stats, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)
@@ -254,7 +254,7 @@ class ReadByWorkersFeed(_InPieces):
             return CallInput((self._read_here(first, first + 1)[0], first), step, step + 1)
 
     def _read(self, first: tf.Tensor, stop: tf.Tensor):
-        """Returns (the examples of steps [first, stop), all of one epoch, one after the other; bytes read)."""
+        """Returns (the examples of steps [first, stop), all of one epoch, concatenated; bytes read)."""
         indices, epoch = self.order.examples_of(first, stop)
         sizes = []
 
@@ -268,10 +268,10 @@ class ReadByWorkersFeed(_InPieces):
 
 
 class SentFeed(_InPieces, StreamedFeed):
-    """A stream, which the coordinator reads, in order: each lease has the examples of its steps with it.
+    """A stream, which the coordinator reads in order: each lease includes its steps' examples.
 
-    So a lease that is run again has the same examples, only those of leases that are out are in memory, and the
-    stream's position when no lease is out follows from the step.
+    So a repeated lease has the same examples, only those of leases in progress are in memory, and the stream's position
+    without a lease in progress follows from the step.
     """
 
     reads_in_loop = False
@@ -282,7 +282,7 @@ class SentFeed(_InPieces, StreamedFeed):
         return self.share.stream.element_spec
 
     def keep_batches(self) -> None:
-        return  # the coordinator has them
+        return  # they are on the coordinator
 
     @property
     def kept_batch(self) -> Any:
@@ -290,7 +290,7 @@ class SentFeed(_InPieces, StreamedFeed):
 
     def take(self, step: int, limit: int) -> CallInput:
         batches: list[list[tf.Tensor]] = []
-        first = super().take(step, 1)  # which opens it, if need be; those after it do not
+        first = super().take(step, 1)  # opens the stream, if needed; later ones don't
 
         def read() -> CallInput:
             call_input, size = first, 0
@@ -321,7 +321,7 @@ class SentFeed(_InPieces, StreamedFeed):
 
 
 class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
-    """Data that a call brings, read by the coordinator: a lease has the batches of its steps with it."""
+    """External data, read by the coordinator: a lease includes its steps' batches."""
 
     def __init__(self):
         super().__init__(1, Mesh())
@@ -343,7 +343,7 @@ class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
 
 
 def _on_coordinator(arrays) -> Any:
-    """Returns arrays as a step of the coordinator itself takes them."""
+    """Returns arrays for a step of the coordinator itself."""
     with tf.device("CPU:0"):
         return tf.nest.map_structure(as_tensor, arrays)
 

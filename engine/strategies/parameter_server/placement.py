@@ -1,4 +1,4 @@
-"""Which variable lives on which parameter server: balanced by bytes, or where it is wanted. Coordinator code."""
+"""Places variables on parameter servers, balanced by bytes or as the user wants. Coordinator code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from absl import logging
 from ...internals.tensorflow import current_device, variable_without_value
 
 _LISTED = 20  # variables, of a table for people
-# With less than both, what a server takes of a step's work is worth less than the messages that it costs.
-_LEAST_SHARE = 0.05  # of what the fullest server holds
+# With less than both, a server's share of a step's work costs more in messages than it saves.
+_LEAST_SHARE = 0.05  # of the fullest server's bytes
 _LEAST_BYTES = 256 << 10
 
 
 class Placed(NamedTuple):
-    """A variable's path, its size in bytes, the number of its server, and whether it was placed beside another."""
+    """A variable's path, size in bytes, server number, and whether it was placed beside another."""
 
     path: str
     bytes: int
@@ -29,22 +29,22 @@ class Placed(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Variables in whose path `pattern` occurs go to server `server`."""
+    """Variables whose path matches `pattern` are placed on server `server`."""
 
     pattern: str
     server: int
 
 
 class Placement:
-    """Places each variable that is made within `creator_scope` on the server that holds the fewest bytes.
+    """Places each variable created within `creator_scope` on the server with the fewest bytes.
 
-    The biggest go first, if a rehearsal has shown which variables there will be (see `assign_servers`); else they are
-    placed in the order in which they are made. Slots live with their variable, and count. An explicit
-    `tf.device("/job:ps/task:0")` is honoured, and so is the first of `rules` that fits.
+    The biggest first, if a rehearsal has shown the variables (see `assign_servers`); else in the order of creation.
+    Slots are placed with their variable, and count. An explicit `tf.device("/job:ps/task:0")` takes precedence, as does
+    the first of `rules` that matches.
 
     Args:
       distribution: the `tf.distribute.ParameterServerStrategy`.
-      num_servers: how many there are.
+      num_servers: their number.
       rules: the user's.
     """
 
@@ -52,21 +52,21 @@ class Placement:
         self._distribution = distribution
         self._rules = [(re.compile(rule.pattern), rule.server) for rule in rules]
         self._anchors: list[tf.Variable] = []
-        self._planned: dict[tuple[str, int], list[int]] = {}  # servers of variables of a name and size, in their order
+        self._planned: dict[tuple[str, int], list[int]] = {}  # servers of variables by name and size, in order
         self.table: list[Placed] = []
         self.loads = [0] * num_servers
 
     def build(self) -> None:
-        """Makes a variable on each server, for others to be colocated with: else the strategy places them in turn.
+        """Creates a variable on each server, with which others are colocated: else the strategy places them in turn.
 
-        Called once, before any other variable is made.
+        Call it once, before any other variable is created.
         """
         with self._distribution.scope():
             made = [tf.Variable(0, trainable=False, name=f"anchor_{server}") for server in range(len(self.loads))]
         self._anchors = sorted(made, key=lambda variable: server_number(variable.device))
 
     def plan(self, make: Callable[[], Any]) -> None:
-        """Finds out, before `make` makes variables, how large they will be, and which server is to have each."""
+        """Determines, before `make` creates variables, their sizes and servers."""
         variables = dry_run(make)
         wanted = [self._wanted(each.device, each.path) for each in variables]
         servers = assign_servers([each.weight for each in variables], wanted, len(self.loads))
@@ -78,9 +78,9 @@ class Placement:
         return tf.variable_creator_scope(self._create)
 
     def lines(self) -> list[str]:
-        """Formats the table for people: bytes, path, shards and servers of each variable, the biggest first.
+        """Formats a table for people: bytes, path, shards and servers of each variable, the biggest first.
 
-        Slots are in the sums.
+        Sums include slots.
         """
         whole: dict[str, list[Placed]] = {}
         for each in self.table:
@@ -105,7 +105,7 @@ class Placement:
         size = _bytes(*_shape_and_dtype(keywords))
         beside = "colocate_with" in keywords
         if not beside:
-            # What the strategy's `colocate_vars_with` does.
+            # As in the strategy's `colocate_vars_with`.
             keywords["colocate_with"] = self._anchors[self._server_for(name, path, size)]
         variable = next_creator(**keywords)
         server = server_number(variable.device)
@@ -127,11 +127,11 @@ class Placement:
 
 
 def assign_servers(weights: Sequence[int], wanted: Sequence[int | None], num_servers: int) -> list[int]:
-    """Chooses a server for each weight, in bytes: the one that is wanted, or, from the heaviest on, the least loaded.
+    """Chooses a server for each weight, in bytes: the wanted one, or, from the heaviest on, the least loaded.
 
     Graham 1969, Bounds on multiprocessing timing anomalies: at most 4/3 of the best.
 
-    A server that would get next to nothing so gets nothing, unless it is wanted.
+    A server that would get almost nothing gets nothing, unless it is wanted.
     """
     _, loads = _spread(weights, wanted, range(num_servers))
     least = min(_LEAST_SHARE * max(loads.values()), _LEAST_BYTES)
@@ -151,13 +151,13 @@ def _spread(weights: Sequence[int], wanted: Sequence[int | None], among: Sequenc
 
 @dataclasses.dataclass
 class PlannedVariable:
-    """A variable that is to be made.
+    """A variable to be created.
 
     Attributes:
       name, path: without, and with the scopes around it.
       bytes: its own.
-      device: that was asked for, or empty.
-      weight: its bytes, and those of what is to be beside it.
+      device: the requested one, or empty.
+      weight: its bytes, including those placed beside it.
     """
 
     name: str
@@ -168,10 +168,10 @@ class PlannedVariable:
 
 
 def dry_run(make: Callable[[], Any]) -> list[PlannedVariable]:
-    """Returns the variables that `make` makes beside no other, in their order; [] if that can't be known.
+    """Returns the variables that `make` creates independently of others, in order; [] if unknown.
 
-    It is called in a graph that is never run, so nothing is as large as a variable. And in a thread of its own, where
-    Keras counts layers from the start. A `make` that asks for values (of a variable, say) fails there.
+    Calls it in a graph that is never run, so nothing has a variable's size, and in its own thread, where Keras numbers
+    layers from the start. A `make` that reads values (e.g. of a variable) fails there.
     """
     by_op: dict[str, PlannedVariable] = {}
 
@@ -192,7 +192,7 @@ def dry_run(make: Callable[[], Any]) -> list[PlannedVariable]:
         try:
             with tf.Graph().as_default(), tf.variable_creator_scope(record):
                 make()
-        except Exception as error:  # of any kind: if it is a mistake, it will be made again
+        except Exception as error:  # of any kind: a mistake will be raised again
             by_op.clear()
             logging.info("variables are placed in the order in which they are made: %s", error)
 
@@ -203,7 +203,7 @@ def dry_run(make: Callable[[], Any]) -> list[PlannedVariable]:
 
 
 def server_number(device: str | None) -> int | None:
-    """Returns the number of the server that a device is on; None for one that is on none."""
+    """Returns the server number of a device; None if it is on no server."""
     task = re.search(r"/job:ps\b.*/task:(\d+)", device or "")
     return int(task[1]) if task else None
 
@@ -214,7 +214,7 @@ def _name_and_path(keywords: dict) -> tuple[str, str]:
 
 
 def _shape_and_dtype(keywords: dict) -> tuple[tf.TensorShape, tf.DType]:
-    """Returns shape and dtype of the variable to be made. A function for the initial value is traced, not run."""
+    """Returns the shape and dtype of a variable to be created. Traces a function for the initial value."""
     value, shape, dtype = keywords.get("initial_value"), keywords.get("shape"), keywords.get("dtype")
     if shape is None or dtype is None:
         if callable(value):

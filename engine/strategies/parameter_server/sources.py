@@ -1,8 +1,8 @@
-"""Sources that workers read by themselves: what a task does for the coordinator, and what the coordinator asks.
+"""Sources that workers read themselves: the tasks' functions for the coordinator, and its calls.
 
-Graphs call, by name, functions that the process running them has registered (`Sources.answer`); the coordinator, which
-looks at a batch now and then, registers its own. A source is identified by its description, so a task whose files
-differ refuses to read, also when it comes back after it was lost.
+Graphs call, by name, functions that the executing process has registered (`Sources.answer`); the coordinator, which
+sometimes reads a batch, registers its own. A source is identified by its description, so a task with different files
+refuses to read, also if it returns after a loss.
 """
 
 from __future__ import annotations
@@ -29,23 +29,21 @@ from ...internals.tensorflow import answer_to, called_by_name
 _READ, _DESCRIBE, _VERIFY, _BAD, _DISMISS = (
     f"crankshaft/{name}" for name in ("read", "describe", "verify", "bad", "dismiss")
 )
-_ERROR = re.compile(
-    r"\[(Source|Unavailable)Error\] (.*?) \[end\]", re.DOTALL
-)  # TensorFlow puts names and a traceback around it
+_ERROR = re.compile(r"\[(Source|Unavailable)Error\] (.*?) \[end\]", re.DOTALL)  # TensorFlow adds names and a traceback
 _PAUSE_SECONDS = 0.5
-_ANSWER_SECONDS = 60.0  # for what is not of the essence
+_ANSWER_SECONDS = 60.0  # for calls that may fail
 _DISMISS_SECONDS = 2.0
 
 
 class Sources:
-    """The sources of one task of the cluster, in its own process.
+    """The sources of a task of the cluster, in its own process.
 
     Args:
-      load: returns the sources; called at the first question, once, and again where it has raised.
+      load: returns the sources; called once, when first needed, and again after an error.
       task: this one's name, for messages.
 
     Attributes:
-      dismissed: set once the coordinator's run has ended well.
+      dismissed: set when the coordinator's run has succeeded.
     """
 
     def __init__(self, load: Callable[[], Sequence[Source]], task: str):
@@ -53,12 +51,12 @@ class Sources:
         self._lock = threading.Lock()
         self._loaded: Sequence[Source] | None = None
         self._readers: dict[bytes, Reader] = {}
-        self._bytes_reported: dict[bytes, int] = {}  # of what each has read
+        self._bytes_reported: dict[bytes, int] = {}  # read by each
         self._answers: list[Callable] = []
         self.dismissed = threading.Event()
 
     def answer(self) -> Sources:
-        """Registers this task's functions, for as long as this object is kept. Returns itself."""
+        """Registers this task's functions, for the lifetime of this object. Returns itself."""
         answers: dict[str, Callable] = {
             _READ: self._read,
             _DESCRIBE: self._describe,
@@ -72,7 +70,7 @@ class Sources:
         return self
 
     def _with_marked_errors(self, function: Callable) -> Callable:
-        """Returns the function with what it raises of the data marked, so that the coordinator finds it."""
+        """Wraps a function so that its errors about data are marked for the coordinator."""
 
         def marked(*arguments):
             try:
@@ -117,7 +115,7 @@ class Sources:
         described = [describe(each) for each in self._all()]
         if wanted["source"] not in described:
             raise SourceError(difference(wanted["source"], described))
-        index = wanted["index"]  # where the coordinator has it: those of two splits may be described alike
+        index = wanted["index"]  # the coordinator's index: two splits may have equal descriptions
         if described[index : index + 1] != [wanted["source"]]:
             index = described.index(wanted["source"])
         order = (ChunkedOrder if "chunk_examples" in wanted["order"] else Order)(**wanted["order"])
@@ -134,13 +132,13 @@ def _as_text(values: Iterable) -> list[np.ndarray]:
 
 
 def describe(source: Source) -> dict:
-    """Describes a source, in plain JSON, so that it can be told from others."""
+    """Describes a source in plain JSON, to distinguish it from others."""
     layout = tf.nest.map_structure(lambda spec: f"{spec.dtype.name} {[*spec.shape]}", source.element_spec)
     return {"examples": len(source), "layout": str(layout), "files": zlib.crc32(source.identity().encode())}
 
 
 def difference(wanted: dict, own: Sequence[dict]) -> str:
-    """Describes how a task's `own` sources differ from the coordinator's; none of them is `wanted`."""
+    """Describes how a task's `own` sources differ from the coordinator's `wanted` one."""
     same_size = [each for each in own if each["examples"] == wanted["examples"]]
     same_layout = [each for each in same_size if each["layout"] == wanted["layout"]]
     if not own:
@@ -156,13 +154,13 @@ def difference(wanted: dict, own: Sequence[dict]) -> str:
 
 
 def failure(error: Any) -> CrankshaftError | None:
-    """Returns what a task's source has raised, if an error says so; the message begins with the task."""
+    """Returns the exception of a task's source behind an error, if any; the message begins with the task."""
     match = _ERROR.search(str(error)) if isinstance(error, tf.errors.OpError) else None
     return {"Source": SourceError, "Unavailable": UnavailableError}[match[1]](match[2]) if match else None
 
 
 def read(source: Source, index: int, order: Order, timeout_seconds: float, indices: tf.Tensor, step: tf.Tensor):
-    """Reads examples in the process that runs this. In a graph.
+    """Reads examples in the executing process. In a graph.
 
     Args:
       source: the coordinator's.
@@ -170,10 +168,10 @@ def read(source: Source, index: int, order: Order, timeout_seconds: float, indic
       order: of its examples, with blocks of one step.
       timeout_seconds: see `Reader`.
       indices: [n] int64.
-      step: the first one's that they are for, by which chunks are read ahead.
+      step: of the first of them; determines the chunks to read ahead.
 
     Returns:
-      (nest of tensors [n, ...] as `source.stored_spec` says; int64, bytes that the process has read since it last said)
+      (nest of tensors [n, ...], see `source.stored_spec`; int64, bytes read by the process since its last report)
     """
     wanted = {"source": describe(source), "index": index, "order": dataclasses.asdict(order)}
     wanted_text = tf.constant(json.dumps({**wanted, "timeout_seconds": timeout_seconds}))
@@ -189,7 +187,7 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
     Args:
       sources: the coordinator's.
       workers: their addresses.
-      timeout_seconds: to answer in, `FIRST_CALL_FACTOR` times, as a worker then opens its files; 0 waits for ever.
+      timeout_seconds: for answers, times `FIRST_CALL_FACTOR`, since workers open their files; 0 waits for ever.
 
     Raises:
       SourceError: a worker's differ, or can't be read.
@@ -210,7 +208,7 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
 
 
 def undecodable(workers: int) -> CrankshaftError | None:
-    """Returns what is wrong with an example that a worker has read and can't decode, if there is one."""
+    """Returns the problem of an example that a worker can't decode, if any."""
     return next(
         (fault for each in _query(_VERIFY, _jobs_tasks(worker=workers), _ANSWER_SECONDS) if (fault := failure(each))),
         None,
@@ -218,13 +216,13 @@ def undecodable(workers: int) -> CrankshaftError | None:
 
 
 def bad_records(index: int, workers: int) -> set[int]:
-    """Returns the records of the source of an index that workers have left out; one that is away says of none."""
+    """Returns the records of a source, by index, that workers have skipped; ignores unreachable workers."""
     answers = _query(_BAD, _jobs_tasks(worker=workers), _ANSWER_SECONDS)
     return {record for answer in answers if isinstance(answer, list) for record in answer[index]}
 
 
 def dismiss(workers: int, servers: int) -> None:
-    """Tells workers and servers that the run has ended well; they end with the coordinator. One away is not told."""
+    """Notifies reachable workers and servers that the run has succeeded, so they end with the coordinator."""
     _query(_DISMISS, _jobs_tasks(worker=workers, ps=servers), _DISMISS_SECONDS)
 
 
@@ -233,9 +231,9 @@ def _jobs_tasks(**counts: int) -> list[str]:
 
 
 def _query(name: str, tasks: Sequence[str], seconds: float) -> list[list | Exception | None]:
-    """Calls a function of each task by name; returns what each returned or raised, None for no answer in time.
+    """Calls a function of each task by name; returns each result or exception, None without an answer in time.
 
-    With `seconds` 0 it waits for ever.
+    0 `seconds` waits for ever.
     """
     answers: list[list | Exception | None] = [None] * len(tasks)
     end = time.monotonic() + seconds
@@ -245,9 +243,9 @@ def _query(name: str, tasks: Sequence[str], seconds: float) -> list[list | Excep
             try:
                 with tf.device(f"{tasks[number]}/device:CPU:0"):
                     answers[number] = [json.loads(each) for each in called_by_name(name, (), [tf.string])[0].numpy()]
-            except (tf.errors.UnavailableError, tf.errors.AbortedError):  # it is started again
+            except (tf.errors.UnavailableError, tf.errors.AbortedError):  # it is being restarted
                 time.sleep(_PAUSE_SECONDS)
-            except Exception as error:  # reaches the thread that waits
+            except Exception as error:  # passed to the waiting thread
                 answers[number] = error
 
     # Daemons: the process must not wait for a thread that waits for a stopped worker.

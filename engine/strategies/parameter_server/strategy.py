@@ -1,6 +1,6 @@
-"""Parameter servers: variables on servers, workers that pull and push as fast as each can. Coordinator code.
+"""Parameter servers: variables on servers, workers that pull and push at their own pace. Coordinator code.
 
-The verbs are those of each strategy, so the outer loop, the hooks and `Trainer` are the same.
+The interface is every strategy's, so the outer loop, the hooks and `Trainer` are the same.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from .placement import Placement, Rule, server_number
 
 _CALL_SECONDS = 0.1  # of a call of `run`, at least
 _WAIT_SECONDS = 1.0
-_ROW = ("seconds", "input_seconds", "steps", "staleness")  # of a worker's leases that came back in a call
+_ROW = ("seconds", "input_seconds", "steps", "staleness")  # of a worker's leases completed in a call
 _SENT = "the coordinator reads it, and sends each worker the examples of its steps"
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptions:
-    """What is peculiar to parameter servers.
+    """Options of parameter servers.
 
     Attributes:
-      cluster: where the tasks are.
-      max_staleness_steps: workers go in rounds, a lease of at most one step more than this each, and so none begins a
-        step more updates than this ahead of the slowest in the round (as in Ho et al. 2013, More effective distributed
-        ML via a stale synchronous parallel parameter server); None lets each go on as it can.
-      placement_rules: which variables go where.
+      cluster: the tasks' addresses.
+      max_staleness_steps: workers run in rounds of leases of at most this plus one steps, so none is more than this
+        many updates ahead of the slowest in the round (as in Ho et al. 2013, More effective distributed ML via a stale
+        synchronous parallel parameter server); None has no rounds.
+      placement_rules: for variables.
     """
 
     cluster: ClusterAddresses
@@ -69,22 +69,21 @@ class ServerOptions:
 
 
 class ParameterServer(Strategy):
-    """`tf.distribute.ParameterServerStrategy`, seen by the coordinator.
+    """`tf.distribute.ParameterServerStrategy`, on the coordinator.
 
-    An update is made by one worker from a whole batch; batches are those of one device, in the order in which workers
-    come to them. After `limit` steps of `run` nothing is under way: what is due then finds all updates
-    applied.
+    One worker computes an update from a whole batch; batches are those of one device, in the order in which workers
+    reach them. After `limit` steps of `run` nothing is in progress: hooks then find all updates applied.
 
     Args:
       distribution: TensorFlow's strategy.
-      options: what is peculiar to parameter servers.
-      feed_options, steps_per_loop: see `Replicated`; `steps_per_loop` is the steps of a lease.
-      step_timeout_seconds: without any update, until those that hold it are named; 0 waits for ever.
-      end_process: called where servers do not answer, see `StrategyOptions`.
+      options: of parameter servers.
+      feed_options, steps_per_loop: see `Replicated`; `steps_per_loop` is per lease.
+      step_timeout_seconds: time without any update until the stuck workers are named; 0 waits for ever.
+      end_process: called if servers don't answer, see `StrategyOptions`.
     """
 
     name = "parameter_server"
-    num_replicas = 1  # that have to be in step
+    num_replicas = 1  # that must be synchronized
     updates_here = False
     no_jit_reason = "XLA compiles no variable of another host"
 
@@ -106,17 +105,17 @@ class ParameterServer(Strategy):
         self.placement = Placement(distribution, len(cluster.servers), options.placement_rules)
         self._coordinator: Any = None
         self._leases: Leases | None = None
-        self._updates = self._staleness = self._most_stale = 0  # how many so far; their staleness, its sum and most
-        self._lags = np.zeros(LAGS, np.int64)  # of updates since `activity` was called
-        self._answer_seconds: dict[int, float] = {}  # by server, of its newest answer
+        self._updates = self._staleness = self._most_stale = 0  # so far: number; sum and maximum of staleness
+        self._lags = np.zeros(LAGS, np.int64)  # of updates since the last `activity`
+        self._answer_seconds: dict[int, float] = {}  # of each server's last answer
         servers = {f"ps {server}": address for server, address in enumerate(cluster.servers)}
         self._heard = LastHeard(servers | dict(zip(self.worker_names, cluster.workers, strict=True)))
-        self._heard.note(servers)  # workers as they give leases back
+        self._heard.note(servers)  # workers when they complete leases
         self._steps_per_loop = steps_per_loop
-        self._next_step = 0  # the first that is not handed out
-        self._lease_seconds = 0.0  # for which workers wait: where a stream is read, of this process
+        self._next_step = 0  # the first that is not scheduled
+        self._lease_seconds = 0.0  # that workers wait: for this process's reading of a stream
         self._read_here: list[Source] = []
-        self._sources: sources.Sources | None = None  # for what the coordinator looks at by itself
+        self._sources: sources.Sources | None = None  # for the coordinator's own reads
         self._ending = False
         self._stream_lines: list[str] = []
 
@@ -142,12 +141,12 @@ class ParameterServer(Strategy):
         }
 
     def summary_lines(self) -> list[str]:
-        """Describes how streams reach workers, and where the variables are, a line each."""
+        """Describes how streams reach workers, and the variables' placement, one line each."""
         return self._stream_lines + self.placement.lines()
 
     @property
     def staleness(self) -> dict[str, float]:
-        """How many updates of others came between the pull and the push of each so far; {} before any."""
+        """Staleness so far: how many updates of others came between the pull and push of each; {} before any."""
         if not self._updates:
             return {}
         return {"mean": self._staleness / self._updates, "max": float(self._most_stale)}
@@ -171,7 +170,7 @@ class ParameterServer(Strategy):
         return {"servers": servers, "staleness": {lag: int(count) for lag, count in enumerate(lags) if count}}
 
     def report(self) -> dict:
-        """Returns what a run's result says of it: leases, staleness in updates, bytes on each server."""
+        """Returns its part of a run's result: leases, staleness in updates, bytes per server."""
         return {
             "leases": dataclasses.asdict(self._leases.ledger),
             "staleness": self.staleness,
@@ -186,7 +185,7 @@ class ParameterServer(Strategy):
         self._ending = False
 
     def dismiss(self) -> None:
-        """Tells workers and servers that the run has ended well, so that they end with this process, and with 0."""
+        """Notifies workers and servers that the run has succeeded, so that they end with this process, with code 0."""
         sources.dismiss(len(self.cluster.workers), len(self.cluster.servers))
 
     @contextlib.contextmanager
@@ -198,7 +197,7 @@ class ParameterServer(Strategy):
         except LostPeerError:
             raise
         except Exception as error:
-            # That a checkpoint can't be written has it for its cause: servers write files of their own.
+            # The cause of a failed checkpoint: servers write their own files.
             for cause in filter(None, (error, error.__cause__)):
                 if line := self.cluster.explain_lost_server(cause):
                     raise LostPeerError(line) from error
@@ -218,14 +217,14 @@ class ParameterServer(Strategy):
 
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
-        """TensorFlow's, which starts to speak to workers and servers when it is first asked for."""
+        """TensorFlow's, which connects to workers and servers when first used."""
         if self._coordinator is None:
             self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.distribution)
             self.placement.build()
         return self._coordinator
 
     def build(self, make: Callable[[], TrainState]) -> TrainState:
-        """Calls `make` where variables go to servers; before that once where they go nowhere, to learn their sizes."""
+        """Calls `make` with variables placed on servers, after a rehearsal that determines their sizes."""
         self.placement.plan(make)
         with self.coordinator.strategy.scope(), self.placement.creator_scope():
             return make()
@@ -264,7 +263,7 @@ class ParameterServer(Strategy):
 
     @property
     def computes_on(self) -> tuple[str, int]:
-        """A device that computes gradients, and how many like it share the work: the first worker's stands for all."""
+        """A device that computes gradients (the first worker's), and how many such devices share the work."""
         first = "/job:worker/replica:0/task:0/"
         gpus = [each.name for each in tf.config.list_logical_devices("GPU") if each.name.startswith(first)]
         return (gpus or [f"{first}device:CPU:0"])[0], len(self.cluster.workers)
@@ -279,7 +278,7 @@ class ParameterServer(Strategy):
         return self.repeated(tf.nest.map_structure(np.asarray, batch), feed.order.batch_size)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
-        """Sets what programs work on. Nothing may be under way."""
+        """Sets the programs' state. Nothing may be in progress."""
         if read := [each.read_by_workers for each in (train_feed, eval_feed) if each and each.read_by_workers]:
             sources.check(read, self.cluster.workers, self.step_timeout_seconds)
         self._leases = self._leases or Leases(
@@ -291,7 +290,7 @@ class ParameterServer(Strategy):
         )
         self._inventory = inventory = state.trainer.inventory
         for optimizer in inventory.optimizers.values():
-            optimizer.use_locking = True  # one worker's update is whole before another's begins
+            optimizer.use_locking = True  # updates of different workers don't interleave
             optimizer.reduce_dtype = state.trainer.reduction.reduce_dtype
         for table in inventory.tables.values():
             table.reduce_dtype = state.trainer.reduction.reduce_dtype
@@ -302,9 +301,9 @@ class ParameterServer(Strategy):
         return ExternalWorkersFeed()
 
     def program(self, step: Step, feed: LeaseFeed, jit: bool = False) -> LeaseLoop:  # type: ignore[override]
-        """Makes a program. For replica code that is not the trainer's no variables are pulled.
+        """Returns a program. Replica code other than the trainer's pulls no variables.
 
-        The updates that it makes are not counted, and are made again if a worker dies.
+        Its updates are not counted, and are repeated if a worker dies.
         """
         inventory, runner, state = self._inventory, self._runner, self.state
         optimizers = list(inventory.optimizers.values())
@@ -340,13 +339,13 @@ class ParameterServer(Strategy):
 
     @property
     def in_step(self) -> bool:
-        """Whether all updates that were asked for are applied: only then may anybody read the weights."""
+        """Whether all requested updates are applied: only then may weights be read."""
         return not (self._leases and self._leases.num_open)
 
     def run(self, program: LeaseLoop, limit: int) -> LoopResult:
-        """Executes at most `limit` steps, and at least one, and returns what came back after some 0.1 s.
+        """Executes at most `limit` steps, at least one, and returns the results after about 0.1 s.
 
-        Those may not be the next steps: all are done once it has come to `limit`.
+        They may not be the next steps: all are done when it has reached `limit`.
         """
         began = time.monotonic()
         step, trains = program.step, program.state is not None
@@ -380,7 +379,7 @@ class ParameterServer(Strategy):
             self._updates += lease.stop - result.first
             self._staleness += result.staleness[0]
             self._most_stale = max(self._most_stale, result.staleness[1])
-            if lease.steps == program.pace.steps:  # of the newest length
+            if lease.steps == program.pace.steps:  # of the present length
                 program.pace.fit(lease.steps, result.seconds)
         return WorkerRows([*_ROW], rows)
 
@@ -390,7 +389,7 @@ class ParameterServer(Strategy):
         return completed
 
     def _fill(self, program: LeaseLoop, end: int) -> None:
-        """Hands out steps up to `end` while there is room; where staleness is bounded, a round once all are back."""
+        """Schedules steps up to `end` while there is room; with bounded staleness, a round after all have completed."""
         bound, workers, pace = self.options.max_staleness_steps, len(self.cluster.workers), program.pace
         leases = self._leases.room
         most = pace.steps if pace else -(-program.feed.order.steps_per_epoch // (2 * workers))
@@ -399,7 +398,7 @@ class ParameterServer(Strategy):
         for _ in range(leases):
             if (left := end - self._next_step) <= 0:
                 return
-            # Towards the end of training's steps in smaller parts, so that nobody is waited for long.
+            # Towards the end of training in smaller leases, so that no worker delays the end for long.
             part = -(-left // workers) if pace else left
             before = time.perf_counter()
             call_input = program.feed.take(self._next_step, min(most, part))
@@ -412,12 +411,12 @@ class ParameterServer(Strategy):
         return {*source.bad} | sources.bad_records(index, len(self.cluster.workers))
 
     def _fault_of_data(self, error: BaseException) -> CrankshaftError | None:
-        """Returns what was wrong with the data, if that is why a worker has failed."""
+        """Returns the problem of the data, if it made a worker fail."""
         return sources.failure(error) or (sources.undecodable(len(self.cluster.workers)) if self._sources else None)
 
 
 def _described(program: LeaseLoop, lease: Lease, step: int) -> str:
-    """Describes a lease for a message, and, if it contains `step`, the step at which it stands."""
+    """Describes a lease for a message, with its present `step`, if it contains it."""
     order = program.feed.order
     steps = f"steps {lease.first} to {lease.stop - 1}"
     if lease.first <= step < lease.stop:
@@ -432,7 +431,7 @@ def _summed(specs: list[RowSpec], completed: list[CompletedLease]) -> LoopSums:
 
 
 def connect(cluster: ClusterAddresses) -> tf.distribute.ParameterServerStrategy:
-    """Connects to all workers and servers, whose processes have to be there. Before any op runs."""
+    """Connects to all workers and servers, which must be running. Before any op runs."""
     spec = {"chief": [cluster.coordinator], "worker": list(cluster.workers), "ps": list(cluster.servers)}
     distribution = tf.distribute.ParameterServerStrategy(
         tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -440,6 +439,6 @@ def connect(cluster: ClusterAddresses) -> tf.distribute.ParameterServerStrategy:
         )
     )
     quiet_tensorflow()
-    # TensorFlow would warn where the coordinator looks at a batch by itself, for TensorBoard.
+    # TensorFlow would warn when the coordinator itself reads a batch, for TensorBoard.
     allow_compute_on_coordinator(distribution)
     return distribution
