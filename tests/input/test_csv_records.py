@@ -10,7 +10,7 @@ from crankshaft.input.checks import InputError
 from crankshaft.input.files import listing
 from crankshaft.input.tables import csv_records
 from crankshaft.input.tables.csv_records import CsvLayout, Records
-from crankshaft.input.tables.csv_types import Converter
+from crankshaft.input.tables.csv_types import NUMBER, Converter
 from crankshaft.input.tables.folders import TableFiles
 
 pytest.importorskip("pyarrow.csv")
@@ -116,23 +116,25 @@ def test_malformed_records_count_over_all_files(write):
         numbers(one, two, allowed=1)
 
 
-def test_lines_are_refused_one_by_one_exactly_where_they_are_together(write, monkeypatch):
+@pytest.mark.parametrize("of_second", [("text",), ("float32", NUMBER, "a number")], ids=["text", "numbers"])
+def test_lines_are_refused_one_by_one_exactly_where_they_are_together(write, of_second):
     """Any bytes: whether a line's block has a malformed one makes no difference to it."""
     rng = np.random.default_rng(0)
-    alphabet = np.frombuffer(b'12"\r,. \xc3\xa9\0x', np.uint8)
+    alphabet = np.frombuffer(b'12.e-"\r,n \xc3\xa9\0x', np.uint8)
     layout = CsvLayout(",", ("n", "m"), is_lines=True)
     noise = [bytes(rng.choice(alphabet, rng.integers(1, 12))) for _ in range(300)]
-    lines = [each for each in [*noise, *map(b",".join, zip(noise, noise, strict=True))] if each.strip(b"\r")]
+    pairs = map(b",".join, zip(noise, [b"%d" % n for n in range(100)] + noise[100:], strict=True))
+    lines = [each for each in [*noise, *pairs] if each.strip(b"\r")]
 
     def rows(content: bytes) -> list:
         files = listing.find(str(write(content)), listing.FileKind("rows", (".*",)))
-        converters = {"n": Converter("text"), "m": Converter("text")}
+        converters = {"n": Converter("text"), "m": Converter(*of_second)}
         records = Records(TableFiles(files, {}), [layout], 1, converters, 10**6)
         return [tuple(row.values()) for _, table in records.tables() for row in table.to_pylist()]
 
-    together = rows(b"\n".join([*lines, b"good,line"]))
-    one_by_one = [row for line in lines for row in rows(line + b"\ngood,line")[:-1]]
-    assert together == [*one_by_one, ("good", "line")]
+    together = rows(b"\n".join([*lines, b"good,7"]))
+    one_by_one = [row for line in lines for row in rows(line + b"\ngood,7")[:-1]]
+    assert together == [*one_by_one, rows(b"good,7")[0]]
     assert 30 < len(together) < len(lines)
 
 

@@ -144,19 +144,6 @@ def test_what_is_no_whole_parquet_file_is_one_line(tmp_path, content):
         parquet.load(str(tmp_path), 0)
 
 
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [(lambda path: os.truncate(path, 1000), "has 1,000 bytes, and had"), (os.remove, "can't be read (No such file")],
-)
-def test_a_parquet_file_that_changes_while_it_is_read_is_one_line(tmp_path, change, line):
-    source = parquet.load(test_parquet.written(tmp_path, test_parquet.table(100)), 0).train
-    source.read(np.arange(3))
-    change(tmp_path / "part-0.parquet")
-    with pytest.raises(SourceError) as caught:
-        source.read(np.arange(len(source)))
-    assert line in str(caught.value)
-
-
 def test_a_damaged_row_group_is_named_and_those_before_it_are_read(tmp_path):
     how = {"write_page_checksum": True, "compression": "none", "use_dictionary": False}
     path = pathlib.Path(test_parquet.written(tmp_path, test_parquet.table(100), **how), "part-0.parquet")

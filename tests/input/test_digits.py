@@ -10,6 +10,7 @@ import pytest
 import crankshaft.input
 from crankshaft.input import digits
 from crankshaft.input.checks import InputError
+from tests.arrays import assert_same
 
 PATH = os.path.join(os.path.dirname(crankshaft.input.__file__), "data", "digits.csv.gz")
 
@@ -19,33 +20,18 @@ def splits():
     return digits.load(None, 0)
 
 
-def test_shapes_types_and_range(splits):
+def test_a_fixed_split_is_whole_disjoint_and_of_every_class_four_to_one(splits):
     assert splits.num_classes == 10
-    for (features, labels), count in [(splits.train, 1437), (splits.evaluation, 360)]:
-        assert features.shape == (count, 28, 28, 1)
-        assert features.dtype == np.float32
-        assert labels.shape == (count,)
-        assert labels.dtype == np.int32
-        assert features.min() == 0
-        assert features.max() == 1
-        assert labels.min() == 0
-        assert labels.max() == 9
-
-
-def test_split_is_the_same_for_every_seed(splits):
-    other = digits.load(None, 12345)
-    for mine, theirs in [(splits.train, other.train), (splits.evaluation, other.evaluation)]:
-        np.testing.assert_array_equal(mine[0], theirs[0])
-        np.testing.assert_array_equal(mine[1], theirs[1])
-
-
-def test_every_class_is_split_four_to_one(splits):
+    other = digits.load(None, 12345)  # the same for every seed
+    for split, theirs, count in [(splits.train, other.train, 1437), (splits.evaluation, other.evaluation, 360)]:
+        (features, labels), kinds = split, (np.float32, np.int32)
+        assert (features.shape, labels.shape) == ((count, 28, 28, 1), (count,))
+        assert (features.dtype, labels.dtype) == kinds
+        assert (features.min(), features.max(), labels.min(), labels.max()) == (0, 1, 0, 9)
+        assert_same(split, theirs)
     train, evaluation = np.bincount(splits.train[1]), np.bincount(splits.evaluation[1])
     # Every fifth of a row of n holds n/5, rounded one way or the other.
     assert np.all(np.abs(evaluation - (train + evaluation) / 5) < 1)
-
-
-def test_splits_are_disjoint_and_all_scans_differ(splits):
     # No two of the file's scans are equal, so equal images would be one scan in both splits.
     images = np.concatenate([splits.train[0], splits.evaluation[0]])
     assert len({image.tobytes() for image in images}) == 1797

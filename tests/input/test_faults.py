@@ -44,10 +44,6 @@ def overwrite_in_place(path):
         file.write(b"other")
 
 
-def lose_its_permissions(path):
-    os.chmod(path, 0)
-
-
 CHANGES = {
     "vanishes": (os.remove, "can't be read (No such file or directory); see that it is there (it was there as"),
     "shrinks": (lambda path: os.truncate(path, 700), "has 700 bytes, and had 1,024 as the run began; let files be"),
@@ -59,33 +55,22 @@ CHANGES = {
 }
 
 
-@pytest.fixture(params=CHANGES)
-def change(request):
-    """(do, what is said)"""
-    return CHANGES[request.param]
-
-
-def test_a_file_that_changes_before_it_is_opened_is_not_read(path, change):
-    files = storage.Files([str(path)])
-    change[0](path)
-    for read in (lambda: files.pread(0, 0, 512), lambda: files.read(0)):
-        with pytest.raises(SourceError, match=re.escape(f"{path} {change[1]}")):
-            read()
-
-
-def test_a_file_that_changes_while_it_is_open_is_not_read_on(path, change, monkeypatch):
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_is_not_read_on(path, change, monkeypatch):
     monkeypatch.setattr(storage, "_CHECK_EVERY_SECONDS", 0.1)
-    files = storage.Files([str(path)])
-    assert files.pread(0, 0, 512) == CONTENT[:512]
-    change[0](path)
+    closed, opened = (storage.Files([str(path)]) for _ in range(2))
+    assert opened.pread(0, 0, 512) == CONTENT[:512]
+    do, said = CHANGES[change]
+    do(path)
 
     def go_on():  # an open file may be given until it is looked at again
         while True:
-            files.pread(0, 0, 512)
+            opened.pread(0, 0, 512)
             time.sleep(0.01)
 
-    with pytest.raises(SourceError, match=re.escape(f"{path} {change[1]}")):
-        go_on()
+    for read in (lambda: closed.pread(0, 0, 512), lambda: closed.read(0), go_on):
+        with pytest.raises(SourceError, match=re.escape(f"{path} {said}")):
+            read()
 
 
 def test_what_a_file_lacks_is_noticed_at_once(path):
@@ -105,7 +90,7 @@ def test_a_read_past_the_end_names_its_bytes(path):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
 def test_a_file_that_may_not_be_read_is_one_line(path):
-    lose_its_permissions(path)
+    os.chmod(path, 0)
     with pytest.raises(InputError, match=r"shard can't be read \(permission denied\)"):
         storage.Files([str(path)])
 

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from crankshaft.input import csv, ratings, text
 from crankshaft.input.checks import InputError
 from crankshaft.input.files import listing
 
@@ -153,25 +152,3 @@ def test_a_folder_without_such_files_is_refused_with_what_it_holds(tmp_path):
         found(tmp_path)
     with pytest.raises(InputError, match=r"absent: expected rows .*, found nothing"):
         found(tmp_path / "absent")
-
-
-LOADS = {
-    "csv": (lambda where: csv.load(where, 0).train, "{}.csv", lambda x: f"x,label\n{x}.5,{x}\n".encode()),
-    "text": (lambda where: text.load(where, 0, context=1).train, "{}.txt", lambda x: b"%d\n" % x),
-    "ratings": (lambda where: ratings.load(where, 0, split="random").train[1], "{}.tsv", lambda x: b"u\ti\t%d\n" % x),
-}
-
-
-@pytest.mark.parametrize("name", LOADS)
-def test_inputs_leave_out_the_same_files(tmp_path, name):
-    load, form, content = LOADS[name]
-    folder = tmp_path / "in[put]"
-    for number in range(4):
-        write(folder, form.format(number), content=content(number))
-    right = len(load(str(folder)))
-    write(folder, form.format(4) + ".bak", form.format(".5"), form.format(6) + ".tmp", content=content(7))
-    write(folder, form.format("empty"), content=b"")
-    (folder / form.format("same")).symlink_to(form.format(1))
-    assert len(load(str(folder))) == right
-    (folder / form.format(0)).rename(folder / form.format(0).upper())
-    assert len(load(str(folder))) == right

@@ -105,15 +105,6 @@ def test_one_example_is_enough(tmp_path):
     assert mnist.load(str(tmp_path), 0).train[0].shape == (1, 28, 28, 1)
 
 
-@pytest.mark.parametrize("name", [TRAIN_IMAGES, TRAIN_LABELS, EVAL_IMAGES, EVAL_LABELS])
-def test_missing_file_is_named_with_what_is_there(folder, name):
-    (folder / name).rename(folder / "something-else")
-    message = refusal(folder)
-    assert str(folder / name) in message
-    assert "missing" in message
-    assert "something-else" in message
-
-
 def test_folder_that_is_not_there_or_is_a_file_or_is_empty(tmp_path):
     assert f"data_dir={tmp_path / 'absent'}" in refusal(tmp_path / "absent")
     (tmp_path / "file").write_bytes(b"x")
@@ -122,12 +113,14 @@ def test_folder_that_is_not_there_or_is_a_file_or_is_empty(tmp_path):
     assert "an empty folder" in refusal(tmp_path / "empty")
 
 
-def test_file_that_is_a_folder_cannot_be_read(folder):
-    (folder / TRAIN_LABELS).unlink()
-    (folder / TRAIN_LABELS).mkdir()
+@pytest.mark.parametrize("name", [TRAIN_IMAGES, TRAIN_LABELS, EVAL_IMAGES, EVAL_LABELS])
+def test_missing_file_is_named_with_what_is_there(folder, name):
+    (folder / name).rename(folder / "something-else")
     message = refusal(folder)
-    assert str(folder / TRAIN_LABELS) in message
-    assert "cannot be read" in message
+    assert all(word in message for word in (str(folder / name), "missing", "something-else"))
+    (folder / name).mkdir()
+    message = refusal(folder)
+    assert all(word in message for word in (str(folder / name), "cannot be read"))
 
 
 @pytest.mark.parametrize("name", [TRAIN_IMAGES, EVAL_LABELS])
@@ -141,10 +134,7 @@ def test_truncated_and_trailing_bytes_are_counted(tmp_path, name, compressed):
     for content, problem, found in (cut, longer):
         path.write_bytes(pack(content))
         message = refusal(tmp_path)
-        assert str(path) in message
-        assert problem in message
-        assert f"{len(whole)} bytes" in message
-        assert f"found {found} bytes" in message
+        assert all(w in message for w in (str(path), problem, f"{len(whole)} bytes", f"found {found} bytes"))
 
 
 def test_no_more_is_unpacked_than_a_header_means(folder):
@@ -159,83 +149,40 @@ def test_no_more_is_unpacked_than_a_header_means(folder):
             tracemalloc.stop()
 
 
-def test_a_header_that_means_more_than_memory_is_a_truncated_file(folder):
-    (folder / TRAIN_LABELS).write_bytes(idx_bytes(np.zeros(1, np.uint8))[:4] + b"\xff\xff\xff\xff" + bytes(3))
-    assert "truncated: its header (4294967295) means 4294967303 bytes, found 11 bytes" in refusal(folder)
+def of_labels(values, dtype=np.uint8) -> bytes:
+    return idx_bytes(np.array(values, dtype))
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 7, 15])
-def test_file_cut_within_its_header_is_truncated(folder, length):
-    whole = (folder / TRAIN_IMAGES).read_bytes()
-    (folder / TRAIN_IMAGES).write_bytes(whole[:length])
+LABELS = of_labels([0] * 7)
+WRONG = {
+    "empty": (TRAIN_LABELS, b"", "empty"),
+    "a gzip of nothing": (TRAIN_LABELS, gzip.compress(b"", mtime=0), "empty"),
+    "no examples": (TRAIN_LABELS, of_labels([]), "found 0"),
+    "a page": (TRAIN_LABELS, b"<htm" + LABELS[4:], "not an IDX file", "number 0x00000801", "found 0x3c68746d"),
+    "no such type": (TRAIN_LABELS, b"\0\0\x07\x01" + LABELS[4:], "not an IDX file", "found 0x00000701"),
+    "turned bytes": (TRAIN_LABELS, b"\x08\x01\0\0" + LABELS[4:], "not an IDX file", "found 0x08010000"),
+    "another type": (TRAIN_LABELS, of_labels([0] * 7, np.int32), "holds int32, not uint8"),
+    "images": (TRAIN_LABELS, idx_bytes(np.zeros((7, 28, 28), np.uint8)), "3 axes, not 1"),
+    "another size": (EVAL_IMAGES, idx_bytes(np.zeros((3, 32, 28), np.uint8)), "expected 28x28", "found 32x28"),
+    "another count": (TRAIN_LABELS, of_labels([0] * 6), TRAIN_IMAGES, "7 images", "6 labels"),
+    "a label of 10": (EVAL_LABELS, of_labels([9, 0, 10]), "expected 0..9", "found 10 at example 2"),
+    "more than memory": (
+        *(TRAIN_LABELS, LABELS[:4] + b"\xff\xff\xff\xff" + bytes(3)),
+        "truncated: its header (4294967295) means 4294967303 bytes, found 11 bytes",
+    ),
+    **{
+        f"{length} bytes": (TRAIN_IMAGES, idx_bytes(np.zeros((7, 28, 28), np.uint8))[:length], "truncated")
+        for length in (1, 3, 4, 7, 15)
+    },
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_file_of_something_else_is_one_line_with_what_was_expected_and_found(folder, case):
+    name, content, *words = WRONG[case]
+    (folder / name).write_bytes(content)
     message = refusal(folder)
-    assert str(folder / TRAIN_IMAGES) in message
-    assert "truncated" in message
-
-
-@pytest.mark.parametrize("content", [b"", gzip.compress(b"", mtime=0)])
-def test_empty_file(folder, content):
-    (folder / TRAIN_LABELS).write_bytes(content)
-    message = refusal(folder)
-    assert str(folder / TRAIN_LABELS) in message
-    assert "empty" in message
-
-
-def test_file_without_examples(folder):
-    (folder / TRAIN_LABELS).write_bytes(idx_bytes(np.zeros(0, np.uint8)))
-    message = refusal(folder)
-    assert str(folder / TRAIN_LABELS) in message
-    assert "found 0" in message
-
-
-@pytest.mark.parametrize("first_bytes", [b"<htm", b"\0\0\x07\x01", b"\x08\x01\0\0"])
-def test_wrong_magic_number_is_shown(folder, first_bytes):
-    whole = (folder / TRAIN_LABELS).read_bytes()
-    (folder / TRAIN_LABELS).write_bytes(first_bytes + whole[4:])
-    message = refusal(folder)
-    assert str(folder / TRAIN_LABELS) in message
-    assert "not an IDX file" in message
-    assert "expected magic number 0x00000801" in message
-    assert f"found 0x{first_bytes.hex()}" in message
-
-
-def test_values_of_another_type_are_named(folder):
-    (folder / TRAIN_LABELS).write_bytes(idx_bytes(np.zeros(7, np.int32)))
-    message = refusal(folder)
-    assert str(folder / TRAIN_LABELS) in message
-    assert "holds int32, not uint8" in message
-
-
-def test_images_where_labels_belong(folder):
-    (folder / TRAIN_LABELS).write_bytes((folder / TRAIN_IMAGES).read_bytes())
-    message = refusal(folder)
-    assert str(folder / TRAIN_LABELS) in message
-    assert "3 axes, not 1" in message
-
-
-def test_images_of_another_size(folder):
-    (folder / EVAL_IMAGES).write_bytes(idx_bytes(np.zeros((3, 32, 28), np.uint8)))
-    message = refusal(folder)
-    assert str(folder / EVAL_IMAGES) in message
-    assert "expected 28x28" in message
-    assert "found 32x28" in message
-
-
-def test_images_and_labels_of_different_count(folder):
-    (folder / TRAIN_LABELS).write_bytes(idx_bytes(np.zeros(6, np.uint8)))
-    message = refusal(folder)
-    assert str(folder / TRAIN_IMAGES) in message
-    assert str(folder / TRAIN_LABELS) in message
-    assert "7 images" in message
-    assert "6 labels" in message
-
-
-def test_label_out_of_range_is_found_with_its_position(folder):
-    (folder / EVAL_LABELS).write_bytes(idx_bytes(np.array([9, 0, 10], np.uint8)))
-    message = refusal(folder)
-    assert str(folder / EVAL_LABELS) in message
-    assert "expected 0..9" in message
-    assert "found 10 at example 2" in message
+    assert all(word in message for word in (str(folder / name), *words))
 
 
 def test_corrupt_gzip(tmp_path):
@@ -246,9 +193,7 @@ def test_corrupt_gzip(tmp_path):
     flipped = whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :]
     for content in (whole[:-5], whole[:12], whole[:2], flipped, whole + b"not gzip"):
         path.write_bytes(content)
-        message = refusal(tmp_path)
-        assert str(path) in message
-        assert "not a whole gzip file" in message
+        assert all(word in refusal(tmp_path) for word in (str(path), "not a whole gzip file"))
 
 
 def test_without_a_folder_keras_provides_or_the_cure_is_told(tmp_path):
