@@ -1,9 +1,9 @@
-"""The training engine: explicit, distributed training loops for TensorFlow 2. Reads no flag, no environment.
+"""The training engine: explicit, distributed training loops for TensorFlow 2. Reads no flag and no environment.
 
-Its names are imported on first use, so that code that runs before TensorFlow can use the rooms that do without it.
+Its names are imported on first use, so that code that runs before TensorFlow can use the folders that do not need it.
 
 Raises:
-  ImportError: Keras runs on another backend than TensorFlow already.
+  ImportError: Keras already runs on another backend than TensorFlow.
 """
 
 import os
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 if __name__ == "engine":
     raise ImportError("engine is a part of crankshaft; write `import crankshaft.engine` in place of `import engine`")
 
-# tf.keras works on TensorFlow alone. Keras reads this variable as it is imported, by TensorFlow too; for other programs
-# the variable or ~/.keras/keras.json may name another backend.
+# tf.keras works only on TensorFlow. Keras reads this variable when it is imported, also by TensorFlow; for other
+# programs the variable or ~/.keras/keras.json may name another backend.
 os.environ["KERAS_BACKEND"] = "tensorflow"
-_keras = sys.modules.get("keras.src.backend.config")  # imported even where Keras failed for want of its backend
+_keras = sys.modules.get("keras.src.backend.config")  # imported even if Keras failed because its backend is missing
 if _keras is not None and _keras.backend() != "tensorflow":
     raise ImportError(
-        f"Keras runs on {_keras.backend()} here, by KERAS_BACKEND or keras.json, and was imported before engine, which "
-        "wants tensorflow: set KERAS_BACKEND=tensorflow, or import crankshaft before tensorflow and keras"
+        f"Keras runs on {_keras.backend()}, by KERAS_BACKEND or keras.json, and was imported before engine, which "
+        "needs tensorflow: set KERAS_BACKEND=tensorflow, or import crankshaft before tensorflow and keras"
     )
 
 _HOMES = {

@@ -1,8 +1,8 @@
-"""The errors that Crankshaft raises, and exceptions in one line for people. Host code that needs no TensorFlow.
+"""The errors that Crankshaft raises, and one-line reasons of other exceptions. Host code, no TensorFlow.
 
-Each error gives in one line the value, what was expected and what to do, and ends a process with its exit code. Where
-the line names a setting, by `setting`, a command line reads a flag, `--NAME=VALUE`, and a program in Python a keyword,
-`NAME=VALUE`: whoever prints the error knows which.
+The message of each error is one line with the value, the expectation and the cure; a process that it ends has its exit
+code. A setting in the message, marked by `setting`, is shown as a flag, `--NAME=VALUE`, on a command line, and as a
+keyword, `NAME=VALUE`, to a program in Python: the code that prints the error knows which.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ _AROUND = (
     *("Graph execution error", "Detected at node", "Exception enc", "File ", "From /job", "in user code", "<stack"),
     "Could not automatically infer",
 )
-_OF_KERAS = "Exception encountered when calling"  # begins what it makes of an error that a layer's call has raised
+_OF_KERAS = "Exception encountered when calling"  # the beginning of its own error for one raised in a layer's call
 _NAMES = r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\](?: name:)?"  # of nodes
-_WRAPPED = r"(?<=[\w,;])\n[ \t]*(?=[a-z])"  # the end of a line within a sentence
+_WRAPPED = r"(?<=[\w,;])\n[ \t]*(?=[a-z])"  # a line break within a sentence
 _BOLD = r"\x1b\[[0-9;]*m"
 _NUMBER = r"^\(\d+\) [A-Z_]+: +"  # of several errors
 _OF_PIPELINE = r"^Error in user-defined function passed to \S+ transformation with iterator: \S+: +"
-# Characters that a terminal obeys, or hides: C0 and C1 but for tab and line feed, and marks that turn the direction of
-# text; C1 too where it came as bytes that are not UTF-8.
+# Characters that a terminal obeys or hides: C0 and C1 except tab and line feed, and marks that change the direction of
+# text; C1 also as bytes that are not UTF-8.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udc9f]")
 _LONGEST_WORD = 300  # characters
 
-EXIT_FAILED = 1  # the run failed in a way that may pass, a write or a lost peer: start it again
-EXIT_USAGE = 2  # a mistake in a setting, a model or data: the same command fails again, so do not retry it
+EXIT_FAILED = 1  # the run failed for a reason that may pass, such as a lost peer: start it again
+EXIT_USAGE = 2  # a mistake in a setting, a model or data: the same command would fail again
 EXIT_SLOWER = 3  # a benchmark is shown to be slower than fail_below allows
 # Of sysexits(3), EX_DATAERR and EX_TEMPFAIL: scripts have small codes of their own.
-EXIT_DIVERGED = 65  # not finite: a run repeats its numbers, so it would diverge again, and is not to be retried
+EXIT_DIVERGED = 65  # not finite: a run repeats its numbers, so it would diverge again: do not retry
 EXIT_PORT_TAKEN = 75  # another program took a port that Crankshaft chose: start all tasks again with other ports
 
-# A setting within a message. Both characters act on terminals, so no text from outside that is `visible` has them.
+# A setting in a message. Both characters act on terminals, so `visible` removes them from other text.
 _SETTING = re.compile("\x02(\\w+)(?:=(.*?))?\x03", re.DOTALL)
 
 
 def setting(name: str, value: object = None) -> str:
-    """Names a setting in a message, with its value if given, for `with_flags` and `with_keywords`."""
+    """Marks a setting in a message, with its value if not None, for `with_flags` and `with_keywords`."""
     return f"\x02{name}\x03" if value is None else f"\x02{name}={value}\x03"
 
 
 def with_flags(message: str) -> str:
-    """Returns a message for a command line, whose settings are flags: `--NAME=VALUE`."""
+    """Returns a message for a command line, with settings as flags: `--NAME=VALUE`."""
     return message.replace("\x02", "--").replace("\x03", "")
 
 
 def with_keywords(message: str, names: Mapping[str, str] | None = None) -> str:
-    """Returns a message for a program in Python, whose settings are keywords, by `names` if it has others for them."""
+    """Returns a message for a program in Python, with settings as keywords, renamed by `names`."""
 
     def keyword(match: re.Match) -> str:
         name = (names or {}).get(match[1], match[1])
@@ -63,16 +63,16 @@ def with_keywords(message: str, names: Mapping[str, str] | None = None) -> str:
 
 
 class CrankshaftError(Exception):
-    """A mistake or a failure in one line: the value, what was expected, what to do.
+    """A mistake or a failure, in one line: the value, the expectation, the cure.
 
-    `str` of it is the line for a program in Python.
+    Its `str` is the line for a program in Python.
 
     Args:
       message: the line, with settings by `setting`.
 
     Attributes:
       message: the same.
-      exit_code: what a process that it ends exits with.
+      exit_code: of a process that it ends.
       parameter: the first setting that the message names, such as "global_batch_size", or None.
       value: that setting's value in the message, as text, or None.
     """
@@ -98,15 +98,15 @@ class UsageError(CrankshaftError, ValueError):
 
 
 class RunError(CrankshaftError, RuntimeError):
-    """A run that failed, in a way that may pass unless its exit code says otherwise; its cause is what ended it."""
+    """A run failed, for a reason that may pass unless the exit code says otherwise; `__cause__` is the reason."""
 
 
 class SourceError(UsageError):
-    """Data can't be read: the file, the record, what was found, what to do."""
+    """Data can't be read; the message names the file and the record."""
 
 
 class BadRecordError(SourceError):
-    """One example can't be read, and others can.
+    """One example can't be read, but others can.
 
     Args:
       example: its index.
@@ -119,7 +119,7 @@ class BadRecordError(SourceError):
 
 
 class UnavailableError(RunError):
-    """Data can't be read now, as the system or the network failed. It may be read the next time."""
+    """Data can't be read because the system or the network failed. A retry may succeed."""
 
 
 class StuckReadError(UnavailableError):
@@ -127,15 +127,15 @@ class StuckReadError(UnavailableError):
 
 
 class StuckStreamError(StuckReadError):
-    """A stream has given nothing for too long; who waits for it, in TensorFlow, does so for ever."""
+    """A stream has yielded nothing for too long; TensorFlow would wait for it for ever."""
 
 
 class LabelError(UsageError):
-    """Labels are not what a loss or a metric takes."""
+    """Labels do not fit a loss or a metric."""
 
 
 class LeaseError(UsageError):
-    """What a worker ran failed as often as it was tried: where, on which data, with what."""
+    """A lease failed at each try; the message names the worker, the data and the cause."""
 
 
 class CheckpointError(UsageError):
@@ -143,7 +143,7 @@ class CheckpointError(UsageError):
 
 
 class SaveError(RunError):
-    """A checkpoint can't be written; a full disk may have room the next time."""
+    """A checkpoint can't be written; a full disk may have space later."""
 
 
 class NonfiniteError(RunError):
@@ -153,15 +153,15 @@ class NonfiniteError(RunError):
 
 
 class LostPeerError(RunError):
-    """A process that this one trains with is gone, or stuck."""
+    """A process that trains together with this one is gone or stuck."""
 
 
 class OutOfSyncError(RunError):
-    """Replicas hold different values of one variable."""
+    """Replicas have different values of one variable."""
 
 
 def visible(text: str) -> str:
-    r"""Escapes everything in a text that would act on a terminal: \\x1b for the beginning of a terminal's command."""
+    r"""Escapes all characters that would act on a terminal, such as \\x1b at the beginning of a terminal's command."""
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
@@ -173,16 +173,16 @@ def counted(number: int, noun: str) -> str:
 def one_line(text: str) -> str:
     """Returns a text for one line of a terminal: `visible`, with newlines escaped.
 
-    Of a word that would fill several lines only the beginning is kept.
+    A word that would fill several lines is truncated.
     """
     text = re.sub(rf"(\S{{{_LONGEST_WORD}}})\S+", r"\1...", text)
     return visible(text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def reason(error: BaseException) -> str:
-    """Returns the line of an error's message that says what is wrong, or the name of its class if it has none.
+    """Returns the line of an error's message with the reason, or the name of its class if it has none.
 
-    A line that ends within a sentence, as in Python's own longer messages, goes on in the next one.
+    A line that ends within a sentence, as in Python's longer messages, includes the next one.
     """
     return _line(str(error)) or type(error).__name__
 
@@ -195,16 +195,16 @@ def _line(text: str) -> str:
 
 
 def free_frames(error: BaseException) -> None:
-    """Frees what the functions of TensorFlow and the engine held that an error has ended; a user's own keep theirs.
+    """Frees the local variables of TensorFlow's and the engine's functions in an error's traceback, not users'.
 
-    A traceback keeps each function's variables, such as an iterator that a step was given.
+    A traceback keeps each function's variables, such as a step's iterator.
     """
     errors: list[BaseException] = []
     following: BaseException | None = error
-    while following is not None and following not in errors:  # one may be its own cause
+    while following is not None and following not in errors:  # an error may be its own cause
         errors.append(following)
         following = following.__cause__ or following.__context__
     for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(each.__traceback__) for each in errors):
         if frame.f_globals.get("__name__", "").startswith(_OPERANDS_ARE_IN):
-            with contextlib.suppress(RuntimeError):  # it has not ended
+            with contextlib.suppress(RuntimeError):  # it is still running
                 frame.clear()

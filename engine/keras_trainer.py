@@ -1,4 +1,4 @@
-"""A compiled Keras model as a `Trainer`: what `compile` was given, trained by the engine's loop."""
+"""A compiled Keras model as a `Trainer`, trained by the engine's loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .step.gathering import gather_together
 from .step.options import CLIPS, StepOptions
 from .trainer import Trainer
 
-# Methods of a Keras model by which its own loop is changed, and the method of Trainer that does the same.
+# Methods of a Keras model that customize Keras's loop, and the equivalent method of Trainer.
 _INSTEAD = {
     "train_step": "train_step",
     "test_step": "eval_step",
@@ -37,7 +37,7 @@ _INSTEAD = {
     "make_train_function": "train_step",
     "make_test_function": "eval_step",
 }
-# What `compile` says of the update, and the options of a run that would say it a second time.
+# Arguments of `compile` about the update, and the run's options that would set them a second time.
 _OF_COMPILE = {
     **dict.fromkeys(("optimizer", "optimizer_arg", "weight_decay"), "optimizer"),
     **dict.fromkeys(
@@ -52,27 +52,27 @@ _COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class KerasTrainer(Trainer):
-    """Trains a compiled Keras model: `KerasTrainer.for_model(model)` is its class, which a run takes as any other's.
+    """Trains a compiled Keras model: `KerasTrainer.for_model(model)` is a trainer class for a run.
 
-    Optimizer, losses by output with their weights, metrics and weighted metrics are those of `compile`. What is
-    minimized is what Keras's `fit` minimizes on one device, on any number of replicas: each loss is divided by the
-    count over the global batch, weights count as in Keras (a weighted sum over the batch's size), masks as well.
-    Metrics are Keras's over all examples. The optimizer's clipping is applied to the sum over replicas, and a
-    `LossScaleOptimizer` becomes the engine's loss scale. A loss that is no mean over examples, as `Dice` and losses of
-    pairs are none, is computed of the global batch, whose outputs and labels each replica gathers. A trial tells which:
-    of two small batches of random numbers, a mean has to be of both together what the two have on average.
+    Optimizer, losses by output with their weights, metrics and weighted metrics are those of `compile`. On any number
+    of replicas it minimizes what Keras's `fit` minimizes on one device: each loss is divided by the count over the
+    global batch, weights count as in Keras (a weighted sum over the batch's size), as do masks. Metrics are Keras's
+    over all examples. The optimizer's clipping is applied to the sum across replicas, and a `LossScaleOptimizer`
+    becomes the engine's loss scale. A loss that is not a mean over examples, such as `Dice` and losses of pairs, is
+    computed of the global batch, whose outputs and labels each replica gathers. A trial detects such losses: the mean
+    of two small random batches together has to be the average of both.
 
     Args:
       **arguments: the keywords of the function that makes the model.
 
     Attributes:
       wants_jit: whether it is compiled with `jit_compile`.
-      weighs_outputs: that weights may be of outputs, or of each step of a sequence, as Keras's `fit` takes them: labels
-        then are `WeighedLabels`; weights of whole examples are the data's own.
+      weighs_outputs: that weights may be per output, or per step of a sequence, as in Keras's `fit`: labels then are
+        `WeighedLabels`; weights of whole examples are the data's own.
 
     Raises:
-      UsageError: what was given is not a Keras model.
-      UsageError: it can't be trained as it is; says which method of `Trainer` is for what it does.
+      UsageError: the model is not a Keras model.
+      UsageError: it can't be trained as it is; the message names the equivalent method of `Trainer`.
 
     Example:
       >>> def line(units=1):
@@ -93,17 +93,16 @@ class KerasTrainer(Trainer):
 
     @classmethod
     def for_model(cls, model: tf.keras.Model | Callable[..., tf.keras.Model]) -> type[KerasTrainer]:
-        """Returns the class that trains a compiled model, or one that a function returns.
+        """Returns a trainer class for a compiled model, or for a function that returns one.
 
-        A model is copied, with its weights and its optimizer's state, to where the strategy has its variables: of a
-        class that Keras can't make again from its configuration give the function. The function's keywords are the
-        trainer's `model_arg`s.
+        A model is copied, with its weights and its optimizer's state, into the strategy's scope: if Keras can't
+        recreate it from its configuration, pass a function. The function's keywords are the trainer's `model_arg`s.
         """
         is_built = isinstance(model, tf.keras.layers.Layer)
         if is_built:
             check(model)
         elif not callable(model):
-            raise UsageError(f"{model!r:.60} is not a Keras model; give a compiled one, or a function that makes it")
+            raise UsageError(f"{model!r:.60} is not a Keras model; pass a compiled one, or a function that makes it")
         make = (lambda: model) if is_built else model
         name = type(model).__name__ if is_built else getattr(model, "__name__", cls.__name__)
         doc = inspect.getdoc(type(model) if is_built else model)
@@ -152,19 +151,19 @@ class KerasTrainer(Trainer):
                 self.loss_scale.value.assign(scaled.dynamic_scale)
                 self.loss_scale.good_steps.assign(tf.cast(scaled.step_counter, tf.int64))
         made, variables = keras_copy.copied_optimizer(inner), self.trainable_variables
-        if inner.built:  # for variables that may be frozen since
+        if inner.built:  # for variables that were frozen since
             copies = {id(theirs): mine for theirs, mine in zip(source.weights, self.model.weights, strict=True)}
             built_for = [copies[id(each)] for each in keras_copy.updated_by(inner) if id(each) in copies]
             if others := {each.path for each in variables} - {each.path for each in built_for}:
                 raise UsageError(
-                    f"the optimizer of {type(source).__name__} was built without {min(others)}, which is trainable by "
+                    f"the optimizer of {type(source).__name__} was built without {min(others)}, which is trainable "
                     "now; call compile again, with a new optimizer"
                 )
             variables = built_for
         self.optimizer = make_optimizer(self, variables, KerasOptimizer(made, as_compiled=True))
         if inner.built:
             for mine, theirs in zip(made.variables, inner.variables, strict=True):
-                mine.assign(theirs)  # so that it goes on, as a second call of `fit` does
+                mine.assign(theirs)  # so that it continues, as a second call of `fit` does
         keras_compile.set_optimizer(self.model, made)
 
     def _build_losses(self) -> None:
@@ -176,7 +175,7 @@ class KerasTrainer(Trainer):
 
         def trace(features, labels=None):
             outputs = self.forward(features, training=False)
-            if self._losses is not None:  # so that Keras finds them here, and not in a step
+            if self._losses is not None:  # so that Keras finds them here, not in a step
                 labels, weights = self._weighed(labels)
                 self._losses.total(labels, outputs, None, lambda whole: whole.total)
                 if weights is not None:
@@ -188,7 +187,7 @@ class KerasTrainer(Trainer):
         self._losses = self._metrics = None
         if compiled["loss"] is not None:
             if labels is None:
-                raise UsageError("the model is compiled with a loss, and the data has no labels; give them as y")
+                raise UsageError("the model is compiled with a loss, and the data has no labels; pass them as y")
             self._losses = keras_compile.Losses(compiled["loss"], compiled["loss_weights"], output_names=names)
         self._of_whole_batch: list[str] = []
         specs = tf.nest.map_structure(spec, (features,) if labels is None else (features, labels))
@@ -200,14 +199,16 @@ class KerasTrainer(Trainer):
             self._sums = {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
 
     def _tried(self, *specs) -> list[str]:
-        """Returns the names of losses that are no means over examples, where a batch is computed in micro-batches."""
+        """Returns the names of losses that are not means over examples."""
         replicas, parts = tf.distribute.get_strategy().num_replicas_in_sync, self.run_context.options.accumulate_steps
         names: list[str] = []
         try:
             if replicas > 1 or parts > 1:
                 trials.in_a_thread(lambda: names.extend(_of_whole_batch(self._losses, *specs)))
-        except Exception as error:  # it may be any
-            logging.info("the loss can't be computed on random numbers (%s): it is of whole batches", reason(error))
+        except Exception as error:  # of any class
+            logging.info(
+                "the loss can't be computed on random numbers (%s): it is computed of whole batches", reason(error)
+            )
             return [loss.name for loss in self._losses.keras_losses]
         return names
 
@@ -238,17 +239,17 @@ class KerasTrainer(Trainer):
         return pairs
 
     def _confusion(self, labels, outputs, weights) -> dict[str, Pair]:
-        """Returns the confusion matrix of what the loss counts, if it is a cross-entropy over few classes."""
+        """Returns the confusion matrix of the loss's examples, if it is a cross-entropy over few classes."""
         classified = self._losses and self._losses.classified(labels, outputs, weights)
         if not classified or classified.predictions.shape[-1] > FEW_CLASSES:
             return {}
         pair = confusion_matrix(*classified)
-        if weights is None:  # those of whole examples may come after
+        if weights is None:  # those of whole examples may follow
             weighable(pair, lambda examples: self._confusion(labels, outputs, examples)["confusion"])
         return {"confusion": pair}
 
     def _weighed(self, labels) -> tuple[Any, Any]:
-        """Returns (labels, weights) of what the data has as labels; weights are None where it has none of outputs."""
+        """Splits the data's labels into (labels, weights); weights are None if there are none per output."""
         return labels if isinstance(labels, form.WeighedLabels) else (labels, None)
 
     def _sum(self, name: str, metric: keras_compile.Metric, labels, predictions, weights=None) -> Pair:
@@ -260,7 +261,7 @@ class KerasTrainer(Trainer):
     def _losses_of(self, outputs, batch, weights) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Returns the loss and each output's, times the examples of this replica's share of the batch.
 
-        The sum over replicas, divided by all examples, is then Keras's of the global batch.
+        The sum across replicas, divided by all examples, is then Keras's of the global batch.
         """
         if self._losses is None:
             return tf.constant(0.0), {}
@@ -269,13 +270,13 @@ class KerasTrainer(Trainer):
         if self._of_whole_batch:
             if step_context().is_training and parts > 1:
                 raise UsageError(
-                    f"{setting('accumulate_steps')}: {self._of_whole_batch[0]} is a loss of a batch as a whole, and no "
+                    f"{setting('accumulate_steps')}: {self._of_whole_batch[0]} is a loss of a batch as a whole, not a "
                     "mean over its examples, so it can't be computed of a micro-batch; use 1"
                 )
             outputs, labels, weights = self._gathered((outputs, labels, weights))
 
         def divided(loss: keras_compile.OutputLoss) -> tf.Tensor:
-            if self._of_whole_batch:  # on each replica the same
+            if self._of_whole_batch:  # the same on each replica
                 return size * (loss.total if loss.count is None else tf.math.divide_no_nan(loss.total, loss.count))
             examples, count = size, loss.count
             if not loss.is_even:
@@ -292,7 +293,7 @@ class KerasTrainer(Trainer):
         return self._losses.total(labels, outputs, weights, divided)
 
     def _gathered(self, nest):
-        """Returns a nest of tensors [examples, ...] with the rows of all replicas, and outputs with their masks."""
+        """Gathers a nest of tensors [examples, ...] from all replicas, outputs with their masks."""
         flat = tf.nest.flatten(nest)
         masks = [None if x is None else keras_compile.mask_of(x) for x in flat]
         present = [x for x in (*flat, *masks) if x is not None]
@@ -305,7 +306,7 @@ class KerasTrainer(Trainer):
 
 
 def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
-    """Returns the names of losses that are no means over examples, tried on batches of these specs."""
+    """Returns the names of losses that are not means over examples, by a trial on batches of these specs."""
     random, names = np.random.default_rng(0), set()
 
     def sample(examples: int):
@@ -338,10 +339,10 @@ def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
 
 
 def check(model) -> None:
-    """Raises UsageError or ValueError, one line, for what can't be trained as `compile` says."""
+    """Raises UsageError or ValueError if the model can't be trained as compiled."""
     if not isinstance(model, tf.keras.Model):
         raise UsageError(
-            f"a {type(model).__name__} is not a Keras model; give a compiled one, or a function that returns one"
+            f"a {type(model).__name__} is not a Keras model; pass a compiled one, or a function that returns one"
         )
     name = type(model).__name__
     if not model.compiled:
@@ -350,35 +351,35 @@ def check(model) -> None:
         own = getattr(model, method)
         if getattr(own, "__func__", own) is not getattr(tf.keras.Model, method):
             raise UsageError(
-                f"{name} has a {method} of its own, which Keras's loop alone would call; write a crankshaft.Trainer "
+                f"{name} overrides {method}, which only Keras's loop would call; write a crankshaft.Trainer "
                 f"with build_model and {instead}"
             )
     if model.run_eagerly:
-        raise UsageError(f"{name} is compiled with run_eagerly=True, and steps are compiled here; leave it out")
+        raise UsageError(f"{name} is compiled with run_eagerly=True, and steps here are compiled; leave it out")
     if model.optimizer is None:
         raise UsageError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
     if paths := keras_compile.kept_metrics(model):
         raise UsageError(
-            f"{name} keeps a metric in {paths[0]}, which Keras's loop alone would show; give it to compile(metrics=), "
+            f"{name} has a metric in {paths[0]}, which only Keras's loop would report; pass it to compile(metrics=), "
             "or write a crankshaft.Trainer with build_model, loss and metrics"
         )
 
 
 @contextlib.contextmanager
 def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
-    """Raises, for what Keras or `keras_copy` raises in this context, what to do for a model that can't be copied."""
+    """Converts errors of Keras or `keras_copy` in this context: a model can't be copied. Adds the cure."""
     try:
         yield
     except (NotImplementedError, TypeError, ValueError) as error:
         raise UsageError(
-            f"Keras can't make {type(model).__name__} again from its configuration "
-            f"({' '.join(str(error).split())[:120]}); give get_config to it, or pass a function that returns the "
+            f"Keras can't recreate {type(model).__name__} from its configuration "
+            f"({' '.join(str(error).split())[:120]}); implement get_config, or pass a function that returns the "
             "compiled model"
         ) from error
 
 
 def _options(options: StepOptions, model: tf.keras.Model, is_built: bool) -> StepOptions:
-    """Returns the run's options with what `compile` says in them. Raises UsageError where the run says it too."""
+    """Returns the run's options with those of `compile`. Raises UsageError if both set one."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     compiled = dataclasses.replace(
         options,
@@ -393,28 +394,28 @@ def _options(options: StepOptions, model: tf.keras.Model, is_built: bool) -> Ste
             getattr(compiled, name) if name in CLIPS else None,
         ):
             raise UsageError(
-                f"{setting(name)} is given, and the model is compiled with an optimizer; set the {argument} in compile"
+                f"{setting(name)} is set, and the model is compiled with an optimizer; set the {argument} in compile"
             )
     if is_built and options.precision not in ("float32", model.dtype_policy.compute_dtype):
         raise UsageError(
-            f"{setting('precision', options.precision)}: the model is made already, in {model.dtype_policy.name}; call "
-            f"keras.config.set_dtype_policy('mixed_{options.precision}') before that, or give a function that makes it"
+            f"{setting('precision', options.precision)}: the model is already made, in {model.dtype_policy.name}; call "
+            f"keras.config.set_dtype_policy('mixed_{options.precision}') before, or pass a function that makes it"
         )
     return compiled
 
 
 def _size(batch) -> tf.Tensor:
-    """Returns how many examples a batch has, scalar float32."""
+    """Returns the number of examples of a batch, scalar float32."""
     return tf.cast(tf.shape(tf.nest.flatten(form.features(batch))[0])[0], tf.float32)
 
 
 def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Model) -> None:
-    """Gives a model the weights of the one that was trained in its place, and its optimizer the state. Host code.
+    """Copies the trained model's weights to the user's model, and the optimizer's state to its optimizer. Host code.
 
     Args:
       trainer: of the run.
       trained: the run's model, with the weights that evaluations use.
-      model: what `KerasTrainer.for_model` was given; it is built if it was not.
+      model: the argument of `KerasTrainer.for_model`; built if needed.
     """
     if not model.built:
         build_layers(trainer, model)

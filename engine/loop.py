@@ -1,4 +1,4 @@
-"""The outer loop, on the host: runs steps until a hook is due, then calls it. It knows no model and no device."""
+"""The outer loop, on the host: runs steps until a hook is due, then calls it. Independent of models and devices."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .strategies.base import Program, Strategy
 
 
 class Loop:
-    """The loop of one run: `begin`, then `train_to` a step as often as is wanted, then `end`.
+    """The loop of one run: `begin`, then any number of calls of `train_to`, then `end`.
 
-    Hooks cannot tell whether a run is trained in one call or in many: they begin once, see each call of the inner loop,
-    and end once. If one of them raises, those after it see that call when the caller goes on, or ends the run.
+    Hooks do not depend on the number of calls in which a run is trained: they begin once, see each call of the inner
+    loop, and end once. If one of them raises, the later ones see that call when the caller continues or ends the run.
 
     Args:
       strategy: bound to the state and the data.
       state: what steps change; it may be restored afterwards.
       hooks: called in this order.
-      until_step: where the run ends; None where only its caller knows.
-      clock: returns seconds, of a clock that may stand still while the process does.
+      until_step: at which the run ends; None if only its caller knows.
+      clock: returns seconds; the clock may stop while the process is stopped.
 
     Attributes:
-      meter: merges what the calls did.
-      status: where the run stands; its `stop` and `agreed_stop` say why a run ended early.
+      meter: merges the calls' segments.
+      status: of the run; its `stop` and `agreed_stop` are the reason if it ended early.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Loop:
         self._strategy, self._state, self._hooks, self._clock = strategy, state, hooks, clock
         order = strategy.training.feed.order
         self._hook_seconds: dict[str, float] = collections.defaultdict(float)
-        self._uncalled: list[Hook] = []  # that have not seen the newest call
-        self._is_due = False  # whether something is due at the step of the newest call
-        self._first: tuple[float, int] | None = None  # when the first call had ended, and its step
+        self._uncalled: list[Hook] = []  # that have not seen the latest call
+        self._is_due = False  # whether a hook is due at the step of the latest call
+        self._first: tuple[float, int] | None = None  # the time when the first call had ended, and its step
         self.meter = Meter()
         self._calls = self.meter.window()  # of `train_to`
         self.status = Status(
@@ -74,8 +74,8 @@ class Loop:
         """Trains up to a step, or until a hook stops the run, calling each hook after each call of the inner loop.
 
         Args:
-          step: where to end.
-          program: of steps on external data; None is that of the run's own.
+          step: at which to end.
+          program: of steps on external data; None is the run's own.
 
         Returns:
           The totals of these steps, unread.
@@ -83,7 +83,7 @@ class Loop:
         strategy, state = self._strategy, self._state
         program = program or strategy.training
         feed, order = program.feed, program.feed.order
-        self._calls.take()  # of one that raised
+        self._calls.take()  # from a call that raised
         self._call_hooks()
         bytes_before = feed.bytes_read
         before = self._clock()
@@ -115,7 +115,7 @@ class Loop:
                 seconds_left=self._seconds_left(after, state.step),
             )
             self._call_hooks()
-            before = self._clock()  # the time that hooks take is not counted as the steps'
+            before = self._clock()  # hooks' time is not counted as the steps'
         return self._calls.take()
 
     def _seconds_left(self, now: float, step: int) -> float | None:
@@ -127,7 +127,7 @@ class Loop:
         return max(0, last - step) * (now - then) / (step - first)
 
     def rewind(self) -> None:
-        """Makes the hooks continue from the state's step, which was restored together with theirs."""
+        """Makes the hooks continue from the state's step, after both were restored."""
         self.status = dataclasses.replace(self.status, step=self._state.step, segment=Segment(self._state.step))
         self.resume_work()
         self._uncalled, self._first = [], None
@@ -135,7 +135,7 @@ class Loop:
             hook.rewind(self.status)
 
     def resume_work(self) -> None:
-        """Makes a run that was stopped go on, in all processes alike."""
+        """Continues a run that was stopped, in all processes alike."""
         self.status.stop = self.status.agreed_stop = None
         self._strategy.resume_work()
 
@@ -146,7 +146,7 @@ class Loop:
             self._timed(hook, hook.end)
 
     def _call_hooks(self) -> None:
-        """Calls the hooks that have not seen the newest call; then all processes agree whether to stop."""
+        """Calls the hooks that have not seen the latest call; then all processes agree whether to stop."""
         if not self._uncalled:
             return
         while self._uncalled:
@@ -154,7 +154,7 @@ class Loop:
             self._timed(hook, hook)
         began = self._clock()
         _agree_to_stop(self.status, together=self._is_due)
-        self._hook_seconds["waiting"] += self._clock() - began  # for another process, if for anything
+        self._hook_seconds["waiting"] += self._clock() - began  # for other processes, if at all
         if self.status.stop:
             self._strategy.stop_new_work()
 
@@ -167,7 +167,7 @@ class Loop:
 def train(
     strategy: Strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, clock=time.perf_counter
 ) -> Status:
-    """Trains a run up to `until_step`, which is its end, and returns the last status."""
+    """Trains a run to its end, `until_step`, and returns the last status."""
     loop = Loop(strategy, state, hooks, until_step, clock)
     loop.begin()
     loop.train_to(until_step)
@@ -176,9 +176,9 @@ def train(
 
 
 def _agree_to_stop(status: Status, together: bool) -> None:
-    """Turns a hook's reason to stop, in this process, into what all processes do at the same step.
+    """Makes all processes stop at the same step, for the reason of a hook in one of them.
 
-    `together`: all of them stand at this step, since something is due at it.
+    `together`: whether all of them are at this step, since a hook is due at it.
     """
     status.agreed_stop = status.strategy.agree_to_stop(status.stop, together)
     status.stop = str(status.agreed_stop) if status.agreed_stop else None
@@ -190,8 +190,8 @@ def _next_due(hooks: Sequence[Hook], status: Status, step: int, until_step: int)
         wanted = hook.next_due(step, status)
         if wanted is not None and wanted <= step:
             raise UsageError(
-                f"hook {hook.name} says at step {step} that it is next due at step {wanted}; return a later step from "
-                "its next_due, or None for never"
+                f"hook {hook.name} returned at step {step} that it is next due at step {wanted}; return a later "
+                "step from its next_due, or None for never"
             )
         due = due if wanted is None else min(due, wanted)
     return due

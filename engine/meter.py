@@ -1,8 +1,8 @@
-"""Measures a run: what each call of the inner loop did, merged for all that report it. Host code.
+"""Measures a run: merges the statistics of the inner loop's calls for all that report them. Host code.
 
-The loop gives each call's `Segment` to one `Meter`. Whoever reports, such as a hook, has a `Window` of the meter, and
-takes from it the `Totals` of the calls since it last took them. Each call is merged once, however many windows there
-are: the meter keeps one `Totals` from each window's beginning to the next one's.
+The loop passes each call's `Segment` to one `Meter`. A reporter, such as a hook, has a `Window` of the meter, and takes
+from it the `Totals` of the calls since it last took them. Each call is merged once, for any number of windows: the
+meter keeps one `Totals` from each window's beginning to the next one's.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Segment(NamedTuple):
-    """What one call of the inner loop did.
+    """The statistics of one call of the inner loop.
 
     Attributes:
       first_step: the global step at which it began.
       steps: steps done.
-      examples: in their batches; an epoch's last batch may be a smaller one.
+      examples: in their batches; an epoch's last batch may be smaller.
       sums: the metrics, unread: reading waits for the device. None before the first call.
       seconds: wall time.
-      input_seconds: spent in it waiting for input.
-      input_bytes: read meanwhile by this process, ahead mostly; None if no data is read as steps go.
-      steps_ahead: steps whose examples are read and not taken yet; None if that is not known.
+      input_seconds: of them, spent waiting for input.
+      input_bytes: read meanwhile by this process, mostly ahead; None if steps read no data.
+      steps_ahead: steps whose examples are read but not used yet; None if unknown.
       workers: each worker's figures, unread, if there are several (`WorkerRows`).
       compiles: whether a program was compiled.
     """
@@ -73,7 +73,7 @@ class Totals:
             self._rows.add(segment.workers)
 
     def extend(self, later: Totals) -> None:
-        """Adds later calls, likewise."""
+        """Adds later calls, without waiting for them."""
         self._count(later._counts)
         self._sums.extend(later._sums)
         self._rows.extend(later._rows)
@@ -84,7 +84,7 @@ class Totals:
 
     @property
     def calls(self) -> int:
-        """How many calls there were in this process."""
+        """The number of calls in this process."""
         return int(self._counts.get("calls", 0))
 
     @property
@@ -94,7 +94,7 @@ class Totals:
 
     @property
     def steps(self) -> int:
-        """The steps that the calls did."""
+        """The number of steps of the calls."""
         return int(self._counts.get("steps", 0))
 
     @property
@@ -111,9 +111,9 @@ class Totals:
     def input(self) -> dict[str, float]:
         """Figures of this process's input; empty if no time has passed.
 
-        `input_wait_fraction`: the share of the time in which steps wait for input. And of data that is read as steps
-        go, from files or a dataset: `input_wait_ms`, per step; `input_bytes_per_sec`; if it is known,
-        `input_steps_ahead`: steps whose examples are there before they are needed, on average over the calls.
+        `input_wait_fraction`: the share of the time in which steps wait for input. For data that steps read, from files
+        or a dataset, also `input_wait_ms`, per step; `input_bytes_per_sec`; and if known, `input_steps_ahead`: for how
+        many steps examples are read ahead, on average over the calls.
         """
         if not self.seconds:
             return {}
@@ -131,27 +131,27 @@ class Totals:
         return self._sums.means()
 
     def steady_means(self) -> dict[str, float]:
-        """Returns `means` but that of the gradients' norm, which is measured only where something is due."""
+        """Returns `means` without the gradients' norm, which is measured only at steps at which a hook is due."""
         return {name: mean for name, mean in self.means().items() if name != "gradient_norm"}
 
     def workers(self) -> list[dict[str, float]]:
         """Returns each worker's figures; an empty list if there is one worker. Waits for the calls.
 
-        Milliseconds per step `step_ms` (all of it), `own_ms` (without waiting for other workers), `reduce_wait_ms`,
-        these three not of GPUs; `input_wait_ms`; and `gradient_norm`, of the newest call at whose end something was
-        due, if there was one. Around parameter servers without these two, and of a worker that has done nothing
-        without times, but with `steps`, `lag` (the steps that the fastest did more) and `staleness`: how many updates
-        of others came between its pull and its push, on average.
+        Milliseconds per step `step_ms` (total), `own_ms` (without waiting for other workers), `reduce_wait_ms`, these
+        three not on GPUs; `input_wait_ms`; and `gradient_norm`, of the latest call at whose end a hook was due, if any.
+        With parameter servers there are not the last two, and no times for a worker without steps, but `steps`, `lag`
+        (how many more steps the fastest did) and `staleness`: the number of others' updates between its pull and its
+        push, on average.
         """
         return self._rows.figures()
 
     def host_state(self) -> dict[str, list]:
-        """Returns the metrics' sums as JSON takes them. Waits for the calls."""
+        """Returns the metrics' sums as plain JSON. Waits for the calls."""
         return self._sums.host_state()
 
 
 def merged(parts: Iterable[Totals]) -> Totals:
-    """Merges totals, in their order, into new ones."""
+    """Merges totals, in order, into new ones."""
     whole = Totals()
     for part in parts:
         whole.extend(part)
@@ -159,7 +159,7 @@ def merged(parts: Iterable[Totals]) -> Totals:
 
 
 class Window:
-    """A reader's view of a meter: the calls since it last took them. Made by `Meter.window`."""
+    """A view of a meter: the calls since they were last taken. Made by `Meter.window`."""
 
     def __init__(self, meter: Meter, leaves_out_first: bool):
         self._meter, self.leaves_out_first = meter, leaves_out_first
@@ -168,7 +168,7 @@ class Window:
 
     @property
     def totals(self) -> Totals:
-        """The calls since they were last taken, which stay; a copy."""
+        """A copy of the calls since they were last taken, without taking them."""
         restored = [self.restored] if self.restored else []
         return merged([*restored, *self._meter.since(self.start)])
 
@@ -179,18 +179,18 @@ class Window:
 
     @property
     def calls(self) -> int:
-        """How many calls there were since they were last taken in this process."""
+        """The number of calls since they were last taken in this process."""
         return sum(part.calls for part in self._meter.since(self.start))
 
     def take(self) -> Totals:
-        """Returns the calls since they were last taken; the next ones begin with the next call."""
+        """Returns the calls since they were last taken, and begins again with the next call."""
         totals, self.restored = self.totals, None
         self._meter.begin(self)
         return totals
 
 
 class Meter:
-    """Merges the calls of a loop for the windows on them. A checkpoint keeps the metrics of windows with a name."""
+    """Merges the calls of a loop for its windows. A checkpoint keeps the metrics of named windows."""
 
     def __init__(self):
         self._parts = {0: Totals()}  # each from the beginning of a window to that of the next, by its number
@@ -202,7 +202,7 @@ class Meter:
         """Makes a window, which begins with the next call.
 
         Args:
-          name: by which a checkpoint keeps it, a repeated one with its number: `log-2`. None keeps nothing.
+          name: by which a checkpoint keeps it, numbered if repeated: `log-2`. None is not kept.
           leaves_out_first: whether the run's first call, which compiles, is left out once there is another.
         """
         window = Window(self, leaves_out_first)
@@ -222,7 +222,7 @@ class Meter:
         self._parts[max(self._parts)].add(segment)
 
     def since(self, start: int) -> list[Totals]:
-        """Returns the merged calls since a window's `start`, in their order."""
+        """Returns the merged calls since a window's `start`, in order."""
         return [part for number, part in self._parts.items() if number >= start]
 
     def begin(self, window: Window) -> None:
@@ -241,29 +241,29 @@ class Meter:
         self._parts = kept
 
     def forget(self) -> None:
-        """Forgets the calls in the windows with a name: the metrics are of other data."""
+        """Drops the calls in named windows, since the metrics are of other data."""
         for window in self._named.values():
             window.take()
 
     def host_state(self) -> dict:
-        """Returns the metrics' sums of each window with a name: plain JSON. Waits for the calls."""
+        """Returns the metrics' sums of each named window, as plain JSON. Waits for the calls."""
         return {name: sums for name, each in self._named.items() if (sums := each.totals.host_state())}
 
     def restore_host_state(self, values: Mapping[str, Mapping[str, Sequence]]) -> None:
-        """Restores what `host_state` returned; windows that it does not have begin with the next call."""
+        """Restores the result of `host_state`; windows that it lacks begin with the next call."""
         self.forget()
         for name, window in self._named.items():
             window.restored = Totals(values.get(name))
 
 
 def unused(name: str, names: Iterable[str]) -> str:
-    """Returns a name, with a number where it is among `names` already: `log-2`."""
+    """Returns a name, numbered if it is among `names`: `log-2`."""
     numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(each for each in numbered if each not in names)
 
 
 class _Rows(Merged[list[dict[str, float]]]):
-    """The rows of workers' figures that end calls (`engine.strategies.workers.WorkerRows`), added up by worker."""
+    """The rows of workers' figures at the end of calls (`engine.strategies.workers.WorkerRows`), summed by worker."""
 
     def figures(self) -> list[dict[str, float]]:
         """Returns `Totals.workers`."""
@@ -275,7 +275,7 @@ class _Rows(Merged[list[dict[str, float]]]):
         joined = []
         for before, row in zip(older, newer, strict=True):
             added = {name: before[name] + value for name, value in row.items()}
-            if "gradient_norm" in row:  # 0 of a call at whose end nothing was due
+            if "gradient_norm" in row:  # 0 if nothing was due at a call's end
                 added["gradient_norm"] = row["gradient_norm"] or before["gradient_norm"]
             joined.append(added)
         return joined

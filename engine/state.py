@@ -1,4 +1,4 @@
-"""A run's state: everything that a checkpoint holds, and nothing else."""
+"""A run's state: everything that a checkpoint has, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ from .optimizers import KerasOptimizer, Optimizer
 from .reduction import aggregation, per_replica
 from .trainer import Trainer
 
-# The version of the rules by which a run's numbers come about: the order of examples, random samples, updates. A change
-# that alters the bits of runs takes the next number, so that no run continues unnoticed with other bits than it began
-# with.
+# The version of the rules that decide a run's bits: the order of examples, random samples, updates. A change that
+# alters bits takes the next number, so that no run continues unnoticed with other bits than it began with.
 RULES = 9
 
 
 class OfHooks(TrackableNode):
-    """What hooks keep in a checkpoint beside plain JSON: scalar string variables, by name. Host code."""
+    """State of hooks in a checkpoint besides plain JSON: scalar string variables, by name. Host code."""
 
-    optional_in_checkpoint = True  # a run may go on with other hooks
+    optional_in_checkpoint = True  # a run may continue with other hooks
 
     def variable(self, name: str) -> tf.Variable:
-        """Returns the variable of a name, made if there is none: before the state is restored. Empty at first."""
+        """Returns the variable of a name; creates it, empty, if needed. Call it before the state is restored."""
         if not hasattr(self, name):
             with tf.device("CPU:0"):
                 setattr(self, name, tf.Variable("", trainable=False))
@@ -47,15 +46,15 @@ class TrainState:
 
     Attributes:
       trainer: the `Trainer`: models, optimizers with their slots, loss scale, averages.
-      input: where streamed training data stands.
-      of_hooks: what hooks keep that is not plain.
-      step: updates done, as the host counts them; `step_variable`, scalar int64, is what a checkpoint keeps.
-      jit: whether the training loop is one XLA program; None before that is decided. XLA rounds otherwise than
-        TensorFlow's executor, so a resumed run has to keep the choice; a process that can't follow it leaves it as it
-        is (`Strategy.no_jit_reason`).
+      input: the position in streamed training data.
+      of_hooks: hooks' state that is not plain JSON.
+      step: number of updates, as the host counts them; a checkpoint keeps `step_variable`, scalar int64.
+      jit: whether the training loop is one XLA program; None before that is decided. XLA rounds differently from
+        TensorFlow's executor, so a resumed run keeps the choice; a process that can't follow it leaves it unchanged
+        (`Strategy.no_jit_reason`).
       is_whole: whether all variables are those of `step`, so that they may be saved. They are not while a compiled call
         changes them, nor after one that was interrupted, until a checkpoint is restored.
-      extra: what the program keeps beside the run's state, plain JSON by name.
+      extra: the program's own values, plain JSON by name.
     """
 
     def __init__(self, trainer: Trainer):
@@ -64,7 +63,7 @@ class TrainState:
         self.jit: bool | None = None
         self.is_whole = True
         self.extra: dict[str, Any] = {}
-        self._named: set[int] = set()  # handles of variables that a line was logged of
+        self._named: set[int] = set()  # handles of variables that were logged
 
     def build(self) -> None:
         """Makes the step counter. Host code, in the strategy's scope."""
@@ -77,19 +76,19 @@ class TrainState:
         self.checkpoint = tf.train.Checkpoint(trainer=self.trainer, **parts)
 
     def advance(self, steps: int) -> None:
-        """Counts steps that no inner loop has counted. Does not wait for the device."""
+        """Counts steps that no inner loop counted. Does not wait for the device."""
         self.step += steps
         self.step_variable.assign(self.step)
 
     @contextlib.contextmanager
     def moving_to(self, step: int) -> Iterator[None]:
-        """Marks the state as not whole while the body, a compiled call, brings the variables to a step."""
+        """Marks the state as not whole while a compiled call in this context brings the variables to a step."""
         was_whole, self.is_whole = self.is_whole, False
         yield
         self.step, self.is_whole = step, was_whole
 
     def variables(self) -> list[tf.Variable]:
-        """Returns every variable of the checkpoint, each once."""
+        """Returns every variable of the checkpoint once."""
         variables = {}
         for _, trackable in graph.walk(self.checkpoint):
             variable = getattr(trackable, "value", None) if not isinstance(trackable, tf.Variable) else trackable
@@ -98,7 +97,7 @@ class TrainState:
         return list(variables.values())
 
     def check_saved(self, graph: tf.Graph) -> None:
-        """Checks that a checkpoint would hold every variable that a step trains.
+        """Checks that a checkpoint would have every variable that a step trains.
 
         Args:
           graph: in which the step was traced.
@@ -112,7 +111,7 @@ class TrainState:
             first = min(others, key=path_of)
             raise UsageError(
                 f"{type(self.trainer).__name__}: its step uses a trainable variable, {path_of(first)} "
-                f"{first.shape.as_list()}, that is in none of its attributes, so no checkpoint would hold it; assign "
+                f"{first.shape.as_list()}, that is in none of its attributes, so no checkpoint would have it; assign "
                 "it, or its model or layer, to an attribute of the trainer (also in a list, a dictionary or a "
                 "tf.Module), or set trainable=False"
             )
@@ -125,7 +124,7 @@ class TrainState:
             )
 
     def _never_updated(self, read: Collection[tf.Variable]) -> list[str]:
-        """Returns the paths of trainable variables that a step reads and no optimizer has; each is returned once."""
+        """Returns the paths of trainable variables that a step reads and no optimizer updates; each only once."""
 
         def handles(variables: Iterable) -> set[int]:
             return {id(each.handle) for v in variables for each in per_replica.components(tf_variable(v))}
@@ -140,37 +139,37 @@ class TrainState:
         return sorted({*map(path_of, idle)})
 
     def check_assigned(self, graph: tf.Graph, batch, averaged: Collection[int], replicas: int) -> None:
-        """Checks that what a step assigns has one value on all replicas afterwards: see `aggregation.check`.
+        """Checks that the variables that a step assigns are equal on all replicas afterwards: see `aggregation.check`.
 
         Args:
           graph: in which the step was traced.
-          batch: that it was traced for.
-          averaged: the `id`s of variables that the step itself averages over replicas.
-          replicas: how many there are.
+          batch: with which it was traced.
+          averaged: the `id`s of variables that the step itself averages across replicas.
+          replicas: their number.
         """
         inventory = self.trainer.inventory
         undeclared = [each for each in inventory.undeclared if id(each) not in averaged]
         aggregation.check(graph, batch, replicas, inventory.aggregated, undeclared, inventory.kept_by_replicas)
 
     def check_added(self, graph: tf.Graph) -> None:
-        """Checks that a step on servers, which others take too, only adds to its variables, or replaces them.
+        """Checks that a step with parameter servers only adds to shared variables, or replaces them.
 
         Raises:
-          UsageError: it assigns one what it has computed from its value.
+          UsageError: it assigns a variable a value computed from its own.
         """
         assigned = Assignments(graph)
         for variable in self.trainer.inventory.added_to:
             if assigned.from_itself(variable.handle):
                 raise UsageError(
-                    f"{path_of(variable)} {variable.shape.as_list()}: the step assigns what it has computed from its "
+                    f"{path_of(variable)} {variable.shape.as_list()}: the step assigns a value computed from its own "
                     "value, which other workers change meanwhile, so updates would be lost; use assign_add (a layer "
                     "that compute_gradients or minimize calls may also assign a multiple of the value plus something), "
-                    "or make it with aggregation='only_first_replica' if any worker's value will do"
+                    "or make it with aggregation='only_first_replica' if any worker's value is right"
                 )
 
     @contextlib.contextmanager
     def kept(self):
-        """Restores what `copied` copies, as it was, after the body."""
+        """Restores the state after this context, by `copied`."""
         restore = self.copied()
         try:
             yield
@@ -180,13 +179,13 @@ class TrainState:
     def copied(self) -> Callable[[], None]:
         """Copies every variable; returns a function that restores the copies, the optimizers' settings and the step.
 
-        The copy is held by the host of the device that has the variable: a GPU need not have room for two.
+        The copy is in the memory of the host of the variable's device: a GPU need not have room for two.
         """
         components = [component for variable in self.variables() for component in per_replica.components(variable)]
         step, is_whole, before = self.step, self.is_whole, []
         settings = [(each, each.settings) for each in Inventory(self.trainer).optimizers.values()]
         for component in components:
-            with tf.device(host_of(component.device)):  # a parameter server's host keeps its variables' copies
+            with tf.device(host_of(component.device)):  # a parameter server's host has its variables' copies
                 before.append(tf.identity(component))
 
         def restore() -> None:
@@ -199,7 +198,7 @@ class TrainState:
         return restore
 
     def updated(self) -> dict[str, list[str]]:
-        """Returns the names of the variables that each optimizer, and each weights' average, is of, in its order."""
+        """Returns the names of the variables of each optimizer and each weights' average, in its order."""
         names = {id(tf_variable(node)): graph.prefix_of(path) for path, node in graph.walk(self.checkpoint)}
         return {
             path: [names.get(id(tf_variable(variable)), path_of(variable)) for variable in whole.of_variables]
@@ -207,7 +206,7 @@ class TrainState:
         }
 
     def _updating(self) -> dict[str, Any]:
-        """Returns optimizers and averages by the path of their attributes in the trainer."""
+        """Returns optimizers and averages by their paths in the trainer."""
         optimizers: dict[str, Any] = {}
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             optimizers[path] = optimizer
@@ -216,11 +215,11 @@ class TrainState:
         return optimizers
 
     def matching(self, manifest: Manifest) -> Matching:
-        """Returns how this state matches a checkpoint by name, where the run that saved it trained other variables.
+        """Returns how this state matches by name a checkpoint of a run that may have trained other variables.
 
         A variable's slots are restored with its count of updates, or are new with a count of 0; an average that the
-        checkpoint lacks begins at the variable. A Keras optimizer's state, and the reduction's memory, which are not
-        kept by name, are restored where all variables are the same, or are new.
+        checkpoint lacks begins at the variable. A Keras optimizer's state and the reduction's memory, which are not
+        kept by name, are restored if all variables are the same, else they are new.
         """
         before, now = manifest.about.get("updated", {}), self.updated()
         memory = graph.prefix_of(("trainer", "reduction"))
@@ -230,7 +229,7 @@ class TrainState:
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             at = ("trainer", *path.split("."))
             tops.append(graph.prefix_of(at))
-            # Local SGD's replicas have counts of their own: neither kind of slots can go by the other's.
+            # Local SGD's replicas have counts of their own: neither kind of slots can use the other's.
             of_one_form += [
                 graph.key_of((*at, name)) for name in ("iterations", "learning_rate_scale", "update_counts")
             ]
@@ -246,7 +245,7 @@ class TrainState:
         return Matching(moved, tuple(tops), together, of_one_form, self._settle)
 
     def _settle(self, is_new: Callable[[str], bool]) -> None:
-        """Makes what belongs to slots, and to averages, that were not restored, new as these are."""
+        """Resets the counts of slots, and the averages, that were not restored."""
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             at, average = ("trainer", *path.split(".")), optimizer.weight_average
             of_keras = is_new(graph.prefix_of((*at, "keras_optimizer")))
@@ -261,7 +260,7 @@ class TrainState:
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""
         optimizers = Inventory(self.trainer).optimizers.items()
-        check_extra(self.extra)  # the program may have changed it since it was set
+        check_extra(self.extra)  # the program may have changed it since
         settings = {path: changed for path, each in optimizers if (changed := each.changed_settings)}
         content = {"settings": settings, "extra": self.extra}
         return {"jit": self.jit, "rules": RULES, **{name: values for name, values in content.items() if values}}
@@ -278,25 +277,25 @@ class TrainState:
 
     @property
     def freezing(self) -> Freezing:
-        """What is frozen at the run's step."""
+        """The weights that are frozen at the run's step."""
         return self.trainer.inventory.freezing
 
 
 def _slots_of(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:
-    """Returns what the keys begin with of the slots of each variable of an optimizer."""
+    """Returns the key prefixes of the slots of each variable of an optimizer."""
     variables = enumerate(optimizer.of_variables)
     return [graph.prefix_of((*at, "slots", key_of(variable, position))) for position, variable in variables]
 
 
 def _moved_slots(at, optimizer: Optimizer, before: list[str], now: list[str]) -> dict[str, graph.Moved]:
-    """Returns where a checkpoint has the slots and counts of an optimizer's variables, by the beginning of keys here.
+    """Returns where a checkpoint has the slots and counts of an optimizer's variables, by key prefixes here.
 
     Args:
       at: the attributes from the state to the optimizer.
       optimizer: built.
-      before: names of the variables that the optimizer of the checkpoint was of, in its order; tables may have had
-        another number of shards.
-      now: of those that it is of.
+      before: names of the variables of the checkpoint's optimizer, in its order; tables may have had another number of
+        shards.
+      now: names of this one's.
     """
     theirs, variables = _by_table(before), optimizer.of_variables
     counts, positions, moved = graph.key_of((*at, "update_counts")), [0] * len(now), {}
@@ -316,7 +315,7 @@ def _shadow_key(at: tuple[str, ...], position: str) -> str:
 
 
 def _by_table(names: list[str]) -> dict[str, list[int]]:
-    """Returns the positions of variables by their names, of all shards of a table by its name."""
+    """Returns the positions of variables by name; those of a table's shards by the table's name."""
     positions: dict[str, list[int]] = {}
     for position, name in enumerate(names):
         positions.setdefault(re.sub(r"/shards/\d+/$", "/shards/", name), []).append(position)
@@ -324,6 +323,6 @@ def _by_table(names: list[str]) -> dict[str, list[int]]:
 
 
 def host_of(device: str) -> str:
-    """Returns the CPU in whose memory a device's values can be kept: its task's; a CPU itself."""
+    """Returns the CPU of a device's task, in whose memory the device's values can be kept."""
     spec = tf.DeviceSpec.from_string(device)
     return device if spec.device_type in (None, "CPU") else spec.replace(device_type="CPU", device_index=0).to_string()

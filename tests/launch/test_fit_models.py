@@ -89,7 +89,7 @@ def test_an_optimizer_goes_on_where_layers_were_frozen_since():
     frozen = model(lambda block: setattr(block, "trainable", False))
     frozen.optimizer.build(frozen.trainable_variables)
     frozen.layers[0].trainable = True
-    with pytest.raises(crankshaft.UsageError, match=r"without .*, which is trainable by now; call compile"):
+    with pytest.raises(crankshaft.UsageError, match=r"without .*, which is trainable now; call compile"):
         crankshaft.fit(frozen, X, Y, **HOW, jit="off")
 
 

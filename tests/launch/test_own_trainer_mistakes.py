@@ -235,7 +235,7 @@ def buggy(status, means):
         ([every_steps(1, buggy)], f"KeyError: 'perplexity', at {location_of(buggy)}"),
         ([print], "print ... every_epoch"),
         (every_epoch(print), "put hooks into one, hooks=[...]"),
-        ([Backwards()], "hook backwards says at step 2 that it is next due at step 2"),
+        ([Backwards()], "hook backwards returned at step 2 that it is next due at step 2"),
     ],
     ids=["a bug", "a function", "no list", "due in the past"],
 )
