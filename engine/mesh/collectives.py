@@ -1,6 +1,6 @@
 """Sums and gathers over all replicas of a strategy, in as few messages as possible. Replica code.
 
-Also which tensors travel together as one bucket, for all that travels between replicas, workers and servers.
+Also which tensors are sent together as a bucket, between replicas, workers and servers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ..internals import tensorflow
 
-# Between CPUs, values that take no more than this together are gathered, and each replica adds them up itself.
+# Between CPUs, values of at most this size in all are gathered, and each replica adds them up itself.
 GATHERED_BYTES = 1 << 20
 
 
@@ -19,8 +19,8 @@ def all_reduce(context, value: tf.Tensor) -> tf.Tensor:
     """Returns the sum over replicas, the same bits on each.
 
     A ring of n replicas takes 2 (n - 1) messages in turn, each of 1/n of the bytes; a gather takes n - 1, each of all
-    of them. An empty message between two processes of a CPU takes 0.3 ms, so small values are faster gathered (Thakur,
-    Rabenseifner & Gropp 2005, https://doi.org/10.1177/1094342005051521).
+    bytes. An empty message between two processes on a CPU takes 0.3 ms, so gathering is faster for small values
+    (Thakur, Rabenseifner & Gropp 2005, https://doi.org/10.1177/1094342005051521).
     """
     if _between_hosts(context) and _is_small(value, context.num_replicas_in_sync):
         return tf.add_n(tf.unstack(all_gather(context, value)))
@@ -28,7 +28,7 @@ def all_reduce(context, value: tf.Tensor) -> tf.Tensor:
 
 
 def all_gather(context, value: tf.Tensor) -> tf.Tensor:
-    """Returns each replica's value, of one static shape on all, in the order of the replicas: [replicas, ...]."""
+    """Gathers the replicas' values, of one static shape, in the order of the replicas: [replicas, ...]."""
     if not _between_hosts(context):
         return context.all_gather(value[tf.newaxis], axis=0)
     # TensorFlow's `all_gather` first gathers the shapes, in messages of their own, and copies all values four times to
@@ -38,10 +38,10 @@ def all_gather(context, value: tf.Tensor) -> tf.Tensor:
 
 
 def buckets(sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Returns which tensors of these sizes travel together: their indices, in buckets that end when they hold `most`.
+    """Groups tensors of these sizes into buckets: lists of indices, complete when they have `most`.
 
-    A tensor as large as a bucket travels by itself, as it stands: packing would copy it twice. Buckets stand in the
-    order in which they are whole, since each waits for the one before it. `most` of 0 makes one bucket.
+    A tensor as large as a bucket is sent by itself, unchanged: joining would copy it twice. Buckets are in the order in
+    which they are complete, since each waits for the one before it. `most` of 0 makes one bucket.
     """
     groups: list[list[int]] = []
     unfinished: list[int] = []
@@ -59,7 +59,7 @@ def buckets(sizes: Sequence[int], most: int) -> list[list[int]]:
 
 
 def as_one(bucket: Sequence[tf.Tensor], move: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
-    """Joins tensors along their last axis, calls `move` once, and splits what it returns as they were joined."""
+    """Joins tensors along their last axis, calls `move` once, and splits the result likewise."""
     return tf.split(move(tf.concat(bucket, -1)), [each.shape[-1] for each in bucket], axis=-1)
 
 

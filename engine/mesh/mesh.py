@@ -1,7 +1,7 @@
 """How replicas are laid out, data x model, and their collectives. Made on the host, used in replica code.
 
 Replica r of a mesh D x M has the data coordinate r // M and the model coordinate r % M: the axis `model` is innermost,
-so replicas that exchange activations are neighbours, on one host where they fit.
+so replicas that exchange activations are neighbours, on one host if they fit.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ AXES = (DATA, MODEL)
 
 _left_out: contextvars.ContextVar[bool] = contextvars.ContextVar("model_sums_left_out", default=False)
 _entered: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
-# No two groups of a process may ever share a key, and all processes of a run have to count alike. TensorFlow's own
+# Two groups of a process must never share a key, and all processes of a run must count alike. TensorFlow's own
 # strategies count from 1, and each `MirroredStrategy` from a multiple of 2^16.
 _keys = itertools.count(1 << 30)
 
 
 def current_mesh() -> Mesh:
-    """Returns the mesh in whose scope variables are being made; outside of one, a mesh along data only. Host code."""
+    """Returns the mesh in whose scope variables are made; outside of one, a mesh along data only. Host code."""
     return _entered.get() or Mesh()
 
 
 class Axis:
-    """A group of replicas that differ in one coordinate of the mesh only, or all. Here: all replicas of the strategy.
+    """A group of replicas along one axis of the mesh, or all of them. This class: all replicas of the strategy.
 
     Args:
-      name: what messages call it.
+      name: for messages.
     """
 
     def __init__(self, name: str):
@@ -44,14 +44,14 @@ class Axis:
 
     @property
     def size(self) -> int:
-        """How many replicas take part."""
+        """The number of replicas in the group."""
         context = tf.distribute.get_replica_context()
         strategy = context.strategy if context else tf.distribute.get_strategy()
         return strategy.num_replicas_in_sync
 
     @property
     def rank(self) -> int | tf.Tensor:
-        """This replica's number among them: an int where it is known when the step is traced, else scalar int32."""
+        """This replica's number in the group: an int if it is known when the step is traced, else scalar int32."""
         return replica_id()
 
     def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
@@ -76,7 +76,7 @@ class Axis:
         return tf.split(self.all_reduce(value), size)[self.rank]
 
     def all_to_all(self, value: tf.Tensor) -> tf.Tensor:
-        """Sends value[i] of [size, ...] to replica i; returns what this one was sent, in their order. Replica code."""
+        """Sends value[i] of [size, ...] to replica i; returns the values sent to this one, in order. Replica code."""
         return self.all_gather(value)[:, self.rank]
 
 
@@ -98,7 +98,7 @@ class _Group(Axis):
       distribution: the strategy.
     """
 
-    size = 1  # a plain attribute, which each group sets: that of `Axis` is computed
+    size = 1  # an attribute that each group sets; `Axis` computes its own
 
     def __init__(
         self,
@@ -119,9 +119,9 @@ class _Group(Axis):
         return self._rank_of(replica_id()) if self._in_replica() else 0
 
     def all_reduce(self, value):
-        if self.size == 1 or not self._travels():  # Keras builds layers outside of replicas, for their shapes
+        if self.size == 1 or not self._travels():  # Keras builds layers outside of replicas for their shapes
             return value
-        if value.dtype in (tf.bfloat16, tf.float16):  # CPU kernels add neither; rounded once, at the end
+        if value.dtype in (tf.bfloat16, tf.float16):  # CPU kernels can't add them; rounded once, at the end
             return tf.cast(self._own().all_reduce(tf.cast(value, tf.float32)), value.dtype)
         return self._own().all_reduce(value)
 
@@ -136,7 +136,7 @@ class _Group(Axis):
     def reduce_scatter(self, value):
         if self.size == 1:
             return value
-        # The kernels have no reduce-scatter: each replica sends every other its piece, and adds up what it is sent.
+        # There is no reduce-scatter kernel: each replica sends every other its piece, and adds up those it receives.
         pieces = tf.reshape(value, [self.size, value.shape[0] // self.size, *value.shape[1:]])
         return tf.reduce_sum(self.all_to_all(pieces), 0)
 
@@ -147,7 +147,7 @@ class _Group(Axis):
         return self._in_replica() and not (self.name == MODEL and _left_out.get())
 
     def _in_replica(self) -> bool:
-        """Returns whether a replica of the strategy is being traced; if not, Keras only asks a layer for shapes.
+        """Returns whether a replica of the strategy is being traced; if not, Keras only computes a layer's shapes.
 
         Raises:
           RuntimeError: values are computed outside of replicas, where only a shard of the model exists.
@@ -157,7 +157,7 @@ class _Group(Axis):
             return True
         if tf.executing_eagerly():
             raise RuntimeError(
-                "a model sharded over a mesh computes in its strategy's steps alone; make it on one device from a "
+                "a model sharded over a mesh computes only in its strategy's steps; load it on one device from a "
                 "checkpoint to call it elsewhere"
             )
         return False
@@ -171,14 +171,14 @@ class Mesh:
 
     Args:
       distribution: the `tf.distribute.Strategy` whose replicas they are; mirrored, or of several workers.
-      model: how many replicas hold one copy of the model together; divides the number of replicas.
+      model: number of replicas that share one copy of the model; divides the number of replicas.
       shard_optimizer: see below.
 
     Attributes:
-      data: the axis of replicas that hold the same shard of the model and get different examples.
-      model: the axis of replicas that hold different shards of it and get the same examples.
+      data: the axis of replicas that have the same shard of the model and get different examples.
+      model: the axis of replicas that have different shards of it and get the same examples.
       everyone: all replicas.
-      shard_optimizer: whether replicas that hold the same values of a variable each keep the slots of one piece of it,
+      shard_optimizer: whether replicas that have the same values of a variable each keep the slots of one piece of it
         and update that piece: see `engine.mesh.shards`.
     """
 
@@ -227,7 +227,7 @@ class Mesh:
         return replica // self._model_size, replicas // self._model_size
 
     def once(self, count: tf.Tensor) -> tf.Tensor:
-        """Returns the count on the first replica along `model`, and 0 on the others, so that sums count it once.
+        """Returns the count on the first replica along `model` and 0 on the others, so that sums count it once.
 
         Replica code.
         """
@@ -244,15 +244,15 @@ class Mesh:
 
     @contextlib.contextmanager
     def without_model_sums(self) -> Iterator[None]:
-        """Leaves out sums over `model` in what is traced in this context: wrong results, to time what the sums cost."""
+        """Leaves out sums over `model` in code traced in this context: results are wrong, to time the sums' cost."""
         token = _left_out.set(True)
         try:
             yield
         finally:
             _left_out.reset(token)
 
-    # Megatron-LM's f and g (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, figure 3): a value that each replica
-    # has whole enters a computation sharded over `model`, and its result leaves it whole.
+    # Megatron-LM's f and g (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, figure 3): a whole value
+    # enters a computation sharded over `model`, and its result leaves it whole.
 
     def enter(self, value: tf.Tensor) -> tf.Tensor:
         """Passes a whole value to a computation sharded over `model`; sums its gradient over it. Replica code."""

@@ -3,10 +3,10 @@
 Such a variable is made in a strategy's scope with the shape of a shard, and each replica assigns its shard its own
 values. The variable carries its `Sharding`; its slots and its average carry the same one, or one split further.
 
-Updates are sharded likewise (`UpdateShard`): of the replicas that hold the same values, each updates one piece.
+Updates are sharded likewise (`UpdateShard`): of the replicas that have the same values, each updates one piece.
 ZeRO, stage 1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): a replica receives only its piece of the
 summed gradient, keeps the optimizer's slots of that piece, updates it, and then all replicas gather the weights. The
-replicas that hold the same values are those along `data` for a variable sharded over `model`, and all for a copy.
+replicas with the same values are those along `data` for a variable sharded over `model`, and all for a copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..internals.variables import path_of, tf_variable
 from . import collectives
 from .mesh import AXES, DATA, MODEL, Axis, Mesh, local_replicas
 
-_PIECE_BYTES = 16 << 20  # of a shard, sampled at once when it is filled
+_PIECE_BYTES = 16 << 20  # of a shard, sampled at once to fill it
 
 
 class Box(NamedTuple):
@@ -71,7 +71,7 @@ class Sharding:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape that each replica holds, padding included."""
+        """The shape on each replica, including padding."""
         shape, sizes = list(self.shape), dict(self.mesh_shape)
         for axis, name in self.axes:
             shape[axis] = -(-shape[axis] // sizes[name])
@@ -83,7 +83,7 @@ class Sharding:
         return range(math.prod(size for _, size in self.mesh_shape))
 
     def box(self, replica: int) -> Box:
-        """Returns the range of the whole that a replica holds, without padding; its size may be 0 along an axis."""
+        """Returns a replica's range of the whole, without padding; its size may be 0 along an axis."""
         sizes, coordinates = dict(self.mesh_shape), self._coordinates(replica)
         begin, end, length = [0] * len(self.shape), list(self.shape), list(self.shape)
         for axis, name in self.axes:
@@ -94,7 +94,7 @@ class Sharding:
         return Box(tuple(begin), tuple(size))
 
     def is_first_holder(self, replica: int) -> bool:
-        """Returns whether a replica is the first that holds its shard: the one that writes it to checkpoints."""
+        """Returns whether a replica is the first with its shard: the one that writes it to checkpoints."""
         sharded_over = {name for _, name in self.axes}
         return all(number == 0 for name, number in self._coordinates(replica).items() if name not in sharded_over)
 
@@ -158,11 +158,11 @@ def whole(variable) -> np.ndarray:
 
 
 def fill(variable, sample: Callable[[Box], tf.Tensor]) -> None:
-    """Assigns each replica's shard of a sharded variable its own values, piece by piece; padding is 0. Host code.
+    """Fills each replica's shard of a sharded variable, piece by piece; padding is 0. Host code.
 
     Args:
       variable: carries its sharding.
-      sample: returns the values of any box of the whole: a function of the position alone, so that a model's weights do
+      sample: returns the values of any box of the whole, depending only on the position, so that a model's weights do
         not depend on the mesh.
     """
     sharding = sharding_of(variable)
@@ -171,7 +171,7 @@ def fill(variable, sample: Callable[[Box], tf.Tensor]) -> None:
         row_bytes = max(1, shard.dtype.size * math.prod(size[1:]))
         rows = max(1, _PIECE_BYTES // row_bytes)
         with tf.device(shard.device):
-            # Not by scattering into the variable: after that, each read of it would make a copy.
+            # Not by a scatter into the variable: after that, each read would copy it.
             values = tf.raw_ops.Empty(shape=sharding.local_shape, dtype=shard.dtype, init=True)
             for first in range(0, size[0], rows):
                 count = min(rows, size[0] - first)
@@ -183,18 +183,18 @@ def fill(variable, sample: Callable[[Box], tf.Tensor]) -> None:
             shard.assign(values)
 
 
-LEAST_VALUES = 1024  # of a variable that is shared out: a smaller one's slots are not worth the operations
-_GATHERED_BYTES = 4 << 20  # gathered at once, about
+LEAST_VALUES = 1024  # of a variable whose update is sharded: for a smaller one the operations cost more than its slots
+_GATHERED_BYTES = 4 << 20  # gathered at once, approximately
 
 
 class UpdateShard(NamedTuple):
-    """How replicas share out a variable's update.
+    """How a variable's update is sharded over replicas.
 
     Attributes:
-      sharding: how the variable is split into what each replica updates; its slots carry the same.
+      sharding: of the update; the variable's slots carry the same.
       axis: the array's axis that is split into equal pieces, one for each holder.
       holders: the replicas that hold the same values, as an axis of the mesh.
-      shape: of the values that each of them holds.
+      shape: of the values of each holder.
     """
 
     sharding: Sharding
@@ -233,10 +233,10 @@ class UpdateShard(NamedTuple):
 
 
 def update_shard_of(variable, mesh: Mesh) -> UpdateShard | None:
-    """Returns how a variable's update is shared out over a mesh; None if every holder updates all of it.
+    """Returns how a variable's update is sharded over a mesh; None if every holder updates all of it.
 
-    None where the mesh does not shard the optimizer, for a small variable, and for one with no axis that divides by the
-    number of its holders.
+    It is None if the mesh does not shard the optimizer, for a small variable, and for one without an axis that divides
+    by the number of its holders.
     """
     if not mesh.shard_optimizer:
         return None
@@ -252,11 +252,10 @@ def update_shard_of(variable, mesh: Mesh) -> UpdateShard | None:
 
 
 def gather(pieces: Iterable[tuple[UpdateShard, tf.Tensor]]) -> list[tf.Tensor]:
-    """Gathers whole values from the pieces that each replica has. Replica code.
+    """Gathers whole values from the replicas' pieces. Replica code.
 
     Args:
-      pieces: (how a value is shared out, this replica's piece of it), all of one dtype; in the same order on all
-        replicas.
+      pieces: (how a value is sharded, this replica's piece), all of one dtype, in the same order on all replicas.
     """
     pieces = list(pieces)
     wholes: list = [None] * len(pieces)

@@ -1,9 +1,9 @@
-"""Keras layers sharded over a mesh's axis `model`, their weights, and a loss of outputs that are. Replica code.
+"""Keras layers sharded over a mesh's axis `model`, their weights, and a loss of sharded outputs. Replica code.
 
 On a mesh of one they are ordinary layers.
 
 They take the mesh in whose scope they are made (`current_mesh`), as layers in `Trainer.build_model` are. Each layer's
-docstring says what is sharded and what is sent. Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053.
+docstring lists what is sharded and what is sent. Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Dense(tf.keras.layers.Layer):
     | `"columns"` | whole | W by columns, b sharded | sharded: [..., units / model] | | a sum of inputs values a row |
     | `"rows"` | sharded, as `"columns"` gives it | W by rows, b a copy | whole | a sum of units values a row | |
 
-    A value takes the bytes of the layer's compute dtype, 4 or 2 (4 on a CPU, whose collectives add no 16-bit values);
+    A value has the bytes of the layer's compute dtype, 4 or 2 (4 on a CPU, whose collectives can't add 16-bit values);
     a ring moves 2 (model - 1) / model times as many. W is float32, sampled by position, the same on any mesh.
 
     Args:
-      units: of the whole layer; with `"columns"` a multiple of the mesh's `model`.
+      units: of the whole layer; a multiple of the mesh's `model` with `"columns"`.
       split: how the weights are sharded; `"columns"` followed by `"rows"` makes a block that sends once each way.
       activation: as Keras's; with `"rows"` it is applied to the sum.
-      use_bias: whether there is b, zeros at first.
+      use_bias: whether to add b, initially zeros.
       stddev: of the normal distribution that W is sampled from; None is Glorot's, sqrt(2 / (inputs + units)).
       **arguments: as Keras's `Layer`.
     """
@@ -78,7 +78,7 @@ class Dense(tf.keras.layers.Layer):
         return (*input_shape[:-1], self.own_units)
 
     def get_build_config(self):
-        # Rows take a shard of what goes in, whose shape is of this mesh alone: elsewhere the model's own call tells it.
+        # Rows take a shard of the inputs, whose shape depends on this mesh: elsewhere the model's call gives it.
         return None if self.split == "rows" else super().get_build_config()
 
     def get_config(self):
@@ -91,14 +91,14 @@ class Embedding(tf.keras.layers.Layer):
     """Looks up rows of a table [vocabulary, size] by ids, int [...]; `logits` uses the same table.
 
     With `split="vocabulary"` each replica has vocabulary / model rows, rounded up; the last are padded with zeros. A
-    look-up sums `size` values an id over `model` in the forward pass, and sends nothing in the backward pass. Logits
+    lookup sums `size` values per id over `model` in the forward pass, and sends nothing in the backward pass. Logits
     are sharded by vocabulary, [..., rows of a replica], as `cross_entropy` takes them; they send nothing in the
-    forward pass, and sum `size` values a row in the backward pass.
+    forward pass, and sum `size` values per row in the backward pass.
 
-    The table's gradient is dense, as the logits' contribution to it is.
+    The table's gradient is dense, like the logits' contribution to it.
 
     Args:
-      vocabulary: number of ids, from 0 on. Others end the run with an error (`engine.step.diagnosis`).
+      vocabulary: number of ids, from 0. Other ids end the run with an error (`engine.step.diagnosis`).
       size: of a row.
       split: `"vocabulary"`, or None for copies.
       stddev: of the normal distribution that the table is sampled from.
@@ -155,7 +155,7 @@ class Embedding(tf.keras.layers.Layer):
 class Dropout(tf.keras.layers.Dropout):
     """Keras's Dropout for tensors sharded over `model`: each replica samples its own mask, for its own shard.
 
-    For tensors that each replica has whole use Keras's, which samples the same mask on replicas with the same examples.
+    For whole tensors use Keras's, which samples the same mask on replicas with the same examples.
     """
 
     def __init__(self, rate, **arguments):
@@ -168,7 +168,7 @@ class Dropout(tf.keras.layers.Dropout):
 class RMSNorm(tf.keras.layers.Layer):
     """Computes gain x / sqrt(mean(x^2) + epsilon) over the last axis, in float32 (Zhang & Sennrich 2019).
 
-    https://arxiv.org/abs/1910.07467. Each replica has a copy of the gain, which begins as ones; nothing is sent.
+    https://arxiv.org/abs/1910.07467. Each replica has a copy of the gain, initially ones; nothing is sent.
     """
 
     def __init__(self, epsilon=1e-5, **arguments):
@@ -197,7 +197,7 @@ def product(x: tf.Tensor, w: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
 @tf.custom_gradient
 def _rows(table: tf.Tensor, ids: tf.Tensor):
     def gradient(dy):
-        # In float32: the kernel adds 16-bit values up in 16 bits, which a frequent id's sum outgrows.
+        # In float32: the kernel would add 16-bit values in 16 bits, too few for a frequent id's sum.
         rows = tf.cast(tf.reshape(dy, [-1, dy.shape[-1]]), tf.float32)
         return tf.cast(tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), table.shape[0]), dy.dtype), None
 
@@ -208,19 +208,19 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: M
     """Computes -log softmax(logits)[label] of each row, from logits sharded by vocabulary.
 
     Each replica computes three numbers: its largest logit m, the sum of exp(logit - m), and the label's logit if it is
-    among its own. They are gathered over `model`, 12 bytes a row and replica in one message, and all replicas compute
-    the same bits from them. The backward pass sends nothing.
+    its own. They are gathered over `model`, 12 bytes per row and replica in one message, and all replicas compute the
+    same bits from them. The backward pass sends nothing.
 
     Args:
       logits: [..., rows of a replica], as `Embedding.logits` returns them; converted to float32. Columns of padding,
         beyond the vocabulary, don't count, and have gradients of 0.
-      labels: int [...]; one below 0 (-1, as `input.text` marks what does not count) gives some finite loss, which a
-        mean leaves out by its weights: `mean(losses, weights=labels >= 0)`; one beyond the vocabulary ends the run.
+      labels: int [...]; one below 0 (`input.text` uses -1 for padding) gives some finite loss, to be left out of a
+        mean by its weights: `mean(losses, weights=labels >= 0)`; one beyond the vocabulary ends the run.
       vocabulary: number of ids.
       mesh: the logits are sharded over its axis `model`; None is a mesh of one.
 
     Returns:
-      float32 [...], in nats, the same on all replicas that have the same rows.
+      float32 [...], in nats, the same on all replicas with the same rows.
     """
     logits = tf.cast(logits, tf.float32)
     labels = tf.cast(labels, tf.int32)
@@ -241,7 +241,7 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tenso
     def losses(logits):
         largest = tf.reduce_max(logits, -1, keepdims=True)
         exponentials = tf.exp(logits - largest)
-        chosen = tf.one_hot(labels, logits.shape[-1])  # all 0 where another replica has the label
+        chosen = tf.one_hot(labels, logits.shape[-1])  # all 0 if another replica has the label
         mine = [largest[..., 0], tf.reduce_sum(exponentials, -1), tf.reduce_sum(chosen * logits, -1)]
         maxima, sums, of_labels = tf.unstack(mesh.model.all_gather(tf.stack(mine)), axis=1)
         maximum = tf.reduce_max(maxima, 0)
@@ -251,7 +251,7 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tenso
             share = tf.exp(largest[..., 0] - maximum) / total
             return dy[..., tf.newaxis] * (exponentials * share[..., tf.newaxis] - chosen)
 
-        # In this order: a large logit less a large one is exact, with a logarithm between them it is not.
+        # In this order: the difference of two large logits is exact; with a logarithm in between it is not.
         return tf.math.log(total) + (maximum - tf.reduce_sum(of_labels, 0)), gradient
 
     return losses(logits)
@@ -291,10 +291,10 @@ def add_weight(
 ) -> tf.keras.Variable:
     """Adds a weight to a layer that has a `mesh`; on a mesh of one replica it is an ordinary weight.
 
-    No replica ever holds more of a sharded weight than its shard: the shard is made of zeros and filled piece by piece.
+    A replica never has more of a sharded weight than its shard, which is created as zeros and filled piece by piece.
 
     Args:
-      layer: the weight is sharded over its attribute `mesh`.
+      layer: over whose attribute `mesh` the weight is sharded.
       name: of the weight.
       shape: of the whole weight.
       initial: a `Normal`, or the name of a Keras initializer that fills with one number, "zeros" or "ones".
