@@ -109,11 +109,11 @@ def generate(
     top_k: int = 0,
     seed: int = 0,
 ) -> Iterator[int]:
-    """Yields the tokens that follow a row, one after the other, without end. Host code.
+    """Yields the tokens that follow a row, without end. Host code.
 
-    Every replica computes each token, because a model sharded over replicas sums across them. Such sums may not
-    stand in a loop within replica code, so the loop is here, on the host. Where there are several processes, all have
-    to ask for the same number of tokens.
+    Every replica computes each token, because a model sharded over replicas sums across them. Such sums may not be in a
+    loop within replica code, so the loop is here, on the host. With several processes, all have to take the same number
+    of tokens.
 
     Args:
       distribution: the model's strategy.

@@ -277,11 +277,11 @@ def check_extra(values: dict[str, Any]) -> None:
         if not isinstance(values, dict):
             raise TypeError(f"it is of type {type(values).__name__}, not a dictionary")
         if as_read({}, {"extra": values})["host_state"]["extra"] != _with_lists(values):
-            raise ValueError("its keys are not all text")
+            raise ValueError("its keys are not all strings")
     except (CheckpointError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"extra={reprlib.repr(values)} can't be kept with a checkpoint ({error}); give a dictionary by names, of "
-            "numbers, text, and lists and dictionaries of them"
+            f"extra={reprlib.repr(values)} can't be saved in a checkpoint ({error}); use a dictionary with string "
+            "keys, of numbers, strings, and lists and dictionaries of them"
         ) from None
     if len(text) > _MOST_EXTRA_BYTES:
         raise UsageError(

@@ -38,7 +38,7 @@ class WritingProcess:
     timeout_seconds: float = 0.0
 
 
-def give(folder: str, process: int, names: Iterable[str]) -> None:
+def write_note(folder: str, process: int, names: Iterable[str]) -> None:
     """Writes the note that a process's share, the checkpoints `names` in the folder, is complete and on the disk."""
     names = [os.path.basename(name) for name in names]
     for file in os.listdir(folder):
@@ -47,7 +47,7 @@ def give(folder: str, process: int, names: Iterable[str]) -> None:
     files.write_text(_note(folder, process), json.dumps({"names": names}))
 
 
-def give_up(folder: str, process: int, why: str) -> None:
+def write_failure(folder: str, process: int, why: str) -> None:
     """Writes the note with the reason why a process could not write its share. Raises OSError."""
     files.write_text(_note(folder, process), json.dumps({"why": why}))
 

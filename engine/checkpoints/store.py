@@ -341,7 +341,7 @@ class Checkpoints:
             self._error.__cause__ = error
             with contextlib.suppress(OSError):
                 if self._writer.process:
-                    shares.give_up(saving.folder, self._writer.process, why)
+                    shares.write_failure(saving.folder, self._writer.process, why)
                 else:
                     manifests.settle(self.directory)
                     _discard(saving.folder)  # frees its space
@@ -350,7 +350,7 @@ class Checkpoints:
 
     def _write_share(self, saving: _Saving) -> None:
         """Writes this process's slices, for the first process to seal."""
-        shares.give(saving.folder, self._writer.process, self._write_own(saving))
+        shares.write_note(saving.folder, self._writer.process, self._write_own(saving))
         self._current_step = saving.step
 
     def _write_own(self, saving: _Saving) -> list[str]:

@@ -119,14 +119,14 @@ class _Group(Axis):
         return self._rank_of(replica_id()) if self._in_replica() else 0
 
     def all_reduce(self, value):
-        if self.size == 1 or not self._travels():  # Keras builds layers outside of replicas for their shapes
+        if self.size == 1 or not self._sends():  # Keras builds layers outside of replicas for their shapes
             return value
         if value.dtype in (tf.bfloat16, tf.float16):  # CPU kernels can't add them; rounded once, at the end
             return tf.cast(self._own().all_reduce(tf.cast(value, tf.float32)), value.dtype)
         return self._own().all_reduce(value)
 
     def all_gather(self, value):
-        if not self._travels():
+        if not self._sends():
             return tf.repeat(value[tf.newaxis], self.size, axis=0)
         if self.size == 1:
             return value[tf.newaxis]
@@ -143,7 +143,7 @@ class _Group(Axis):
     def all_to_all(self, value):
         return value if self.size == 1 or not self._in_replica() else self._own().all_to_all(value)
 
-    def _travels(self) -> bool:
+    def _sends(self) -> bool:
         return self._in_replica() and not (self.name == MODEL and _left_out.get())
 
     def _in_replica(self) -> bool:

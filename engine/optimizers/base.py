@@ -62,7 +62,7 @@ class Optimizer(tf.Module):
     is_elementwise = False
     # The moving average of the updated variables, an `engine.optimizers.averaging.WeightAverage`, if any.
     weight_average = None
-    # The dtype in which gradients travel to a server.
+    # The dtype in which gradients are sent to a server.
     reduce_dtype = tf.float32
     # Whether fused kernels' updates of one variable wait for one another, for workers that share variables.
     use_locking = False

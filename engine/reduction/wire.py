@@ -164,9 +164,9 @@ def fetch(rows: tf.Tensor, server: str, reduce_dtype: tf.DType) -> tf.Tensor:
         return rows
     step_context().applied.mark("reduce_dtype")
 
-    def travel(rows):
+    def rounded(rows):
         with tf.device(server):
             small = tf.cast(rows, reduce_dtype)
         return tf.cast(small, tf.float32)
 
-    return tf.grad_pass_through(travel)(rows)
+    return tf.grad_pass_through(rounded)(rows)

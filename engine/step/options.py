@@ -151,7 +151,7 @@ class RunContext:
 
 
 # Options that are applied in several places, with the marks of these; any other is marked by its own name.
-_PARTS = {
+_MARKS = {
     "on_nonfinite=skip": ("skipping", "ending"),
     "precision=float16": ("scaling", "unscaling", "skipping", "ending"),
 }
@@ -243,7 +243,7 @@ class Applied:
 
 def _marks(name: str, value: Any) -> tuple[str, ...]:
     """Returns all marks of an option that is applied."""
-    return _PARTS.get(f"{name}={value}", (name,))
+    return _MARKS.get(f"{name}={value}", (name,))
 
 
 def _shown(values: Mapping[str, Any]) -> Iterator[str]:

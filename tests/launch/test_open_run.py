@@ -291,17 +291,17 @@ MISTAKES = {
     "none": (lambda r: r.train(steps=0), "train(steps=0): give a number above 0"),
     "no checkpoint": (lambda r: r.restore(3), "restore(3): there is no such whole checkpoint; "),
     "no word": (lambda r: r.restore("worst"), "restore('worst'): there is no such whole checkpoint; "),
-    "no JSON": (lambda r: r.save(extra={"x": np.zeros(2)}), "can't be kept with a checkpoint (Object of type ndarray"),
+    "no JSON": (lambda r: r.save(extra={"x": np.zeros(2)}), "can't be saved in a checkpoint (Object of type ndarray"),
     "no dictionary": (
         lambda r: r.save(extra=[3, 5]),
-        "extra=[3, 5] can't be kept with a checkpoint (it is of type lis",
+        "extra=[3, 5] can't be saved in a checkpoint (it is of type lis",
     ),
-    "empty": (lambda r: r.save(extra=[]), "extra=[] can't be kept with a checkpoint (it is of type list, not a dictio"),
+    "empty": (lambda r: r.save(extra=[]), "extra=[] can't be saved in a checkpoint (it is of type list, not a dictio"),
     "pairs": (
         lambda r: setattr(r, "extra", [("a", 1)]),
         "(it is of type list, not a dictionary); give a dictionary by",
     ),
-    "numbers as names": (lambda r: r.save(extra={"seen": {3: 1}}), "(its keys are not all text); give a dictionary by"),
+    "numbers as names": (lambda r: r.save(extra={"seen": {3: 1}}), "(its keys are not all strings); use a dictionary"),
     "large": (lambda r: r.save(extra={"x": "x" * (1 << 20)}), "a checkpoint keeps 1,048,576 at most; write a file"),
     "other form": (
         lambda r: r.train(data=(POINTS[:, :2], HEIGHTS), steps=1),
@@ -319,7 +319,7 @@ def test_what_a_program_keeps_is_checked_in_each_checkpoint(opened):
     opened.extra = {"seen": (1, 2)}
     opened.save()
     opened.extra["seen"] = {7}
-    with pytest.raises(UsageError, match=r"can't be kept with a checkpoint \(Object of type set"):
+    with pytest.raises(UsageError, match=r"can't be saved in a checkpoint \(Object of type set"):
         opened.save()
     opened.extra = {}
     opened.save()
