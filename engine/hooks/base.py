@@ -1,7 +1,7 @@
 """The contract of hooks and the basic ones: callables with a period, called by the outer loop on the host.
 
-A hook sees every call of the inner loop and acts when it is due. What calls have added up to since it last acted, it
-takes from a window of the run's meter. Its own state, if it has any, goes into each checkpoint.
+A hook sees every call of the inner loop and acts when it is due. It reads the totals since it last acted from a window
+of the run's meter. Its own state, if any, is part of each checkpoint.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(kw_only=True)
 class Status:
-    """Where a run stands: one small record, handed to every hook after each call of the inner loop.
+    """The state of a run: one small record, passed to every hook after each call of the inner loop.
 
     Attributes:
-      step: global steps (updates) done.
-      until_step: where the run ends; None if only its caller knows.
-      segment: what the newest call did: its steps, examples, metrics and time.
+      step: number of completed steps (updates).
+      until_step: the run's last step; None if only its caller knows.
+      segment: the newest call's steps, examples, metrics and time.
       steps_per_epoch: of the training data, in batches of the run's present size.
-      epoch_shift: what is added to the step to count epochs; not 0 if the run was resumed with another batch size.
+      epoch_shift: added to the step to count epochs; not 0 if the run was resumed with another batch size.
       state: the `TrainState`.
-      strategy: where steps run, for hooks that evaluate.
-      program: of the newest call's steps: on the run's own data, or on external data.
+      strategy: of the run, for hooks that evaluate.
+      program: of the newest call: on the run's own or external data.
       meter: merges the segments of all calls.
-      evaluation: the metrics of an evaluation at this step, once a hook has made one.
-      off_schedule: whether that was made only because the run ends here.
-      stop: set by a hook that wants the run to end, to the reason. Of several workers, any one's hook may: all end at
-        one step, this one if something is due at it, else after the next call or two.
-      agreed_stop: why the run ends, and which worker wants it to, once all know.
-      seconds_left: to the run's end, by the clock since the first call, evaluations and checkpoints included; None if
-        the end or the rate is not known.
-      hook_seconds: what hooks have taken so far, by `Hook.spent_on`; and what agreeing with other processes has.
+      evaluation: the metrics of an evaluation at this step, if a hook has made one.
+      off_schedule: whether it was made only because the run ends here.
+      stop: the reason to end the run, set by a hook, on any worker: all end at one step, this one if something is due
+        at it, else one or two calls later.
+      agreed_stop: why the run ends, and the worker that requested it, once all know.
+      seconds_left: estimate to the run's end, from the time since the first call, including evaluations and
+        checkpoints; None if the end or the rate is unknown.
+      hook_seconds: time spent in hooks so far, by `Hook.spent_on`, and in agreeing with other processes.
 
     Example:
       >>> def stop_after_an_epoch(status, metrics):  # hooks.every_steps(10, stop_after_an_epoch)
@@ -87,7 +87,7 @@ class Status:
 
 @dataclasses.dataclass(frozen=True)
 class Period:
-    """Every so many steps: those that are multiples of `steps` once `shift` is added.
+    """A period of steps: multiples of `steps` after adding `shift`.
 
     Raises:
       UsageError: the period is not a whole number, or below 0.
@@ -101,7 +101,7 @@ class Period:
             raise UsageError(f"every_steps={self.steps!r} is not a number of steps; use 1 or more, or 0 for never")
 
     def end_after(self, step: int) -> int:
-        """Returns the first end of a period after a step."""
+        """Returns the next end of a period after a step."""
         return ((step + self.shift) // self.steps + 1) * self.steps - self.shift
 
     def ends_at(self, step: int) -> bool:
@@ -110,13 +110,13 @@ class Period:
 
 
 class Hook:
-    """A hook that does nothing and is never due. Override what is needed.
+    """A hook that does nothing and is never due. Override methods as needed.
 
     Attributes:
-      name: names the hook's state in a checkpoint; unique among a run's hooks.
-      spent_on: what its time is counted as, of what a run's time goes to (`goodput.KINDS`).
-      ends_last: whether its `end` is called after the last save, since it changes what is saved.
-      needs_epochs: whether it acts at the ends of epochs, so that data of unknown length has to be counted.
+      name: of the hook's state in checkpoints; unique among a run's hooks.
+      spent_on: the kind of its time (`goodput.KINDS`).
+      ends_last: whether its `end` is called after the last save, since it changes the state.
+      needs_epochs: whether it acts at epochs' ends, so data of unknown length must be counted.
 
     Example:
       >>> class Slowest(Hook):
@@ -134,40 +134,40 @@ class Hook:
     needs_epochs = False
 
     def attach(self, state: TrainState, meter: Meter) -> None:
-        """Has the state keep more (`TrainState.of_hooks`), and makes windows. Called once, before a restore."""
+        """Adds to the state (`TrainState.of_hooks`), and creates windows. Called once, before a restore."""
 
     def begin(self, status: Status) -> None:
         """Prepares the hook; called before the first step of this process."""
 
     def rewind(self, status: Status) -> None:
-        """Begins again after the state, and the hook's own, were restored in this process."""
+        """Restarts the hook after the state, and its own, were restored in this process."""
         self.begin(status)
 
     def next_due(self, step: int, status: Status) -> int | None:
-        """Returns the next step, after `step`, at which the loop has to stop for this hook; None is never."""
+        """Returns the next step after `step` at which the loop must stop for this hook; None is never."""
         return None
 
     def __call__(self, status: Status) -> None:
         """Acts after each call of the inner loop, due or not. May set `status.stop`."""
 
     def settle(self, status: Status) -> None:
-        """Prepares a save: raises if the state must not be saved, and writes what must be on disk by then."""
+        """Prepares a save: raises if the state must not be saved, and writes what must be on disk first."""
 
     def end(self, status: Status) -> None:
-        """Ends the hook after the last step, or when a hook stopped the run; not after an exception."""
+        """Ends the hook after the last step, or after a hook stopped the run; not after an exception."""
 
     def close(self) -> None:
-        """Releases what the hook holds (a terminal, a thread), however the run ended; after `end`, if called."""
+        """Releases the hook's resources (a terminal, a thread), however the run ended; after `end`, if called."""
 
     def host_state(self) -> dict:
-        """Returns what a checkpoint keeps of this hook: plain JSON."""
+        """Returns this hook's state for checkpoints, plain JSON."""
         return {}
 
     def restore_host_state(self, values: dict) -> None:
-        """Restores what `host_state` returned."""
+        """Restores the result of `host_state`."""
 
     def data_changed(self, splits: set[str]) -> None:
-        """Forgets what was measured on these splits ("train", "eval"), whose data has changed.
+        """Discards measurements on these splits ("train", "eval"), whose data has changed.
 
         Called after `restore_host_state`.
         """
@@ -178,8 +178,8 @@ class Periodic(Hook):
 
     Args:
       every_steps: the period, an int or a `Period`; 0 is never.
-      at_end: act at the run's last step too, whatever the period.
-      more: other periods, at whose ends it acts too.
+      at_end: also act at the run's last step.
+      more: other periods, at whose ends it acts, too.
 
     Raises:
       UsageError: the period is not a whole number, or below 0.
@@ -201,7 +201,7 @@ class Periodic(Hook):
         self.every_steps = every_steps
         self.at_end = at_end
         self.more = more
-        _ = self._periods  # which checks them
+        _ = self._periods  # checks them
 
     @property
     def _periods(self) -> list[Period]:
@@ -230,13 +230,13 @@ class Windowed(Periodic):
     """A periodic hook with a window of the calls since it last took them, whose metrics survive a restart.
 
     Args:
-      every_steps: as `Periodic` takes it.
+      every_steps: as for `Periodic`.
       at_end: likewise.
       more: likewise.
 
     Attributes:
-      window: a `Window` of the run's meter; `window.take()` returns the `Totals` of the calls since the last time, and
-        `window.totals` leaves them in it.
+      window: a `Window` of the run's meter; `window.take()` returns and clears the `Totals` of the calls since the last
+        time, `window.totals` keeps them.
 
     Example:
       >>> class Loss(Windowed):
@@ -251,7 +251,7 @@ class Windowed(Periodic):
 
 
 class StopRequest(Hook):
-    """Ends the run at the next call after a request. `request` may be called in a signal handler or a thread.
+    """Ends the run at the next call after a request. `request` can be called in a signal handler or a thread.
 
     Attributes:
       reason: why this process wants the run to end; None before.
@@ -269,7 +269,7 @@ class StopRequest(Hook):
         self.reason: str | None = None
 
     def request(self, reason: str) -> None:
-        """Requests the end; the first reason stays."""
+        """Requests the end; keeps the first reason."""
         self.reason = self.reason or reason
 
     def begin(self, status: Status) -> None:
@@ -300,11 +300,11 @@ class _EveryEpoch(_Every):
 
 
 def every_steps(steps: int, function: Callable[[Status, dict[str, float]], None]) -> Hook:
-    """Makes a user's hook: calls `function(status, metrics)` every so many steps, with the means since the last.
+    """Returns a user's hook that calls `function(status, metrics)` every so many steps, with the means since the last.
 
     Args:
       steps: the period, 1 or more.
-      function: takes a `Status` and the means by name, floats. `loss` is always among them; it is nan where no step
+      function: called with a `Status` and the means by name, floats. They always include `loss`; it is NaN if no step
         counted, since float16's loss scale skipped them all.
 
     Raises:
@@ -319,7 +319,7 @@ def every_steps(steps: int, function: Callable[[Status, dict[str, float]], None]
 
 
 def every_epoch(function: Callable[[Status, dict[str, float]], None]) -> Hook:
-    """Makes a user's hook: calls `function(status, metrics)` at the end of each epoch, with the epoch's means.
+    """Returns a user's hook that calls `function(status, metrics)` at the end of each epoch, with the epoch's means.
 
     Args:
       function: see `every_steps`.

@@ -1,4 +1,4 @@
-"""Evaluation during a run, with the weights' moving average where there is one. Host code."""
+"""Evaluation during a run, with the weights' moving average, if any. Host code."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ _CURE = (
 
 @contextlib.contextmanager
 def averaged_weights(trainer, final: bool = False):
-    """Puts the moving average into every variable that has one, and restores the variables, to the bit, afterwards.
+    """Sets every variable with a moving average to it, and restores the variables afterwards, to the bit.
 
-    Host code, outside of replicas: an assignment reaches the copies on all of them. Without `ema_decay` it does
-    nothing.
+    Host code, outside replicas: an assignment reaches the copies on all of them. Does nothing without `ema_decay`.
 
     Args:
       trainer: of the run.
-      final: whether to take the averages of a Keras optimizer with `use_ema` too, which no evaluation uses before
-        training ends.
+      final: whether to use the averages of a Keras optimizer with `use_ema`, too, which evaluations use only after
+        training.
     """
     with contextlib.ExitStack() as stack:
         for optimizer in Inventory(trainer).optimizers.values():
@@ -48,7 +47,7 @@ def averaged_weights(trainer, final: bool = False):
 class FinalWeights(Hook):
     """Ends a run with the averages of Keras's `use_ema` in the weights, after its last checkpoint, as `fit` does.
 
-    Callbacks come after it, which may set other weights as they end; it tells whether anything did.
+    Callbacks come after it, and may set other weights at their end, which it detects.
 
     Args:
       may_change: whether callbacks come after it.
@@ -73,12 +72,12 @@ class FinalWeights(Hook):
 
     @property
     def changed(self) -> bool:
-        """Whether the weights are others than after the last step."""
+        """Whether the weights differ from those after the last step."""
         return self._hashes is not None and bool((self._hashes() != self._before).any())
 
 
 class Evaluated(dict[str, float]):
-    """The means of an evaluation by name, and what is no number.
+    """The means of an evaluation by name, and its other results.
 
     Args:
       means: by name; an `Evaluated` is copied.
@@ -94,30 +93,30 @@ class Evaluated(dict[str, float]):
         self.confusion = {name: np.asarray(each, np.int64) for name, each in matrices.items()}
 
     def host_state(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of it: plain JSON."""
+        """Returns its state for checkpoints, plain JSON."""
         confusion = {name: each.tolist() for name, each in self.confusion.items()}
         return {"result": dict(self), **({"confusion": confusion} if confusion else {})}
 
     @classmethod
     def from_host_state(cls, values: Mapping[str, Any]) -> Evaluated | None:
-        """Returns what `host_state` was called of; None of a checkpoint without it."""
+        """Restores it from the result of `host_state`; None for a checkpoint without it."""
         return None if values.get("result") is None else cls(values["result"], values.get("confusion", {}))
 
 
 def evaluate(strategy, state: TrainState, program=None) -> Evaluated:
-    """Computes the metrics' means over a whole evaluation set, and waits for them.
+    """Computes the metrics' means over an evaluation set, and waits for them.
 
-    That of nothing, such as a share of 0 examples or the AUC of one class, is nan. Warns of others that are not finite,
-    but for losses.
+    Means of nothing, e.g. a share of 0 examples or the AUC of one class, are NaN. Warns of other non-finite values,
+    except losses.
 
     Args:
       strategy: of the run.
       state: of the run.
-      program: of the evaluation; None is that of the run's own data.
+      program: of the evaluation; None is the run's own.
 
     Raises:
-      LabelError: labels are not what a metric takes.
-      NonfiniteError: a loss is not finite, or weights are not, which metrics may hide.
+      LabelError: a metric does not accept the labels.
+      NonfiniteError: a loss or weights are not finite; metrics may hide the latter.
     """
     title = f"evaluation at step {state.step}"
     numerics.check_weights(state.trainer, title)
@@ -137,10 +136,10 @@ def evaluate(strategy, state: TrainState, program=None) -> Evaluated:
 
 
 class Evaluation(Periodic):
-    """Evaluates every so many steps and at the last one, and sets `status.evaluation`, {metric: mean}.
+    """Evaluates periodically and at the last step, and sets `status.evaluation`, {metric: mean}.
 
     Attributes:
-      step: of the newest evaluation, a resumed run's too; None before the first on this data.
+      step: of the newest evaluation, also a resumed run's; None before the first on this data.
       result: of the newest evaluation, likewise.
     """
 

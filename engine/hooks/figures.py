@@ -1,4 +1,4 @@
-"""Figures of a run that are not metrics: learning rates, the loss scale. Host code."""
+"""Figures of a run other than metrics: learning rates, the loss scale. Host code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Figures:
         self._loss_scale = inventory.loss_scale and inventory.loss_scale.value
 
     def read(self) -> dict[str, Any]:
-        """Returns `learning_rate` of the last update; by optimizer, where there are several."""
+        """Returns `learning_rate` of the last update; by optimizer, if there are several."""
         rates = {name: optimizer.last_learning_rate() for name, optimizer in self._optimizers.items()}
         if len(rates) == 1:
             figures = {"learning_rate": next(iter(rates.values()))}

@@ -1,4 +1,4 @@
-"""What a run's wall time went to, since its first start and over all that followed. Host code."""
+"""How a run's wall time was spent, since its first start and over all attempts. Host code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-# What is done again where a run goes on from a checkpoint: of the time since that checkpoint it makes `lost`.
+# Repeated after a resume: such time since the checkpoint becomes `lost`.
 _DONE_AGAIN = ("steps", "input", "waiting", "checkpoints", "evaluation", "other")
 KINDS = ("steps", "start", "compile", "input", "waiting", "checkpoints", "evaluation", "other", "lost", "down")
 
@@ -17,11 +17,11 @@ class Past:
 
     Attributes:
       attempts: their number.
-      step: the last that was recorded.
-      spent: seconds by `KINDS`, as recorded last, and `spent_at`, when that was.
-      alive_at: when the last of them was last seen at work, in Unix seconds.
+      step: the last recorded one.
+      spent: seconds by `KINDS`, as recorded last, and `spent_at`, the time of that record.
+      alive_at: the last sign of work of the last attempt, in Unix seconds.
       kind: of the last event.
-      end: the last event `end`, if the last process has written one; `cause` what another says of its end.
+      end: the event `end`, if the last process has written one; `cause`, from others' events about its end.
       rows: of the history.
     """
 
@@ -36,7 +36,7 @@ class Past:
     rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def see(self, event: Mapping[str, Any]) -> None:
-        """Takes up an event, in their order."""
+        """Processes an event, in order."""
         kind = event["event"]
         self.step = max(self.step, event["step"])
         if kind == "start":
@@ -48,7 +48,7 @@ class Past:
             self.cause = event.get("cause")
         elif kind == "row":
             self.rows.append({name: value for name, value in event.items() if name not in ("event", "time")})
-        # Between two restarts no process has come to its first step.
+        # Between two restarts no process has reached its first step.
         if kind == "end" or (self.end is None and not kind == self.kind == "restart"):
             self.alive_at = event["time"]
         self.kind = kind
@@ -58,9 +58,9 @@ class Past:
 
 
 class Goodput:
-    """Seconds by what they went to; they add up to all that has passed since the run's first start.
+    """Seconds by kind, which add up to the time since the run's first start.
 
-    A pause after an end with exit code 0 does not count: the run was complete, and is prolonged.
+    A pause after exit code 0 does not count: the run was complete, and is extended.
 
     Attributes:
       seconds: by `KINDS`.
@@ -68,16 +68,16 @@ class Goodput:
 
     def __init__(self):
         self.seconds = dict.fromkeys(KINDS, 0.0)
-        self._compiling = self._steady = (0.0, 0)  # seconds and steps, of calls that compiled and of the others
+        self._compiling = self._steady = (0.0, 0)  # seconds and steps of calls that compiled, and of others
 
     def resume(self, past: Past, kept: Mapping[str, float] | None, step: int, began_at: float) -> None:
-        """Goes on where the processes before left off.
+        """Continues the figures of earlier processes.
 
         Args:
-          past: what they have recorded.
-          kept: `seconds` as the checkpoint has them; None without one.
+          past: their record.
+          kept: the checkpoint's `seconds`; None without one.
           step: of the checkpoint.
-          began_at: when this process began, in Unix seconds.
+          began_at: this process's start, in Unix seconds.
         """
         if not past.attempts:
             return
@@ -102,7 +102,7 @@ class Goodput:
         waiting_seconds: float = 0.0,
         aside: Mapping[str, float] | None = None,
     ) -> None:
-        """Adds a stretch of time.
+        """Adds a period of time.
 
         Args:
           elapsed: of the wall clock.
@@ -110,7 +110,7 @@ class Goodput:
           compiling: those of the calls that compiled.
           input_seconds: for which steps waited within calls for input.
           waiting_seconds: likewise, for other workers.
-          aside: seconds between calls, by kind; what is left of `elapsed` is `other`.
+          aside: seconds between calls, by kind; the rest of `elapsed` is `other`.
         """
         aside, seconds = aside or {}, self.seconds
         input_seconds = min(input_seconds, calls[0])
@@ -127,7 +127,7 @@ class Goodput:
 
     @property
     def _compile_seconds(self) -> float:
-        """What calls that compiled took longer than their steps do otherwise, as far as that is known by now."""
+        """The extra seconds of calls that compiled, compared with other calls' steps, if known."""
         (seconds, steps), (steady_seconds, steady_steps) = self._compiling, self._steady
         return max(0.0, seconds - steps * steady_seconds / steady_steps) if steady_steps else seconds
 
@@ -137,6 +137,6 @@ class Goodput:
         return {"total": sum(self.seconds.values()), **self.seconds}
 
     def report(self) -> dict[str, Any]:
-        """Returns `share`, that of steps that count, and `seconds`, which is `spent`."""
+        """Returns `share`, the fraction of useful steps' time, and `seconds`, which is `spent`."""
         spent = self.spent
         return {"share": spent["steps"] / spent["total"] if spent["total"] > 0 else 0.0, "seconds": spent}

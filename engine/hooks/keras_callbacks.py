@@ -1,6 +1,6 @@
-"""Keras callbacks, as they are, as one hook: called where `fit` would call them, on a model as they know it. Host code.
+"""Keras callbacks, unchanged, as one hook: called as by `fit`, on a model that looks like Keras's. Host code.
 
-As under `MultiWorkerMirroredStrategy`, each process calls its own with the same logs, but for those that write.
+As under `MultiWorkerMirroredStrategy`, each process calls its own with the same logs, except those that write.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from .evaluation import averaged_weights
 _OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights")
 _COMPUTES = ("evaluate", "predict", "predict_on_batch", "test_on_batch")
 _TRAINS = ("fit", "train_on_batch")
-# Those that write or send: of several processes the chief's alone are called.
+# Callbacks that write or send: called only on the chief.
 _ON_CHIEF = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")
 _AT_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-# Keras's own that have methods for batches and, as they were made, do nothing in them that a run does not do.
+# Keras's callbacks whose batch methods do nothing that a run does not do.
 _IDLE_AT_BATCHES = {
     "ModelCheckpoint": lambda callback: callback.save_freq == "epoch",
     "TensorBoard": lambda callback: callback.update_freq == "epoch" and not callback.write_steps_per_second,
-    "TerminateOnNaN": lambda callback: True,  # the run itself ends there, unless it is to skip such a step
+    "TerminateOnNaN": lambda callback: True,  # the run itself ends there, unless it skips such steps
 }
-# What a checkpoint keeps of Keras's own; of others, what their get_state returns.
+# The state of Keras's callbacks in checkpoints; of others, the results of get_state.
 _KEPT = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch"),
     "History": ("epoch", "history"),
@@ -49,7 +49,7 @@ _KEPT = {
 }
 _STOP = "stop_training of a Keras callback"
 _WITHOUT_STATE = ("CSVLogger", "LambdaCallback", "LearningRateScheduler", "RemoteMonitor")
-# Those that need Keras's own loop, and what does the same here.
+# Callbacks that need Keras's own loop, and their equivalents here.
 _INSTEAD = {
     "BackupAndRestore": f"{setting('run_dir')}, from which a run resumes to the same bits,",
     "OrbaxCheckpoint": f"{setting('run_dir')} with {setting('checkpoint_every_steps')}",
@@ -59,39 +59,39 @@ _INSTEAD = {
 
 
 class KerasCallbacks(Windowed):
-    """Calls Keras callbacks where `fit` would.
+    """Calls Keras callbacks like `fit`.
 
-    Each of several processes calls its own, with the same logs, so that what they set is set on all, and their
-    attributes are there afterwards. Those of Keras that write files or send, and one of your own with
-    `on_chief_only = True`, are called on the chief alone; the others take their state from it at the end.
+    Each process calls its own, with the same logs, so that their effects are the same everywhere, and their attributes
+    are available afterwards. Keras's that write files or send, and your own with `on_chief_only = True`, are called
+    only on the chief; the others copy their state from it at the end.
 
-    A resumed run repeats `on_train_begin`, and `on_epoch_begin` where that has been called, so that a callback has what
-    it makes there; what these calls set in the run is put back, since the checkpoint has it.
+    A resumed run repeats `on_train_begin`, and `on_epoch_begin` within an epoch, so that callbacks create their
+    objects; changes of the run by these calls are reverted, since the checkpoint has them.
 
-    Logs are Keras's: the epoch's means so far, `val_NAME` of an evaluation at its end, and as `loss` what is minimized,
-    with what layers add. Batch methods are called at each batch where a callback overrides them, which makes each step
-    a call of its own; `on_test_batch_*` are not called. A callback that sets `self.model.stop_training` ends the run;
-    `self.model.optimizer` is the Keras optimizer, or has the settings of the engine's, which may be read and set.
-    Other attributes of `self.model` are the trainer's Keras model's; its `predict` and `evaluate` compute in this
-    process alone.
+    Logs are Keras's: the epoch's means so far, `val_NAME` of an evaluation at its end, and as `loss` the minimized
+    value, including layers' losses. Batch methods are called for each batch if a callback overrides them, which makes
+    each step a call of its own; `on_test_batch_*` are not called. A callback that sets `self.model.stop_training` ends
+    the run; `self.model.optimizer` is the Keras optimizer, or has the readable and writable settings of the engine's.
+    Other attributes of `self.model` are those of the trainer's Keras model; its `predict` and `evaluate` compute in
+    this process alone.
 
     Args:
       callbacks: `tf.keras.callbacks.Callback`s.
-      epoch_steps: of an epoch as callbacks see it; None is the data's.
+      epoch_steps: steps of an epoch for callbacks; None is the data's.
       first_epoch: the number of the run's first epoch.
       batch_stride: batches from one call of the batch methods to the next, Keras's `steps_per_execution`.
-      verbose: what `self.params` has of it.
+      verbose: for `self.params`.
 
     Attributes:
       callbacks: the callbacks.
       history: Keras's `History` of the run, on each process.
 
     Raises:
-      UsageError: a callback needs Keras's own loop; says what to use here.
+      UsageError: a callback needs Keras's own loop; names the equivalent.
     """
 
     name = "keras_callbacks"
-    ends_last = True  # so that a run goes on from its last weights, though it ends with the best
+    ends_last = True  # so that a run is resumed from its last weights, even if it ends with the best
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class KerasCallbacks(Windowed):
         self._states: list[dict[str, Any]] | None = None  # of a checkpoint
         self._logs: dict[str, Any] = {}
         self._several: list[str] = []  # metrics that may have several values
-        self._best: dict[Any, tf.Variable] = {}  # the weights that a callback is to restore, in bytes
-        self._begun: list[int | None] = [None, None]  # the epoch, and the step of the batch, that callbacks have begun
+        self._best: dict[Any, tf.Variable] = {}  # the weights that a callback will restore, in bytes
+        self._begun: list[int | None] = [None, None]  # the epoch and the batch's step that callbacks have begun
 
     def attach(self, state: TrainState, meter: Meter) -> None:
         super().attach(state, meter)
@@ -127,15 +127,15 @@ class KerasCallbacks(Windowed):
         self._best = {each: state.of_hooks.variable(f"best_weights_{i}") for i, each in enumerate(holding)}
 
     def resolve(self, kinds: Mapping[str, type]) -> None:
-        """Sets the mode of callbacks that monitor a metric with mode="auto", as far as it is known what is measured.
+        """Sets the mode of callbacks that monitor a metric with mode="auto", if the metrics are known.
 
-        Keras itself knows the direction of `loss` and of its own metrics, and raises after an epoch for others.
+        Keras knows only the direction of `loss` and of its own metrics, and raises after an epoch for others.
 
         Args:
-          kinds: of the metrics that are measured, by name.
+          kinds: of the measured metrics, by name.
 
         Raises:
-          UsageError: the direction of one is not known.
+          UsageError: the direction of a metric is unknown.
         """
         for callback in self._callbacks:
             if getattr(callback, "mode", None) != "auto" or "MonitorCallback" not in _kinds(callback):
@@ -180,7 +180,7 @@ class KerasCallbacks(Windowed):
             self._begin_epoch(status)
 
     def _begin_again(self, status: Status) -> None:
-        """Calls what a resumed run's callbacks have begun, and gives them the state that they had afterwards."""
+        """Repeats the beginnings of a resumed run's callbacks, and restores their later state."""
         self._call("on_train_begin", {})
         epoch, batch = self._begun
         if epoch == self._epoch(status):
@@ -190,7 +190,7 @@ class KerasCallbacks(Windowed):
         self._take_up()
 
     def rewind(self, status: Status) -> None:
-        """Tells callbacks nothing: Keras's loop never goes back."""
+        """Does not call callbacks: Keras's loop never goes back."""
 
     def next_due(self, step: int, status: Status) -> int | None:
         ends = self._period.end_after(step)
@@ -212,7 +212,7 @@ class KerasCallbacks(Windowed):
             self._call("on_epoch_end", self._epoch(status) - 1, self._logs)
             for callback in self._callbacks:
                 if "MonitorCallback" in _kinds(callback) and callback.best != callback.best:
-                    callback.best = None  # Keras takes a first value for the best although it is nan
+                    callback.best = None  # Keras regards a first value as the best even if it is NaN
         if self._model.stop_training:
             status.stop = status.stop or _STOP
         elif not (status.last or status.stop):
@@ -220,7 +220,7 @@ class KerasCallbacks(Windowed):
 
     def end(self, status: Status) -> None:
         self._call("on_train_end", self._logs)
-        if status.strategy.num_hosts > 1:  # the chief's history has what its callbacks add to logs
+        if status.strategy.num_hosts > 1:  # the chief's history includes its callbacks' additions to logs
             states = json.loads(status.strategy.exchange_text(json.dumps([*map(_state_of, self._callbacks)]))[0])
             for callback, state in () if status.strategy.is_chief else _matched(self._callbacks, states):
                 if state is not None and (callback is self.history or callback not in self._called):
@@ -243,9 +243,9 @@ class KerasCallbacks(Windowed):
         return (step + self._period.shift) % self._period.steps
 
     def _logs_of(self, means: Mapping[str, float]) -> dict[str, Any]:
-        """Returns means as Keras's logs have them: of a vector one entry, an array, and no gradients' norm.
+        """Returns means in the form of Keras's logs: vectors as one array each, and no gradient norm.
 
-        `loss` is with what layers add to it.
+        `loss` includes layers' losses.
         """
         logs: dict[str, Any] = {
             name: value for name, value in means.items() if name not in ("gradient_norm", "loss_with_penalties")
@@ -267,14 +267,14 @@ class KerasCallbacks(Windowed):
             self._call("on_train_batch_begin", self._batch(status.step), {})
 
     def _call(self, method: str, *arguments) -> None:
-        """Calls a method of all, which may add to the logs for those after them, as Keras's own do."""
+        """Calls a method of all callbacks, which may add to the logs for later ones, as Keras's do."""
         *numbers, logs = arguments
         logs = dict(logs)
         for callback in self._called:
             getattr(callback, method)(*numbers, logs)
 
     def _take_up(self) -> None:
-        """Gives callbacks the state that a checkpoint has of them, and names those that begin again."""
+        """Restores callbacks' state from a checkpoint, and names those without any."""
         again: list[str] = []
         for callback, state in _matched(self._callbacks, self._states or []):
             weights = self._best[callback].numpy() if callback in self._best else None
@@ -301,7 +301,7 @@ def _packed(weights: Iterable[np.ndarray]) -> bytes:
 
 
 def _kinds(callback: tf.keras.callbacks.Callback) -> list[str]:
-    """Returns the names of Keras's own classes that a callback is of."""
+    """Returns the names of Keras's classes of a callback."""
     return [kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")]
 
 
@@ -319,7 +319,7 @@ def _uses_batch_hooks(callback: tf.keras.callbacks.Callback) -> bool:
 
 
 def _state_of(callback: tf.keras.callbacks.Callback) -> dict[str, Any]:
-    """Returns what a checkpoint keeps of a callback: plain JSON; its state is None where there is none to keep."""
+    """Returns a callback's entry in checkpoints, plain JSON; its state is None if there is none."""
     state, kind = None, type(callback).__name__
     if hasattr(callback, "get_state"):
         state = callback.get_state()
@@ -330,12 +330,12 @@ def _state_of(callback: tf.keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def _set_state(callback: tf.keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    """Restores what `_state_of` has found."""
+    """Restores the result of `_state_of`."""
     callback.set_state(state) if hasattr(callback, "set_state") else vars(callback).update(state)
 
 
 def _matched(callbacks: Iterable[tf.keras.callbacks.Callback], states: Iterable[dict]) -> Iterator[tuple]:
-    """Yields each callback with its state, the next of its class; None if none is left."""
+    """Yields each callback with the next state of its class, or None."""
     rest = list(states)
     for callback in callbacks:
         saved = next((each for each in rest if each["kind"] == type(callback).__name__), {"state": None})
@@ -348,11 +348,11 @@ def _is_on_chief(callback: tf.keras.callbacks.Callback) -> bool:
 
 
 class _Model:
-    """A trainer's model as callbacks see it: Keras's, with the run's optimizer.
+    """A trainer's model for callbacks: Keras's, with the run's optimizer.
 
     Attributes:
       stop_training: set by a callback that wants the run to end.
-      averaged_weights: makes a context in which the weights are their moving averages.
+      averaged_weights: returns a context in which the weights are their moving averages.
     """
 
     def __init__(self, trainer):
@@ -377,7 +377,7 @@ class _Model:
         return self._model(*arguments, **keywords)
 
     def unpacked(self, values: bytes) -> list[np.ndarray]:
-        """Returns the weights of which these are the bytes."""
+        """Returns the weights from their bytes."""
         arrays, start = [], 0
         for weight in self._model.weights:
             array = np.frombuffer(values, np.dtype(weight.dtype), int(np.prod(weight.shape)), start)
@@ -387,7 +387,7 @@ class _Model:
 
 
 class _Optimizer:
-    """One of the engine's optimizers as callbacks see it: its rate and settings, which they may set."""
+    """An optimizer of the engine for callbacks: its rate and settings, which they may set."""
 
     def __init__(self, optimizer):
         vars(self)["_optimizer"] = optimizer

@@ -1,4 +1,4 @@
-"""Hooks that watch one metric from evaluation to evaluation: early stopping, lower learning rates. Host code."""
+"""Hooks that monitor one metric over evaluations: early stopping, lower learning rates. Host code."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from ..metrics.sums import kinds_of
 from ..state import TrainState
 from .base import Hook, Period, Periodic, Status
 
-_ROUNDING = 1e-6  # of a float32, as which a scale is kept
+_ROUNDING = 1e-6  # of the scale's float32
 
 
 class Monitor(Periodic):
-    """Looks at one metric at each evaluation and calls `observe` with its value.
+    """Calls `observe` with the value of one metric at each evaluation.
 
-    Its best value, and the step of it (`best`, `best_step`), survive a restart. A metric without a value, such as a
-    mean of nothing or the AUC of one class, has not improved.
+    Its best value and that step (`best`, `best_step`) survive a restart. A metric without a value, e.g. a mean of
+    nothing or the AUC of one class, has not improved.
 
     Args:
-      monitor: `eval_NAME`, of the evaluation, or `train_NAME`, the mean over the steps since the last look; with its
+      monitor: `eval_NAME`, of the evaluation, or `train_NAME`, the mean over the steps since the last check; with its
         direction `max:eval_NAME` or `min:eval_NAME`, see `Monitored`.
-      min_delta: a value has to be better than the best one by more than this to count.
-      every_steps: for `train_NAME` in a run that does not evaluate: look every so many steps instead.
+      min_delta: smallest improvement that counts, exclusive.
+      every_steps: period of checks for `train_NAME` in a run that does not evaluate.
 
     Attributes:
-      monitored: the metric; its direction is known once `resolve` was called.
+      monitored: the metric; its direction is known after `resolve`.
       monitor: its name, `eval_NAME` or `train_NAME`.
 
     Raises:
-      UsageError: another name; a metric that is not measured, or whose direction is not known.
+      UsageError: another name, or a metric that is not measured, or whose direction is unknown.
     """
 
     name = "monitor"
@@ -53,17 +53,17 @@ class Monitor(Periodic):
         self.best_step: int | None = None
         self._window: Window | None = None
         self._is_resolved = False
-        self._best_by: str | None = None  # the direction by which a restored value is the best
+        self._best_by: str | None = None  # the direction of a restored best value
 
     def attach(self, state: TrainState, meter: Meter) -> None:
         if self.monitored.source == "train":
             self._window = meter.window(self.name)
 
     def resolve(self, kinds: Mapping[str, type]) -> None:
-        """Finds the metric, and its direction, among those that are measured. Called once before the first look."""
+        """Looks up the metric and its direction among the measured ones. Called once before the first check."""
         self.monitored, self._is_resolved = self.monitored.directed(kinds), True
         if self._best_by not in (None, self.monitored.direction):
-            self.forget()  # what was the best by the other direction
+            self.forget()  # the best in the other direction
 
     def is_due(self, status: Status) -> bool:
         return super().is_due(status) if self.every_steps else status.evaluation is not None
@@ -77,7 +77,7 @@ class Monitor(Periodic):
         if not self._is_resolved:
             self.resolve(kinds_of(status.strategy.evaluation.trace()))
         metrics = self._window.take().means() if self._window else status.evaluation
-        if self.monitored.source == "eval" and self.monitored.metric not in metrics:  # NAME_9 of four values
+        if self.monitored.source == "eval" and self.monitored.metric not in metrics:  # e.g. NAME_9 of four values
             raise self.monitored.not_measured(metrics)
         value = metrics.get(self.monitored.metric, math.nan)
         improved = self._is_better(value)
@@ -86,16 +86,16 @@ class Monitor(Periodic):
         self.observe(status, value, improved)
 
     def observe(self, status: Status, value: float, improved: bool) -> None:
-        """Takes a new value; `improved` if it is better than all before, in which case `best` already is this value."""
+        """Handles a new value; `improved` if it is better than all before, and then already `best`."""
         raise NotImplementedError
 
     def recall(self, values: dict) -> None:
-        """Takes the best value from what `host_state` returned, unless it is the best by the other direction."""
+        """Restores the best value from the result of `host_state`, unless its direction is another."""
         if not self._is_resolved or values.get("direction") in (None, self.monitored.direction):
             self.best, self.best_step, self._best_by = (values.get(key) for key in ("best", "best_step", "direction"))
 
     def forget(self) -> None:
-        """Forgets what was measured."""
+        """Discards measurements."""
         self.best = self.best_step = None
         if self._window:
             self._window.take()
@@ -113,7 +113,7 @@ class Monitor(Periodic):
         return {"monitor": self.monitor, **best}
 
     def restore_host_state(self, values: dict) -> None:
-        if values.get("monitor") == self.monitor:  # another metric's best says nothing
+        if values.get("monitor") == self.monitor:  # another metric's best is irrelevant
             self.recall(values)
 
     def data_changed(self, splits: set[str]) -> None:
@@ -122,9 +122,9 @@ class Monitor(Periodic):
 
 
 class Patient(Monitor):
-    """A monitor that calls `act_on_plateau` after `patience` evaluations in a row without improvement.
+    """A monitor that calls `act_on_plateau` after `patience` successive evaluations without improvement.
 
-    Evaluations off the schedule, where a run ends, are not counted.
+    Evaluations off schedule, at a run's end, don't count.
     """
 
     def __init__(self, monitor: str, patience: int, **arguments):
@@ -135,7 +135,7 @@ class Patient(Monitor):
         self.waited = 0
 
     def is_due(self, status: Status) -> bool:
-        # The evaluation at a run's end is no part of its schedule: a run that is prolonged goes on as if in one.
+        # The evaluation at a run's end is off schedule: an extended run continues as if uninterrupted.
         return super().is_due(status) and (bool(self.every_steps) or not status.off_schedule)
 
     def observe(self, status: Status, value: float, improved: bool) -> None:
@@ -160,7 +160,7 @@ class Patient(Monitor):
 
 
 def reset_patience(hooks: Iterable[Hook]) -> bool:
-    """Makes hooks that wait for an improvement begin again; returns whether one of them has ended the run."""
+    """Resets hooks that wait for an improvement; returns whether one of them has ended the run."""
     waiting = [hook for hook in hooks if isinstance(hook, Patient)]
     has_ended = any(isinstance(hook, EarlyStopping) and hook.waited >= hook.patience for hook in waiting)
     for hook in waiting:
@@ -169,9 +169,9 @@ def reset_patience(hooks: Iterable[Hook]) -> bool:
 
 
 class EarlyStopping(Patient):
-    """Ends the run when the metric has not improved for `patience` evaluations. A run resumed after that ends at once.
+    """Ends the run if the metric has not improved for `patience` evaluations. If resumed then, it ends at once.
 
-    Arguments are `monitor`, `patience`, and `Monitor`'s other ones by keyword.
+    Arguments are `monitor`, `patience`, and `Monitor`'s others by keyword.
     """
 
     name = "early_stopping"
@@ -189,16 +189,16 @@ class EarlyStopping(Patient):
 
 
 class ReduceLearningRate(Patient):
-    """Multiplies the learning rate by `factor` when the metric has not improved for `patience` evaluations.
+    """Multiplies the learning rate by `factor` if the metric has not improved for `patience` evaluations.
 
     It lowers every optimizer's `learning_rate_scale`, a variable of the checkpoint, so schedules continue scaled.
 
     Args:
       monitor: see `Monitor`.
-      patience: how many evaluations without improvement to wait.
+      patience: number of evaluations without improvement to wait.
       factor: between 0 and 1, exclusive.
-      min_scale: the scale is never lowered past it; a warning says once where it would have been.
-      **arguments: `Monitor`'s other ones.
+      min_scale: lower bound of the scale; reaching it is logged once.
+      **arguments: `Monitor`'s others.
     """
 
     name = "reduce_learning_rate"

@@ -1,4 +1,4 @@
-"""Handles numbers that are not finite: stops before they are saved, and says where they came from. Host code."""
+"""Handles non-finite numbers: stops before they are saved, and reports their origin. Host code."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ _PIECE_BYTES = 64 << 20
 
 
 def is_loss(name: str) -> bool:
-    """Returns whether a metric is a loss by its name, such as `loss` and `log_loss`."""
+    """Returns whether a metric is a loss, by its name, such as `loss` or `log_loss`."""
     return "loss" in name.split("_")
 
 
 def check_labels(pairs: Mapping[str, Pair], title: str) -> None:
-    """Raises `LabelError`, which begins with `title`, if a metric was given labels that it does not take."""
+    """Raises `LabelError`, which begins with `title`, if a metric had labels that it does not accept."""
     for name, pair in pairs.items():
         if isinstance(pair, Pair) and (mistake := pair.mistake()):
             raise LabelError(f"{title}: {name}: {mistake}")
 
 
 def enable() -> None:
-    """Makes TensorFlow check the outputs of every op from now on; call it before anything is traced.
+    """Makes TensorFlow check the outputs of every op from now on; call it before tracing anything.
 
-    An op that makes an inf or a nan raises `tf.errors.InvalidArgumentError`, which `explain` reads. It is slow, and XLA
-    can't compile it: a run with it needs `jit` off.
+    An op that yields an inf or NaN raises `tf.errors.InvalidArgumentError`, which `explain` parses. It is slow, and XLA
+    can't compile it: it needs `jit` off.
     https://www.tensorflow.org/api_docs/python/tf/debugging/enable_check_numerics
     """
     tf.debugging.enable_check_numerics()
 
 
 def explain(error: Exception) -> str | None:
-    """Explains, in one line, an error due to `enable`: the op, its output, its shape, the user's line that made it.
+    """Explains an error due to `enable` in one line: the op, its output, shape, and the user's line that created it.
 
     Returns None for any other error.
     """
@@ -73,19 +73,19 @@ def _plain(text: str) -> str:
 
 
 def _users_line(text: str) -> str | None:
-    """Returns the innermost line of the op's creation outside TensorFlow and Keras: "path (L12) function"."""
+    """Returns the innermost line outside TensorFlow and Keras that created the op: "path (L12) function"."""
     frames = re.findall(r"^\s*\+ (\S+\.py) \(L(\d+)\) (\S+)", text, re.MULTILINE)
     frames += re.findall(r"^\s*File \"([^\"]+)\", line (\d+), in (\S+)", text, re.MULTILINE)
     users = [f for f in frames if not re.search(r"packages/|/tensorflow/|tensorflow/python/|keras/src/|eager/", f[0])]
     if not users:
         return None
-    # The trace of creation lists each frame once, the outermost first; the error's own list comes after it.
+    # The creation's trace lists each frame once, outermost first; the error's own list follows.
     path, number, function = users[-1]
     return f"{path}:{number} in {function}"
 
 
 def first_nonfinite_variable(state) -> str | None:
-    """Returns the path of the first variable with an inf or a nan, layers' before slots; None if all are finite.
+    """Returns the path of the first variable with an inf or NaN, layers' before slots; None if all are finite.
 
     Waits for the device.
     """
@@ -96,7 +96,7 @@ def first_nonfinite_variable(state) -> str | None:
 def check_weights(trainer, title: str) -> None:
     """Raises `NonfiniteError`, which begins with `title`, if a weight or a moving statistic is not finite.
 
-    A loss may be finite all the same, since ReLU takes nan for 0. Waits for the devices.
+    The loss may still be finite, since ReLU maps NaN to 0. Waits for the devices.
     """
     inventory = Inventory(trainer)
     if path := first_nonfinite([*inventory.all_weights, *inventory.moving_statistics]):
@@ -104,16 +104,16 @@ def check_weights(trainer, title: str) -> None:
 
 
 def first_nonfinite(variables: Iterable) -> str | None:
-    """Returns the path of the first floating variable that has an inf or a nan, or None."""
+    """Returns the path of the first float variable with an inf or NaN, or None."""
     floating = [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
-    checks = [_all_finite(tf_variable(variable)) for variable in floating]  # all are started before one is awaited
+    checks = [_all_finite(tf_variable(variable)) for variable in floating]  # all are started before waiting for one
     return next((path_of(v) for v, finite in zip(floating, checks, strict=True) if not all(map(bool, finite))), None)
 
 
 def _all_finite(variable: tf.Variable) -> list[tf.Tensor]:
-    """Returns, for each piece of a variable, whether it is finite, computed where the variable is.
+    """Returns whether each piece of a variable is finite, computed on its device.
 
-    Of copies the first is checked, of a sharded variable each shard in this process.
+    Checks the first of copies, and each of a sharded variable's shards in this process.
     """
     checks = []
     for component in per_replica.components(variable) if sharding_of(variable) else [own_copy(variable)]:
@@ -123,7 +123,7 @@ def _all_finite(variable: tf.Variable) -> list[tf.Tensor]:
 
 
 def _pieces(variable: tf.Variable) -> Iterable[tf.Tensor]:
-    """Yields a variable's value, or, of a large table, some rows at a time: a read would copy it."""
+    """Yields a variable's value, or a large table's rows in pieces: a read would copy it."""
     row_bytes = 4 * math.prod(variable.shape[1:])
     if row_bytes * math.prod(variable.shape[:1]) <= _PIECE_BYTES:
         yield tf.convert_to_tensor(variable)
@@ -134,18 +134,17 @@ def _pieces(variable: tf.Variable) -> Iterable[tf.Tensor]:
 
 
 class NanGuard(Hook):
-    """Stops a run whose loss or gradients are not finite, and keeps such a state out of every checkpoint.
+    """Stops a run whose loss or gradients are not finite, so that no checkpoint has such a state.
 
-    It reads the sums of the call *before*, which are finished, so it never waits for a device between two calls of the
-    inner loop; before a checkpoint, and at the end, it reads all that is left, and checks the weights themselves, as
-    each evaluation does.
+    Reads the sums of the *previous* call, which has completed, so it never waits for a device between two calls of the
+    inner loop; before a checkpoint and at the end it reads the rest, and checks the weights, as each evaluation does.
 
-    Where steps are skipped (`on_nonfinite="skip"`, or a loss scale), losses need not be finite: it counts the steps,
-    warns, and ends the run when nothing has been learned for `max_skipped` steps in a row.
+    If steps are skipped (`on_nonfinite="skip"`, or a loss scale), losses need not be finite: it counts these steps,
+    warns, and ends the run after `max_skipped` successive ones.
 
     Args:
-      max_skipped: so many steps without an update are an error.
-      warn_seconds: at most one warning in so many seconds.
+      max_skipped: number of successive steps without an update that is an error.
+      warn_seconds: minimum time between warnings.
       clock: returns seconds, for tests.
     """
 
@@ -153,7 +152,7 @@ class NanGuard(Hook):
 
     def __init__(self, max_skipped: int = 100, warn_seconds: float = 10.0, clock=time.monotonic):
         self.max_skipped = max_skipped
-        self.skipped = 0  # steps left out, in all
+        self.skipped = 0  # total number of skipped steps
         self.skipped_in_a_row = 0
         self._warn_seconds = warn_seconds
         self._clock = clock
@@ -192,14 +191,14 @@ class NanGuard(Hook):
             return
         for name, (total, _) in sorted(totals.items()):
             if (name == "gradient_norm" or is_loss(name)) and not math.isfinite(total):
-                # With a moving loss scale, gradient_norm holds only the steps that were applied.
+                # With a dynamic loss scale, gradient_norm has only applied steps.
                 path = first_nonfinite_variable(status.state)
                 which = f"the first such variable is {path}" if path else "all variables are finite"
                 value = "nan" if math.isnan(total) else "inf"
                 raise NonfiniteError(f"{_steps(first, last)}: {name} is {value}, {which}; {_cure(options)}")
 
     def _count_skipped(self, first: int, last: int, skipped: int, options: StepOptions) -> None:
-        # Sums say how many of a call's steps were skipped, not which: a call with one good step starts the count again.
+        # Sums show how many steps of a call were skipped, not which: a call with one good step resets the count.
         self.skipped += skipped
         self.skipped_in_a_row = self.skipped_in_a_row + skipped if skipped == last - first + 1 else 0
         if self.skipped_in_a_row >= self.max_skipped:
@@ -225,7 +224,7 @@ class NanGuard(Hook):
 
 
 def _cure(options: StepOptions) -> str:
-    """Returns what to do about numbers that are not finite, without what these options do already."""
+    """Returns the cure for non-finite numbers, except what these options already do."""
     cures = {
         "lower the learning rate": True,
         "use precision=bfloat16, which has the range of float32": options.precision == "float16",

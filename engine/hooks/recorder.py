@@ -1,7 +1,7 @@
 """Records a run as it goes, in `events.jsonl`: its rates and metrics, evaluations, checkpoints, warnings. Host code.
 
-What an event has, docs/events.md says. Lines are put together and written in a thread; the one that trains only keeps
-what calls returned, unread.
+docs/events.md describes the events. Lines are formatted and written in a thread; the training thread only keeps calls'
+results, unread.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from .goodput import Goodput, Past
 from .writing import Writing
 
 _WINDOW_SECONDS = 1.0
-_WINDOWS = 1000  # about so many while a run's age grows e-fold: a week has some 7,000
-_SILENT_SECONDS = 1.5  # three of a worker's signs of life
+_WINDOWS = 1000  # about so many while a run's age grows e-fold: about 7,000 in a week
+_SILENT_SECONDS = 1.5  # three heartbeats of a worker
 _LONGEST_TEXT = 2000
 
 
 class Recorder(Hook):
-    """Writes the events of a run, and sums up what its time goes to.
+    """Writes the events of a run, and sums up how its time is spent.
 
-    A window ends with the call at whose end a second has passed, or a thousandth of the run's age; at each checkpoint,
-    so that a run which is resumed has no gap; and where the run ends.
+    A window ends with the first call after a second or a thousandth of the run's age; at each checkpoint, so that a
+    resumed run has no gap; and at the run's end.
 
     Args:
-      log: where events go.
-      writing: the thread, which waits for what calls return.
-      looking: a thread that never waits for it, for `Strategy.silent`.
+      log: for the events.
+      writing: the thread, which waits for calls' results.
+      looking: a thread that never waits for them, for `Strategy.silent`.
       around: values of the events `start`, `config` and `cluster`, by event.
       began: when this process began to work on the run, by `time.monotonic`.
-      pauses: of the process, of which the second thread takes note; such time is `down`.
+      pauses: of the process, recorded by the second thread; such time is `down`.
 
     Attributes:
-      past: what the run's processes before this one have recorded.
-      latest: what the newest window has, and `until_step`; {} before there is one.
-      saved: the path of the newest checkpoint that this process has written, and `saved_at`, when, in Unix seconds.
+      past: the record of earlier attempts.
+      latest: the newest window's values, and `until_step`; {} before the first.
+      saved: the path of the newest checkpoint written by this process, and `saved_at`, its time in Unix seconds.
     """
 
     name = "record"
@@ -143,7 +143,7 @@ class Recorder(Hook):
         self._kept = {kind: float(seconds) for kind, seconds in values.get("spent", {}).items()}
 
     def write(self, event: str, **values: Any) -> None:
-        """Queues an event of the step at which the run stands."""
+        """Queues an event of the present step."""
         step = self._status.step if self._status else 0
         self._writing.submit(functools.partial(self._log.write, event, step, time=time.time(), **values))
 
@@ -155,7 +155,7 @@ class Recorder(Hook):
 
     @contextlib.contextmanager
     def spending(self, kind: str) -> Iterator[None]:
-        """Counts the time within, which is in no hook, as of a kind."""
+        """Counts the time within, outside hooks, as of a kind."""
         began = self._pauses.clock()
         try:
             yield
@@ -163,7 +163,7 @@ class Recorder(Hook):
             self._aside[kind] = self._aside.get(kind, 0.0) + self._pauses.clock() - began
 
     def goodput(self) -> dict[str, Any]:
-        """Returns what the run's time has gone to up to now; see `Goodput.report`."""
+        """Returns how the run's time was spent so far; see `Goodput.report`."""
         if self._is_open:
             self._end_window(self._status)
             self._writing.flush()
@@ -171,16 +171,16 @@ class Recorder(Hook):
 
     @property
     def spent(self) -> dict[str, float]:
-        """What the time has gone to by the end of the last window; see `Goodput.spent`."""
+        """How the time was spent up to the end of the last window; see `Goodput.spent`."""
         return self._goodput.spent
 
     @property
     def age(self) -> float:
-        """Seconds since the newest window, or the beginning before there is one."""
+        """Seconds since the newest window, or since the beginning."""
         return time.monotonic() - self._loop_began - self.latest.get("seconds", 0.0)
 
     def finish(self, reason: str, exit_code: int, is_fault: bool) -> None:
-        """Records the end of a run that has begun, once it is closed."""
+        """Records the end of a started run, when it is closed."""
         if self._status is None:
             return
         self._goodput.seconds["lost" if is_fault else "other"] += time.monotonic() - self._cut_at
@@ -202,7 +202,7 @@ class Recorder(Hook):
         self._paused_before = self._pauses.seconds
 
     def _end_window(self, status: Status) -> None:
-        """Hands the window to the thread, and begins another."""
+        """Passes the window to the thread, and starts another."""
         now, before = time.monotonic(), self._hooks_before
         aside = {kind: seconds - before.get(kind, 0.0) for kind, seconds in status.hook_seconds.items()}
         for kind, seconds in self._aside.items():
@@ -219,7 +219,7 @@ class Recorder(Hook):
     def _write_window(
         self, status: Status, window: Totals, elapsed: float, aside, figures, seconds: float, at: float
     ) -> None:
-        """Writes a window; reads what calls returned, and so waits for the device. In the thread."""
+        """Writes a window; reads calls' results, and so waits for the device. In the thread."""
         calls, compiling = (window.seconds, window.steps), window.compiling
         rows = _named(status.strategy.worker_names, window.workers())
         waited, waiting = _waits(rows, window) if rows else (window.input.get("input_wait_fraction", 0.0), 0.0)
@@ -247,7 +247,7 @@ class Recorder(Hook):
         self.latest = {"step": status.step, "until_step": status.until_step, **values}
 
     def _record_silence(self) -> None:
-        """Records which tasks have fallen silent, and which answer again. Once a turn of the thread that looks."""
+        """Records which tasks have become silent, and which answer again. Once per turn of the checking thread."""
         self._pauses.look()
         silent, step = set(self._status.strategy.silent(_SILENT_SECONDS)), self._status.step
         for task in sorted(silent - self._silent):
@@ -258,7 +258,7 @@ class Recorder(Hook):
 
 
 class _Warnings(logging.Handler):
-    """Records what is logged as a warning, or worse."""
+    """Records logged warnings and errors."""
 
     def __init__(self, record: Recorder):
         super().__init__(logging.WARNING)
@@ -280,10 +280,10 @@ def _named(names: Sequence[str], rows: list[dict[str, float]]) -> list[dict[str,
 
 
 def _waits(rows: list[dict[str, Any]], window: Totals) -> tuple[float, float]:
-    """Returns the shares of the time for which workers, on average, waited for input, and for others.
+    """Returns the fractions of the time that workers, on average, waited for input and for each other.
 
-    In step that is for the slowest of them. Around parameter servers, where each goes on by itself, a worker that is at
-    nothing waits for those whose updates are to be there first.
+    Synchronous workers wait for the slowest. Around parameter servers, an idle worker waits for those whose updates
+    must come first.
     """
     if not window.seconds:
         return 0.0, 0.0
@@ -294,7 +294,7 @@ def _waits(rows: list[dict[str, Any]], window: Totals) -> tuple[float, float]:
     waited, reduce = sum(share("input_wait_ms")) / len(rows), share("reduce_wait_ms")
     if "lag" in rows[0]:
         return waited, max(0.0, 1.0 - sum(share("step_ms")) / len(rows))
-    # What the slowest waits too is the exchange itself.
+    # The slowest one's wait is the exchange itself.
     return waited, sum(reduce) / len(rows) - min(reduce)
 
 

@@ -1,7 +1,7 @@
-"""Does what a running job is asked to: a profile, all stacks, a checkpoint, its status, a stop. Host code.
+"""Handles requests to a running job: a profile, all stacks, a checkpoint, its status, a stop. Host code.
 
-What can be answered at once is, in a thread. A checkpoint and a profile are made between calls of the inner loop; of
-several workers, which have to make the same calls, all learn of it with the rows that end a call, and act at one step.
+A thread answers what it can immediately. Checkpoints and profiles are made between calls of the inner loop; since
+several workers must make the same calls, all are notified by the rows that end a call, and act at one step.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from .base import Hook, Status
 from .writing import Writing
 
 PROFILED_STEPS = 10
-_LEAST_TRACE_MS = 200  # of another task, so that its beginning and end do not count much
-_LAST_LOOK_SECONDS = 5.0  # for what came as the run ended
+_LEAST_TRACE_MS = 200  # of another task, so that its beginning and end hardly matter
+_LAST_LOOK_SECONDS = 5.0  # for requests at the run's end
 _WISHES = {"checkpoint": 1, "profile": 2}  # a bit each
 
 
 class RequestHandler(Hook):
-    """Answers requests. Stands last among a run's hooks, so that a checkpoint has what the others did at the same step.
+    """Answers requests. It is a run's last hook, so that a checkpoint includes the others' changes at the same step.
 
     Args:
-      requests: to this task; around parameter servers, to the coordinator, those for a profile of another task too.
-      looking: the thread that looks for them, and answers what can be at once, also while a call hangs.
-      save: begins a checkpoint, unless there is one of this step; returns its manifest's path.
-      stop: asks the run to end, for a reason.
-      describe: returns how the run goes, a line.
-      folder: for TensorBoard; gets profiles.
+      requests: to this task; around parameter servers, to the coordinator, also for profiles of other tasks.
+      looking: the thread that checks for them and answers what it can immediately, even while a call hangs.
+      save: starts a checkpoint, unless this step has one; returns its manifest's path.
+      stop: requests the run's end, with a reason.
+      describe: returns the run's status, a line.
+      folder: TensorBoard's, for profiles.
       addresses: of tasks that compute for this process, host:port by name.
     """
 
@@ -53,11 +53,11 @@ class RequestHandler(Hook):
         self._requests, self._looking, self._save, self._stop = requests, looking, save, stop
         self._describe, self._folder, self._addresses = describe, folder, addresses
         self._is_open = False
-        self._wanted: list[Request] = []  # not begun
+        self._wanted: list[Request] = []  # not started
         self._stopping: list[Request] = []
-        self._saving: list[tuple[Request, str]] = []  # with the path that will be there
+        self._saving: list[tuple[Request, str]] = []  # with the future path
         self._profiling: list[Request] = []
-        self._due: tuple[int, str] | None = None  # when what that was agreed on is to be done
+        self._due: tuple[int, str] | None = None  # when the agreed actions are due
         self._began_at = 0
 
     def begin(self, status: Status) -> None:
@@ -104,7 +104,7 @@ class RequestHandler(Hook):
                 self._answer(request, "the run has ended before it came to that")
 
     def _look(self) -> None:
-        """Takes new requests, and answers those that can be. In the thread."""
+        """Reads new requests, and answers those that it can. In the thread."""
         for request in self._requests.take():
             if request.kind == "stacks":
                 self._answer(request, stacks())
@@ -121,12 +121,12 @@ class RequestHandler(Hook):
 
     def _taken(self, kind: str) -> list[Request]:
         taken = [request for request in self._wanted if request.kind == kind]
-        for request in taken:  # the thread may add others meanwhile
+        for request in taken:  # the thread may add more meanwhile
             self._wanted.remove(request)
         return taken
 
     def _answer(self, request: Request, text: str) -> None:
-        with contextlib.suppress(OSError):  # who has asked is told that there was no answer
+        with contextlib.suppress(OSError):  # the client reports a missing answer
             self._requests.answer(request, text)
 
     def _begin_profile(self, status: Status) -> None:
@@ -135,13 +135,13 @@ class RequestHandler(Hook):
         for request in self._taken("profile"):
             if request.task in self._addresses:
                 milliseconds = max(_LEAST_TRACE_MS, round(1e3 * PROFILED_STEPS * call.seconds / max(1, call.steps)))
-                # A daemon: the process does not wait for a trace of a task that is lost.
+                # A daemon: the process does not wait for a lost task's trace.
                 threading.Thread(target=self._trace, args=(request, milliseconds), daemon=True).start()
             elif not self._profiling:
                 try:
                     tf.profiler.experimental.start(self._folder)
                     self._profiling = [request]
-                except tf.errors.OpError as error:  # another is at work
+                except tf.errors.OpError as error:  # another profile is in progress
                     self._answer(request, f"there is no profile: {reason(error)}")
             else:
                 self._profiling.append(request)
@@ -165,6 +165,6 @@ class RequestHandler(Hook):
 
 
 def _in_step(status: Status, steps: int) -> int:
-    """Returns the first step, so many from now or later, at which replicas are in step."""
+    """Returns the first step, at least so many from now, at which replicas are synchronized."""
     period = status.strategy.sync_period_steps
     return -(-(status.step + steps) // period) * period

@@ -1,4 +1,4 @@
-"""Hooks that save checkpoints, the newest and the best, and their restoring. Host code."""
+"""Hooks that save checkpoints, the newest and the best, and restoring. Host code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .monitors import Monitor
 
 
 def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
-    """Returns hooks by the name that their state has in a checkpoint; a repeated name gets its number: `log-2`."""
+    """Returns hooks by the name of their state in checkpoints; repeated names get numbers: `log-2`."""
     named: dict[str, Hook] = {}
     for hook in hooks:
         named[unused(hook.name, named)] = hook
@@ -23,11 +23,11 @@ def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
 
 
 def save(checkpoints: Checkpoints, status: Status, hooks: Sequence[Hook], again: bool = False) -> None:
-    """Saves the state of `status` and of the hooks; returns when training may go on, before it is written.
+    """Saves the state of `status` and of the hooks; returns when training may continue, before it is written.
 
-    A step that was saved last is not saved once more, unless `again`.
+    The step saved last is not saved again, unless `again`.
 
-    Each hook's `settle` is called first, so a hook that finds the state bad raises and nothing is written.
+    Each hook's `settle` is called first, so a hook that detects a bad state raises, and nothing is written.
 
     Raises:
       SaveError: a call was interrupted, so the variables are not those of one step; or it can't be written.
@@ -54,27 +54,27 @@ def restore(
     allow_changed: bool = False,
     meter: Meter | None = None,
 ) -> Manifest | None:
-    """Restores a run's state and hooks from what `save` kept. Host code, before the loop begins.
+    """Restores a run's state and hooks from a checkpoint. Host code, before the loop begins.
 
     Args:
-      checkpoints: where to look.
-      state: built, of the same model and optimizer as the checkpoint's.
-      hooks: in the same order as when saved, where names repeat; a hook that the checkpoint does not know stays new.
-      manifest: which checkpoint; None is the latest valid one.
-      allow_changed: whether other variables may be trained than by the run that saved it, or by another optimizer; what
-        matches by name goes on (`TrainState.matching`).
-      meter: the loop's, whose windows are restored too; None restores none.
+      checkpoints: to search.
+      state: built, with the checkpoint's model and optimizer.
+      hooks: in the same order as when saved, for repeated names; a hook that is not in the checkpoint stays new.
+      manifest: the checkpoint's; None is the latest valid one.
+      allow_changed: whether trained variables and the optimizer may differ; matching names are restored
+        (`TrainState.matching`).
+      meter: the loop's, whose windows are also restored; None restores none.
 
     Returns:
-      The manifest of what was restored; None, with nothing changed, if there is no checkpoint.
+      The restored manifest; None, without changes, if there is no checkpoint.
 
     Raises:
-      CheckpointError: the checkpoint can't be read, or a hook can't restore what it holds.
+      CheckpointError: the checkpoint can't be read, or a hook can't restore its state.
     """
     manifest = checkpoints.restore(manifest, state.matching, allow_changed)
     if manifest is None:
         return None
-    # What was measured by other rules is forgotten like what was measured on other data.
+    # Measurements by other rules are discarded like those on other data.
     changed = manifest.other_data(checkpoints.about) if rules_of(manifest) == RULES else {"train", "eval"}
     kept = manifest.host_state.get("hooks", {})
     owner = "state"
@@ -97,19 +97,19 @@ def restore(
 
 
 def rules_of(manifest: Manifest) -> int | None:
-    """Returns the `engine.state.RULES` by which the run went when it was saved."""
+    """Returns the `engine.state.RULES` of the run when it was saved."""
     return manifest.host_state.get("state", {}).get("rules")
 
 
 class Checkpointing(Periodic):
-    """Saves a checkpoint every so many steps and where the run ends, and ends a run that has lost its folder.
+    """Saves a checkpoint periodically and at the run's end, and ends a run that has lost its folder.
 
-    Stands last among a run's hooks, so that the checkpoint has what the others did at the same step.
+    It comes last among a run's hooks, so that the checkpoint includes the others' changes at the same step.
 
     Args:
       checkpoints: where to.
-      every_steps: the period; 0 saves at the end only.
-      hooks: the run's hooks, for their state; may be the very list that this hook is appended to.
+      every_steps: the period; 0 saves only at the end.
+      hooks: the run's hooks, for their state; may be the list to which this hook is appended.
     """
 
     name = "checkpointing"
@@ -131,12 +131,12 @@ class Checkpointing(Periodic):
         save(self.checkpoints, status, self.hooks)
 
     def end(self, status: Status) -> None:
-        if status.segment.steps:  # else no step was done, so nothing is new
-            save(self.checkpoints, status, self.hooks)  # does nothing if this step was saved
+        if status.segment.steps:  # else no step was done
+            save(self.checkpoints, status, self.hooks)  # does nothing if this step is saved
         self.checkpoints.wait()
 
     def close(self) -> None:
-        with contextlib.suppress(SaveError):  # if the run failed, its own error is reported
+        with contextlib.suppress(SaveError):  # a failed run reports its own error
             self.checkpoints.wait()
 
 
@@ -155,7 +155,7 @@ class Best(Monitor):
             self.keep(status)
 
     def keep(self, status: Status) -> None:
-        """Keeps the state, which is the best so far."""
+        """Keeps the state, the best so far."""
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -171,15 +171,15 @@ class Best(Monitor):
 
 
 class BestCheckpoint(Best):
-    """Saves a checkpoint, in a separate directory (`run_dir/best`), whenever the metric is better than ever.
+    """Saves a checkpoint, in a separate directory (`run_dir/best`), whenever the metric is the best so far.
 
-    The best value is kept with the best checkpoint itself: a run that is killed and resumed from before it, or that is
-    resumed without the state of its hooks, still replaces it only by a better one.
+    The best value is stored with the best checkpoint itself: a run that is resumed from before it, or without its
+    hooks' state, still replaces it only by a better one.
 
     Args:
-      checkpoints: where to; made with `keep=1`.
+      checkpoints: the destination; created with `keep=1`.
       monitor: see `Monitor`.
-      hooks: the run's hooks, as `Checkpointing` takes them.
+      hooks: the run's hooks, as for `Checkpointing`.
       **arguments: `Monitor`'s other ones.
     """
 
@@ -192,9 +192,9 @@ class BestCheckpoint(Best):
         self.hooks = hooks
 
     def begin(self, status: Status) -> None:
-        # The files on disk decide, not what this run remembers: a best checkpoint that is broken or was removed does
-        # not count, and one that a killed process saved after its last other checkpoint does. A score on other data
-        # does not count either.
+        # The files on disk decide, not this run's memory: a best checkpoint that is broken or was removed does not
+        # count, but one that a killed process saved after its last other checkpoint does. A score on other data does
+        # not count, either.
         manifest = self.checkpoints.latest()
         if manifest and self.monitored.source in manifest.other_data(self.checkpoints.about):
             manifest = None
@@ -217,9 +217,9 @@ class BestCheckpoint(Best):
 
 
 class BestWeights(Best):
-    """Copies the whole state whenever the metric is better than ever: for runs that write no checkpoint.
+    """Copies the whole state whenever the metric is the best so far, for runs without checkpoints.
 
-    `put_back` restores the state as it was then; None before there is a best value.
+    `put_back` restores that state; None before there is a best value.
     """
 
     name = "best_weights"
@@ -230,5 +230,5 @@ class BestWeights(Best):
         self.put_back: Callable[[], None] | None = None
 
     def keep(self, status: Status) -> None:
-        self.put_back = None  # so that there is one copy at a time
+        self.put_back = None  # so that there is only one copy at a time
         self.put_back = status.state.copied()

@@ -1,4 +1,4 @@
-"""Checks that replicas hold the same values, and names one that does not, before it spoils a run. Host code."""
+"""Checks that replicas have the same values, and names one that differs, before it spoils a run. Host code."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .base import Period, Periodic, Status
 class SyncCheck(Periodic):
     """Compares a hash of every variable across replicas, and raises `OutOfSyncError` if one differs.
 
-    It does so before each checkpoint is written and where the run ends, so that nothing is made of replicas that
-    differ, and every so many steps besides. A variable sharded over a mesh is compared between the replicas
-    that hold the same shard. Variables that are meant to differ are left out: those that synchronize when they are
-    read, such as the optimizer state of local SGD, and a process's position in its data.
+    Before each checkpoint and at the run's end, so that no result comes from replicas that differ, and periodically. A
+    variable sharded over a mesh is compared between the replicas with the same shard. Variables that may differ are
+    excluded: those that synchronize when read, such as the optimizer state of local SGD, and a process's position in
+    its data.
 
     Args:
-      every_steps: the period; 0 is never.
-      replica_names: what the message calls each replica; None numbers them.
-      user_periods: other periods, at whose ends several processes compare too if code of the user's runs in any.
-      runs_users: whether code of the user's runs in this process: it may set variables here alone.
+      every_steps: the period; 0 disables it.
+      replica_names: for messages; None numbers them.
+      user_periods: other periods, at whose ends several processes also compare if a user's code runs in any.
+      runs_users: whether a user's code runs in this process, which may set variables only here.
     """
 
     name = "sync_check"
@@ -53,7 +53,7 @@ class SyncCheck(Periodic):
             variable
             for variable in status.state.variables()
             if variable.synchronization != tf.VariableSynchronization.ON_READ
-            and variable.dtype != tf.string  # what hooks keep of this process (`TrainState.of_hooks`)
+            and variable.dtype != tf.string  # hooks' state of this process (`TrainState.of_hooks`)
             and id(variable) not in positions
         ]
 
@@ -73,7 +73,7 @@ class SyncCheck(Periodic):
 
     def _check(self, step: int, variable: tf.Variable, checksums: dict[int, int]) -> None:
         """Raises `OutOfSyncError` if hashes, by replica, differ."""
-        ((most, _),) = Counter(checksums.values()).most_common(1)  # of two alike the first
+        ((most, _),) = Counter(checksums.values()).most_common(1)  # the first, if two are equally frequent
         if odd := [self._called(replica) for replica, value in checksums.items() if value != most]:
             raise OutOfSyncError(
                 f"step {step}: {', '.join(odd)} of {len(checksums)} replicas holds other values of "
@@ -95,14 +95,14 @@ def hashes(variables: Sequence[tf.Variable], replicas: int = 1) -> np.ndarray:
     """Returns a 64-bit hash of each variable on each replica of this process, int64 [variables, replicas]."""
     checksums = np.empty([len(variables), replicas], np.int64)
     with tf.device("CPU:0"):
-        for row, variable in zip(checksums, variables, strict=True):  # a plain variable is all replicas'
+        for row, variable in zip(checksums, variables, strict=True):  # a plain variable is shared by all replicas
             values = [tf.reshape(each.read_value(), [1, -1]) for each in per_replica.components(variable)]
             row[:] = [tf.raw_ops.Fingerprint(data=x, method="farmhash64").numpy().view(np.int64).item() for x in values]
     return checksums
 
 
 def _holders(variable: tf.Variable, replicas: int) -> list[list[int]]:
-    """Returns the replicas that hold the same of a variable, a list per shard."""
+    """Returns the replicas with the same part of a variable, a list per shard."""
     sharding, replicas_of = sharding_of(variable), defaultdict(list)
     for replica in range(replicas):
         replicas_of[sharding.box(replica) if sharding else None].append(replica)

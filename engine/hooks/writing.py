@@ -1,4 +1,4 @@
-"""The thread that writes what hooks record, so that no step waits for a file or for a metric's value. Host code."""
+"""The thread that writes hooks' records, so that no step waits for a file or a metric's value. Host code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from absl import logging
 
 from ..errors import reason
 
-# From one turn to the next, about. A thread that woke each time something is to be done would disturb training.
+# Approximate period. A thread that woke for each piece of work would disturb training.
 _TURN_SECONDS = 0.5
-_CLOSE_SECONDS = 30.0  # for values that may never come, where other processes are lost
+_CLOSE_SECONDS = 30.0  # for values that may never arrive if other processes are lost
 
 
 class Writing:
@@ -25,7 +25,7 @@ class Writing:
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._each_turn: list[Callable[[], Any] | None] = []  # one of each user
+        self._each_turn: list[Callable[[], Any] | None] = []  # one per user
 
     def open(self, each_turn: Callable[[], Any] | None = None) -> None:
         """Starts the thread, which calls `each_turn`, if any, whenever its queue is empty."""
@@ -33,14 +33,14 @@ class Writing:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
-            atexit.register(self._end)  # after an exception nothing else may
+            atexit.register(self._end)  # after an exception nothing else might
 
     def submit(self, work: Callable[[], Any]) -> None:
         """Queues work."""
         self._queue.put(work)
 
     def flush(self, seconds: float | None = None) -> None:
-        """Waits, so many seconds at most, until all that was queued is done."""
+        """Waits until all queued work is done, for at most so many seconds."""
         if self._thread is not None:
             done = threading.Event()
             self._queue.put(done)
@@ -48,7 +48,7 @@ class Writing:
             done.wait(seconds)
 
     def close(self, each_turn: Callable[[], Any] | None = None) -> None:
-        """Flushes, and ends the thread where no other user has it open; may be called again."""
+        """Flushes, and ends the thread if no other user has it open; may be called again."""
         self.flush(_CLOSE_SECONDS)
         self._each_turn = [each for each in self._each_turn if each != each_turn]
         if not self._each_turn:
@@ -86,5 +86,5 @@ class Writing:
 def _attempt(work: Callable[[], Any]) -> None:
     try:
         work()
-    except Exception as error:  # of whatever kind: a record must not end a run, nor the thread that writes it
+    except Exception as error:  # of any kind: a record must end neither a run nor the writing thread
         logging.warning("a part of the run's record is lost: %s", reason(error))

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run."""
+"""TensorBoard's view of a run."""
 
 from .hook import TensorBoard
 

@@ -1,8 +1,8 @@
-"""Writes TensorBoard's event files in a thread, and cuts back those a killed run wrote past its checkpoint.
+"""Writes TensorBoard's event files in a thread, and truncates those that a killed run wrote past its checkpoint.
 
-Host code. An event file is TFRecords of `Event` protocol buffers, the first of which names the format. `tf.summary`
-writes the same, an op a value, about 0.1 ms each in the thread that trains. Here that thread queues one event of many
-values, which another puts together (8 values in 0.02 ms) and writes, many at a time.
+Host code. An event file is TFRecords of `Event` protocol buffers; the first names the format. `tf.summary` writes the
+same by one op per value, about 0.1 ms each in the training thread. Here that thread queues one event of many values,
+which another thread formats (8 values in 0.02 ms) and writes in groups.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Event = tf.compat.v1.Event
 Summary = tf.compat.v1.Summary
 
 _AROUND_RECORD = 16  # bytes: a length, a checksum of each
-_MARK = "tfevents"  # by which TensorBoard recognises these files
-_MAKING = ""  # stands for a folder of events that can't be made, which says nothing of files
+_MARK = "tfevents"  # by which TensorBoard recognizes these files
+_MAKING = ""  # key for events that can't be made, whatever the files
 _START = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
 
 
 @dataclasses.dataclass
 class _File:
-    """An event file that is being written.
+    """An open event file.
 
     Attributes:
-      whole_bytes: its size when it was last flushed.
-      steps: of the events since.
+      whole_bytes: its size at the last flush.
+      steps: of later events.
     """
 
     path: str
@@ -49,15 +49,15 @@ class _File:
 
 
 class EventFiles:
-    """One event file in each of some folders, made when an event is first put into the folder.
+    """One event file per folder, created with the folder's first event.
 
-    What can't be written, as on a full disk, ends neither the run nor the writing: a warning is logged, the file is cut
-    back to its last whole event, and each later event is an attempt with a new file. Once one succeeds, or at the end,
-    a warning says how many are missing.
+    If writing fails, e.g. on a full disk, the run and the writing continue: a warning is logged, the file is truncated
+    to its last whole event, and each later event is an attempt with a new file. After a success, or at the end, a
+    warning counts the missing events.
 
     Args:
-      directory: the folders' parent; None writes nothing, which is for all workers but the chief.
-      writing: the thread that writes; None starts one for these files.
+      directory: the folders' parent; None writes nothing, for workers other than the chief.
+      writing: the writing thread; None starts one for these files.
     """
 
     def __init__(self, directory: str | None, writing: Writing | None = None):
@@ -65,17 +65,17 @@ class EventFiles:
         self._writing = writing or Writing()
         self._files: dict[str, _File] = {}
         self._gaps = collections.defaultdict[str, Gap](Gap)  # by folder
-        self._purged: set[str] = set()  # folders whose readers know what was cut
-        self._uncut: list[str] = []  # folders in which older files are still to be cut back
+        self._purged: set[str] = set()  # folders whose readers are notified of truncation
+        self._uncut: list[str] = []  # folders whose older files must still be truncated
         self._resumed_at: int | None = None
         self._is_open = False
 
     def open(self, resumed_at: int | None) -> None:
-        """Cuts older files back to a step, and starts the thread.
+        """Truncates older files to a step, and starts the thread.
 
         Args:
-          resumed_at: the step that the run goes on from: later events of an earlier process are removed, since they
-            will be written again. None is a run from its start: files of an earlier start are removed.
+          resumed_at: the resumed step: later events of an earlier process are removed, since they will be written
+            again. None is a new run: files of an earlier start are removed.
         """
         self._resumed_at = resumed_at
         self._purged.clear()
@@ -88,7 +88,7 @@ class EventFiles:
         self._writing.open(self._flush)
 
     def put(self, folder: str, step: int, make: Callable[[], Iterable[tf.compat.v1.Summary.Value]]) -> None:
-        """Queues one event. `make` returns its values, and is called in the thread."""
+        """Queues one event. `make`, called in the thread, returns its values."""
         if self.directory is not None:
             self._writing.submit(functools.partial(self._put, folder, time.time(), step, make))
 
@@ -102,7 +102,7 @@ class EventFiles:
             self._writing.flush()
 
     def close(self) -> None:
-        """Writes what is left and closes the files; may be called again."""
+        """Writes the rest and closes the files; may be called again."""
         if self._is_open:
             self._is_open = False
             self._writing.submit(self._close_files)
@@ -142,10 +142,10 @@ class EventFiles:
 
     @contextlib.contextmanager
     def _attempt(self, folder: str, *steps: int) -> Iterator[None]:
-        """Runs a body that writes to a folder; if it can't, counts what is missing, and gives up the folder's file."""
+        """Runs a body that writes to a folder; on failure counts missing events, and gives up the folder's file."""
         try:
             yield
-        except Exception as error:  # of whatever kind: a log must not end a run, nor the thread that writes it
+        except Exception as error:  # of any kind: a log must end neither a run nor the writing thread
             gap = self._gaps[folder]
             if not gap.reason:
                 line = (
@@ -166,15 +166,15 @@ class EventFiles:
     def _new_file(self, folder: str) -> _File:
         path = os.path.join(self.directory, folder)
         os.makedirs(path, exist_ok=True)
-        # TensorBoard reads a folder's files in the order of their names: a later one must sort later. Seconds alone
-        # repeat in a process that resumes at once, whose copied folder (a remote run_dir) lacks the earlier file.
+        # TensorBoard reads a folder's files in the order of their names, so later ones must sort later. Seconds alone
+        # would repeat in a process that resumes at once, whose copied folder (a remote run_dir) lacks the first file.
         name = f"events.out.{_MARK}.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         path = os.path.join(path, name)
-        files.make_file(path)  # nothing, no link either, has that name
+        files.make_file(path)  # nothing has this name, not even a link
         file = self._files[folder] = _File(path, tf.io.TFRecordWriter(path))
         file.writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         if self._resumed_at is not None and folder not in self._purged:
-            # A running TensorBoard has read the events that were cut: this makes it forget them.
+            # A running TensorBoard has read the removed events: this makes it discard them.
             start = Event(wall_time=time.time(), step=self._resumed_at + 1, session_log=_START)
             file.writer.write(start.SerializeToString())
         return file
@@ -186,7 +186,7 @@ def _log(directory: str | None, gap: Gap) -> None:
 
 
 def _end_cleanly(file: _File) -> None:
-    """Closes a file that could not be written, and leaves its whole events; nothing where it has none."""
+    """Closes a file after a failed write, and keeps its whole events; removes it if it has none."""
     with contextlib.suppress(OSError, tf.errors.OpError):
         file.writer.close()
     with contextlib.suppress(OSError):
@@ -197,9 +197,9 @@ def _end_cleanly(file: _File) -> None:
 
 
 def cut_back(folder: str, step: int) -> None:
-    """Removes the events of later steps from a folder's event files, and a record that a kill cut short.
+    """Removes the events of later steps from a folder's event files, and a record truncated by a kill.
 
-    Each file is written again and renamed into place. With `step` below 0 the files are removed.
+    Each file is rewritten and renamed into place. With `step` below 0 the files are removed.
     """
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
@@ -220,7 +220,7 @@ def cut_back(folder: str, step: int) -> None:
 
 
 def _cut_partial_event(path: str) -> None:
-    """Cuts off what is after the last record that is as long as it says: TensorFlow makes room for what it says."""
+    """Truncates a file after its last record of the stated length: TensorFlow allocates the stated length."""
     with open(files.open_regular(path, os.O_RDWR), "rb+") as file:
         size, whole = os.fstat(file.fileno()).st_size, 0
         while whole + _AROUND_RECORD <= size:
@@ -235,12 +235,12 @@ def _cut_partial_event(path: str) -> None:
 def _step_of(record: bytes) -> int | None:
     try:
         return Event.FromString(record).step
-    except Exception:  # protobuf's DecodeError: it is not an event
+    except Exception:  # protobuf's DecodeError: not an event
         return None
 
 
 def _read_records(path: str) -> tuple[list[bytes], bool]:
-    """Returns a file's records, and whether it ends with a whole one."""
+    """Returns a file's records, and whether the last is whole."""
     records = []
     try:
         for record in tf.data.TFRecordDataset(path).as_numpy_iterator():

@@ -1,4 +1,4 @@
-"""Makes what TensorBoard shows, as `tf.summary`'s `Summary.Value` protocol buffers. Host code but `histogram`."""
+"""Creates TensorBoard's values, `tf.summary`'s `Summary.Value` protocol buffers. Host code, except `histogram`."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _FLOAT = tf.float32.as_datatype_enum
 
 
 def scalars(values: dict[str, float]) -> list[tf.compat.v1.Summary.Value]:
-    """Makes one value for each name."""
+    """Returns one value per name."""
     made = []
     for tag, value in values.items():
         tensor = TensorProto(dtype=_FLOAT, float_val=[value])
-        tensor.tensor_shape.SetInParent()  # a scalar's shape, which is not the same as none
+        tensor.tensor_shape.SetInParent()  # a scalar's shape, unlike none
         made.append(Summary.Value(tag=tag, metadata=_SCALARS, tensor=tensor))
     return made
 
 
 class Histogram(NamedTuple):
-    """counts: [30] int32, of the finite entries; low, high: scalar float32, the range that is cut into 30."""
+    """counts: [30] int32, of the finite entries; low, high: scalar float32, the range of the 30 buckets."""
 
     counts: tf.Tensor
     low: tf.Tensor
@@ -49,18 +49,18 @@ class Histogram(NamedTuple):
 
 
 def histogram(values: tf.Tensor) -> Histogram:
-    """Counts a tensor's entries on its device, by TensorFlow ops; inf and nan are left out.
+    """Counts a tensor's entries on its device, by TensorFlow ops, except inf and NaN.
 
-    May be traced and compiled by XLA: every shape is static.
+    Can be traced and compiled by XLA: all shapes are static.
     """
     values = tf.cast(tf.reshape(values, [-1]), tf.float32)
     finite = tf.math.is_finite(values)
     low = tf.reduce_min(tf.where(finite, values, values.dtype.max))
     high = tf.reduce_max(tf.where(finite, values, values.dtype.min))
     low, high = tf.where(high >= low, low, 0.0), tf.where(high >= low, high, 0.0)
-    # Equal entries all go into one bucket of a range about them, as in TensorBoard's own histograms.
+    # Equal entries are in one bucket of a range around them, as in TensorBoard's own histograms.
     low, high = tf.where(high > low, low, low - 0.5), tf.where(high > low, high, high + 0.5)
-    # Halves first: the range of float32's largest numbers is not a float32.
+    # Halves first, since float32's whole range overflows float32.
     share = (values * 0.5 - low * 0.5) / (high * 0.5 - low * 0.5)
     bucket = tf.cast(tf.clip_by_value(tf.where(finite, share, 0.0), 0.0, 1.0) * _BUCKETS, tf.int32)
     bucket = tf.minimum(bucket, _BUCKETS - 1)
@@ -68,7 +68,7 @@ def histogram(values: tf.Tensor) -> Histogram:
 
 
 def histograms(named: dict[str, Histogram]) -> list[tf.compat.v1.Summary.Value]:
-    """Makes one value for each name: [30, 3] float64 of left edge, right edge, count."""
+    """Returns one value per name: [30, 3] float64 of left edge, right edge, count."""
     made = []
     for tag, (counts, low, high) in named.items():
         edges = np.linspace(float(low), float(high), _BUCKETS + 1)
@@ -84,10 +84,9 @@ def looks_like_images(features) -> bool:
 
 
 def images(tag: str, pictures: np.ndarray) -> list[tf.compat.v1.Summary.Value]:
-    """Makes one value of pictures [n, height, width, 1 or 3].
+    """Returns one value of pictures [n, height, width, 1 or 3].
 
-    uint8 stay as they are; other numbers within [0, 1] are shades from black to white, and are scaled to that range
-    where they leave it.
+    uint8 is unchanged; other numbers in [0, 1] are shades from black to white; larger ranges are scaled to it.
     """
     pictures = np.asarray(pictures)
     if pictures.dtype != np.uint8:
@@ -104,25 +103,25 @@ def images(tag: str, pictures: np.ndarray) -> list[tf.compat.v1.Summary.Value]:
 
 
 def evaluation(means: dict[str, float]) -> list[tf.compat.v1.Summary.Value]:
-    """Makes the values of an evaluation: its means, and a picture of each confusion matrix."""
+    """Returns the values of an evaluation: its means, and a picture of each confusion matrix."""
     confusion = getattr(means, "confusion", {})  # of an `Evaluated`
     pictures = (images(name, by_class.picture(matrix)[np.newaxis]) for name, matrix in confusion.items())
     return [*scalars(means), *itertools.chain(*pictures)]
 
 
 def text(tag: str, markdown: str) -> list[tf.compat.v1.Summary.Value]:
-    """Makes one text, shown as Markdown."""
+    """Returns one text, shown as Markdown."""
     return [Summary.Value(tag=tag, metadata=_TEXT, tensor=tf.make_tensor_proto(markdown.encode()))]
 
 
 def hyper_parameters(config: dict) -> list[tf.compat.v1.Summary.Value]:
-    """Makes a run's configuration for the HParams tab, which shows it beside the scalars of the same folder."""
+    """Returns a run's configuration for the HParams tab, which shows it beside the scalars of its folder."""
     session = hparams_plugin.hparams_pb(_plain(config))
     return list(Summary.FromString(session.SerializeToString()).value)
 
 
 def table(tag: str, config: dict) -> list[tf.compat.v1.Summary.Value]:
-    """Makes a configuration for the Text tab."""
+    """Returns a configuration for the Text tab."""
     cells = {key: str(value).replace("|", "\\|").replace("\n", " ") for key, value in config.items()}
     return text(tag, "| name | value |\n|---|---|\n" + "".join(f"| {key} | {cells[key]} |\n" for key in cells))
 
