@@ -200,10 +200,10 @@ class KerasTrainer(Trainer):
 
     def _tried(self, *specs) -> list[str]:
         """Returns the names of losses that are not means over examples."""
-        replicas, parts = tf.distribute.get_strategy().num_replicas_in_sync, self.run_context.options.accumulate_steps
+        replicas, steps = tf.distribute.get_strategy().num_replicas_in_sync, self.run_context.options.accumulate_steps
         names: list[str] = []
         try:
-            if replicas > 1 or parts > 1:
+            if replicas > 1 or steps > 1:
                 trials.in_a_thread(lambda: names.extend(_of_whole_batch(self._losses, *specs)))
         except Exception as error:  # of any class
             logging.info(
@@ -266,9 +266,9 @@ class KerasTrainer(Trainer):
         if self._losses is None:
             return tf.constant(0.0), {}
         size, (labels, own) = _size(batch), self._weighed(form.fields(batch).labels)
-        weights, parts = own if weights is None else weights, self.run_context.options.accumulate_steps
+        weights, steps = own if weights is None else weights, self.run_context.options.accumulate_steps
         if self._of_whole_batch:
-            if step_context().is_training and parts > 1:
+            if step_context().is_training and steps > 1:
                 raise UsageError(
                     f"{setting('accumulate_steps')}: {self._of_whole_batch[0]} is a loss of a batch as a whole, not a "
                     "mean over its examples, so it can't be computed of a micro-batch; use 1"
@@ -280,7 +280,7 @@ class KerasTrainer(Trainer):
                 return size * (loss.total if loss.count is None else tf.math.divide_no_nan(loss.total, loss.count))
             examples, count = size, loss.count
             if not loss.is_even:
-                if step_context().is_training and parts > 1:
+                if step_context().is_training and steps > 1:
                     raise UsageError(
                         f"{setting('accumulate_steps')}: a loss with a mask, or with a reduction of its own, is "
                         "divided by a count over the whole batch, which can't be known for a micro-batch; use 1"
@@ -330,9 +330,9 @@ def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
         return [each.of_examples(examples) for each in wholes]
 
     for _ in range(trials.TRIALS):
-        parts = [sample(examples) for examples in trials.EXAMPLES]
-        both = tf.nest.map_structure(lambda *values: tf.concat(values, 0), *parts)
-        for loss, whole, first, second in zip(losses.keras_losses, sums(both), *map(sums, parts), strict=True):
+        batches = [sample(examples) for examples in trials.EXAMPLES]
+        both = tf.nest.map_structure(lambda *values: tf.concat(values, 0), *batches)
+        for loss, whole, first, second in zip(losses.keras_losses, sums(both), *map(sums, batches), strict=True):
             if not all(trials.alike(a, b + c) for a, b, c in zip(whole, first, second, strict=True)):
                 names.add(loss.name)
     return sorted(names)

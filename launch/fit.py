@@ -227,8 +227,8 @@ def _makes_data(x: Any) -> bool:
 def _entered(arguments: Arguments, x: Any) -> Source | Stream:
     """Returns what is trained on, as a source or a stream."""
     x = x() if (made := _makes_data(x)) else x
-    parts = x if made and isinstance(x, tuple) and arguments.y is None else (x, arguments.y, arguments.sample_weight)
-    return entry.split("x", parts, dataclasses.replace(_RULES, is_even=True))
+    data = x if made and isinstance(x, tuple) and arguments.y is None else (x, arguments.y, arguments.sample_weight)
+    return entry.split("x", data, dataclasses.replace(_RULES, is_even=True))
 
 
 def _data(arguments: Arguments, train: Source | Stream | None, batch_size: int) -> Data:
@@ -239,14 +239,14 @@ def _data(arguments: Arguments, train: Source | Stream | None, batch_size: int) 
         train = views.first(train, examples)
     evaluation, steps, columns = None, arguments.validation_steps, frames.columns_of(arguments.x)
     if arguments.validation_data is not None:
-        parts = arguments.validation_data() if _makes_data(arguments.validation_data) else arguments.validation_data
-        parts = parts if isinstance(parts, (tuple, list)) else (parts,)
-        if columns and frames.columns_of(parts[0]) not in (None, columns):
+        data = arguments.validation_data() if _makes_data(arguments.validation_data) else arguments.validation_data
+        data = data if isinstance(data, (tuple, list)) else (data,)
+        if columns and frames.columns_of(data[0]) not in (None, columns):
             raise UsageError(
-                f"validation_data has the columns {', '.join(frames.columns_of(parts[0]))}, and x has "
+                f"validation_data has the columns {', '.join(frames.columns_of(data[0]))}, and x has "
                 f"{', '.join(columns)}; give the same, in the same order"
             )
-        evaluation = entry.split("validation_data", parts, dataclasses.replace(_RULES, is_even=steps is not None))
+        evaluation = entry.split("validation_data", data, dataclasses.replace(_RULES, is_even=steps is not None))
         if steps is not None:
             size = evaluation.batch_examples or arguments.validation_batch_size or batch_size
             evaluation = views.first(evaluation, steps * size)
@@ -286,8 +286,8 @@ def _check(arguments: Arguments) -> None:
             f"strategy={strategy} has to be there before a model is made; give fit a function that makes and compiles "
             "the model, and one that returns the data if that is TensorFlow's"
         )
-    if isinstance(parts := arguments.validation_data, (tuple, list)) and not 1 <= len(parts) <= 3:
-        raise UsageError(f"validation_data is of {len(parts)} parts; give (x, y), (x, y, weights), or what x may be")
+    if isinstance(data := arguments.validation_data, (tuple, list)) and not 1 <= len(data) <= 3:
+        raise UsageError(f"validation_data has {len(data)} components; pass (x, y), (x, y, weights), or what x may be")
     if not isinstance(arguments.hooks, Sequence):
         raise UsageError(f"hooks={arguments.hooks!r:.60} is not a list; give a list of engine.hooks")
 

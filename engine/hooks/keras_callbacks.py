@@ -366,7 +366,7 @@ class _Model:
     def __getattr__(self, name: str):
         if name in (*_OF_WHOLE_WEIGHTS, *_COMPUTES) and any(map(sharding_of, self._model.variables)):
             raise UsageError(
-                f"a Keras callback asks for the model's {name}, and each replica has a part of the model; let the run "
+                f"a Keras callback asks for the model's {name}, and each replica has a shard of the model; let the run "
                 "save checkpoints, and export one of them"
             )
         if name in _TRAINS:

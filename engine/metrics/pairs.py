@@ -150,9 +150,9 @@ class Outside(Pair):
     def mistake(self) -> str | None:
         ends = (("the largest number is at least", 1), ("the least number is at most", -1))
         problems = [
-            f"{'a number is' if parts == 1 else end} {sign * math.ceil(sign * total / parts)}"
-            for (end, sign), total, parts in zip(ends, *self, strict=True)
-            if parts
+            f"{'a number is' if batches == 1 else end} {sign * math.ceil(sign * total / batches)}"
+            for (end, sign), total, batches in zip(ends, *self, strict=True)
+            if batches
         ]
         return f"{' and '.join(problems)}, out of that range; correct the data, or allow for more" if problems else None
 

@@ -272,6 +272,6 @@ def _outside(name: str, numbers: tf.Tensor, size) -> tuple[str, Outside]:
     above, below = values >= tf.cast(size, tf.float64), values < 0
     largest = tf.maximum(tf.reduce_max(tf.where(above, values, 0.0)), 0.0)  # -inf for an empty tensor
     least = tf.minimum(tf.reduce_min(tf.where(below, values, 0.0)), 0.0)
-    parts = tf.cast(tf.stack([tf.reduce_any(above), tf.reduce_any(below)]), tf.float64)
+    batches = tf.cast(tf.stack([tf.reduce_any(above), tf.reduce_any(below)]), tf.float64)
     name = f"{name} from 0 to {size - 1}" if isinstance(size, int) else f"{name} out of range"
-    return name, Outside(tf.stack([largest, least]), parts)
+    return name, Outside(tf.stack([largest, least]), batches)

@@ -80,7 +80,7 @@ def gather_together(trainer, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         own = [tf.cast(tensors[index], dtype) for index in indices]
         flat = [tf.reshape(x, [tf.shape(x)[0], math.prod(x.shape[1:])]) for x in own]
         rows, _ = gather(trainer, tf.concat(flat, 1))
-        parts = tf.split(rows, [x.shape[1] for x in flat], axis=1)
-        for index, x, part in zip(indices, own, parts, strict=True):
-            gathered[index] = tf.cast(tf.reshape(part, [tf.shape(part)[0], *x.shape[1:]]), tensors[index].dtype)
+        columns = tf.split(rows, [x.shape[1] for x in flat], axis=1)
+        for index, x, column in zip(indices, own, columns, strict=True):
+            gathered[index] = tf.cast(tf.reshape(column, [tf.shape(column)[0], *x.shape[1:]]), tensors[index].dtype)
     return [gathered[index] for index in range(len(tensors))]

@@ -92,15 +92,17 @@ class Gradients(Sequence):
           limit: above 0.
           wholes: for each gradient the identifier of its whole variable: a variable's shards share one norm.
         """
-        parts: dict[int, list] = {}
+        by_variable: dict[int, list] = {}
         summed = self.with_values([_unique(gradient) for gradient in self.values])
-        for whole, *part in zip(wholes, summed.values, self.shardings or [None] * len(wholes), strict=True):
-            parts.setdefault(whole, []).append(part)
+        for whole, *shard in zip(wholes, summed.values, self.shardings or [None] * len(wholes), strict=True):
+            by_variable.setdefault(whole, []).append(shard)
         if self.shardings:
-            norms_of_parts = [self._product(norm) for norm in _norms_on_mesh(parts.values())]
+            each_norm = [self._product(norm) for norm in _norms_on_mesh(by_variable.values())]
         else:
-            norms_of_parts = [self.with_values([gradient for gradient, _ in part]).norm() for part in parts.values()]
-        norms = dict(zip(parts, norms_of_parts, strict=True))
+            each_norm = [
+                self.with_values([gradient for gradient, _ in shards]).norm() for shards in by_variable.values()
+            ]
+        norms = dict(zip(by_variable, each_norm, strict=True))
         return summed._changed(lambda values, i: values * (limit / tf.maximum(norms[wholes[i]], limit)))
 
     def _changed(self, change) -> Gradients:
@@ -268,8 +270,8 @@ def minimize(
     """
     owner = f"{type(trainer).__name__}.train_step"
 
-    def compute(part):
-        pairs = losses(part)
+    def compute(micro_batch):
+        pairs = losses(micro_batch)
         if missing := [name for name in optimizers if name not in pairs]:
             raise UsageError(
                 f"{owner} minimizes {missing[0]!r}, and its losses are {', '.join(pairs)}; use one of them"
@@ -310,8 +312,8 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
     options, is_sharded = trainer.run_context.options, step_context().mesh.is_sharded
     is_whole = options.accumulate_steps == options.parallel_micro_batches == 1
 
-    def compute(part):
-        gradients, metrics = _gradients_of(trainer, part, losses, variables)
+    def compute(micro_batch):
+        gradients, metrics = _gradients_of(trainer, micro_batch, losses, variables)
         return gradients if is_whole else list(map(list, gradients)), metrics
 
     step_context().applied.mark("accumulate_steps")

@@ -114,7 +114,7 @@ class _Gathered:
         """Adds this process's outputs of a batch of so many examples, at these rows of it."""
         self._mine.append([rows + self._examples, *outputs])
         self._examples += examples
-        # The same in all processes, whatever their parts.
+        # The same in all processes, whatever their shares.
         each = sum(int(np.prod(x.shape[1:])) * x.dtype.itemsize for x in outputs)
         if self._strategy.num_hosts > 1 and len(self._mine) * examples * each >= _MOST_UNSHARED_BYTES:
             self._share()
@@ -125,12 +125,12 @@ class _Gathered:
             self._share()
         else:
             self._of_all = self._mine
-        rows, *parts = (np.concatenate(column) for column in zip(*self._of_all, strict=True))
+        rows, *outputs = (np.concatenate(column) for column in zip(*self._of_all, strict=True))
         if len(rows) == self._examples and (np.diff(rows) == 1).all():
-            return parts
-        whole = [np.empty((self._examples, *part.shape[1:]), part.dtype) for part in parts]
-        for each, part in zip(whole, parts, strict=True):
-            each[rows] = part  # where a copy of the model is sharded over replicas, each of them has its examples
+            return outputs
+        whole = [np.empty((self._examples, *output.shape[1:]), output.dtype) for output in outputs]
+        for each, output in zip(whole, outputs, strict=True):
+            each[rows] = output  # where a copy of the model is sharded over replicas, each of them has its examples
         return whole
 
     def _share(self) -> None:

@@ -62,7 +62,7 @@ class Preprocessor:
                 else specs
             )
         used = {name: preprocessing for name, preprocessing in self._preprocessing.items() if name in specs}
-        made = {part for name, preprocessing in used.items() for part in preprocessing.made_of(name)}
+        made = {feature for name, preprocessing in used.items() for feature in preprocessing.made_of(name)}
         text = {name: tf.TensorSpec(specs[name].shape, tf.string) for name in used if used[name].is_of_text}
         return {name: text.get(name, spec) for name, spec in specs.items() if name not in made}
 
@@ -86,7 +86,7 @@ class Preprocessor:
                 f"feature {name!r} has text that is not a {preprocessing.kind}; write 2024-02-29"
                 + " or 2024-02-29 12:30:00" * (preprocessing.kind == "timestamp")
             ) from None
-        return {part: x.numpy() for part, x in made.items()} if tf.executing_eagerly() else made
+        return {feature: x.numpy() for feature, x in made.items()} if tf.executing_eagerly() else made
 
     def _table(self, name: str) -> tf.lookup.StaticHashTable | None:
         if name in self.words and name not in self.tables:

@@ -71,7 +71,7 @@ MISTAKES = {
     "shuffle='batch' is not known; use True or False": (mlp, {"shuffle": "batch"}),
     "mode='benchmark': fit trains": (mlp, {"mode": "benchmark"}),
     "is not a tf.keras.callbacks.Callback": (mlp, {"callbacks": [keras.callbacks.Callback]}),
-    "validation_data is of 4 parts": (mlp, {"validation_data": (1, 2, 3, 4)}),
+    "validation_data has 4 components": (mlp, {"validation_data": (1, 2, 3, 4)}),
     "hooks=3 is not a list": (mlp, {"hooks": 3}),
     "overrides apply, which is never called": (lambda: mlp(Halves()), {}),
     "batch_size=8, and x comes in batches of 16": (

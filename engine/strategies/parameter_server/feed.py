@@ -259,9 +259,9 @@ class ReadByWorkersFeed(_InPieces):
         sizes = []
 
         def stored(indices):
-            part, size = sources.read(self._source, self._index, self.order, self._timeout_seconds, indices, first)
+            piece, size = sources.read(self._source, self._index, self.order, self._timeout_seconds, indices, first)
             sizes.append(size)
-            return part
+            return piece
 
         examples = gather(self._source, self.order, indices, tf.fill(tf.shape(indices), epoch), stored)
         return examples, tf.add_n([tf.zeros([], tf.int64), *sizes])
@@ -315,7 +315,7 @@ class SentFeed(_InPieces, StreamedFeed):
         return self.awaited(read, lambda: None)
 
     def _piece(self, batches: list[list[tf.Tensor]], step: int) -> CallInput:
-        whole = [tf.concat(parts, 0) for parts in zip(*batches, strict=True)]
+        whole = [tf.concat(pieces, 0) for pieces in zip(*batches, strict=True)]
         piece = tf.nest.pack_sequence_as(self._element_spec, whole)
         return CallInput((piece, tf.constant(step, tf.int64)), step, step + len(batches))
 

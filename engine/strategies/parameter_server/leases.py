@@ -164,10 +164,10 @@ class Pull:
         buckets = list(buckets)
         for _, optimizers, variables, layout in self._servers:
             here, buckets = buckets[: layout.num_buckets], buckets[layout.num_buckets :]
-            counts, parts = layout.split(here)
+            counts, values = layout.split(here)
             counts = [tf.bitcast(lanes, tf.float64) for lanes in counts]
             progress.update(zip(map(id, optimizers), counts, strict=True))
-            pairs += zip(variables, parts, strict=True)
+            pairs += zip(variables, values, strict=True)
         return Readings(variables=pairs, moved=self._moved, progress=progress)
 
 
@@ -222,7 +222,7 @@ class LeaseLoop(InnerLoop):
                 result = tf.nest.map_structure(tf.identity, result)
         with tf.control_dependencies(tf.nest.flatten(result)):
             result = result._replace(seconds=tf.timestamp() - began)
-        return tf.concat([tf.cast(tf.reshape(part, [-1]), tf.float64) for part in result], 0)
+        return tf.concat([tf.cast(tf.reshape(x, [-1]), tf.float64) for x in result], 0)
 
     def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> LeaseResult:
         """Returns the result of a lease, without its duration."""

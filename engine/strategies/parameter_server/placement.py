@@ -86,15 +86,15 @@ class Placement:
         for each in self.table:
             if not each.beside:
                 whole.setdefault(re.sub(r"/shard_\d+$", "", each.path), []).append(each)
-        sizes = {path: sum(part.bytes for part in parts) for path, parts in whole.items()}
+        sizes = {path: sum(shard.bytes for shard in shards) for path, shards in whole.items()}
         biggest = sorted(whole, key=lambda path: -sizes[path])
         width = len(f"{max(sizes.values(), default=0):,}")
         lines = []
         for path in biggest[:_LISTED]:
-            parts = whole[path]
-            shards = f", {len(parts)} shards" if len(parts) > 1 else ""
-            servers = ",".join(str(server) for server in sorted({part.server for part in parts}))
-            lines.append(f"  ps {servers}  {sizes[path]:>{width},} bytes  {path}{shards}")
+            shards = whole[path]
+            counted = f", {len(shards)} shards" if len(shards) > 1 else ""
+            servers = ",".join(str(server) for server in sorted({shard.server for shard in shards}))
+            lines.append(f"  ps {servers}  {sizes[path]:>{width},} bytes  {path}{counted}")
         if len(biggest) > _LISTED:
             lines.append(f"  and {len(biggest) - _LISTED} smaller ones")
         sums = ", ".join(f"ps {server} {load:,} bytes" for server, load in enumerate(self.loads))

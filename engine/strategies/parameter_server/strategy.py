@@ -399,9 +399,9 @@ class ParameterServer(Strategy):
             if (left := end - self._next_step) <= 0:
                 return
             # Towards the end of training in smaller leases, so that no worker delays the end for long.
-            part = -(-left // workers) if pace else left
+            share = -(-left // workers) if pace else left
             before = time.perf_counter()
-            call_input = program.feed.take(self._next_step, min(most, part))
+            call_input = program.feed.take(self._next_step, min(most, share))
             self._lease_seconds += time.perf_counter() - before
             self._leases.schedule(program, call_input)
             self._next_step = call_input.stop
