@@ -105,7 +105,7 @@ def test_served_tokens_are_those_of_the_host(model):
     assert sampled[0, 3:].tolist() == first(25, model, rows[0], temperature=0.7, top_k=4, seed=6)
     logits = served["next_token_logits"](tf.constant([[*range(11)]]))["logits"]
     assert int(tf.argmax(logits[0])) == without_cache(model, range(11), 1)[0]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="give one token or more"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="pass at least one token"):
         served["next_token_logits"](tf.zeros([1, 0], tf.int32))
 
 

@@ -24,5 +24,5 @@ def test_a_backend_that_was_chosen_before_is_told():
     done = script("import tensorflow\n" + TRAINER)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: Keras runs on jax here, by KERAS_BACKEND or keras.json, ")
+    assert last.startswith("ImportError: Keras runs on jax, by KERAS_BACKEND or keras.json, ")
     assert last.endswith(": set KERAS_BACKEND=tensorflow, or import crankshaft before tensorflow and keras")

@@ -75,7 +75,7 @@ def test_a_part_of_a_batch_is_no_batch():
         return made
 
     for loss, name in ((keras.losses.Dice(), "dice"), (of_pairs, "of_pairs")):
-        with pytest.raises(UsageError, match=f"accumulate_steps: {name} is a loss of a batch as a whole, and no mean"):
+        with pytest.raises(UsageError, match=f"accumulate_steps: {name} is a loss of a batch as a whole, not a mean"):
             fit(lambda loss=loss: line(loss), X, Y, accumulate_steps=2, **HOW)
     once, halves = (fit(lambda: line(by_object), X, Y, accumulate_steps=steps, **HOW) for steps in (1, 2))
     for one, two in zip(once.model.weights, halves.model.weights, strict=True):

@@ -40,9 +40,9 @@ class Halves(keras.optimizers.SGD):
 LINE = [keras.Input([8]), layers.Dense(1)]
 MISTAKES = {
     "is not compiled; call model.compile(": (lambda: keras.Sequential([*LINE]), {}),
-    "has a train_step of its own": (lambda: compiled(OwnStep([*LINE])), {}),
+    "overrides train_step": (lambda: compiled(OwnStep([*LINE])), {}),
     "run_eagerly=True": (lambda: compiled(keras.Sequential([*LINE]), run_eagerly=True), {}),
-    "keeps a metric in": (lambda: compiled(keras.Sequential([*LINE, Meter()])), {}),
+    "has a metric in": (lambda: compiled(keras.Sequential([*LINE, Meter()])), {}),
     "epoch is unknown": (mlp, {"epoch": 3}),
     "fit has no global_batch_size; use batch_size": (mlp, {"global_batch_size": 3}),
     "set the optimizer's learning_rate in compile": (mlp, {"learning_rate": 0.1}),

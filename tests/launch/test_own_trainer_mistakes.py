@@ -91,7 +91,7 @@ METHODS = [
     ({"train_step": step(lambda self: tf.constant(1.0))}, "its step returned a SymbolicTensor; return pairs by name"),
     (
         {"train_step": step(lambda self: self.optimizer.apply_gradients([]))},
-        "optimizer adam has no apply_gradients, by which no",
+        "optimizer adam has no apply_gradients, which would ignore",
     ),
     ({"build_model": frozen}, "has no variable to train"),
     ({"build": without_model, "forward": lambda self, x, training: self.line(x)}, "has no variable to train"),

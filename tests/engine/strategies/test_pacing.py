@@ -75,7 +75,7 @@ CASES = {
         *(0.001, None, {"steps": 100, "sync_period_steps": 16}),
         *([range(50), range(50, 100), range(100, 150)], [50, 50, 50]),
     ),
-    "a fixed number is sharded by the end of a round": (
+    "a fixed number is cut by the end of a round": (
         *(0.001, None, {"steps": 5, "sync_period_steps": 16}),
         *([range(32)], [5, 5, 5, 1, 5, 5, 5, 1]),
     ),
