@@ -143,7 +143,7 @@ def test_each_example_once_an_epoch(recorder, kind, examples, batch_size, replic
 
 
 def in_files(folder, examples, files):
-    """A dataset that reads text files, so that it can be sharded by them; its length is not known beforehand."""
+    """A dataset that reads text files, so that it can be divided by them; its length is not known beforehand."""
     paths = []
     for i in range(files):
         paths.append(str(folder / f"{i}.txt"))

@@ -91,7 +91,7 @@ def test_schedules_compile_under_xla():
         ({"name": "constant", "alpha": 0.1}, "argument of schedule constant 'alpha'"),
         ({"name": "cosine", "warmup_steps": 100}, "warmup_steps=100 .* use at most 99"),
         ({"name": "cosine", "warmup_steps": -1}, "warmup_steps=-1 is negative"),
-        ({"name": "piecewise"}, "no boundaries"),
+        ({"name": "piecewise"}, "needs boundaries"),
         ({"name": "cosine_restarts"}, "needs first_decay_steps; set the steps of its first period"),
         ({"name": "piecewise", "boundaries": [5], "values": [1.0]}, "1 values; use 2 values"),
         ({"name": "piecewise", "boundaries": [10, 5]}, "boundaries 10, 5; use steps each later than the one"),
