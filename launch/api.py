@@ -33,10 +33,10 @@ def run(
     may_change: Sequence[str] = (),
     **keywords: Any,
 ) -> Run:
-    """Runs a model as its keywords say: `run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1)`.
+    """Runs a model with its flags as keywords: `run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1)`.
 
     Ctrl-C stops the run, saves it, and returns; a second one raises KeyboardInterrupt. SIGTERM and SIGHUP stop and
-    save, and then do what they would have done without a run. Threads are left as they are: only a process that belongs
+    save the run first, and then have their usual effect. Threads are left as they are: only a process that belongs
     to the run (`main`) gives each core of a CPU a micro-batch.
 
     Args:
@@ -45,11 +45,11 @@ def run(
       hooks: as `crankshaft.main` takes them.
       may_change: as `crankshaft.main` takes it.
       **keywords: the flags by name, `crankshaft train --help` lists them; lists for those that may be repeated,
-        dictionaries for `model_arg` and its like. None is a flag that is not given. The script's own absl flags may be
+        dictionaries for `model_arg` and its like. None leaves a flag at its default. The script's own absl flags may be
         among them; those not among them keep their values.
 
     Raises:
-      UsageError: a mistake in what was asked (a ValueError); the message is what the command would print,
+      UsageError: a mistake in the arguments (a ValueError); the message is the line that the command would print,
         with keywords instead of flags.
       RunError: the run failed (a RuntimeError), likewise; its cause is the exception that ended it.
 
@@ -69,9 +69,9 @@ def run_within(
     once_failed: Callable[[Run], None] | None = None,
     **keywords,
 ) -> Run:
-    """Runs a model as `run` does; its caller turns exceptions into lines (`explanations.explained_errors`).
+    """Runs a model as `run` does; its caller explains exceptions (`explanations.explained_errors`).
 
-    `once_failed` is called with a run that an error ends.
+    `once_failed` is called with a run that ends by an error.
     """
     config, own = _configured(trainer_class, data, may_change, keywords)
     made = execute(config, data, hooks, own, once_failed)
@@ -90,23 +90,23 @@ def open_run(
     may_change: Sequence[str] = (),
     **keywords: Any,
 ) -> Run:
-    """Opens a run for a program that has its own loop: it is assembled once, and trains as often as asked.
+    """Opens a run for a program that has its own loop: it is assembled once, and can train many times.
 
     With a run_dir it resumes from the latest checkpoint, if there is one. It has no end unless `train_steps` or
     `train_epochs` sets one. When the context ends, also by your own exception or by Ctrl-C, the run is saved and
-    closed. A signal ends a call of `train` at a step, and then does what it would have done without a run;
+    closed. A signal ends a call of `train` at a step, and then has its usual effect;
     SIGTERM and SIGHUP save and close the run before, between two calls too.
 
     Args:
       trainer_class: as `crankshaft.main` takes it.
-      data: as `crankshaft.main` takes it: what the run trains on, and the form of all that it is given later.
+      data: as `crankshaft.main` takes it: what the run trains on, and the form of all data passed later.
       hooks: as `crankshaft.main` takes them.
       may_change: as `crankshaft.main` takes it.
       **keywords: as `crankshaft.run` takes them.
 
     Raises:
-      UsageError: a mistake in what was asked.
-      RunError: the run could not be put together.
+      UsageError: a mistake in the arguments.
+      RunError: the run could not be assembled.
 
     Example:
       >>> with open_run(PlaneTrainer, data=data, learning_rate=0.1) as run:  # doctest: +SKIP
@@ -127,7 +127,7 @@ def open_run(
 def _configured(
     trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **options
 ) -> tuple[Any, dict]:
-    """Returns the configuration that keywords ask for, checked, and the script's own flags that they set, by name.
+    """Returns the checked configuration of keywords, and the script's own flags that they set, by name.
 
     Raises `UsageError`.
     """
@@ -152,7 +152,7 @@ def load_model(
     `forward` of its own, that takes `trainer_class`, and the model is one for predictions, not for training or a
     `.keras` file. While a run goes on and removes its older checkpoints, the model is of the newest that can be read.
 
-    Its attribute `names` says what its numbers stand for, as `Run.names`, and its `predict` takes, besides what Keras's
+    Its attribute `names` has the names of its numbers, as `Run.names`, and its `predict` takes, besides what Keras's
     does, what `Run.predict` takes: text that was looked up for training, a `Source`, a dataset in batches or not, the
     name of an input, `split="eval"` or `"train"` of the run's own data, where a named input has it, and `columns`.
 

@@ -36,13 +36,13 @@ class Flags:
     """The values of a command line."""
 
     task: str | None = flag(
-        Text("a task's name"), None, "Whom to ask, as the run's record names its tasks; the chief if not given."
+        Text("a task's name"), None, "Task to ask, by its name in the run's record; default: the chief."
     )
     wait_seconds: float = flag(Number(above=0, upper=1e6), 30.0, "How long to wait for the answer.")
 
 
 def main(argv: list[str]) -> None:
-    """Asks what the command line says, prints the answer, and exits the process."""
+    """Sends the command line's request, prints the answer, and exits the process."""
     process.prepare_streams()
     try:
         values, words = own_flags.read(argv, Flags, help.doc_of(__name__), _USAGE, takes_words=True)
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
             raise UsageError(f"{len(words)} arguments; use {_USAGE}")
         flags, (run_dir, kind) = Flags(**values), words
         if kind not in requests.KINDS:
-            raise UsageError(f"{kind!r} can't be asked for; {nearest(kind, requests.KINDS, f'use {_USAGE}')}")
+            raise UsageError(f"{kind!r} is not a request; {nearest(kind, requests.KINDS, f'use {_USAGE}')}")
         _check_runs(run_dir, flags.task)
         answer = requests.ask(RunDir(run_dir).requests, kind, flags.task, flags.wait_seconds)
         if answer is None:
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
 
 
 def _check_runs(run_dir: str, task: str | None) -> None:
-    """Raises `UsageError` where there is no run or no such task, `RunError` where it has ended."""
+    """Raises `UsageError` if there is no such run or task, `RunError` if it has ended."""
     path = RunDir(run_dir).events
     if not os.path.isfile(path):
         raise UsageError(

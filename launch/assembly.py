@@ -1,4 +1,4 @@
-"""Puts a run together, from a checked configuration to its first step, and runs it. Host code.
+"""Assembles a run, from a checked configuration to its first step, and executes it. Host code.
 
 What a mistake in a configuration or a file shows comes before TensorFlow is imported, and so does the wait for the
 other processes of a cluster.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .run.modes import Outcome
     from .run.run import Run
 
-_START_SECONDS = 120.0  # TensorFlow's own start, on a machine that is busy
+_START_SECONDS = 120.0  # for TensorFlow's start on a busy machine
 
 
 def execute(
@@ -40,9 +40,9 @@ def execute(
     script_flags: Mapping[str, Any] | None = None,
     once_failed: Callable[[Run], None] | None = None,
 ) -> Run:
-    """Executes a checked configuration, writes its result, and returns the run; raises errors as they come.
+    """Executes a checked configuration, writes its result, and returns the run; raises errors unchanged.
 
-    It takes what `assemble` and `Run.execute` do.
+    The arguments are those of `assemble` and `Run.execute`.
     """
     run = assemble(config, data, hooks, script_flags)
     run.execute(_mode(config), once_failed)
@@ -62,7 +62,7 @@ def _mode(config: Config) -> Callable[[Run], Outcome]:
 
 
 def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
-    """Puts a run together, up to its first step, and opens it; a task that serves others does so until they end.
+    """Assembles a run up to its first step, and opens it; a task that serves others serves until they end.
 
     Args:
       config: checked.
@@ -150,7 +150,7 @@ def _serve_metrics(config: Config, ending: RunEnding, stack: contextlib.ExitStac
 
 
 def _need_epochs(hooks: Any) -> bool:
-    """Returns whether a hook may act at the ends of epochs; what is none is refused later."""
+    """Returns whether a hook may act at the end of an epoch; other objects than hooks are refused later."""
     return not isinstance(hooks, Sequence) or any(getattr(hook, "needs_epochs", True) for hook in hooks)
 
 

@@ -1,4 +1,4 @@
-"""How mistakes are reported: one line, an exit code, no traceback. The errors themselves are the engine's."""
+"""Reports mistakes: one line, an exit code, no traceback. The errors' classes are the engine's."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ EXIT_TERMINATED = 143  # SIGTERM, after saving; Kubernetes restarts on 128 and a
 
 
 def nearest(misspelt: str, known, otherwise: str | None = None) -> str:
-    """Suggests 'did you mean X?' if one of `known` is near, else `otherwise`, or lists all of them."""
-    known = list(known) if isinstance(known, (list, tuple)) else sorted(known)  # a list begins with what is meant most
+    """Suggests 'did you mean X?' if one of `known` is similar, else returns `otherwise`, or lists all of them."""
+    known = list(known) if isinstance(known, (list, tuple)) else sorted(known)  # a list begins with the most frequent
     word = misspelt.lower()
     whole = [name for name in known if f"_{name}".endswith(f"_{word}")]  # batch_size: global_batch_size
     near = list(dict.fromkeys([*whole, *difflib.get_close_matches(word, known, n=3, cutoff=0.6)]))[:3]
@@ -56,12 +56,12 @@ def signal_name(number: int) -> str:
 
 
 def fail(code: int, line: str) -> int:
-    """Prints what went wrong as one line, and returns the exit code."""
+    """Prints an error as one line, and returns the exit code."""
     print_line(f"error: {one_line(line)}")
     return code
 
 
 def print_line(line: str) -> None:
-    """Prints a line to standard error, whose terminal may be gone by now."""
+    """Prints a line to standard error, whose terminal may be closed."""
     with contextlib.suppress(OSError):
         print(terminal.fitted(line, sys.stderr), file=sys.stderr, flush=True)

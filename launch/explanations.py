@@ -1,4 +1,4 @@
-"""Turns an exception into one line for whoever started the run: what was given, found, and is to be done. Host code.
+"""Turns an exception into one line for the user: the value, what was expected, and the cure. Host code.
 
 Crankshaft's own errors have their line and exit code; `_KNOWN` is for everything else.
 """
@@ -20,18 +20,18 @@ from .errors import EXIT_FAILED, CrankshaftError, RunError, UsageError
 _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN = tuple(os.path.join(_HOUSE, room, "") for room in ("engine", "models", "input", "launch"))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
-_NAMES = {"help": "crankshaft train --help"}  # where a program in Python looks
+_NAMES = {"help": "crankshaft train --help"}  # in a Python program
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 @contextlib.contextmanager
 def explained_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turns what the body raises into a `CrankshaftError`: the border of what programs call in Python.
+    """Turns exceptions of the body into a `CrankshaftError`, for calls from Python programs.
 
-    What the program's own code has raised, in a hook, a callback or its data, is raised as it is.
+    Exceptions of the program's own code, in a hook, a callback or its data, are raised unchanged.
 
     Args:
-      names: the caller's arguments by the flags that they set, where they have other names.
+      names: the caller's arguments by the flags that they set, if their names differ.
     """
     try:
         yield
@@ -48,12 +48,12 @@ def explained_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
 
 
 def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
-    """Returns (exit code, line); the code is 2 where the same command would fail again for the same reason.
+    """Returns (exit code, line); the code is 2 if the same command would fail again for the same reason.
 
-    A limit of the machine's that was met is named with what it is here.
+    If a limit of the machine was reached, the line has the limit's value here.
 
     Args:
-      error: what was raised.
+      error: the exception.
       has_debug: whether the command has --debug.
     """
     explained = _explained(error, "; --debug shows the traceback" if has_debug else "")
@@ -63,7 +63,7 @@ def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
 
 
 def explain_system_error(error: OSError) -> str:
-    """Returns the line of what the system refused: the file, why, and the limit that was met."""
+    """Describes a refused system call in one line: the file, the reason, and the limit that was reached."""
     line = _refused(error)
     return f"{line}{_limit(line)}"
 
@@ -86,7 +86,7 @@ def _limit_line(limit: int, unit: str, shell: str) -> Callable[[], str]:
     return line
 
 
-# What the system says where a limit is met, and what the limit is.
+# The system's message for each limit, and how to read the limit's value.
 _LIMITS = {
     os.strerror(errno.ENOSPC): lambda: "free space on its disk, or name a folder on another",
     os.strerror(errno.EDQUOT): lambda: "free space of this user's, or have the quota raised",
@@ -97,7 +97,7 @@ _LIMITS = {
 
 
 class _Known(NamedTuple):
-    """An exception of TensorFlow's, Keras's or Python's, by its class and its words, and what it is here."""
+    """An exception of TensorFlow, Keras or Python, by its class and its message, and the error it becomes."""
 
     kinds: tuple[str, ...]
     words: str  # a regular expression
@@ -150,7 +150,7 @@ _KNOWN = (
         _INVALID,
         r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)",
         lambda _, match: LabelError(
-            f"the loss was given a label of {match[1]} and takes labels from 0 to below {match[2]}, as many as the "
+            f"the data has a label of {match[1]}, and the loss takes labels from 0 to below {match[2]}, as many as the "
             "model has outputs; number labels from 0, those that the loss computes too, and end the model in a layer "
             "of one unit for each class"
         ),
@@ -176,7 +176,7 @@ _KNOWN = (
 
 
 def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
-    """Returns an error itself if it is one of Crankshaft's, else what it is to whoever started the run."""
+    """Returns an error itself if it is one of Crankshaft's, else the error that explains it to the user."""
     if type(error).__name__ == "StagingError":  # what AutoGraph raises instead of an error of a user's function
         error = error.__context__ if isinstance(error.__context__, CrankshaftError) else error
     if isinstance(error, CrankshaftError):
@@ -190,15 +190,15 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
     if frame_line is None and isinstance(error, OSError):
         return RunError(_refused(error))
     if frame_line is None:
-        # A value that TensorFlow or Keras refused, it will refuse again.
+        # TensorFlow or Keras will refuse the same value again.
         return (UsageError if isinstance(error, ValueError) else RunError)(f"{named}{traceback_by}")
-    # A network or a disk may be there the next time; a file that is not there, or is not ours, will not.
+    # A network or a disk may be available the next time; a missing file, or another user's, will not.
     passes = isinstance(error, OSError) and not isinstance(error, _LASTING)
     return (RunError if passes else UsageError)(f"{named}, at {frame_line}{traceback_by}")
 
 
 def _is_of_program(error: Exception) -> bool:
-    """Returns whether the program's own code raised an error, or what it called, other than as a step was traced."""
+    """Returns whether the program's own code, or a library it called, raised an error outside of tracing a step."""
     for frame in traceback.extract_tb(error.__traceback__):
         path = os.path.abspath(frame.filename)
         if f"{os.sep}tensorflow{os.sep}python{os.sep}" in path:

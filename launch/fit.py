@@ -1,6 +1,6 @@
-"""`crankshaft.fit`: a compiled Keras model trained as by `model.fit`, by this loop. Host code.
+"""`crankshaft.fit`: trains a compiled Keras model as `model.fit` does, by Crankshaft's loop. Host code.
 
-It says in a run's words what Keras's arguments say: data as splits, lengths as flags, callbacks as one hook.
+Converts the arguments of Keras's `fit`: data to splits, lengths to flags, callbacks to one hook.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..engine.keras_trainer import KerasTrainer, hand_over
 from . import api, explanations
 from .errors import UsageError
 
-# Flags that an argument of `fit` says.
+# Flags that `fit` sets by other arguments.
 _ARGUMENTS = {
     "train_epochs": "epochs",
     "train_steps": "epochs and steps_per_epoch",
@@ -35,7 +35,7 @@ _ARGUMENTS = {
     "input": "x",
 }
 _MODES = ("train_and_eval", "train")
-_COUNTS = {  # the least of each, and whether it may be None
+_COUNTS = {  # the minimum of each, and whether it may be None
     "epochs": (1, False),
     "initial_epoch": (0, False),
     "validation_freq": (1, False),
@@ -46,7 +46,7 @@ _PROGRESS = {0: "off", 1: "auto", 2: "plain", "auto": "auto"}
 _BATCH_SIZE = 32  # Keras's
 _OF_AN_INPUT = ("y", "sample_weight", "class_weight", "validation_data", "validation_steps")
 _RULES = entry.Rules(as_keras=True, weighs_outputs=True)
-_OF_PROCESSES = ("multi_worker", "parameter_server")  # they have to be there before TensorFlow does anything
+_OF_PROCESSES = ("multi_worker", "parameter_server")  # they have to connect before TensorFlow starts
 
 
 def fit(
@@ -75,17 +75,17 @@ def fit(
 
     The model has the trained weights afterwards, its optimizer its state, so that a second call goes on from there, and
     `history.history` of the run is Keras's. A mistake is a `UsageError`, of one line. What a callback, a hook or the
-    data raises reaches the caller as it is, and the model then has the weights trained so far.
+    data raises reaches the caller unchanged, and the model then has the weights trained so far.
 
     Args:
       model: compiled; or a function that makes it, for strategies of several processes, which must exist first.
       x: array, dictionary or list of arrays, data frame, `tf.data.Dataset` or `PyDataset` of batches, `Source`, an
-        input's name, or a function without arguments that returns x or (x, y). A dataset's order is left as it is.
+        input's name, or a function without arguments that returns x or (x, y). A dataset keeps its order.
       y: labels, in the structure of the model's outputs; None if x comes with them.
       batch_size: examples a step, over all replicas; that of the batches that x comes in, or 32, if None.
       epochs: where the run ends, counted from 0.
       verbose: 0 is silent, 1 and "auto" a bar on a terminal, 2 lines.
-      callbacks: Keras's. The folder of a `BackupAndRestore` is the run's run_dir, unless one is given.
+      callbacks: Keras's. The folder of a `BackupAndRestore` is the run's run_dir, unless `run_dir` is passed.
       validation_split: the share of the examples, the last of them, that is evaluated on.
       validation_data: (x, y), (x, y, weights), or what x may be.
       shuffle: whether each epoch has an order of its own.
@@ -136,7 +136,7 @@ class Arguments:
 
     @property
     def is_model(self) -> bool:
-        """Whether there is a model, and not a function that makes it."""
+        """Whether a model was passed, not a function that makes it."""
         return isinstance(self.model, tf.keras.layers.Layer)
 
     @property
@@ -149,12 +149,12 @@ class Arguments:
 
     @property
     def share(self) -> float:
-        """The share of the examples that is evaluated on."""
+        """The fraction of the examples to evaluate on."""
         return self.validation_split if self.validation_data is None else 0.0
 
 
 def _train(arguments: Arguments) -> api.Run:
-    """Runs what the arguments of `fit` ask for."""
+    """Trains the model by the arguments of `fit`."""
     with explanations.explained_errors(_ARGUMENTS):
         _check(arguments)
         trainer_class = KerasTrainer.for_model(arguments.model)
@@ -201,7 +201,7 @@ def _hand_over(model: tf.keras.Model | Callable[..., tf.keras.Model], run: api.R
 
 
 def _backed_up(backup: tf.keras.callbacks.BackupAndRestore, arguments: Arguments, epoch: int | None) -> dict[str, Any]:
-    """Returns the flags that do what the callback does, and logs that they replace it."""
+    """Returns the flags that replace a callback, and logs the replacement."""
     often = backup.save_freq
     every = (arguments.steps_per_epoch or epoch) if often == "epoch" else int(often)
     own = {"run_dir": backup.backup_dir, "checkpoint_every_steps": every}
@@ -216,7 +216,7 @@ def _backed_up(backup: tf.keras.callbacks.BackupAndRestore, arguments: Arguments
 
 
 def _removes(backup: tf.keras.callbacks.BackupAndRestore, arguments: Arguments) -> bool:
-    """Returns whether a good end removes the callback's folder."""
+    """Returns whether the callback's folder is removed after success."""
     return backup.delete_checkpoint and arguments.flags.get("run_dir") is None
 
 
@@ -225,7 +225,7 @@ def _makes_data(x: Any) -> bool:
 
 
 def _entered(arguments: Arguments, x: Any) -> Source | Stream:
-    """Returns what is trained on, as a source or a stream."""
+    """Returns the training data as a source or a stream."""
     x = x() if (made := _makes_data(x)) else x
     data = x if made and isinstance(x, tuple) and arguments.y is None else (x, arguments.y, arguments.sample_weight)
     return entry.split("x", data, dataclasses.replace(_RULES, is_even=True))
@@ -280,7 +280,7 @@ def _check(arguments: Arguments) -> None:
                 f"callbacks={each!r:.60} is not a tf.keras.callbacks.Callback; give objects of such a class"
             )
     if arguments.x is None:
-        raise UsageError("x is not given; give an array, or a dictionary or list of arrays")
+        raise UsageError("x is missing; pass an array, or a dictionary or list of arrays")
     if arguments.is_model and (strategy := arguments.flags.get("strategy")) in _OF_PROCESSES:
         raise UsageError(
             f"strategy={strategy} has to be there before a model is made; give fit a function that makes and compiles "
@@ -293,7 +293,7 @@ def _check(arguments: Arguments) -> None:
 
 
 def _check_used(arguments: Arguments, train: Source | Stream | None, epoch: int | None) -> None:
-    """Raises `UsageError` for what would be left out without a word."""
+    """Raises `UsageError` for arguments that would be ignored silently."""
     for name in _OF_AN_INPUT if arguments.names_input else ():
         if getattr(arguments, name) is not None:
             raise UsageError(f"x={arguments.x!r} names an input, which has all of its own; leave {name} out")
@@ -313,7 +313,7 @@ def _check_used(arguments: Arguments, train: Source | Stream | None, epoch: int 
 
 
 def _batch_size(arguments: Arguments, train: Source | Stream | None) -> int:
-    """Returns the examples of a step: those of the batches that x comes in, if it does."""
+    """Returns the examples per step: the batch size of x, if it is batched."""
     size = train.batch_examples if train is not None else None
     if size and arguments.batch_size not in (None, size):
         raise UsageError(f"batch_size={arguments.batch_size}, and x comes in batches of {size}; leave batch_size out")
@@ -321,7 +321,7 @@ def _batch_size(arguments: Arguments, train: Source | Stream | None) -> int:
 
 
 def _length(arguments: Arguments, train: Source | Stream | None, epoch: int | None) -> dict[str, Any]:
-    """Returns the flags that say how long a run is, and when it evaluates, if not at the end of each pass."""
+    """Returns the flags of a run's length, and of the evaluation interval if it is not one epoch."""
     evaluates = arguments.validation_data is not None or arguments.validation_split > 0 or arguments.names_input
     steps, often = arguments.steps_per_epoch, arguments.validation_freq
     if not steps and _never_ends(train):
@@ -339,7 +339,7 @@ def _never_ends(train: Source | Stream | None) -> bool:
 
 
 def _pass(arguments: Arguments, train: Source | Stream | None, batch_size: int) -> int | None:
-    """Returns the steps of one pass over the data; None where that takes reading it."""
+    """Returns the steps per epoch; None if counting them would take reading the data."""
     if train is None or not train.by_index:
         return None
     return -(-math.floor(len(train) * (1 - arguments.share)) // batch_size)

@@ -27,7 +27,7 @@ from .command_line import checks, help, own_files, parsing
 from .command_line import config as configs
 from .host import process
 
-_COMMAND = "crankshaft train"  # its first argument, where a script has its path
+_COMMAND = "crankshaft train"  # the first argument of the command; a script has its path there
 
 
 def main(
@@ -46,7 +46,7 @@ def main(
         a `crankshaft.Data`, which has more; train and eval are each (features, labels), (features, labels, weights)
         or (features,), of arrays whose first axis is examples (float64 is taken as float32, as Keras does), or of dicts
         and tuples of such arrays; a dict, which is features; or a `tf.data.Dataset` of such examples. eval may be
-        None, or left out with all after it: no evaluation, unless --validation_split takes a part of train.
+        None, or missing with all after it: no evaluation, unless --validation_split takes a fraction of train.
         vocabulary has, by the name of each feature that is an id, how many ids there are; None: no feature is.
         None takes what --input names.
       hooks: your `engine.hooks`.
@@ -64,7 +64,7 @@ def main(
         output.flush()
     if output.lost:
         code = code or errors.fail(errors.EXIT_FAILED, f"a part of what was printed is lost: {output.lost.strerror}")
-    # An iterator over a dataset that calls Python, if freed as the interpreter ends, waits for it for ever.
+    # An iterator over a dataset that calls Python blocks for ever if it is freed as the interpreter ends.
     gc.collect()
     sys.exit(code)
 
@@ -76,17 +76,17 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
         own_files.check_trainer(trainer_class)
         passed = parse(argv)
         config = configs.configure_program(passed, {}, trainer_class, data is not None, may_change)
-        for name, value in config.script_flags.items():  # a run's that is read, where the script looks
+        for name, value in config.script_flags.items():  # of the run that is read, for the script
             flags.FLAGS[name].value = value
         checks.check(config)
         check_baseline(config)
         code = assembly.execute(config, data, hooks).code
         _print_run_dir(config)
-    except KeyboardInterrupt:  # before the first step, or after the last: within, it asks the loop to save and end
+    except KeyboardInterrupt:  # before the first step or after the last: in between, Ctrl-C makes the loop save and end
         return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
     except Exception as error:  # the border of the program: every failure becomes one line here
         code = _explain(error, passed.get("debug", False))
-        if isinstance(error, (LostPeerError, StuckStreamError)):  # what waits in TensorFlow, waits for ever
+        if isinstance(error, (LostPeerError, StuckStreamError)):  # threads that wait in TensorFlow never return
             process.leave(code)
     if config is not None and config.coordinates:  # a worker may be down
         process.leave(code)
@@ -94,7 +94,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
 
 
 def parse(argv: list[str]) -> dict[str, Any]:
-    """Returns the values that a command line gives, by flag; the script's own flags get theirs, or their defaults.
+    """Parses a command line into values by flag, and sets the script's own flags.
 
     Raises:
       UsageError: a mistake in the command line.

@@ -61,7 +61,7 @@ def test_a_running_job_answers_and_stops_clean(crank, tmp_path):
     assert last - first == 10
     assert len(traces(run_dir)) == 1
     assert "--task=worker 7 is not a task of this run; use 'this process'" in asked("status", "--task=worker 7").mistake
-    assert "'profil' can't be asked for; did you mean profile" in asked("profil").mistake
+    assert "'profil' is not a request; did you mean profile" in asked("profil").mistake
     said = asked("stop").ok().out
     assert program.wait().ok()
     step = json.loads((run_dir / "result.json").read_text())["step"]

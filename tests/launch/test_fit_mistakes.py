@@ -48,7 +48,7 @@ MISTAKES = {
     "set the optimizer's learning_rate in compile": (mlp, {"learning_rate": 0.1}),
     "mixed_bfloat16": (mlp, {"precision": "bfloat16"}),
     "arrays of 70, 69 examples": (mlp, {"y": classes(3)[:69]}),
-    "x is not given": (mlp, {"x": None}),
+    "x is missing": (mlp, {"x": None}),
     "a SparseTensor is not a dense array; make it one": (
         mlp,
         {"x": tf.sparse.from_dense(sample(8)), "steps_per_epoch": 2},

@@ -161,7 +161,7 @@ def test_labels_of_text_are_one_line_with_the_cure(inside, trainer):
 def test_a_label_out_of_range_is_named_with_the_range(inside, label):
     labels = np.where(LABELS > 0, label, 1).astype(np.int64)
     outcome = inside(*RUN, trainer=Classes, data=lambda: ((FEATURES, labels), None))
-    outcome.refused(f"the loss was given a label of {label} and takes labels from 0 to below 2, as many as")
+    outcome.refused(f"the data has a label of {label}, and the loss takes labels from 0 to below 2, as many as")
     outcome = inside(*RUN, "--jit=on", trainer=Classes, data=lambda: ((FEATURES, labels), None))  # the step counts
     assert outcome.mistake.startswith(f"step 1: labels from 0 to 1: a number is {label}, out of that range; correct")
 
