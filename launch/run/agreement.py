@@ -1,7 +1,7 @@
-"""Compares what workers that train together were asked for, before the first step: who differs in what. Host code.
+"""Compares the settings of workers that train together, before the first step, and names the differences. Host code.
 
-Where they differ they would train nonsense, or wait for each other in vain. Workers around parameter servers are asked
-only for what they read (`engine/strategies/parameter_server/sources.py`): the chief's flags alone decide.
+Workers that differ would train nonsense, or wait for each other for ever. Workers around parameter servers compare
+only the data they read (`engine/strategies/parameter_server/sources.py`): the chief's flags alone decide.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def appears(path: str) -> bool:
         if time.monotonic() >= end:
             return False
         with contextlib.suppress(OSError):
-            os.listdir(os.path.dirname(path))  # which asks the server
+            os.listdir(os.path.dirname(path))  # which queries the server
         time.sleep(0.1)
     return True
 
@@ -108,7 +108,7 @@ def check_data(data: Mapping[str, Mapping[str, int]], strategy) -> None:
 def check_call(call: str, strategy) -> str | None:
     """Raises `UsageError`, on all workers, where one of them makes another call of their run than the others.
 
-    Returns the signal by which one of them ends, whose name is its `call`; None if there is none.
+    Returns the signal that ends one of them, by the name in its `call`; None without one.
     """
     calls = strategy.exchange_text(call)
     if signals := [each for each in calls if each in EXIT_CODES]:
@@ -123,7 +123,7 @@ def _check(mine: Mapping[str, Any], strategy) -> None:
     if lines := _differences(mine, strategy):
         with contextlib.suppress(tf.errors.OpError):  # no worker leaves while another still waits for its answer
             strategy.exchange(0)
-        raise UsageError(f"workers were asked for different things: {'; '.join(lines)}; give all the same")
+        raise UsageError(f"workers have different settings: {'; '.join(lines)}; give all the same")
 
 
 def _differences(mine: Mapping[str, Any], strategy) -> list[str]:

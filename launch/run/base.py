@@ -68,20 +68,20 @@ T = TypeVar("T", bound="BaseRun")
 class BaseRun:
     """A run put together: what the modes work on, functions that take it.
 
-    `Run` adds what a program calls. Of runs that train, `training.prepare` sets the attributes from `loop` on.
+    `Run` adds the calls of a program. Of runs that train, `training.prepare` sets the attributes from `loop` on.
 
     Attributes:
-      config: what was asked.
+      config: its checked configuration.
       strategy: where steps run.
       inputs: its data.
       state: what steps change.
       train_steps: updates in all; None where only the run's caller knows.
       checkpoints: those of the run; None without a run_dir.
       best: the checkpoint of the best evaluation; None without a run_dir.
-      external_streams: the datasets that calls brought last, each with what was made of it.
+      external_streams: the datasets that calls brought last, each with its split.
       hooks: of a run that trains, in the order in which they act.
       record: the one of them that writes the run's events; None of workers but the chief.
-      sync_check: the one that compares replicas, where there are several.
+      sync_check: the check that compares replicas, if there are several.
       resumed_from: the step of the checkpoint that it was resumed from; None without one.
       is_ready: whether its steps were checked and their compiler was chosen.
       loop: the outer loop.
@@ -143,12 +143,12 @@ class BaseRun:
 
     @functools.cached_property
     def names(self) -> Preprocessor:
-        """What the model's numbers stand for: `classes`, by label number, and `ids(features)`, which looks up text."""
+        """Names of the model's numbers: `classes`, by label number, and `ids(features)`, which looks up text."""
         return Preprocessor(self.known)
 
     @property
     def known(self) -> Data:
-        """What the data says of itself."""
+        """The data's own description."""
         return self.inputs.known
 
     @property
@@ -163,7 +163,7 @@ class BaseRun:
 
     @property
     def no_jit_reason(self) -> str:
-        """Why training is not one XLA program, whatever is asked for; "" where it can be."""
+        """Why training can't be one XLA program, whatever --jit is; "" if it can."""
         return self.config.no_jit_reason or self.strategy.no_jit_reason or ""
 
     @property
@@ -183,7 +183,7 @@ class BaseRun:
 
     @property
     def stop(self) -> str | None:
-        """Why the run trains no further: its end, or what a hook said; None while it does."""
+        """Why the run has stopped training: its end, or a hook's reason; None while it trains."""
         if not self.config.trains:
             return None
         status = self.loop.status
@@ -201,7 +201,7 @@ class BaseRun:
 
     @property
     def epoch_period(self) -> Period:
-        """The period of what is due each epoch: the epoch's steps, rounded up to whole sync periods."""
+        """The steps between actions due each epoch: the epoch's steps, rounded up to whole sync periods."""
         order = self.strategy.training.feed.order
         return Period(whole_periods(order.steps_per_epoch, self.config.sync_every_steps), order.shift)
 
@@ -230,7 +230,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
 
     Args:
       config: of the run.
-      record_end: called in a thread where the watchdog ends the process, with the line that says why.
+      record_end: called in a thread if the watchdog ends the process, with the reason in a line.
     """
 
     def end_process(line: str) -> None:
@@ -444,7 +444,7 @@ def build_checkpoints(
 
 
 def choose_jit(run: BaseRun) -> str:
-    """Decides `state.jit`, measuring where that is asked for and undecided, and returns a line with the reason."""
+    """Decides `state.jit`, measuring if --jit=auto leaves it open, and returns a line with the reason."""
     config, state, strategy = run.config, run.state, run.strategy
     if reason := run.no_jit_reason:
         if config.jit == "on":

@@ -52,7 +52,7 @@ def described(split: Any) -> str:
 
 
 def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: int | None = None) -> Program:
-    """Returns the program of a step on external data, which is to be closed after the call.
+    """Returns the program of a step on external data; the caller closes it after the call.
 
     Args:
       run: the run.

@@ -41,7 +41,7 @@ def fingerprint(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
     Args:
       split: the examples.
       examples: how many there are.
-      ids: what tells one numbering of ids from another, a number or text; None where the data does not say.
+      ids: identifies the numbering of ids, a number or text; None if the data has none.
     """
     digest = zlib.crc32(layout(split).encode())
     arrays = split.as_arrays()
@@ -53,7 +53,7 @@ def fingerprint(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
 
 
 def _written(paths: Sequence[str]) -> int:
-    """Returns a digest of when files were last written to, of some of many; those elsewhere are not asked."""
+    """Returns a digest of the times of local files' last changes, of a sample if they are many."""
     some = [path for path in paths[:: -(-len(paths) // _MOST_FILES)] if not storage.is_remote(path)]
     times = []
     for path in some:
@@ -63,7 +63,7 @@ def _written(paths: Sequence[str]) -> int:
 
 
 def hash_ids(ids: Any) -> int:
-    """Returns the digest of what tells one numbering of ids from another."""
+    """Returns the digest of a numbering of ids."""
     return zlib.crc32(repr(ids).encode())
 
 
@@ -97,11 +97,11 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> 
     Args:
       config: what was asked.
       manifest: of the checkpoint.
-      about: what is to be kept from now on.
+      about: the metadata to keep from now on.
 
     Raises:
       UsageError: another number of examples to train on, or ids that are numbered otherwise, and
-        --allow_changed_config is not given.
+        --allow_changed_config is off.
     """
     changed = manifest.other_data(about)
     if "train" in changed:
@@ -193,7 +193,7 @@ def check_evaluated(config: Config, manifest: Manifest, about: dict[str, Any]) -
 
 
 def warn_of_ids(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:
-    """Warns where the training data has changed and a script's data does not say how its ids are numbered."""
+    """Warns if the training data has changed and a script's data does not identify its numbering of ids."""
     is_ours = config.input_entry is not None and config.input_entry.path is None
     is_known = is_ours or "ids" in about["data"]["train"]
     if "train" in manifest.other_data(about) and not is_known and config.is_chief:

@@ -72,13 +72,13 @@ def follow(run: BaseRun, row: Sequence[int], **overrides: Any) -> Iterator[int]:
 
 
 def row_of(run: BaseRun, prompt: str) -> list[int]:
-    """Returns the tokens of a prompt, after the separator that stands before each document. Raises `UsageError`."""
+    """Returns the tokens of a prompt, after the separator that precedes each document. Raises `UsageError`."""
     if run.known.tokens is None:
         raise UsageError(
             f"this run's {NAMES.model} does not say what text is cut into: its data was not text, or it "
             f"is older; train on {setting('input')}=text"
         )
-    text = os.fsencode(prompt)  # as it was given, though it be no UTF-8
+    text = os.fsencode(prompt)  # unchanged, even if it is not UTF-8
     try:
         (tokens,) = run.known.tokens.tokens([kinds.TextPiece(text, setting("prompt"), 0, True)])
     except InputError:

@@ -52,7 +52,7 @@ class History(Windowed):
     `eval_NAME` of each metric of an evaluation made there.
 
     Args:
-      record: stands before it among the hooks; None keeps the rows in memory alone.
+      record: the hook before it; None keeps the rows in memory only.
       periods: windows of the training metrics, in steps, 0 for none; the run's end and evaluations end one too.
     """
 

@@ -36,7 +36,7 @@ def compose(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) ->
     """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save.
 
     Args:
-      run: whose record, rows, metrics, final weights and request to stop they are.
+      run: gets its record, rows, metrics, final weights and stop request.
       user_hooks: Keras callbacks may be among them.
       began: when the process began to work on the run, by `time.monotonic`.
       pauses: of the process.
@@ -45,7 +45,7 @@ def compose(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) ->
       UsageError: one of the user's is neither a hook nor a callback.
     """
     users = _checked(user_hooks)
-    writing, looking = Writing(), Writing("looking")  # of which the first waits for the device, if that hangs too
+    writing, looking = Writing(), Writing("looking")  # the first waits for the device, even if that hangs
     if run.strategy.is_chief:
         run.record = _record(run, writing, looking, began, pauses)
     periods = _row_periods(run, users)
@@ -62,7 +62,7 @@ def compose(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) ->
 
 
 def _checked(user_hooks: Sequence) -> list[Hook]:
-    """Returns the user's hooks; Keras callbacks become one, the last. Raises `UsageError` for what is neither."""
+    """Returns the user's hooks; Keras callbacks become one hook, the last. Raises `UsageError` for other objects."""
     if not isinstance(user_hooks, Sequence):
         raise UsageError(f"hooks={user_hooks!r} is not a list; put hooks into one, hooks=[...]")
     callbacks = [hook for hook in user_hooks if isinstance(hook, tf.keras.callbacks.Callback)]
@@ -84,7 +84,7 @@ def in_order(
     hooks: list[Hook] = [numerics.NanGuard(), *_guards(run)]
     if run.evaluates:
         hooks.append(evaluation.Evaluation(_eval_period(run)))
-    hooks += [run.record] if run.record else []  # before any that saves: a window ends with what was done by then
+    hooks += [run.record] if run.record else []  # before those that save: a window ends with all work by then
     # Without evaluations, a metric of the training data is checked each epoch.
     evaluates = run.evaluates and _eval_period(run)
     period: dict[str, Any] = {} if evaluates else {"every_steps": run.epoch_period}
@@ -116,7 +116,7 @@ def in_order(
 
 
 def _guards(run: BaseRun) -> list[Hook]:
-    """Makes the hooks that watch workers, where there are several, and what they wait for."""
+    """Makes the hooks that watch several workers, and how they wait for input."""
     strategy = run.strategy
     guards: list[Hook] = []
     if len(strategy.worker_names) > 1 and strategy.is_chief:
@@ -132,7 +132,7 @@ def _eval_period(run: BaseRun) -> int | Period:
 
 
 def _row_periods(run: BaseRun, hooks: Sequence[Hook]) -> set[int | Period]:
-    """Returns the periods at whose ends training metrics are written: an epoch's and an evaluation's."""
+    """Returns the periods after which training metrics are written: an epoch and an evaluation interval."""
     of_callbacks = {hook.epoch_steps or 0 for hook in hooks if isinstance(hook, KerasCallbacks)}
     return {run.epoch_period, _eval_period(run), *of_callbacks}
 
@@ -168,7 +168,7 @@ def _checkpoint(record: Recorder, best: bool, manifest: Manifest, seconds: float
 
 
 def _request_handler(run: BaseRun, hooks: Sequence[Hook], looking: Writing) -> list[RequestHandler]:
-    """Makes the hook that answers `crankshaft ask`, where the run has a folder that whoever asks can reach."""
+    """Makes the hook that answers `crankshaft ask`, if the run has a folder for requests."""
     config, strategy, checkpoints = run.config, run.strategy, run.checkpoints
     if checkpoints is None or config.remote:
         return []

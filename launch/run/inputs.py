@@ -34,7 +34,7 @@ class Inputs:
     """A run's data, on its strategy.
 
     Attributes:
-      known: what the data says of itself, without its examples.
+      known: the data's own description, without its examples.
       example: a batch of one example, zeros, in the form of the data.
       splits: the examples, by "train" and "eval".
       feeds: bring batches of them to replicas, likewise.
@@ -106,7 +106,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
 
 
 def saved_inputs(config: Config, strategy: Strategy) -> Inputs:
-    """Returns what a run has saved of its data, which is not read. Raises `UsageError`."""
+    """Restores a run's saved description of its data without reading the data. Raises `UsageError`."""
     agreement.check_settings(config, {}, strategy)
     saved = model_file.read(config.run_dir)
     try:
@@ -176,7 +176,7 @@ def _check_classes(config: Config, train, num_classes: int | None) -> None:
 
 
 def _classes_by_values(config: Config, train) -> int | None:
-    """Returns `form.num_classes`; raises `UsageError` where a tabular model can't tell its task from labels."""
+    """Returns `form.num_classes`; raises `UsageError` if a tabular model can't infer its task from labels."""
     example = form.fields(train.element_spec)
     if train.as_arrays() is None:
         task = config.arguments("model_arg").get("task", "auto")
@@ -191,9 +191,9 @@ def _classes_by_values(config: Config, train) -> int | None:
 
 
 def _known_input(config: Config, strategy: Strategy) -> Callable[[str], dict[str, Any]]:
-    """Returns what the run's newest checkpoint says of a split, as `strategy.feed` takes it: what need not be counted.
+    """Returns the newest checkpoint's counts of a split, as `strategy.feed` takes them, to avoid counting again.
 
-    And of the training data where it stands, if the batch size has changed. All workers take the chief's, so that they
+    Has the position in the training data too, if the batch size has changed. All workers take the chief's, so that they
     count, or not, together.
     """
     newest = RunDir(config.run_dir).newest() if config.run_dir else None
@@ -208,7 +208,7 @@ def _known_input(config: Config, strategy: Strategy) -> Callable[[str], dict[str
 
 
 def _position(config: Config, newest: Manifest) -> dict[str, Any] | None:
-    """Returns where a run stands whose batch size changes or has changed, the arguments of `Order.resumed`."""
+    """Returns the position of a run whose batch size changes or has changed: the arguments of `Order.resumed`."""
     if newest.about.get("flags", {}).get("global_batch_size") != config.global_batch_size:
         newest = RunDir(config.run_dir).newest(is_whole=True) or newest  # the one that will be restored
     before, origin = newest.about.get("flags", {}).get("global_batch_size"), newest.about.get("origin", {})

@@ -29,7 +29,7 @@ def load_keras_weights(path: str, model: keras.Model) -> int:
     """
     theirs = _read(path)
     with tempfile.TemporaryDirectory() as folder:
-        # What this model would have written says which of its layers stands where in such a file.
+        # A file written by this model shows where each of its layers is in such a file.
         own = os.path.join(folder, "model.weights.h5")
         model.save_weights(own)
         ours = _read(own)
@@ -63,7 +63,7 @@ def _written(shapes: list) -> str:
 def _read(path: str) -> dict[str, tuple[str, list]]:
     """Reads the layers of a file that have weights, nested ones too, by position: (name, shapes).
 
-    Reads the file itself, since `keras.saving.KerasFileEditor` (Keras 3.15) does not see what a nested model holds.
+    Reads the file itself, since `keras.saving.KerasFileEditor` (Keras 3.15) does not see the layers of a nested model.
     """
     layers = {}
 

@@ -28,7 +28,7 @@ def serving(port: int, address: str, get_run: Callable[[], Any], labels: dict[st
       labels: that name the run.
 
     Raises:
-      UsageError: the port can't be had.
+      UsageError: the port is in use or not allowed.
     """
     import prometheus_client
 

@@ -15,7 +15,7 @@ from ...input import known
 from ..command_line.config import Config
 from ..errors import UsageError
 
-MODEL = "model"  # the attribute of the one that `Trainer.forward` computes, unless the trainer says otherwise
+MODEL = "model"  # the attribute of the model that `Trainer.forward` computes, unless the trainer has another
 
 
 class ModelDescription(NamedTuple):
@@ -24,7 +24,7 @@ class ModelDescription(NamedTuple):
     Attributes:
       architectures: Keras's configurations of models, by name.
       features: of one example, zeros.
-      known: what the data says of itself.
+      known: the data's own description.
       logits_of: see `weights.logits_of`.
       model_is_forward: see `weights.model_is_forward`.
     """
@@ -37,7 +37,7 @@ class ModelDescription(NamedTuple):
 
 
 def read(run_dir: str) -> ModelDescription:
-    """Reads what a run has written of its model. Raises `UsageError`."""
+    """Reads a run's description of its model. Raises `UsageError`."""
     try:
         content = read_json(RunDir(run_dir).model)
         models = {**content.get("models", {}), MODEL: content["keras"]}
@@ -53,7 +53,7 @@ def read(run_dir: str) -> ModelDescription:
 
 
 def read_if_trained(config: Config) -> ModelDescription | None:
-    """Returns what a run that has checkpoints has written; None where there is none, or training writes it again.
+    """Reads the description of a run with checkpoints; returns None without one, or if training writes it again.
 
     Raises:
       UsageError: the mode reads the run, and its file can't be read.

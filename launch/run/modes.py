@@ -80,7 +80,7 @@ def predict(run: BaseRun) -> Outcome:
 
 
 def by_class(run: BaseRun, evaluated: evaluation.Evaluated) -> tuple[dict[str, Any], list[str]]:
-    """Returns what a result has of an evaluation's confusion matrices, and those of few classes as tables."""
+    """Returns a result's entries of an evaluation's confusion matrices, and those of few classes as tables."""
     reports = {name: report(matrix) for name, matrix in evaluated.confusion.items()}
     few = [each for each in reports.values() if len(each["support"]) <= _SHOWN_CLASSES]
     return {"by_class": reports} if reports else {}, [_table(each, run.names.classes) for each in few]

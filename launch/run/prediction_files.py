@@ -1,4 +1,4 @@
-"""Writes what a model says of each example: as CSV, Parquet or NumPy's .npz. Host code."""
+"""Writes a model's predictions for each example as CSV, Parquet or NumPy's .npz. Host code."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _ROWS = 1 << 14  # of CSV, that are made text at once
 
 
 def columns(run: PredictableRun, examples: Split, outputs: Any, logits_of: str | None) -> dict[str, np.ndarray]:
-    """Returns arrays [examples, ...] by name: `id` where examples have one, and what the outputs say.
+    """Returns arrays [examples, ...] by name: `id` if examples have one, and the predictions.
 
     That is, of a classifier, `class`, `class_name` where the data names classes, and `probability`, [examples, classes]
     or of two classes [examples], or `output` where it is not known how outputs become probabilities; of a model of one
     output `prediction`; and of several each by its name, or `output_0` and so on.
 
     Args:
-      run: whose data says what its numbers stand for.
+      run: its data has the names of its numbers.
       examples: that were predicted.
       outputs: of them, nest of arrays [examples, ...].
       logits_of: see `weights.logits_of`.
@@ -72,7 +72,7 @@ def write(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | 
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(table)
                 for first in range(0, len(next(iter(table.values()))), _ROWS):
-                    # As text, numbers have as many digits as tell them apart.
+                    # As text, numbers have as many digits as identify them.
                     rows = [column[first : first + _ROWS].astype(str) for column in table.values()]
                     writer.writerows(zip(*rows, strict=True))
         else:

@@ -45,7 +45,7 @@ class Predictor:
 
     Attributes:
       is_sharded: whether the model is sharded, so that replicas have shards of its outputs: a whole copy computes here,
-        as of when this was made.
+        of the time when this was made.
     """
 
     def __init__(self, run: BaseRun, name: str | None = None):
@@ -78,7 +78,7 @@ class Predictor:
         self._computing = computing
 
     def checked(self, data: Any, split: str | None = None) -> Split:
-        """Returns what `Run.predict` is given as a `Source` or a `Stream`. Raises `UsageError`."""
+        """Converts the data passed to `Run.predict` to a `Source` or a `Stream`. Raises `UsageError`."""
         chosen = examples(self._run, self._taken, data, split)
         features = self._run.names.ids(form.features(form.example(chosen)))
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._taken)
@@ -102,7 +102,7 @@ class Predictor:
 
 
 class _Gathered:
-    """The outputs of all examples in their order, of which each process computes some."""
+    """The outputs of all examples in their order; each process computes some of them."""
 
     def __init__(self, strategy):
         self._strategy = strategy
@@ -145,7 +145,7 @@ class _Gathered:
 
 
 class PredictableRun(Protocol):
-    """What is known of a run that predicts, a part of what a `BaseRun` has: its configuration, data and names.
+    """The part of a `BaseRun` that prediction needs: its configuration, data and names.
 
     `features` are those of one example of its data, a nest of arrays or specs.
     """
@@ -167,16 +167,16 @@ class PredictableRun(Protocol):
 
 
 def examples(run: PredictableRun, features: Any, data: Any, split: str | None) -> Split:
-    """Returns what a run is to predict on as a `Source` or a `Stream`; see `Run.predict`.
+    """Returns the data to predict on as a `Source` or a `Stream`; see `Run.predict`.
 
     Args:
-      run: where its own data is, and what its numbers stand for.
+      run: has its own data and the names of its numbers.
       features: nest of arrays or specs [examples, ...], as the model takes them.
       data: see `Run.predict`.
       split: see `Run.predict`.
 
     Raises:
-      UsageError: there is no such split or input, or data is of none of the forms of data.
+      UsageError: the split or input does not exist, or the data has an unknown form.
     """
     if data is None:
         return _named(run.splits, split)

@@ -1,4 +1,4 @@
-"""What a model's numbers stand for: the names of its classes, and the text whose ids it takes. Host code."""
+"""Names of a model's numbers: its classes, and the text that its ids stand for. Host code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Preprocessor:
     def ids(self, features: Any) -> Any:
         """Returns features as the model takes them: words looked up or hashed, dates as numbers, missing values filled.
 
-        Those that are so already stay as they are. Raw values that are missing are NaN, the least int64, empty text.
+        Features that are preprocessed already stay unchanged. Missing raw values are NaN, the least int64, empty text.
         Columns by name become an array in the order of training, where the model takes one.
         """
         if isinstance(features, dict) and self._array_columns:
@@ -53,7 +53,7 @@ class Preprocessor:
         return treated | {name: values for name, values in features.items() if name not in self._preprocessing}
 
     def raw(self, specs: Any) -> Any:
-        """Returns specs of features as they are in the data: text where it is looked up, hashed or a date."""
+        """Returns specs of raw features: text for those that are looked up, hashed or dates."""
         if not isinstance(specs, dict):
             array = self._preprocessing.get("")
             return (
@@ -81,7 +81,7 @@ class Preprocessor:
                 values = np.where(np.isnat(values), "", np.datetime_as_string(values))
         try:
             made = preprocessing.apply(name, tf.convert_to_tensor(values), self._table(name))
-        except tf.errors.InvalidArgumentError:  # a graph's run raises it as it is
+        except tf.errors.InvalidArgumentError:  # running a graph raises it unchanged
             raise UsageError(
                 f"feature {name!r} has text that is not a {preprocessing.kind}; write 2024-02-29"
                 + " or 2024-02-29 12:30:00" * (preprocessing.kind == "timestamp")
@@ -113,7 +113,7 @@ def check_trained(data_name: str, trained: tuple[Data, Any], now: tuple[Data, An
 
     Args:
       data_name: the data, for messages.
-      trained: what the run's data says of itself, and a nest of its features.
+      trained: the description of the run's data, and a nest of its features.
       now: the same of the data.
     """
     before, after = (known.array_columns or (isinstance(x, dict) and tuple(sorted(x))) for known, x in (trained, now))
@@ -127,7 +127,7 @@ def check_trained(data_name: str, trained: tuple[Data, Any], now: tuple[Data, An
 
 
 def checked(known: Data, example: Any) -> Data:
-    """Returns what the data says of itself, with names in one form. Raises `UsageError` where it is not of the data."""
+    """Returns the data's description with names in one form. Raises `UsageError` if it contradicts the data."""
     classes, words = known.classes, known.words
     if classes is not None:
         classes = tuple(map(str, classes))

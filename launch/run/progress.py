@@ -121,7 +121,7 @@ class Bar:
 
     Args:
       file: the terminal.
-      description: what stands before it.
+      description: the text before it.
       total: how much there is to do; None where nobody knows.
       completed: how much of it is done.
       stays: whether it is left in the terminal when it is closed.
@@ -154,7 +154,7 @@ class Bar:
         return self._console.width - _LEAST_BAR - 2
 
     def draw(self, completed: float, description: str, text: str) -> None:
-        """Redraws the bar, which takes about a millisecond; `text` stands behind it."""
+        """Redraws the bar, which takes about a millisecond; `text` follows it."""
         self._progress.update(self._task, completed=completed, description=description, refresh=True, text=text)
 
     def print(self, line: str) -> None:
@@ -168,7 +168,7 @@ class Bar:
 
 
 def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.monotonic) -> Callable:
-    """Makes an `engine.data.streamed.Watch` that shows what is read beside training, as `Progress` shows the rest.
+    """Makes an `engine.data.streamed.Watch` that shows reading beside training, as `Progress` shows the steps.
 
     Args:
       mode: see `Progress`.
@@ -225,7 +225,7 @@ def _in_notebook(file) -> bool:
 def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> None:
     """Prints Keras's summary of each model, as wide as the terminal, and a line for each embedding.
 
-    Of a sharded model the summary counts what each replica has; a line says how many there are in all.
+    For a sharded model the summary counts each replica's parameters; a line has the total.
 
     Args:
       models: Keras models, built.
@@ -258,7 +258,7 @@ def _summary(model, width: int, most: float) -> str:
     kinds = max(len(f"({type(layer).__name__})") for layer in model.layers)
     counts = max(len(f"{layer.count_params():,}") for layer in model.layers if layer.built)
     # Layer, output shape, parameters, connected to; each has a border and two spaces. The last is left out where it
-    # does not fit, and the shape has what is left.
+    # does not fit, and the shape has the rest.
     widths = [max(names, kinds), len("Output Shape"), max(counts, len("Param #")), names + len("[0][0],")]
     shown = 4 if sum(widths) + 13 <= most else 3
     widths[1] += max(0, width - sum(widths[:shown]) - 3 * shown - 1)
@@ -273,7 +273,7 @@ def _summary(model, width: int, most: float) -> str:
 def _summary_lines(model, width: int, column_ends: list[float] | None = None) -> list[str]:
     texts: list[str] = []
     before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(width)  # Keras cuts off what is wider, though it was asked for it
+    os.environ["COLUMNS"] = str(width)  # Keras would truncate wider lines otherwise
     try:
         model.summary(width, column_ends, lambda text, **_: texts.append(text))
     finally:

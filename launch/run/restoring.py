@@ -21,7 +21,7 @@ from .base import BaseRun
 
 
 def restore_to_train(run: BaseRun) -> Manifest | None:
-    """Restores the run's latest checkpoint, or begins the run where there is none, not even a broken one."""
+    """Restores the run's latest checkpoint, or begins the run if it has none, not even a broken one."""
     manifest = _checked_newest(run) if run.checkpoints else None
     if manifest is None:
         weights.start(run)
@@ -77,7 +77,7 @@ def _unreadable(run: BaseRun, problem: str) -> str:
 
 
 def _check_beginning(run: BaseRun) -> None:
-    """Raises `UsageError` where a run without a checkpoint shows that it had some; else it begins again.
+    """Raises `UsageError` if a run that has lost its checkpoints left traces of them; else it begins again.
 
     A best checkpoint alone may have been left by a process that was killed before it saved any other checkpoint.
     """
@@ -117,7 +117,7 @@ def find(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
     """Returns, on every worker, the checkpoint that `Run.restore` names: best, latest, or that of a step.
 
     Raises:
-      UsageError: there is no such checkpoint, or not a whole one.
+      UsageError: the checkpoint does not exist, or is incomplete.
     """
     if which in ("best", "latest"):
         manifest = newest(run, checkpoints)
@@ -131,7 +131,7 @@ def find(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
 
 
 def restored(run: BaseRun) -> Iterator[Manifest]:
-    """Restores the checkpoints that were asked for, the oldest first, each when the caller is done with the one before.
+    """Restores the requested checkpoints, the oldest first, each once the caller has finished with the last.
 
     A checkpoint that a live run removes meanwhile is left out; for `latest` and `best` there is a newer one then.
     """

@@ -71,7 +71,7 @@ class RunEnding:
         self.run.record.finish(line or loop.status.stop or "done", code, is_fault=isinstance(error, Exception))
 
     def end_by_standstill(self, line: str) -> None:
-        """Records the end of a process that stands still, and why."""
+        """Records the end of a stuck process, and the reason."""
         self.end(RunError, RunError(line), None)
 
     def _write(self, result: dict[str, Any], code: int) -> None:
@@ -86,7 +86,7 @@ class RunEnding:
     def _write_failure(self, error: Exception) -> None:
         """Writes which error ended the run as its result.
 
-        Before the first step a mistake leaves none, and any error leaves the result of an earlier start as it is: it
+        Before the first step a mistake leaves none, and any error keeps the result of an earlier start: it
         shows that the run had ended, should its checkpoints be gone. What fails after the run's own result was
         written, as printing it may, leaves that.
         """
@@ -113,7 +113,7 @@ def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def step_of(path: str) -> int:
-    """Returns the step at which the run ended well whose result is at `path`; 0 where there is no such result."""
+    """Returns the last step of the completed run whose result is at `path`; 0 without such a result."""
     try:
         return 0 if (result := read_json(path)).get("error") else int(result["step"])
     except (OSError, OverflowError, AttributeError, ValueError, KeyError, TypeError):
@@ -121,7 +121,7 @@ def step_of(path: str) -> int:
 
 
 def warn_of_full_tables(tables: Mapping[str, int]) -> None:
-    """Warns of each table that had no row left for an id that was to be admitted."""
+    """Warns of each table that had no free row for an id to admit."""
     for name in sorted({name.rpartition("/")[0] for name in tables}):
         rows, turned_away = (tables[f"{name}/{figure}"] for figure in ("rows_given", "turned_away"))
         if turned_away:

@@ -1,4 +1,4 @@
-"""An object for a run: what a program calls, and how the run is kept open between calls and closed. Host code."""
+"""A run as an object: its calls, and how it stays open between them and closes. Host code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Run(BaseRun):
     """A run: the result of `crankshaft.run`, or an open run of `open_run`.
 
     Attributes:
-      run_dir: where its files are; None if there are none.
+      run_dir: the folder of its files; None without one.
       is_open: whether it is open.
     """
 
@@ -38,7 +38,7 @@ class Run(BaseRun):
 
         Args:
           ending: has its result.
-          isolation: its own state of what it shares with the program.
+          isolation: its own values of the state that it shares with the program.
           stack: of all that it holds until it is closed.
         """
         self.run_dir: str | None = self.config.configured_run_dir
@@ -73,7 +73,7 @@ class Run(BaseRun):
         """Trains the given number of steps or epochs, from where the run is.
 
         With neither, it trains to the end of a run that has one. It ends earlier where the run does, or a hook stops
-        it: `stop` then says why, and further calls are a mistake. On a GPU it returns before all is done.
+        it: `stop` then has the reason, and further calls raise. On a GPU it returns before all is done.
 
         Args:
           steps: updates.
@@ -96,7 +96,7 @@ class Run(BaseRun):
             return training.train(self, steps, epochs, split)
 
     def save(self, extra: dict[str, Any] | None = None) -> None:
-        """Writes a checkpoint of the run as it is, and waits until it is on the disk.
+        """Writes a checkpoint of the current state, and waits until it is on the disk.
 
         Args:
           extra: sets `extra`, which each checkpoint from now on has with it.
@@ -120,7 +120,7 @@ class Run(BaseRun):
           which: "best", by --monitor, "latest", or the step of a checkpoint that is kept.
 
         Raises:
-          UsageError: the run is closed, or there is no such checkpoint.
+          UsageError: the run is closed, or the checkpoint does not exist.
         """
         with self._call("restore", which=which):
             if not self.checkpoints:
@@ -141,7 +141,7 @@ class Run(BaseRun):
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What each checkpoint has with it of the program's own, plain JSON by name; of a resumed run what it had."""
+        """The program's own values in each checkpoint, plain JSON by name; a resumed run restores them."""
         return self.state.extra
 
     @extra.setter
@@ -166,7 +166,7 @@ class Run(BaseRun):
 
     @property
     def models(self) -> dict[str, tf.keras.Model]:
-        """The Keras models that the trainer holds, by the names of its attributes, as they are trained."""
+        """The Keras models among the trainer's attributes, by name, with their current weights."""
         return weights.models_of(self.trainer)
 
     @property
@@ -217,7 +217,7 @@ class Run(BaseRun):
             "probability" and so on, and "id" where the data names its examples.
 
         Raises:
-          UsageError: the model does not take such features, or there is no such split or model.
+          UsageError: the model does not take such features, or the split or model does not exist.
 
         Example:
           >>> run.predict(split="eval").argmax(-1)  # doctest: +SKIP
@@ -248,11 +248,11 @@ class Run(BaseRun):
 
         Args:
           prompt: text, of a run on text, which the model reads as a document's beginning; then text is returned. Or
-            tokens, one or more, read as they are; then tokens are.
+            tokens, one or more, which are used unchanged; the result is then tokens too.
           tokens: how many, at most.
           temperature: 0 always takes the likeliest.
           top_k: of how many of the likeliest to sample; 0 is all.
-          seed: decides what is sampled; None is the run's.
+          seed: of the samples; None is the run's.
 
         Raises:
           UsageError: the model predicts no next token (`engine.generation.Generates`), the prompt is empty, or an
@@ -291,7 +291,7 @@ class Run(BaseRun):
                 if once_failed:
                     try:
                         once_failed(self)
-                    except Exception as error:  # what has ended the run is what is raised
+                    except Exception as error:  # the error that ended the run is raised instead
                         logging.warning("the weights trained so far are not handed over: %s", error)
                 raise
 
@@ -308,17 +308,17 @@ class Run(BaseRun):
 
     @contextlib.contextmanager
     def _call(self, method: str, while_open: bool = True, data=None, checked=None, **arguments) -> Iterator[Any]:
-        """Makes one call, the same in each process of the run; yields data that is given to it, checked.
+        """Makes one call, the same in each process of the run; yields the checked data passed to it.
 
-        Within, the run's own state of what it shares with the program is set, and signals wait or end training at a
+        Within, the run's own values of shared state are set, and signals wait or end training at a
         step. An error that the run can't go on after closes it: what other processes are part of.
 
         Args:
           method: its name.
           while_open: whether a run that is closed can't do it.
           data: see `train`.
-          checked: checks data and makes a split of it; None is for data of the run's form, if any is given.
-          **arguments: as they were given, to compare.
+          checked: checks the data and makes a split of it; None for data of the run's form.
+          **arguments: unchanged, to compare between processes.
         """
         passed = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
         if while_open and not self.is_open:
@@ -371,7 +371,7 @@ class Run(BaseRun):
     def _agree(self, call: str, split=None) -> str | None:
         """Compares what processes that train together do next: a call, or end by a signal, whose name then is `call`.
 
-        `split` is data that is given to the call, if any.
+        `split` is the data passed to the call, if any.
 
         Returns:
           The signal by which all are to end instead, if one of them got one.
@@ -414,7 +414,7 @@ class Run(BaseRun):
         self._stack.__exit__(*((type(error), error, error.__traceback__) if error else (None, None, None)))
 
     def _end_by_signal(self, name: str) -> None:
-        """Does what a signal is to do: ends the run, and then what it would have done without one."""
+        """Handles a signal: ends the run, and then lets the signal have its usual effect."""
         if self.is_open and (name != "SIGINT" or self.strategy.num_hosts > 1):
             status = self.loop.status
             status.agreed_stop = status.agreed_stop or Stop(name)

@@ -47,7 +47,7 @@ class SavedRun:
       run_dir: of the run.
 
     Raises:
-      UsageError: the folder has no run, or does not say what the model is.
+      UsageError: the folder has no run, or no description of its model.
     """
 
     def __init__(self, run_dir: str):
@@ -62,7 +62,7 @@ class SavedRun:
 
     @property
     def known(self) -> Data:
-        """What its data says of itself."""
+        """Its data's own description."""
         return self.description.known
 
     @property
@@ -72,7 +72,7 @@ class SavedRun:
 
     @functools.cached_property
     def names(self) -> Preprocessor:
-        """What its model's numbers stand for."""
+        """The names of its model's numbers."""
         return Preprocessor(self.known)
 
     @functools.cached_property
@@ -101,7 +101,7 @@ class SavedRun:
         )
 
     def _built(self, trainer_class: type[Trainer] | None, name: str | None, manifest: Manifest) -> _Built:
-        """Makes a model, or the trainer that has it, of what a checkpoint says; with the weights that they begin with.
+        """Builds a checkpoint's model, or the trainer that has it, with initial weights.
 
         Raises:
           UsageError: it takes the trainer's class to make it.
@@ -273,7 +273,7 @@ def with_predict(model: tf.keras.Model, run: PredictableRun, features: Any, logi
     Args:
       model: that predicts.
       run: that it is of.
-      features: nest of arrays or specs [examples, ...] that it takes, if it does not say so itself.
+      features: nest of arrays or specs [examples, ...] that it takes, if the model does not define them.
       logits_of: see `weights.logits_of`.
     """
     own = keras.inputs_of(model)

@@ -1,4 +1,4 @@
-"""Writes an input's examples into shards, of which a call that was ended leaves those that are whole.
+"""Writes an input's examples into shards; an interrupted call leaves the complete ones.
 
 A shard exists when it is whole: it is written under another name and renamed. While shards are written, `prepare.json`
 in the folder says what they are of; at the end it becomes features.json, by which `input.tfrecord` and
@@ -85,12 +85,12 @@ def prepare(
     write_all: Callable[[Loaded, list[Shard]], Iterable[tuple[Shard, dict[str, int]]]],
     log: Callable[[str], None],
 ) -> str:
-    """Writes the shards that are not there yet, and features.json. Returns what there is then, one line.
+    """Writes the missing shards and features.json. Returns the result as one line.
 
     Args:
       request: what and where.
       write_all: writes shards, and yields each that is done with what `write` returns for it.
-      log: is given a line now and then.
+      log: gets a line now and then.
 
     Raises:
       UsageError: this input can't be written, or the folder has something else in it.
@@ -205,7 +205,7 @@ def _difference(was: Any, plan: Mapping[str, Any]) -> str:
 
 
 def _complete_shards(folder: str, planned: list[Shard], noted: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Returns what there is to know of the shards that are there, and are what is noted of them, if anything is."""
+    """Returns the counts of the shards that exist and match what was noted of them, if anything."""
     whole = {}
     for shard in planned:
         with contextlib.suppress(OSError):
@@ -218,7 +218,7 @@ def _complete_shards(folder: str, planned: list[Shard], noted: Mapping[str, Any]
 def _with_progress(
     written: Iterable[tuple[Shard, dict[str, int]]], left: list[Shard], log: Callable[[str], None]
 ) -> Iterator[tuple[Shard, dict[str, int]]]:
-    """Yields the same, and says now and then how far the writing is."""
+    """Yields the same, and logs the progress now and then."""
     total, examples = sum(shard.stop - shard.first for shard in left), 0
     logged_at = began = time.monotonic()
     for number, (shard, figures) in enumerate(written, 1):

@@ -1,4 +1,4 @@
-"""Trains a run: from its latest checkpoint on, as many steps as are asked for, to its end. Host code."""
+"""Trains a run from its latest checkpoint, for a number of steps or to its end. Host code."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def restore_newest(run: BaseRun) -> None:
     config = run.config
     manifest = restoring.restore_to_train(run)
     run.resumed_from = manifest.step if manifest else None
-    if config.writes_run:  # not before: a run that cannot be resumed stays what it is
+    if config.writes_run:  # not before: a run that can't be resumed stays unchanged
         write_of_run(RunDir(config.run_dir).config, config.as_json())
         weights.write(run, config.run_dir)
     if run.prints:
@@ -117,7 +117,7 @@ def _end_of(run: BaseRun, steps: int | None, epochs: float | None, order: Order)
       run: that trains.
       steps: how many.
       epochs: how many, of data in this order.
-      order: of what is trained on.
+      order: of the training data.
 
     Raises:
       UsageError: they are not a length, or the run has stopped.
@@ -167,7 +167,7 @@ def restore(run: BaseRun, which: str | int) -> None:
 
 
 def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
-    """Returns what a run whose loop has ended comes to.
+    """Returns the outcome of a run whose loop has ended.
 
     Restores the best weights, if the run is to end with them; the result's `eval` is of the weights that it ends
     with.
@@ -287,7 +287,7 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
 
 
 def _batch_size_line(run: BaseRun, manifest: Manifest) -> str:
-    """Returns a line that says how a run goes on whose batch size changes here; "" where it does not."""
+    """Describes in a line how a run continues with another batch size; "" if it does not change."""
     order = run.strategy.training.feed.order
     origin, before = order.origin, manifest.about["flags"]["global_batch_size"]
     if origin.step != manifest.step or before == order.batch_size:

@@ -37,7 +37,7 @@ from .model_file import MODEL
 
 
 def write(run: BaseRun, run_dir: str) -> None:
-    """Writes what `load` makes the model from: Keras's own configuration of it, and what is known of the data."""
+    """Writes the file that `load` makes the model from: Keras's configuration of it, and the data's description."""
     models = {name: _architecture(model) for name, model in models_of(run.trainer).items()}
     model = models.pop(MODEL, None)
     features = model_file.described(form.features(run.example))
@@ -74,7 +74,7 @@ def models_of(trainer: Trainer) -> dict[str, tf.keras.Model]:
 
 
 def named(trainer: Trainer, name: str) -> tf.keras.Model:
-    """Returns a trainer's Keras model by its name. Raises `UsageError` where there is none of that name."""
+    """Returns a trainer's Keras model by its name. Raises `UsageError` if it has none of that name."""
     models = models_of(trainer)
     if name not in models:
         kind, there = type(trainer).__name__, ", ".join(models) or "none"
@@ -118,7 +118,7 @@ def _check_source(run: BaseRun, prefix: str) -> None:
 
 
 def _check_rows(config: Config, trainer: Tabular, before: Mapping[str, int]) -> None:
-    """Raises `UsageError` where a feature has more ids than before, whose rows are followed by those of another."""
+    """Raises `UsageError` if a feature has more ids than before and its rows are followed by another's."""
     last = trainer.fields[-1].feature
     for field in trainer.fields:
         rows = before.get(field.feature, field.rows)
@@ -216,7 +216,7 @@ class TrainerCopy:
 
 
 def hand_over_averages(trainer: Trainer) -> None:
-    """Replaces weights by their moving averages, where there are some."""
+    """Replaces weights by their moving averages, if any."""
     for optimizer in Inventory(trainer).optimizers.values():
         if optimizer.weight_average is not None:
             optimizer.weight_average.hand_over()

@@ -62,7 +62,7 @@ def compared(*train: dict[str, int]) -> list[str | None]:
 
 
 def test_another_number_of_examples_and_ids_numbered_otherwise_are_named_by_all():
-    difference = "workers were asked for different things: {} of the train data {} at worker 0, {} at worker 1; give "
+    difference = "workers have different settings: {} of the train data {} at worker 0, {} at worker 1; give "
     for found in compared(split(1000), split(1300)):
         assert found.startswith(difference.format("examples", 1000, 1300))
     numbered = split(1000, ids="a b"), split(1000, ids="b a")
