@@ -13,6 +13,8 @@ from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction import Reduction
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
+from tests.arrays import assert_close, assert_same
+from tests.engine.trainers import Squares
 
 
 class Linear(Trainer):
@@ -111,83 +113,21 @@ def test_what_layers_add_to_the_loss_is_in_the_gradient_once(bench, trainer, rep
     """7 examples: uneven parts. The added mean is each part's own, weighted by its examples: the whole batch's."""
     features = np.random.default_rng(0).normal(1, 1, size=(7, 3)).astype(np.float32)
     source = features, np.zeros(7, np.int32)
-    made = bench(trainer(), source, 7, replicas, optimizer="sgd", learning_rate=1.0, **options)
-    values = made.train(1)
+    made = bench(trainer(), source, 7, replicas, optimizer="sgd", learning_rate=1.0, eval_source=source, **options)
+    evaluated, values = made.strategy.evaluate().values(), made.train(1)
     kernel = np.full(3, 0.5)
     wrong = features @ kernel - 1
     by_name = {v.path.split("/")[-1]: v.numpy() for v in made.trainer.trainable_variables}
     gradient = 2 * features.T @ wrong / 7 + 2 * 0.1 * kernel
     np.testing.assert_allclose(kernel - by_name["kernel"][:, 0], gradient, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(1 - by_name["weight"], 0.3 * np.mean(features**2), rtol=1e-5)
-    np.testing.assert_allclose(values["loss"], [np.sum(wrong**2), 7], rtol=1e-5)  # of the data alone
     penalties = 0.1 * np.sum(kernel**2) + 0.3 * np.mean(features**2)
-    np.testing.assert_allclose(values["loss_with_penalties"], [np.sum(wrong**2) + 7 * penalties, 7], rtol=1e-5)
+    for found in (values, evaluated):
+        np.testing.assert_allclose(found["loss"], [np.sum(wrong**2), 7], rtol=1e-5)  # of the data alone
+        np.testing.assert_allclose(found["loss_with_penalties"], [np.sum(wrong**2) + 7 * penalties, 7], rtol=1e-5)
 
 
-def test_an_evaluation_shows_the_loss_with_penalties_too(bench):
-    source = np.ones((6, 3), np.float32), np.zeros(6, np.int32)
-    made = bench(Penalised(), source, 4, eval_source=source)
-    found = made.strategy.evaluate().means()
-    assert found["loss_with_penalties"] == pytest.approx(found["loss"] + 0.1 * 3 * 0.25 + 0.3)
-
-
-def absolute(outputs, labels):
-    return tf.abs(outputs - labels)
-
-
-FORMS = {
-    "as they are": lambda outputs, labels: mean(tf.square(outputs - labels)),
-    "of a mean over one axis": lambda outputs, labels: mean(tf.reduce_mean(tf.square(outputs - labels), -1)),
-    "compared": lambda outputs, labels: mean(tf.where(2.0 * outputs > labels, tf.ones_like(outputs), 0.0)),
-    "in a tf.function": lambda outputs, labels: mean(tf.reduce_mean(tf.function(absolute)(outputs, labels), -1)),
-    "in a branch": lambda outputs, labels: mean(
-        tf.cond(tf.reduce_sum(labels) < 1e9, lambda: absolute(outputs, labels), lambda: outputs)
-    ),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("where", ["loss", "metrics"])
-def test_pairs_of_examples_are_refused_in_whatever_form(bench, form, where):
-    """Labels [n] and outputs [n, 1]; a batch's size is not known in the stream of an open one."""
-
-    class Pairs(Linear):
-        def loss(self, outputs, batch):
-            used = FORMS[form] if where == "loss" else lambda outputs, labels: mean(outputs[:, 0] - labels)
-            return used(outputs, batch[1])
-
-        def metrics(self, outputs, batch):
-            return {"error": FORMS[form](outputs, batch[1])}
-
-    arrays = np.ones((6, 3), np.float32), np.zeros(6, np.float32)
-    for source in (arrays, tf.data.Dataset.from_tensor_slices(arrays)):
-        with pytest.raises(ValueError, match=rf"Pairs\.{where}: values \[n, 1\] and \[n\] .*outputs are \[n, 1\]"):
-            bench(Pairs(), source, 4).train(1)
-
-
-def test_pairs_of_examples_that_are_meant_are_taken(bench):
-    """By a new axis, or by as many numbers as there are examples that are not the examples'."""
-
-    class Ranks(Linear):
-        def loss(self, outputs, batch):
-            scores, labels = outputs[:, 0], batch[1]
-            wrong = tf.nn.softplus(scores[:, None] - scores) * tf.cast(labels[:, None] < labels, tf.float32)
-            above = outputs - tf.constant([0.1, 0.2, 0.3, 0.4])
-            return mean(tf.reduce_sum(wrong, 1) + tf.reduce_sum(tf.abs(outputs - labels[None, :]) + above, 1))
-
-    assert bench(Ranks(), (np.ones((4, 3), np.float32), np.arange(4, dtype=np.float32)), 4).train(1)["loss"][1] == 4
-
-
-def test_tokens_as_many_as_examples_are_no_pairs_of_them(bench):
-    class Tokens(Linear):
-        def loss(self, outputs, batch):
-            return mean(tf.square(batch[0] - batch[1]) + outputs)
-
-    made = bench(Tokens(), (np.ones((4, 4), np.float32), np.zeros((4, 4), np.float32)), 4)
-    assert made.train(1)["loss"][1] == 16
-
-
-class Nested(Trainer):
+class Nested(Squares):
     """Two towers of layers, held as `kind` says."""
 
     def __init__(self, kind):
@@ -224,9 +164,6 @@ class Nested(Trainer):
         for dense, norm, drop in self.all():
             outputs.append(drop(norm(dense(features), training=training), training=training))
         return tf.reduce_sum(outputs[0] * outputs[1], 1, keepdims=True)
-
-    def loss(self, outputs, batch):
-        return mean((outputs[:, 0] - batch[1]) ** 2)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -266,44 +203,57 @@ def test_loss_and_metrics_get_outputs_in_float32(bench, precision):
     assert made.strategy.evaluate().means().keys() == {"loss", "error"}
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_python_in_a_step_is_told_that_it_may_see_what_stands_in_for_examples(bench, caplog, monkeypatch, replicas):
-    class Printing(Linear):
-        def loss(self, outputs, batch):
-            tf.print(batch[1], output_stream=logging.info)
-            return super().loss(outputs, batch)
-
-    monkeypatch.setattr(logging, "log_first_n", lambda level, message, n, *given: logging.log(level, message, *given))
-    stream = tf.data.Dataset.from_tensor_slices((np.ones((5, 3), np.float32), np.zeros(5, np.int32)))
-    bench(Printing(), stream, 4, replicas).train(2)
-    assert ("passes it one example of zeros" in caplog.text) == (replicas > 1)
+class Printing(Linear):
+    def loss(self, outputs, batch):
+        tf.print(batch[1], output_stream=logging.info)
+        return super().loss(outputs, batch)
 
 
-@pytest.mark.parametrize("is_stateless", [False, True])
-def test_samples_that_a_resumed_run_would_not_repeat_are_warned_of(bench, caplog, monkeypatch, is_stateless):
-    class Noisy(Linear):
-        def forward(self, features, training):
-            if is_stateless:
-                return self.model(features + tf.random.stateless_normal([1], step_context().seed()))
-            return self.model(features + tf.random.normal([1]))
+class Noisy(Linear):
+    def forward(self, features, training):
+        return self.model(features + tf.random.normal([1]))
 
+
+class NoisyBySeed(Linear):
+    def forward(self, features, training):
+        return self.model(features + tf.random.stateless_normal([1], step_context().seed()))
+
+
+class Summing(Linear):
+    dtype = "bfloat16"
+
+    def forward(self, features, training):
+        messages = tf.gather(tf.cast(features, self.dtype), tf.zeros([8], tf.int32))
+        nodes = tf.math.unsorted_segment_sum(messages, tf.zeros([8], tf.int32), tf.shape(features)[0], name="nodes")
+        return self.model(tf.cast(nodes, tf.float32))
+
+
+class SummingInFloat32(Summing):
+    dtype = "float32"
+
+
+SHOWN = "passes it one example of zeros"
+DRAWN = "differ in a resumed run (RandomStandardNormal, of tf.random)"
+ROUNDED = "accumulate 16-bit values in 16 bits, which loses digits: nodes"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "replicas", "line", "is_warned"),
+    [
+        (Printing, 1, SHOWN, False),
+        (Printing, 2, SHOWN, True),
+        (Noisy, 1, DRAWN, True),
+        (NoisyBySeed, 1, DRAWN, False),
+        (Summing, 1, ROUNDED, True),
+        (SummingInFloat32, 1, ROUNDED, False),
+    ],
+)
+def test_what_a_step_should_not_do_is_warned_of(bench, caplog, monkeypatch, trainer, replicas, line, is_warned):
     # Which counts over the life of the process.
     monkeypatch.setattr(logging, "log_first_n", lambda level, message, n, *given: logging.log(level, message, *given))
-    bench(Noisy(), (np.ones((4, 3), np.float32), np.zeros(4, np.int32)), 4).train(1)
-    assert ("differ in a resumed run (RandomStandardNormal, of tf.random)" in caplog.text) != is_stateless
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_sums_that_accumulate_in_16_bits_are_named(bench, caplog, monkeypatch, dtype):
-    class Graph(Linear):
-        def forward(self, features, training):
-            messages = tf.gather(tf.cast(features, dtype), tf.zeros([8], tf.int32))
-            nodes = tf.math.unsorted_segment_sum(messages, tf.zeros([8], tf.int32), tf.shape(features)[0], name="nodes")
-            return self.model(tf.cast(nodes, tf.float32))
-
-    monkeypatch.setattr(logging, "log_first_n", lambda level, message, n, *given: logging.log(level, message, *given))
-    bench(Graph(), (np.ones((4, 3), np.float32), np.zeros(4, np.int32)), 4).train(1)
-    assert ("accumulate 16-bit values in 16 bits, which loses digits: nodes" in caplog.text) == (dtype == "bfloat16")
+    stream = tf.data.Dataset.from_tensor_slices((np.ones((5, 3), np.float32), np.zeros(5, np.int32)))
+    bench(trainer(), stream, 4, replicas).train(2)
+    assert (line in caplog.text) == is_warned
 
 
 @pytest.mark.parametrize(
@@ -331,27 +281,6 @@ def test_gradient_norm_is_taken_only_where_something_is_due_unless_it_is_needed(
     assert bench(Linear(), source, 4, clip_norm=1.0).train(6, calls_of=3)["gradient_norm"][1] == 6
 
 
-def test_weight_decay_leaves_out_what_its_options_name(bench):
-    def trained(**options):
-        made = bench(Mlp((4,)), data(), 8, num_classes=3, optimizer="sgd", learning_rate=0.5, **options)
-        variables = made.trainer.model.trainable_variables
-        for variable in variables:
-            variable.assign(tf.ones_like(variable))
-        made.train(1)
-        return {v.path.split("/")[-1] + str(v.shape): v.numpy() for v in variables}
-
-    plain = trained()
-    decayed = trained(weight_decay=0.1, weight_decay_exclude="bias")
-    for name, value in plain.items():
-        expected = value if "bias" in name else value - 0.5 * 0.1
-        np.testing.assert_allclose(decayed[name], expected, rtol=1e-5, atol=1e-6)
-
-
-def data(examples=24):
-    rng = np.random.default_rng(0)
-    return rng.normal(size=(examples, 6)).astype(np.float32), rng.integers(0, 3, examples).astype(np.int32)
-
-
 def poisoned_images():
     rng = np.random.default_rng(0)
     features = rng.normal(size=(12, 12, 12, 1)).astype(np.float32)
@@ -372,16 +301,9 @@ def test_a_batch_that_is_not_finite_leaves_no_trace_when_skipped(bench, replicas
     assert values["skipped"] == (replicas, replicas)
     assert "gradient_norm" not in values or values["gradient_norm"] == (0, 0)
     step.assign(1)
-    for now, then in zip(made.arrays(), before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    assert_same(made.arrays(), before)
     assert made.train(3)["skipped"] == (0, replicas)
     assert all(np.all(np.isfinite(array)) for array in made.arrays())
-
-
-def test_without_skipping_it_shows_in_the_weights(bench):
-    made = bench(Cnn(), poisoned_images(), 4, num_classes=3, shuffle=False)
-    made.train(2)
-    assert np.isnan(made.trainer.model.trainable_variables[0].numpy()).any()
 
 
 class Towers(Trainer):
@@ -417,7 +339,7 @@ def test_what_must_be_overridden_says_so():
         Trainer().loss(None, None)
 
 
-class Table(Trainer):
+class Table(Squares):
     """Two ids an example, whose rows are the model's only weights but a bias."""
 
     def __init__(self, num_shards=1):
@@ -429,9 +351,6 @@ class Table(Trainer):
 
     def forward(self, features, training):
         return self.model(tf.reduce_sum(self.table(features, training=training), 1))
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
 KERAS_CLIPS = {"clip_value": "clipvalue", "clip_variable_norm": "clipnorm", "clip_norm": "global_clipnorm"}
@@ -454,8 +373,7 @@ def test_clipped_updates_are_keras_ones(bench, clip, replicas, options):
     theirs = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="zeros")])
     theirs.compile(tf.keras.optimizers.SGD(1.0, **{KERAS_CLIPS[clip]: 0.3}), "mse")
     theirs.train_on_batch(features, labels)
-    for ours, other in zip(made.trainer.model.weights, theirs.weights, strict=True):
-        np.testing.assert_allclose(ours, other, rtol=1e-5, atol=1e-7)
+    assert_close(made.trainer.model.weights, theirs.weights, rtol=1e-5, atol=1e-7)
     assert np.abs(made.trainer.model.weights[0]).max() > 0.1
 
 

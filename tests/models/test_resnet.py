@@ -8,10 +8,7 @@ import tensorflow as tf
 
 from crankshaft.engine import StepOptions
 from crankshaft.engine.build import prepare
-from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.reduction import Reduction
-from crankshaft.engine.state import TrainState
-from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.models.resnet import Model
 
 
@@ -59,20 +56,16 @@ def test_a_block_without_weights_hands_on_every_second_pixel_and_zeros_for_new_c
     np.testing.assert_array_equal(last[..., 16:], tf.zeros([2, 3, 3, 48]))
 
 
-def test_it_learns_stripes():
+def test_it_learns_stripes(bench):
     """Four classes of noisy stripes, also by the moving statistics, which evaluation uses."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, 512).astype(np.int32)
     stripes = np.sin(np.arange(8) * (1 + labels[:, None]) / 2).astype(np.float32)
     source = stripes[:, :, None, None] + rng.normal(0, 1, (512, 8, 8, 1)).astype(np.float32), labels
-    strategy = Replicated("test", tf.distribute.OneDeviceStrategy("CPU:0"), steps_per_loop=40)
-    state = TrainState(built(Model(20), (8, 8, 1), 4, optimizer="momentum", learning_rate=0.05))
-    state.build()
-    split = ArraySource(source)
-    strategy.bind(state, strategy.feed(split, 32, 0), strategy.feed(split, 64, None))
-    while state.step < 40:
-        strategy.run(strategy.training, 40 - state.step)
-    assert strategy.evaluate().means()["accuracy"] > 0.95
+    options = {"num_classes": 4, "optimizer": "momentum", "learning_rate": 0.05, "block_steps": 40}
+    made = bench(Model(20), source, 32, eval_source=source, eval_batch_size=64, **options)
+    made.train(40)
+    assert made.strategy.evaluate().means()["accuracy"] > 0.95
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import StepOptions
-from crankshaft.engine.build import prepare
 from crankshaft.engine.data import form
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.evaluation import evaluate
 from crankshaft.engine.layers import Products
-from crankshaft.engine.metrics.sums import Sums
-from crankshaft.engine.reduction import Reduction
-from crankshaft.engine.state import TrainState
-from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.models import dlrm, wide_deep
+from tests.arrays import assert_close
 from tests.bench import split_of
 
 EXAMPLES, FIELDS, ROWS = 3000, 4, 20
@@ -39,29 +34,28 @@ def ratings(seed=0):
     return {"user": user, "item": item}, (3.5 + users[user] + items[item]).astype(np.float32)
 
 
-def prepared(trainer, source, vocabulary, eval_source=None, batch=100, shuffle=True, num_classes=None, **options):
-    strategy = Replicated("test", tf.distribute.OneDeviceStrategy("CPU:0"), steps_per_loop=50)
-    options = StepOptions(**options)
-    with strategy.scope():
-        state = TrainState(trainer)
-        arrays = next(source.batch(1).as_numpy_iterator()) if isinstance(source, tf.data.Dataset) else source
-        example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), arrays)
-        if num_classes is None:
-            num_classes = form.num_classes(split_of(source))
-        prepare(trainer, options, Reduction(), example, num_classes, vocabulary)
-        state.build()
-    eval_feed = None if eval_source is None else strategy.feed(split_of(eval_source), 700, None)
-    strategy.bind(state, strategy.feed(split_of(source), batch, 0 if shuffle else None), eval_feed)
-    return strategy, state
+@pytest.fixture
+def prepared(bench):
+    """prepared(trainer, source, vocabulary, ...): a run of tables."""
+
+    def make(trainer, source, vocabulary, eval_source=None, batch=100, **options):
+        known = {"vocabulary": vocabulary, "num_classes": form.num_classes(split_of(source)), "eval_batch_size": 700}
+        return bench(trainer, source, batch, eval_source=eval_source, block_steps=50, **{**known, **options})
+
+    return make
 
 
-def learn(trainer, data, vocabulary, steps=200, **options):
-    strategy, state = prepared(trainer, data(0), vocabulary, data(1), optimizer="adam", learning_rate=0.01, **options)
-    before = strategy.evaluate().means()
-    sums = Sums()
-    while state.step < steps:
-        sums.add(strategy.run(strategy.training, steps - state.step).sums)
-    return before, strategy.evaluate().means()
+@pytest.fixture
+def learn(prepared):
+    """learn(trainer, data, vocabulary): what is measured before 200 steps, and after."""
+
+    def make(trainer, data, vocabulary):
+        made = prepared(trainer, data(0), vocabulary, data(1), optimizer="adam", learning_rate=0.01)
+        before = made.strategy.evaluate().means()
+        made.train(200)
+        return before, made.strategy.evaluate().means()
+
+    return make
 
 
 MODELS = {
@@ -71,7 +65,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize(("name", "hash_buckets"), [("wide_deep", 4000), ("dlrm", 0)])
-def test_clicks_are_learned(name, hash_buckets):
+def test_clicks_are_learned(learn, name, hash_buckets):
     """The planted odds themselves have an AUC of 0.906 here; before it learns, chance decides."""
     vocabulary = None if hash_buckets else {"categories": ROWS}
     before, after = learn(MODELS[name](hash_buckets=hash_buckets), planted, vocabulary)
@@ -82,7 +76,7 @@ def test_clicks_are_learned(name, hash_buckets):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_ratings_are_learned(name):
+def test_ratings_are_learned(learn, name):
     """Labels have a standard deviation of about 1.4 around 3.5."""
     before, after = learn(MODELS[name](), ratings, {"user": ROWS, "item": ROWS})
     assert set(after) == {"loss", "rmse", "mae"}
@@ -95,7 +89,7 @@ def outputs_of(trainer, features):
     return trainer.forward(tf.nest.map_structure(tf.constant, features), training=False).numpy()
 
 
-def test_dlrm_is_the_papers_products_of_all_pairs():
+def test_dlrm_is_the_papers_products_of_all_pairs(prepared):
     features, labels = planted()
     features = {name: x[:50] for name, x in features.items()}
     trainer = MODELS["dlrm"]()
@@ -115,24 +109,24 @@ def test_dlrm_is_the_papers_products_of_all_pairs():
     np.testing.assert_allclose(outputs_of(trainer, features), x, rtol=1e-4, atol=1e-6)
 
 
-def trained(name, source, steps, micro_batches=1, calls=(60,)):
-    """All that was trained, after so many steps of Adam by batches of 64; once for each length of calls."""
-    trainer = MODELS[name](**({"crosses": ("all",)} if name == "wide_deep" else {}))
-    arguments = {
-        "batch": 64,
-        "optimizer": "adam",
-        "parallel_micro_batches": micro_batches,
-        "shuffle": False,
-        "num_classes": 2,
-    }
-    strategy, state = prepared(trainer, source, {"categories": ROWS}, **arguments)
-    put_back, found = state.copied(), []
-    for calls_of in calls:
-        put_back()
-        while state.step < steps:
-            strategy.run(strategy.training, min(calls_of, steps - state.step))
-        found.append([variable.numpy() for variable in state.trainer.trainable_variables])
-    return found
+@pytest.fixture
+def trained(prepared):
+    """trained(name, source, steps): all weights after so many steps of Adam by batches of 64."""
+
+    def make(name, source, steps, parts=1):
+        trainer = MODELS[name](**({"crosses": ("all",)} if name == "wide_deep" else {}))
+        options = {
+            "batch": 64,
+            "optimizer": "adam",
+            "parallel_micro_batches": parts,
+            "shuffle": False,
+            "num_classes": 2,
+        }
+        made = prepared(trainer, source, {"categories": ROWS}, **options)
+        made.train(steps)
+        return [variable.numpy() for variable in made.trainer.trainable_variables]
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -142,25 +136,16 @@ def trained(name, source, steps, micro_batches=1, calls=(60,)):
         ("dlrm", lambda arrays: arrays),
     ],
 )
-def test_micro_batches_learn_what_whole_batches_teach(name, form):
-    """Many rows are in several micro-batches, for the lazy Adam. The last batch has fewer examples than micro-batches.
+def test_parts_learn_what_whole_batches_teach(trained, name, form):
+    """Many rows are in several parts, for the lazy Adam. The last batch has fewer examples than there are parts.
 
     float32 sums in another order: 1e-7 a step of what a gradient is made of, more where its terms cancel.
     """
     source = tf.nest.map_structure(lambda array: array[: 64 * 20 + 2], planted())
-    (whole,) = trained(name, source, 60)
-    (split,) = trained(name, form(source), 60, micro_batches=3)
-    for one, other in zip(whole, split, strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+    assert_close(trained(name, form(source), 60, parts=3), trained(name, source, 60), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "micro_batches"), [("wide_deep", 3), ("dlrm", 1)])
-def test_where_calls_are_cut_changes_no_bit(name, micro_batches):
-    for a, b in zip(*trained(name, planted(), 12, micro_batches, calls=(12, 1)), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_features_may_have_any_kind_of_integers():
+def test_features_may_have_any_kind_of_integers(prepared):
     rng = np.random.default_rng(4)
     features = {"item": rng.integers(0, 9, 50), "tags": rng.integers(0, 9, [50, 2]), "user": rng.integers(0, 9, 50)}
     mixed = {
@@ -195,7 +180,7 @@ def test_gradient_of_products_is_each_vectors_sum_over_its_pairs(n):
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_wide_part_is_a_weight_for_each_id_and_cross():
+def test_wide_part_is_a_weight_for_each_id_and_cross(prepared):
     features, labels = ratings()
     features = {name: x[:50] for name, x in features.items()}
     trainer = MODELS["wide_deep"](crosses=("user:item",), cross_buckets=97)
@@ -216,7 +201,7 @@ def test_wide_part_is_a_weight_for_each_id_and_cross():
     assert not np.array_equal(rows, cross_rows)  # which field comes first matters
 
 
-def test_a_cross_learns_what_no_sum_can():
+def test_a_cross_learns_what_no_sum_can(learn):
     """Exclusive or of two ids: the hidden layer is too narrow to help."""
 
     def exclusive(seed):
@@ -232,7 +217,7 @@ def test_a_cross_learns_what_no_sum_can():
     assert learn(model(crosses=("all",)), exclusive, counts)[1]["auc"] == 1.0
 
 
-def test_ids_out_of_range_are_taken_for_0():
+def test_ids_out_of_range_are_taken_for_0(prepared):
     features, labels = ratings()
     trainer = MODELS["dlrm"]()
     prepared(trainer, (features, labels), {"user": ROWS, "item": ROWS})
@@ -251,7 +236,7 @@ def test_ids_out_of_range_are_taken_for_0():
         (dlrm.Model, lambda: ({"x": np.zeros([3, 2], np.float32)}, np.zeros(3)), {"y": 3}, "no feature is an id"),
     ],
 )
-def test_mistakes_are_one_line(trainer, source, vocabulary, message):
+def test_mistakes_are_one_line(prepared, trainer, source, vocabulary, message):
     with pytest.raises(ValueError, match=message) as raised:
         prepared(trainer(), source(), vocabulary, batch=3)
     assert "\n" not in str(raised.value)
@@ -268,13 +253,13 @@ def test_mistakes_are_one_line(trainer, source, vocabulary, message):
         (np.float32([0.5, 1.0, 0.0]), {"task": "clicks"}, True),
     ],
 )
-def test_labels_say_the_task(labels, arguments, clicks):
+def test_labels_say_the_task(prepared, labels, arguments, clicks):
     trainer = MODELS["dlrm"](**arguments)
     prepared(trainer, ({"id": np.array([0, 1, 2])}, labels), {"id": 3}, batch=3)
     assert trainer.predicts_clicks == clicks
 
 
-def test_user_and_item_are_rated_in_whole_stars_too():
+def test_user_and_item_are_rated_in_whole_stars_too(prepared):
     trainer = MODELS["dlrm"]()
     features, stars = ratings()
     prepared(trainer, (features, np.clip(np.round(stars), 1, 5).astype(np.int64)), {"user": ROWS, "item": ROWS})
@@ -282,25 +267,25 @@ def test_user_and_item_are_rated_in_whole_stars_too():
 
 
 @pytest.mark.parametrize("arguments", [{}, {"task": "clicks"}])
-def test_more_classes_than_two_are_refused_by_name(arguments):
+def test_more_classes_than_two_are_refused_by_name(prepared, arguments):
     with pytest.raises(ValueError, match=r"labels are classes 0 to 4, and .*dlrm predicts clicks.*task=ratings"):
         prepared(MODELS["dlrm"](**arguments), ({"id": np.arange(3)}, np.array([0, 4, 1])), {"id": 3}, batch=3)
 
 
 @pytest.mark.parametrize("weighed", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_labels_that_are_not_0_or_1_end_training_and_evaluation_by_name(weighed):
+def test_labels_that_are_not_0_or_1_end_training_and_evaluation_by_name(prepared, weighed):
     """Those of padding, which weigh nothing, may be anything."""
     features, labels = {"id": np.arange(6) % 3}, np.float32([0, 1, 0, 4, 1, 4])
     split = (features, labels, np.float32([1, 1, 1, 0, 1, 0])) if weighed else (features, labels)
-    strategy, state = prepared(MODELS["dlrm"](task="clicks"), split, {"id": 3}, split, batch=3, shuffle=False)
-    sums = strategy.run(strategy.training, 2).sums.read()
+    made = prepared(MODELS["dlrm"](task="clicks"), split, {"id": 3}, split, batch=3, shuffle=False)
+    sums = made.run(2).sums.read()
     if weighed:
         numerics.check_labels(sums, "here")
-        assert np.isfinite([sums["loss"].total, evaluate(strategy, state)["loss"]]).all()
+        assert np.isfinite([sums["loss"].total, evaluate(made.strategy, made.state)["loss"]]).all()
         return
     assert np.isnan(sums["loss"].total)
-    assert numerics.first_nonfinite_variable(state) is None
+    assert numerics.first_nonfinite_variable(made.state) is None
     with pytest.raises(numerics.LabelError, match=r"^here: auc: 2 labels are 4 on average, not 0 or 1"):
         numerics.check_labels(sums, "here")
     with pytest.raises(numerics.LabelError, match=r"^evaluation at step 2: auc: 2 labels are 4 on average"):
-        evaluate(strategy, state)
+        evaluate(made.strategy, made.state)

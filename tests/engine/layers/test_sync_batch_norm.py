@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from crankshaft.engine.layers import BatchNormalization
 from crankshaft.engine.reduction import Reduction
-from crankshaft.models import resnet
 from crankshaft.models.classification import Classifier
 from crankshaft.models.resnet import Model as ResNet
 
@@ -61,10 +60,7 @@ def test_replicas_with_and_without_examples_learn_what_one_device_learns(bench, 
     other_curve, many = run(bench, Normalised(), replicas)
     np.testing.assert_allclose(other_curve, curve, rtol=2e-5)
     for variable, other in zip(one.trainer.model.variables, many.trainer.model.variables, strict=True):
-        first, *others = many.copies(other)
-        np.testing.assert_allclose(first, variable.numpy(), rtol=1e-4, atol=1e-5)
-        for copy in others:
-            np.testing.assert_array_equal(copy, first)
+        np.testing.assert_allclose(many.held(other), variable.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_without_it_each_replica_normalises_its_own(bench, monkeypatch):
@@ -75,48 +71,15 @@ def test_without_it_each_replica_normalises_its_own(bench, monkeypatch):
     assert not np.allclose(other_curve, curve, rtol=1e-2)
 
 
-def in_float64(model, weights, batches):
-    """The loss of each step, in float64, by Keras's own normalisation and NumPy's momentum."""
-    model.set_weights([weight.astype(np.float64) for weight in weights])
-    variables = model.trainable_variables
-    slots, losses = [np.zeros(variable.shape) for variable in variables], []
-
-    @tf.function
-    def gradients_of(features, labels):
-        with tf.GradientTape() as tape:
-            logits = model(features, training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-            loss = tf.reduce_mean(losses)
-        return loss, tape.gradient(loss, variables)
-
-    for features, labels in batches:
-        loss, gradients = gradients_of(tf.cast(features, tf.float64), labels)
-        losses.append(float(loss))
-        for index, gradient in enumerate(gradients):
-            slots[index] = 0.9 * slots[index] - 0.05 * gradient.numpy()
-            variables[index].assign_add(slots[index])
-    return losses
-
-
 @pytest.mark.slow
-def test_a_resnet_is_as_near_to_float64_on_two_replicas_as_on_one(bench, monkeypatch):
+def test_a_resnet_learns_on_two_replicas_what_it_learns_on_one(bench):
     """Rounding alone is between them: 1e-7 at first, 3e-6 in these steps.
 
-    With more steps, or pixels, some ReLU's input comes so near to 0 that rounding says if a gradient passes; then
-    one device, two replicas and Keras's own layers in float32 are all as far from float64, and from each other.
+    With more steps, or pixels, some ReLU's input comes so near to 0 that rounding says if a gradient passes; then one
+    device and two replicas are as far from float64, by TensorFlow's plain operations, as from each other.
     """
-    steps, batch_size, curves = 5, 8, []
-    x, y = images(steps * batch_size)
     options = {"num_classes": 4, "optimizer": "momentum", "learning_rate": 0.05, "seed": 1, "shuffle": False}
-    for replicas in (1, 2):
-        made = bench(ResNet(20, sync_batch_norm=True), (x, y), batch_size, replicas, **options)
-        weights = [variable.numpy() for variable in made.trainer.model.weights]
-        curves.append(made.curve(steps))
-        for variable in made.trainer.model.variables:
-            assert len({copy.tobytes() for copy in made.copies(variable)}) == 1
-    monkeypatch.setattr(resnet, "BatchNormalization", lambda total, **kw: tf.keras.layers.BatchNormalization(**kw))
-    tf.keras.config.set_dtype_policy("float64")
-    batches = [(x[start : start + batch_size], y[start : start + batch_size]) for start in range(0, len(x), batch_size)]
-    exact = in_float64(made.trainer.build_model(), weights, batches)
-    for curve in curves:
-        np.testing.assert_allclose(curve, exact, rtol=1e-5)
+    one, two = (bench(ResNet(20, sync_batch_norm=True), images(40), 8, replicas, **options) for replicas in (1, 2))
+    np.testing.assert_allclose(two.curve(5), one.curve(5), rtol=1e-5)
+    for variable in two.trainer.model.variables:
+        two.held(variable)

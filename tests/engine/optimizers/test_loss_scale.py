@@ -11,6 +11,7 @@ from crankshaft.engine.step.context import Readings, StepContext
 from crankshaft.engine.step.gradients import Gradients
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
+from tests.arrays import assert_same
 
 
 def test_halves_on_overflow_and_doubles_after_good_steps():
@@ -81,8 +82,7 @@ def test_overflow_leaves_everything_but_the_scale(bench, replicas):
     assert made.copies(made.trainer.loss_scale.value) == [2.0**23] * replicas
     assert made.copies(made.trainer.loss_scale.good_steps) == [0] * replicas
     assert made.trainer.optimizer.iterations.numpy() == 0
-    for variable, old in zip(held, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), old)
+    assert_same(held, before)
 
 
 @pytest.mark.parametrize(("model", "precision"), [("mlp", "float16"), ("cnn", "bfloat16")])
@@ -142,5 +142,4 @@ def test_what_a_step_is_scaled_by_changes_no_gradient(bench, replicas):
     made[1].strategy.bind(made[1].state, made[1].strategy.training.feed)  # which finds it
     for each in made:
         each.train(5)
-    for one, other in zip(*(each.trainer.trainable_variables for each in made), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(*(each.trainer.trainable_variables for each in made))

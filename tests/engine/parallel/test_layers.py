@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from crankshaft.engine import layers
 from crankshaft.engine.mesh import shards
-from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.parallel import Attention, Dense, Dropout, Embedding, cross_entropy
 from crankshaft.engine.parallel.layers import Normal, RMSNorm
 from tests.engine.parallel.test_mesh import on_replicas
@@ -14,19 +13,6 @@ from tests.engine.parallel.test_mesh import on_replicas
 WIDTH, VOCABULARY = 16, 11  # 11 words do not divide over 2 or 4
 TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, (3, 5))
 LABELS = np.where(np.arange(15).reshape(3, 5) % 7 == 3, -1, np.roll(TOKENS, 1))
-
-
-@pytest.fixture(scope="module")
-def meshes(distribution):
-    made = {}
-
-    def make(data, model):
-        if (data, model) not in made:
-            strategy = distribution(data * model)
-            made[data, model] = strategy, Mesh(strategy, model)
-        return made[data, model]
-
-    return make
 
 
 class Decoder(tf.keras.layers.Layer):

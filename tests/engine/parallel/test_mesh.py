@@ -5,21 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.mesh import shards
-from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.mesh.shards import Sharding
-
-
-@pytest.fixture(scope="module")
-def meshes(distribution):
-    made = {}
-
-    def make(data, model):
-        if (data, model) not in made:
-            strategy = distribution(data * model)
-            made[data, model] = strategy, Mesh(strategy, model)
-        return made[data, model]
-
-    return make
 
 
 def on_replicas(strategy, step):

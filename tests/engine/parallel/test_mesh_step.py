@@ -8,7 +8,7 @@ from crankshaft.engine import Trainer, mean
 from crankshaft.engine.mesh import shards
 from crankshaft.engine.mesh.shards import Sharding
 from crankshaft.engine.parallel import Attention, current_mesh
-from crankshaft.engine.strategies.replicated import FeedOptions
+from tests.engine.trainers import Squares
 
 WIDTH, HIDDEN, EXAMPLES = 4, 6, 50
 
@@ -37,13 +37,10 @@ class Block(tf.keras.layers.Layer):
         return self.mesh.leave(tf.tanh(x @ self.up) @ self.down) + self.bias
 
 
-class Sharded(Trainer):
+class Sharded(Squares):
     def build_model(self):
         dense = tf.keras.layers.Dense(WIDTH, kernel_initializer=tf.keras.initializers.GlorotUniform(1))
         return tf.keras.Sequential([dense, tf.keras.layers.Dropout(0.0), Block(), tf.keras.layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean((outputs[:, 0] - batch[1]) ** 2)
 
 
 class OfIds(Sharded):
@@ -58,55 +55,6 @@ class OfIds(Sharded):
 def data():
     rng = np.random.default_rng(0)
     return rng.normal(size=(EXAMPLES, 3)).astype(np.float32), rng.normal(size=EXAMPLES).astype(np.float32)
-
-
-FORMS = {
-    "resident": (lambda arrays: arrays, None),
-    "streamed": (lambda arrays: arrays, FeedOptions(resident_bytes=0)),
-    "dataset": (tf.data.Dataset.from_tensor_slices, None),
-}
-OPTIONS = {
-    "adam": {"optimizer": "adam", "learning_rate": 0.01},
-    "clipped": {"optimizer": "adamw", "learning_rate": 0.01, "clip_norm": 0.3, "ema_decay": 0.9},
-    "by variable": {"optimizer": "sgd", "learning_rate": 0.1, "clip_variable_norm": 0.1},
-    "bfloat16": {"optimizer": "sgd", "learning_rate": 0.1, "precision": "bfloat16"},
-}
-
-
-@pytest.mark.parametrize(
-    ("options", "shape"),
-    [
-        pytest.param("adam", (2, 2), marks=pytest.mark.slow),
-        pytest.param("clipped", (2, 2), marks=pytest.mark.slow),
-        pytest.param("by variable", (1, 2), marks=pytest.mark.slow),
-        ("bfloat16", (1, 2)),
-    ],
-)
-def test_losses_are_those_of_one_device(bench, data, shape, options):
-    """Twenty steps with a batch that does not divide an epoch: its last one leaves a replica few examples."""
-    shared = {"batch_size": 8, "accumulate_steps": 2 if options == "adam" else 1, **OPTIONS[options]}
-    one = bench(Sharded(), data, **shared)
-    mesh = bench(Sharded(), data, replicas=shape[0] * shape[1], model=shape[1], **shared)
-    expected, found = one.curve(20), mesh.curve(20)
-    # Of bfloat16 each replica rounds its own partial products to 2^-8 before they are summed.
-    np.testing.assert_allclose(found, expected, rtol=3e-2 if options == "bfloat16" else 1e-6)
-    for variable in mesh.trainer.model.trainable_variables:
-        held = mesh.copies(variable)
-        alike = held if shards.sharding_of(variable) is None else held[:: shape[1]]
-        for other in alike[1:]:
-            np.testing.assert_array_equal(alike[0], other)
-
-
-@pytest.mark.parametrize("form", ["resident", "dataset", pytest.param("streamed", marks=pytest.mark.slow)])
-def test_each_example_counts_once_whatever_feeds_them(bench, data, form):
-    make, feed = FORMS[form]
-    source = make(data)
-    one = bench(Sharded(), source, batch_size=8, shuffle=False, feed=feed, eval_source=source)
-    mesh = bench(Sharded(), source, batch_size=8, shuffle=False, feed=feed, eval_source=source, replicas=4, model=2)
-    for each in (one, mesh):
-        _, count = each.strategy.evaluate().values()["loss"]
-        assert count == EXAMPLES
-    np.testing.assert_allclose(mesh.curve(14), one.curve(14), rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -5,13 +5,14 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import loop
-from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.errors import NonfiniteError, OutOfSyncError
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.keras_callbacks import KerasCallbacks
 from crankshaft.engine.hooks.sync_check import SyncCheck
 from crankshaft.engine.mesh import shards
 from crankshaft.models.transformer_lm import Model
+from tests.arrays import assert_close, assert_same
+from tests.bench import assert_resumes
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 37, (24, 9)).astype(np.int32)
@@ -30,10 +31,6 @@ def made(bench):
     return make
 
 
-def checkpoints(directory, bench):
-    return Checkpoints(directory, bench.state.checkpoint, keep=None, about={})
-
-
 def status(bench):
     return loop.Loop(bench.strategy, bench.state, [], 1000).status
 
@@ -42,38 +39,16 @@ def wholes(bench):
     return [shards.whole(variable) for variable in bench.state.variables() if variable.dtype == tf.float32]
 
 
-def resumed(bench, directory):
-    manifest = checkpoints(directory, bench).restore()
-    bench.state.restore_host_state({"jit": False})
-    assert manifest.step == bench.state.step == 3
-    return bench
-
-
 def test_a_run_goes_on_from_a_checkpoint_on_the_same_mesh_to_the_bit_and_on_one_device_within_rounding(made, tmp_path):
-    first = made(2, 2)
-    first.train(3)
-    checkpoints(tmp_path, first).save(3, {}, wait=True)
-    first.train(8)
-    again = resumed(made(2, 2), tmp_path)
-    again.train(8)
-    for expected, found in zip(first.arrays(), again.arrays(), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    one = resumed(made(1, 1), tmp_path)
+    first, _ = assert_resumes(lambda: made(2, 2), tmp_path, 3, 8)
+    one = made(1, 1).restore(tmp_path)
     one.train(8)
-    for expected, found in zip(wholes(first), wholes(one), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)  # Adam divides by small numbers
+    assert_close(wholes(one), wholes(first), rtol=1e-5, atol=1e-5)  # Adam divides by small numbers
 
 
 def test_padding_begins_again_as_it_began(made, tmp_path):
     """Of 37 tokens on two replicas one row is padding, whose slot Adagrad divides by."""
-    first, again = (made(1, 2, optimizer="adagrad") for _ in range(2))
-    first.train(3)
-    checkpoints(tmp_path, first).save(3, {}, wait=True)
-    resumed(again, tmp_path)
-    for run in (first, again):
-        run.train(6)
-    for expected, found in zip(first.arrays(), again.arrays(), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    assert_resumes(lambda: made(1, 2, optimizer="adagrad"), tmp_path, 3, 6)
 
 
 def test_averages_are_of_each_part_and_what_was_swapped_comes_back_to_the_bit(made):
@@ -86,12 +61,10 @@ def test_averages_are_of_each_part_and_what_was_swapped_comes_back_to_the_bit(ma
     with average.averages_in_place():
         for variable, shadow in zip(variables, shadows, strict=True):
             np.testing.assert_array_equal(shards.whole(variable), shadow)
-    for now, then in zip(bench.arrays(), before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    assert_same(bench.arrays(), before)
     with bench.state.kept():
         bench.train(6)
-    for now, then in zip(bench.arrays(), before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    assert_same(bench.arrays(), before)
 
 
 def test_copies_are_compared_over_all_replicas_and_parts_among_those_that_hold_them(made):

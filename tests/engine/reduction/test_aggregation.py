@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
 from crankshaft.engine.internals import keras
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.reduction.power_sgd import PowerSgd
-from tests.engine.checkpoints.checkpoint_cases import make
+from tests.bench import assert_resumes
+from tests.engine.trainers import Squares
 
 SUM, MEAN, FIRST = (getattr(tf.VariableAggregation, name) for name in ("SUM", "MEAN", "ONLY_FIRST_REPLICA"))
 FEATURES = np.random.default_rng(3).normal(size=(7, 3)).astype(np.float32)
@@ -44,14 +44,11 @@ class Counting(tf.keras.layers.Layer):
         return x
 
 
-class Plain(Trainer):
+class Plain(Squares):
     layer: type = Counting
 
     def build_model(self):
         return tf.keras.Sequential([self.layer(), tf.keras.layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
 def check(made, replicas, epochs=3):
@@ -70,8 +67,7 @@ def check(made, replicas, epochs=3):
         "newest": FEATURES[5],
     }
     for name, value in wanted.items():
-        for copy in made.copies(getattr(layer, name)):
-            np.testing.assert_allclose(copy, value, rtol=1e-6 if name == "average" else 0)
+        np.testing.assert_allclose(made.held(getattr(layer, name)), value, rtol=1e-6 if name == "average" else 0)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +94,7 @@ def test_what_local_sgd_adds_up_in_a_period_is_counted_once(bench):
     made.train(6)
     layer = made.trainer.model.layers[0]
     for variable, value in ((layer.seen, 21), (layer.large, 21 << 27), (layer.positive, 3 * (FEATURES > 0).sum(0))):
-        for copy in made.copies(variable):
-            np.testing.assert_array_equal(copy, value)
+        np.testing.assert_array_equal(made.held(variable), value)
 
 
 class Codebook(tf.keras.layers.Layer):
@@ -140,9 +135,7 @@ def test_a_layer_that_sums_its_batch_over_replicas_has_one_devices_state(bench):
     one, two = (bench(of(Codebook), (FEATURES[:6], DATA[1][:6]), 3, n, shuffle=False) for n in (1, 2))
     one.train(4), two.train(4)
     for mine, theirs in zip(one.trainer.model.layers[0].variables, two.trainer.model.layers[0].variables, strict=True):
-        first, second = two.copies(theirs)
-        np.testing.assert_array_equal(first, second)
-        np.testing.assert_allclose(first, mine.numpy(), rtol=1e-6)
+        np.testing.assert_allclose(two.held(theirs), mine.numpy(), rtol=1e-6)
 
 
 def assigning(value, by="none", dtype="float32"):
@@ -222,26 +215,10 @@ class Recurrent(Plain):
 
 @pytest.mark.parametrize("trainer", [Replay, Recurrent])
 def test_state_that_each_replica_keeps_is_saved_for_each(bench, tmp_path, trainer):
-    """12 steps at once, and 5, saved, restored where other values were, and 7 more: the same bits on both replicas."""
     data = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32), np.ones(8, np.float32)
-
-    def new():
-        return bench(trainer(), data, 4, 2, shuffle=False, optimizer="adam")
-
-    whole = new()
-    whole.train(12)
-    wanted = whole.arrays()
-    made = new()
-    made.train(5)
-    make(tmp_path, made.state.checkpoint).save(5, {}, wait=True)
+    made, _ = assert_resumes(lambda: bench(trainer(), data, 4, 2, shuffle=False, optimizer="adam"), tmp_path, 5, 12)
     own = made.trainer.recurrent.states[0] if trainer is Recurrent else made.trainer.ring
     assert not np.array_equal(*made.copies(own))
-    made.train(9)
-    make(tmp_path, made.state.checkpoint).restore()
-    made.state.step = 5
-    made.train(12)
-    for there, here in zip(wanted, made.arrays(), strict=True):
-        np.testing.assert_array_equal(there, here)
 
 
 @pytest.mark.parametrize(

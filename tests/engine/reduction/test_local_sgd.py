@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import loop
-from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks import Hook, Periodic
 from crankshaft.engine.internals.variables import assign_local
 from crankshaft.engine.inventory import Inventory
@@ -17,6 +15,7 @@ from crankshaft.engine.reduction.aggregation import Aggregated
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.step.context import StepContext
 from crankshaft.models.mlp import Model as Mlp
+from tests.arrays import assert_close, assert_same
 from tests.engine.reduction.noisy_points import four_classes
 
 SHAPES = [(5, 4), (4,)]
@@ -101,8 +100,7 @@ def test_sync_periods_equal_dilocos_algorithm(distribution, replicas, dtype):
             momenta[index] = 0.9 * momenta[index] + gradient
             weights[index] = weight - 0.7 * (gradient + 0.9 * momenta[index])
         *found, statistic = periods.sync()
-        for a, b in zip(found, weights, strict=True):
-            np.testing.assert_allclose(a, b, atol=2e-6 if dtype == "float32" or replicas == 1 else 1e-2)
+        assert_close(found, weights, atol=2e-6 if dtype == "float32" or replicas == 1 else 1e-2)
         np.testing.assert_allclose(
             statistic, np.average(np.arange(replicas) + first + 1.0, weights=examples), rtol=1e-6
         )
@@ -190,8 +188,7 @@ def test_where_calls_are_cut_changes_no_bit(run, replicas, jit):
         made = run(LocalSgd(4, outer()), replicas, jit=jit, block_steps=block_steps)
         made.train(40)
         arrays.append(made.arrays())
-    for a, b in zip(*arrays, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(*arrays)
 
 
 @pytest.mark.slow
@@ -205,12 +202,6 @@ def test_it_learns_what_synchronous_training_learns(run):
     assert last < 1.05 * synchronous
 
 
-def resume(made, directory):
-    Checkpoints(directory, made.state.checkpoint, keep=None, about={}).restore()
-    made.state.restore_host_state({"jit": False})
-    return made
-
-
 @pytest.fixture(scope="module")
 def saved(run, tmp_path_factory):
     """saved(optimizer): a run of two replicas that has saved step 16 and gone on to 40: the checkpoint's folder, the
@@ -220,7 +211,7 @@ def saved(run, tmp_path_factory):
     def save(optimizer):
         made, folder = run(LocalSgd(4, outer()), optimizer=optimizer), tmp_path_factory.mktemp(optimizer)
         made.train(16)
-        Checkpoints(folder, made.state.checkpoint, keep=None, about={}).save(16, {}, wait=True)
+        made.save(folder)
         differ = [v for v in made.state.variables() if per_replica.differs(v) and v.shape.rank]
         slots = {slot.name: made.copies(slot) for slot in differ}
         assert len(slots) == len(differ)
@@ -236,19 +227,17 @@ def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, saved, optimizer)
     assert slots
     alike = {name for name, (a, b) in slots.items() if (a == b).all()}
     assert alike == {name for name in slots if "update_counts" in name}  # which both replicas count
-    second = resume(run(LocalSgd(4, outer()), optimizer=optimizer), folder)
+    second = run(LocalSgd(4, outer()), optimizer=optimizer).restore(folder)
     second.train(40)
-    for a, b in zip(arrays, second.arrays(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(arrays, second.arrays())
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_another_number_of_replicas_goes_on_from_the_slots_mean(run, saved, replicas):
     folder, slots, _ = saved("adam")
-    second = resume(run(LocalSgd(4, outer()), replicas), folder)
+    second = run(LocalSgd(4, outer()), replicas).restore(folder)
     m = next(iter(second.trainer.optimizer.slots.values()))["m"]
-    for copy in second.copies(m):
-        np.testing.assert_allclose(copy, np.mean(slots[m.name], 0), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(second.held(m), np.mean(slots[m.name], 0), rtol=1e-6, atol=1e-9)
     assert second.trainer.optimizer.iterations.numpy() == 16
     second.train(40)
 
@@ -282,7 +271,7 @@ def test_a_run_stops_where_a_sync_period_ends(run):
     """So that one that was stopped and goes on has the periods of one that was not."""
     made = run(LocalSgd(8, outer()), block_steps=3)
     weights = Weights(made, 0)
-    status = loop.train(made.strategy, made.state, [StopAfter(10), weights], 100)
+    status = made.loop([StopAfter(10), weights], 100)
     assert status.step == 16
     np.testing.assert_array_equal(*weights.seen[16])
 
@@ -290,7 +279,7 @@ def test_a_run_stops_where_a_sync_period_ends(run):
 def test_the_runs_last_sync_period_may_be_a_shorter_one(run):
     made = run(LocalSgd(8, outer()), block_steps=64)
     weights = Weights(made, 16)
-    loop.train(made.strategy, made.state, [weights], 35)
+    made.loop([weights], 35)
     assert sorted(weights.seen) == [16, 32, 35]
     for first, second in weights.seen.values():
         np.testing.assert_array_equal(first, second)
@@ -304,5 +293,4 @@ def test_weights_that_are_set_between_two_periods_are_what_the_next_begins_with(
     weight.assign(3 * weight)
     given = weight.numpy()
     made.train(8)
-    for copy in made.copies(weight):
-        np.testing.assert_array_equal(copy, given)
+    np.testing.assert_array_equal(made.held(weight), given)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.reduction import Reduction, per_replica
 from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.engine.step.context import Readings, StepContext
 from crankshaft.engine.step.gradients import Gradients
 from crankshaft.models.mlp import Model as Mlp
+from tests.arrays import assert_close, assert_same
 from tests.engine.reduction.noisy_points import four_classes
 
 SHAPES = [(12, 9), (9,), (3, 2, 10)]  # a matrix, a vector, a kernel that is one of [6, 10]
@@ -47,8 +47,7 @@ class Run:
         replicas = range(self.strategy.num_replicas_in_sync)
         local = [[self.strategy.experimental_local_results(x)[r].numpy() for x in result] for r in replicas]
         for other in local[1:]:
-            for a, b in zip(local[0], other, strict=True):
-                np.testing.assert_array_equal(a, b)
+            assert_same(local[0], other)
         return local[0]
 
     def _replicated(self, gradients, count, scale):
@@ -114,10 +113,8 @@ def test_steps_equal_the_papers_algorithm(distribution, replicas, bucket_bytes):
     for step in range(5):
         counts = [3.0, 5.0, 2.0][:replicas]
         gradients = [sample(step, r, counts[r]) for r in range(replicas)]
-        for found, wanted in zip(run.step(gradients, counts), reference.step(gradients, counts), strict=True):
-            np.testing.assert_allclose(found, wanted, atol=1e-5)
-        for found, wanted in zip(run.memories(), reference.memory, strict=True):
-            np.testing.assert_allclose(found, wanted, atol=1e-5)
+        assert_close(run.step(gradients, counts), reference.step(gradients, counts), atol=1e-5)
+        assert_close(run.memories(), reference.memory, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -191,8 +188,7 @@ def test_a_step_that_is_not_finite_or_has_no_examples_leaves_the_memory_as_it_wa
         assert not np.isfinite(run.step(gradients, [1.0, 1.0])[index]).all()
     means = run.step([sample(2, r, 1.0) for r in range(2)], [0.0, 0.0])
     assert all((mean == 0).all() for mean in means)
-    for a, b in zip(before, run.memories() + run.first_q(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(before, run.memories() + run.first_q())
 
 
 def test_a_replica_without_examples_adds_nothing_whatever_it_computed(distribution):
@@ -256,35 +252,13 @@ def test_steps_that_float16_leaves_out_do_not_reach_the_memories(run):
     assert made.curve(80)[-10:].mean() < 1.2  # it learns: guessing has log 4, 1.39, and float32 comes to 0.99
 
 
-@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_where_calls_are_cut_changes_no_bit(run, jit):
-    made, arrays = run(1 if jit else 2, jit=jit), []
-    put_back = made.state.copied()
-    for calls_of in (40, 7):
-        put_back()
-        made.train(40, calls_of)
-        arrays.append(made.arrays())
-    for a, b in zip(*arrays, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def checkpoints(made, directory):
-    return Checkpoints(directory, made.state.checkpoint, keep=None, about={})
-
-
-def resume(made, directory):
-    checkpoints(made, directory).restore()
-    made.state.restore_host_state({"jit": False})
-    return made
-
-
 @pytest.fixture(scope="module")
 def saved(run, tmp_path_factory):
     """A run of two replicas that has saved step 15 and gone on to 40: the checkpoint's folder, the memories at 15, and
     what the run held in the end."""
     made, folder = run(), tmp_path_factory.mktemp("saved")
     made.train(15)
-    checkpoints(made, folder).save(15, {}, wait=True)
+    made.save(folder)
     kept = memories(made.trainer.reduction)
     made.train(40)
     return folder, kept, made.arrays()
@@ -293,18 +267,16 @@ def saved(run, tmp_path_factory):
 def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, saved):
     folder, kept, arrays = saved
     assert all((memory[0] != memory[1]).any() for memory in kept)
-    second = resume(run(), folder)
-    for before, after in zip(kept, memories(second.trainer.reduction), strict=True):
-        np.testing.assert_array_equal(before, after)
+    second = run().restore(folder)
+    assert_same(kept, memories(second.trainer.reduction))
     second.train(40)
-    for a, b in zip(arrays, second.arrays(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(arrays, second.arrays())
 
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_another_number_of_replicas_keeps_the_memories_mean(run, saved, replicas):
     folder, kept, _ = saved
-    second = resume(run(replicas), folder)
+    second = run(replicas).restore(folder)
     for before, after in zip(kept, memories(second.trainer.reduction), strict=True):
         assert len(after) == replicas
         for row in after:
@@ -317,10 +289,10 @@ def test_a_run_may_begin_and_cease_to_compress(run, tmp_path):
     compressed, exact = run(), run(reduction=Reduction())
     compressed.train(10)
     exact.train(10)
-    checkpoints(compressed, tmp_path / "compressed").save(10, {}, wait=True)
-    checkpoints(exact, tmp_path / "exact").save(10, {}, wait=True)
-    resume(run(reduction=Reduction()), tmp_path / "compressed").train(20)
-    begun = resume(run(), tmp_path / "exact")
+    compressed.save(tmp_path / "compressed")
+    exact.save(tmp_path / "exact")
+    run(reduction=Reduction()).restore(tmp_path / "compressed").train(20)
+    begun = run().restore(tmp_path / "exact")
     assert all((memory == 0).all() for memory in memories(begun.trainer.reduction))
     begun.train(20)
 
@@ -328,6 +300,6 @@ def test_a_run_may_begin_and_cease_to_compress(run, tmp_path):
 def test_another_rank_is_refused_by_name(run, tmp_path):
     made = run()
     made.train(2)
-    checkpoints(made, tmp_path).save(2, {}, wait=True)
+    made.save(tmp_path)
     with pytest.raises(CheckpointError, match=r"reduction\.q.*\[3, 32\] float32 here, \[2, 32\] float32 in"):
-        checkpoints(run(reduction=PowerSgd(3)), tmp_path).restore()
+        run(reduction=PowerSgd(3)).restore(tmp_path)

@@ -8,6 +8,7 @@ from crankshaft.engine import Trainer, build_embeddings, make_optimizer, mean
 from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.step.batches import accumulate
 from crankshaft.models.mlp import Model as Mlp
+from tests.engine.trainers import Squares
 
 # A sum over micro-batches is a sum in another order: some ulps (6e-8) of the largest partial sum.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -92,34 +93,7 @@ def data(examples=44):
     return rng.normal(size=(examples, 6)).astype(np.float32), rng.integers(0, 3, examples).astype(np.int32)
 
 
-@pytest.mark.parametrize(
-    ("steps", "replicas", "jit"),
-    [
-        pytest.param(3, 1, False, marks=pytest.mark.slow),
-        pytest.param(3, 1, True, marks=pytest.mark.slow),
-        (50, 2, False),
-    ],
-)
-def test_a_trainer_learns_the_same_from_micro_batches(bench, steps, replicas, jit):
-    """44 examples by 16: a batch of 12 at the end of each epoch. SGD, so that differences are not blown up."""
-    common = {"num_classes": 3, "optimizer": "sgd", "learning_rate": 0.1}
-    whole = bench(Mlp((8,)), data(), 16, replicas, jit=jit, **common)
-    accumulated = bench(Mlp((8,)), data(), 16, replicas, jit=jit, accumulate_steps=steps, **common)
-    np.testing.assert_allclose(accumulated.curve(9), whole.curve(9), rtol=1e-5)
-    for a, b in zip(accumulated.arrays(), whole.arrays(), strict=True):
-        np.testing.assert_allclose(a, b, **CLOSE)
-
-
-def test_a_trainer_learns_the_same_from_micro_batches_of_a_dataset(bench):
-    """Whose batches' size is not known when the step of three replicas is traced."""
-    source = tf.data.Dataset.from_tensor_slices(data())
-    common = {"num_classes": 3, "optimizer": "sgd", "learning_rate": 0.1, "shuffle": False}
-    whole = bench(Mlp((8,)), source, 16, **common)
-    accumulated = bench(Mlp((8,)), source, 16, 3, accumulate_steps=2, **common)
-    np.testing.assert_allclose(accumulated.curve(9), whole.curve(9), rtol=1e-5)
-
-
-class Bag(Trainer):
+class Bag(Squares):
     """Rows of a table, averaged: gradients of the table are sparse."""
 
     def build_model(self):
@@ -127,19 +101,32 @@ class Bag(Trainer):
             [tf.keras.layers.Embedding(20, 4), tf.keras.layers.GlobalAveragePooling1D(), tf.keras.layers.Dense(1)]
         )
 
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
-
-def test_a_table_learns_the_same_from_micro_batches(bench):
+def bags():
     rng = np.random.default_rng(0)
-    source = rng.integers(0, 20, (22, 3)), rng.normal(size=22).astype(np.float32)
-    sgd = {"optimizer": "sgd", "learning_rate": 0.1}
-    made = [bench(Bag(), source, 8, 2, accumulate_steps=steps, **sgd) for steps in (1, 3)]
-    for each in made:
-        each.train(9)
-    for a, b in zip(made[0].arrays(), made[1].arrays(), strict=True):
-        np.testing.assert_allclose(a, b, **CLOSE)
+    return rng.integers(0, 20, (44, 3)), rng.normal(size=44).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "source", "steps", "replicas", "jit"),
+    [
+        pytest.param(lambda: Mlp((8,)), data, 3, 1, False, marks=pytest.mark.slow),
+        pytest.param(lambda: Mlp((8,)), data, 3, 1, True, marks=pytest.mark.slow),
+        (lambda: Mlp((8,)), data, 50, 2, False),
+        # Whose batches' size is not known when the step of three replicas is traced.
+        (lambda: Mlp((8,)), lambda: tf.data.Dataset.from_tensor_slices(data()), 2, 3, False),
+        (Bag, bags, 3, 2, False),
+    ],
+    ids=["", "xla", "50", "dataset", "table"],
+)
+def test_a_trainer_learns_the_same_from_micro_batches(bench, trainer, source, steps, replicas, jit):
+    """44 examples by 16: a batch of 12 at the end of each epoch. SGD, so that differences are not blown up."""
+    options = {"num_classes": 3, "optimizer": "sgd", "learning_rate": 0.1, "shuffle": False, "jit": jit}
+    whole = bench(trainer(), source(), 16, **options)
+    parts = bench(trainer(), source(), 16, replicas, accumulate_steps=steps, **options)
+    np.testing.assert_allclose(parts.curve(9), whole.curve(9), rtol=1e-5)
+    for mine, theirs in zip(whole.trainer.model.weights, parts.trainer.model.weights, strict=True):
+        np.testing.assert_allclose(parts.held(theirs), mine, **CLOSE)
 
 
 class Table(Trainer):

@@ -22,17 +22,55 @@ class Line(Trainer):
         return mean((outputs - batch[1]) ** 2)
 
 
-class InMetrics(Line):
-    def loss(self, outputs, batch):
-        return mean((outputs[:, 0] - batch[1]) ** 2)
+def absolute(outputs, labels):
+    return tf.abs(outputs - labels)
 
-    def metrics(self, outputs, batch):
-        return {"rmse": root_mean_square(outputs - batch[1])}
+
+FORMS = {
+    "as they are": lambda outputs, labels: mean((outputs - labels) ** 2),
+    "weighed": lambda outputs, labels: mean((outputs - labels) ** 2, tf.abs(labels)),
+    "of a mean over one axis": lambda outputs, labels: mean(tf.reduce_mean((outputs - labels) ** 2, -1)),
+    "of a root": lambda outputs, labels: root_mean_square(outputs - labels),
+    "compared": lambda outputs, labels: mean(tf.where(2.0 * outputs > labels, tf.ones_like(outputs), 0.0)),
+    "in a tf.function": lambda outputs, labels: mean(tf.reduce_mean(tf.function(absolute)(outputs, labels), -1)),
+    "in a branch": lambda outputs, labels: mean(
+        tf.cond(tf.reduce_sum(labels) < 1e9, lambda: absolute(outputs, labels), lambda: outputs)
+    ),
+}
 
 
 class Weighted(Line):
     def loss(self, outputs, batch):
-        return mean((outputs - batch[1]) ** 2, tf.abs(batch[1]))
+        return FORMS["weighed"](outputs, batch[1])
+
+
+class Form(Line):
+    """Has a form of values in its loss, or in its metrics."""
+
+    def __init__(self, form, where):
+        super().__init__()
+        self.form, self.where = form, where
+
+    def loss(self, outputs, batch):
+        return FORMS[self.form](outputs if self.where == "loss" else outputs[:, 0], batch[1])
+
+    def metrics(self, outputs, batch):
+        return {"error": FORMS[self.form](outputs if self.where == "metrics" else outputs[:, 0], batch[1])}
+
+
+class Ranks(Line):
+    """By a new axis, or by as many numbers as there are examples that are not the examples'."""
+
+    def loss(self, outputs, batch):
+        scores, labels = outputs[:, 0], batch[1]
+        wrong = tf.nn.softplus(scores[:, None] - scores) * tf.cast(labels[:, None] < labels, tf.float32)
+        above = outputs - tf.reshape(tf.linspace(0.1, 0.4, 25), [25])
+        return mean(tf.reduce_sum(wrong, 1) + tf.reduce_sum(tf.abs(outputs - labels[None, :]) + above, 1))
+
+
+class AsManyTokens(Line):
+    def loss(self, outputs, batch):
+        return mean(tf.square(tf.tile(batch[0], [1, 9])[:, :25] - batch[1]) + outputs)
 
 
 class Tokens(Trainer):
@@ -73,20 +111,19 @@ def data(*label_shape, kind=np.asarray):
 
 @pytest.mark.parametrize("kind", [np.asarray, tf.data.Dataset], ids=["arrays", "dataset"])
 @pytest.mark.parametrize(
-    ("trainer", "replicas", "options"),
+    ("form", "where", "options"),
     [
-        (Line, 1, {}),
-        (Line, 2, {}),
-        (Line, 1, {"accumulate_steps": 3}),
-        (Line, 1, {"parallel_micro_batches": 2}),
-        (InMetrics, 1, {}),
-        (Weighted, 1, {}),
+        *(("as they are", "loss", {name: 2}) for name in ("replicas", "accumulate_steps", "parallel_micro_batches")),
+        *((form, "loss", {}) for form in FORMS if form != "of a root"),
+        *((form, "metrics", {}) for form in ("of a root", "in a branch")),
     ],
 )
-def test_pairs_of_examples_are_named_with_both_shapes(bench, kind, trainer, replicas, options):
-    made = bench(trainer(), data(kind=kind), 10, replicas, **options)
-    where = f"{trainer.__name__}.{'metrics' if trainer is InMetrics else 'loss'}"
-    with pytest.raises(ValueError, match=rf"{where}: values \[n, 1\] and \[n\] .* broadcast to \[n, n\]") as error:
+def test_pairs_of_examples_are_named_with_both_shapes_in_whatever_form(bench, kind, form, where, options):
+    """A batch's size is not known in the stream of an open dataset."""
+    made = bench(Form(form, where), data(kind=kind), 10, **options)
+    with pytest.raises(
+        ValueError, match=rf"Form\.{where}: values \[n, 1\] and \[n\] .* broadcast to \[n, n\]"
+    ) as error:
         made.train(1)
     assert "(outputs are [n, 1], labels [n]); make the shapes alike" in str(error.value)
 
@@ -100,9 +137,11 @@ def test_several_values_an_example_are_taken(bench, trainer, label_shape, replic
     assert np.isfinite(made.train(4)["loss"]).all()
 
 
-def test_a_loss_that_is_written_for_batches_of_one_size_is_taken(bench):
-    made = bench(OfOneSize(), data(5), 10)
-    assert np.isfinite(made.train(2)["loss"]).all()
+@pytest.mark.parametrize(
+    ("trainer", "label_shape", "batch"), [(OfOneSize, (5,), 10), (Ranks, (), 25), (AsManyTokens, (25,), 25)]
+)
+def test_what_only_looks_like_pairs_of_examples_is_taken(bench, trainer, label_shape, batch):
+    assert np.isfinite(bench(trainer(), data(*label_shape), batch).train(1)["loss"]).all()
 
 
 def test_an_evaluation_alone_is_checked_too(bench):

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, build_embeddings, make_optimizer, mean
-from crankshaft.engine.checkpoints import Checkpoints, load_weights
+from crankshaft.engine.checkpoints import load_weights
 from crankshaft.engine.checkpoints.manifest import read_all
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.evaluation import averaged_weights
-from crankshaft.engine.hooks.tensorboard.probe import Probe
 from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.layers import embeddings
 from crankshaft.engine.layers.embeddings import Embedding, hashing, shards_in, tables
 from crankshaft.engine.step.gradients import sum_duplicate_rows
+from tests.arrays import assert_same
+from tests.engine.trainers import Pull, Squares
 
 ROWS, WIDTH = 11, 3
 
@@ -141,7 +141,7 @@ def test_a_padding_id_is_no_id_and_updates_no_row():
     assert tape.gradient(nothing, made.shards)[0].indices.shape == [0]
 
 
-class Padded(Trainer):
+class Padded(Squares):
     """A table whose padding is -1, trained towards ones."""
 
     def build_model(self):
@@ -156,9 +156,6 @@ class Padded(Trainer):
     @property
     def trainable_variables(self):
         return self.table.shards
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("adagrad", marks=pytest.mark.slow)])
@@ -281,25 +278,11 @@ def test_wrong_arguments_are_named(arguments, message):
         Embedding("table", arguments.pop("rows", ROWS), arguments.pop("width", WIDTH), **arguments)
 
 
-class Pull(Trainer):
-    """Pulls the sum of each id's row towards its label; `shards` of the table."""
-
-    def __init__(self, shards: int = 1, admit_after: int | None = None):
-        super().__init__()
-        self.table = Embedding("table", ROWS, WIDTH, num_shards=shards, admit_after=admit_after)
-
-    def build(self):
-        build_embeddings(self)
-        self.optimizer = make_optimizer(self, self.trainable_variables)
-
-    def forward(self, features, training):
-        return tf.reduce_sum(self.table(features, training=training), -1)
-
-    def loss(self, outputs, batch):
-        return mean(0.5 * tf.square(outputs - batch[1]))
-
-
 BATCH, EXAMPLES = 6, 20
+
+
+def pull(shards=1, admit_after=None):
+    return Pull(ROWS, num_shards=shards, admit_after=admit_after)
 
 
 def power_law(seed=0):
@@ -338,24 +321,23 @@ def updated(values, rule, steps, rate):
 @pytest.mark.parametrize(("replicas", "shards"), [(1, 1), (1, 3), (2, 1)])
 def test_updates_are_numpys_and_touch_no_other_row(bench, rule, replicas, shards):
     """Float32 against float64 over 11 steps. On two replicas, the last batch of 2 gives each one example."""
-    made = bench(Pull(shards), power_law(), BATCH, replicas, shuffle=False, optimizer=rule, learning_rate=0.1)
+    made = bench(pull(shards), power_law(), BATCH, replicas, shuffle=False, optimizer=rule, learning_rate=0.1)
     first = dense(made.trainer.table)
     made.train(11)
     np.testing.assert_allclose(dense(made.trainer.table), updated(first, rule, 11, 0.1), rtol=2e-4, atol=2e-6)
     np.testing.assert_array_equal(dense(made.trainer.table)[8:], first[8:])
     for shard in made.trainer.table.shards:
-        copies = made.copies(shard)
-        assert all(copy.tobytes() == copies[0].tobytes() for copy in copies)
+        made.held(shard)
 
 
 def test_replicas_with_a_copy_each_take_no_shards(bench):
     with pytest.raises(ValueError, match="num_shards=2, and each replica has a copy"):
-        bench(Pull(2), power_law(), BATCH, 2)
+        bench(pull(2), power_law(), BATCH, 2)
 
 
 def test_clipping_and_decay_take_tables_and_averages_leave_them_out(bench, caplog):
     options = {"clip_norm": 0.01, "weight_decay": 0.1, "ema_decay": 0.9, "on_nonfinite": "skip"}
-    made = bench(Pull(2), power_law(), BATCH, optimizer="adamw", learning_rate=0.1, shuffle=False, **options)
+    made = bench(pull(2), power_law(), BATCH, optimizer="adamw", learning_rate=0.1, shuffle=False, **options)
     assert "decays only the rows of table/shard_0, table/shard_1 that its batch uses" in caplog.text
     first = dense(made.trainer.table)
     made.train(8)
@@ -368,23 +350,19 @@ def test_clipping_and_decay_take_tables_and_averages_leave_them_out(bench, caplo
 
 
 def test_a_checkpoint_holds_table_and_slots_and_gives_them_back(bench, tmp_path):
-    made = bench(Pull(2), power_law(), BATCH, optimizer="adam", ema_decay=0.5)
+    made = bench(pull(2), power_law(), BATCH, optimizer="adam", ema_decay=0.5)
     made.train(5)
-    Checkpoints(tmp_path, made.state.checkpoint, keep=1, about={}).save(5, {}, wait=True)
-    again = bench(Pull(2), power_law(), BATCH, optimizer="adam", ema_decay=0.5, seed=3)
-    manifest = Checkpoints(tmp_path, again.state.checkpoint, keep=1, about={}).restore()
-    assert "trainer/table/shards/1/.ATTRIBUTES/VARIABLE_VALUE" in manifest.variables
-    again.state.restore_host_state({})
-    np.testing.assert_array_equal(dense(again.trainer.table), dense(made.trainer.table))
-    for other, one in zip(again.arrays(), made.arrays(), strict=True):
-        np.testing.assert_array_equal(other, one)
-    third = bench(Pull(2), power_law(), BATCH, seed=9)
+    made.save(tmp_path)
+    assert "trainer/table/shards/1/.ATTRIBUTES/VARIABLE_VALUE" in made.checkpoints(tmp_path).latest().variables
+    again = bench(pull(2), power_law(), BATCH, optimizer="adam", ema_decay=0.5, seed=3).restore(tmp_path)
+    assert_same(again.arrays(), made.arrays())
+    third = bench(pull(2), power_law(), BATCH, seed=9)
     load_weights(tmp_path, third.trainer.table, "trainer.table")
     np.testing.assert_array_equal(dense(third.trainer.table), dense(made.trainer.table))
 
 
 def test_tables_are_found_in_lists_and_dictionaries():
-    trainer = Pull()
+    trainer = pull()
     trainer.more = [Embedding("a", 2, 1), Embedding("b", 2, 1)]
     trainer.by_name = {"c": Embedding("c", 2, 1)}
     names = {path: found.name for path, found in Inventory(trainer).tables.items()}
@@ -394,7 +372,7 @@ def test_tables_are_found_in_lists_and_dictionaries():
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_value_that_is_not_finite_is_found_piece_by_piece(bench, monkeypatch, replicas):
     monkeypatch.setattr(numerics, "_PIECE_BYTES", 4 * WIDTH * 4)
-    made = bench(Pull(), power_law(), BATCH, replicas)
+    made = bench(pull(), power_law(), BATCH, replicas)
     assert numerics.first_nonfinite(Inventory(made.trainer).all_weights) is None
     value = made.trainer.table.shards[0].numpy()
     value[ROWS - 1, 1] = np.inf
@@ -402,19 +380,9 @@ def test_a_value_that_is_not_finite_is_found_piece_by_piece(bench, monkeypatch, 
     assert numerics.first_nonfinite(Inventory(made.trainer).all_weights) == "table/shard_0"
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_probe_shows_the_rows_gradients_and_changes_nothing(bench, replicas):
-    made = bench(Pull(), power_law(), BATCH, replicas)
-    before = made.arrays()
-    probe = Probe(made.strategy, made.trainer)
-    assert list(probe.gradients(made.strategy.training, 0)) == ["table/shard_0"]
-    for now, then in zip(made.arrays(), before, strict=True):
-        np.testing.assert_array_equal(now, then)
-
-
 @pytest.mark.parametrize(("admit_after", "shards"), [(None, 0), (1, 3)])
 def test_a_checkpoint_says_how_tables_were_cut_whose_ids_were_given_rows(bench, tmp_path, admit_after, shards):
-    made = bench(Pull(3, admit_after), power_law(), BATCH)
-    Checkpoints(tmp_path, made.state.checkpoint, keep=1, about={}).save(0, {}, wait=True)
+    made = bench(pull(3, admit_after), power_law(), BATCH)
+    made.save(tmp_path)
     assert shards_in(read_all(tmp_path)[0][0].variables) == shards
     assert shards_in(["trainer/model/shards/kernel/.ATTRIBUTES/VARIABLE_VALUE", "step/.ATTRIBUTES/VARIABLE_VALUE"]) == 0
