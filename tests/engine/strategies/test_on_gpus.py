@@ -23,7 +23,9 @@ from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 from crankshaft.models.wide_deep import Model as WideDeep
+from tests.arrays import assert_same
 from tests.engine.strategies.gpu_memory import waits
+from tests.engine.trainers import pictures
 
 STREAMED = FeedOptions(resident_bytes=0)
 without_gpus = pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="a GPU rounds otherwise")
@@ -35,14 +37,9 @@ def _gpu_kernels_are_registered():
         pytest.skip("this TensorFlow has no kernels for GPUs")
 
 
-def images(examples=70, size=12):
-    rng = np.random.default_rng(0)
-    return rng.normal(size=(examples, size, size, 1)).astype(np.float32), rng.integers(0, 4, examples).astype(np.int32)
-
-
 def on(bench, device: str, trainer, sync_every_steps: int = 0, **options):
     reduction = LocalSgd(sync_every_steps, outer()) if sync_every_steps else None
-    return bench(trainer, images(), 16, num_classes=4, device=device, reduction=reduction, **options)
+    return bench(trainer, pictures(70), 16, num_classes=4, device=device, reduction=reduction, **options)
 
 
 @pytest.fixture
@@ -82,7 +79,7 @@ def waits_of(monkeypatch):
 )
 def test_no_step_waits_for_the_device(bench, waits_of, trainer, options):
     """Else the host could not run ahead: a value that it needs comes when all that was asked for before is done."""
-    assert waits_of(on(bench, "GPU:0", trainer, eval_source=images(40), **options)) == []
+    assert waits_of(on(bench, "GPU:0", trainer, eval_source=pictures(40), **options)) == []
 
 
 def test_no_step_on_tables_waits_for_the_device(bench, waits_of):
@@ -118,8 +115,7 @@ def test_a_run_has_the_bits_that_it_has_on_the_cpu(bench, options):
     for each in (sums, gpu_sums):  # counted where kernels do not raise: on GPUs, and by XLA
         assert not np.any(each.pop("labels from 0 to 3", 0.0))
     assert sums == gpu_sums
-    for one, other in zip(arrays, gpu_arrays, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(arrays, gpu_arrays)
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 3)])

@@ -10,6 +10,7 @@ import crankshaft
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.hooks import every_epoch
 from crankshaft.engine.strategies import devices, register
+from tests.arrays import assert_close
 from tests.pages import ROOT, blocks
 
 (GUIDE,) = (each.text for each in blocks(ROOT / "docs" / "model.md") if each.title == "step_by_step.py")
@@ -51,8 +52,7 @@ def test_it_trains_evaluates_and_resumes_as_one_device_does(tmp_path):
     rest = crankshaft.run(Plane, data=data, strategy="step_by_step", run_dir=tmp_path, **ASKED)
     assert rest.result["step"] == one.result["step"] == 12
     assert rest.result["eval"]["loss"] == pytest.approx(one.result["eval"]["loss"], rel=1e-5)  # float32's rounding
-    for mine, theirs in zip(rest.model.get_weights(), one.model.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+    assert_close(rest.model.get_weights(), one.model.get_weights(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

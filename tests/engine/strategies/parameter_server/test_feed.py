@@ -23,7 +23,7 @@ def arrived(monkeypatch):
     """arrived(array): what a worker has of it that stands in this process, and the spec that it was told before."""
     monkeypatch.setattr(feed, "on_each_worker", lambda coordinator, make, specs: (make(), specs))
 
-    return feed.Workers(None).hold
+    return feed.Workers(None).put_arrays
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool", "object"])
