@@ -299,7 +299,7 @@ MISTAKES = {
     "empty": (lambda r: r.save(extra=[]), "extra=[] can't be saved in a checkpoint (it is of type list, not a dictio"),
     "pairs": (
         lambda r: setattr(r, "extra", [("a", 1)]),
-        "(it is of type list, not a dictionary); give a dictionary by",
+        "(it is of type list, not a dictionary); use a dictionary",
     ),
     "numbers as names": (lambda r: r.save(extra={"seen": {3: 1}}), "(its keys are not all strings); use a dictionary"),
     "large": (lambda r: r.save(extra={"x": "x" * (1 << 20)}), "a checkpoint keeps 1,048,576 at most; write a file"),
