@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, loop, mean
-from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.errors import NonfiniteError
 from crankshaft.engine.hooks import Hook, Periodic, StopRequest, Windowed, every_epoch, every_steps, numerics, saving
 from crankshaft.engine.hooks.evaluation import Evaluation, averaged_weights, evaluate
@@ -18,6 +17,7 @@ from crankshaft.engine.hooks.numerics import NanGuard
 from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.metrics.sums import LoopSums, RowSpec
 from crankshaft.models.mlp import Model
+from tests.arrays import assert_same
 
 EXAMPLES, BATCH = 70, 16  # 5 steps an epoch, the last of 6 examples
 
@@ -67,13 +67,9 @@ class Recorder(Hook):
             self.evaluations[status.step] = status.evaluation
 
 
-def run(bench, hooks, until):
-    return loop.train(bench.strategy, bench.state, hooks, until)
-
-
 def test_loop_stops_where_a_hook_is_due(mlp):
     record = Recorder()
-    run(mlp(), [every_steps(3, lambda *_: None), record], 10)
+    mlp().loop([every_steps(3, lambda *_: None), record], 10)
     assert {3, 6, 9, 10} <= set(record.steps)
 
 
@@ -85,7 +81,7 @@ def test_calls_count_an_epochs_smaller_last_batch_by_its_examples(mlp):
             counted.append((status.segment.examples, status.segment.sums.read()["loss"][1]))
 
     counted = []
-    run(mlp(), [every_steps(3, lambda *_: None), Examples()], 12)
+    mlp().loop([every_steps(3, lambda *_: None), Examples()], 12)
     assert all(examples == seen for examples, seen in counted)
     assert sum(examples for examples, _ in counted) == 2 * EXAMPLES + 2 * BATCH
 
@@ -93,7 +89,7 @@ def test_calls_count_an_epochs_smaller_last_batch_by_its_examples(mlp):
 def test_users_function_gets_the_means_since_last_time(mlp):
     bench = mlp()
     seen = []
-    run(bench, [every_epoch(lambda status, metrics: seen.append((status.step, metrics["loss"])))], 12)
+    bench.loop([every_epoch(lambda status, metrics: seen.append((status.step, metrics["loss"])))], 12)
     assert [step for step, _ in seen] == [5, 10]
     again = mlp()
     totals = [again.train(step).get("loss") for step in (5, 10)]
@@ -107,16 +103,16 @@ def test_totals_that_a_hook_keeps_are_not_changed_by_later_calls(mlp):
         def act(self, status):
             kept.append(self.window.take())
 
-    run(mlp(), [Keeps(2)], 4)
+    mlp().loop([Keeps(2)], 4)
     assert [totals.host_state()["loss"][2] for totals in kept] == [2 * BATCH, 2 * BATCH]
 
 
 def test_evaluates_when_due_and_at_the_last_step_once(mlp):
     bench, record = mlp(), Recorder()
     evaluation = Evaluation(4)
-    run(bench, [evaluation, record], 8)
+    bench.loop([evaluation, record], 8)
     assert sorted(record.evaluations) == [4, 8]
-    run(bench, [evaluation, record], 10)
+    bench.loop([evaluation, record], 10)
     assert sorted(record.evaluations) == [4, 8, 10]
     assert (evaluation.step, evaluation.result) == (10, record.evaluations[10])
     assert set(evaluation.result) == {"loss", "accuracy"}
@@ -125,26 +121,24 @@ def test_evaluates_when_due_and_at_the_last_step_once(mlp):
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_evaluation_uses_the_weights_average_and_puts_the_weights_back_on_each_replica(mlp, replicas):
     bench = mlp(replicas=replicas, ema_decay=0.9, learning_rate=0.1)
-    run(bench, [], 7)
+    bench.loop([], 7)
     before = bench.arrays()
     average = [shadow.numpy() for shadow in bench.trainer.optimizer.weight_average.shadows]
     found = evaluate(bench.strategy, bench.state)
-    for array, kept in zip(bench.arrays(), before, strict=True):
-        np.testing.assert_array_equal(array, kept)
+    assert_same(bench.arrays(), before)
     with averaged_weights(bench.trainer):
         for variable, shadow in zip(bench.trainer.model.trainable_variables, average, strict=True):
-            for copy in bench.copies(variable):
-                np.testing.assert_array_equal(copy, shadow)
+            np.testing.assert_array_equal(bench.held(variable), shadow)
         assert bench.strategy.evaluate().means() == found
+    assert_same(bench.arrays(), before)
     assert bench.strategy.evaluate().means()["loss"] != found["loss"]
 
 
 def test_evaluating_changes_no_bit_of_training(mlp):
     plain, evaluated = mlp(dropout=0.5), mlp(dropout=0.5)
-    run(plain, [], 9)
-    run(evaluated, [Evaluation(2)], 9)
-    for a, b in zip(plain.arrays(), evaluated.arrays(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    plain.loop([], 9)
+    evaluated.loop([Evaluation(2)], 9)
+    assert_same(plain.arrays(), evaluated.arrays())
 
 
 def test_stop_request_ends_the_run_at_the_next_moment_and_the_first_reason_stays(mlp):
@@ -154,45 +148,39 @@ def test_stop_request_ends_the_run_at_the_next_moment_and_the_first_reason_stays
         stop.request("asked")
         stop.request("again")
 
-    status = run(mlp(), [every_steps(4, ask), stop, record], 40)
+    status = mlp().loop([every_steps(4, ask), stop, record], 40)
     assert (status.step, status.stop) == (4, "asked")
     assert record.steps[-1] == 4
-    assert run(mlp(), [stop], 40).step == 0
-
-
-def checkpoints(bench, directory, keep=None):
-    return Checkpoints(directory, bench.state.checkpoint, keep=keep, about={})
+    assert mlp().loop([stop], 40).step == 0
 
 
 def test_checkpoints_when_due_and_where_the_run_was_stopped(mlp, tmp_path):
     bench, stop = mlp(), StopRequest()
-    saved = checkpoints(bench, tmp_path)
     hooks = [every_steps(7, lambda *_: stop.request("asked")), stop]
-    hooks.append(saving.Checkpointing(saved, 3, hooks))
-    run(bench, hooks, 100)
+    saved = bench.saves(tmp_path, hooks, 3)
+    bench.loop(hooks, 100)
     assert [manifest.step for manifest in saved.all()] == [3, 6, 7]
 
 
 def test_run_without_a_step_saves_nothing(mlp, tmp_path):
     bench, stop = mlp(), StopRequest()
     stop.request("at once")
-    saved = checkpoints(bench, tmp_path)
-    run(bench, [stop, saving.Checkpointing(saved, 3)], 100)
+    hooks = [stop]
+    saved = bench.saves(tmp_path, hooks, 3)
+    bench.loop(hooks, 100)
     assert saved.all() == []
 
 
 def test_resumed_run_has_its_state_and_that_of_hooks_with_one_name(mlp, tmp_path):
     def hooks_of(bench):
-        saved = checkpoints(bench, tmp_path)
         hooks = [every_steps(10, lambda *_: None), every_steps(10, lambda *_: None)]
-        hooks.append(saving.Checkpointing(saved, 4, hooks))
-        return saved, hooks
+        return bench.saves(tmp_path, hooks, 4), hooks
 
     bench = mlp(dropout=0.5)
     _, hooks = hooks_of(bench)
-    run(bench, hooks, 4)
+    bench.loop(hooks, 4)
     whole = mlp(dropout=0.5)
-    run(whole, [], 9)
+    whole.loop([], 9)
 
     resumed = mlp(dropout=0.5)
     saved, hooks = hooks_of(resumed)
@@ -204,13 +192,12 @@ def test_resumed_run_has_its_state_and_that_of_hooks_with_one_name(mlp, tmp_path
     again.train_to(9)
     again.end()
     assert [hook.window.totals.host_state()["loss"][2] for hook in hooks[:2]] == [EXAMPLES + 4 * BATCH] * 2
-    for a, b in zip(resumed.arrays(), whole.arrays(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(resumed.arrays(), whole.arrays())
 
 
 def test_restoring_from_nothing_says_so(mlp, tmp_path):
     bench = mlp()
-    assert saving.restore(checkpoints(bench, tmp_path), bench.state, [NanGuard()]) is None
+    assert saving.restore(bench.checkpoints(tmp_path), bench.state, [NanGuard()]) is None
 
 
 @functools.cache
@@ -224,7 +211,7 @@ def with_nan(at: int):
 def test_nan_guard_ends_a_run_whose_loss_is_nan_in_one_line_with_a_cure(mlp):
     bench = mlp(with_nan(0), shuffle=False)
     with pytest.raises(NonfiniteError) as error:
-        run(bench, [every_steps(1, lambda *_: None), NanGuard()], 20)
+        bench.loop([every_steps(1, lambda *_: None), NanGuard()], 20)
     message = str(error.value)
     assert message.startswith("step 1: gradient_norm is nan, the first such variable is ")
     assert "dense" in message
@@ -243,17 +230,16 @@ def test_nan_guard_reads_the_call_before_and_never_the_newest(mlp):
             pass
 
     newest, read = [], []
-    run(mlp(), [EachStep(1), NanGuard(), Unread()], 3)
+    mlp().loop([EachStep(1), NanGuard(), Unread()], 3)
     assert read == [[False], [True, False], [True, True, False]]
 
 
 def test_state_that_is_not_finite_is_never_saved(mlp, tmp_path):
     bench = mlp(with_nan(40), shuffle=False)  # in the third step
-    saved = checkpoints(bench, tmp_path)
     hooks = [NanGuard()]
-    hooks.append(saving.Checkpointing(saved, 1, hooks))
+    saved = bench.saves(tmp_path, hooks, 1)
     with pytest.raises(NonfiniteError, match="step 3"):
-        run(bench, hooks, 20)
+        bench.loop(hooks, 20)
     saved.wait()
     assert [manifest.step for manifest in saved.all()] == [1, 2]
 
@@ -265,16 +251,15 @@ def test_weights_that_are_not_finite_are_not_saved_though_the_metrics_are(mlp, t
         bench.trainer.model.trainable_variables[-1].assign([0.0, np.inf, 0.0])
 
     hooks = [NanGuard(), every_steps(2, break_weights)]
-    saved = checkpoints(bench, tmp_path)
-    hooks.append(saving.Checkpointing(saved, 2, hooks))
+    saved = bench.saves(tmp_path, hooks, 2)
     with pytest.raises(NonfiniteError, match=r"step 2: variable .*logits/bias is not finite"):
-        run(bench, hooks, 20)
+        bench.loop(hooks, 20)
     assert saved.all() == []
 
 
 def test_nan_in_the_last_step_of_a_run_without_checkpoints_is_found(mlp):
     with pytest.raises(NonfiniteError):
-        run(mlp(with_nan(0), shuffle=False), [NanGuard()], 1)
+        mlp(with_nan(0), shuffle=False).loop([NanGuard()], 1)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -282,7 +267,7 @@ def test_nan_in_the_last_step_of_a_run_without_checkpoints_is_found(mlp):
 def test_nan_that_relu_hides_from_the_loss_is_found_in_the_weights(mlp, hook, replicas):
     bench = mlp(with_nan(40), replicas, shuffle=False)  # in the third step
     with pytest.raises(NonfiniteError, match=r"variable \S*kernel is not finite; lower the learning rate"):
-        run(bench, [hook()], 9)
+        bench.loop([hook()], 9)
     assert np.isfinite(bench.strategy.evaluate().means()["loss"])
 
 
@@ -293,12 +278,12 @@ def test_evaluation_loss_that_is_not_finite_is_an_error_by_name(bench, on_nonfin
     features[3, 0, 0, 0] = np.inf
     made = bench(Model(hidden_units=(8,)), data(), BATCH, num_classes=3, eval_source=(features, labels))
     with pytest.raises(NonfiniteError, match=r"^evaluation at step 2: loss is nan; look in the eval"):
-        run(made, [Evaluation(2)], 4)
+        made.loop([Evaluation(2)], 4)
 
 
 def test_metrics_of_a_hook_have_a_loss_where_all_steps_were_skipped(mlp):
     seen = []
-    run(mlp(data(scale=np.inf), on_nonfinite="skip"), [every_steps(1, lambda _, found: seen.append(found["loss"]))], 2)
+    mlp(data(scale=np.inf), on_nonfinite="skip").loop([every_steps(1, lambda _, found: seen.append(found["loss"]))], 2)
     assert np.isnan(seen).tolist() == [True, True]
 
 
@@ -316,7 +301,7 @@ def test_skipped_steps_are_counted_and_warned_of_now_and_then(mlp, caplog, repli
     guard = NanGuard(warn_seconds=4, clock=lambda: next(times))
     bench = mlp(with_nan(0), replicas, shuffle=False, on_nonfinite="skip")
     with caplog.at_level("WARNING", logger="absl"):
-        run(bench, [every_steps(1, lambda *_: None), guard], 25)
+        bench.loop([every_steps(1, lambda *_: None), guard], 25)
     assert guard.skipped == 5  # one step of each epoch
     assert guard.skipped_in_a_row == 0
     warned = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
@@ -333,7 +318,7 @@ def test_skipping_all_steps_for_long_is_an_error(mlp, replicas, options):
     bench = mlp(data(scale=np.inf), replicas, **options)
     guard = NanGuard(max_skipped=12)
     with pytest.raises(NonfiniteError, match=r"the last 1\d steps .* nothing is learned") as error:
-        run(bench, [every_steps(5, lambda *_: None), guard], 1000)
+        bench.loop([every_steps(5, lambda *_: None), guard], 1000)
     assert "on_nonfinite" not in str(error.value)  # updates are left out already
     assert ("set clip_norm" in str(error.value)) == ("clip_norm" not in options)
     assert bench.state.step < 40
@@ -347,27 +332,24 @@ def test_early_stopping_counts_what_a_resumed_run_had_counted(mlp, tmp_path):
 
     def hooks_of(bench, patience=2):
         hooks = [Evaluation(2), EarlyStopping("eval_loss", patience, min_delta=1e9)]
-        saved = checkpoints(bench, tmp_path)
-        hooks.append(saving.Checkpointing(saved, 0, hooks))
-        return saved, hooks
+        return bench.saves(tmp_path, hooks), hooks
 
     bench = mlp()
     _, hooks = hooks_of(bench)
-    status = run(bench, hooks, 100)
+    status = bench.loop(hooks, 100)
     assert status.step == 6
     assert "eval_loss has not improved for 2 evaluations" in status.stop
     for patience, last_step in ((2, 6), (4, 10)):
         resumed = mlp()
         saved, hooks = hooks_of(resumed, patience)
         saving.restore(saved, resumed.state, hooks)
-        assert run(resumed, hooks, 100).step == last_step
+        assert resumed.loop(hooks, 100).step == last_step
 
 
-@pytest.mark.parametrize("period", [-2, 2.5, None, "epoch"])
+@pytest.mark.parametrize("period", [0, -2, 2.5, None, "epoch"])
 def test_a_period_that_is_no_number_of_steps_is_refused(period):
-    with pytest.raises(
-        ValueError, match="is never called; use 1 or more" if period == -2 else "is not a number of steps"
-    ):
+    line = "is never called; use 1 or more, or leave" if period in (0, -2) else "is not a number of steps"
+    with pytest.raises(ValueError, match=line):
         every_steps(period, print)
 
 
@@ -376,7 +358,7 @@ def test_periodic_hook_of_period_0_is_never_due(mlp):
         def act(self, status):
             raise AssertionError("it was due")
 
-    run(mlp(), [Never(0)], 3)
+    mlp().loop([Never(0)], 3)
 
 
 @pytest.fixture
@@ -413,7 +395,7 @@ def test_check_numerics_explains_no_other_error():
 def test_check_numerics_finds_the_first_op_of_a_training_step(mlp, check_numerics):
     bench = mlp(data(scale=1e30), learning_rate=1.0)
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
-        run(bench, [], 5)
+        bench.loop([], 5)
     assert "first in output 0 of op" in numerics.explain(error.value)
 
 

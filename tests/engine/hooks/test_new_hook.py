@@ -6,22 +6,13 @@ import itertools
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from crankshaft.engine import Trainer, loop, mean
-from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine import loop
 from crankshaft.engine.hooks import saving
+from tests.engine.trainers import Squares
 from tests.pages import ROOT, blocks
 
 POINTS = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
-
-
-class Plane(Trainer):
-    def build_model(self):
-        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs - batch[1]))
 
 
 @pytest.fixture
@@ -38,10 +29,9 @@ def test_a_hook_of_twenty_lines_prints_stops_the_run_and_goes_on_after_a_restart
     """Each call of 2 steps takes half a second: 2.5 are spent in the sixth, the third after a restart."""
     steps, seconds = [], itertools.count(step=0.5)  # the clock is read before and after a call, and for each hook
     for until in (6, 20):
-        made = bench(Plane(), (POINTS, POINTS[:, :1]), 16)
-        saved = Checkpoints(tmp_path, made.state.checkpoint, keep=None, about={})
+        made = bench(Squares(), (POINTS, POINTS[:, 0]), 16)
         hooks = [budget(seconds=2.5, every_steps=2)]
-        hooks.append(saving.Checkpointing(saved, 0, hooks))
+        saved = made.saves(tmp_path, hooks)
         run = loop.Loop(made.strategy, made.state, hooks, until, clock=lambda: next(seconds))
         saving.restore(saved, made.state, hooks, meter=run.meter)
         run.begin()

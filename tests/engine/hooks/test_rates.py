@@ -8,22 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, loop, mean
+from crankshaft.engine import loop
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.hooks import Hook, every_steps
 from crankshaft.engine.hooks.bottlenecks import InputBound
 from crankshaft.engine.strategies.replicated import FeedOptions
+from tests.engine.trainers import Squares
 
 EXAMPLES, BATCH, WIDTH = 96, 8, 4
 SECONDS = 0.05  # that a slow read takes, of one batch
-
-
-class Plane(Trainer):
-    def build_model(self):
-        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
 class Waiting(Source):
@@ -68,7 +61,7 @@ def watched(bench):
 
     def run(data, steps, replicas=1, hooks=()):
         feed = FeedOptions(resident_bytes=0)
-        made = bench(Plane(), data, BATCH, replicas, feed=feed, block_steps=1)
+        made = bench(Squares(), data, BATCH, replicas, feed=feed, block_steps=1)
         kept = Kept()
         loop.train(made.strategy, made.state, [every_steps(2, lambda *_: None), kept, *hooks], steps)
         return kept

@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from crankshaft.engine import loop
 from crankshaft.engine.hooks import Hook
 from crankshaft.engine.hooks.tensorboard.probe import Probe
 
@@ -30,10 +29,6 @@ class Every(Hook):
 
 def probe_of(bench):
     return Probe(bench.strategy, bench.trainer)
-
-
-def run(bench, hooks, until):
-    return loop.train(bench.strategy, bench.state, hooks, until)
 
 
 def raw_events(folder):

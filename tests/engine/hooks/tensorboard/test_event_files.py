@@ -9,13 +9,12 @@ import threading
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks import saving
 from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.hooks.tensorboard import TensorBoard, event_values
 from crankshaft.engine.hooks.tensorboard.event_files import EventFiles, cut_back
 from crankshaft.engine.metrics.sums import LoopSums
-from tests.engine.hooks.tensorboard.boards import Every, raw_events, run, scalars
+from tests.engine.hooks.tensorboard.boards import Every, raw_events, scalars
 from tests.limits import files_no_larger_than
 
 
@@ -23,13 +22,11 @@ def test_resume_after_a_kill_has_each_step_once(made, tmp_path):
     """Killed at step 8 with a checkpoint of step 4: the steps from there on are trained, and written, a second time."""
     board = tmp_path / "tensorboard"
     straight = made()
-    run(straight, [Evaluation(2), TensorBoard(tmp_path / "straight", 2)], 12)
+    straight.loop([Evaluation(2), TensorBoard(tmp_path / "straight", 2)], 12)
 
     def hooks_of(bench):
         hooks = [Evaluation(2), TensorBoard(board, 2)]
-        saved = Checkpoints(tmp_path / "checkpoints", bench.state.checkpoint, keep=None, about={})
-        hooks.append(saving.Checkpointing(saved, 4, hooks))
-        return saved, hooks
+        return bench.saves(tmp_path / "checkpoints", hooks, 4), hooks
 
     class Killed(Exception):
         pass
@@ -43,7 +40,7 @@ def test_resume_after_a_kill_has_each_step_once(made, tmp_path):
     bench = made()
     saved, hooks = hooks_of(bench)
     with pytest.raises(Killed):
-        run(bench, [*hooks[:-1], Kill(8), hooks[-1]], 12)
+        bench.loop([*hooks[:-1], Kill(8), hooks[-1]], 12)
     saved.wait()
     assert list(scalars(board / "train")["loss"]) == [2, 4, 6, 8]
     with open(board / "train" / os.listdir(board / "train")[0], "ab") as file:
@@ -52,7 +49,7 @@ def test_resume_after_a_kill_has_each_step_once(made, tmp_path):
     resumed = made()
     saved, hooks = hooks_of(resumed)
     assert saving.restore(saved, resumed.state, hooks).step == 4
-    run(resumed, hooks, 12)
+    resumed.loop(hooks, 12)
     for folder in ("train", "eval"):
         expected = scalars(tmp_path / "straight" / folder)
         for tag in ("loss", "accuracy"):
@@ -63,8 +60,8 @@ def test_resume_after_a_kill_has_each_step_once(made, tmp_path):
 
 
 def test_run_that_begins_again_leaves_nothing_of_the_killed_one(made, tmp_path):
-    run(made(), [TensorBoard(tmp_path, 2)], 6)
-    run(made(), [TensorBoard(tmp_path, 3)], 3)
+    made().loop([TensorBoard(tmp_path, 2)], 6)
+    made().loop([TensorBoard(tmp_path, 3)], 3)
     assert list(scalars(tmp_path / "train")["loss"]) == [3]
 
 
@@ -77,9 +74,8 @@ def test_events_are_on_disk_before_a_checkpoint_is(made, tmp_path):
     seen = []
     bench = made()
     hooks = [NoEnd(tmp_path, 2)]
-    saved = Checkpoints(tmp_path / "checkpoints", bench.state.checkpoint, keep=None, about={})
-    hooks.append(saving.Checkpointing(saved, 4, hooks))
-    run(bench, hooks, 4)
+    bench.saves(tmp_path / "checkpoints", hooks, 4)
+    bench.loop(hooks, 4)
     assert seen == [[2, 4]]
 
 
@@ -102,7 +98,7 @@ def test_sums_are_read_in_the_writers_thread_and_not_in_the_hook(made, tmp_path,
         return read(sums)
 
     monkeypatch.setattr(LoopSums, "read", spy)
-    run(made(), [Watched(tmp_path, 2)], 6)
+    made().loop([Watched(tmp_path, 2)], 6)
     assert set(in_hook) == {0, None}
     assert elsewhere == {"writing"}
 
@@ -110,7 +106,7 @@ def test_sums_are_read_in_the_writers_thread_and_not_in_the_hook(made, tmp_path,
 def test_files_that_cannot_be_written_are_warned_of_once_and_end_no_run(made, tmp_path, caplog):
     (tmp_path / "train").write_text("a file where the folder should be")
     with caplog.at_level("WARNING", logger="absl"):
-        assert run(made(), [TensorBoard(tmp_path, 1)], 4).step == 4
+        assert made().loop([TensorBoard(tmp_path, 1)], 4).step == 4
     first, last = [r.getMessage() for r in caplog.records if str(tmp_path) in r.getMessage()]
     assert "can't be written" in first
     assert re.search(r"\d+ events of steps 0 to 4 are missing: .*exists", last)

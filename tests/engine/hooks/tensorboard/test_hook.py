@@ -9,16 +9,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from crankshaft.engine import loop
-from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.hooks import saving
 from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.hooks.tensorboard import TensorBoard
-from tests.engine.hooks.tensorboard.boards import BATCH, Every, probe_of, raw_events, run, scalars, tensor
+from tests.engine.hooks.tensorboard.boards import BATCH, Every, probe_of, raw_events, scalars, tensor
 
 
 def test_scalars_are_the_means_since_the_last_time_and_rates(made, tmp_path):
     bench = made(learning_rate=0.5, learning_rate_schedule="cosine", total_steps=10)
-    run(bench, [Evaluation(4), TensorBoard(tmp_path, 4)], 10)
+    bench.loop([Evaluation(4), TensorBoard(tmp_path, 4)], 10)
     train = scalars(tmp_path / "train")
     names = {"loss", "accuracy", "gradient_norm", "learning_rate", "epoch"}
     names |= {"steps_per_sec", "examples_per_sec", "input_wait_fraction"}
@@ -56,7 +55,7 @@ def test_rates_are_those_of_the_steps(tmp_path, made, monkeypatch):
 def test_evaluations_are_in_a_folder_of_their_own(made, tmp_path):
     bench = made()
     evaluation = Evaluation(3)
-    run(bench, [evaluation, TensorBoard(tmp_path, 0)], 5)
+    bench.loop([evaluation, TensorBoard(tmp_path, 0)], 5)
     found = scalars(tmp_path / "eval")
     assert set(found) == {"loss", "accuracy"}
     assert list(found["loss"]) == [3, 5]
@@ -66,7 +65,7 @@ def test_evaluations_are_in_a_folder_of_their_own(made, tmp_path):
 
 def test_loss_scale_is_written_where_there_is_one(made, tmp_path):
     bench = made(precision="float16")
-    run(bench, [TensorBoard(tmp_path, 2)], 2)
+    bench.loop([TensorBoard(tmp_path, 2)], 2)
     assert scalars(tmp_path / "train")["loss_scale"] == {2: float(bench.trainer.loss_scale.value.numpy())}
 
 
@@ -75,10 +74,8 @@ def test_graph_images_and_hyper_parameters_are_there_once_over_a_restart(made, t
 
     def go(bench, until):
         hooks = [TensorBoard(tmp_path / "tensorboard", 2, config=config, probe=probe_of(bench))]
-        saved = Checkpoints(tmp_path / "checkpoints", bench.state.checkpoint, keep=None, about={})
-        hooks.append(saving.Checkpointing(saved, 0, hooks))
-        saving.restore(saved, bench.state, hooks)
-        run(bench, hooks, until)
+        saving.restore(bench.saves(tmp_path / "checkpoints", hooks), bench.state, hooks)
+        bench.loop(hooks, until)
 
     go(made(), 2)
     go(made(), 4)

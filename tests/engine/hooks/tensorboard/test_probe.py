@@ -9,7 +9,8 @@ import tensorflow as tf
 from crankshaft.engine.hooks.tensorboard import TensorBoard, event_values
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
-from tests.engine.hooks.tensorboard.boards import BATCH, EXAMPLES, Every, data, probe_of, run, tensor
+from tests.arrays import assert_same
+from tests.engine.hooks.tensorboard.boards import BATCH, EXAMPLES, Every, data, probe_of, tensor
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -65,14 +66,13 @@ def test_images_and_histograms_of_a_dataset_read_nothing_of_it(bench, tmp_path, 
         if histograms is not None:
             folder = tmp_path / str(histograms)
             hooks.append(TensorBoard(folder, 1, histogram_every_steps=histograms, probe=probe_of(made)))
-        run(made, hooks, 12)
+        made.loop(hooks, 12)
         assert len(begun) <= 5  # three epochs and two fetched ahead: once
         weights.append(made.arrays())
         if histograms is not None:
             assert len(tensor(folder / "train", "inputs", 0)) > 2  # after its width and height
     for others in weights[1:]:
-        for one, other in zip(weights[0], others, strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert_same(weights[0], others)
     assert tensor(folder / "train", "gradients/" + made.trainer.trainable_variables[0].path, 2).shape == (30, 3)
 
 
@@ -97,10 +97,9 @@ def test_looking_at_a_run_changes_no_bit_of_it(made, tmp_path, replicas):
         return Cnn(batch_norm=True)
 
     plain, watched = made(trainer(), replicas), made(trainer(), replicas)
-    run(plain, [Every(2)], 7)
-    run(watched, [TensorBoard(tmp_path, 3, histogram_every_steps=2, probe=probe_of(watched))], 7)
-    for a, b in zip(plain.arrays(), watched.arrays(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    plain.loop([Every(2)], 7)
+    watched.loop([TensorBoard(tmp_path, 3, histogram_every_steps=2, probe=probe_of(watched))], 7)
+    assert_same(plain.arrays(), watched.arrays())
 
 
 def test_probe_puts_back_statistics_and_seeds_to_the_bit(made):
@@ -124,7 +123,7 @@ def test_probe_puts_back_statistics_and_seeds_to_the_bit(made):
 
 def test_weight_histograms_count_every_weight(made, tmp_path):
     bench = made()
-    run(bench, [TensorBoard(tmp_path, 0, histogram_every_steps=3, probe=probe_of(bench))], 5)
+    bench.loop([TensorBoard(tmp_path, 0, histogram_every_steps=3, probe=probe_of(bench))], 5)
     for variable in bench.trainer.model.trainable_variables:
         for kind in ("weights", "gradients"):
             table = tensor(tmp_path / "train", f"{kind}/{variable.path}", 3)
