@@ -1,14 +1,14 @@
-"""Models, one file a family, found by its module's name: each has a class `Model`, a `Trainer`."""
+"""Models, one file per family, found by its module's name: each has a class `Model`, a `Trainer`."""
 
 if __name__ == "models":
     raise ImportError("models is a part of crankshaft; write `import crankshaft.models` in place of `import models`")
 
 from ..engine.internals.arguments import COUNT, DECAY
 
-# Of the modules that are models; the others hold what these share.
+# Of the modules that are models; the others have shared code.
 NAMES = ("cnn", "dlrm", "logistic", "mlp", "resnet", "transformer_lm", "wide_deep")
 # The intervals of their arguments.
 ARGUMENTS = {
-    **dict.fromkeys(("dropout", "batch_norm_momentum"), DECAY),  # with all of it dropped out nothing is left to learn
+    **dict.fromkeys(("dropout", "batch_norm_momentum"), DECAY),  # dropping everything would leave nothing to train on
     **dict.fromkeys(("hidden_units", "bottom_units", "top_units"), COUNT),
 }

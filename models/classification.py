@@ -1,4 +1,4 @@
-"""The part that classifiers share: cross-entropy on integer labels, and accuracy. Replica code; not a model itself."""
+"""The base of classifiers: cross-entropy on integer labels, and accuracy. Replica code; not a model itself."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..engine.metrics.means import FEW_CLASSES, scaled
 
 
 class Classifier(Trainer):
-    """A trainer whose model gives logits [batch, classes] and whose labels are int [batch].
+    """A trainer whose model returns logits [batch, classes] and whose labels are int [batch].
 
     Args:
-      class_weight: the factor of each class's losses in training, as in Keras's `fit(class_weight=...)`: the mean is
-        over as many examples as without it, and evaluations and accuracy are unchanged. None is 1 for each.
+      class_weight: factors of the classes' losses in training, as in Keras's `fit(class_weight=...)`: the mean is over
+        equally many examples as without it, and evaluations and accuracy don't change. None is 1 for each.
     """
 
     class_weight = None
@@ -34,7 +34,7 @@ class Classifier(Trainer):
         _, labels = batch
         if self.run_context.options.debug:
             _check(outputs, labels)
-        # In float32 whatever layers compute in: a softmax over 16-bit logits loses small probabilities.
+        # In float32 for any precision: a softmax over 16-bit logits loses small probabilities.
         logits = tf.cast(outputs, tf.float32)
         return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
 
@@ -46,7 +46,7 @@ class Classifier(Trainer):
 
     def metrics(self, outputs, batch) -> dict:
         _, labels = batch
-        predicted = tf.argmax(outputs, axis=-1)  # int64: GPUs compare int32 on the host, which would wait for them
+        predicted = tf.argmax(outputs, axis=-1)  # int64: int32 would be compared on the host, which waits for the GPU
         metrics = {"accuracy": mean(tf.equal(predicted, tf.cast(labels, tf.int64)), direction="max")}
         return (
             metrics if outputs.shape[-1] > FEW_CLASSES else {**metrics, "confusion": confusion_matrix(labels, outputs)}

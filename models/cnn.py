@@ -13,7 +13,7 @@ class Model(Classifier):
 
     Args:
       batch_norm: normalise each convolution's outputs over the batch (of one replica), before the ReLU.
-      dropout: share of the dense layer's outputs that training sets to 0.
+      dropout: fraction of the dense layer's outputs that training sets to 0.
       class_weight: see `Classifier`.
     """
 

@@ -1,4 +1,4 @@
-"""DLRM (Naumov et al. 2019): pairwise products of embeddings and numbers, read by a dense network."""
+"""DLRM (Naumov et al. 2019): pairwise products of embeddings and numbers, then a dense network."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .tabular import Tabular, relu_layers
 class Model(Tabular):
     """Naumov et al., https://arxiv.org/abs/1906.00091, section 2.
 
-    The bottom layers turn the numbers into a vector as wide as an embedding. The products of all pairs of vectors, of
-    the ids and of the numbers, go, with the numbers' vector, through the top layers; data without numbers has no such
-    vector, and the ids' embeddings take its place.
+    The bottom layers map the numbers to a vector as wide as an embedding. The products of all pairs of vectors, of the
+    ids and of the numbers, and the numbers' vector, are the top layers' inputs; for data without numbers, the ids'
+    embeddings replace this vector.
 
     Args:
       width: of an id's embedding, and of the numbers' vector.
-      bottom_units: of the dense layers before the one of `width`; unused where the data has no numbers.
+      bottom_units: of the dense layers before the one of `width`; unused for data without numbers.
       top_units: of the dense layers after the products.
-      task: clicks, ratings, or auto, which goes by the data.
-      hash_buckets: 0 gives each id its row; more hashes all ids into so many rows.
-      table_capacity: 0, or the number of rows for ids that are any integers and get a row when training meets them.
-      admit_after: with `table_capacity`, how often training has to meet an id before it gets its row.
+      task: clicks, ratings, or auto, which depends on the data.
+      hash_buckets: 0 gives each id its own row; above 0 hashes all ids into so many rows.
+      table_capacity: 0, or the number of rows for arbitrary integer ids, which get a row when training sees them.
+      admit_after: with `table_capacity`, how often training must see an id before it gets its row.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Model(Tabular):
 
     @classmethod
     def splits_batch(cls, table_capacity: int = 0, **arguments) -> bool:
-        return not table_capacity  # a table that gives rows to ids sees a batch once
+        return not table_capacity  # a table that assigns rows must see a batch only once
 
     def build_tables(self) -> None:
         rows = self.table_rows if self.accepts_any_id else self.table_rows / len(self.fields)

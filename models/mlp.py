@@ -13,7 +13,7 @@ class Model(Classifier):
 
     Args:
       hidden_units: width of each hidden layer.
-      dropout: share of each hidden layer's outputs that training sets to 0.
+      dropout: fraction of each hidden layer's outputs that training sets to 0.
       class_weight: see `Classifier`.
     """
 

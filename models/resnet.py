@@ -17,20 +17,20 @@ _LARGE = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 class Model(Classifier):
     """He et al., "Deep residual learning for image recognition", https://arxiv.org/abs/1512.03385.
 
-    20, 32, 44, 56, 110: section 4.2. 3x3 convolutions in pairs, 16, 32 and 64 filters; where there are more filters
-    and half the pixels, the shortcut takes every second pixel and zeros for the new channels (option A).
+    20, 32, 44, 56, 110: section 4.2. 3x3 convolutions in pairs, 16, 32 and 64 filters; at a change of filters and
+    pixels, the shortcut takes every second pixel, and zeros for new channels (option A).
 
     50, 101, 152: table 1. A 7x7 convolution and a max-pool, then bottlenecks of 1x1, 3x3 and 1x1, with projections as
-    shortcuts where shapes differ (option B). Pixels are halved by the bottleneck's 3x3 and not, as in the paper, by
-    its first 1x1, as has become usual ("v1.5": a little more exact for a little more work).
+    shortcuts if shapes differ (option B). The bottleneck's 3x3 halves the pixels, not its first 1x1 as in the paper:
+    the usual "v1.5", slightly more accurate for slightly more work.
 
     Both: batch normalisation after each convolution, ReLU after it and after the sum, the mean over all pixels, one
-    dense layer. He et al. 2015 say how weights begin.
+    dense layer. Initial weights are those of He et al. 2015.
 
     Args:
-      depth: one of the above: the layers that have weights, in the paper's count.
+      depth: one of the above: the number of layers with weights, as in the paper.
       sync_batch_norm: normalise over the global batch in training, all replicas' examples, instead of each replica's.
-      batch_norm_momentum: share of the moving statistics that stays at each step.
+      batch_norm_momentum: fraction of the moving statistics that each step keeps.
       class_weight: see `Classifier`.
     """
 

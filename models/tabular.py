@@ -1,4 +1,4 @@
-"""The part that models of ids and numbers share: features in one form, loss and metrics by the labels. Replica code.
+"""The base of models of ids and numbers: features in one form, loss and metrics by the labels. Replica code.
 
 Not a model itself.
 """
@@ -20,7 +20,7 @@ TASKS = ("auto", "clicks", "ratings")
 
 
 class Field(NamedTuple):
-    """One id of an example: the feature, its column (None where the feature has no columns), and how many ids."""
+    """One id of an example: the feature, its column (None for a feature without columns), and the number of ids."""
 
     feature: str
     column: int | None
@@ -32,23 +32,23 @@ class Field(NamedTuple):
 
 
 class Tabular(Trainer):
-    """A trainer of a model of ids and numbers that gives one number an example.
+    """A trainer of a model of ids and numbers with one output per example.
 
     Features are a dictionary of ids (integers, [batch] or [batch, columns]) and numbers (floats, of the same shapes);
     the output, [batch], is the log-odds of a click, or a rating.
 
-    The input says how many ids a feature has (`vocabulary`); an id out of range counts as id 0. All fields' ids share
-    one table, in which each field has its own rows, so a step looks the table up once.
+    The input specifies how many ids a feature has (`vocabulary`); an id out of range counts as id 0. All fields' ids
+    share one table, in which each field has its own rows, so a step has one lookup.
 
     Args:
       task: "clicks" (labels 0 or 1: cross-entropy, `auc`, `log_loss`), "ratings" (numbers: squared error, `rmse`,
         `mae`), or "auto": clicks where labels are classes 0 and 1, ratings where they are floats or the features are
         `user` and `item`. More classes are refused.
-      hash_buckets: 0 gives each id its row; more hashes all fields' ids into so many rows (Weinberger et al. 2009,
-        https://arxiv.org/abs/0902.2206), for ids whose number is unknown.
-      table_capacity: 0 gives each id its row; more is how many rows there are for ids, each of which gets one when
-        training meets it: any int64 may be an id, and ids that never come take no memory.
-      admit_after: with `table_capacity`, how often training has to meet an id before it gets a row (1 to 255).
+      hash_buckets: 0 gives each id its own row; above 0 hashes all fields' ids into so many rows (Weinberger et al.
+        2009, https://arxiv.org/abs/0902.2206), for an unknown number of ids.
+      table_capacity: 0 gives each id its own row; above 0 is the number of rows for arbitrary int64 ids, each of which
+        gets one when training sees it; other ids take no memory.
+      admit_after: with `table_capacity`, how often training must see an id before it gets a row (1 to 255).
     """
 
     def __init__(self, task: str = "auto", hash_buckets: int = 0, table_capacity: int = 0, admit_after: int = 1):
@@ -76,11 +76,11 @@ class Tabular(Trainer):
         super().build()
 
     def build_tables(self) -> None:
-        """Makes the embeddings, as attributes; `fields` is known by then."""
+        """Creates the embeddings, as attributes, from `fields`."""
         raise NotImplementedError
 
     def table(self, name: str, width: int, **arguments) -> Embedding:
-        """Makes a table for `ids`."""
+        """Creates a table for `ids`."""
         admit_after = self.admit_after if self.table_capacity else None
         return Embedding(
             name, self.table_rows, width, hash_ids=bool(self.hash_buckets), admit_after=admit_after, **arguments
@@ -97,7 +97,7 @@ class Tabular(Trainer):
         return self.hash_buckets or self.table_capacity or sum(field.rows for field in self.fields)
 
     def ids(self, features: dict) -> tf.Tensor:
-        """Returns the ids of examples, int64 [batch, fields]; no two fields share an id but by a chance of 2^-64."""
+        """Returns the ids of examples, int64 [batch, fields]; fields share an id only with a probability of 2^-64."""
         if self.accepts_any_id:
             return hashing.by_column(self.columns(features))
         firsts = [sum(field.rows for field in self.fields[:i]) for i in range(len(self.fields))]
@@ -117,7 +117,7 @@ class Tabular(Trainer):
 
     @property
     def num_numbers(self) -> int:
-        """How many numbers an example has."""
+        """The number of numeric values per example."""
         numbers = self.numbers(tf.nest.map_structure(tf.convert_to_tensor, form.features(self.run_context.example)))
         return 0 if numbers is None else numbers.shape[1]
 
@@ -187,7 +187,7 @@ class Tabular(Trainer):
         outputs, labels = tf.cast(outputs, tf.float32), tf.cast(labels, tf.float32)
         if self.predicts_clicks:
             losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=outputs)
-            # Of any other label there is no cross-entropy; `auc` says so by name. A sum costs its gradient nothing.
+            # For any other label there is no cross-entropy; `auc` reports it. A sum adds no cost to the gradient.
             return losses + tf.where((labels == 0.0) | (labels == 1.0), 0.0, math.nan)
         return tf.math.squared_difference(outputs, labels)
 

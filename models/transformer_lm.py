@@ -16,7 +16,7 @@ forward pass, and as many in the backward pass):
 | down [hidden, width] | rows | width |
 | the loss's logits [vocabulary] | vocabulary | 3 (largest, sum, the label's), once |
 
-Over `data` gradients are summed, as any model's are.
+Over `data`, gradients are summed as for any model.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from ..engine.parallel.layers import shard_size
 
 _STDDEV = 0.02  # GPT-2's
 _EPSILON = 1e-5
-_BYTES = 257  # tokens of text that is read as bytes: these, and the border of documents
+_BYTES = 257  # tokens of text as bytes: these, and the separator of documents
 _CHOICES = {"positions": ("rotary", "learned"), "norm": ("rms", "layer"), "activation": ("gelu", "swiglu")}
 
 
 class Model(Trainer):
-    """Predicts each token from those before it.
+    """Predicts each token from the preceding ones.
 
     Features are tokens, int [batch, context]; labels are the tokens that follow, where -1 does not count. Metrics:
     `perplexity`, e to the loss, and for text as bytes `bits_per_byte`, where a document's end counts as a byte.
@@ -54,8 +54,8 @@ class Model(Trainer):
       heads: of attention; divides the width, and is a multiple of the mesh's `model`.
       kv_heads: heads of keys and values, each shared by heads / kv_heads query heads; 0 is as many as heads.
       hidden: width of the feed-forward layer; 0 is 4 widths, with swiglu 8/3 widths rounded up to a multiple of 64.
-      context: the largest number of tokens that it attends to; 0 is the data's.
-      vocabulary: number of tokens; 0 is the data's. More pad it, to a multiple of 64 say, and are never generated.
+      context: the largest number of attended tokens; 0 is the data's.
+      vocabulary: number of tokens; 0 is the data's. More pad it, e.g. to a multiple of 64, and are never generated.
       positions: rotary, or learned.
       norm: rms, or layer.
       activation: gelu, or swiglu.
@@ -86,7 +86,7 @@ class Model(Trainer):
                 raise UsageError(f"{name}={choice} is unknown; use {' or '.join(_CHOICES[name])}")
         for name, number in (("layers", layers), ("width", width), ("heads", heads)):
             if number < 1:
-                raise UsageError(f"{name}={number} is none; use 1 or more")
+                raise UsageError(f"{name}={number} is too small; use 1 or more")
         others = {"kv_heads": kv_heads, "hidden": hidden, "context": context, "vocabulary": vocabulary}
         for name, number in others.items():
             if number < 0:
@@ -120,7 +120,7 @@ class Model(Trainer):
             raise UsageError(f"context={context} is less than the data's {features.shape[1]} tokens; use as many or 0")
         if tokens and vocabulary < tokens:
             raise UsageError(f"vocabulary={vocabulary} is less than the data's {tokens} tokens; use as many or 0")
-        shard_size(self.shape["hidden"], current_mesh(), "hidden")  # which says what does divide
+        shard_size(self.shape["hidden"], current_mesh(), "hidden")  # its error names valid sizes
         options = self.run_context.options
         ways = {"recompute": options.recompute, "one_pass": not options.check_numerics}
         return Decoder(context, vocabulary, tokens or vocabulary, **self.shape, **ways, name="decoder")
@@ -146,9 +146,9 @@ class Decoder(tf.keras.Model):
     Args:
       context: the largest number of positions.
       vocabulary: number of tokens.
-      tokens: how many of them text has, the first ones; the rest pad the vocabulary, and are never generated.
-      recompute: blocks are computed again in the backward pass.
-      one_pass: activations of training are computed in one pass (`engine.layers.one_pass`).
+      tokens: number of tokens in text, the first ones; the rest pad the vocabulary, and are never generated.
+      recompute: recompute blocks in the backward pass.
+      one_pass: compute training's activations in one pass (`engine.layers.one_pass`).
       **shape: the others of `Model`'s arguments.
     """
 
@@ -206,7 +206,7 @@ class Decoder(tf.keras.Model):
         return logits[:, : self.tokens], caches
 
     def export_signatures(self) -> dict:
-        """Returns what a SavedModel serves besides the outputs: the next token's logits, and generated tokens."""
+        """Returns a SavedModel's signatures besides the outputs: the next token's logits, and generated tokens."""
         return generation.signatures(self)
 
     def _embedded(self, tokens, position, training):
@@ -223,7 +223,7 @@ class Block(tf.keras.layers.Layer):
         super().__init__(**arguments)
         self.one_pass = one_pass
         width, bias, rate = shape["width"], shape["bias"], shape["dropout"]
-        # The weights of what is added to the residual stream shrink with the number of blocks (GPT-2, section 2.3).
+        # Weights of layers that add to the residual stream are scaled by the number of blocks (GPT-2, section 2.3).
         added = _STDDEV / (2 * shape["layers"]) ** 0.5
         self.norm_1, self.norm_2 = _norm(shape, "norm_1"), _norm(shape, "norm_2")
         self.attention = Attention(
@@ -254,7 +254,7 @@ class Block(tf.keras.layers.Layer):
             attended, cache = attended
         x += self.drop_1(attended, training=training)
         y = self.norm_2(x)
-        # Elsewhere shapes change: an epoch's last batch, one token after a prompt.
+        # Otherwise shapes change: an epoch's last batch, one token after a prompt.
         compiled = bool(training) and self.one_pass
         y = swiglu(self.gate(y), self.up(y), compiled) if self.gate else gelu(self.up(y), compiled)
         x += self.drop_2(self.down(y), training=training)

@@ -26,11 +26,11 @@ class Model(Tabular):
       hidden_units: of the dense layers.
       crosses: pairs of fields, as `user:item`; a feature of several columns has the fields `categories.0`, ...; `all`
         is every pair.
-      cross_buckets: rows that the crosses are hashed into.
-      task: clicks, ratings, or auto, which goes by the data.
-      hash_buckets: 0 gives each id its row; more hashes all ids into so many rows.
-      table_capacity: 0, or the number of rows for ids that are any integers and get a row when training meets them.
-      admit_after: with `table_capacity`, how often training has to meet an id before it gets its row.
+      cross_buckets: number of rows for hashed crosses.
+      task: clicks, ratings, or auto, which depends on the data.
+      hash_buckets: 0 gives each id its own row; above 0 hashes all ids into so many rows.
+      table_capacity: 0, or the number of rows for arbitrary integer ids, which get a row when training sees them.
+      admit_after: with `table_capacity`, how often training must see an id before it gets its row.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Model(Tabular):
 
     @classmethod
     def splits_batch(cls, table_capacity: int = 0, **arguments) -> bool:
-        return not table_capacity  # a table that gives rows to ids sees a batch once
+        return not table_capacity  # a table that assigns rows must see a batch only once
 
     def build_tables(self) -> None:
         self.pairs = self._find_pairs()
@@ -88,12 +88,12 @@ class Model(Tabular):
         """Returns a number for each pair of ids, int64 [batch, pairs]; no two pairs of fields share a number."""
         columns, number = self.columns(features), len(self.pairs)
         one, other = (tf.gather(columns, indices, axis=1) for indices in zip(*self.pairs, strict=True))
-        # It may overflow, which is a hash as well.
+        # An overflow is a hash as well.
         crossed = one * [self.fields[b].rows for _, b in self.pairs] + other
         return crossed * number + tf.range(number, dtype=tf.int64)
 
     def _find_pairs(self) -> list[tuple[int, int]]:
-        """Finds the crosses, as pairs of their fields' indices."""
+        """Returns the crosses, as pairs of their fields' indices."""
         indices = {field.name: i for i, field in enumerate(self.fields)}
         if tuple(self.crosses) == ("all",):
             return list(itertools.combinations(range(len(self.fields)), 2))
@@ -107,5 +107,5 @@ class Model(Tabular):
 
 
 def _weight_0(deep: Callable) -> Callable:
-    """Returns an initializer of rows whose last number is 0 and the rest as `deep` makes it."""
+    """Returns an initializer of rows whose last number is 0 and whose others are `deep`'s."""
     return lambda samples: tf.concat([deep(samples[:, :-1]), tf.zeros_like(samples[:, :1])], 1)

@@ -194,7 +194,7 @@ def _of_arrays(name: str, data: Any, rules: Rules) -> Any:
         made = made[0]
     if labels is not None and any(each is None for each in tf.keras.tree.flatten(labels)):
         raise UsageError(
-            f"the {name} data: y has None in the place of an output's labels; give the labels of the others by the "
+            f"the {name} data: y is None for an output; give the labels of the others by the "
             "names of their outputs, y={'name': labels}"
         )
     if rules.weighs_outputs and weights is not None:
@@ -348,9 +348,7 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
         dataset = _of_known_shape(_of_one_size(name, dataset, batch_examples) if rules.is_even else dataset)
     elif is_batched:
         dataset = dataset.unbatch()
-        notes.append(
-            f"the {name} dataset comes in batches: taken apart into examples, of which the run makes batches of its own"
-        )
+        notes.append(f"the {name} dataset comes in batches: it is unbatched, and the run makes its own batches")
     _check_shapes(name, dataset.element_spec)
     _check_caches(name, dataset)
     weights = fields(dataset.element_spec).weights

@@ -103,7 +103,7 @@ def _check_exact(column: np.ndarray) -> None:
     if len(rounded) and (finite == np.floor(finite)).all():
         value = column[rounded[0]]
         raise SourceError(
-            f"a column of float64 holds whole numbers alone, as ids, and float32 would make {np.float32(value):.0f} "
+            f"a column of float64 has only whole numbers, like ids, and float32 would make {np.float32(value):.0f} "
             f"of {value:.0f} in row {rounded[0]:,}; convert it by astype('int64'), or to 'float32' if it may be rounded"
         )
 

@@ -82,7 +82,7 @@ class StreamTimeout:
 
     def _stuck(self, idle: float) -> StuckStreamError:
         return StuckStreamError(
-            f"the data is a stream{names_of(self._files)} that has given nothing for {idle:.3g} s, nor computed; see "
+            f"the data is a stream{names_of(self._files)} without data or computation for {idle:.3g} s; see "
             f"whether the files or the host that it reads answer, or raise {setting('step_timeout_seconds')}"
         )
 

@@ -145,7 +145,7 @@ class Watchdog:
             self._peers.open()
         except OSError as error:
             address = self._peers.called(self._peers.worker)
-            logging.warning("the UDP port of %s cannot be had (%s): who is stuck or lost is a guess", address, error)
+            logging.warning("the UDP port of %s can't be used (%s): who is stuck or lost is a guess", address, error)
             self._peers.close()
         self._moved = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)

@@ -106,7 +106,7 @@ class KerasCallbacks(Windowed):
         for callback in callbacks:
             if instead := next((cure for name, cure in _INSTEAD.items() if name in _kinds(callback)), None):
                 raise UsageError(
-                    f"Keras callback {type(callback).__name__} is for Keras's own loop; use {instead} in its place"
+                    f"Keras callback {type(callback).__name__} is for Keras's own loop; use {instead} instead"
                 )
         self.history = tf.keras.callbacks.History()
         self.callbacks = list(callbacks)

@@ -142,7 +142,7 @@ class RequestHandler(Hook):
                     tf.profiler.experimental.start(self._folder)
                     self._profiling = [request]
                 except tf.errors.OpError as error:  # another profile is in progress
-                    self._answer(request, f"there is no profile: {reason(error)}")
+                    self._answer(request, f"no profile: {reason(error)}")
             else:
                 self._profiling.append(request)
 
@@ -161,7 +161,7 @@ class RequestHandler(Hook):
             tf.profiler.experimental.client.trace(f"grpc://{address}", self._folder, milliseconds)
             self._answer(request, f"a profile of {milliseconds} ms of {request.task} is in {self._folder}")
         except Exception as error:  # of TensorFlow's, in a thread
-            self._answer(request, f"there is no profile of {request.task}: {reason(error)}")
+            self._answer(request, f"no profile of {request.task}: {reason(error)}")
 
 
 def _in_step(status: Status, steps: int) -> int:

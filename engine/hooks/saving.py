@@ -90,7 +90,7 @@ def restore(
             meter.restore_host_state({} if "train" in changed else manifest.host_state.get("meter", {}))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{manifest.name} in {checkpoints.directory}: its host_state.{owner} can't be taken up ({error!r}); "
+            f"{manifest.name} in {checkpoints.directory}: its host_state.{owner} can't be restored ({error!r}); "
             "restore the manifest from a copy, or move this checkpoint away to go on from the one before"
         ) from error
     return manifest

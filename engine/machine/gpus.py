@@ -24,7 +24,7 @@ def take(numbers: Sequence[int] | None, most: int | None = None) -> None:
     devices = tf.config.list_physical_devices("GPU")
     if numbers and not devices:
         logging.warning(
-            "GPU %s is asked for, and TensorFlow finds no GPU, so the CPU computes; where there is one, TensorFlow may "
+            "GPU %s is requested, but TensorFlow finds no GPU and uses the CPU; if there is one, TensorFlow may "
             "lack CUDA's libraries (pip install 'tensorflow[and-cuda]')",
             ",".join(map(str, numbers)),
         )

@@ -56,7 +56,7 @@ class KerasMetric:
         arguments = [tf.convert_to_tensor(x) for x in (y_true, y_pred, sample_weight) if x is not None]
         form = tuple((x.dtype, tuple(x.shape[1:].as_list())) for x in arguments if x.shape.rank)
         if len(form) < len(arguments):
-            raise UsageError(f"KerasMetric of {self._metric.name} was given a single number; give one entry an example")
+            raise UsageError(f"KerasMetric of {self._metric.name} got a single number; pass one entry per example")
         if len(arguments) == 3:
             arguments[0] = keras_compile.without_missing(arguments[0], arguments[2])
         if form not in self._tried:

@@ -14,7 +14,7 @@ from .pairs import VECTORS, Auc, Confusion, ExpMean, Mean, Pair, RootMean
 FEW_CLASSES = 100  # up to this number, a confusion matrix costs almost nothing
 _ENGINES = ("loss", "loss_with_penalties", "gradient_norm", "skipped")  # the engine's metric names
 _ONE_NUMBER = (
-    "crankshaft.mean was given one number for a batch, which counts as one example, however large the batch is; give "
+    "crankshaft.mean got one number for a batch, which counts as one example, however large the batch is; give "
     "one value an example (Keras losses: reduction=None), or say crankshaft.Mean(number, 1.0) if that is what is meant"
 )
 

@@ -102,7 +102,7 @@ def _numbered(pairs: list[tuple[str, str]], by_lists: bool, flag: str, training:
     for path, text in pairs:
         if text not in numbers:
             raise InputError(
-                f"{setting(flag)}: {path} is of class {text}, which the training data has not ({known}); let both have "
+                f"{setting(flag)}: {path} is of class {text}, which the training data lacks ({known}); let both have "
                 "the same classes"
             )
     labels = np.array([numbers[text] for text in texts], np.int32)

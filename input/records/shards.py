@@ -120,7 +120,7 @@ def numbering(train: list[str], evaluation: list[str]) -> tuple[list[str] | None
     for folder in _by_folder(evaluation):
         if unknown := sorted({*names[folder]} - {*classes}):
             raise InputError(
-                f"the shards in {folder} have the class {unknown[0]}, which the training data has not "
+                f"the shards in {folder} have the class {unknown[0]}, which the training data lacks "
                 f"({', '.join(classes[:5])}{', ...' * (len(classes) > 5)}); let both have the same classes"
             )
     at = {name: number for number, name in enumerate(classes)}

@@ -210,7 +210,7 @@ def test_classes_of_evaluation_are_those_of_training(folder, tmp_path):
     assert examples(found.evaluation)[1].tolist() == [1]
     write(tmp_path / "eval" / "d" / "1.jpg", jpeg(1))
     with pytest.raises(
-        InputError, match=r"eval_data_dir: .*d/1\.jpg is of class d, which the training data has not \(a, b, c\)"
+        InputError, match=r"eval_data_dir: .*d/1\.jpg is of class d, which the training data lacks \(a, b, c\)"
     ):
         loaded(folder, eval_data_dir=str(tmp_path / "eval"))
 

@@ -65,7 +65,7 @@ def test_evaluation_has_the_numbers_of_training_by_the_names(tmp_path, kind):
     assert (data.classes, data.num_classes) == (("cat", "dog", "fox"), 3)
     assert named(data.evaluation, data.classes) == [(20.0, "cat"), (220.0, "fox")]
     other = prepared(tmp_path / "other", ["cat", "owl"], kind)
-    with pytest.raises(InputError, match=r"other have the class owl, which the training data has not \(cat, dog"):
+    with pytest.raises(InputError, match=r"other have the class owl, which the training data lacks \(cat, dog"):
         INPUTS[kind].load(str(train), 0, eval_data_dir=str(other))
 
 

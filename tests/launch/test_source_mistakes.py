@@ -204,4 +204,4 @@ def test_a_stream_that_hangs_ends_the_process(crank, tmp_path):
     os.mkfifo(tmp_path / "fifo")
     outcome = crank(*RUN, "--step_timeout_seconds=4", script=tmp_path / "script.py")
     assert outcome.code == 1
-    assert re.match(r"the data is a stream that has given nothing for 2\S* s, nor computed; see", outcome.error)
+    assert re.match(r"the data is a stream without data or computation for 2\S* s; see", outcome.error)

@@ -114,7 +114,7 @@ class Embedding(tf.Module):
         if self.combiner not in COMBINERS:
             raise UsageError(f"embedding {self.name}: combiner={self.combiner} is unknown; use sum, mean or sqrtn")
         if self.unknown not in UNKNOWN:
-            raise UsageError(f"embedding {self.name}: unknown={self.unknown} is not a way; use row_0 or error")
+            raise UsageError(f"embedding {self.name}: unknown={self.unknown} is not an option; use row_0 or error")
         if self.padding_id is not None and self.combiner is None:
             raise UsageError(f"embedding {self.name}: padding_id={self.padding_id} needs a combiner; use e.g. sum")
         try:
@@ -136,8 +136,8 @@ class Embedding(tf.Module):
         others = {"hash_ids": self.hash_ids, "unknown": self.unknown != "row_0"}
         if unfit := [name for name, is_set in others.items() if is_set]:
             raise UsageError(
-                f"embedding {self.name}: {unfit[0]} does not go with admit_after={self.admit_after}, by which training "
-                "gives out the rows; leave one of them out"
+                f"embedding {self.name}: {unfit[0]} can't be combined with admit_after={self.admit_after}, by "
+                "which training assigns the rows; leave one of them out"
             )
 
     def check_accumulation(self, steps: int) -> None:
@@ -249,7 +249,7 @@ class Embedding(tf.Module):
         if self.unknown == "row_0":
             return rows
         outside = outside if there is None else outside & there
-        message = f"embedding {self.name}: an id is not in 0..{self.rows - 1}; mend the data, or use unknown=row_0"
+        message = f"embedding {self.name}: an id is not in 0..{self.rows - 1}; correct the data, or use unknown=row_0"
         with tf.control_dependencies(
             [tf.debugging.Assert(~tf.reduce_any(outside), [message, tf.boolean_mask(ids, outside)], summarize=3)]
         ):

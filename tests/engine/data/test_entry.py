@@ -161,7 +161,7 @@ def test_batches_are_taken_apart_with_a_note(parts, drop_remainder):
     batches = dataset(*parts) if len(parts) > 1 else tf.data.Dataset.from_tensor_slices(X)
     entered = entry.split("train", batches.batch(5, drop_remainder), notes=notes)
     np.testing.assert_array_equal(fields(all_of(entered)).features, X)
-    assert notes[0].startswith("the train dataset comes in batches: taken apart into examples")
+    assert notes[0].startswith("the train dataset comes in batches: it is unbatched")
     entry.split("train", batches, notes=notes)
     assert len(notes) == 1
 

@@ -291,7 +291,7 @@ def hangs():
     over.set()
 
 
-HUNG = r"the data is a stream that has given nothing for \S+ s, nor computed; see .* raise step_timeout_seconds"
+HUNG = r"the data is a stream without data or computation for \S+ s; see .* raise step_timeout_seconds"
 
 
 @pytest.mark.parametrize("place", ["in an epoch", "as it is read again", "as it is counted", "in an evaluation"])

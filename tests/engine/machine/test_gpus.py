@@ -31,7 +31,7 @@ def test_where_there_is_no_gpu_the_cpu_computes_and_a_line_says_so(caplog):
         assert not caplog.records
         gpus.take((0,))
     (record,) = caplog.records
-    assert "GPU 0 is asked for, and TensorFlow finds no GPU, so the CPU computes" in record.getMessage()
+    assert "GPU 0 is requested, but TensorFlow finds no GPU and uses the CPU" in record.getMessage()
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")

@@ -219,8 +219,8 @@ def test_a_lookup_that_does_not_say_what_it_is_for_is_refused():
     [
         ({"admit_after": 0}, "admit_after=0 is out of range; use 1 to 255"),
         ({"admit_after": 256}, "admit_after=256"),
-        ({"hash_ids": True}, "hash_ids does not go with admit_after=1"),
-        ({"unknown": "error"}, "unknown does not go with"),
+        ({"hash_ids": True}, "hash_ids can't be combined with admit_after=1"),
+        ({"unknown": "error"}, "unknown can't be combined with"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
