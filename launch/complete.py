@@ -15,16 +15,16 @@ from .command_line.rules import Boolean, fields
 
 
 def main(argv: Sequence[str]) -> None:
-    """Prints what may stand where the cursor is, a line each, and exits the process.
+    """Prints the completions at the cursor, a line each, and exits the process.
 
     Args:
-      argv: the program, and what a shell gives by `complete -C`: the command's name, the word, the one before.
+      argv: the program, and the arguments of `complete -C`: the command's name, the word, the previous word.
     """
     line = os.environ.get("COMP_LINE", "")
     words = line[: int(os.environ.get("COMP_POINT", len(line)))].split()[1:]
     if not words or line[-1:] == " ":
         words.append("")
-    # bash, which gives the word, takes what stands after "=" for a word of its own; zsh gives none.
+    # bash, which passes the word, takes the text after "=" as a separate word; zsh passes none.
     is_value = len(argv) > 2 and "=" in words[-1] and not argv[2].startswith("-")
     for candidate in _candidates(words):
         print(candidate.partition("=")[2] if is_value else candidate)

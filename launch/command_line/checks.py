@@ -26,7 +26,7 @@ PREDICTION_FILES = (".csv", ".parquet", ".npz")  # by their endings
 def check(config: Config) -> None:
     """Raises `UsageError` for the first mistake found, within a second: imports nothing that flags name.
 
-    Only hosts whose names have no address yet are waited for.
+    Waits only for hosts whose names do not resolve yet.
     """
     process.refuse_within_import()
     _check_strategy(config)
@@ -129,7 +129,7 @@ def _check_output(path: str, folder: bool = False) -> None:
         raise UsageError(f"{setting('output')}: {path} exists; remove it or use another {setting('output')}")
     if not folder and not os.path.isdir(os.path.dirname(path)):
         raise UsageError(
-            f"{setting('output', path)}: there is no folder {os.path.dirname(path)}; make it, or correct the path"
+            f"{setting('output', path)}: the folder {os.path.dirname(path)} does not exist; make it or correct the path"
         )
     paths.check_writable("output", path if folder else os.path.dirname(path))
 
@@ -202,7 +202,7 @@ def _check_strategy(config: Config) -> None:
 
 
 def _check_shared_out(config: Config, flag: str) -> None:
-    """Raises `UsageError` for what does not go with a model, or its update, that replicas share out as a flag asks."""
+    """Raises `UsageError` for options that a model or an update sharded over replicas can't be combined with."""
     for name, unlike, why in (
         ("powersgd_rank", 0, "compresses the gradients of whole matrices"),
         ("sync_every_steps", 1, "lets replicas train by themselves, and those that share out a model can't"),
@@ -251,7 +251,7 @@ def _check_sync_periods(config: Config) -> None:
             raise UsageError(f"{setting(name, period)} is not a multiple of {apart}; use {near}")
     for name, unlike in (("precision", "float16"), ("ema_decay", config.ema_decay), ("strategy", "tpu")):
         if config.values[name] and config.values[name] == unlike:
-            raise UsageError(f"{setting(name, unlike)} can't be had with {apart}; leave one of them out")
+            raise UsageError(f"{setting(name, unlike)} can't be combined with {apart}; omit one of them")
     if config.powersgd_rank:
         raise UsageError(
             f"{setting('powersgd_rank', config.powersgd_rank)} is of sums in each step, and "
@@ -295,7 +295,7 @@ def _check_monitor(config: Config) -> None:
 
 
 def check_without_evaluation(config: Config) -> None:
-    """Raises `UsageError` for what needs evaluation data, where there is none."""
+    """Raises `UsageError` for options that need evaluation data, if the data has none."""
     give = f"return (train, eval) from the data function, or use {setting('validation_split')}=0.1"
     if config.mode == "eval" or config.is_evaluator:
         purpose = "an evaluator" if config.is_evaluator else f"{setting('mode')}=eval"
@@ -312,7 +312,7 @@ def check_without_evaluation(config: Config) -> None:
     if monitored.source == "eval" and (watching or monitored.metric != "loss"):
         who = f"{setting(watching[0])} watches {setting('monitor')}" if watching else setting("monitor")
         raise UsageError(
-            f"{who}={config.monitor}, and there is no evaluation data; use "
+            f"{who}={config.monitor}, and the run has no evaluation data; use "
             f"{setting('monitor')}={dataclasses.replace(monitored, source='train')}, or {give}"
         )
 
@@ -360,7 +360,7 @@ def _check_init_from(config: Config) -> None:
 
 
 def check_init_from(source: str) -> bool:
-    """Returns whether there are weights at a path. Raises `UsageError` where what is there can't be read as such."""
+    """Returns whether a path has weights. Raises `UsageError` if a file there can't be read as weights."""
     if source.endswith((".h5", ".hdf5")) and not source.endswith(KERAS_FILES):
         raise UsageError(
             f"{setting('init_from', source)} is in Keras's older format; load it with Keras, and save it as "
@@ -398,7 +398,7 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
     """Raises `UsageError` where a run was begun with other values of flags that decide its numbers.
 
     Args:
-      config: what was asked.
+      config: of this call.
       source: what the run's own configuration was read from.
       before: as `config.saved_settings` returns it.
     """
@@ -408,7 +408,7 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
     if "script_flags" not in before["deciding"]:
         now.pop("script_flags", None)  # of a run before they were kept
     if config.mode == "generate":
-        now["seed"] = before["deciding"]["seed"]  # here it decides what is sampled, and nothing that is the run's
+        now["seed"] = before["deciding"]["seed"]  # here it is the seed of sampling alone
     if changed := differences(before["deciding"], now):
         raise UsageError(
             f"{source} is a run of another configuration ({'; '.join(changed)}); "

@@ -52,7 +52,7 @@ _SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Config(Flags):
-    """A command line that was checked, and what it names, which is imported where it is first asked for.
+    """A checked command line; the model and input that it names are imported on first use.
 
     Attributes:
       own_class: the Trainer that a program brings; None where --model names one.
@@ -61,7 +61,7 @@ class Config(Flags):
       owns_process: whether the process exists for this run alone, so that the run may set its threads.
       remote: where --run_dir lies, if that is another file system; `run_dir` is its copy here.
       is_endless: whether only the run's caller knows its length.
-      taken: names of the flags whose values are those of the run that is read.
+      taken: names of the flags that have the values of the run that is read.
     """
 
     own_class: type | None = None
@@ -99,7 +99,7 @@ class Config(Flags):
 
     @property
     def configured_run_dir(self) -> str | None:
-        """Where the run's files are: --run_dir as it was given."""
+        """The folder of the run's files: --run_dir unchanged."""
         return self.remote.url if self.remote else self.run_dir
 
     @property
@@ -151,14 +151,14 @@ class Config(Flags):
 
     @property
     def gpu_numbers(self) -> tuple[int, ...] | None:
-        """The numbers of --gpus, () for none; None where the flag is not given."""
+        """The numbers of --gpus, () for none; None without the flag."""
         if not self.gpus:
             return None
         return () if self.gpus == "none" else tuple(map(int, self.gpus.split(",")))
 
     @property
     def serves(self) -> bool:
-        """Whether this process is a worker or parameter server, which only does what a coordinator asks."""
+        """Whether this process is a worker or parameter server, which only executes a coordinator's requests."""
         return self.strategy == "parameter_server" and self.cluster.kind in ("worker", "ps")
 
     @property
@@ -194,7 +194,7 @@ class Config(Flags):
 
     @property
     def writes_best(self) -> bool:
-        """Whether this process writes the best checkpoint: where there is an evaluator, only that one does."""
+        """Whether this process writes the best checkpoint: the evaluator alone, if the run has one."""
         return self.cluster is None or self.is_evaluator or not self.cluster.job("evaluator")
 
     @property
@@ -209,7 +209,7 @@ class Config(Flags):
         return self.output or RunDir(self.run_dir).export
 
     def configured_arguments(self, flag: str) -> dict[str, Any]:
-        """Returns what a flag of NAME=VALUE gives, of the types of what it is for. Raises `UsageError`."""
+        """Returns the values of a NAME=VALUE flag, with the types of their defaults. Raises `UsageError`."""
         values = getattr(self, flag)
         if not values and flag in registry.ENTRIES:
             return {}
@@ -221,7 +221,7 @@ class Config(Flags):
             raise UsageError(f"{RunDir(self.run_dir or '').config}: {error.message}; {_CURE}") from None
 
     def arguments(self, flag: str) -> dict[str, Any]:
-        """Returns `configured_arguments`, and the defaults of those that are not given."""
+        """Returns `configured_arguments`, and the defaults of the others."""
         return {**self._entry(flag).defaults, **self.configured_arguments(flag)}
 
     def _entry(self, flag: str) -> registry.Entry:
@@ -319,7 +319,7 @@ def configure(
         script |= {name: value for name, value in script_of_run.items() if name in script.keys() - {*by_caller}}
         if trainer_class is None and values["model"] is None:
             _refuse_without_model(values["run_dir"], values["mode"])
-    cluster = _cluster(passed, values, environment)  # which may say the strategy
+    cluster = _cluster(passed, values, environment)  # which may set the strategy
     _check_uses(passed, values)
     _check_names(values, trainer_class, has_data)
     values["optimizer"] = values["optimizer"].lower()
@@ -344,7 +344,7 @@ def _check_names(values: Mapping[str, Any], trainer_class: type | None, has_data
     if trainer_class is None and not has_data and values["model"] is values["input"] is None:
         models, inputs = (", ".join(registry.NAMES[kind]) for kind in ("model", "input"))
         raise UsageError(
-            f"{setting('model')} and {setting('input')} are not given; use e.g. {setting('model')}=mlp "
+            f"{setting('model')} and {setting('input')} are missing; use e.g. {setting('model')}=mlp "
             f"{setting('input')}=digits: there are the models {models}, and the inputs {inputs}"
         )
     if trainer_class is None:
@@ -358,7 +358,7 @@ def _check_names(values: Mapping[str, Any], trainer_class: type | None, has_data
 
 
 def _is_endless(values: dict[str, Any]) -> bool:
-    """Returns whether no length is given. Raises `UsageError` where the schedule needs one."""
+    """Returns whether the run has no length. Raises `UsageError` if the schedule needs one."""
     is_endless = values["train_steps"] is values["train_epochs"] is None
     if is_endless and (schedule := values["learning_rate_schedule"]) in _SCHEDULES_TO_THE_END:
         raise UsageError(
@@ -371,7 +371,7 @@ def _is_endless(values: dict[str, Any]) -> bool:
 def _cluster(passed: Mapping[str, Any], values: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
     """Returns the run's cluster, if it has one; with an evaluator it only trains.
 
-    Where no strategy is given, several tasks train as workers, or around their servers.
+    Without a strategy, several tasks train as workers, or around their servers.
     """
     tasks = _tasks(passed, values, environment)
     has_config = tasks is None and bool(environment.get(tf_config.NAME, "").strip())
@@ -404,7 +404,7 @@ def _cluster(passed: Mapping[str, Any], values: dict[str, Any], environment: Map
 
 
 def _tasks(passed: Mapping[str, Any], values: dict[str, Any], environment: Mapping[str, str]) -> Tasks | None:
-    """Returns the tasks of a run whose kinds flags tell; None where TF_CONFIG tells them, or nothing does."""
+    """Returns a run's tasks whose kinds are set by flags; None if TF_CONFIG sets them, or nothing does."""
     servers, evaluator = values["num_ps"], values["evaluator"]
     if evaluator and not servers:
         raise UsageError(
@@ -442,7 +442,7 @@ def _tasks(passed: Mapping[str, Any], values: dict[str, Any], environment: Mappi
 
 
 def _refuse_without_model(run_dir: str, mode: str) -> None:
-    """Raises `UsageError` for a folder whose run names no model: it holds none, or one of a script."""
+    """Raises `UsageError` for a folder without a run, or with the run of a script's model."""
     if not (saved := read(run_dir)):
         raise UsageError(f"{setting('run_dir', run_dir)} holds no run (no {NAMES.config}); give the folder of a run")
     trainer = saved["deciding"].get("model")
@@ -461,14 +461,14 @@ def _settle_length(values: dict[str, Any], steps: str, other: str, default: floa
 
 
 def _settle_periods(passed: Mapping[str, Any], values: dict[str, Any]) -> None:
-    """Makes defaults multiples of the sync period; what was asked for is checked against it."""
+    """Makes defaults multiples of the sync period; explicit values are checked against it."""
     for name in PERIODS:
         if values[name] and name not in passed:
             values[name] = whole_periods(values[name], values["sync_every_steps"])
 
 
 def steps_of(epochs: float, steps_per_epoch: int) -> int:
-    """Returns how many steps so many epochs are, as they are written: 1.1 is 11/10."""
+    """Returns the steps of a number of epochs, taken as a decimal: 1.1 is 11/10."""
     return math.ceil(Fraction(repr(epochs)) * steps_per_epoch)
 
 
@@ -508,7 +508,7 @@ def _values_of_run(
 
 
 def data_config(run_dir: str) -> Config:
-    """Returns a configuration of what a run's own says of its data; all else is the default. Raises `UsageError`."""
+    """Returns a configuration with a run's flags of its data, and defaults otherwise. Raises `UsageError`."""
     path, saved = RunDir(run_dir).config, read(run_dir)
     return Config(**_taken(path, saved or {"flags": {}}, ["seed", *GROUPS["Input"]]), run_dir=run_dir, mode="predict")
 
@@ -548,15 +548,15 @@ def saved_settings(source: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the flags of a run, and those that decide, as config.json and each manifest keep them.
 
     Raises:
-      UsageError: one of both, or a model's or input's arguments, are not an object; `source` is what was read.
+      UsageError: one of both, or a model's or input's arguments, are not an object; `source` names the file.
     """
     for part in ("flags", "deciding"):
         if not isinstance(saved.get(part), dict):
             problem = f"has {part}={shown(saved[part])}, which is not an object" if part in saved else f"has no {part}"
             raise UsageError(f"{source} {problem}; {_CURE}")
     flags_of_run = saved["flags"]
-    # A flag that is gone since then, and was off or said what is done without it, decides nothing. For one that did not
-    # decide when the run began, the value that it had; for one that did not exist, its default.
+    # A flag that no longer exists decides nothing if it was off or had today's behavior. A flag that did not decide
+    # when the run began keeps the value that it had; one that did not exist has its default.
     is_off = {name: not value or value == WEIGHT_DECAY_EXCLUDE for name, value in saved["deciding"].items()}
     deciding = {name: value for name, value in saved["deciding"].items() if name in FLAG_INFO or not is_off[name]}
     deciding = {**{name: flags_of_run.get(name, vars(Flags())[name]) for name in DECIDING}, **deciding}

@@ -25,7 +25,7 @@ ESSENTIAL = (  # what --helpshort has
 
 
 def doc_of(module: str) -> str:
-    """Returns what a module says of itself; from its source where Python leaves documentation out (-OO)."""
+    """Returns a module's docstring; from its source if Python omits docstrings (-OO)."""
     loaded = sys.modules[module]
     path = getattr(loaded, "__file__", None)
     return loaded.__doc__ or (path and ast.get_docstring(ast.parse(pathlib.Path(path).read_bytes()))) or ""
@@ -35,8 +35,8 @@ def help_text(program: str, doc: str, own: list[str], words: Sequence[str]) -> s
     """Lists all flags, by group, with their defaults, and the arguments of the model and the input that are named.
 
     Args:
-      program: its name, as it is called.
-      doc: what it says of itself.
+      program: the command's name.
+      doc: its description.
       own: flags that the user's script defined.
       words: of the command line: `--model=NAME` and `--input=NAME` among them are looked up.
     """
@@ -64,7 +64,7 @@ def show(text: str) -> NoReturn:
 
 
 def _shown(kind: str, entry: registry.Entry) -> str:
-    """Returns what --help says of a model or input: what it is, its arguments and their defaults."""
+    """Describes a model or input for --help: its summary, its arguments and their defaults."""
     arguments = [*entry.required, *(f"{name}={as_typed(value)}" for name, value in entry.defaults.items())]
     return described(
         entry.name, f"{entry.summary} [--{kind}_arg {' '.join(arguments)}]" if arguments else entry.summary
@@ -77,7 +77,7 @@ def as_typed(value) -> str:
 
 
 def short_help_text(program: str, doc: str) -> str:
-    """Lists the flags that most runs use: in a terminal as wide as it is, elsewhere a line a flag."""
+    """Lists the flags that most runs use: wrapped to a terminal's width, elsewhere one line per flag."""
     title = doc.strip().splitlines()[0].split(", for example")[0]
     column = max(map(len, ESSENTIAL)) + 6
     lines = [title, f"usage: {program} [flags]   (--help: all flags)"]
@@ -91,12 +91,12 @@ def short_help_text(program: str, doc: str) -> str:
 
 
 def flag_help(field: dataclasses.Field) -> str:
-    """Returns what --help says of a flag."""
+    """Describes a flag for --help."""
     return described(f"--{usage(field)}", field.metadata["info"].help + _default(field))
 
 
 def _script_flag_help(flag: flags.Flag) -> str:
-    """Returns what --help says of a script's own flag."""
+    """Describes a script's own flag for --help."""
     shown = "" if flag.default in (None, "", []) else f" [{flag.default}]"
     return described(f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}=...", f"{flag.help}{shown}")
 

@@ -43,7 +43,7 @@ def refuse_of_file(source: str, values: Mapping[str, Any], by_caller: Collection
       source: the file.
       values: of flags by name, as read from it.
       by_caller: names of the flags that the caller gave.
-      cure: how to name it, where there are no flags.
+      cure: how to name it without flags.
     """
     for kind in NEEDED:
         if kind not in by_caller and is_path(path := values.get(kind)):
@@ -59,7 +59,7 @@ def name_of(name: str | None) -> str | None:
 
 
 def compiled(kind: str, path: str) -> CodeType:
-    """Compiles the file's source. Raises `UsageError` where it is not there, can't be read, or is not Python.
+    """Compiles the file's source. Raises `UsageError` if it does not exist, can't be read, or is not Python.
 
     Args:
       kind: the flag, model or input.
@@ -94,14 +94,14 @@ def module(kind: str, path: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)
     name = f"{os.path.basename(path).removesuffix('.py')}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
-    made = sys.modules[name] = ModuleType(name)  # there dataclasses and pickle look for what it defines
+    made = sys.modules[name] = ModuleType(name)  # for dataclasses and pickle
     made.__file__ = path
     exec(code, made.__dict__)
     return made
 
 
 def check_trainer(trainer_class) -> None:
-    """Raises `UsageError` where what a program gives to be trained is not a Trainer's class; None takes --model's."""
+    """Raises `UsageError` if a program passes something other than a Trainer's class to train; None takes --model's."""
     engine = sys.modules.get("crankshaft.engine.trainer")  # which a Trainer's class has imported
     kind = trainer_class if isinstance(trainer_class, type) else type(trainer_class)
     is_trainer = engine is not None and issubclass(kind, engine.Trainer)

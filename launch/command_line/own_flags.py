@@ -33,7 +33,7 @@ def read(
       usage: how the command is called.
       words: what to do about a word that is not a flag.
       takes_words: whether the command takes such words, before its flags and after.
-      has_tasks: whether flags of crankshaft train are for the tasks that it starts, and so stand after --.
+      has_tasks: whether it starts tasks, whose flags of crankshaft train follow --.
 
     Raises:
       UsageError: a flag is unknown or its value wrong, or a word is not a flag.
@@ -52,7 +52,7 @@ def read(
 
 
 def program_of(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Splits what stands after -- into the program of the tasks and its arguments.
+    """Splits the words after -- into the tasks' program and its arguments.
 
     Args:
       words: a script's path, or -m and a module's name, and its flags; or flags of crankshaft train alone.
@@ -79,7 +79,7 @@ def program_of(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
 
 
 def check_of_tasks(words: Sequence[str], has_own: bool) -> None:
-    """Raises `UsageError` for a mistake in what the tasks are given; no file that a flag names is read.
+    """Raises `UsageError` for a mistake in the tasks' flags; files that they name are not read.
 
     Args:
       words: flags of crankshaft train.

@@ -62,7 +62,7 @@ def train_flags(words: Sequence[str]) -> Values:
 def from_keywords(keywords: Mapping[str, Any]) -> tuple[Values, Values]:
     """Returns the values that keywords give, with those of their `config`; and those of a script's own flags.
 
-    None is a flag that is not given. Raises `UsageError`.
+    None leaves a flag at its default. Raises `UsageError`.
     """
     passed, own = _typed(keywords)
     if "config" not in passed:
@@ -86,7 +86,7 @@ def read(
       fields: of the flags, by name.
       of: flags of a script, which are set.
       known_only: whether other flags are words.
-      between: whether flags may stand after words that are none.
+      between: whether flags may follow other words.
 
     Raises:
       UsageError: a flag is unknown, or does not take its value.
@@ -141,7 +141,7 @@ def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
 
 
 def _coerce_own(flag: flags.Flag, value: Any) -> Any:
-    """Returns what a script's own flag makes of a value, by absl. Raises `UsageError`."""
+    """Parses a value of a script's own flag by absl. Raises `UsageError`."""
     if isinstance(flag, flags.MultiFlag):
         return [_parse_own(flag, each) for each in (value if isinstance(value, (list, tuple)) else [value])]
     return _parse_own(flag, value)
@@ -158,7 +158,7 @@ def _parse_own(flag: flags.Flag, value: Any) -> Any:
 
 
 def _merged(sources: Sequence[Values]) -> Values:
-    """Returns the values of several sources, of which a later one replaces those of the ones before.
+    """Merges the values of several sources; later ones replace earlier ones.
 
     It replaces a length also where it gives it in another unit; NAME=VALUE arguments and lists are added to.
     """
@@ -194,7 +194,7 @@ def names(words: Sequence[str]) -> set[str]:
 def without_flagfiles(arguments: Sequence[str]) -> list[str]:
     """Returns words with the lines of the files that `--flagfile=FILE` names in its place, as absl has them.
 
-    A length in such a file is left out where the command line says it in another way.
+    A length in such a file is ignored if the command line sets the length by another flag.
     """
     left, read, opened = list(arguments), [], 0
     replaced = replaced_by(names(arguments))
@@ -284,7 +284,7 @@ def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     unique: dict[str, Any] = {}
     for name, value in pairs:
         if name in unique:
-            raise ValueError(f"{name} is given twice")
+            raise ValueError(f"{name} is set twice")
         unique[name] = value
     return unique
 

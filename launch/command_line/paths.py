@@ -22,7 +22,7 @@ def opened(flag: str, path: str, cure: str) -> BinaryIO:
     Args:
       flag: its name.
       path: of the file; empty is a mistake too.
-      cure: what is meant, "give ...".
+      cure: e.g. "give ...".
 
     Raises:
       UsageError: it can't be read, or is not a regular file.
@@ -36,7 +36,7 @@ def opened(flag: str, path: str, cure: str) -> BinaryIO:
 
 
 def read(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) -> bytes:
-    """Returns what is in a file, see `opened`. Raises `UsageError`, also where it is larger than any that is meant."""
+    """Returns a file's content, see `opened`. Raises `UsageError`, also if the file is too large to be meant."""
     with opened(flag, path, cure) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
@@ -85,7 +85,7 @@ class _TriedError(Exception):
 def _check_name(flag: str, path: str) -> None:
     """Checks that a file of this name can exist, and its temporary one before it."""
     if os.path.exists(path) and not os.path.isfile(path):
-        return  # what is there is written to
+        return  # the existing file is written to
     try:
         with contextlib.suppress(_TriedError), files.replacing(path, files.make_file):
             raise _TriedError

@@ -1,6 +1,6 @@
 """Models, inputs, optimizers and schedules, found by name, and the arguments that each takes.
 
-What is named is imported and asked by `inspect.signature`; all but the inputs need TensorFlow for it.
+A name's module is imported and read by `inspect.signature`; all but the inputs need TensorFlow for it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Entry:
       summary: the first line of its documentation.
       defaults: argument name -> default value.
       required: arguments without a default.
-      intervals: the interval in which an argument has to lie, by name, where there is one.
+      intervals: the interval of an argument's values, by name, if it has one.
       path: of a file of the user's own; None for what comes with Crankshaft.
       from_flags: of an input, those of its `load`'s keywords that the configuration fills by their names.
       make: the model's class, or the input's `load`.
@@ -73,7 +73,7 @@ def check_name(kind: str, name: str | None) -> None:
     """Raises `UsageError` unless --model or --input names one that is there; imports nothing."""
     known = NAMES[kind]
     if name is None:
-        raise UsageError(f"{setting(kind)} is not given; use one of {', '.join(known)}")
+        raise UsageError(f"{setting(kind)} is missing; use one of {', '.join(known)}")
     if own_files.is_path(name):
         own_files.compiled(kind, name)
     elif name not in known:
@@ -84,7 +84,7 @@ def find(kind: str, name: str | None) -> Entry:
     """Imports the model or input of that name, or the file at that path.
 
     Raises:
-      UsageError: there is none, or it has no `Model` or `load`; what its module raises goes on.
+      UsageError: it does not exist, or has no `Model` or `load`; exceptions of its module pass through.
     """
     check_name(kind, name)
     if own_files.is_path(name):
@@ -160,7 +160,7 @@ _LEAST = {
     "patience": _COUNT,
     "min_delta": Interval(lower=0, upper=HUGE),
 }
-# The arguments of flags that name nothing else; those that are required are where any is given.
+# The arguments of flags that name nothing else; required ones are required if any is set.
 ENTRIES = {
     "outer_arg": Entry(
         "the step of local SGD",
@@ -206,7 +206,7 @@ def coerce_arguments(flag: str, values: Mapping[str, Any], entry: Entry) -> dict
     Args:
       flag: that gives them.
       values: by name, as `rules.coerce` returns them.
-      entry: of what they are for.
+      entry: the model, input, ... that takes them.
     """
     known = {*entry.defaults, *entry.required}
     made = {}
@@ -224,7 +224,7 @@ def coerce_arguments(flag: str, values: Mapping[str, Any], entry: Entry) -> dict
 
 
 def coerce_argument(flag: str, name: str, value: Any, default: Any) -> Any:
-    """Returns a value in the type of its default; where that is no plain value, the object itself. Raises `UsageError`.
+    """Returns a value in the type of its default; if that is not a plain value, the object itself. Raises `UsageError`.
 
     Text of a command line or of YAML has a number, list or word guessed where the default has no type.
     """
@@ -261,7 +261,7 @@ def _items(value: Any) -> Sequence[Any]:
     return items
 
 
-_TYPES: dict[Any, Any] = {bool: Integral, int: Integral, float: Real, str: str}  # that may be given for each
+_TYPES: dict[Any, Any] = {bool: Integral, int: Integral, float: Real, str: str}  # that each accepts
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}  # as a run's configuration has them
 
@@ -292,7 +292,7 @@ def _coerce(kind: type | None, value: Any) -> Any:
 
 
 def _named(function: Callable) -> list[inspect.Parameter]:
-    """Returns the parameters that can be given by name."""
+    """Returns the parameters that can be passed by name."""
     parameters = inspect.signature(function).parameters.values()
     return [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
 

@@ -22,7 +22,7 @@ INT32 = 2**31 - 1
 _OTHER_SYSTEM = "[a-z0-9]+://"  # begins a path of a file system that is not mounted: gs://
 _EPOCHS = Interval(above=0, upper=1e9)
 _BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}  # as absl has them
-Rule = Callable[[str], None]  # raises ValueError, which says why, for text that breaks it
+Rule = Callable[[str], None]  # raises ValueError with the reason, for text that breaks it
 
 
 class OtherTypeError(ValueError):
@@ -30,7 +30,7 @@ class OtherTypeError(ValueError):
 
 
 class Written(str):
-    """Text whose type is decided by what it is for: of a command line or of YAML."""
+    """Text of a command line or of YAML; its type is that of the argument it is for."""
 
 
 class ValueType:
@@ -45,11 +45,11 @@ class ValueType:
     choices: Collection[str] = ()
 
     def coerce(self, value: Any) -> Any:
-        """Returns the value, or the one that a text stands for, in the flag's type.
+        """Converts a value, or its text, to the flag's type.
 
         Raises:
           OtherTypeError: the value is of another type.
-          ValueError: it can't be used; the message says why.
+          ValueError: it can't be used; the message has the reason.
         """
         raise NotImplementedError
 
@@ -112,7 +112,7 @@ class Text(ValueType):
         self.expected, self._rule, self._may_be_empty = expected, rule, may_be_empty
 
     def coerce(self, value: Any) -> str:
-        """See `ValueType`; where there is a rule, it may be a number: a step, or a GPU's."""
+        """See `ValueType`; with a rule it may be a number: a step, or a GPU's."""
         if self._rule and isinstance(value, Integral) and not isinstance(value, bool):
             value = str(value)
         text = _text(value)
@@ -155,7 +155,7 @@ class FilePaths(ValueType):
         if isinstance(value, (list, tuple)):
             parts = [_text(each) for each in value]
             if wrong := next((part for part in parts if "," in part), None):
-                raise ValueError(f"{wrong} has a comma in it, which stands between two values; use another name")
+                raise ValueError(f"{wrong} has a comma in it, which separates values; use another name")
             value = ",".join(parts)
         parts = as_text(_text(value)).split(",")
         return ",".join(absolute(part) if part and not re.match(_OTHER_SYSTEM, part) else part for part in parts)
@@ -214,16 +214,16 @@ class FlagInfo:
 
     Attributes:
       kind: what it takes.
-      help: what it is, in a line.
-      group: under which it stands in --help.
-      use: what it is for, if not for all runs; (another flag, values of it), or, without
+      help: a line for --help.
+      group: its heading in --help.
+      use: the runs that it applies to, if not all; (another flag, values of it), or, without
         values, any but the other's default.
-      several: whether it may be given several times, and is a list.
+      several: whether it is repeatable, a list.
       decides: whether it decides a run's numbers: a run_dir is resumed only with the same value.
       of_call: whether it is of one call: a call that reads a run does not take it over from it.
-      may_differ: whether workers that train together may be given different values.
-      may_be_elsewhere: whether only that it is given has to agree: a folder may have another name on another host.
-      is_period: whether it says when something is due that reads the weights.
+      may_differ: whether workers that train together may have different values.
+      may_be_elsewhere: whether workers need only agree on setting it: a folder's name may differ between hosts.
+      is_period: whether it is the interval of an action that reads the weights.
     """
 
     kind: ValueType
@@ -263,9 +263,9 @@ def default_of(field: dataclasses.Field) -> Any:
 
 
 def coerce(field: dataclasses.Field, value: Any) -> Any:
-    """Returns a flag's value in its type: of text as of a value of Python, JSON or YAML, which stays as it is.
+    """Converts a flag's value, text or a value of Python, JSON or YAML, to the flag's type.
 
-    The values of NAME=VALUE arguments get their types where it is known what they are for.
+    The values of NAME=VALUE arguments are converted later, by the model, input, ... that takes them.
 
     Raises:
       UsageError: the flag does not take it.
@@ -277,9 +277,7 @@ def coerce(field: dataclasses.Field, value: Any) -> Any:
         values: dict[str, Any] = {}
         for name, each in (_one(field, pair, info.kind) for pair in _listed(value)):
             if name in values:
-                raise UsageError(
-                    f"{setting(field.name)} {name} is given twice, {values[name]} and {each}; leave one out"
-                )
+                raise UsageError(f"{setting(field.name)} {name} is set twice, {values[name]} and {each}; omit one")
             values[name] = each
         return values
     if info.several:
@@ -311,7 +309,7 @@ def _one(field: dataclasses.Field, value: Any, kind: ValueType) -> Any:
 
 
 def absolute(path: str) -> str:
-    """Returns a path from the root, with a leading ~ expanded, which a shell leaves as it is after --NAME=.
+    """Returns the absolute path, with a leading ~ expanded, which a shell does not expand after --NAME=.
 
     A program that changes its folder later thus finds, or writes, the file that was meant. `..` stays: it may follow a
     link. Raises ValueError where the current folder is gone.
@@ -381,7 +379,7 @@ def matching(pattern: str, otherwise: str) -> Rule:
 
 
 def monitored(text: str) -> None:
-    """Raises ValueError for what is not a metric to monitor."""
+    """Raises ValueError if a text is not a metric to monitor."""
     try:
         Monitored.parse(text)
     except ValueError:
@@ -391,7 +389,7 @@ def monitored(text: str) -> None:
 
 
 def ip_address(text: str) -> None:
-    """Raises ValueError for what is not an IP address."""
+    """Raises ValueError if a text is not an IP address."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

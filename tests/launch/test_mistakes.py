@@ -36,7 +36,7 @@ MISTAKES = {
     "--qqq=1": "--qqq is unknown ... --help",
     "RUN twice": "'twice' is not a flag ... --NAME=VALUE",
     "--input=digits": "--model is not given ... cnn, dlrm, logistic, mlp, resnet, transformer_lm, wide_deep",
-    "": "--model and --input are not given ... --model=mlp --input=digits ... wide_deep ... tfrecord",
+    "": "--model and --input are missing ... --model=mlp --input=digits ... wide_deep ... tfrecord",
     "--model=mlp": "--input is not given ... digits ... synthetic",
     "--model=mpl --input=digits": "--model=mpl ... did you mean mlp?",
     "--model=mlp --input=digit": "--input=digit ... did you mean digits?",

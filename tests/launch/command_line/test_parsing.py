@@ -126,10 +126,10 @@ ALIASES = "a: &a [x, x, x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for
         ("run.yaml", ALIASES, r"is not readable as such \(\*a repeats another part; write it out\); mend it"),
         ("run.yaml", "[" * 100_000, "is nested too deep"),
         ("run.json", '{"a":' * 100_000, "is nested too deep"),
-        ("run.yaml", "seed: 1\nseed: 2\n", "seed is given twice"),
-        ("run.json", '{"seed": 1, "seed": 2}', "seed is given twice"),
-        ("run.yaml", "model_arg: {dropout: 0.1, dropout: 0.2}\n", "dropout is given twice"),
-        ("run.yaml", "model_arg: [dropout=0, dropout=1]", "run.yaml: model_arg dropout is given twice, 0 and 1"),
+        ("run.yaml", "seed: 1\nseed: 2\n", "seed is set twice"),
+        ("run.json", '{"seed": 1, "seed": 2}', "seed is set twice"),
+        ("run.yaml", "model_arg: {dropout: 0.1, dropout: 0.2}\n", "dropout is set twice"),
+        ("run.yaml", "model_arg: [dropout=0, dropout=1]", "run.yaml: model_arg dropout is set twice, 0 and 1"),
         ("run.yaml", "mode: [train]\n", r"mode=\['train'\] is a list, and not one value; give one of train_and_eval"),
         ("run.yaml", "seed: {}\n", "seed={} is a dict, and not one value; give an integer from 0"),
         ("run.yaml", "data_dir: [[a], b]\n", r"data_dir=\[\['a'\], 'b'\] is a list, and not one value"),
@@ -188,7 +188,7 @@ COERCED = [
     ("run_dir", b"/at", "--run_dir=b'/at' is a bytes, and not one value; give a path"),
     ("data_dir", [AT, "/in"], "/at,/in"),
     ("data_dir", "/at,/in", "/at,/in"),
-    ("data_dir", ["/a,b", "/c"], "/a,b has a comma in it, which stands between two values"),
+    ("data_dir", ["/a,b", "/c"], "/a,b has a comma in it, which separates values"),
     ("freeze", "bias", ["bias"]),
     ("freeze", ("bias", "gamma:2"), ["bias", "gamma:2"]),
     ("freeze", ["bias", "(:2"], "--freeze=(:2 can't be used: it is not a regular expression"),
@@ -198,7 +198,7 @@ COERCED = [
     ("model_arg", ["units=a=b"], {"units": "a=b"}),
     ("model_arg", "units=3", {"units": "3"}),
     ("model_arg", ["units"], "--model_arg=units can't be used: it has no value; write NAME=VALUE"),
-    ("model_arg", ["a=1", "a=2"], "--model_arg a is given twice, 1 and 2; leave one out"),
+    ("model_arg", ["a=1", "a=2"], "--model_arg a is set twice, 1 and 2; omit one"),
     ("model_arg", 3, "--model_arg=3 is a int, and not one value; give NAME=VALUE"),
 ]
 
@@ -318,7 +318,7 @@ def test_an_argument_given_twice_is_refused_but_the_command_line_wins_over_a_fil
     file, word = f"--config={tmp_path}/run.yaml", "--model_arg=dropout=0.1"
     assert values_of(file, word)["model_arg"] == {"dropout": "0.1"}
     assert values_of(file, "--model_arg=units=3")["model_arg"] == {"dropout": "0.5", "units": "3"}
-    with pytest.raises(UsageError, match=r"^model_arg dropout is given twice, 0.1 and 0.2; leave one out$"):
+    with pytest.raises(UsageError, match=r"^model_arg dropout is set twice, 0.1 and 0.2; omit one$"):
         values_of(word, "--model_arg", "dropout=0.2")
 
 
