@@ -211,8 +211,8 @@ class Rendezvous:
             )
         wait, peers = Wait(self._cluster.task, timeout_seconds), self._cluster.peers
         while True:
-            timeout_seconds = min(_CONNECT_SECONDS, max(wait.left_seconds, _POLL_SECONDS))
-            replies = {peer: answers(peer[1], timeout_seconds) for peer in peers}
+            answer_seconds = min(_CONNECT_SECONDS, max(wait.left_seconds, _POLL_SECONDS))
+            replies = {peer: answers(peer[1], answer_seconds) for peer in peers}
             here = [peer for peer in peers if replies[peer] == "ready" or (replies[peer] and not ready)]
             if len(here) == len(peers):
                 return
