@@ -110,7 +110,7 @@ class PenalisedBeside(Penalised):
     ],
 )
 def test_what_layers_add_to_the_loss_is_in_the_gradient_once(bench, trainer, replicas, options):
-    """7 examples: uneven parts. The added mean is each part's own, weighted by its examples: the whole batch's."""
+    """7 examples: uneven shares. The added mean is each share's own, weighted by its examples: the whole batch's."""
     features = np.random.default_rng(0).normal(1, 1, size=(7, 3)).astype(np.float32)
     source = features, np.zeros(7, np.int32)
     made = bench(trainer(), source, 7, replicas, optimizer="sgd", learning_rate=1.0, eval_source=source, **options)
@@ -359,7 +359,7 @@ KERAS_CLIPS = {"clip_value": "clipvalue", "clip_variable_norm": "clipnorm", "cli
 @pytest.mark.parametrize("clip", KERAS_CLIPS)
 @pytest.mark.parametrize(("replicas", "options"), [(1, {}), (3, {"accumulate_steps": 2})])
 def test_clipped_updates_are_keras_ones(bench, clip, replicas, options):
-    """One update of 7 examples, uneven parts, beside Keras's on the whole batch: 1e-5, the rounding of its sums."""
+    """One update of 7 examples, uneven shares, beside Keras's on the whole batch: 1e-5, the rounding of its sums."""
     rng = np.random.default_rng(1)
     features, labels = rng.normal(size=(7, 3)).astype(np.float32), rng.normal(size=7).astype(np.float32)
 

@@ -152,7 +152,7 @@ def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path, distribu
 
 
 @pytest.mark.parametrize("width", [3, 16])
-def test_writing_shares_the_memory_of_parts(distribution, width):
+def test_writing_shares_the_memory_of_shards(distribution, width):
     """Nothing of 1 GiB of them is copied."""
     sharding = Sharding.over(Mesh(distribution(2), 2), (128, width), {0: "model"})
     with distribution(2).scope():
@@ -191,7 +191,7 @@ def test_what_was_written_is_kept_nowhere(tmp_path, distribution):
         gc.enable()
 
 
-def test_parts_whose_reading_copies_them_are_written_before_they_change(tmp_path, distribution, monkeypatch):
+def test_shards_whose_reading_copies_them_are_written_before_they_change(tmp_path, distribution, monkeypatch):
     """As a table's, which sparse updates changed; slices of two rows."""
     monkeypatch.setattr(snapshot, "COPIED_BYTES", 0)
     monkeypatch.setattr(slices, "SLICE_BYTES", 2 * 4 * 4)

@@ -85,7 +85,7 @@ def test_a_product_cut_by_columns_then_rows_has_the_gradients_of_the_whole(meshe
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)  # some eight additions in another order
 
 
-def test_parts_tile_the_whole_and_padding_belongs_to_nobody():
+def test_shards_tile_the_whole_and_padding_belongs_to_nobody():
     sizes = (("data", 2), ("model", 3))
     for axes in [((0, "model"),), ((0, "model"), (1, "data")), ((0, "model"), (0, "data"))]:
         sharding = Sharding((7, 4), axes, sizes)

@@ -52,7 +52,7 @@ class Plain(Squares):
 
 
 def check(made, replicas, epochs=3):
-    """Trains on 7 examples by 5, uneven parts and with three replicas one without an example."""
+    """Trains on 7 examples by 5, uneven shares and with three replicas one without an example."""
     made.train(2 * epochs)
     layer = made.trainer.model.layers[0]
     average = np.zeros(3)

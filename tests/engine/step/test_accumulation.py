@@ -123,10 +123,10 @@ def test_a_trainer_learns_the_same_from_micro_batches(bench, trainer, source, st
     """44 examples by 16: a batch of 12 at the end of each epoch. SGD, so that differences are not blown up."""
     options = {"num_classes": 3, "optimizer": "sgd", "learning_rate": 0.1, "shuffle": False, "jit": jit}
     whole = bench(trainer(), source(), 16, **options)
-    parts = bench(trainer(), source(), 16, replicas, accumulate_steps=steps, **options)
-    np.testing.assert_allclose(parts.curve(9), whole.curve(9), rtol=1e-5)
-    for mine, theirs in zip(whole.trainer.model.weights, parts.trainer.model.weights, strict=True):
-        np.testing.assert_allclose(parts.held(theirs), mine, **CLOSE)
+    accumulated = bench(trainer(), source(), 16, replicas, accumulate_steps=steps, **options)
+    np.testing.assert_allclose(accumulated.curve(9), whole.curve(9), rtol=1e-5)
+    for mine, theirs in zip(whole.trainer.model.weights, accumulated.trainer.model.weights, strict=True):
+        np.testing.assert_allclose(accumulated.held(theirs), mine, **CLOSE)
 
 
 class Table(Trainer):
@@ -149,7 +149,7 @@ class Table(Trainer):
 
 @pytest.mark.parametrize(("steps", "replicas"), [pytest.param(3, 2, marks=pytest.mark.slow), (4, 1)])
 def test_rows_that_no_part_touches_stay_where_they_are(bench, replicas, steps):
-    """Adam, whose dense update would move rows by their momentum. Batches of 8 and 6 in even parts, or not."""
+    """Adam, whose dense update would move rows by their momentum. Batches of 8 and 6 in even micro-batches, or not."""
     rng = np.random.default_rng(0)
     source = rng.integers(0, 12, (22, 3)), rng.normal(size=22).astype(np.float32)
     adam = {"optimizer": "adam", "learning_rate": 0.1}

@@ -109,7 +109,7 @@ CUT = {
     "PowerSGD": (lambda: Mlp((16,), dropout=0.2), images, {"reduction": PowerSgd(2), "replicas": 2}),
     "PowerSGD by xla": (lambda: Mlp((16,), dropout=0.2), images, {"reduction": PowerSgd(2), "jit": True}),
     "tables": (lambda: dlrm.Model(width=4, bottom_units=(8,), top_units=(16,)), clicks, TABLES),
-    "tables by parts": (
+    "tables by micro-batches": (
         lambda: wide_deep.Model(width=4, hidden_units=(16,), crosses=("all",)),
         clicks,
         {"parallel_micro_batches": 3, **TABLES},

@@ -60,7 +60,7 @@ class OwnStep(Normalised):
 @pytest.mark.parametrize("trainer", [Normalised, Beside, OwnStep])
 @pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_moving_statistics_are_the_mean_over_replicas_weighted_by_examples(bench, replicas, trainer):
-    """7 examples by 5, then 2: uneven parts, and fewer than three replicas, each of which then computes all of them."""
+    """7 examples by 5, then 2: uneven shares, fewer than three replicas, each of which then computes all of them."""
     features = np.random.default_rng(0).normal(3, 2, size=(7, 4)).astype(np.float32)
     made = bench(trainer(), (features, np.zeros(7, np.int32)), 5, replicas, shuffle=False, optimizer="sgd")
     moving_mean, moving_variance = np.zeros(4), np.ones(4)
