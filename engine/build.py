@@ -35,9 +35,10 @@ def prepare(
     num_classes: int | None = None,
     vocabulary: dict[str, int] | None = None,
     num_servers: int = 1,
+    in_place: bool = False,
 ) -> None:
     """Sets the attributes that `Trainer` documents, and builds the trainer. See `RunContext` for the arguments."""
-    trainer.run_context = RunContext(options, num_classes, vocabulary, num_servers, example)
+    trainer.run_context = RunContext(options, num_classes, vocabulary, num_servers, example, in_place)
     trainer.reduction, trainer.inventory = reduction, None
     if options.precision == "float16":
         trainer.loss_scale = DynamicLossScale()  # an attribute, so that checkpoints have it

@@ -122,7 +122,7 @@ class Inventory:
     @property
     def models(self) -> list[tf.keras.Model]:
         """The Keras models among the layers."""
-        return [layer for layer in self.layers.values() if isinstance(layer, tf.keras.Model)]
+        return [layer for layer in self.layers.values() if isinstance(layer, keras.Trainable)]
 
     @property
     def all_weights(self) -> list:

@@ -16,7 +16,7 @@ from absl import logging
 from .build import build_layers, make_optimizer
 from .data import form
 from .errors import UsageError, reason, setting
-from .internals import keras_compile, keras_copy
+from .internals import keras, keras_compile, keras_copy
 from .metrics import trials
 from .metrics.keras_metrics import KerasMetric
 from .metrics.means import FEW_CLASSES, confusion_matrix, weighable
@@ -95,8 +95,9 @@ class KerasTrainer(Trainer):
     def for_model(cls, model: tf.keras.Model | Callable[..., tf.keras.Model]) -> type[KerasTrainer]:
         """Returns a trainer class for a compiled model, or for a function that returns one.
 
-        A model is copied, with its weights and its optimizer's state, into the strategy's scope: if Keras can't
-        recreate it from its configuration, pass a function. The function's keywords are the trainer's `model_arg`s.
+        One device trains the model itself. Otherwise it is copied, with its weights and its optimizer's state, into the
+        strategy's scope: if Keras can't recreate it from its configuration, pass a function. The function's keywords
+        are the trainer's `model_arg`s.
         """
         is_built = isinstance(model, tf.keras.layers.Layer)
         if is_built:
@@ -117,15 +118,25 @@ class KerasTrainer(Trainer):
         content = {"__doc__": doc, "__init__": __init__, "make": staticmethod(make), "is_built": is_built}
         return type(name, (cls,), content)
 
+    @classmethod
+    def trains_in_place(cls) -> bool:
+        """Returns whether no strategy has made the model, if it exists: then one device trains the model itself."""
+        if not cls.is_built:
+            return True
+        model = cls.make()
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        return keras.belongs_to_current_strategy(model) and keras.belongs_to_current_strategy(optimizer)
+
     def build(self) -> None:
         source = type(self).make(**self._arguments)
         check(source)
         self.run_context = dataclasses.replace(
             self.run_context, options=_options(self.run_context.options, source, self.is_built)
         )
-        self.model = self._copied(source) if self.is_built else source
+        is_copy = self.is_built and not self.run_context.in_place
+        self.model = self._copied(source) if is_copy else source
         build_layers(self, self.model)
-        if self.is_built and source.built:
+        if is_copy and source.built:
             with _by_configuration(source):
                 keras_copy.complete(source, self.model)
             keras_copy.copy_state(source, self.model)
@@ -150,7 +161,8 @@ class KerasTrainer(Trainer):
             if scaled.built:
                 self.loss_scale.value.assign(scaled.dynamic_scale)
                 self.loss_scale.good_steps.assign(tf.cast(scaled.step_counter, tf.int64))
-        made, variables = keras_copy.copied_optimizer(inner), self.trainable_variables
+        made = inner if self.model is source else keras_copy.copied_optimizer(inner)
+        variables = self.trainable_variables
         if inner.built:  # for variables that were frozen since
             copies = {id(theirs): mine for theirs, mine in zip(source.weights, self.model.weights, strict=True)}
             built_for = [copies[id(each)] for each in keras_copy.updated_by(inner) if id(each) in copies]
@@ -161,10 +173,12 @@ class KerasTrainer(Trainer):
                 )
             variables = built_for
         self.optimizer = make_optimizer(self, variables, KerasOptimizer(made, as_compiled=True))
-        if inner.built:
-            for mine, theirs in zip(made.variables, inner.variables, strict=True):
-                mine.assign(theirs)  # so that it continues, as a second call of `fit` does
-        keras_compile.set_optimizer(self.model, made)
+        if inner.built:  # so that it continues, as a second call of `fit` does
+            self.optimizer.update_counts.assign(tf.fill([len(variables)], tf.cast(inner.iterations, tf.int64)))
+            for mine, theirs in () if made is inner else zip(made.variables, inner.variables, strict=True):
+                mine.assign(theirs)
+        if not (self.is_built and self.run_context.in_place):
+            keras_compile.set_optimizer(self.model, scaled if made is inner else made)
 
     def _build_losses(self) -> None:
         def spec(x):
@@ -211,6 +225,13 @@ class KerasTrainer(Trainer):
             )
             return [loss.name for loss in self._losses.keras_losses]
         return names
+
+    def train_step(self, batch) -> dict[str, Any]:
+        if self.trainable_variables or not self.run_context.in_place:
+            return super().train_step(batch)
+        with keras.computing_with(step_context().values):  # as Keras: without weights to train there is no update
+            _, metrics = self._to_minimize(batch)
+            return metrics()
 
     def loss(self, outputs, batch) -> Mean:
         def pair(weights=None):
@@ -340,7 +361,7 @@ def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
 
 def check(model) -> None:
     """Raises UsageError or ValueError if the model can't be trained as compiled."""
-    if not isinstance(model, tf.keras.Model):
+    if not isinstance(model, keras.Trainable):
         raise UsageError(
             f"a {type(model).__name__} is not a Keras model; pass a compiled one, or a function that returns one"
         )
@@ -349,13 +370,13 @@ def check(model) -> None:
         raise UsageError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
     for method, instead in _INSTEAD.items():
         own = getattr(model, method)
-        if getattr(own, "__func__", own) is not getattr(tf.keras.Model, method):
+        if getattr(own, "__func__", own) not in (getattr(tf.keras.Model, method), getattr(keras.Trainable, method)):
             raise UsageError(
                 f"{name} overrides {method}, which only Keras's loop would call; write a crankshaft.Trainer "
                 f"with build_model and {instead}"
             )
     if model.run_eagerly:
-        raise UsageError(f"{name} is compiled with run_eagerly=True, and steps here are compiled; leave it out")
+        logging.warning("%s is compiled with run_eagerly=True; steps are compiled here all the same", name)
     if model.optimizer is None:
         raise UsageError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
     if paths := keras_compile.kept_metrics(model):
@@ -410,7 +431,7 @@ def _size(batch) -> tf.Tensor:
 
 
 def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Model) -> None:
-    """Copies the trained model's weights to the user's model, and the optimizer's state to its optimizer. Host code.
+    """Copies weights and optimizer state to the user's model, if a copy of it was trained. Host code.
 
     Args:
       trainer: of the run.
@@ -419,8 +440,9 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
     """
     if not model.built:
         build_layers(trainer, model)
-    for theirs, mine in zip(model.weights, trained.weights, strict=True):
-        theirs.assign(mine)
+    if trained is not model:
+        for theirs, mine in zip(model.weights, trained.weights, strict=True):
+            theirs.assign(mine)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     mine, theirs = trainer.optimizer.keras_optimizer, model.optimizer
@@ -428,5 +450,6 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
         theirs.dynamic_scale.assign(trainer.loss_scale.value)
         theirs.step_counter.assign(tf.cast(trainer.loss_scale.good_steps, theirs.step_counter.dtype))
         theirs = inner
-    for to, variable in zip(theirs.variables, mine.variables, strict=True):
-        to.assign(variable)
+    if mine is not theirs:
+        for to, variable in zip(theirs.variables, mine.variables, strict=True):
+            to.assign(variable)

@@ -20,6 +20,7 @@ from .errors import EXIT_FAILED, CrankshaftError, RunError, UsageError
 _HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN = tuple(os.path.join(_HOUSE, room, "") for room in ("engine", "models", "input", "launch"))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
+_CALLBACKS = os.path.join("keras", "src", "callbacks", "")
 _NAMES = {"help": "crankshaft train --help"}  # in a Python program
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
@@ -198,11 +199,13 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
 
 
 def _is_of_program(error: Exception) -> bool:
-    """Returns whether the program's own code, or a library it called, raised an error outside of tracing a step."""
+    """Returns whether the program, a library it called or a Keras callback raised an error outside step tracing."""
     for frame in traceback.extract_tb(error.__traceback__):
         path = os.path.abspath(frame.filename)
         if f"{os.sep}tensorflow{os.sep}python{os.sep}" in path:
             return False
+        if _CALLBACKS in path:
+            return True
         if not path.startswith(_OWN) and not any(part in frame.filename for part in _LIBRARIES):
             return True
     return False

@@ -5,6 +5,7 @@ Converts the arguments of Keras's `fit`: data to splits, lengths to flags, callb
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -20,6 +21,7 @@ from ..engine.data.data import Data
 from ..engine.data.source import Source
 from ..engine.data.streamed import Stream
 from ..engine.hooks.keras_callbacks import KerasCallbacks
+from ..engine.internals.keras_compile import untracked_optimizer
 from ..engine.keras_trainer import KerasTrainer, hand_over
 from . import api, explanations
 from .errors import UsageError
@@ -38,7 +40,6 @@ _MODES = ("train_and_eval", "train")
 _COUNTS = {  # the minimum of each, and whether it may be None
     "epochs": (1, False),
     "initial_epoch": (0, False),
-    "validation_freq": (1, False),
     **dict.fromkeys(("batch_size", "steps_per_epoch", "validation_steps", "validation_batch_size"), (1, True)),
 }
 _CHOICES = {"verbose": ("auto", 0, 1, 2), "shuffle": (True, False, None)}
@@ -66,7 +67,7 @@ def fit(
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_batch_size: int | None = None,
-    validation_freq: int = 1,
+    validation_freq: int | Sequence[int] = 1,
     *,
     hooks: Sequence = (),
     **flags: Any,
@@ -79,8 +80,9 @@ def fit(
 
     Args:
       model: compiled; or a function that makes it, for strategies of several processes, which must exist first.
-      x: array, dictionary or list of arrays, data frame, `tf.data.Dataset` or `PyDataset` of batches, `Source`, an
-        input's name, or a function without arguments that returns x or (x, y). A dataset keeps its order.
+      x: array, dictionary or list of arrays, data frame, `tf.data.Dataset`, `PyDataset` or generator of batches,
+        `Source`, an input's name, or a function without arguments that returns x or (x, y). A dataset and a
+        generator keep their order.
       y: labels, in the structure of the model's outputs; None if x comes with them.
       batch_size: examples a step, over all replicas; that of the batches that x comes in, or 32, if None.
       epochs: where the run ends, counted from 0.
@@ -96,7 +98,7 @@ def fit(
       steps_per_epoch: steps from one `on_epoch_end` to the next; the data once, if None.
       validation_steps: batches that an evaluation takes; all, if None.
       validation_batch_size: examples of a batch of an evaluation; `batch_size`, if None.
-      validation_freq: epochs from one evaluation to the next.
+      validation_freq: epochs from one evaluation to the next, or a list of the epochs after which to evaluate, from 1.
       hooks: `engine.hooks`, beside the callbacks.
       **flags: those of `crankshaft.run`, such as run_dir, strategy, num_virtual_devices, jit, seed.
 
@@ -130,7 +132,7 @@ class Arguments:
     steps_per_epoch: int | None
     validation_steps: int | None
     validation_batch_size: int | None
-    validation_freq: int
+    validation_freq: int | Sequence[int]
     hooks: Sequence
     flags: Mapping[str, Any]
 
@@ -142,6 +144,16 @@ class Arguments:
     @property
     def names_input(self) -> bool:
         return isinstance(self.x, str)
+
+    @property
+    def eval_every(self) -> int:
+        """The epochs from one to the next that may evaluate."""
+        return 1 if self.eval_epochs is not None else self.validation_freq  # type: ignore[return-value]
+
+    @property
+    def eval_epochs(self) -> Sequence[int] | None:
+        """The epochs that evaluate, if they are listed."""
+        return self.validation_freq if isinstance(self.validation_freq, (list, tuple)) else None
 
     @property
     def run_epochs(self) -> int:
@@ -157,6 +169,7 @@ def _train(arguments: Arguments) -> api.Run:
     """Trains the model by the arguments of `fit`."""
     with explanations.explained_errors(_ARGUMENTS):
         _check(arguments)
+        arguments = _limited(arguments)
         trainer_class = KerasTrainer.for_model(arguments.model)
         callbacks = tf.nest.flatten(arguments.callbacks or [])
         backups = [each for each in callbacks if isinstance(each, tf.keras.callbacks.BackupAndRestore)]
@@ -164,6 +177,7 @@ def _train(arguments: Arguments) -> api.Run:
             [each for each in callbacks if each not in backups],
             epoch_steps=arguments.steps_per_epoch,
             first_epoch=arguments.initial_epoch,
+            eval_epochs=arguments.eval_epochs,
             batch_stride=arguments.model.steps_per_execution if arguments.is_model else 1,
             verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
         )
@@ -186,7 +200,10 @@ def _train(arguments: Arguments) -> api.Run:
         }
         data = None if arguments.names_input else functools.partial(_data, arguments, train, batch_size)
         hands_over = functools.partial(_hand_over, arguments.model)
-        run = api.run_within(trainer_class, data=data, hooks=[*arguments.hooks, hook], once_failed=hands_over, **flags)
+        how: dict[str, Any] = {"data": data, "hooks": [*arguments.hooks, hook], "once_failed": hands_over}
+        # A run's checkpoints have the optimizer once, as the engine's.
+        with untracked_optimizer(arguments.model) if arguments.is_model else contextlib.nullcontext():
+            run = api.run_within(trainer_class, **how, **flags)
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
     hands_over(run)
     if backups and _removes(backups[0], arguments) and run.config.writes_run and not run.code:
@@ -195,9 +212,22 @@ def _train(arguments: Arguments) -> api.Run:
     return run
 
 
+def _limited(arguments: Arguments) -> Arguments:
+    """Returns the arguments within the limits of `keras.config`, which are for trying a program."""
+    epochs, steps = tf.keras.config.max_epochs(), tf.keras.config.max_steps_per_epoch()
+    if epochs and epochs < arguments.epochs:
+        logging.warning("keras.config.set_max_epochs(%d) limits epochs", epochs)
+        arguments = dataclasses.replace(arguments, epochs=epochs)
+    if steps and steps < (arguments.steps_per_epoch or steps + 1):
+        logging.warning("keras.config.set_max_steps_per_epoch(%d) limits steps_per_epoch", steps)
+        arguments = dataclasses.replace(arguments, steps_per_epoch=steps)
+    return arguments
+
+
 def _hand_over(model: tf.keras.Model | Callable[..., tf.keras.Model], run: api.Run) -> None:
     if isinstance(model, tf.keras.layers.Layer):
-        hand_over(run.trainer, run.model, model)
+        is_trained = run.trainer.model is model and not run.config.ema_decay
+        hand_over(run.trainer, model if is_trained else run.model, model)
 
 
 def _backed_up(backup: tf.keras.callbacks.BackupAndRestore, arguments: Arguments, epoch: int | None) -> dict[str, Any]:
@@ -228,7 +258,7 @@ def _entered(arguments: Arguments, x: Any) -> Source | Stream:
     """Returns the training data as a source or a stream."""
     x = x() if (made := _makes_data(x)) else x
     data = x if made and isinstance(x, tuple) and arguments.y is None else (x, arguments.y, arguments.sample_weight)
-    return entry.split("x", data, dataclasses.replace(_RULES, is_even=True))
+    return entry.split("x", data, dataclasses.replace(_RULES, is_even=True, ends=arguments.steps_per_epoch is None))
 
 
 def _data(arguments: Arguments, train: Source | Stream | None, batch_size: int) -> Data:
@@ -246,7 +276,9 @@ def _data(arguments: Arguments, train: Source | Stream | None, batch_size: int) 
                 f"validation_data has the columns {', '.join(frames.columns_of(data[0]))}, and x has "
                 f"{', '.join(columns)}; give the same, in the same order"
             )
-        evaluation = entry.split("validation_data", data, dataclasses.replace(_RULES, is_even=steps is not None))
+        evaluation = entry.split(
+            "validation_data", data, dataclasses.replace(_RULES, is_even=steps is not None, ends=steps is None)
+        )
         if steps is not None:
             size = evaluation.batch_examples or arguments.validation_batch_size or batch_size
             evaluation = views.first(evaluation, steps * size)
@@ -261,9 +293,13 @@ def _check(arguments: Arguments) -> None:
         raise UsageError(f"mode={mode!r}: fit trains; give {' or '.join(map(repr, _MODES))}, or use crankshaft.run")
     for name, (least, may_be_none) in _COUNTS.items():
         value = getattr(arguments, name)
-        is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
-        if not is_whole and not (may_be_none and value is None):
+        if not _is_count(value, least) and not (may_be_none and value is None):
             raise UsageError(f"{name}={value!r} can't be used; give a whole number of {least} or more")
+    often, listed = arguments.validation_freq, arguments.eval_epochs
+    if not (_is_count(often) if listed is None else listed and all(map(_is_count, listed))):
+        raise UsageError(
+            f"validation_freq={often!r} can't be used; give a whole number of 1 or more, or a list of such"
+        )
     if arguments.epochs <= arguments.initial_epoch:
         raise UsageError(
             f"epochs={arguments.epochs} is where the run ends, and initial_epoch={arguments.initial_epoch}; give more"
@@ -292,6 +328,10 @@ def _check(arguments: Arguments) -> None:
         raise UsageError(f"hooks={arguments.hooks!r:.60} is not a list; give a list of engine.hooks")
 
 
+def _is_count(value: Any, least: int = 1) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
+
+
 def _check_used(arguments: Arguments, train: Source | Stream | None, epoch: int | None) -> None:
     """Raises `UsageError` for arguments that would be ignored silently."""
     for name in _OF_AN_INPUT if arguments.names_input else ():
@@ -305,7 +345,7 @@ def _check_used(arguments: Arguments, train: Source | Stream | None, epoch: int 
             "Keras would end an epoch early",
             steps,
         )
-    if arguments.initial_epoch % arguments.validation_freq:
+    if arguments.initial_epoch % arguments.eval_every:
         raise UsageError(
             f"validation_freq={arguments.validation_freq} counts from epoch 0, and initial_epoch="
             f"{arguments.initial_epoch} lies between two evaluations; give a multiple of it"
@@ -323,7 +363,7 @@ def _batch_size(arguments: Arguments, train: Source | Stream | None) -> int:
 def _length(arguments: Arguments, train: Source | Stream | None, epoch: int | None) -> dict[str, Any]:
     """Returns the flags of a run's length, and of the evaluation interval if it is not one epoch."""
     evaluates = arguments.validation_data is not None or arguments.validation_split > 0 or arguments.names_input
-    steps, often = arguments.steps_per_epoch, arguments.validation_freq
+    steps, often = arguments.steps_per_epoch, arguments.eval_every
     if not steps and _never_ends(train):
         raise UsageError("the dataset never ends, so it has no epoch; give steps_per_epoch")
     length = {"train_steps": arguments.run_epochs * steps} if steps else {"train_epochs": arguments.run_epochs}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from . import frames, views
 from .arrays import ArraySource
 from .data import Data
 from .form import fields
-from .py_dataset import OfBatches
+from .py_dataset import OfBatches, OfGenerator
 from .source import Source, Spec, Split
 from .streamed import OfDataset, Stream
 from .timeouts import names_of
@@ -42,6 +43,7 @@ class Rules:
       as_keras: as Keras's `fit` does: a data frame is one array, a list of one array is that array, and a dataset,
         which must be batched, keeps its batch size and the shapes of its first batch.
       is_even: whether all batches of such a dataset but the last must have one size.
+      ends: whether to read a generator to its end first, into memory, since nothing else tells its length.
       weighs_outputs: whether there may be several weights: per output, or per step of a sequence.
       look_up: converts raw features, nests of arrays.
       may_lack: whether columns of data frames may lack values, which `look_up` fills.
@@ -49,6 +51,7 @@ class Rules:
 
     as_keras: bool = False
     is_even: bool = False
+    ends: bool = False
     weighs_outputs: bool = False
     look_up: Callable[[Any], Any] | None = None
     may_lack: bool = False
@@ -107,7 +110,7 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
     """
     notes = [] if notes is None else notes
     data = _unwrap(name, data)
-    if isinstance(data, Iterator):
+    if isinstance(data, Iterator) and not rules.as_keras:
         raise UsageError(
             f"the {name} data: a {type(data).__name__} can be read once only, and not from where a run resumes; give a "
             "keras.utils.PyDataset, or tf.data.Dataset.from_generator(function, output_signature=...).batch(...)"
@@ -118,7 +121,10 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
     if isinstance(data, tf.data.Dataset):
         return _of_dataset(name, data, rules, notes)
     if isinstance(data, tf.keras.utils.PyDataset):
-        data = OfBatches(data)
+        is_endless = rules.as_keras and data.num_batches is None and not rules.ends
+        data = map(data.__getitem__, itertools.count()) if is_endless else OfBatches(data)
+    if isinstance(data, Iterator):
+        data = OfGenerator(data, rules.ends)
     if isinstance(data, Stream):
         elements = data.examples(None, tf.constant(0, tf.int64)).element_spec
         _check_elements(name, elements)

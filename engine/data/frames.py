@@ -109,7 +109,9 @@ def _check_exact(column: np.ndarray) -> None:
 
 
 def is_loader(data: Any) -> bool:
-    """Returns whether data is a loader of batches, like PyTorch's DataLoader."""
+    """Returns whether data is a loader of batches, like PyTorch's DataLoader, or a Grain dataset or loader."""
+    if any(kind.__module__.split(".")[0] == "grain" for kind in type(data).__mro__):
+        return not isinstance(data, Iterator)
     return all(hasattr(data, name) for name in ("__iter__", "dataset", "batch_size", "collate_fn"))
 
 

@@ -1,19 +1,22 @@
-"""A `keras.utils.PyDataset` as a source: batches made by Python code, read by example index."""
+"""Batches made by Python code: a `keras.utils.PyDataset`, read by example index, or a generator, as a stream."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ..errors import SourceError
+from ..errors import CrankshaftError, SourceError
 from .frames import as_float32
 from .source import Source, Spec
+from .streamed import Stream
 
 
 class OfBatches(Source):
@@ -118,3 +121,68 @@ class OfBatches(Source):
 
     def _size(self, batch) -> int:
         return len(tf.nest.flatten(batch)[0])
+
+
+class OfGenerator(Stream):
+    """The examples of a Python generator of batches, of one size but for a smaller last one; it can be read once.
+
+    Each reading goes on where the one before has stopped. The first batch gives the form of all.
+
+    Args:
+      batches: gives x, (x, y) or (x, y, weights).
+      ends: whether to read it to its end, into memory, to know its length; otherwise it is taken as endless.
+
+    Raises:
+      SourceError: it gives nothing, or no batch of arrays.
+    """
+
+    def __init__(self, batches: Iterator, ends: bool = False):
+        self._name, self._given, self._ended_short = type(batches).__name__, 0, False
+        arrays = (self._arrays(batch) for batch in batches)
+        first = next(arrays, None)
+        if first is None:
+            raise SourceError(f"the {self._name} gives no batch; give one that has not been read")
+        self._batches: Iterator = itertools.chain([first], arrays)
+        self.batch_examples = len(tf.nest.flatten(first)[0])
+        self.element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), first)
+        self.ends, self.length = False, tf.data.INFINITE_CARDINALITY
+        if ends:
+            read = [*self._batches]
+            self.ends, self.length = True, sum(len(tf.nest.flatten(batch)[0]) for batch in read)
+            self._batches = iter(read)
+
+    def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
+        signature = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], x.dtype), self.element_spec)
+        dataset = tf.data.Dataset.from_generator(self._next, output_signature=signature).unbatch()
+        return dataset.apply(tf.data.experimental.assert_cardinality(self.length))
+
+    def of_files(self, workers: int, worker: int) -> Stream | None:
+        return None
+
+    def fault(self) -> CrankshaftError | None:
+        if next(self._batches, None) is not None:
+            return None
+        return SourceError(
+            f"the {self._name} has ended after {self._given} batches, and can't be read again; give a "
+            "keras.utils.PyDataset or a tf.data.Dataset, which begin again, or fewer epochs or steps_per_epoch"
+        )
+
+    def _next(self) -> Iterator:
+        for batch in self._batches:
+            size = len(tf.nest.flatten(batch)[0])
+            if self._ended_short or size > self.batch_examples:
+                raise SourceError(
+                    f"the {self._name} gives batches of {self.batch_examples} examples and, before its end, of others; "
+                    "make all but the last of one size"
+                )
+            self._given, self._ended_short = self._given + 1, size < self.batch_examples
+            yield batch
+
+    def _arrays(self, batch: Any) -> Any:
+        batch = tf.keras.tree.lists_to_tuples(batch)
+        if isinstance(batch, tuple):
+            batch = tuple(itertools.takewhile(lambda part: part is not None, batch))
+        arrays = tf.nest.map_structure(np.asarray, batch)
+        if any(not array.ndim or array.dtype == object for array in tf.nest.flatten(arrays)):
+            raise SourceError(f"the {self._name} gives no batch of dense arrays; yield (features, labels), arrays")
+        return tf.nest.map_structure(as_float32, arrays)

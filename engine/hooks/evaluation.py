@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ class Evaluated(dict[str, float]):
         return None if values.get("result") is None else cls(values["result"], values.get("confusion", {}))
 
 
-def evaluate(strategy, state: TrainState, program=None) -> Evaluated:
+def evaluate(strategy, state: TrainState, program=None, is_strict: bool = True) -> Evaluated:
     """Computes the metrics' means over an evaluation set, and waits for them.
 
     Means of nothing, e.g. a share of 0 examples or the AUC of one class, are NaN. Warns of other non-finite values,
@@ -113,20 +113,22 @@ def evaluate(strategy, state: TrainState, program=None) -> Evaluated:
       strategy: of the run.
       state: of the run.
       program: of the evaluation; None is the run's own.
+      is_strict: whether weights and losses must be finite.
 
     Raises:
       LabelError: a metric does not accept the labels.
       NonfiniteError: a loss or weights are not finite; metrics may hide the latter.
     """
     title = f"evaluation at step {state.step}"
-    numerics.check_weights(state.trainer, title)
+    if is_strict:
+        numerics.check_weights(state.trainer, title)
     with averaged_weights(state.trainer):
         pairs = strategy.evaluate(program).values()
     numerics.check_labels(pairs, title)
     values = values_by_name(pairs)
     wrong = {name: value for name, value in sorted(values.items()) if value is not None and not math.isfinite(value)}
     line = f"{title}: {', '.join(f'{name} is {value}' for name, value in wrong.items())}; {_CURE}"
-    if any(map(numerics.is_loss, wrong)):
+    if is_strict and any(map(numerics.is_loss, wrong)):
         raise numerics.NonfiniteError(line)
     if wrong and strategy.is_chief:
         logging.warning("%s", line)
@@ -138,6 +140,12 @@ def evaluate(strategy, state: TrainState, program=None) -> Evaluated:
 class Evaluation(Periodic):
     """Evaluates periodically and at the last step, and sets `status.evaluation`, {metric: mean}.
 
+    Args:
+      every_steps: the period.
+      before: called before each evaluation that is due by it.
+      is_wanted: returns whether to evaluate where a period ends.
+      is_strict: see `evaluate`.
+
     Attributes:
       step: of the newest evaluation, also a resumed run's; None before the first on this data.
       result: of the newest evaluation, likewise.
@@ -146,16 +154,29 @@ class Evaluation(Periodic):
     name = "evaluation"
     spent_on = "evaluation"
 
-    def __init__(self, every_steps: int | Period):
+    def __init__(
+        self,
+        every_steps: int | Period,
+        before: Sequence[Callable[[Status], None]] = (),
+        is_wanted: Callable[[Status], bool] = lambda status: True,
+        is_strict: bool = True,
+    ):
         super().__init__(every_steps, at_end=True)
+        self._before, self._is_wanted, self._is_strict = before, is_wanted, is_strict
         self.step: int | None = None
         self.result: Evaluated | None = None
 
+    def ends_period(self, status: Status) -> bool:
+        return super().ends_period(status) and self._is_wanted(status)
+
     def act(self, status: Status) -> None:
+        status.off_schedule = not self.ends_period(status)
         if status.step != self.step:
-            self.result = evaluate(status.strategy, status.state)
+            for call in () if status.off_schedule else self._before:
+                call(status)
+            self.result = evaluate(status.strategy, status.state, is_strict=self._is_strict)
             self.step = status.step
-        status.evaluation, status.off_schedule = Evaluated(self.result), not self.ends_period(status)
+        status.evaluation = Evaluated(self.result)
 
     def host_state(self) -> dict:
         return {"step": self.step, **(self.result.host_state() if self.result else {})}

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,10 @@ _AT_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "
 # Keras's callbacks whose batch methods do nothing that a run does not do.
 _IDLE_AT_BATCHES = {
     "ModelCheckpoint": lambda callback: callback.save_freq == "epoch",
-    "TensorBoard": lambda callback: callback.update_freq == "epoch" and not callback.write_steps_per_second,
-    "TerminateOnNaN": lambda callback: True,  # the run itself ends there, unless it skips such steps
+    "TensorBoard": lambda callback: (
+        callback.update_freq == "epoch" and not callback.write_steps_per_second and not callback._should_trace
+    ),
+    "TerminateOnNaN": lambda callback: True,  # called at the epoch's end, as weights stay nan until then
 }
 # The state of Keras's callbacks in checkpoints; of others, the results of get_state.
 _KEPT = {
@@ -52,8 +54,11 @@ _WITHOUT_STATE = ("CSVLogger", "LambdaCallback", "LearningRateScheduler", "Remot
 # Callbacks that need Keras's own loop, and their equivalents here.
 _INSTEAD = {
     "BackupAndRestore": f"{setting('run_dir')}, from which a run resumes to the same bits,",
-    "OrbaxCheckpoint": f"{setting('run_dir')} with {setting('checkpoint_every_steps')}",
     "ProgbarLogger": setting("progress"),
+}
+# Those that need the model itself, which one device trains where `fit` was given it, and what does the same elsewhere.
+_OF_MODEL = {
+    "OrbaxCheckpoint": f"{setting('run_dir')} with {setting('checkpoint_every_steps')}",
     "SwapEMAWeights": setting("ema_decay"),
 }
 
@@ -80,6 +85,7 @@ class KerasCallbacks(Windowed):
       epoch_steps: steps of an epoch for callbacks; None is the data's.
       first_epoch: the number of the run's first epoch.
       batch_stride: batches from one call of the batch methods to the next, Keras's `steps_per_execution`.
+      eval_epochs: the epochs, from 1, after which the run evaluates; None is every one with an evaluation due.
       verbose: for `self.params`.
 
     Attributes:
@@ -100,22 +106,22 @@ class KerasCallbacks(Windowed):
         epoch_steps: int | None = None,
         first_epoch: int = 0,
         batch_stride: int = 1,
+        eval_epochs: Collection[int] | None = None,
         verbose: int = 0,
     ):
         super().__init__(0)
-        for callback in callbacks:
-            if instead := next((cure for name, cure in _INSTEAD.items() if name in _kinds(callback)), None):
-                raise UsageError(
-                    f"Keras callback {type(callback).__name__} is for Keras's own loop; use {instead} instead"
-                )
+        _check(callbacks, _INSTEAD)
         self.history = tf.keras.callbacks.History()
         self.callbacks = list(callbacks)
         self._callbacks = [*callbacks, self.history]
         self._at_batches = [type(each).__name__ for each in callbacks if _uses_batch_hooks(each)]
         self.epoch_steps, self._first_epoch = epoch_steps, first_epoch
         self.needs_epochs = epoch_steps is None
-        self._stride, self._verbose = batch_stride, verbose
+        self._stride, self._verbose, self._eval_epochs = batch_stride, verbose, eval_epochs
         self._states: list[dict[str, Any]] | None = None  # of a checkpoint
+        self._model: Any = None
+        self._is_evaluating = False
+        self._ended: int | None = None  # the step of the batch that callbacks have ended
         self._logs: dict[str, Any] = {}
         self._several: list[str] = []  # metrics that may have several values
         self._best: dict[Any, tf.Variable] = {}  # the weights that a callback will restore, in bytes
@@ -153,7 +159,14 @@ class KerasCallbacks(Windowed):
 
     def begin(self, status: Status) -> None:
         self._period = Period(self.epoch_steps) if self.epoch_steps else status.data_epoch
-        self._model = _Model(status.state.trainer)
+        trainer = status.state.trainer
+        if trainer.run_context.in_place:
+            self._model = trainer.model
+            self._model.stop_training, self._model.history = False, self.history
+            vars(self._model)["averaged_weights"] = functools.partial(averaged_weights, trainer, final=True)
+        else:
+            _check(self.callbacks, _OF_MODEL)
+            self._model = _Model(trainer)
         self._called = [each for each in self._callbacks if status.strategy.is_chief or not _is_on_chief(each)]
         each = status.strategy.exchange_text(json.dumps(self._at_batches))  # all processes stop at the same steps
         self._at_batches = [*dict.fromkeys(name for names in each for name in json.loads(names))]
@@ -197,17 +210,15 @@ class KerasCallbacks(Windowed):
         return min(ends, step + self._stride - self._batch(step) % self._stride) if self._at_batches else ends
 
     def __call__(self, status: Status) -> None:
-        sums = status.segment.sums
-        if not self._several and sums is not None:
-            self._several = [name for name, kind in kinds_of(sums.specs).items() if kind.is_several]
         ends = self._period.ends_at(status.step)
-        if self._at_batches and status.segment.steps:
-            self._call("on_train_batch_end", self._batch(status.step - 1), self._logs_of(self.window.totals.means()))
-        if status.evaluation is not None:
-            self._call("on_test_begin", {})
-            self._call("on_test_end", self._logs_of(status.evaluation))
+        self._end_batch(status)
+        evaluation = None if status.off_schedule else status.evaluation
+        if evaluation is not None:
+            self.begin_evaluation(status)
+            self._call("on_test_end", self._logs_of(evaluation))
+            self._is_evaluating = False
         if ends:
-            evaluation = {f"val_{name}": value for name, value in self._logs_of(status.evaluation or {}).items()}
+            evaluation = {f"val_{name}": value for name, value in self._logs_of(evaluation or {}).items()}
             self._logs = {**self._logs_of(self.window.take().means()), **evaluation}
             self._call("on_epoch_end", self._epoch(status) - 1, self._logs)
             for callback in self._callbacks:
@@ -218,6 +229,22 @@ class KerasCallbacks(Windowed):
         elif not (status.last or status.stop):
             self._begin_epoch(status) if ends else self._begin_batch(status)
 
+    @property
+    def ends_at_nonfinite(self) -> bool:
+        """Whether a callback ends the run where the loss is not finite, so that this is no error."""
+        return any("TerminateOnNaN" in _kinds(callback) for callback in self.callbacks)
+
+    def wants_evaluation(self, status: Status) -> bool:
+        """Returns whether the run is to evaluate where an evaluation is due."""
+        return self._eval_epochs is None or self._epoch(status) in self._eval_epochs
+
+    def begin_evaluation(self, status: Status) -> None:
+        """Calls what callbacks do before an evaluation, once for each."""
+        if not self._is_evaluating:
+            self._end_batch(status)
+            self._is_evaluating = True
+            self._call("on_test_begin", {})
+
     def end(self, status: Status) -> None:
         self._call("on_train_end", self._logs)
         if status.strategy.num_hosts > 1:  # the chief's history includes its callbacks' additions to logs
@@ -225,6 +252,10 @@ class KerasCallbacks(Windowed):
             for callback, state in () if status.strategy.is_chief else _matched(self._callbacks, states):
                 if state is not None and (callback is self.history or callback not in self._called):
                     _set_state(callback, state)
+
+    def close(self) -> None:
+        if self._model is not None:
+            vars(self._model).pop("averaged_weights", None)
 
     def host_state(self) -> dict:
         for callback, variable in self._best.items():
@@ -253,7 +284,8 @@ class KerasCallbacks(Windowed):
         for name in self._several:
             parts = [*itertools.takewhile(logs.__contains__, (f"{name}_{i}" for i in itertools.count()))]
             logs |= {name: np.array([logs.pop(part) for part in parts])} if parts else {}
-        return logs | ({"loss": means["loss_with_penalties"]} if "loss_with_penalties" in means else {})
+        logs |= {"loss": means["loss_with_penalties"]} if "loss_with_penalties" in means else {}
+        return dict(sorted(logs.items()))  # as Keras has them
 
     def _begin_epoch(self, status: Status) -> None:
         if self._begun[0] != (epoch := self._epoch(status)):
@@ -262,9 +294,29 @@ class KerasCallbacks(Windowed):
         self._begin_batch(status)
 
     def _begin_batch(self, status: Status) -> None:
-        if self._at_batches and self._begun[1] != status.step:
+        batch = self._batch(status.step)
+        if self._at_batches and batch % self._stride == 0 and self._begun[1] != status.step:
             self._begun[1] = status.step
-            self._call("on_train_batch_begin", self._batch(status.step), {})
+            self._call("on_train_batch_begin", batch, {})
+
+    def _end_batch(self, status: Status) -> None:
+        """Calls what callbacks do after a batch, or after as many as Keras executes in one call, once for each."""
+        sums = status.segment.sums
+        if not self._several and sums is not None:
+            self._several = [name for name, kind in kinds_of(sums.specs).items() if kind.is_several]
+        if not status.segment.steps or self._ended == status.step:
+            return
+        last = self._batch(status.step - 1)
+        ends = self._period.ends_at(status.step)
+        whole = last + self._stride - 1 - last % self._stride  # which Keras names at an epoch's end too
+        if self._at_batches and (ends or status.last or whole == last):
+            self._ended = status.step
+            self._call("on_train_batch_end", whole, self._logs_of(self.window.totals.means()))
+        elif ends and self.ends_at_nonfinite:
+            self._ended = status.step
+            for callback in self._called:
+                if "TerminateOnNaN" in _kinds(callback):
+                    callback.on_train_batch_end(last, self._logs_of(self.window.totals.means()))
 
     def _call(self, method: str, *arguments) -> None:
         """Calls a method of all callbacks, which may add to the logs for later ones, as Keras's do."""
@@ -285,7 +337,7 @@ class KerasCallbacks(Windowed):
             else:
                 _set_state(callback, state)
             if weights:
-                callback.best_weights = self._model.unpacked(weights)
+                callback.best_weights = _unpacked(weights, self._model.weights)
             if "EarlyStopping" in _kinds(callback) and callback.stopped_epoch and callback.wait >= callback.patience:
                 self._model.stop_training = True  # as it was
         if again:
@@ -296,8 +348,25 @@ class KerasCallbacks(Windowed):
             )
 
 
+def _check(callbacks: Iterable[tf.keras.callbacks.Callback], instead: Mapping[str, str]) -> None:
+    """Raises `UsageError` for a callback that can't be called here, with what to use `instead` by its class's name."""
+    for callback in callbacks:
+        if cure := next((cure for name, cure in instead.items() if name in _kinds(callback)), None):
+            raise UsageError(f"Keras callback {type(callback).__name__} is for Keras's own loop; use {cure} instead")
+
+
 def _packed(weights: Iterable[np.ndarray]) -> bytes:
     return b"".join(np.ascontiguousarray(each).tobytes() for each in weights)
+
+
+def _unpacked(values: bytes, weights: Iterable[tf.keras.Variable]) -> list[np.ndarray]:
+    """Returns values of these weights of which `values` are the bytes."""
+    arrays, start = [], 0
+    for weight in weights:
+        array = np.frombuffer(values, np.dtype(weight.dtype), int(np.prod(weight.shape)), start)
+        arrays.append(array.reshape(weight.shape))
+        start += array.nbytes
+    return arrays
 
 
 def _kinds(callback: tf.keras.callbacks.Callback) -> list[str]:
@@ -375,15 +444,6 @@ class _Model:
 
     def __call__(self, *arguments, **keywords):
         return self._model(*arguments, **keywords)
-
-    def unpacked(self, values: bytes) -> list[np.ndarray]:
-        """Returns the weights from their bytes."""
-        arrays, start = [], 0
-        for weight in self._model.weights:
-            array = np.frombuffer(values, np.dtype(weight.dtype), int(np.prod(weight.shape)), start)
-            arrays.append(array.reshape(weight.shape))
-            start += array.nbytes
-        return arrays
 
 
 class _Optimizer:

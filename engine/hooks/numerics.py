@@ -143,6 +143,7 @@ class NanGuard(Hook):
     warns, and ends the run after `max_skipped` successive ones.
 
     Args:
+      ends: whether such a loss is an error; False if a Keras callback ends the run.
       max_skipped: number of successive steps without an update that is an error.
       warn_seconds: minimum time between warnings.
       clock: returns seconds, for tests.
@@ -150,7 +151,8 @@ class NanGuard(Hook):
 
     name = "nan_guard"
 
-    def __init__(self, max_skipped: int = 100, warn_seconds: float = 10.0, clock=time.monotonic):
+    def __init__(self, ends: bool = True, *, max_skipped: int = 100, warn_seconds: float = 10.0, clock=time.monotonic):
+        self._ends = ends
         self.max_skipped = max_skipped
         self.skipped = 0  # total number of skipped steps
         self.skipped_in_a_row = 0
@@ -178,7 +180,8 @@ class NanGuard(Hook):
         if self._unchecked is not None:
             unchecked, self._unchecked = self._unchecked, None
             self._check(status, *unchecked)
-        check_weights(status.state.trainer, f"step {status.step}")
+        if self._ends:
+            check_weights(status.state.trainer, f"step {status.step}")
 
     def _check(self, status: Status, first: int, last: int, sums: LoopSums) -> None:
         options = status.state.trainer.run_context.options
@@ -187,7 +190,7 @@ class NanGuard(Hook):
         skipped, counted = totals.get("skipped", (0.0, 0.0))  # each replica counts every step
         if counted:
             self._count_skipped(first, last, round(skipped / counted * (last - first + 1)), options)
-        if options.on_nonfinite == "skip":
+        if options.on_nonfinite == "skip" or not self._ends:
             return
         for name, (total, _) in sorted(totals.items()):
             if (name == "gradient_norm" or is_loss(name)) and not math.isfinite(total):

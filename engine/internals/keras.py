@@ -16,11 +16,14 @@ import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import AutocastScope
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as loss_module
 
 from . import graphs
 from .variables import assign_local, own_copy, read_local, tf_variable
 
+# What has `compile` and `fit`: a model, or a layer whose class also inherits them.
+Trainable = TensorFlowTrainer
 # A layer's lists of all its layers and variables, in the order of creation.
 KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
 # An optimizer's attribute with the variables that it updates, which belong to a model.
@@ -209,6 +212,12 @@ def all_layers_in(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.laye
     return [inner for layer in layers for inner in layers_in(layer)]
 
 
+def state_of_output() -> dict[str, Any]:
+    """Returns a state for `exchange_state` that is a new process's, but for where this program has Keras print."""
+    own = vars(global_state.GLOBAL_STATE_TRACKER)
+    return {name: own[name] for name in ("interactive_logging",) if name in own}
+
+
 def new_state() -> dict[str, Any]:
     """Resets Keras's state in this thread to a new process's (names, policy, seed), and returns the former one."""
     return exchange_state({})
@@ -235,9 +244,11 @@ def eager_variables() -> Iterator[None]:
         global_state.set_global_attribute("stateless_scope", before)
 
 
-def belongs_to_current_strategy(optimizer: tf.keras.optimizers.Optimizer) -> bool:
-    """Returns whether an optimizer was created in the current strategy's scope."""
-    return optimizer._distribution_strategy is tf.distribute.get_strategy()
+def belongs_to_current_strategy(made: tf.keras.Model | tf.keras.optimizers.Optimizer) -> bool:
+    """Returns whether a model or an optimizer was created in the current strategy's scope, or without one."""
+    is_optimizer = isinstance(made, tf.keras.optimizers.Optimizer)
+    own = made._distribution_strategy if is_optimizer else made.distribute_strategy
+    return own is tf.distribute.get_strategy()
 
 
 def computing_alone(model: tf.keras.Model) -> Callable[..., Any]:
@@ -289,26 +300,26 @@ def rate_of(optimizer: tf.keras.optimizers.Optimizer) -> Any:
     return rate if callable(rate) else float(optimizer.learning_rate.numpy())
 
 
-def update_here(optimizer: tf.keras.optimizers.Optimizer) -> None:
-    """Makes an optimizer update only this replica's variables, by `update`: Keras's own step would reduce first."""
-    if not isinstance(optimizer, _LocalUpdates):
-        optimizer.__class__ = type(type(optimizer).__name__, (type(optimizer), _LocalUpdates), {})
-
-
 def update(
     optimizer: tf.keras.optimizers.Optimizer, gradients: list, variables: list, rates: list, counts: list[tf.Tensor]
 ) -> None:
-    """Applies an optimizer's rule, and counts the step. Replica code.
+    """Applies an optimizer's rule to this replica's variables alone, and counts the step. Replica code.
 
     Args:
-      optimizer: prepared by `update_here`.
+      optimizer: built.
       gradients: of the variables.
       variables: of this replica, some of those that the optimizer was built for.
       rates: of each variable, with its number of updates, int64 scalars.
       counts: numbers of updates of all variables for which the optimizer was built.
     """
-    optimizer.most_updates = tf.reduce_max(tf.stack(counts))
-    optimizer._backend_update_step(gradients, variables, rates)
+    own = type(optimizer)
+    # Of another class only here, so that Keras finds its own optimizer in a callback, and when it trains it afterwards.
+    optimizer.__class__ = type(own.__name__, (own, _LocalUpdates), {})
+    try:
+        optimizer.most_updates = tf.reduce_max(tf.stack(counts))
+        optimizer._backend_update_step(gradients, variables, rates)
+    finally:
+        optimizer.__class__ = own
     if optimizer.use_ema:
         _average(optimizer, counts)
     tf.raw_ops.AssignAddVariableOp(resource=optimizer._iterations.value.handle, value=tf.ones([], tf.int64))
@@ -356,4 +367,5 @@ class _LocalUpdates(tf.keras.optimizers.Optimizer):
             for gradient, variable, (rate, self.own_updates) in zip(gradients, variables, learning_rates, strict=True):
                 self.update_step(gradient, variable, rate)
         finally:
-            self.own_updates = self.most_updates = None
+            for name in ("own_updates", "most_updates"):
+                self.__dict__.pop(name, None)

@@ -5,10 +5,11 @@ Besides `keras.py`, the only code that calls Keras's private functions. Host cod
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -41,6 +42,18 @@ def set_optimizer(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimize
     """Sets another optimizer of a compiled model, which checkpoints don't find there a second time."""
     del model.optimizer  # including TensorFlow's tracking
     vars(model)["optimizer"] = optimizer
+
+
+@contextlib.contextmanager
+def untracked_optimizer(model: tf.keras.Model) -> Iterator[None]:
+    """Keeps checkpoints that are made in this context from finding a compiled model's optimizer in the model."""
+    optimizer = model.optimizer
+    set_optimizer(model, optimizer)
+    try:
+        yield
+    finally:
+        vars(model).pop("optimizer", None)  # or TensorFlow does not track what is there already
+        model.optimizer = optimizer
 
 
 def direction_of(metric: tf.keras.metrics.Metric) -> str | None:
@@ -272,7 +285,8 @@ class Metrics:
         compiled, names = arguments(model), getattr(model, "output_names", None)
         self._compile_metrics = CompileMetrics(compiled["metrics"], compiled["weighted_metrics"], output_names=names)
         for each in (self._compile_metrics, model._compile_metrics):  # callbacks read the model's own
-            each.build(y_true, y_pred)
+            if not each.built:
+                each.build(y_true, y_pred)
         for is_weighted, of_outputs in (
             (False, self._compile_metrics._flat_metrics),
             (True, self._compile_metrics._flat_weighted_metrics),

@@ -121,8 +121,8 @@ class KerasOptimizer(Optimizer):
                 f"Keras optimizer {optimizer.name} was made outside the strategy's scope; "
                 "make it in build_optimizer, or pass a function that makes it"
             )
-        keras.update_here(optimizer)
-        optimizer.build([target.original for target in targets])
+        if not optimizer.built:
+            optimizer.build([target.original for target in targets])
         self.keras_optimizer, self._rate_built = optimizer, id(keras.own_rate(optimizer))
 
     def _decays(self, target):

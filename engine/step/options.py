@@ -141,6 +141,7 @@ class RunContext:
       vocabulary: the number of ids of each id feature, by the feature's name; None if there are none.
       num_servers: that variables were placed on when the run began; tables have as many shards.
       example: a batch of one example of zeros, with the data's form, shapes and dtypes (`engine.step.batches`).
+      in_place: whether to train an existing model itself instead of a copy.
     """
 
     options: StepOptions = StepOptions()
@@ -148,6 +149,7 @@ class RunContext:
     vocabulary: dict[str, int] | None = None
     num_servers: int = 1
     example: Any = None
+    in_place: bool = False
 
 
 # Options that are applied in several places, with the marks of these; any other is marked by its own name.

@@ -187,6 +187,7 @@ class Strategy(Processes, abc.ABC):
       parallel_micro_batches: of a replica's batch: how many are computed in parallel, a thread each.
       num_servers: parameter servers that hold the variables.
       updates_here: whether the devices that compute gradients also apply them.
+      trains_in_place: whether it can train variables created outside its scope, as one device can.
       computing_tasks: host:port of the tasks that compute for this process.
       sync_period_steps: replicas are synchronized at multiples of this; 1 if they always are.
       state: of the programs, once bound.
@@ -199,6 +200,7 @@ class Strategy(Processes, abc.ABC):
     parallel_micro_batches: int = 1
     num_servers: int = 1
     updates_here: bool = True
+    trains_in_place: bool = False
     computing_tasks: Sequence[str] = ()
     state: TrainState
     training: Any = None

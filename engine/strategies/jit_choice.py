@@ -5,6 +5,7 @@ XLA wins on some dense layers and loses on others, by a wide margin, so only a m
 
 from __future__ import annotations
 
+import math
 import time
 
 import tensorflow as tf
@@ -16,6 +17,8 @@ from ..state import TrainState
 from .inner_loop import InnerLoop
 
 _TIMED_SECONDS = 0.25
+_FEW_STEPS = 50  # take less time than measuring whether XLA would make them faster
+_SHORT_SECONDS = 5.0  # of steps without XLA: compiling and timing both ways takes about as long
 _MOST_OPERATIONS = 2_000  # of a step: with more, XLA compiles longer, and can't be interrupted
 _CLEAR = 2.0  # if one way is this many times as fast, it is not timed again
 _WORTH_IT = 1.05  # XLA must be this much faster: it needs one more compilation per batch shape
@@ -30,8 +33,24 @@ _NOT_COMPILABLE = (
 )
 
 
-def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[bool, tuple[float, InnerLoop]], str]:
+def is_short(steps: int | None, rate: float = math.inf) -> bool:
+    """Returns whether this many steps, at a rate per second, end before a measurement of XLA would pay off.
+
+    None is a run without an end.
+    """
+    return steps is not None and (steps <= _FEW_STEPS or steps < _SHORT_SECONDS * rate < math.inf)
+
+
+def measure(
+    strategy, state: TrainState, clock=time.perf_counter, steps: int | None = None
+) -> tuple[dict[bool, tuple[float, InnerLoop]], str]:
     """Times the training program with and without XLA, and restores every variable.
+
+    Args:
+      strategy: of the run.
+      state: of the run.
+      clock: returns seconds.
+      steps: that the run has left; None if it has no end.
 
     Returns:
       ({jit: (steps per second, the better of two; program)}, why entry True is missing, if it is): XLA can't compile
@@ -44,6 +63,9 @@ def measure(strategy, state: TrainState, clock=time.perf_counter) -> tuple[dict[
         # as long, one of resnet20 88 times as much CPU time (11 s), and a trial would delay a run by minutes.
         if jit and _on_cpus(strategy) and graphs.CONVOLUTIONS & measured[False][1].operations.keys():
             why_not = "not tried with it, since its convolutions are slow on CPUs"
+            break
+        if jit and is_short(steps, measured[False][0]):
+            why_not = f"not tried with it, since {steps:,} steps are over sooner"
             break
         if jit and (operations := measured[False][1].operations.total()) > _MOST_OPERATIONS:
             why_not = f"not tried with it, since {operations:,} operations take it long to compile; jit=on does"

@@ -60,6 +60,7 @@ class Replicated(Strategy):
         mesh: Mesh | None = None,
     ):
         self.name = name
+        self.trains_in_place = isinstance(distribution, tf.distribute.OneDeviceStrategy)
         self.distribution = distribution
         self.mesh = mesh or Mesh()
         self._devices = Devices(distribution, self.mesh)

@@ -53,7 +53,7 @@ class Isolation:
     def _entered(self, uses_random: bool) -> Iterator[None]:
         if self._keras is None:
             tensorflow.use_new_collective_keys()
-        programs = keras.exchange_state(self._keras or {})
+        programs = keras.exchange_state(self._keras or keras.state_of_output())
         before = _PROCESS.enter(self._random_state) if uses_random else None
         self._thread.is_within = True
         try:

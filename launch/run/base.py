@@ -22,7 +22,7 @@ from ...engine.data.data import Data
 from ...engine.data.order import Order
 from ...engine.data.source import Source, Split, WithoutBadRecords
 from ...engine.data.streamed import Stream
-from ...engine.errors import reason
+from ...engine.errors import counted, reason
 from ...engine.health import watchdog
 from ...engine.hooks import Hook, StopRequest
 from ...engine.hooks.base import Period
@@ -30,6 +30,7 @@ from ...engine.hooks.evaluation import FinalWeights
 from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.inventory import Inventory
+from ...engine.keras_trainer import KerasTrainer
 from ...engine.layers.embeddings import shards_in
 from ...engine.loop import Loop
 from ...engine.mesh.shards import sharding_of
@@ -320,15 +321,18 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
     options = _step_options(config, train_steps, strategy.parallel_micro_batches, run_inputs.order)
     known_data = run_inputs.example, run_inputs.known.num_classes, run_inputs.known.vocabulary
 
+    trainer_class = config.trainer_class
+    in_place = strategy.trains_in_place and issubclass(trainer_class, KerasTrainer) and trainer_class.trains_in_place()
+
     def make() -> TrainState:
-        trainer = config.trainer_class(**config.configured_arguments("model_arg"))
+        trainer = trainer_class(**config.configured_arguments("model_arg"))
         state = TrainState(trainer)
-        prepare(trainer, options, _reduction(config), *known_data, _num_servers(config, strategy))
+        prepare(trainer, options, _reduction(config), *known_data, _num_servers(config, strategy), in_place)
         state.build()
         return state
 
     try:
-        state = strategy.build(make)
+        state = make() if in_place else strategy.build(make)  # Keras can go on with a model that no strategy has made
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # of any batch
         model_arguments = plain(config.configured_arguments("model_arg"))
         arguments = "".join(f" --model_arg={name}={value}" for name, value in model_arguments.items())
@@ -457,11 +461,14 @@ def choose_jit(run: BaseRun) -> str:
         state.jit, why = config.jit == "on", "as asked"
     elif state.jit is None and getattr(run.trainer, "wants_jit", False):
         state.jit, why = True, "as the model is compiled"
+    left = None if run.train_steps is None else run.train_steps - run.step
+    if state.jit is None and jit_choice.is_short(left):
+        return f"XLA off: not timed, since the run has {counted(left, 'step')} left"
     if state.jit is not None:
         strategy.training = strategy.program("train", strategy.training.feed, state.jit)
         return f"XLA {'on' if state.jit else 'off'}, {why}"
     run.log("timing steps with XLA and without: seconds, more where the machine is busy")
-    measured, why_not = jit_choice.measure(strategy, state)
+    measured, why_not = jit_choice.measure(strategy, state, steps=left)
     state.jit = jit_choice.choose(measured)
     strategy.training = measured[state.jit][1]
     rates = {jit: f"{rate:,.0f}" for jit, (rate, _) in measured.items()}

@@ -81,9 +81,17 @@ def in_order(
 ) -> list[Hook]:
     """Returns `own`, those that watch and write, with all others of a run around them."""
     config = run.config
-    hooks: list[Hook] = [numerics.NanGuard(), *_guards(run)]
+    callbacks = [each for each in own if isinstance(each, KerasCallbacks)]
+    # No checkpoint may have such weights, so a run with a folder ends with an error all the same.
+    is_strict = bool(config.run_dir) or not any(each.ends_at_nonfinite for each in callbacks)
+    hooks: list[Hook] = [numerics.NanGuard(is_strict), *_guards(run)]
     if run.evaluates:
-        hooks.append(evaluation.Evaluation(_eval_period(run)))
+        before = [each.begin_evaluation for each in callbacks]
+
+        def is_wanted(status: Status) -> bool:
+            return all(each.wants_evaluation(status) for each in callbacks)
+
+        hooks.append(evaluation.Evaluation(_eval_period(run), before, is_wanted, is_strict))
     hooks += [run.record] if run.record else []  # before those that save: a window ends with all work by then
     # Without evaluations, a metric of the training data is checked each epoch.
     evaluates = run.evaluates and _eval_period(run)

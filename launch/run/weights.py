@@ -19,7 +19,7 @@ from ...engine.checkpoints.run_dir import RunDir
 from ...engine.data import form
 from ...engine.hooks import numerics
 from ...engine.hooks.sync_check import hashes
-from ...engine.internals import variables
+from ...engine.internals import keras, variables
 from ...engine.inventory import Inventory
 from ...engine.mesh import shards
 from ...engine.reduction import Reduction
@@ -70,7 +70,7 @@ def _architecture(model: tf.keras.Model) -> dict[str, Any] | None:
 
 def models_of(trainer: Trainer) -> dict[str, tf.keras.Model]:
     """Returns the Keras models among a trainer's attributes, by their names."""
-    return variables.tracked(trainer, tf.keras.Model)
+    return variables.tracked(trainer, keras.Trainable)
 
 
 def named(trainer: Trainer, name: str) -> tf.keras.Model:

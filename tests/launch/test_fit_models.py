@@ -15,6 +15,7 @@ layers = keras.layers
 make_four()  # before anything touches the devices
 RANDOM = np.random.default_rng(5)
 X, Y = RANDOM.normal(size=(48, 3)).astype("float32") + 3, RANDOM.normal(size=(48, 1)).astype("float32")
+COPIES = {"strategy": "mirrored", "num_virtual_devices": 1}  # makes its variables itself
 HOW = {"batch_size": 12, "epochs": 3, "shuffle": False, "verbose": 0}
 
 
@@ -56,12 +57,14 @@ def changed(block):
     block.scale, block.shifts, block.function = 0.5, np.arange(4, dtype="float32"), tf.nn.relu
 
 
+@pytest.mark.parametrize("where", [{}, COPIES], ids=["itself", "copy"])
 @pytest.mark.parametrize("change", [changed, lambda block: setattr(block.second.kernel, "trainable", False)])
-def test_what_a_configuration_leaves_out_is_in_the_copy(change):
+def test_what_a_configuration_leaves_out_is_trained_in_the_model_itself_and_in_a_copy(change, where):
     theirs, ours = model(change), model(change)
     expected = theirs.fit(X, Y, **HOW).history["loss"]
-    run = crankshaft.fit(ours, X, Y, **HOW, jit="off")
+    run = crankshaft.fit(ours, X, Y, **HOW, **where, jit="off")
     np.testing.assert_allclose(run.history.history["loss"], expected, rtol=1e-6)
+    assert (run.models["model"] is ours) == (not where)
     for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert [each.path for each in run.model.weights] == [each.path for each in ours.weights]  # for --freeze
@@ -71,7 +74,8 @@ def test_what_cannot_be_copied_is_one_line():
     factor = 3.0
     bound = model(lambda block: setattr(block, "function", lambda x: factor * x))  # its factor may be a weight
     with pytest.raises(crankshaft.UsageError, match=r"Block sequential.*/block.* has another function"):
-        crankshaft.fit(bound, X, Y, **HOW, jit="off")
+        crankshaft.fit(bound, X, Y, **HOW, **COPIES, jit="off")
+    crankshaft.fit(bound, X, Y, **HOW, jit="off")
 
 
 def test_an_optimizer_goes_on_where_layers_were_frozen_since():

@@ -1,0 +1,177 @@
+"""`crankshaft.fit` on one device trains the model itself: callbacks and Keras find what Keras's own `fit` leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import crankshaft
+from crankshaft.engine.internals.keras import Trainable
+
+keras = tf.keras
+X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
+Y = X.sum(1, keepdims=True)
+HOW = {"batch_size": 8, "shuffle": False, "verbose": 0}
+FITS = (keras.Model.fit, crankshaft.fit)
+
+
+def model(optimizer="adam", **compiled):
+    keras.utils.set_random_seed(3)
+    made = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    made.compile(optimizer, "mse", metrics=["mae"], **compiled)
+    return made
+
+
+def check_alike(ours, theirs):
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(ours.optimizer.variables, theirs.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def history(result):
+    return getattr(result.history, "history", result.history)
+
+
+class Lowers(keras.callbacks.Callback):
+    """Sets the rate as Keras's optimizer is set."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.learning_rate.assign(0.01 / (epoch + 1))
+
+
+def test_keras_and_crankshaft_train_one_model_in_turn(tmp_path):
+    theirs, ours = model(), model()
+    for turn in range(4):
+        theirs.fit(X, Y, epochs=2, callbacks=[Lowers()], **HOW)
+        kept = {"run_dir": str(tmp_path / str(turn))} if turn % 2 else {}
+        FITS[turn % 2](ours, X, Y, epochs=2, callbacks=[Lowers()], **HOW, **kept)
+        np.testing.assert_array_equal(ours.predict(X, verbose=0), theirs.predict(X, verbose=0))
+    check_alike(ours, theirs)
+    assert type(ours.optimizer) is keras.optimizers.Adam
+    assert list(ours.history.history) == list(theirs.history.history)
+    names = [tf.train.list_variables(tf.train.Checkpoint(each).write(str(tmp_path / "one"))) for each in (ours, theirs)]
+    assert names[0] == names[1]  # the optimizer's too
+    assert ours.evaluate(X, Y, verbose=0) == theirs.evaluate(X, Y, verbose=0)
+
+
+def test_callbacks_have_the_model_and_an_error_leaves_it_trained_so_far():
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            assert self.model is ours
+            assert self.model(X).shape == (20, 1)
+            if epoch == 1:
+                raise KeyError("enough")
+
+    theirs, ours = model(), model()
+    theirs.fit(X, Y, epochs=2, **HOW)
+    with pytest.raises(KeyError, match="enough"):
+        crankshaft.fit(ours, X, Y, epochs=4, callbacks=[Fails()], **HOW)
+    check_alike(ours, theirs)
+
+
+def test_a_function_may_return_a_model_that_exists():
+    ours = model()
+    run = crankshaft.fit(lambda: ours, X, Y, **HOW)
+    assert run.model is ours
+    ours.fit(X, Y, **HOW)
+    assert int(ours.optimizer.iterations) == 6
+
+
+def test_what_is_a_layer_and_a_keras_trainer_is_trained():
+    class Both(Trainable, keras.layers.Dense):
+        def __init__(self):
+            keras.layers.Dense.__init__(self, 1, kernel_initializer="ones")
+            Trainable.__init__(self)
+
+    both = []
+    for fit in FITS:
+        made = Both()
+        made.compile("sgd", "mse", metrics=["mse"])
+        fit = Both.fit if fit is keras.Model.fit else fit
+        fit(made, X, Y, epochs=2, **HOW)
+        both.append(made)
+    check_alike(*both)
+
+
+def test_a_model_without_weights_to_train_only_measures():
+    made = keras.Sequential([keras.layers.Flatten()])
+    made.compile("sgd", "mse")
+    assert crankshaft.fit(made, X, X + 1, **HOW).history.history == {"loss": [1.0]}
+
+
+@pytest.mark.parametrize("stride", [1, 3, 9])
+def test_batch_methods_have_keras_numbers(stride):
+    seen = ([], [])
+    for fit, numbers in zip(FITS, seen, strict=True):
+        callback = keras.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda batch, logs, numbers=numbers: numbers.append(batch),
+            on_train_batch_end=lambda batch, logs, numbers=numbers: numbers.append(-batch),
+        )
+        fit(model(steps_per_execution=stride), X, Y, **{**HOW, "batch_size": 4}, epochs=2, callbacks=[callback])
+    assert seen[0] == seen[1]
+
+
+def test_an_evaluation_is_between_what_a_callback_does_before_and_after_it():
+    results = []
+    for fit in FITS:
+        made = model(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
+        how = {"validation_data": (X, Y), "validation_freq": 2, "callbacks": [keras.callbacks.SwapEMAWeights()]}
+        results.append((made, history(fit(made, X, Y, epochs=3, **how, **HOW))))
+    (theirs, expected), (ours, found) = results
+    assert list(found) == list(expected)
+    assert len(found["val_loss"]) == 1  # none at the end, which is no second epoch
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=name)
+    check_alike(ours, theirs)
+
+
+def test_terminate_on_nan_ends_the_run_and_is_no_error():
+    made = model()
+    found = crankshaft.fit(made, X, Y * np.nan, epochs=5, callbacks=[keras.callbacks.TerminateOnNaN()], **HOW)
+    assert len(found.history.history["loss"]) == 1
+    assert np.isnan(found.history.history["loss"][0])
+
+
+def batches(number):
+    for _ in range(number):
+        yield X, Y
+
+
+class Endless(keras.utils.PyDataset):
+    num_batches = None
+
+    def __getitem__(self, number):
+        return X, Y
+
+
+@pytest.mark.parametrize("data", [lambda: batches(6), Endless])
+def test_batches_that_python_makes_are_read_once(data):
+    theirs, ours = model(), model()
+    how = {"steps_per_epoch": 2, "epochs": 3, "verbose": 0}
+    theirs.fit(data(), **how)
+    assert len(crankshaft.fit(ours, data(), **how).history.history["loss"]) == 3
+    check_alike(ours, theirs)
+
+
+def test_a_generator_is_an_epoch_and_no_second_one():
+    assert crankshaft.fit(model(), batches(5), verbose=0).step == 5
+    with pytest.raises((crankshaft.RunError, crankshaft.UsageError), match="has ended"):
+        crankshaft.fit(model(), batches(5), epochs=2, steps_per_epoch=4, verbose=0)
+
+
+def test_a_limit_of_epochs_for_trying_a_program_holds():
+    keras.config.set_max_epochs(1)
+    try:
+        assert crankshaft.fit(model(), X, Y, epochs=3, **HOW).step == 3
+    finally:
+        keras.config.set_max_epochs(None)
+
+
+def test_evaluations_may_be_listed():
+    how = {"validation_data": (X, Y), "validation_freq": [1, 3], "epochs": 4, **HOW}
+    expected = model().fit(X, Y, **how).history
+    found = crankshaft.fit(model(), X, Y, **how).history.history
+    assert list(found) == list(expected)
+    np.testing.assert_allclose(found["val_loss"], expected["val_loss"], rtol=1e-6)
