@@ -41,7 +41,7 @@ class ExternalOrder(Order):
 class ExternalFeed(Feed):
     """Reads a call's batches on the host. Its programs take any number of examples.
 
-    One feed serves all data of a form; `hold` sets the next. Data is shuffled per epoch by (seed, first step, epoch),
+    One feed serves all data of a form; `set_data` sets the next. Each epoch is shuffled by (seed, first step, epoch),
     so two calls on the same data differ, and a call is repeated exactly after a resume. A stream that is read for some
     steps continues there in later calls, as long as its `Stream` exists; it is not read ahead of these steps.
 

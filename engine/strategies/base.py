@@ -266,7 +266,7 @@ class Strategy(Processes, abc.ABC):
         Args:
           step: of training, or of a new evaluation.
           split: a `Source` or a `Stream`.
-          *options: the batch size, the seed and the number of steps, see `ExternalFeed.hold`.
+          *options: the batch size, the seed and the number of steps, see `ExternalFeed.set_data`.
         """
         if step not in self._external:
             feed = self.external_feed()
