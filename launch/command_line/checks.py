@@ -251,7 +251,7 @@ def _check_sync_periods(config: Config) -> None:
             raise UsageError(f"{setting(name, period)} is not a multiple of {apart}; use {near}")
     for name, unlike in (("precision", "float16"), ("ema_decay", config.ema_decay), ("strategy", "tpu")):
         if config.values[name] and config.values[name] == unlike:
-            raise UsageError(f"{setting(name, unlike)} can't be combined with {apart}; omit one of them")
+            raise UsageError(f"{setting(name, unlike)} can't be combined with {apart}; leave one of them out")
     if config.powersgd_rank:
         raise UsageError(
             f"{setting('powersgd_rank', config.powersgd_rank)} is of sums in each step, and "

@@ -197,7 +197,7 @@ def test_shard_that_is_missing_or_cut_at_a_record_is_found(prepared, own_input, 
 
 
 MISTAKES = {
-    "--output_dir=x": "--input is not given",
+    "--output_dir=x": "--input is missing",
     "--input=digits": "--output_dir is not given",
     "--input=digits --outputdir=x": "--outputdir is unknown; did you mean output_dir",
     "--input=digits --output_dir=x --input_arg=a=1": "digits takes no arguments",
