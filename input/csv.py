@@ -81,7 +81,7 @@ def load(
       names: of all columns, in order, if the files have no header.
       eval_data_dir: evaluation files, as data_dir; their columns have the types of the training data.
       prepared_dir: folder of the Parquet file, instead of `.crankshaft` beside the files.
-      validation_split: the share of the records that is not trained on, of which no words and means are fitted.
+      validation_split: fraction of the records that is neither trained on nor used to fit words and means.
       trained_on: what a run keeps of its data, if it was trained: an array's columns are read in that order.
 
     Returns:

@@ -14,7 +14,7 @@ from .checks import InputError, refuse_data_dir
 
 _PATH = os.path.join(os.path.dirname(__file__), "data", "digits.csv.gz")
 _SCANS = 1797
-_SCAN_SIZE = 8  # pixels, both ways
+_SCAN_SIZE = 8  # width and height in pixels
 _MAX_VALUE = 16  # a pixel counts the inked dots of a 4x4 block
 _SCALED_SIZE = 24
 _MARGIN = 2  # blank pixels on each side: 28x28, with an edge as MNIST has it
@@ -24,16 +24,16 @@ _EVAL_EVERY = 5
 def load(data_dir: str | None, seed: int) -> Data:
     """Reads Alpaydin, Kaynak: Optical Recognition of Handwritten Digits, doi.org/10.24432/C50P49.
 
-    The split is fixed: scans are sorted by class, in file order within a class, and every fifth of them is for
-    evaluation. So both splits have all classes in the file's proportions, and neither `seed` nor anything else changes
-    them. Scans are scaled to 24x24 bilinearly, with a margin of 2.
+    The split is fixed: scans are sorted by class, in file order within a class, and every fifth is for evaluation. So
+    both splits have all classes in the file's proportions, independently of `seed`. Scans are scaled to 24x24
+    bilinearly, with a margin of 2.
 
     Returns:
       Features float32 [N, 28, 28, 1] in [0, 1], labels int32 [N] in 0..9; N is 1,437 for training
       and 360 for evaluation.
 
     Raises:
-      InputError: the bundled file is damaged, or a data_dir is given.
+      InputError: the bundled file is damaged, or data_dir is set.
     """
     del seed
     refuse_data_dir(data_dir, "digits")

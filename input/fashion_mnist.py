@@ -16,7 +16,7 @@ def load(data_dir: str | None, seed: int) -> Data:
       Features float32 [N, 28, 28, 1] in [0, 1], labels int32 [N] in 0..9, both splits.
 
     Raises:
-      InputError: a file is missing or unusable, or the download failed.
+      InputError: a file is missing or can't be used, or the download failed.
     """
     del seed
     return read_or_download(data_dir, "fashion_mnist")

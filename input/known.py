@@ -1,4 +1,4 @@
-"""What is known of the data besides examples, as runs, exported models and prepared shards keep it."""
+"""Properties of the data, as stored in runs, exported models and prepared shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PREPROCESSING = "treatments"  # its key in runs, exported models and prepared s
 
 
 def as_json(data: Data) -> dict[str, Any]:
-    """Returns what is known of the data, plain JSON, of which `from_json` makes the same again."""
+    """Returns the properties of data, plain JSON, for `from_json`."""
     known: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(data, name)) is not None}
     if data.tokens is not None:
         known["tokens"] = data.tokens.kept()
@@ -26,11 +26,11 @@ def as_json(data: Data) -> dict[str, Any]:
     if data.preprocessing is not None:
         del known["preprocessing"]
         known[_PREPROCESSING] = {name: each._asdict() for name, each in data.preprocessing.items()}
-    return json.loads(json.dumps(known, default=lambda value: value.item()))  # NumPy's numbers among them
+    return json.loads(json.dumps(known, default=lambda value: value.item()))  # including NumPy's numbers
 
 
 def from_json(content: Mapping[str, Any], path: str) -> Data:
-    """Returns data without examples, by what was kept in the file at `path`; other keys of it are left alone.
+    """Restores data without examples from the properties in the file at `path`; ignores other keys.
 
     Raises:
       KeyError, TypeError: the argument was not made by `as_json`.
@@ -50,22 +50,22 @@ def from_json(content: Mapping[str, Any], path: str) -> Data:
 
 
 def order_of(trained_on: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Returns the columns of the array that a run was trained on, in its order; () if there are none."""
+    """Returns the columns of the array that a run was trained on, in order, or ()."""
     return tuple((trained_on or {}).get("array_columns", ()))
 
 
 def ids_of(classes: Iterable[str]) -> int:
-    """Returns a digest that tells one numbering of classes from another."""
+    """Returns a digest that identifies a numbering of classes."""
     return int.from_bytes(hashlib.sha256(as_bytes("\0".join(classes))).digest()[:4], "big")
 
 
 def as_text(word: bytes) -> str:
-    """Returns a word as JSON can hold it: any bytes come back as they were, as those of files' names do."""
+    """Converts a word to text for JSON, reversibly for any bytes, as for files' names."""
     return word.decode(errors="surrogateescape")
 
 
 def as_bytes(word: Any) -> bytes:
-    """Returns the word that `as_text` has made text of. Raises TypeError if it is not text."""
+    """Reverts `as_text`. Raises TypeError if it is not text."""
     return _text(word).encode(errors="surrogateescape")
 
 

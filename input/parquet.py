@@ -60,7 +60,7 @@ def load(
         a number; or `column`, 0 and a feature NAME.missing. For ids and text, all but `refuse` are id 0.
       eval_data_dir: evaluation files, as data_dir.
       prepared_dir: where words and means are kept, in place of `.crankshaft` beside the files.
-      validation_split: the share of the rows that is not trained on, of which no words and means are fitted.
+      validation_split: fraction of the rows that is neither trained on nor used to fit words and means.
       trained_on: what a run keeps of its data, if it was trained: an array's columns are read in that order.
 
     Returns:

@@ -16,14 +16,14 @@ from .base import Hook, Status
 
 
 class InputBound(Hook):
-    """Warns, once a run, where steps wait for input for more than a share of a window's time.
+    """Warns, once per run, if steps wait for input for more than a fraction of a window's time.
 
-    The first call, which compiles and reads what nothing has read ahead, is in no window.
+    No window includes the first call, which compiles and reads without read-ahead.
 
     Args:
       cure: what to change, the end of the message.
-      share: of the time, above which it is said.
-      window_seconds: least time of the steps that are looked at together.
+      share: the fraction of the time.
+      window_seconds: minimum time of a window's steps.
     """
 
     name = "input_bound"
@@ -53,15 +53,15 @@ class InputBound(Hook):
 
 
 class Stragglers(Hook):
-    """Warns of a worker whose own part of a step takes far longer than the others' median, for a while.
+    """Warns of a worker whose own part of a step takes far longer than the others' median for some time.
 
-    Says nothing where that part is not known, as on GPUs.
+    Not if that part is unknown, as on GPUs.
 
     Args:
-      names: what messages call the workers.
-      ratio: how many times the median of the other workers is slow.
+      names: of the workers, for messages.
+      ratio: multiple of the other workers' median that is slow.
       window_seconds: over which a worker is observed.
-      windows: how many in a row it has to be slow; it is named again after each as many.
+      windows: number of successive slow windows before a warning, which is repeated after as many.
       clock: returns seconds, for tests.
     """
 

@@ -17,7 +17,7 @@ EVAL_NAMES = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
 def read_or_download(data_dir: str | None, keras_name: str) -> Data:
-    """Reads splits from `data_dir`, or downloads them by Keras where no folder is given.
+    """Reads splits from `data_dir`, or downloads them by Keras without a folder.
 
     Args:
       data_dir: a folder with TRAIN_NAMES and EVAL_NAMES, each plain or with `.gz`.

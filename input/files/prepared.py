@@ -1,4 +1,4 @@
-"""Files made once of a user's files: where they stand, how they are named, written and checked.
+"""Prepared files, made once from a user's files: location, names, writing and checks.
 
 Host code. A prepared file is in the folder `.crankshaft` beside the first of the files it was made from, or in
 `prepared_dir`. Its name is a digest of these files' names, sizes, times and some of their bytes, and of the arguments.
@@ -73,21 +73,21 @@ class Prepared:
         return self._files.pread_each(0, offsets, [length] * len(offsets))
 
     def files(self) -> list[str]:
-        """Returns the paths of what is read."""
+        """Returns the paths of the files that it reads."""
         return [self.path]
 
     def damaged(self, title: str) -> SourceError:
-        """Makes the error of bytes that are not what was written."""
+        """Returns the error for damaged bytes."""
         return SourceError(
             f"{self.path}: {title} is damaged (its checksum is another); remove the file, it is made again"
         )
 
 
 class PreparedInMemory(Prepared):
-    """What was prepared of files that come with Crankshaft, whose folder may not be written to: held in memory.
+    """A file prepared from bundled files, whose folder may be read-only: kept in memory.
 
     Args:
-      name: of what it is made of, for messages.
+      name: of its origin, for messages.
       write: writes it.
     """
 
@@ -108,7 +108,7 @@ class PreparedInMemory(Prepared):
 
 
 class PreparedWriter:
-    """What a file that is prepared is written with, from its beginning to its end.
+    """Writes a prepared file sequentially.
 
     Args:
       file: to write to.
@@ -131,7 +131,7 @@ class PreparedWriter:
         self.offset += len(data)
 
     def end(self) -> dict[str, Any]:
-        """Appends what the file says of itself, and returns it; `digest` of its bytes is among that."""
+        """Appends the metadata, including `digest`, that of the file's bytes, and returns them."""
         content = {**self.metadata, "digest": self._digest.hexdigest()}
         metadata = json.dumps(content).encode()
         self._file.write(metadata + _END.pack(len(metadata), zlib.crc32(metadata), _MARK))
@@ -141,7 +141,7 @@ class PreparedWriter:
 def prepared(
     files: Files, kind: str, made_by: dict[str, Any], write: Callable[[PreparedWriter], None], folder: str | None = None
 ) -> Prepared:
-    """Returns the file that was prepared of `files`, which is made where it isn't there; others wait for who makes it.
+    """Returns the file prepared from `files`, creating it if needed; other processes wait for the creating one.
 
     Those made from bundled files are kept in memory.
 
@@ -175,12 +175,12 @@ def prepared(
 
 
 def is_bundled(path: str) -> bool:
-    """Returns whether a file comes with Crankshaft."""
+    """Returns whether a file is bundled with Crankshaft."""
     return os.path.dirname(path) == BUNDLED
 
 
 def progress(title: str, total: int) -> Callable[[int], None]:
-    """Returns a function that is told how much of the total is done, and says so now and then."""
+    """Returns a function that takes the amount done of a total, and logs it now and then."""
     logged_at = time.monotonic()
 
     def at(done: int) -> None:
@@ -230,7 +230,7 @@ def _made(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:
 
 @contextlib.contextmanager
 def _locked(lock_path: str, title: str) -> Iterator[None]:
-    """Holds a file that is there while it is held; waits for another process that holds it."""
+    """Holds a lock by a file; waits for another process that holds it."""
     lock = FileLock(lock_path)
     try:
         lock.acquire(timeout=0)

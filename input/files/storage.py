@@ -47,7 +47,7 @@ def is_remote(path: str) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[BinaryIO]:
-    """Yields a file to write to, which replaces whatever is at `path` once it is whole. Raises OSError.
+    """Yields a file to write to, which replaces whatever is at `path` when complete. Raises OSError.
 
     If the body fails, no file remains.
     """
@@ -70,7 +70,7 @@ def replacing(path: str) -> Iterator[BinaryIO]:
 
 
 def retried(path: str, read: Callable[[], Any], before: Callable[[], None] | None = None) -> Any:
-    """Returns what a function reads of a file; it is called again where a disk or a network fails for a moment.
+    """Returns the result of a function that reads a file; retries it if a disk or a network fails briefly.
 
     Args:
       path: of the file, for messages.
@@ -101,11 +101,11 @@ def retried(path: str, read: Callable[[], Any], before: Callable[[], None] | Non
 
 
 class State(NamedTuple):
-    """What tells whether a file is still the one that it was.
+    """The state of a file, which shows whether it has changed.
 
     Attributes:
       nbytes: its size.
-      written_ns: when it was last written to, since the epoch.
+      written_ns: time of the last write, since the epoch.
     """
 
     nbytes: int
@@ -113,7 +113,7 @@ class State(NamedTuple):
 
 
 class Files:
-    """Files of which pieces are read by any thread. They must stay what they were when this was made.
+    """Files that any thread can read in pieces. They must not change.
 
     Each file is checked when it is opened and then once per second while it is read (once per minute over a network).
     If it was removed, replaced or written to, reading ends, although an open file would still return its old bytes.
@@ -139,7 +139,7 @@ class Files:
         self._file = functools.lru_cache(_OPEN_FILES)(functools.partial(_opened, self.paths, self.sizes))
 
     def only(self, numbers: Sequence[int]) -> Files:
-        """Returns some of the files, as they were when this was made."""
+        """Returns some of the files, in their original state."""
         return Files([self.paths[n] for n in numbers], [State(self.sizes[n], self._written_ns[n]) for n in numbers])
 
     def pread(self, number: int, offset: int, length: int) -> bytes:
@@ -151,7 +151,7 @@ class Files:
         return self.pread_each(number, [offset], [length])[0]
 
     def pread_each(self, number: int, offsets: list[int], lengths: list[int]) -> list[bytes]:
-        """Returns so many bytes from each of some offsets on; raises as `pread` does."""
+        """Returns `length` bytes from each of some offsets on; raises as `pread` does."""
 
         def read() -> list[bytes]:
             file = self._file(number)
@@ -184,7 +184,7 @@ class Files:
         return io.BufferedReader(_Stream(self, number), _STREAM_BYTES)
 
     def read(self, number: int) -> bytes:
-        """Returns a whole file, which is opened for it and closed: for files that are read once in a while.
+        """Returns a whole file, opening and closing it, for files that are read rarely.
 
         Raises:
           SourceError: the file was replaced or can't be read.
@@ -202,7 +202,7 @@ class Files:
 
     @functools.cached_property
     def sample(self) -> int:
-        """A checksum of the files' bytes: of all up to 16 MiB, else of pieces evenly spaced, among them both ends."""
+        """A checksum of the files' bytes: of all up to 16 MiB, else of evenly spaced pieces, including both ends."""
         most = _REMOTE_SAMPLES if any(map(is_remote, self.paths)) else _SAMPLES
         ends = list(itertools.accumulate(self.sizes))
         total = ends[-1] if ends else 0
@@ -212,7 +212,7 @@ class Files:
         checksum = 0
         for start in starts:
             stop = min(start + _SAMPLE_BYTES, total)
-            while start < stop:  # a piece may lie in several files
+            while start < stop:  # a piece may span several files
                 number = bisect.bisect_right(ends, start)
                 length = min(stop, ends[number]) - start
                 offset = start - (ends[number] - self.sizes[number])
@@ -268,12 +268,12 @@ class _Stream(io.RawIOBase):
 
 
 def size_of(path: str) -> int:
-    """Returns a file's bytes. Raises `InputError` where there is no regular file that can be read."""
+    """Returns a file's bytes. Raises `InputError` if it is not a readable regular file."""
     return state_of(path).nbytes
 
 
 def state_of(path: str) -> State:
-    """Returns what a file is now. Raises `InputError` where there is no regular file that can be read."""
+    """Returns a file's present state. Raises `InputError` if it is not a readable regular file."""
     if is_remote(path):
         try:
             remote = retried(path, lambda: gfile().stat(path))
@@ -322,7 +322,7 @@ class _Local:
 
 
 class _Remote:
-    """Reads in aligned blocks and keeps the last few: a single read through `tf.io.gfile` costs 160 us and more."""
+    """Reads in aligned blocks and caches the last few: a single read through `tf.io.gfile` costs 160 us or more."""
 
     check_at = 0.0
 
@@ -357,7 +357,7 @@ def _why(error: Exception) -> str:
 
 
 def gfile() -> Any:
-    """Returns TensorFlow's module for files elsewhere, which is imported only for them."""
+    """Imports TensorFlow's module for remote files, which only they need."""
     import tensorflow as tf
 
     return tf.io.gfile

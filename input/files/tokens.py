@@ -1,4 +1,4 @@
-"""What text is cut into: bytes, or the tokens of a vocabulary by the library `tokenizers`. Host code."""
+"""Tokenizers: bytes, or a vocabulary by the library `tokenizers`. Host code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEARN_BYTES = 64 << 20  # of text, from the beginning, for fitting a vocabulary
 
 
 class TextPiece(NamedTuple):
-    """A piece of text: a document, or a part of one; `ends` says whether it is the document's last."""
+    """A piece of text: a document, or a part of one; `ends` if it is the document's last."""
 
     text: bytes
     path: str
@@ -30,7 +30,7 @@ class TextPiece(NamedTuple):
     ends: bool
 
     def decoded(self) -> str:
-        """Decodes UTF-8. Raises `InputError`, which says where it is none."""
+        """Decodes UTF-8. Raises `InputError`, which names the position of other bytes."""
         try:
             return self.text.decode()
         except UnicodeDecodeError as error:
@@ -48,7 +48,7 @@ class TokenDecoder(NamedTuple):
 
 
 class Bytes:
-    """A token for each byte, and one for the border of documents.
+    """A token for each byte, and one between documents.
 
     A run's files contain `kept`, from which `from_saved` restores the object.
 
@@ -69,11 +69,11 @@ class Bytes:
         return [np.frombuffer(piece.text, np.uint8) for piece in pieces]
 
     def kept(self) -> dict[str, str]:
-        """Returns all that `from_saved` needs, plain JSON."""
+        """Returns the argument of `from_saved`, plain JSON."""
         return {"kind": "bytes"}
 
     def decoder(self) -> TokenDecoder:
-        """Returns what makes text of tokens, one after the other."""
+        """Returns a decoder of consecutive tokens."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return TokenDecoder(
             lambda token: decoder.decode(bytes([token]) if token < _BYTES else b""), lambda: decoder.decode(b"", True)
@@ -81,7 +81,7 @@ class Bytes:
 
 
 class Vocabulary:
-    """Tokens of a vocabulary, as `tokenizers.Tokenizer.save` has written it; the attributes are those of `Bytes`.
+    """Tokens of a vocabulary written by `tokenizers.Tokenizer.save`; the attributes are those of `Bytes`.
 
     It is parsed on first use, so training on existing tokens needs no library.
 
@@ -142,16 +142,16 @@ class Vocabulary:
         return zlib.crc32(self.identity.encode())
 
     def tokens(self, pieces: list[TextPiece]) -> list[np.ndarray]:
-        """Returns the tokens of each piece of text. Raises `InputError` where one is not UTF-8."""
+        """Returns the tokens of each piece of text. Raises `InputError` if one is not UTF-8."""
         encodings = self._tokenizer.encode_batch([piece.decoded() for piece in pieces], add_special_tokens=False)
         return [np.array(each.ids, np.uint32) for each in encodings]
 
     def kept(self) -> dict[str, str]:
-        """Returns all that `from_saved` needs, plain JSON."""
+        """Returns the argument of `from_saved`, plain JSON."""
         return {"kind": "vocabulary", "tokenizer": self._text, "separator": self._separator}
 
     def decoder(self) -> TokenDecoder:
-        """Returns what makes text of tokens, one after the other."""
+        """Returns a decoder of consecutive tokens."""
         stream = _library().decoders.DecodeStream(skip_special_tokens=False)
         held: list[int] = []  # tokens of an incomplete character
 
@@ -165,7 +165,7 @@ class Vocabulary:
 
 
 def tokenizer(name: str, separator: str) -> Bytes | Vocabulary:
-    """Returns what cuts text: `bytes`, or the vocabulary in the JSON file of that name, which may be a run's."""
+    """Returns a tokenizer: `bytes`, or the vocabulary in a JSON file, possibly a run's."""
     if name == "bytes":
         if separator:
             raise InputError(f"separator={separator} is a token's name, and bytes have none; leave it out")
@@ -186,14 +186,14 @@ def tokenizer(name: str, separator: str) -> Bytes | Vocabulary:
 
 
 def from_saved(kept: dict[str, str], path: str) -> Bytes | Vocabulary:
-    """Returns what has cut text, by what was kept of it in a file. Raises KeyError or TypeError if it is none."""
+    """Restores a tokenizer from its saved form. Raises KeyError or TypeError for anything else."""
     if kept["kind"] == "bytes":
         return Bytes()
     return Vocabulary(str(kept["tokenizer"]), path, str(kept["separator"]))
 
 
 def learned(size: int, files: Files, pieces: Iterable[TextPiece], folder: str | None) -> Vocabulary:
-    """Makes a vocabulary of the first 64 MiB of text, by byte-pair encoding, and keeps it with what is prepared.
+    """Fits a vocabulary to the first 64 MiB of text by byte-pair encoding, and keeps it with the prepared files.
 
     Args:
       size: number of tokens, 256 or more.

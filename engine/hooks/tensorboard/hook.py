@@ -23,11 +23,11 @@ from .event_files import EventFiles
 from .probe import Probe
 
 _PICTURES = 9
-_HISTOGRAM_BYTES = 64 << 20  # a larger table, which may live on another host, gets no histogram
+_HISTOGRAM_BYTES = 64 << 20  # larger tables, possibly on another host, get no histogram
 
 
 class TensorBoard(Windowed):
-    """Writes scalars every so many steps, at epochs' ends and at the last step, and evaluations where there are any.
+    """Writes scalars periodically, at epochs' ends and at the last step, and evaluations, if any.
 
     `train/`: each metric's mean since the last time, learning_rate, loss_scale if there is one, epoch, steps_per_sec,
     examples_per_sec, what `Totals.input` has, of tables that give rows to ids `tables/...`, and of each of several
@@ -41,11 +41,11 @@ class TensorBoard(Windowed):
 
     Args:
       directory: `run_dir/tensorboard`.
-      every_steps: of scalars; 0 is never, but for the last step and evaluations.
-      more: other periods at whose ends there are scalars, such as an epoch.
-      histogram_every_steps: of histograms; 0 is never.
+      every_steps: period of scalars; 0 writes only the last step and evaluations.
+      more: other periods at whose ends scalars are written, such as an epoch.
+      histogram_every_steps: period of histograms; 0 disables them.
       config: the hyper-parameters, {name: value}.
-      probe: for gradients and images; None leaves them out.
+      probe: for gradients and images; None omits them.
       writing: the thread that writes; None starts one.
     """
 
@@ -110,11 +110,11 @@ class TensorBoard(Windowed):
         figures = {**self._figures.read(), "epoch": status.epochs}
         totals = self.window.take()
         figures |= {**totals.speeds, **totals.input, **status.strategy.figures(), **tables}
-        # The thread reads the sums, and so it is the one that waits for the device.
+        # The thread reads the sums, and so waits for the device.
         self._files.put("train", status.step, lambda: _training_scalars(totals, figures))
 
     def settle(self, status: Status) -> None:
-        self._files.flush()  # so that a run that is resumed from this checkpoint has no gap
+        self._files.flush()  # so that a run resumed from this checkpoint has no gap
 
     def end(self, status: Status) -> None:
         self._files.close()
@@ -139,7 +139,7 @@ class TensorBoard(Windowed):
         by_kind = {"weights": self._weights()}
         if self.probe is not None:
             by_kind["gradients"] = self.probe.gradients(status.program, status.step)
-        # Of a sharded variable these are the first replica's shard, and the name says so.
+        # For a sharded variable this is the first replica's shard, as the name says.
         sharded = {path_of(variable) for variable in Inventory(trainer).all_weights if sharding_of(variable)}
         by_kind = {
             f"{kind}/{path}{'/first_part' if path in sharded else ''}": made
@@ -160,13 +160,13 @@ class TensorBoard(Windowed):
             graph = forward.get_concrete_function(
                 tf.nest.map_structure(_spec, form.features(trainer.run_context.example))
             ).graph
-        except (TypeError, ValueError, tf.errors.OpError) as error:  # it takes other inputs than the features
+        except (TypeError, ValueError, tf.errors.OpError) as error:  # its inputs are not the features
             logging.info("no graph of %s for TensorBoard: %s", model.name, reason(error))
             return
         self._files.put_graph("train", lambda: graph.as_graph_def(add_shapes=True).SerializeToString())
 
     def _put_images(self, status: Status) -> bool:
-        """Writes some inputs, if they look like images. Returns False while there is no batch to show."""
+        """Writes some inputs, if they look like images. Returns False before there is a batch."""
         if self.probe is None or not event_values.looks_like_images(self.probe.example_features):
             return True
         features = self.probe.features(status.program, status.step)

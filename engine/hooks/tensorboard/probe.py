@@ -1,4 +1,4 @@
-"""Observes what a step computes, for TensorBoard, without changing the run. Host code around replica code."""
+"""Observes a step's computation for TensorBoard, without changing the run. Host code around replica code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .event_values import Histogram, histogram
 
 
 class Probe:
-    """Computes the gradients that the next step would, and shows its batch, without doing the step.
+    """Computes the next step's gradients, and shows its batch, without doing the step.
 
     Nothing is read for it. Of a user's dataset, whose iterator is training's, and of external data, it takes the batch
     that a step was trained on before the first call, and keeps it for all later calls.
@@ -44,7 +44,7 @@ class Probe:
         """Returns histograms of the loss's gradients over the global batch of a step, by the variable's path.
 
         Before clipping, after the sum over replicas. {} where the trainer leaves `compute_gradients` nothing to train,
-        and where no batch of a dataset can be kept.
+        and if no batch of a dataset can be kept.
         """
         feed = self._feed_of(program)
         if not self._trainer.trainable_variables or feed is None:
@@ -64,7 +64,7 @@ class Probe:
         return form.features(self._trainer.run_context.example)
 
     def features(self, program: Program, step: int):
-        """Returns the features of one replica's share of a step's batch, as tensors; None where none is known."""
+        """Returns the features of one replica's share of a step's batch, as tensors; None if unknown."""
         if (feed := self._feed_of(program)) is None:
             return None
         operands, offset, _ = feed.look(step)
@@ -72,7 +72,7 @@ class Probe:
 
     def _feed_of(self, program: Program) -> Feed | None:
         feed = program.feed
-        if feed.random_access:  # training asks for the same step next
+        if feed.random_access:  # training takes the same step next
             return feed
         if self._kept is None and feed.kept_batch is not None:
             self._kept = self._strategy.repeated_batch(feed)
@@ -115,7 +115,7 @@ class Probe:
 
 @contextlib.contextmanager
 def _without_admission(tables: Iterable[Embedding]) -> Iterator[None]:
-    """Stops tables from assigning rows to new ids in what is traced in this context."""
+    """Stops tables from assigning rows to new ids in code traced in this context."""
     for table in tables:
         table.admits = False
     try:

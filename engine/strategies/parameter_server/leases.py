@@ -1,8 +1,8 @@
-"""What a worker runs for a lease: a range of steps in one compiled call, counted by the servers. Worker code.
+"""A worker's execution of a lease: a range of steps in one compiled call, counted on the servers. Worker code.
 
-Where a worker dies, TensorFlow runs its lease again on another one. The servers know how far it was, so it goes on
-from there: steps are repeated only if they were applied and not yet counted when the worker died or the step failed, as
-the last one is until the next one begins.
+If a worker dies, TensorFlow runs its lease again on another one. It continues from the servers' counts: steps are
+repeated only if they were applied but not yet counted when the worker died or the step failed, as the last one is until
+the next one begins.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ...step.context import Readings
 from ..inner_loop import InnerLoop
 from .feed import InputStats, LeaseFeed, timestamp_after
 
-COUNT_SCOPE = "count_step"  # of the ops that count a step, by which a trace's steps are known
+COUNT_SCOPE = "count_step"  # of the ops that count a step, by which traces identify steps
 LAGS = 16  # of staleness: updates with 0, 1, ... of others between their pull and their push, and with 15 or more
 
 
 class Lease(NamedTuple):
-    """A range of steps of the data's order, handed out to whichever worker takes it.
+    """A range of steps of the data's order, scheduled for any worker.
 
     Attributes:
       number: from 1 on, over the whole run of the process.
-      slot: its index among the counters while it is open.
-      steps_before, starts_before: what the slot had counted when the lease was made.
+      slot: its index among the counters while it is in progress.
+      steps_before, starts_before: the slot's counts when the lease was created.
       first, stop: the range, [first, stop).
     """
 
@@ -51,13 +51,13 @@ class LeaseResult(NamedTuple):
     """The result of a lease.
 
     Attributes:
-      sums: [rows, 2], the metrics' sums over the steps that this run of it did, and the scores that it keeps.
-      staleness: the sum over these steps, and the most, of the updates by others between a step's pull and its push;
-        then how many steps had 0, 1, ... of them (`LAGS`).
+      sums: [rows, 2], the metrics' sums over the steps of this run, and its scores.
+      staleness: the number of others' updates between a step's pull and its push: sum and maximum over these steps;
+        then the number of steps with 0, 1, ... of them (`LAGS`).
       first: the first of these steps.
-      starts: how often the lease was begun, by the counters; 0 where they do not count it.
+      starts: how often the lease was started, by the counters; 0 if not counted.
       seconds: its duration.
-      worker: which one ran it.
+      worker: that ran it.
       input_stats: `InputStats`; [4] in the graph.
     """
 
@@ -82,9 +82,9 @@ class Counters:
     """Counts of the run's progress, on the first server: int64, not in checkpoints.
 
     Attributes:
-      counts: [1 + 2 slots]: updates in all; for each slot, its steps and how often a lease in it was begun. They are
-        only ever added to, all in one operation, so that they agree.
-      takers: [slots], the worker that was the last to begin the lease in each slot.
+      counts: [1 + 2 slots]: the total of updates; for each slot, its steps and its leases' starts. They only grow, all
+        in one operation, so that they are consistent.
+      takers: [slots], the last worker to start the lease in each slot.
     """
 
     def __init__(self, slots: int):
@@ -100,16 +100,16 @@ class Counters:
         return 1 + self._slots + slot
 
     def ones_at(self, *indices: tf.Tensor) -> tf.Tensor:
-        """Returns as many int64 as there are counts: 1 at these indices, else 0."""
+        """Returns an int64 per count: 1 at these indices, else 0."""
         return tf.add_n([tf.one_hot(index, 1 + 2 * self._slots, dtype=tf.int64) for index in indices])
 
     def add(self, amounts: tf.Tensor) -> tf.Tensor:
-        """Adds to all counts at once, and returns what they are then."""
+        """Adds to all counts at once, and returns the new counts."""
         tf.raw_ops.AssignAddVariableOp(resource=self.counts.handle, value=amounts)
         return tf.raw_ops.ReadVariableOp(resource=self.counts.handle, dtype=tf.int64)
 
     def begin(self, lease: Lease, worker: tf.Tensor) -> tf.Tensor:
-        """Records that a worker begins a lease; returns the counts."""
+        """Records a worker's start of a lease; returns the counts."""
         taker = tf.raw_ops.ResourceScatterUpdate(resource=self.takers.handle, indices=lease.slot, updates=worker)
         with tf.control_dependencies([taker]):
             return self.add(self.ones_at(self.starts_at(lease.slot)))
@@ -118,12 +118,12 @@ class Counters:
 class Pull:
     """Reads float32 Keras variables and the optimizers' progress from their servers.
 
-    All that a server has travels as one vector, or as a few where one message can't hold it (`wire.Buckets`). Variables
-    of other dtypes, and those that are on no server, are read where they are used.
+    A server's values are sent as one vector, or as a few if they exceed a message (`wire.Buckets`). Variables of other
+    dtypes, and those on no server, are read where they are used.
 
     Args:
       variables: Keras variables.
-      reduce_dtype: what they travel as.
+      reduce_dtype: in which they are sent.
       optimizers: the engine's.
       moved: Keras variables that layers may assign, which steps read themselves.
     """
@@ -139,7 +139,7 @@ class Pull:
         floats = [each for each in variables if tf_variable(each).dtype == tf.float32]
         placed = [(server_of(tf_variable(each)), each) for each in floats]
         progressing = [(server_of(optimizer.iterations), optimizer) for optimizer in optimizers]
-        self._servers = []  # each with its optimizers, its variables, and how they travel
+        self._servers = []  # each with its optimizers, its variables, and their layout
         for server in dict.fromkeys(server for server, _ in [*placed, *progressing] if server):
             mine = [each for device, each in progressing if device == server]
             held = [each for device, each in placed if device == server]
@@ -148,7 +148,7 @@ class Pull:
             self._servers.append((server, mine, held, wire.WireLayout(progress, shapes, reduce_dtype)))
 
     def buckets(self) -> list[tf.Tensor]:
-        """Reads the variables as they are now: vectors of each server, with the progress there."""
+        """Reads the present values: vectors of each server, with the progress there."""
         buckets: list[tf.Tensor] = []
         for server, optimizers, variables, layout in self._servers:
             with tf.device(server):
@@ -172,12 +172,12 @@ class Pull:
 
 
 class LeaseLoop(InnerLoop):
-    """Runs a lease's steps without counting them: where steps are run twice, the last run's results are taken.
+    """Runs a lease's steps without counting them: if steps are run twice, the last run's results are used.
 
     Args:
-      strategy, feed: as `InnerLoop` has them.
+      strategy, feed: as for `InnerLoop`.
       step: replica code, (batch, step, observed, pulled) -> metrics.
-      pull: reads the variables that steps compute with; here once a lease.
+      pull: reads the variables that steps compute with; here once per lease.
     """
 
     feed: LeaseFeed
@@ -192,7 +192,7 @@ class LeaseLoop(InnerLoop):
         """The function to schedule, with the arguments (operands, lease); the lease is an int64 vector."""
         specs = self.feed.lease_specs
         if (form := (self._form(), repr(specs))) not in self._functions:
-            # Leases have examples of any number of steps with them, for which one graph is enough.
+            # Leases include examples of any number of steps; one graph is enough for all.
             signature = (specs, tf.TensorSpec([len(Lease._fields)], tf.int64))
             self._functions[form] = tf.function(self._loop, autograph=False, input_signature=signature)
         return self._functions[form]
@@ -202,12 +202,12 @@ class LeaseLoop(InnerLoop):
         return self._specs
 
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
-        """Traces step `step` as a worker runs it: for inspection, not to be run."""
+        """Traces step `step` as run by a worker, for inspection only."""
         step = tf.constant(step, tf.int64)
         return self._traced(self.feed.operand_specs, step, step, *self._more_specs(self._pull.buckets()))[0]
 
     def _more_specs(self, pulled: list[tf.Tensor]) -> tuple:
-        """Returns the specs of what a step is given besides its batch, its number and whether it is observed."""
+        """Returns the specs of a step's arguments other than its batch, its number and whether it is observed."""
         return (tf.nest.map_structure(tf.TensorSpec.from_tensor, pulled),)
 
     def _loop(self, operands, lease):  # type: ignore[override]
@@ -282,9 +282,9 @@ class UpdateLoop(LeaseLoop):
             result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled, before)
             result, pulled, counts = result
             staleness = _with_step(staleness, step > first, counts, pulled_at)
-            with tf.control_dependencies(tf.nest.flatten(result)):  # and so applied on all servers
+            with tf.control_dependencies(tf.nest.flatten(result)):  # i.e. applied on all servers
                 step = step + 1
-            # It pulled before it, or at the end of the one before it: in any case about when it began.
+            # It pulled before it, or at the end of the previous one: about when it began.
             return step, self._added(sums, result), staleness, _on_worker(pulled), counts
 
         start = (first, zeros, tf.zeros([2 + LAGS], tf.int64), pulled, counts)
@@ -297,12 +297,12 @@ class UpdateLoop(LeaseLoop):
         return *super()._more_specs(pulled), tf.TensorSpec(self._counters.counts.shape, tf.int64)
 
     def _replicated_step(self, batch, step, observed, pulled, before):
-        """Runs one step, and counts the one `before`: what the counters grow by, zeros where there is none.
+        """Runs one step, and counts the one `before`: the counters' increments, zeros without one.
 
-        Returns (a step's metrics, what the next one computes with, the counters with the one before).
+        Returns (the step's metrics, the values for the next one, the counters including the one before).
 
-        The step before is counted only now, when it is applied on all servers: a step in doubt is done again, never
-        left out. It is counted as this step begins, so that the round trip to the counters costs no time of its own.
+        The step before is counted only now that it is applied on all servers: a step in doubt is repeated, never
+        omitted. It is counted as this step begins, so that the round trip to the counters costs no extra time.
         """
         with tf.name_scope(COUNT_SCOPE):
             counts = self._counters.add(before)
@@ -315,7 +315,8 @@ class UpdateLoop(LeaseLoop):
 def _on_worker(tensors):
     """Copies tensors to the worker.
 
-    TensorFlow would otherwise keep what a loop carries on the server that made it, and each step send it both ways.
+    TensorFlow would otherwise keep a loop's variables on the server that created them, and send them both ways each
+    step.
     """
     with tf.device("/job:worker"):
         return tf.nest.map_structure(tf.identity, tensors)
@@ -324,6 +325,6 @@ def _on_worker(tensors):
 def _with_step(staleness, done, counts, pulled_at) -> tf.Tensor:
     """Adds the staleness of a step, if it is `done`, to a lease's: all updates since its pull but its own."""
     by_others = tf.where(done, counts[0] - pulled_at[0] - 1, 0)
-    lag = tf.where(done, tf.minimum(by_others, LAGS - 1), -1)  # -1 is none of them
+    lag = tf.where(done, tf.minimum(by_others, LAGS - 1), -1)  # -1 does not count
     head = tf.stack([staleness[0] + by_others, tf.maximum(staleness[1], by_others)])
     return tf.concat([head, staleness[2:] + tf.one_hot(lag, LAGS, dtype=tf.int64)], 0)
