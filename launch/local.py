@@ -5,7 +5,7 @@
   crankshaft local --ps=2 -- --model=mlp --input=digits --run_dir=runs/servers
 
 What stands after -- are flags of crankshaft train, or a script (or -m and a module) that calls `crankshaft.main`, and
-its flags. Every worker gets TF_CONFIG, its share of the cores, and a GPU of its own where there are enough; its output
+its flags. Every worker gets TF_CONFIG, its share of the cores, and a GPU of its own if there are enough; its output
 is shown with its name, and kept in run_dir/logs. When one dies, all start again from the last checkpoint. Ctrl-C or
 SIGTERM: all save and end; a second one kills them.
 """
@@ -71,7 +71,7 @@ class Flags:
 
 @dataclasses.dataclass(frozen=True)
 class _Command:
-    """The command that stands after --.
+    """The command after --.
 
     Attributes:
       start: what Python runs: ("-m", "crankshaft", "train"), (script,) or ("-m", module).
@@ -89,7 +89,7 @@ class _Command:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs what the command line asks for, and exits the process."""
+    """Runs a cluster by the command line, and exits the process."""
     process.prepare_streams()
     argv = sys.argv if argv is None else argv
     try:
@@ -142,7 +142,7 @@ def _supervisor(job: Flags, command: _Command, environment: Mapping[str, str]) -
 
 
 def _read_command(job: Flags, arguments: list[str]) -> _Command:
-    """Reads what stands after --. Raises `UsageError`; a mistake in the tasks' own flags is left to them to explain."""
+    """Reads the words after --. Raises `UsageError`; the tasks explain mistakes in their own flags."""
     if not arguments:
         raise UsageError(
             f"what the workers run is missing; write it after --, e.g. {_PROGRAM} -- --model=mlp --input=digits"
@@ -153,7 +153,7 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
     start = start or _TRAIN
     try:
         passed = parsing.train_flags(own)
-    except UsageError:  # the tasks will say so
+    except UsageError:  # the tasks report it
         return _Command(start, own, None, False)
     strategy, run_dir = passed.get("strategy"), passed.get("run_dir")
     if strategy == "parameter_server" != job.strategy:
@@ -194,9 +194,9 @@ def task_specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] |
 
 
 def _divide_gpus(job: Flags, tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int], str]:
-    """Returns --gpus of each task, {} where there are no GPUs: one a worker, none for those that do not train.
+    """Returns --gpus of each task, {} without GPUs: one per worker, none for tasks that do not train.
 
-    Synchronous workers all compute on the CPU where there are too few: a GPU can take part in a sum only once. Around
+    Synchronous workers all compute on the CPU if there are too few GPUs: a GPU can take part in a sum only once. Around
     parameter servers several workers share one.
     """
     if not gpus:

@@ -1,4 +1,4 @@
-"""Print what has Slurm or Kubernetes run a cluster.
+"""Print the input for Slurm or Kubernetes that runs a cluster.
 
 For example:
 
@@ -35,7 +35,7 @@ _OF = {"time": ("slurm",), "image": ("kubernetes", "jobset"), "claim": ("kuberne
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # of a Service; a pod's name is longer, and has 63 at most
 _TIME = re.compile(r"(?:(\d{1,2})-([01]?\d|2[0-3])|(\d{1,3})):([0-5]\d):([0-5]\d)")
 _IMAGE = re.compile(r"[\w.-][\w./:@-]*")
-_LEAST_SECONDS = 300  # of a time limit, two minutes before which the tasks are asked to save
+_LEAST_SECONDS = 300  # of a time limit; the tasks are requested to save two minutes before it
 _SIZES = (64, 16 << 20)  # MiB
 
 
@@ -78,7 +78,7 @@ class Flags:
 
 
 def main(argv: list[str]) -> None:
-    """Prints what the command line asks for, and exits the process."""
+    """Prints a manifest by the command line, and exits the process."""
     process.prepare_streams()
     try:
         text = _text(argv)

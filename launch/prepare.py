@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .run.shards import Loaded
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-_here: list[Any] = []  # in a process of the pool: the request, and what it has loaded
+_here: list[Any] = []  # in a process of the pool: the request, and its loaded data
 _Written = Iterator[tuple[Shard, dict[str, int]]]
 
 
@@ -50,21 +50,23 @@ class Flags:
     input_arg: Mapping[str, Any] = flag(ARGUMENT, {}, "NAME=VALUE for the input. Repeatable.")
     data_dir: str | None = flag(FilePaths(), None, "Where the input's files are, as crankshaft train takes it.")
     eval_data_dir: str | None = flag(FilePaths(), None, "Where those to evaluate on are, likewise.")
-    seed: int = flag(Integer(0), 0, "The seed that the input is given, as crankshaft train gives it.")
+    seed: int = flag(Integer(0), 0, "Seed of the input, as of crankshaft train.")
     output_dir: str | None = flag(Path(), None, "Where the shards are written: in its folders train and eval.")
     shards: int = flag(Integer(1), 16, "Of the training data; those to evaluate on have as many examples each.")
     format: str = flag(OneOf(("tfrecord", "array_record")), "tfrecord", "Of the shards.")
-    processes: int | None = flag(Integer(1, 1000), None, "Processes that write shards; one a core if not given.")
+    processes: int | None = flag(
+        Integer(1, 1000), None, "Number of processes that write shards; default: one per core."
+    )
 
 
 def main(argv: list[str]) -> None:
-    """Writes what the command line asks for, and exits the process."""
+    """Writes shards by the command line, and exits the process."""
     process.prepare_streams()
     interrupts: list[int] = []
 
     def interrupt(number: int, frame: Any) -> None:
         interrupts.append(number)
-        raise KeyboardInterrupt  # of which the import of a module in C makes an error of its own
+        raise KeyboardInterrupt  # which the import of a module in C turns into another error
 
     if (before := signal.getsignal(signal.SIGINT)) is signal.default_int_handler:  # else it is ignored, or others'
         signal.signal(signal.SIGINT, interrupt)
@@ -114,7 +116,7 @@ def _run(flags: Flags) -> int:
 
 
 def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list[Shard]) -> _Written:
-    """Yields each shard as it is written, with what there is to know of it.
+    """Yields each shard once it is written, with its counts.
 
     Several processes are fresh ones, each with the input loaded by itself.
 

@@ -56,7 +56,7 @@ def drawable(text: str, file: TextIO) -> str:
 
 
 def columns() -> int:
-    """Returns how many columns the terminal has; 80 where there is none."""
+    """Returns the terminal's number of columns; 80 without a terminal."""
     return shutil.get_terminal_size().columns
 
 
@@ -69,7 +69,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def fitted(text: str, file: TextIO) -> str:
-    """Returns a text as it is printed to `file`: without what a terminal would obey, and in a terminal wrapped."""
+    """Returns a text for printing to `file`: without control characters, and wrapped in a terminal."""
     text = visible(with_flags(text))  # names in it may be from a file that anyone has written
     if not file.isatty():
         return text
@@ -89,7 +89,7 @@ class _Settings(python_logging.Filter):
     def filter(self, record) -> bool:
         with contextlib.suppress(
             TypeError, ValueError
-        ):  # of a message that its arguments do not fit, which logging tells
+        ):  # of a message that its arguments do not fit, which logging reports
             record.msg, record.args = self.render(record.getMessage()), ()
         return True
 

@@ -1,1 +1,1 @@
-"""Benchmark mode: what it measures, how it compares, what it prints."""
+"""Benchmark mode: measurements, comparisons and reports."""

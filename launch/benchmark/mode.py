@@ -42,7 +42,7 @@ def benchmark(run: BaseRun) -> modes.Outcome:
 
 
 def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Measures the rate, what it is bound by, and with profile=true which ops take the time."""
+    """Measures the rate, its bound, and with profile=true the time per op."""
     arguments = run.config.arguments("benchmark_arg")
     run.log("warm-up")
     before = time.perf_counter()

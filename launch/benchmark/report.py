@@ -88,7 +88,7 @@ class Section(NamedTuple):
     Attributes:
       title: also its name.
       columns: the rows' columns by name; () where each row is a name and a value.
-      figures: for each of a row's texts whether it is a figure, which stands at the right.
+      figures: for each of a row's texts whether it is a figure, which is aligned right.
       rows: as many texts in each.
     """
 
@@ -116,7 +116,7 @@ class _Figures(string.Formatter):
             first = next(name for _, name, _, _ in self.parse(form) if name)
             value = self.get_field(first, (), values)[0]
             return None if value in (None, "", [], {}) else self.vformat(form, (), values)
-        except (KeyError, TypeError):  # a part of the result that is not there, or null
+        except (KeyError, TypeError):  # a part of the result that is missing, or null
             return None
 
 
@@ -132,7 +132,7 @@ def number(value: Any) -> str:
 
 
 def sections(result: Mapping[str, Any]) -> Iterator[Section]:
-    """Yields what a result (what --result_json holds) has, in the order of reading."""
+    """Yields the sections of a result (of --result_json) in reading order."""
     form, lists = _Figures(), _lists(result)
     for title, formats in _SECTIONS.items():
         if title in lists:
@@ -185,7 +185,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def read(path: str, flags: int = os.O_RDONLY) -> dict[str, Any]:
-    """Reads a benchmark's result. Raises `UsageError` for what is none, in one line.
+    """Reads a benchmark's result. Raises `UsageError` for other files, in one line.
 
     Args:
       path: of the file.
@@ -196,7 +196,7 @@ def read(path: str, flags: int = os.O_RDONLY) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read ({error}); give a file of --result_json") from None
     version = result.get("schema") if isinstance(result, dict) else None
-    if version != VERSION:  # the rest may be missing: what is there is shown
+    if version != VERSION:  # the rest may be missing: existing parts are shown
         raise UsageError(f"{path} is of schema {version}, and this reads {VERSION}; give a file of --result_json")
     try:
         list(sections(result))

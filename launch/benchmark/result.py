@@ -1,4 +1,4 @@
-"""A benchmark's result: what it begins with, and the check of `--baseline`, an earlier one to compare with. Host code.
+"""A benchmark's result: its heading, and the check of `--baseline`, an earlier one to compare with. Host code.
 
 Nothing here starts TensorFlow.
 """
@@ -120,7 +120,7 @@ def heading(global_batch_size: int) -> dict[str, Any]:
 
 
 def problems(result: Any) -> list[str]:
-    """Returns what is missing or of a wrong type in a result of this version, a line each; none if it is whole."""
+    """Lists the missing keys and wrong types in a result of this version, a line each; none if it is complete."""
     version = result.get("schema") if isinstance(result, Mapping) else None
     if version != VERSION:
         return [f"its schema is {version}, and this is {VERSION}"]

@@ -1,1 +1,1 @@
-"""Several processes: a cluster on this machine and its supervisor, and what a task of any cluster does. Host code."""
+"""Several processes: a cluster on this machine and its supervisor, and the tasks of any cluster. Host code."""

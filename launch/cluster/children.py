@@ -80,7 +80,7 @@ class Children:
     def __init__(self):
         self._environment = {MARK: uuid.uuid4().hex}
         self._prctl = ctypes.CDLL(None).prctl  # looked up here: not between fork and exec
-        self._others: set[int] = set()  # what this process had started before
+        self._others: set[int] = set()  # earlier children of this process
         self._kept: list[Child] = []
 
     def __enter__(self) -> Children:
@@ -107,7 +107,7 @@ class Children:
           command: the program and its arguments.
           env: its environment.
           cores: the logical cores that it may use; none: all that this process may.
-          **options: its streams and its folder, as of `subprocess.Popen`; without standard input if not given.
+          **options: its streams and its folder, as of `subprocess.Popen`; by default without standard input.
         """
         parent, cores = os.getpid(), frozenset(cores)
         reading, writing = os.pipe()
@@ -185,7 +185,7 @@ class Children:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
     def sweep(self) -> None:
-        """Kills every child of this process, except earlier ones, and their children, until there is none."""
+        """Kills all children of this process, except earlier ones, and their children, until none is left."""
         _end_children(self._others)
 
     def reap_orphans(self) -> None:
@@ -226,7 +226,7 @@ def _children() -> list[int]:
 
 def _reap(others: Collection[int]) -> None:
     """Takes the exit codes of this process's dead children, up to one of `others`."""
-    with contextlib.suppress(ChildProcessError):  # there are none
+    with contextlib.suppress(ChildProcessError):  # without children
         while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if dead.si_pid in others:
                 return
@@ -234,7 +234,7 @@ def _reap(others: Collection[int]) -> None:
 
 
 def _end_children(others: Collection[int]) -> None:
-    """Ends this process's children except `others`, and theirs, which then become its own, until there is none.
+    """Ends this process's children except `others`, and theirs, which then become its own, until none is left.
 
     Nothing else waits for them, so a signalled process id can't belong to another process by now.
     """

@@ -40,7 +40,7 @@ class Cluster:
       addresses: (name, "host:port") of each task, in the order of TensorFlow's ids: the chief if there is one, then
         the workers. A name is "chief" or, for example, "worker 1".
       index: this task's index in `addresses`.
-      secret: the job's, which authenticates the workers' datagrams; empty if there is none.
+      secret: the job's, which authenticates the workers' datagrams; empty without one.
       source: where the tasks were read from, for people: "TF_CONFIG".
       bind: the address of this host at which this task's own sockets listen; empty: where the others know it.
       is_chosen: whether Crankshaft's supervisor chose the addresses, and can choose others.

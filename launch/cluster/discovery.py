@@ -79,7 +79,7 @@ def check_agree(cluster: Cluster, environment: Mapping[str, str]) -> None:
 
 
 def describe(cluster: Cluster) -> str:
-    """Returns the line that says which task this process is, of how many, and where that was read."""
+    """Describes in a line which task this process is, of how many, and where that was read."""
     kinds = {kind: len(cluster.job(kind)) for kind in ("chief", "worker", "ps", "evaluator") if cluster.job(kind)}
     task = f"{cluster.task} at {cluster.address}, task {cluster.index} of {counts(kinds)}"
     return f"cluster: {task}; from {cluster.source}"
@@ -88,7 +88,7 @@ def describe(cluster: Cluster) -> str:
 def arrive(cluster: Cluster, timeout_seconds: float) -> None:
     """Prints which task this process is, unless all are on this host, and waits until all hosts have addresses.
 
-    The first task also says who reaches them.
+    The first task also logs who can reach them.
     """
     if not cluster.is_on_one_host:
         print(describe(cluster), flush=True)

@@ -2,7 +2,7 @@
 
 The pods of a Job with `completionMode: Indexed` and a `subdomain` have names, `JOB-INDEX.SUBDOMAIN`, which a headless
 Service of the subdomain's name answers for (https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication).
-How many there are, and in which Jobs, no pod is told: `CRANKSHAFT_JOBS` in the template says it.
+A pod does not know the number of tasks and their Jobs: `CRANKSHAFT_JOBS` in the template has them.
 """
 
 from __future__ import annotations

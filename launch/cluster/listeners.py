@@ -1,6 +1,6 @@
 """Keeps other hosts from the TCP ports of a cluster that is on this machine alone. Host code.
 
-TensorFlow's servers listen on all interfaces, whatever address they are given, and authenticate nobody
+TensorFlow's servers listen on all interfaces, whatever their address is, and authenticate nobody
 (tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc). Several sockets may listen at one port, though, and a
 program in the kernel then picks one for each caller (socket(7), SO_REUSEPORT): one of ours, which takes nobody, is
 there first, and gets all callers that do not come over loopback.

@@ -128,7 +128,7 @@ class _Stream:
             self._is_registered = True
 
     def finish(self) -> None:
-        """Reads and shows what is left, without waiting for other processes that still hold the stream."""
+        """Reads and shows the rest, without waiting for other processes that still hold the stream."""
         left = _MOST_LEFT
         while left > 0 and (data := self._read()):
             self._task.show(self._lines.feed(data), self._sink)
@@ -189,7 +189,7 @@ class TaskOutput:
                 self._missing, self._why = self._missing + len(lines), error.strerror
 
     def finish(self) -> tuple[str, ...]:
-        """Shows what is left, closes all streams and the log, and returns the last lines."""
+        """Shows the rest, closes all streams and the log, and returns the last lines."""
         for stream in self._streams:
             stream.finish()
         if self._log:

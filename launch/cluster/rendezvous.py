@@ -23,7 +23,7 @@ from .cluster import Cluster, split
 
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 2.0  # for a host that does not answer at all
-_LOG_AFTER_SECONDS = 5.0  # after which a task that waits says for whom
+_LOG_AFTER_SECONDS = 5.0  # after which a waiting task logs what it waits for
 _LEFT_SECONDS = (
     10.0  # a task answers without a pause from its coming on, but for the moment in which TensorFlow takes over
 )
@@ -38,7 +38,7 @@ class ClusterError(RunError):
 
 
 class Wait:
-    """A wait of a task for others: after five seconds it says, once, for what.
+    """A wait of a task for others: after five seconds it logs, once, what it waits for.
 
     Attributes:
       timeout_seconds: how long it may take, from now on.
@@ -58,7 +58,7 @@ class Wait:
         return self.left_seconds <= 0
 
     def log_progress(self, awaited: str) -> None:
-        """Takes note that what is awaited is not there yet."""
+        """Records that what is awaited is still missing."""
         if self._has_logged or time.monotonic() - self._began < _LOG_AFTER_SECONDS:
             return
         self._has_logged = True
@@ -134,7 +134,7 @@ def _explained(cluster: Cluster):
             f"({os.strerror(error.errno)})"
         )
         owner = listeners.above(split(cluster.address)[1])
-        # What the supervisor was started by, a test or a server, is no task of its job.
+        # The supervisor's parent, a test or a server, is not a task of its job.
         if owner and (not cluster.is_chosen or owner in children.job_of(os.environ)):
             raise UsageError(f"{in_use} by process {owner}; {_inherited(cluster)}") from None
         if cluster.is_chosen:
@@ -196,7 +196,7 @@ class Rendezvous:
                     caller.send(self._greeting)
 
     def wait(self, timeout_seconds: float, *, ready: bool = False) -> None:
-        """Waits until every peer answers at its address; `ready` says that this task is, and waits until they are.
+        """Waits until every peer answers at its address; `ready` announces this task, and waits until all are ready.
 
         Raises:
           ClusterError: names the peers that have not come within `timeout_seconds`.
@@ -255,7 +255,7 @@ def answers(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> str | No
     """
     try:
         with socket.create_connection(split(address), timeout=timeout_seconds) as sock:
-            # A caller may be given the very port that it calls as its own, and so reach itself.
+            # A caller's own port may be the port that it calls, so that it reaches itself.
             if sock.getsockname() == sock.getpeername():
                 return ""
             with contextlib.suppress(OSError):

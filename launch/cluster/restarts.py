@@ -1,6 +1,6 @@
-"""The rules by which a cluster's tasks are restarted, or not: from how tasks ended to what is to happen.
+"""The rules for restarting a cluster's tasks: from how tasks ended to the next action.
 
-A rule is an object of four methods, `alone`, `saves`, `end_timeouts`, `settle`; the supervisor does what they return.
+A rule is an object of four methods, `alone`, `saves`, `end_timeouts`, `settle`; the supervisor follows them.
 Supervisor code.
 """
 
@@ -24,7 +24,7 @@ from ..errors import (
     signal_name,
 )
 
-# Exit codes of a task that something else asked to end: it saved, or ended before it could catch the signal.
+# Exit codes of a task that was requested to end: it saved, or ended before it could catch the signal.
 _STOP_CODES = (
     *(EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED),
     *(-signal.SIGHUP, -signal.SIGINT, -signal.SIGTERM),
@@ -57,7 +57,7 @@ class TaskExit:
 
     @property
     def ended_on_request(self) -> bool:
-        """Whether it ended because it was asked to, by Ctrl-C, SIGTERM or SIGHUP."""
+        """Whether it ended on request, by Ctrl-C, SIGTERM or SIGHUP."""
         return self.code in _STOP_CODES
 
     @property
@@ -97,7 +97,7 @@ class Settlement:
     Attributes:
       exit_code: the supervisor's, or None: they start again.
       pause_seconds: before the restart.
-      message: what to tell the user; None is nothing.
+      message: for the user; None without one.
       cause: the ending that led to it, if there is one.
     """
 
@@ -110,7 +110,7 @@ class Settlement:
 class Synchronous:
     """The rule of synchronous tasks: when one fails, none can go on, and all restart from the last checkpoint.
 
-    A preempted task (asked to end, though not by the supervisor) is not a failure: it and its peers have saved.
+    A preempted task (requested to end, but not by the supervisor) is not a failure: it and its peers have saved.
 
     Args:
       max_restarts: after failures, within `window_seconds`.
@@ -156,7 +156,7 @@ class Synchronous:
         return EndTimeouts(leave, min(_END_SECONDS, self._grace_seconds))
 
     def settle(self, endings: list[TaskExit]) -> Settlement:
-        """Returns what follows when all tasks have ended, given in the order of their ends."""
+        """Returns the settlement after all tasks have ended, which are in the order of their ends."""
         # A run that diverged has done so in all tasks: one that lost a peer by it has seen the peer's end alone.
         diverged = (ending for ending in endings if ending.code == EXIT_DIVERGED)
         cause = next(diverged, None) or next((ending for ending in endings if ending.code), None)
@@ -178,7 +178,7 @@ class Synchronous:
         return Settlement(EXIT_USAGE, 0.0, f"{why}; {cure}", ending)
 
     def _restart_all(self, why: str, action: str, cause: TaskExit) -> Settlement:
-        """Starts all tasks again after what is not a failure of the run's."""
+        """Starts all tasks again after an end that is not the run's failure."""
         pause = _pause(self._count(self._preemptions) - 1)
         return Settlement(
             None, pause, f"{why}; all tasks start again {' '.join(filter(None, (_after(pause), action)))}", cause

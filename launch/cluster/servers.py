@@ -42,10 +42,10 @@ def serve(
       quiet: leave out TensorFlow's messages about errors, which the coordinator receives.
       load: returns the sources that a worker reads by itself; called where the coordinator's data is one.
       gpus: as `engine.machine.gpus.take` has them; a parameter server takes none by default.
-      run_dir: where this task can be asked for its stacks; None: nowhere.
+      run_dir: where this task can receive requests for its stacks; None: nowhere.
 
     Raises:
-      DeviceError: the GPUs that were asked for are not there.
+      DeviceError: the requested GPUs do not exist.
     """
     if gpus is None and cluster.kind == "ps":
         gpus = ()

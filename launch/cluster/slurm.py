@@ -57,7 +57,7 @@ def tasks(environment: Mapping[str, str]) -> Tasks | None:
         raise UsageError(f"{most} tasks on a node, of which {_PORTS_A_SLOT} get ports; use srun --resv-ports={most}")
     else:
         first = _FIRST_PORT + (int(job) + int(step)) % _SLOTS * _PORTS_A_SLOT
-        # Of other nodes too where there are enough: several nodes may be one host's.
+        # Of other nodes too if there are enough: several nodes may be one host's.
         addresses = [f"{nodes[node]}:{first + (node * most + local) % _PORTS_A_SLOT}" for node, local in nodes_of_ranks]
     return Tasks(f"Slurm's job {job}.{step}", tuple(addresses), int(rank))
 

@@ -25,7 +25,7 @@ from .children import Child, Children
 from .output import Output, TaskOutput
 from .restarts import EndTimeouts, Servers, Settlement, Synchronous, TaskExit
 
-_LAST_WORDS_SECONDS = 1.0  # for a reader of our output, once we are asked to end
+_LAST_WORDS_SECONDS = 1.0  # for a reader of our output, after a request to end
 _OF_ITSELF = (EXIT_USAGE, EXIT_DIVERGED, EXIT_PORT_TAKEN)  # exit codes that another task's end does not lead to
 _QUERY_SECONDS = 1.0  # from one question whether tasks wait for one that has ended to the next
 _ANSWER_SECONDS = 0.1
@@ -63,12 +63,12 @@ class Task(NamedTuple):
 
 
 class Supervisor:
-    """Runs a job: starts all tasks, as often as the rule says.
+    """Runs a job: starts all tasks, and again as its rule decides.
 
     Args:
       specs: the tasks.
       command: the first words of each task's command line.
-      arguments: its last words; the task's own flags stand between.
+      arguments: its last words; the task's own flags come in between.
       rule: what follows from a task's end.
       environment: the tasks' own variables are added to it.
       log_dir: for a log file a task, or None.
@@ -106,7 +106,7 @@ class Supervisor:
         self._signalled: set[str] = set()  # names of the tasks that got SIGTERM by the plan
         self._left: tuple[float, TaskExit] | None = None  # a task that ended well, and when to ask who waits for it
         self._settled: Settlement | None = None  # before all tasks have ended
-        self._stop_signal: signal.Signals | None = None  # the signal that asks the supervisor to end
+        self._stop_signal: signal.Signals | None = None  # the signal that requests the supervisor's end
         self._stopped_at = 0.0
         self._events = events
         self._first_ended_at = 0.0  # of the tasks that all start again, in Unix seconds
@@ -116,7 +116,7 @@ class Supervisor:
         self._output.print(line)
 
     def run(self) -> int:
-        """Runs until the job is done, given up or asked to end. Returns the exit code; no process it started is left.
+        """Runs until the job is done, abandoned or stopped. Returns the exit code; none of its processes is left.
 
         Raises:
           RunError: a task can't be started.
@@ -209,7 +209,7 @@ class Supervisor:
         return [TaskExit(task.name, code, task.output.finish()) for task, code in zip(tasks, codes, strict=True)]
 
     def _replace(self, ending: TaskExit) -> bool:
-        """Plans the restart of the task by itself, if it is to be, while the others go on; returns whether it is."""
+        """Plans the restart of a single task while the others go on; returns whether it restarts."""
         alone = None if self._stop_signal or self._plan else self._rule.alone(ending)
         if alone is None:
             return False
@@ -241,7 +241,7 @@ class Supervisor:
             self._end_by(timeouts)
 
     def _seconds_to_next(self) -> float | None:
-        """Returns the seconds until a signal is to be sent, or a task started."""
+        """Returns the seconds until the next signal or start of a task."""
         times = [self._plan[0][0]] if self._plan else [when for when, _ in self._alone]
         times += [self._left[0]] if self._left and not self._plan else []
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -344,7 +344,7 @@ class Supervisor:
         self._output.fail(f"{message}; {last}", cause.last_lines)
 
     def _finish_output(self) -> None:
-        """Waits for the reader of our output; only for a moment if we are asked to end."""
+        """Waits for the reader of our output; only for a moment after a request to end."""
         stopped_at = None
         while self._output.pending:
             if self._stop_signal:

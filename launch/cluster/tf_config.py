@@ -18,7 +18,7 @@ _JOBS = {  # in the order of TensorFlow's ids; of a parameter server's cluster t
     "parameter_server": ("chief", "worker", "ps", "evaluator"),
 }
 _NEEDED = {"multi_worker": (), "parameter_server": ("chief", "worker", "ps")}
-_ALONE = ("chief", "evaluator")  # types of which there is at most one task
+_ALONE = ("chief", "evaluator")  # types with at most one task
 _OTHERS = {
     "ps": f"parameter servers belong to {setting('strategy')}=parameter_server; use that, or leave ps out",
     "evaluator": f"an evaluator is not part of {setting('strategy')}=multi_worker; leave it out, and run "
@@ -27,11 +27,11 @@ _OTHERS = {
 
 
 def kind_of_strategy(environment: Mapping[str, str]) -> str:
-    """Returns the strategy whose tasks TF_CONFIG has: parameter_server where any is a server."""
+    """Returns the strategy of TF_CONFIG's tasks: parameter_server if any is a server."""
     try:
         return "parameter_server" if json.loads(environment[NAME])["cluster"].get("ps") else "multi_worker"
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        return "multi_worker"  # whose reading names the mistake
+        return "multi_worker"  # reading its tasks names the mistake
 
 
 def from_environment(environment: Mapping[str, str], strategy: str = "multi_worker") -> Cluster:

@@ -13,7 +13,7 @@ from ...engine.machine import files
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Writes a file that a user has named, in UTF-8, whole or not at all.
 
-    A path that exists and is not a regular file (a pipe, a terminal, /dev/null) is written to as it is.
+    A path that exists and is not a regular file (a pipe, a terminal, /dev/null) is written to directly.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         with files.naming(path), open(path, "w", encoding="utf-8") as file:
@@ -37,5 +37,5 @@ def _as_json(values: Mapping[str, Any]) -> str:
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values as they are read back from JSON, with None for inf and nan at any depth."""
+    """Returns the values as JSON keeps them, with None for inf and nan at any depth."""
     return json.loads(json.dumps(values), parse_constant=lambda _: None)

@@ -1,4 +1,4 @@
-"""The imports of TensorFlow and Keras, most of what a process's start takes. Host code."""
+"""The imports of TensorFlow and Keras, most of a process's start time. Host code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def quick() -> Iterator[None]:
     try:
         yield
     finally:
-        if starts and not gc.get_freeze_count():  # else somebody has decided what is to be there
+        if starts and not gc.get_freeze_count():  # else another program has configured the collector
             gc.freeze()
             gc.unfreeze()  # all of it into the oldest generation, which collections seldom go through
         if collects:
@@ -26,6 +26,6 @@ def quick() -> Iterator[None]:
 
 @functools.cache  # to ask whether somebody has frozen anything takes as long as there are such objects
 def keep() -> None:
-    """Leaves what is there by now out of all collections, modules above all: for a process that is the run's own."""
+    """Excludes all current objects, mainly modules, from garbage collection: for a process that the run owns."""
     if not gc.get_freeze_count():
         gc.freeze()

@@ -1,4 +1,4 @@
-"""Saves and restores what a run sets for its whole process, so that several runs in one are independent. Host code."""
+"""Saves and restores process-wide state of a run, so that several runs in a process are independent. Host code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Isolation:
     a `MirroredStrategy` made within get distinct keys: TensorFlow numbers each strategy's from the same one.
 
     Args:
-      script_flags: values of the script's own absl flags, by name; those that it does not name stay as they are.
+      script_flags: values of the script's own absl flags, by name; the others stay unchanged.
     """
 
     def __init__(self, script_flags: Mapping[str, Any] | None = None):
@@ -39,7 +39,7 @@ class Isolation:
         """Enters the run's state. Within it in the same thread, as a call of the run by its own hook is, does nothing.
 
         Args:
-          uses_random: whether the body may use the process's random generators; else the program's stay as they are.
+          uses_random: whether the body may use the process's random generators; else the program's stay unchanged.
         """
         if getattr(self._thread, "is_within", False):
             yield
@@ -74,7 +74,7 @@ class _Generators:
         self._programs: tuple[Any, ...] = ()
 
     def enter(self, state: tuple[Any, ...] | None) -> tuple[Any, ...]:
-        """Sets a state, if there is one, and returns that of before."""
+        """Sets a state, if any, and returns the previous one."""
         with tensorflow.SEEDED:
             before = _state()
             self._programs = self._programs if self._inside else before
@@ -84,7 +84,7 @@ class _Generators:
         return before
 
     def leave(self, before: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Restores the state of before, and returns the one that is left."""
+        """Restores the previous state, and returns the run's."""
         with tensorflow.SEEDED:
             left = _state()
             self._inside -= 1

@@ -41,7 +41,7 @@ _NOT_JOINED = (
     "error: TensorFlow has not joined the cluster within {} (hours:minutes:seconds), as where a task ends just after "
     "all have come; see what the other tasks say, and start all of them again\n"
 )
-# What TensorFlow says at each start on a machine without a GPU; of no use to anyone who did not ask for one.
+# TensorFlow's lines at each start on a machine without a GPU; of no use to users who did not request one.
 _NOISE = re.compile(
     r"oneDNN custom operations are on|Could not find cuda drivers|failed call to cuInit|cuda_diagnostics"
     r"|All log messages before absl::InitializeLog|To enable the following instructions|Compiled cluster using XLA"
@@ -71,7 +71,7 @@ def refuse_within_import() -> None:
     """Raises `UsageError` in a process that `multiprocessing` has spawned and that imports its parent's script.
 
     Python refuses to start processes then, and a pool starts others in the place of those that end by it, without end.
-    So the parent is asked to end.
+    So the parent gets SIGTERM.
     """
     if not getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing.spawn has it
         return
@@ -94,7 +94,7 @@ def age_seconds() -> float:
 
 
 class SturdyStream:
-    """A standard stream whose reader may leave and whose disk may be full: what is printed then is lost, not the run.
+    """A standard stream whose reader may leave and whose disk may be full: the output is lost then, not the run.
 
     Attributes:
       lost: the first error that kept something from being written; None without one, or if nobody reads any more: a
@@ -127,13 +127,13 @@ class SturdyStream:
             os.close(nowhere)
 
     def _has_no_reader(self, error: OSError) -> bool:
-        """Returns whether the stream is a pipe or a terminal whose other end is closed; no disk is to blame then."""
+        """Returns whether the stream is a pipe or a terminal whose other end is closed; no disk is at fault then."""
         is_terminal = stat.S_ISCHR(os.fstat(self._stream.fileno()).st_mode)
         return error.errno == errno.EPIPE or (error.errno == errno.EIO and is_terminal)
 
 
 def prepare(tunes_allocator: bool = True) -> None:
-    """Sets this process's environment before TensorFlow starts: threads, vector width, the allocator if asked.
+    """Sets this process's environment before TensorFlow starts: threads, vector width, optionally the allocator.
 
     Keras's backend is chosen when `engine` is imported.
 
@@ -150,7 +150,7 @@ def prepare(tunes_allocator: bool = True) -> None:
 
 
 def sets_allocator(variables: Mapping[str, str]) -> bool:
-    """Returns whether variables such as MALLOC_TRIM_THRESHOLD_ say how glibc is to allocate; see mallopt(3)."""
+    """Returns whether variables such as MALLOC_TRIM_THRESHOLD_ configure glibc's allocator; see mallopt(3)."""
     return any(name.startswith("MALLOC_") and name.endswith("_") for name in variables)
 
 
@@ -230,7 +230,7 @@ def _relay(reading: int) -> NoReturn:
             for line in lines:
                 if over := _OVER.match(line.decode(errors="replace")):
                     os.write(2, _NOT_JOINED.format(over[1]).encode())
-                    lines.read()  # the stacks, which tell a user nothing
+                    lines.read()  # the stacks, which do not help a user
                 elif line.strip() and not _NOISE.search(line.decode(errors="replace")):
                     os.write(2, line)
     finally:
@@ -281,7 +281,7 @@ class LockedRunDir:
         self._owner = SoftFileLock(RunDir(run_dir).lock_owner, _TAKE_OVER_SECONDS, thread_local=False)
 
     def take(self) -> None:
-        """Takes the lock. Raises `UsageError` where it can't be had."""
+        """Takes the lock. Raises `UsageError` if another process holds it."""
         self._file = _open_lock(self._run_dir)
         try:
             if not _take(self._file, self._run_dir):
@@ -338,7 +338,7 @@ class LockedRunDir:
 
 
 def _identity(path: str | int) -> tuple[int, int] | None:
-    """Returns what tells a file from every other, (device, inode); None if there is none."""
+    """Returns a file's identity, (device, inode); None if it does not exist."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -351,7 +351,7 @@ def _open_lock(run_dir: str) -> int:
     try:
         try:
             return open_regular(path, os.O_RDWR | os.O_CREAT)
-        except PermissionError:  # another user's: a lock asks for no more than to read it
+        except PermissionError:  # another user's: a lock only needs to read it
             return open_regular(path)
     except OSError as error:
         raise _lock_error(run_dir, error) from None

@@ -3,7 +3,7 @@
 A run appends, locks and renames, which such file systems do not offer. So it works in a folder of this machine, filled
 from the other one as the process begins; what it writes is copied from there about once a second: the list of a
 checkpoint's files, the files, and then the list is renamed to the manifest. A process that is killed at any moment
-leaves whole checkpoints, and what it left unfinished is known, as on a local disk.
+leaves complete checkpoints, and incomplete ones are recognized, as on a local disk.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def pushing(self) -> Iterator[None]:
-        """Copies what is written, from a thread, and the rest in the end. Raises `RunError` where that fails."""
+        """Copies new files from a thread, and the rest at the end. Raises `RunError` if that fails."""
         with _explained(UsageError, f"{setting('run_dir', self.url)} can't be written"):
             _gfile().makedirs(self.url)
         ended = threading.Event()

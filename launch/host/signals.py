@@ -1,4 +1,4 @@
-"""Signals that end a run: within its calls, between them, and what a forked child does with them. Host code."""
+"""Signals that end a run: within its calls, between them, and in a forked child. Host code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def keeping_sigterm():
 
 
 class Handlers:
-    """Handlers of signals, in this process alone: a forked child has those of before.
+    """Handlers of signals, in this process alone: a forked child has the previous ones.
 
     SIGHUP stays ignored where it is (nohup). A thread that is not the main one gets no signals: there nothing is done.
 
@@ -73,7 +73,7 @@ class Handlers:
                 self._before[number] = signal.signal(number, self._handle) or signal.SIG_DFL
 
     def remove(self) -> None:
-        """Restores what was set before, unless it was replaced since."""
+        """Restores the previous handlers, unless they were replaced since."""
         self._process = None
         if threading.current_thread() is threading.main_thread():
             self._restore()
@@ -104,7 +104,7 @@ class Handlers:
 
     @staticmethod
     def leave_to_child() -> None:
-        """Restores, in a forked child, what was set before any handlers of this class."""
+        """Restores, in a forked child, the handlers set before any of this class."""
         for number in _EXIT_CODES:
             while isinstance(handlers := getattr(signal.getsignal(number), "__self__", None), Handlers):
                 handlers._restore()
@@ -118,9 +118,9 @@ os.register_at_fork(
 
 
 class Signals:
-    """SIGTERM, Ctrl-C and SIGHUP: the first asks the run to save and end, a second one ends the process at once.
+    """SIGTERM, Ctrl-C and SIGHUP: the first makes the run save and end, a second one ends the process at once.
 
-    A line says so where that takes more than a moment. A signal within `SAME_REQUEST_SECONDS` of the first is not a
+    A line reports it if that takes more than a moment. A signal within `SAME_REQUEST_SECONDS` of the first is not a
     second one.
 
     Installed after the strategy is made, since some of TensorFlow's replace earlier handlers.
@@ -198,7 +198,7 @@ class Standby:
             self._answer()
 
     def note(self, name: str | None) -> None:
-        """Notes a signal that is to be answered at the end of the call."""
+        """Notes a signal to handle at the end of the call."""
         self._name = self._name or name
 
     def _handle(self, number: int, frame: Any) -> None:
@@ -245,7 +245,7 @@ def _show_cursor() -> None:
 
 
 def _received(reading: socket.socket) -> bytes:
-    """Returns what this process has written; none of what a child has."""
+    """Returns the bytes that this process has written, without a child's."""
     data, ((_, _, writer), *_), *_ = reading.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
     return data if _CREDENTIALS.unpack(writer)[0] == os.getpid() else b""
 

@@ -1,1 +1,1 @@
-"""What other systems are given to run a cluster: Slurm's scripts, Kubernetes' objects."""
+"""Input for other systems to run a cluster: Slurm's scripts, Kubernetes' objects."""

@@ -52,7 +52,7 @@ _TAIL = 64  # bytes before the position read up to, by which a file that was cut
 _SLOW = 1.5  # times the median of all workers' steps, without waiting for others where that is known
 _SILENT_SECONDS = 3.0
 _MISSING_SECONDS = 2.0  # in others' windows
-_UNKNOWN_PERIOD_SECONDS = 60.0  # until two windows have told it
+_UNKNOWN_PERIOD_SECONDS = 60.0  # until two windows are known
 
 
 class RecordReader:
@@ -96,7 +96,7 @@ class RecordReader:
 
     @property
     def revision(self) -> tuple:
-        """What changes with what is read."""
+        """A value that changes whenever more is read."""
         return self._identity, self._offset, self.problem
 
     def poll(self, seconds: float) -> None:
@@ -276,7 +276,7 @@ def _without_workers(line: bytes) -> bytes:
 
 
 def _number(value: Any) -> float | None:
-    """Returns what is a finite number, else None."""
+    """Returns a finite number, or None for any other value."""
     return value if type(value) in (int, float) and -_HUGE < value < _HUGE else None
 
 

@@ -36,7 +36,7 @@ class Flags:
 
 
 def main(argv: list[str]) -> None:
-    """Prints or writes what the command line asks for, and exits the process."""
+    """Prints or writes a report by the command line, and exits the process."""
     process.prepare_streams()
     try:
         values, paths = own_flags.read(
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
 
 
 def _text(paths: list[str], html: str | None) -> str:
-    """Returns what is printed. Writes the page, if that is asked for."""
+    """Returns the text to print. Writes the page with --html."""
     if html and paths:
         shown = [MonitoredRun(path).shown(_FOR_EVER) for path in paths]
         write_text(html, page.html({"runs": shown}))

@@ -111,7 +111,7 @@ def _newest(folder: int | None) -> list[tuple[Any, ...]]:
 
 
 def _end(folder: int | None, name: str) -> str:
-    """Returns a log's last lines, without what a terminal would act on."""
+    """Returns a log's last lines, without control characters."""
     try:
         with open(open_regular(name, os.O_NOFOLLOW, folder), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))

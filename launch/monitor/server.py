@@ -5,7 +5,7 @@ For example:
   crankshaft monitor runs/first
   crankshaft monitor --port=8080 runs/first runs/second rate.json
 
-Only this machine reaches the page, unless --bind says otherwise. Nothing is written, and the runs are not disturbed.
+Only this machine reaches the page, unless --bind is set. Nothing is written, and the runs are not disturbed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Flags:
 
 
 def main(argv: list[str]) -> None:
-    """Serves what the command line asks for until Ctrl-C, and exits the process."""
+    """Serves the page of the runs on the command line until Ctrl-C, and exits the process."""
     process.prepare_streams()
     try:
         values, paths = own_flags.read(
@@ -84,7 +84,7 @@ def _serve(paths: list[str], bind: str, port: int) -> None:
 
 
 def application(runs: list[MonitoredRun], token: str = "") -> Application:
-    """Returns the server's application: the page at `/`, and what it shows at `/data`."""
+    """Returns the server's application: the page at `/`, and its data at `/data`."""
     lock = threading.Lock()
 
     def answer(environ: dict[str, Any], start_response: Callable) -> Iterable[bytes]:

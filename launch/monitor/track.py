@@ -28,7 +28,7 @@ class Track:
         self._every, self._in_row = 1, 0  # given rows in a kept one, and in the newest
 
     def add(self, row: Mapping[Any, float]) -> None:
-        """Adds a row; what it does not name, and NaN, is missing in it."""
+        """Adds a row; columns that it does not name, and NaN, are missing in it."""
         for name in row:
             if name not in self.names and len(self.names) < self._most:
                 self._add_column(name)

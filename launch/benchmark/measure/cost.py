@@ -36,7 +36,7 @@ _LOOPS = ("While", "StatelessWhile")
 
 
 class NotCountableError(ValueError):
-    """A graph does not say how much is computed. One line: where, and what is not known."""
+    """A graph's amount of computation is unknown. One line: where, and what is unknown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Cost:
       bytes: moved at least: each product reads its operands and writes its result, and the update reads gradients and
         reads and writes variables and slots. What lies between (activation functions, biases, normalisation, the rows
         of embeddings) is assumed to cost nothing more.
-      resident_bytes: of all that the step touches, each tensor once: what a cache would have to hold.
+      resident_bytes: of all tensors that the step touches, once each: the size of a cache that holds them.
     """
 
     flops: dict[str, float]
@@ -78,11 +78,11 @@ def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
 
     Args:
       strategy: of the run.
-      state: what it trains.
+      state: of the run.
       batch_size: the global batch, which divides over the mesh's data axis.
 
     Raises:
-      NotCountableError: the graph has a loop of a length, or a tensor of a shape, that only running it tells; or
+      NotCountableError: the graph has a loop of a length, or a tensor of a shape, that is known only by running it; or
         the strategy has no such batch.
     """
     # Replicas along the mesh's model axis share examples.
@@ -200,11 +200,11 @@ def _einsum_operations(op: tf.Operation) -> int | None:
 
 
 def _trips(op: tf.Operation) -> int:
-    """Returns how often a loop runs, where it counts by ones up to a number that the graph tells."""
+    """Returns how often a loop runs, if it counts by ones up to a constant of the graph."""
     condition = _callee(op, "cond")
     ends = [_trips_by(op, condition, each) for each in _conjuncts(condition.outputs[0])]
     if not (known := [end for end in ends if end is not None]):
-        raise NotCountableError(f"{op.name} is a loop of a length that its graph does not tell")
+        raise NotCountableError(f"{op.name} is a loop whose length is not in its graph")
     return min(known)
 
 
@@ -240,7 +240,7 @@ def _counts_from(op: tf.Operation, index: int) -> int | None:
 
 
 def _value(tensor: tf.Tensor) -> int | None:
-    """Returns a scalar that the graph tells: a constant, or another loop's count, as a gradient's loop needs."""
+    """Returns a scalar known from the graph: a constant, or another loop's count, as a gradient's loop needs."""
     known = tf.get_static_value(tensor)
     if known is None and tensor.op.type in _LOOPS:
         first = _counts_from(tensor.op, tensor.value_index)

@@ -132,7 +132,7 @@ def has_drifted(rates: Sequence[float], rate: float) -> bool:
 def block_length(values: np.ndarray) -> int:
     """Returns how many neighbours a block holds, for the mean of a series.
 
-    As the series' autocorrelation asks (Politis & White, 2004, corrected by Patton, Politis & White, 2009, for the
+    As the series' autocorrelation requires (Politis & White, 2004, corrected by Patton, Politis & White, 2009, for the
     circular bootstrap), and between n^(1/3), the order that Hall, Horowitz & Jing (1995) find for a series of n, and n
     / 3, so that there are blocks to sample from.
     """

@@ -1,6 +1,6 @@
 """Detects whether the machine was quiet while something was timed: what other processes and quotas took. Host code.
 
-Where the system does not tell, figures are None, and a warning says so.
+Figures that the system does not report are None, and named in a warning.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def measure(start: LoadCounters, first_round: LoadCounters, end: LoadCounters, q
     throttled_share = throttled / (throttled + own) if throttled > 0 else 0.0
     others = max((cores for cores in (before, during) if cores is not None), default=0.0)
     wanted = min(end.cpus, quota_cores)
-    taken = max(0.0, wanted - (end.cpus - others)) / wanted  # what a quota leaves idle anyway, others may have
+    taken = (
+        max(0.0, wanted - (end.cpus - others)) / wanted
+    )  # other processes may have the time that a quota leaves idle anyway
     shares = [min(share, 0.9) for share in (taken, throttled_share) if share > NOTICED]
     return Noise(end.cpus, before, during, throttled_share, 1 - math.prod(1 - share for share in shares))
 

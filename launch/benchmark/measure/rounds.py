@@ -127,7 +127,7 @@ def timed_round(strategy, program: Program, steps: int, clock=time.perf_counter)
     The devices have to be idle when this begins (a warm-up's end awaits them), and are when it ends.
     """
     end = program.step + steps
-    noted = []  # only this is done within what is timed: the rest is computed afterwards
+    noted = []  # only this is done while timing: the rest is computed afterwards
     before = clock()
     while program.step < end:
         first = program.step
@@ -205,7 +205,7 @@ def _settle(strategy, program: Program, limit: int, clock) -> tuple[float, float
 def _try(strategy, program: Program, length: Length, steps_per_sec: float, clock) -> float:
     """Returns the rate of a short round, repeated until it takes about as long as the one before predicted.
 
-    Single calls do not tell it: some are short, and some compile what a call before them did not need.
+    Single calls can't predict it: some are short, and some compile code that earlier calls did not need.
     """
     for _ in range(_MAX_TRIALS):
         expected, steps = steps_per_sec, length.agreed_steps(strategy, steps_per_sec, _TRIAL_SHARE)
@@ -213,7 +213,7 @@ def _try(strategy, program: Program, length: Length, steps_per_sec: float, clock
         while program.step < first + steps:
             result = strategy.run(program, first + steps - program.step)
         result.sums.read()
-        # More than asked for, where steps were in progress already.
+        # More than requested if steps were in progress already.
         steps_per_sec = (program.step - first) / max(clock() - before, 1e-9)
         agree = expected / _GROWS <= steps_per_sec <= expected * _GROWS
         if strategy.exchange(int(agree))[0]:
@@ -235,7 +235,7 @@ def _compile_last_batch(strategy, program: Program, round_steps: int, steps: int
 
 
 def _finish_open_steps(strategy, program: Program, round_steps: int) -> None:
-    """Ends the steps in progress, so that none of them counts in what is timed next; devices are idle afterwards.
+    """Ends the steps in progress, so that none of them is timed next; devices are idle afterwards.
 
     Where replicas meet now and then, and within rounds of `round_steps`, the timing begins where they have met. The
     program by which they meet in between, as they do where something is due, is compiled here: one of two steps ends

@@ -86,7 +86,7 @@ def describe_round(calls: Sequence[Call]) -> dict:
 def columns(rounds: Sequence[Sequence[Call]]) -> dict[str, list | None]:
     """Returns every call, in order, as columns: `Call`'s attributes, and `round`, counted from 0.
 
-    A column of which not every value is known is None.
+    A column with an unknown value is None.
     """
     calls = [call for round in rounds for call in round]
     figures = {name: list(column) for name, column in zip(Call._fields, zip(*calls, strict=True), strict=True)}

@@ -33,7 +33,7 @@ _CONTROL = re.compile(
 
 
 class NoTraceError(Exception):
-    """There is no trace of the tasks that compute. One line."""
+    """The computing tasks returned no trace. One line."""
 
 
 def profile(strategy, folder: str, steps: int = STEPS) -> dict:

@@ -123,7 +123,7 @@ def test_a_length_that_only_running_tells_is_refused():
     def function(a, n):
         return tf.while_loop(lambda i, _: i < n, lambda i, x: (i + 1.0, tf.matmul(x, a)), (0.0, a))[1]
 
-    with pytest.raises(cost.NotCountableError, match="a loop of a length that its graph does not tell"):
+    with pytest.raises(cost.NotCountableError, match="a loop whose length is not in its graph"):
         operations(function, [4, 4], [])
     with pytest.raises(cost.NotCountableError, match="which only running it tells"):
         operations(tf.matmul, [None, 4], [4, 4])
