@@ -228,7 +228,7 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
     For a sharded model the summary counts each replica's parameters; a line has the total.
 
     Args:
-      models: Keras models, built.
+      models: Keras models, built; nothing is printed of a layer that only trains like one.
       file: where to; None is standard output.
       tables: `engine.layers.embeddings.Embedding`s, built.
     """
@@ -236,7 +236,7 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
     width, most = _SUMMARY_COLUMNS, math.inf
     if file.isatty():
         width = most = min(max(terminal.columns(), _LEAST_SUMMARY), _SUMMARY_COLUMNS)
-    for model in models:
+    for model in (each for each in models if hasattr(each, "summary")):
         print(terminal.drawable(_summary(model, width, most), file), file=file, flush=True)
         held = sum(math.prod(variable.shape) for variable in model.variables)
         if (whole := sum(map(shards.size, model.variables))) != held:

@@ -90,7 +90,7 @@ def test_what_is_a_layer_and_a_keras_trainer_is_trained():
         made = Both()
         made.compile("sgd", "mse", metrics=["mse"])
         fit = Both.fit if fit is keras.Model.fit else fit
-        fit(made, X, Y, epochs=2, **HOW)
+        fit(made, X, Y, epochs=2, **{**HOW, "verbose": 2})
         both.append(made)
     check_alike(*both)
 
