@@ -81,7 +81,7 @@ class Probe:
     def _replicated_batch(self, feed: Feed, operands, offset):
         batch = feed.next_operands(operands, offset)
         features = self._distribution.run(lambda *b: form.features(feed.batch(*b)), args=batch)
-        return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], features)
+        return self._first_replicas(features)
 
     def _replicated_gradients(self, feed: Feed, operands, offset, step, form, is_shared: bool):
         def on_replica(*operands):
@@ -90,7 +90,17 @@ class Probe:
                 return self._replica_gradients(batch, step)
 
         histograms = self._distribution.run(on_replica, args=feed.next_operands(operands, offset))
-        return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], histograms)
+        return self._first_replicas(histograms)
+
+    def _first_replicas(self, values):
+        """Returns the first replica's values in the host's memory.
+
+        Several workers of a coordinator may have a GPU:0, and TensorFlow fetches from one device only.
+        """
+        with tf.device("CPU:0"):
+            return tf.nest.map_structure(
+                lambda x: tf.identity(self._distribution.experimental_local_results(x)[0]), values
+            )
 
     def _replica_gradients(self, batch, step):
         """Computes one replica's gradients; restores what a forward pass in training changes (statistics, seeds)."""
