@@ -222,8 +222,19 @@ def connect(task: WorkerTask, communication: str = "auto") -> tf.distribute.Mult
     receive_in_chunks(_WIRE_CHUNK)
     implementation = tf.distribute.experimental.CommunicationImplementation[communication.upper()]
     return tf.distribute.MultiWorkerMirroredStrategy(
-        tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec({"worker": list(task.addresses)}), task_type="worker", task_id=task.worker
-        ),
+        resolver(task, len(tf.config.get_visible_devices("GPU"))),
         tf.distribute.experimental.CommunicationOptions(implementation=implementation),
+    )
+
+
+def resolver(task: WorkerTask, gpus: int) -> tf.distribute.cluster_resolver.ClusterResolver:
+    """Returns the workers as TensorFlow takes them, with the number of GPUs that this one computes on.
+
+    Without a number TensorFlow takes none, and the CPU computes.
+    """
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(task.addresses)}),
+        task_type="worker",
+        task_id=task.worker,
+        num_accelerators={"GPU": gpus},
     )
