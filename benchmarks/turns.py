@@ -26,6 +26,7 @@ from .markdown import spread, table
 from .race import ROOT, cpu_model
 
 _READY = "ready"
+_SHARED = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # or the first takes all of a GPU
 _SECONDS_TO_END = 10.0
 _FEWEST = 6  # values whose extremes hold their median in 95 % of cases: 1 - 2 / 2**6
 
@@ -66,7 +67,7 @@ def rates_in_turn(peers: Mapping[str, Process], steps: int, turns: int, folder: 
     rates: dict[str, list[float]] = {name: [] for name in peers}
     with Children() as kept:
         for name, peer in peers.items():
-            variables = {**children.untuned(os.environ), "TF_CPP_MIN_LOG_LEVEL": "2", **peer.variables}
+            variables = {**children.untuned(os.environ), **_SHARED, **peer.variables}
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             running[name] = kept.start(peer.command, env=variables, cwd=folder, **pipes)
             if (line := running[name].stdout.readline().decode().strip()) != _READY:
