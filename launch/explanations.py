@@ -147,6 +147,14 @@ _KNOWN = (
             "in the data function, or once the run is open"
         ),
     ),
+    _Known(
+        ("UnimplementedError", "FailedPreconditionError"),
+        "(?i)determinis",
+        lambda error, _: UsageError(
+            f"TensorFlow has no form of an op that computes the same bits each time on GPUs ({reason(error)}); use "
+            "another op, or set the variable TF_DETERMINISTIC_OPS=0: then a run does not repeat, nor resume, to the bit"
+        ),
+    ),
     _Known(  # by a kernel on CPUs
         _INVALID,
         r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)",

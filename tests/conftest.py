@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 import pytest
+
+# Tests are of CPUs, also beside a GPU, which rounds otherwise; CUDA_VISIBLE_DEVICES=0 shows it to them.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 # Whoever asks for one of these, itself or by another fixture, starts processes or builds whole runs.
 _COSTLY = {"bench", "crank", "crank_each", "digits_run", "inside", "start_workers"}

@@ -55,11 +55,11 @@ class Arrivals:
 
         Args:
           batch: nest of tensors, the data.
-          requested_at: `tf.timestamp` of the request.
+          requested_at: `timestamp` of the request.
         """
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
             self._count.assign_add(1, read_value=False)
-            self._waited.assign_add(tf.timestamp() - requested_at, read_value=False)
+            self._waited.assign_add(tensorflow.timestamp() - requested_at, read_value=False)
 
     def add(self, seconds: float) -> None:
         """Adds the host's wait before it called the loop."""

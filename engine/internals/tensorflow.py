@@ -12,6 +12,7 @@ import itertools
 import linecache
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -24,7 +25,7 @@ from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.distribute import collective_util, cross_device_utils
 from tensorflow.python.eager import context
 from tensorflow.python.eager.executor import Executor
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import config, ops
 from tensorflow.python.ops import resource_variable_ops, script_ops
 
 from ..errors import UsageError
@@ -352,6 +353,14 @@ def weak_method(method: Callable, otherwise: Callable[[], Any]) -> Callable:
         return function(*arguments) if function else otherwise()
 
     return call
+
+
+def timestamp() -> tf.Tensor:
+    """Returns the seconds since 1970 at which this runs, scalar float64, by the clock of this process.
+
+    `tf.timestamp` raises where TensorFlow's kernels have to be deterministic.
+    """
+    return tf.numpy_function(time.time, [], tf.float64) if config.is_op_determinism_enabled() else tf.timestamp()
 
 
 def answer_to(name: str, function: Callable) -> None:

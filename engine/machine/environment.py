@@ -27,6 +27,8 @@ _TUNING_VARIABLES = (
     "NVIDIA_TF32_OVERRIDE",
     "OMP_",
     "ONEDNN_",
+    "TF_CUDNN_",
+    "TF_DETERMINISTIC_OPS",
     "TF_ENABLE_ONEDNN_OPTS",
     "TF_GPU_",
     "TF_NUM_",

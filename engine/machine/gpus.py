@@ -40,6 +40,17 @@ def take(numbers: Sequence[int] | None, most: int | None = None) -> None:
         logging.warning("GPUs stay as they are: this process used TensorFlow's devices before this run")
 
 
+def make_deterministic() -> None:
+    """Has the GPUs of this process compute the same bits each time; does nothing where it has none.
+
+    Many of TensorFlow's kernels add in the order in which threads come: replicas would drift apart, and a resumed run
+    from one that was never stopped. What draws without a seed raises then, so there is one until the run sets its own.
+    """
+    if tf.config.get_visible_devices("GPU"):
+        tf.random.set_seed(0)
+        tf.config.experimental.enable_op_determinism()
+
+
 def choose(devices: Sequence, numbers: Sequence[int] | None) -> list:
     """Returns the requested GPUs of a machine, in order; all for None. Raises `UsageError`."""
     if numbers is None or not devices:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals.tensorflow import all_replicas_context, is_only_replica
+from ..internals.tensorflow import all_replicas_context, is_only_replica, timestamp
 from ..internals.variables import tf_variable
 from ..mesh import collectives
 from ..mesh.mesh import Axis, Mesh
@@ -340,7 +340,7 @@ def items_of(state: Sequence[Aggregated], count: tf.Tensor) -> list[Item]:
 def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the host's clock, in seconds, after all of these are computed."""
     with tf.control_dependencies(tensors):
-        return tf.timestamp()
+        return timestamp()
 
 
 def of_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:

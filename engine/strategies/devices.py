@@ -37,6 +37,8 @@ def create(name: str, **settings: Any) -> Strategy:
     options = StrategyOptions(**settings)
     gpus = () if name == "parameter_server" and options.gpus is None else options.gpus
     graphics.take(gpus, 1 if name == "one_device" and options.owns_process else None)
+    if options.deterministic and name != "parameter_server":  # whose workers' updates come in any order
+        graphics.make_deterministic()
     made = {**_BUILT_IN, **registry.registered()}[name](options)
     if not isinstance(made, Strategy):
         raise UsageError(f"what was registered as the strategy {name} makes a {type(made).__name__}; make a Strategy")

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ..data.arrays import is_on_gpus
 from ..health.watchdog import Arrivals
 from ..internals import graphs
-from ..internals.tensorflow import forbid_exchange, single_replica_context
+from ..internals.tensorflow import forbid_exchange, single_replica_context, timestamp
 from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
 from ..state import TrainState
 from ..step.diagnosis import warn_of_step
@@ -324,7 +324,7 @@ class InnerLoop(Program):
         """Returns the arguments of a step's `strategy.run`."""
         if self._arrivals is None:
             return self.feed.next_operands(operands, offset)
-        before = tf.timestamp()
+        before = timestamp()
         with tf.control_dependencies([before]):
             batch = self.feed.next_operands(operands, tf.identity(offset))
         self._arrivals.mark(batch, before)

@@ -39,6 +39,7 @@ class StrategyOptions:
       parallel_micro_batches: number that one_device computes in parallel, see `devices.set_threads_per_micro_batch`.
       gpus: which GPUs, see `gpus.take`. By default one_device takes the first, and the coordinator of parameter_server
         none, since others compute.
+      deterministic: whether GPUs compute the same bits each time, by slower kernels; a few operations have none.
       owns_process: whether to set the whole process's threads, and hide GPUs that this run does not use.
     """
 
@@ -55,6 +56,7 @@ class StrategyOptions:
     feed_options: FeedOptions = dataclasses.field(default_factory=FeedOptions)
     parallel_micro_batches: int = 1
     gpus: Sequence[int] | None = None
+    deterministic: bool = True
     owns_process: bool = True
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ..data.arrays import is_on_gpus
 from ..health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
+from ..internals.tensorflow import timestamp
 from ..mesh import collectives
 from ..metrics.sums import LoopSums, RowSpec, total_rows
 from .base import LoopResult
@@ -94,13 +95,13 @@ class WorkersLoop(InnerLoop):
         return LoopResult(LoopSums(shared, sums), steps, input_seconds, rows)
 
     def _loop(self, operands, numbers, from_host):  # type: ignore[override]
-        began = tf.timestamp()
+        began = timestamp()
         with tf.control_dependencies([began]):
             numbers = tf.identity(numbers)
         sums = super()._loop(operands, numbers)
         sums, scores = sums[: total_rows(self._specs)], sums[total_rows(self._specs) :]
         with tf.control_dependencies([sums]):
-            seconds, waited = tf.timestamp() - began, self._arrivals.take_seconds()
+            seconds, waited = timestamp() - began, self._arrivals.take_seconds()
         own = tf.constant([spec.name.startswith(OWN) for spec in self._specs for _ in range(spec.rows)])
         measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(numbers[2] - numbers[1], tf.float64)}
         row = tf.concat([from_host, [measured[name] for name in self._measured], tf.boolean_mask(sums, own)[:, 0]], 0)

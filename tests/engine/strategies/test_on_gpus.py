@@ -4,6 +4,7 @@ asked for on GPU:0: graphs and feeds are as they would be there, and nothing is 
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config
 
 from crankshaft.engine.data.arrays import ArraySource, as_kept, take
 from crankshaft.engine.health.watchdog import Arrivals
@@ -15,7 +16,7 @@ from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.strategies import replicated
 from crankshaft.engine.strategies.inner_loop import InnerLoop
-from crankshaft.engine.strategies.multi_worker import watched_figures
+from crankshaft.engine.strategies.multi_worker import WorkerTask, resolver, watched_figures
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from crankshaft.engine.strategies.workers import WorkersLoop
 from crankshaft.input import synthetic_clicks
@@ -192,3 +193,26 @@ def test_who_is_slow_is_not_guessed_where_no_times_are_told(caplog):
     hook(Status)
     assert not caplog.records
     assert rounds.reduce_seconds(rows) is None
+
+
+@pytest.fixture
+def _deterministic():
+    tf.config.experimental.enable_op_determinism()
+    yield
+    config.disable_op_determinism()
+
+
+@pytest.mark.usefixtures("_deterministic")
+def test_the_wait_for_data_is_measured_where_kernels_are_deterministic(bench):
+    """TensorFlow's own clock raises there."""
+    (figures,) = rows_of("GPU:0").read()
+    assert figures["input_seconds"] >= 0.0
+    made = bench(Mlp((8,)), tf.data.Dataset.from_tensor_slices(pictures(32)), 16, num_classes=4, device="GPU:0")
+    made.train(3)
+    assert made.state.step == 3
+
+
+def test_workers_compute_on_the_gpus_that_they_took():
+    """By the number that TensorFlow is told; without one it takes none, and says nothing."""
+    task = WorkerTask(1, ("worker 0", "worker 1"), ("localhost:1", "localhost:2"))
+    assert resolver(task, 2).num_accelerators() == {"GPU": 2}

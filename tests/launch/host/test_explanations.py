@@ -98,6 +98,16 @@ def test_a_limit_that_is_met_is_named_with_the_file(limited, tmp_path, monkeypat
         assert "memory" not in line
 
 
+def test_an_operation_without_a_deterministic_kernel_names_the_variable_that_allows_another():
+    def refused():
+        raise tf.errors.UnimplementedError(None, None, "A deterministic GPU implementation of AdjustContrast is not")
+
+    code, line = explained(refused)
+    assert code == EXIT_USAGE
+    assert "AdjustContrast" in line
+    assert "TF_DETERMINISTIC_OPS=0" in line
+
+
 def test_threads_that_cannot_be_started_name_the_limit(limited, monkeypatch):
     def refused(*_):
         raise RuntimeError("can't start new thread")
