@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine.data.arrays import ArraySource
 from tests.logical_cpus import make_four
 from tests.runs import steps
 
@@ -39,6 +38,17 @@ def mlp(optimizer=None, **compiled):
     how = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
     model.compile(optimizer or "adam", **{**how, **compiled})
     return model
+
+
+class Each(keras.callbacks.Callback):
+    """Calls a function as an epoch ends."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.call(epoch, logs)
 
 
 def mlp_data(**more):
@@ -139,53 +149,40 @@ CASES = {
 }
 
 
-def trained(fit, make, data, **more):
-    keras.utils.set_random_seed(1)
-    model = make()
-    evaluated = (data["x"], data["y"], *([data["sample_weight"]] if "sample_weight" in data else []))
-    how = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0, "validation_data": evaluated}
-    return model, fit(model, **data, **how, **more)
-
-
-class Enough(Exception):
-    """What a search's callback raises to end a trial."""
-
-
-class EndsIn(keras.callbacks.Callback):
-    def __init__(self, epoch):
-        super().__init__()
-        self.epoch = epoch
-
-    def on_epoch_end(self, epoch, logs=None):
-        if epoch == self.epoch:
-            raise Enough
-
-
-@pytest.mark.parametrize("where", [{}, {"strategy": "mirrored", "num_virtual_devices": 2}], ids=["one", "replicas"])
-def test_what_a_callback_raises_reaches_the_caller_and_the_model_keeps_its_weights(where):
-    models = []
-    for fit, more in ((keras.Model.fit, {}), (crankshaft.fit, {"jit": "off", **where})):
-        keras.utils.set_random_seed(1)
-        models.append(mlp())
-        with pytest.raises(Enough):
-            fit(
-                models[-1],
-                **mlp_data(),
-                batch_size=BATCH,
-                epochs=9,
-                shuffle=False,
-                verbose=0,
-                callbacks=[EndsIn(3)],
-                **more,
-            )
-    theirs, ours = models
-    for mine, wanted in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, wanted, rtol=1e-5, atol=1e-6)
-    assert int(ours.optimizer.iterations.numpy()) == 4 * 5
+HOW = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
 
 
 def by_us(model, **how):
     return crankshaft.fit(model, jit="off", **how).history
+
+
+def trained(fit, make, data, **more):
+    keras.utils.set_random_seed(1)
+    model = make()
+    evaluated = (data["x"], data["y"], *([data["sample_weight"]] if "sample_weight" in data else []))
+    return model, fit(model, **{**data, **HOW, "epochs": EPOCHS, "validation_data": evaluated, **more})
+
+
+def both(make, data, callbacks=lambda name: [], **more):
+    """[(model, history)] as Keras fits it, and as we do, with callbacks of the name "theirs" and "ours"."""
+    theirs = trained(keras.Model.fit, make, data, callbacks=callbacks("theirs"))
+    return [theirs, trained(lambda model, **how: by_us(model, **how, **more), make, data, callbacks=callbacks("ours"))]
+
+
+def assert_close(ours, theirs, rtol, atol):
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
+
+
+def compare(theirs, ours, tolerance):
+    """Two pairs of a model and its history."""
+    (model, expected), (mine, history) = theirs, ours
+    assert history.epoch == expected.epoch
+    assert sorted(history.history) == sorted(expected.history)
+    for name, values in expected.history.items():
+        np.testing.assert_allclose(history.history[name], values, rtol=tolerance, atol=tolerance, err_msg=name)
+    assert_close(mine, model, tolerance, tolerance)
 
 
 # One for each kind of loss, weight and input; the others, of which these are parts, are slow tests.
@@ -197,55 +194,45 @@ QUICK = ("mlp", "class weights", "average, schedule, clipped values", "lstm with
 )
 def test_fit_trains_as_keras_does(case):
     make, data = CASES[case]
-    theirs, expected = trained(keras.Model.fit, make, data())
-    ours, history = trained(by_us, make, data())
-    compare(theirs, expected, ours, history, 1e-6)
-    assert int(ours.optimizer.iterations) == 50
+    theirs, ours = both(make, data())
+    compare(theirs, ours, 1e-6)
+    assert int(ours[0].optimizer.iterations) == 50
 
 
-def compare(theirs, expected, ours, history, tolerance):
-    assert history.epoch == expected.epoch
-    assert sorted(history.history) == sorted(expected.history)
-    for name, values in expected.history.items():
-        np.testing.assert_allclose(history.history[name], values, rtol=tolerance, atol=tolerance, err_msg=name)
-    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+@pytest.mark.parametrize("case", ["sums, clipped norms", pytest.param("masks and weights", marks=pytest.mark.slow)])
+def test_two_replicas_train_as_one_device(case):
+    make, data = CASES[case]
+    compare(*both(make, data(), **TWO), 1e-5)
+
+
+class Enough(Exception):
+    """What a search's callback raises to end a trial."""
+
+
+def test_what_a_callback_raises_reaches_the_caller_and_the_model_keeps_its_weights():
+    def end(epoch, logs):
+        if epoch == 3:
+            raise Enough
+
+    models = []
+    for fit, more in ((keras.Model.fit, {}), (crankshaft.fit, {"jit": "off", **TWO})):
+        keras.utils.set_random_seed(1)
+        models.append(mlp())
+        with pytest.raises(Enough):
+            fit(models[-1], **mlp_data(), **HOW, epochs=9, callbacks=[Each(end)], **more)
+    assert_close(*models, 1e-5, 1e-6)
+    assert int(models[1].optimizer.iterations.numpy()) == 4 * 5
 
 
 @pytest.mark.slow
 def test_a_second_fit_goes_on_with_the_loss_scale():
     for fit in (keras.Model.fit, by_us):
-        model, scales = (
-            mlp(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), 4.0, dynamic_growth_steps=4)),
-            [],
-        )
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), 4.0, dynamic_growth_steps=4)
+        model, scales = mlp(scaled), []
         for _ in range(2):  # of ten steps
             fit(model, **mlp_data(batch_size=BATCH, epochs=2, verbose=0))
             scales.append((float(model.optimizer.dynamic_scale), int(model.optimizer.step_counter)))
         assert scales == [(4.0 * 2**2, 2), (4.0 * 2**5, 0)]
-
-
-@pytest.mark.slow
-def test_an_output_without_weights_in_batches_weighs_as_ones_do():
-    """A dataset may have None for one, and a dictionary lack it."""
-    x, y, weights = many_data(sample_weight={"b": WEIGHTS}).values()
-    x, y, weights = (tuple(x.values()), y, weights)
-    full = {name: weights.get(name, np.ones(len(x[0]), "float32")) for name in y}
-    dataset = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(BATCH)
-    lacking = dataset.map(lambda x, y, weights: (x, y, {"a": None, **weights, "c": None}))
-    how = {"epochs": 2, "batch_size": BATCH, "shuffle": False, "verbose": 0}
-    histories = []
-    for data in (
-        {"x": x, "y": y, "sample_weight": full},
-        {"x": lacking},
-        {"x": dataset},
-        {"x": Batches(x, y, weights)},
-    ):
-        keras.utils.set_random_seed(1)
-        histories.append(by_us(many(), **data, **how).history)
-    for history in histories[1:]:
-        for name, values in histories[0].items():
-            np.testing.assert_allclose(history[name], values, rtol=1e-6, err_msg=name)
 
 
 def steering():
@@ -263,7 +250,10 @@ def steering():
             self.seen.append(("begin", epoch))
 
         def on_train_batch_end(self, batch, logs=None):
-            self.seen.append((batch, sorted(logs)))
+            self.seen.append((batch, sorted(logs), round(float(self.model.optimizer.learning_rate), 6)))
+
+        def on_test_end(self, logs=None):
+            self.seen.append(("test_end", sorted(logs)))
 
         def on_epoch_end(self, epoch, logs=None):
             self.seen.append((epoch, sorted(logs), round(float(np.sum(self.model.get_weights()[0])), 4)))
@@ -279,52 +269,40 @@ def steering():
     ]
 
 
-@pytest.mark.parametrize("where", [{}, {"strategy": "mirrored", "num_virtual_devices": 2}], ids=["one", "mirrored"])
-def test_with_use_ema_a_run_ends_with_the_averages_as_keras_does(where):
-    def make():
-        keras.utils.set_random_seed(1)
-        return mlp(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=None))
+def of_averages():
+    keras.utils.set_random_seed(1)
+    return mlp(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=None))
 
-    theirs, expected = trained(keras.Model.fit, make, mlp_data())
-    how = {
-        "batch_size": BATCH,
-        "epochs": EPOCHS,
-        "shuffle": False,
-        "verbose": 0,
-        "validation_data": (sample(8), classes(3)),
-    }
-    run = crankshaft.fit(make, **mlp_data(), **how, jit="off", **where)
-    for one, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+def test_with_use_ema_a_run_ends_with_the_averages_as_keras_does():
+    theirs, expected = trained(keras.Model.fit, of_averages, mlp_data())
+    evaluated = tuple(mlp_data().values())
+    run = crankshaft.fit(of_averages, **mlp_data(), **HOW, epochs=EPOCHS, validation_data=evaluated, jit="off", **TWO)
+    assert_close(run.model, theirs, 1e-5, 1e-5)
     np.testing.assert_allclose(run.predict(sample(8)), theirs.predict(sample(8), verbose=0), rtol=1e-5, atol=1e-5)
     history = run.history.history  # of the weights that were trained, as in Keras
     np.testing.assert_allclose(history["val_loss"], expected.history["val_loss"], rtol=1e-5)
     assert run.result["eval"] == pytest.approx(run.evaluate())
-    found = theirs.evaluate(sample(8), classes(3), verbose=0, return_dict=True)
+    found = theirs.evaluate(*evaluated, verbose=0, return_dict=True)
     assert run.result["eval"]["accuracy"] == pytest.approx(found["accuracy"])
     assert run.result["eval"]["loss"] != pytest.approx(history["val_loss"][-1], rel=1e-3)
 
 
 def test_with_use_ema_the_best_weights_of_a_callback_stay():
-    found, seen = [], []
-    for fit in (keras.Model.fit, by_us):
-        averages = keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=None)
-        best = keras.callbacks.EarlyStopping("loss", mode="max", patience=2, restore_best_weights=True)
-        found.append(trained(fit, lambda made=averages: mlp(made), mlp_data(), callbacks=[best]))
-    (theirs, expected), (ours, history) = found
-    compare(theirs, expected, ours, history, 1e-5)
-    assert len(history.epoch) < EPOCHS
+    stopping = {"mode": "max", "patience": 2, "restore_best_weights": True}
+    theirs, ours = both(of_averages, mlp_data(), lambda name: [keras.callbacks.EarlyStopping("loss", **stopping)])
+    compare(theirs, ours, 1e-5)
+    assert len(ours[1].epoch) < EPOCHS
+    seen = []
 
-    def look(epoch, logs, callback):
-        before = callback.model.get_weights()[0]
-        with callback.model.averaged_weights():
-            seen.append((before, callback.model.get_weights()[0].copy()))
-        np.testing.assert_array_equal(callback.model.get_weights()[0], before)
+    def look(epoch, logs):
+        before = looking.model.get_weights()[0]
+        with looking.model.averaged_weights():
+            seen.append((before, looking.model.get_weights()[0].copy()))
+        np.testing.assert_array_equal(looking.model.get_weights()[0], before)
 
-    averages = keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=None)
-    looking = keras.callbacks.LambdaCallback()
-    looking.on_epoch_end = lambda epoch, logs: look(epoch, logs, looking)
-    ours, _ = trained(by_us, lambda: mlp(averages), mlp_data(), callbacks=[looking])
+    looking = Each(look)
+    ours, _ = trained(by_us, of_averages, mlp_data(), callbacks=[looking])
     assert len(seen) == EPOCHS
     np.testing.assert_array_equal(seen[-1][1], ours.get_weights()[0])  # with which the run ends
     assert np.abs(seen[-1][0] - seen[-1][1]).max() > 1e-3
@@ -335,35 +313,34 @@ def test_a_metric_by_class_is_a_vector_in_the_history_and_the_logs(tmp_path):
         return mlp(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score(average=None, name="f1")])
 
     data = {"x": sample(8), "y": keras.utils.to_categorical(classes(3), 3)}
-    kept, rows = [], []
-    for name, fit in (("theirs", keras.Model.fit), ("ours", by_us)):
-        log = keras.callbacks.CSVLogger(str(tmp_path / name))
-        kept.append(trained(fit, make, data, callbacks=[log]))
-        rows.append((tmp_path / name).read_text().splitlines()[0])
-    (theirs, expected), (ours, history) = kept
-    assert np.shape(history.history["val_f1"]) == (EPOCHS, 3)
-    compare(theirs, expected, ours, history, 1e-5)
+    theirs, ours = both(make, data, lambda name: [keras.callbacks.CSVLogger(str(tmp_path / name))])
+    assert np.shape(ours[1].history["val_f1"]) == (EPOCHS, 3)
+    compare(theirs, ours, 1e-5)
+    rows = [(tmp_path / name).read_text().splitlines()[0] for name in ("theirs", "ours")]
     assert rows[0] == rows[1]
 
 
 def test_callbacks_steer_a_run_as_they_steer_keras(tmp_path):
-    found = []
-    for name, fit in (("theirs", keras.Model.fit), ("ours", by_us)):
+    seen, kept = [], []
+
+    def callbacks(name):
         steered = steering()
-        writing = [
+        seen.append(steered[-1].seen)
+        return [
+            *steered,
             keras.callbacks.CSVLogger(str(tmp_path / f"{name}.csv")),
             keras.callbacks.ModelCheckpoint(str(tmp_path / f"{name}.keras"), save_best_only=True),
             keras.callbacks.TensorBoard(str(tmp_path / name)),
             keras.callbacks.LambdaCallback(on_train_end=lambda logs, of=steered[-1]: of.seen.append(sorted(logs))),
         ]
-        model, history = trained(fit, mlp, mlp_data(), callbacks=[*steered, *writing])
-        found.append((model, history, steered[-1].seen, keras.models.load_model(tmp_path / f"{name}.keras")))
-    (theirs, expected, seen, kept), (ours, history, our_seen, our_kept) = found
-    assert len(expected.epoch) < EPOCHS  # it was stopped
-    compare(theirs, expected, ours, history, 1e-6)
-    assert our_seen == seen
-    compare(kept, expected, our_kept, history, 1e-6)
-    assert int(our_kept.optimizer.iterations) == int(kept.optimizer.iterations)
+
+    theirs, ours = both(mlp, mlp_data(), callbacks)
+    assert len(theirs[1].epoch) < EPOCHS  # it was stopped
+    compare(theirs, ours, 1e-6)
+    assert seen[0] == seen[1]
+    kept = [keras.models.load_model(tmp_path / f"{name}.keras") for name in ("theirs", "ours")]
+    assert_close(*kept, 1e-6, 1e-6)
+    assert int(kept[0].optimizer.iterations) == int(kept[1].optimizer.iterations)
     assert list((tmp_path / "ours").rglob("*.tfevents*"))
     lines = [(tmp_path / f"{name}.csv").read_text().splitlines() for name in ("theirs", "ours")]
     assert lines[0][0] == lines[1][0]
@@ -403,20 +380,18 @@ def test_a_resumed_run_goes_on_with_its_callbacks(tmp_path, caplog):
     model, history, counted = run("parts", 4)
     assert counted.epochs == 4
     assert "Keras callback Forgetful begins again" in caplog.text
-    compare(at_once, expected, model, history, 0.0)
+    compare((at_once, expected), (model, history), 0.0)
 
 
-class Ends(keras.callbacks.Callback):
+def ends(how=None):
     """Ends the fourth epoch, once, by an error or a signal; before, it shows a value that is best in the second."""
 
-    def __init__(self, how=None):
-        super().__init__()
-        self.how = how
-
-    def on_epoch_end(self, epoch, logs=None):
+    def at(epoch, logs):
         logs["made"] = -abs(epoch - 1)
-        if epoch == 3 and self.how:
-            self.how()
+        if epoch == 3 and how:
+            how()
+
+    return Each(at)
 
 
 def fails():
@@ -435,7 +410,7 @@ def test_a_run_that_was_ended_comes_to_the_best_weights_of_one_that_was_not(tmp_
         model = mlp()
         stopping = keras.callbacks.EarlyStopping("made", mode="max", patience=4, restore_best_weights=True)
         run = crankshaft.fit(
-            *(model, sample(8), classes(3), BATCH, EPOCHS, 0, [Ends(how), stopping]),
+            *(model, sample(8), classes(3), BATCH, EPOCHS, 0, [ends(how), stopping]),
             run_dir=str(tmp_path / folder),
             checkpoint_every_steps=5,
             jit="off",
@@ -449,14 +424,14 @@ def test_a_run_that_was_ended_comes_to_the_best_weights_of_one_that_was_not(tmp_
     for _ in range(2):  # the second time there is nothing left to do
         parts, history, again, stopped = fitted("parts")
         assert (again.best_epoch, again.stopped_epoch, stopped) == (1, 5, stop)
-        compare(whole, expected, parts, history, 0.0)
+        compare((whole, expected), (parts, history), 0.0)
 
 
 def test_a_backups_folder_is_the_runs_until_its_end(tmp_path, caplog):
     def fitted(how=None, **more):
         keras.utils.set_random_seed(1)
         model, backup = mlp(), keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), **more.pop("backup", {}))
-        run = crankshaft.fit(*(model, sample(8), classes(3), BATCH, EPOCHS, 0, [Ends(how), backup]), jit="off", **more)
+        run = crankshaft.fit(*(model, sample(8), classes(3), BATCH, EPOCHS, 0, [ends(how), backup]), jit="off", **more)
         return model, run
 
     whole, run = fitted()
@@ -467,7 +442,7 @@ def test_a_backups_folder_is_the_runs_until_its_end(tmp_path, caplog):
     assert steps(tmp_path / "backup")[-1] == 3 * 5
     parts, again = fitted()
     assert again.result["resumed_from"] == 3 * 5
-    compare(whole, run.history, parts, again.history, 0.0)
+    compare((whole, run.history), (parts, again.history), 0.0)
     assert not (tmp_path / "backup").exists()
     _, kept = fitted(backup={"delete_checkpoint": False, "save_freq": 7})
     assert steps(tmp_path / "backup")[-2:] == [49, 50]
@@ -492,22 +467,15 @@ class Batches(keras.utils.PyDataset):
         return tf.nest.map_structure(lambda x: x[rows], self.parts)
 
 
-FORMS = {
-    "dataset": lambda x, y: {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)},
-    "PyDataset": lambda x, y: {"x": Batches(x, y)},
-    "frame": lambda x, y: {"x": pytest.importorskip("pandas").DataFrame(x), "y": list(y), "batch_size": BATCH},
-    "function": lambda x, y: {"x": lambda: (x, y), "batch_size": BATCH},
-}
-
-
-@pytest.mark.parametrize(
-    "forms", [("PyDataset", "function"), pytest.param(("dataset", "frame"), marks=pytest.mark.slow)], ids=",".join
-)
-def test_forms_of_data_train_alike(forms):
+def test_forms_of_data_train_alike():
     x, y = sample(8), classes(3)
     how = {"epochs": 2, "shuffle": False, "verbose": 0, "class_weight": {0: 0.5, 2: 3.0}, "steps_per_epoch": 7}
     histories = []
-    for data in ({"x": x, "y": y, "batch_size": BATCH}, *(FORMS[form](x, y) for form in forms)):
+    for data in (
+        {"x": x, "y": y, "batch_size": BATCH},
+        {"x": Batches(x, y)},
+        {"x": lambda: (x, y), "batch_size": BATCH},
+    ):
         keras.utils.set_random_seed(1)
         run = crankshaft.fit(mlp(), **data, **how, jit="off")
         histories.append(run.history.history)
@@ -516,43 +484,25 @@ def test_forms_of_data_train_alike(forms):
     assert len(histories[0]["loss"]) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["weights of steps", "weights of outputs"])
-def test_weights_that_come_with_batches_and_sources_weigh_alike(case):
-    make, data = CASES[case]
-    arrays = data()
-    parts = arrays["x"], arrays["y"], arrays["sample_weight"]
-    source = ArraySource(tf.nest.map_structure(np.asarray, keras.tree.lists_to_tuples(parts)))
-    histories = []
-    for given in (arrays, {"x": Batches(*parts)}, {"x": source}):
-        keras.utils.set_random_seed(1)
-        how = {"batch_size": BATCH, "validation_data": parts, "shuffle": False, "verbose": 0}
-        histories.append(by_us(make(), **given, **how).history)
-    assert histories[0] == histories[1] == histories[2]
-
-
-def test_evaluations_are_every_second_epoch_and_of_as_many_batches():
-    x, y = sample(8), classes(3)
-    how = {"validation_data": (x, y), "validation_freq": 2, "validation_steps": 2, "initial_epoch": 4, "epochs": 8}
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"validation_data": (sample(8), classes(3)), "validation_freq": 2, "validation_steps": 2, "initial_epoch": 4},
+        # Examples that are split off have no weights of their classes.
+        {"class_weight": {0: 0.2, 1: 5.0}, "validation_split": 0.3, "initial_epoch": 5},
+    ],
+    ids=["every second epoch, of two batches", "split off"],
+)
+def test_evaluations_are_of_what_keras_evaluates(how):
     histories = []
     for fit in (keras.Model.fit, by_us):
         keras.utils.set_random_seed(1)
-        histories.append(fit(mlp(), x=x, y=y, batch_size=BATCH, shuffle=False, verbose=0, **how))
+        histories.append(fit(mlp(), **mlp_data(), **HOW, **how, epochs=8))
     theirs, ours = histories
-    assert ours.epoch == theirs.epoch == [4, 5, 6, 7]
-    for name in ("loss", "val_loss"):
-        np.testing.assert_allclose(ours.history[name], theirs.history[name], rtol=1e-6)
-    assert len(ours.history["val_loss"]) == 2
-
-
-def test_examples_that_are_split_off_have_no_weights_of_their_classes():
-    how = {"class_weight": {0: 0.2, 1: 5.0}, "validation_split": 0.3, "shuffle": False, "verbose": 0}
-    histories = []
-    for fit in (keras.Model.fit, by_us):
-        keras.utils.set_random_seed(1)
-        histories.append(fit(mlp(), **mlp_data(batch_size=BATCH), **how, epochs=3).history)
-    for name, values in histories[0].items():
-        np.testing.assert_allclose(histories[1][name], values, rtol=1e-6, err_msg=name)
+    assert ours.epoch == theirs.epoch
+    for name, values in theirs.history.items():
+        np.testing.assert_allclose(ours.history[name], values, rtol=1e-6, err_msg=name)
+    assert len(ours.history["val_loss"]) == (2 if "validation_freq" in how else 3)
 
 
 def test_a_function_that_makes_the_model_is_trained_too(tmp_path):
@@ -560,25 +510,3 @@ def test_a_function_that_makes_the_model_is_trained_too(tmp_path):
     assert run.model.evaluate(sample(8), classes(3), verbose=0, return_dict=True)["accuracy"] > 0
     assert run.predict(sample(8)).shape == (EXAMPLES, 3)
     assert crankshaft.load_model(tmp_path).count_params() == 195
-
-
-# -- replicas
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param("masks and weights", marks=pytest.mark.slow),
-        "sums, clipped norms",
-        pytest.param("lists, weighted", marks=pytest.mark.slow),
-    ],
-)
-def test_two_replicas_train_as_one_device(case):
-    make, data = CASES[case]
-    theirs, expected = trained(keras.Model.fit, make, data())
-    where = {"strategy": "mirrored", "num_virtual_devices": 2}
-    ours, history = trained(lambda model, **how: by_us(model, **where, **how), make, data())
-    compare(theirs, expected, ours, history, 1e-5)
-
-
-# -- mistakes
