@@ -12,7 +12,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -28,7 +27,6 @@ from tests.engine.hooks.tensorboard.boards import scalars
 from tests.waiting import PATIENCE
 
 OPEN = pathlib.Path(__file__).with_name("open_runs.py")
-SCRIPT = pathlib.Path(__file__).with_name("several_runs.py")
 
 
 class Plane(Trainer):
@@ -116,6 +114,7 @@ def test_a_run_predicts_and_evaluates(plane_run):
     for split in ((EVAL_POINTS, EVAL_HEIGHTS), tf.data.Dataset.from_tensor_slices((EVAL_POINTS, EVAL_HEIGHTS))):
         np.testing.assert_allclose(plane_run.evaluate(split)["loss"], error, rtol=1e-6)
     assert plane_run.predict(EVAL_POINTS[:0]).shape == (0, 1)
+    np.testing.assert_array_equal(plane_run.predict(EVAL_POINTS[:2].tolist()), plane_run.predict(EVAL_POINTS[:2]))
 
 
 @pytest.mark.parametrize("features", [EVAL_POINTS[:, :2], EVAL_POINTS.astype("int32"), {"x": EVAL_POINTS}])
@@ -160,11 +159,6 @@ def test_a_model_of_other_inputs_than_the_data_predicts_and_is_exported_by_its_o
     assert serve(features=tf.constant(noise))["outputs"].numpy().tolist() == [[2.0, 2.0]] * 3
 
 
-def test_a_list_of_examples_is_an_array(plane_run):
-    examples = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
-    np.testing.assert_array_equal(plane_run.predict(examples), plane_run.predict(np.array(examples, np.float32)))
-
-
 def test_models_of_a_run_are_loaded(plane_run):
     best = min(range(4), key=lambda index: plane_run.history[index]["eval_loss"])
     for loaded in (load_model(plane_run.run_dir), load_model(plane_run.run_dir, trainer_class=Plane)):
@@ -175,11 +169,6 @@ def test_models_of_a_run_are_loaded(plane_run):
     np.testing.assert_array_equal(load_model(plane_run.run_dir, 16)(EVAL_POINTS), plane_run.model(EVAL_POINTS))
     with pytest.raises(UsageError, match=r"has no whole checkpoint 7; use latest, best, or a step of 16$"):
         load_model(plane_run.run_dir, 7)
-
-
-def test_a_folder_without_a_run_is_told(tmp_path):
-    with pytest.raises(UsageError, match=r"holds no run \(no config.json\); give the folder of a run"):
-        load_model(tmp_path)
 
 
 def test_a_model_has_the_weights_that_evaluations_use(tmp_path):
@@ -216,39 +205,6 @@ def test_several_inputs_are_trained_exported_and_loaded(tmp_path):
         np.testing.assert_allclose(model(list(split[0])), outputs, rtol=1e-6, atol=1e-6)
     with pytest.raises(UsageError, match=r"two\.keras exists; remove it or use another output$"):
         run(Two, output=tmp_path / "two.keras", **asked)
-
-
-class Nested(Trainer):
-    """Layers in lists of lists, and a variable and a layer beside the model that `forward` uses."""
-
-    class HistoryRows(tf.keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.rows = [[tf.keras.layers.Dense(4), tf.keras.layers.BatchNormalization()], [tf.keras.layers.Dense(1)]]
-
-        def call(self, x, training=None):
-            for row in self.rows:
-                for layer in row:
-                    x = layer(x, training=training)
-            return x
-
-    def build_model(self):
-        self.shift = tf.Variable([0.25], trainable=False)
-        return self.HistoryRows()
-
-    def forward(self, features, training):
-        return super().forward(features, training) + self.shift
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs - batch[1])[:, 0])
-
-
-def test_all_that_forward_uses_is_exported_at_any_depth(tmp_path):
-    split = EVAL_POINTS, EVAL_HEIGHTS
-    done = run(Nested, data=(split, split), train_steps=3, run_dir=tmp_path, **QUIET)
-    path = run(Nested, data=(split, split), run_dir=tmp_path, mode="export").result["export"]
-    found = tf.saved_model.load(path).signatures["serving_default"](features=tf.constant(EVAL_POINTS))["outputs"]
-    np.testing.assert_allclose(found, done.predict(EVAL_POINTS), rtol=1e-6, atol=1e-6)
 
 
 def test_history_is_recorded_and_cut_where_a_run_goes_on(tmp_path):
@@ -310,9 +266,11 @@ def test_what_is_no_trainers_class_is_named(given, line, tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"error: what is to be trained is {line}")
 
 
-def test_a_folder_that_is_none_is_one_line():
+def test_a_folder_that_is_none_of_a_run_is_one_line(tmp_path):
     with pytest.raises(UsageError, match=r"^load_model\(3\): give the path of a run's folder$"):
         load_model(3)
+    with pytest.raises(UsageError, match=r"holds no run \(no config.json\); give the folder of a run"):
+        load_model(tmp_path)
 
 
 def test_whatever_a_call_raises_is_one_line():
@@ -392,17 +350,39 @@ def test_main_forgets_an_earlier_command_line(inside, tmp_path):
     assert (kept["optimizer"], kept["learning_rate"], kept["clip_norm"]) == ("adam", 0.001, 0.0)
 
 
+class Samples(Trainer):
+    """Samples from generators that a seed of the whole process decides."""
+
+    def build_model(self):
+        layers = tf.keras.layers
+        return tf.keras.Sequential([layers.Dense(16), layers.Dropout(0.3), layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        noise = tf.random.normal(tf.shape(outputs)) + np.random.normal()  # noqa: NPY002
+        return mean(tf.square(outputs - batch[1] + noise))
+
+
+KINDS = {
+    "samples": {"trainer_class": Samples, "data": data, "optimizer": "sgd", "learning_rate": 0.05, "clip_norm": 0.5},
+    "halves": {"trainer_class": Samples, "data": data, "precision": "bfloat16", "seed": 3, "weight_decay": 0.1},
+    "cnn": {"model": "cnn", "input": "digits", "model_arg": {"batch_norm": True}, "ema_decay": 0.9},
+    "mirrored": {"model": "mlp", "model_arg": {"hidden_units": (32,), "dropout": 0.2}, "input": "digits"},
+}
+KINDS["mirrored"] |= {"strategy": "mirrored", "num_virtual_devices": 2, "check_numerics": True}
+
+
 @pytest.mark.slow
 def test_runs_of_one_process_are_each_as_if_alone():
-    def digests(*names: str) -> list[str]:
-        done = subprocess.run([sys.executable, SCRIPT, *names], capture_output=True, text=True, timeout=PATIENCE)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return json.loads(done.stdout.splitlines()[-1])
+    """Seeds, precision, replicas and checked numerics of those before change no bit of a run."""
 
-    alone = {name: digests(name)[0] for name in ("samples", "halves", "cnn", "mirrored")}
-    order = ["mirrored", "samples", "cnn", "halves", "samples", "mirrored"]
-    assert digests(*order) == [alone[name] for name in order]
-    assert len(set(alone.values())) == 4
+    def ran(name: str):
+        done = run(**KINDS[name], train_steps=12, **QUIET)
+        weights = [variable.numpy().tobytes() for variable in done.model.weights]
+        return weights, done.result["train"], done.result["eval"]
+
+    alone = {name: ran(name) for name in KINDS}
+    for name in [*KINDS][::-1] * 2:
+        assert ran(name) == alone[name]
 
 
 @pytest.mark.slow
@@ -425,14 +405,6 @@ def test_ctrl_c_stops_saves_and_returns(tmp_path):
     assert load_model(done.run_dir, done.result["step"])(EVAL_POINTS).shape == (100, 1)
 
 
-def test_a_run_in_a_thread_is_a_run():
-    found = []
-    thread = threading.Thread(target=lambda: found.append(run(Plane, data=data, train_steps=2, **QUIET)))
-    thread.start()
-    thread.join()
-    assert found[0].result["step"] == 2
-
-
 OWN_FLAG = """
 from absl import flags
 from crankshaft import main
@@ -444,16 +416,19 @@ main(Plane, data=data, may_change=["note"])
 """
 
 
-@pytest.mark.slow
-def test_a_scripts_own_flags_belong_to_its_run(crank, tmp_path):
-    script = tmp_path / "script.py"
+@pytest.mark.usefixtures("script_flags")
+def test_a_scripts_own_flags_belong_to_its_run(inside, tmp_path):
+    script, run_dir = tmp_path / "script.py", f"--run_dir={tmp_path / 'run'}"
     script.write_text(OWN_FLAG)
-    asked = ("--jit=off", f"--run_dir={tmp_path / 'run'}")
-    crank("--train_steps=2", "--beta=3", "--note=a", *asked, script=script).ok()
+
+    def ran(*flags):
+        with flagsaver.flagsaver():  # the script defines its own each time
+            return inside.script(script, "--jit=off", run_dir, *flags)
+
+    ran("--train_steps=2", "--beta=3", "--note=a").ok()
     assert json.loads((tmp_path / "run" / "config.json").read_text())["deciding"]["script_flags"] == {"beta": 3.0}
-    outcome = crank("--train_steps=4", "--beta=7", *asked, script=script)
-    assert "is a run of another configuration (script_flags beta: 3.0 -> 7.0)" in outcome.mistake
-    crank("--train_steps=4", "--beta=3", "--note=b", *asked, script=script).ok()
+    ran("--train_steps=4", "--beta=7").refused("is a run of another configuration (script_flags beta: 3.0 -> 7.0)")
+    ran("--train_steps=4", "--beta=3", "--note=b").ok()
 
 
 def named_classes():
@@ -461,8 +436,7 @@ def named_classes():
     return crankshaft.Data((x, y), (x, y), 2, classes=("k\xe4se", "\u732b"))
 
 
-@pytest.mark.parametrize("progress", ["plain", "bar"])
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize(("encoding", "progress"), [("ascii", "plain"), ("latin-1", "bar")])
 def test_a_console_without_a_class_names_characters_shows_them_escaped(tmp_path, monkeypatch, encoding, progress):
     console = io.TextIOWrapper(io.BytesIO(), encoding)
     monkeypatch.setattr(sys, "stdout", console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -12,7 +13,8 @@ import pytest
 
 from crankshaft.engine.machine.events import EventLog
 from crankshaft.engine.machine.requests import Requests, ask
-from tests.launch.conftest import MLP
+from crankshaft.launch import ask as launch_ask
+from tests.launch.conftest import MLP, Outcome
 from tests.runs import newest
 
 RUN = (*MLP, "--train_steps=10000000", "--checkpoint_every_steps=0", "--eval_every_steps=0", "--progress=off")
@@ -45,23 +47,37 @@ def traces(run_dir) -> list[str]:
     return [path.name for path in (run_dir / "tensorboard" / "plugins" / "profile").glob("*/*.xplane.pb")]
 
 
-def test_a_running_job_answers_and_stops_clean(crank, tmp_path):
+def trains(run_dir) -> bool:
+    return (run_dir / "events.jsonl").exists() and '"window"' in (run_dir / "events.jsonl").read_text()
+
+
+@pytest.fixture
+def asked(capfd):
+    """`asked(run_dir, *arguments)`: the command in this process."""
+
+    def asked(*arguments) -> Outcome:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            launch_ask.main(["crankshaft ask", *map(str, arguments)])
+        return Outcome(end.value.code or 0, *capfd.readouterr())
+
+    return asked
+
+
+def test_a_running_job_answers_and_stops_clean(crank, asked, tmp_path):
     run_dir = tmp_path / "run"
-
-    def asked(*arguments: str):
-        return crank(run_dir, *arguments, command="ask", tensorflow=False)
-
+    asked = functools.partial(asked, run_dir)
     program = crank.start(*RUN, f"--run_dir={run_dir}")
-    program.until(lambda: (run_dir / "events.jsonl").exists() and '"window"' in (run_dir / "events.jsonl").read_text())
-    assert "examples/s" in asked("status").ok().out
+    program.until(lambda: trains(run_dir))
+    assert "examples/s" in crank(run_dir, "status", command="ask", tensorflow=False).ok().out
     assert "thread MainThread:" in asked("stacks").ok().out
     assert asked("checkpoint").ok().out.strip() == f"{run_dir}/checkpoints/ckpt-{newest(run_dir)} is written"
     said = asked("profile").ok().out
     first, last = (int(word.replace(",", "")) for word in (said.split()[4], said.split()[6]))
     assert last - first == 10
     assert len(traces(run_dir)) == 1
-    assert "--task=worker 7 is not a task of this run; use 'this process'" in asked("status", "--task=worker 7").mistake
-    assert "'profil' is not a request; did you mean profile" in asked("profil").mistake
+    asked("status", "--task=worker 7").refused("--task=worker 7 is not a task of this run; use 'this process'")
+    asked("profil").refused("'profil' is not a request; did you mean profile")
     said = asked("stop").ok().out
     assert program.wait().ok()
     step = json.loads((run_dir / "result.json").read_text())["step"]
@@ -73,17 +89,13 @@ def test_a_running_job_answers_and_stops_clean(crank, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_job_whose_device_gives_no_value_any_more_answers_and_a_second_signal_ends_it(crank, tmp_path):
+def test_a_job_whose_device_gives_no_value_any_more_answers_and_a_second_signal_ends_it(crank, asked, tmp_path):
     run_dir, script = tmp_path / "run", tmp_path / "hangs.py"
     script.write_text(HANGS)
     program = crank.start(*RUN, f"--run_dir={run_dir}", script=script)
-    program.until(lambda: (run_dir / "events.jsonl").exists() and '"window"' in (run_dir / "events.jsonl").read_text())
-
-    def asked(kind: str) -> str:
-        return crank(run_dir, kind, command="ask", tensorflow=False).ok().out
-
-    program.until(lambda: "in __array__" in asked("stacks"))
-    assert re.search(r"step [\d,]+/10,000,000 .* as of \d+s ago", asked("status"))
+    program.until(lambda: trains(run_dir))
+    program.until(lambda: "in __array__" in asked(run_dir, "stacks").ok().out)
+    assert re.search(r"step [\d,]+/10,000,000 .* as of \d+s ago", asked(run_dir, "status").ok().out)
     program.send(signal.SIGTERM)
     program.until(lambda: "a second signal ends the process at once" in program.err)
     program.until(lambda: program.send(signal.SIGTERM) or program.process.poll() is not None)
@@ -91,20 +103,19 @@ def test_a_job_whose_device_gives_no_value_any_more_answers_and_a_second_signal_
 
 
 @pytest.mark.slow
-def test_any_worker_is_profiled_and_all_save_and_stop_at_one_step(crank, tmp_path):
+def test_any_worker_is_profiled_and_all_save_and_stop_at_one_step(crank, asked, tmp_path):
     run_dir = tmp_path / "run"
     program = crank.start("--workers=2", "--", *RUN, f"--run_dir={run_dir}", command="local")
-    program.until(lambda: (run_dir / "events.jsonl").exists() and '"window"' in (run_dir / "events.jsonl").read_text())
+    program.until(lambda: trains(run_dir))
 
-    def asked(*arguments: str):
-        return crank(run_dir, *arguments, command="ask", tensorflow=False).ok().out
+    def of_one(kind: str) -> str:
+        return asked(run_dir, kind, "--task=worker 1").ok().out
 
-    assert "a profile of steps" in asked("profile", "--task=worker 1")
+    assert "a profile of steps" in of_one("profile")
     assert len(traces(run_dir)) == 1
-    assert "thread MainThread:" in asked("stacks", "--task=worker 1")
-    said = asked("checkpoint", "--task=worker 1")
-    assert said == f"{run_dir}/checkpoints/ckpt-{newest(run_dir)} is written\n"
-    assert "the run has ended at step" in asked("stop", "--task=worker 1")
+    assert "thread MainThread:" in of_one("stacks")
+    assert of_one("checkpoint") == f"{run_dir}/checkpoints/ckpt-{newest(run_dir)} is written\n"
+    assert "the run has ended at step" in of_one("stop")
     assert program.wait().ok()
     assert newest(run_dir) == json.loads((run_dir / "result.json").read_text())["step"]
 
@@ -115,19 +126,18 @@ def recorded(run_dir, *events: dict) -> None:
         EventLog(str(run_dir / "events.jsonl")).write(**{"step": 3, **event})
 
 
-def test_who_asks_where_nobody_answers_gets_one_line(crank, tmp_path):
-    def asked(name: str):
-        return crank(tmp_path / name, "status", "--wait_seconds=0.3", command="ask", tensorflow=False)
+def test_who_asks_where_nobody_answers_gets_one_line(asked, tmp_path):
+    def status(name: str) -> Outcome:
+        return asked(tmp_path / name, "status", "--wait_seconds=0.3")
 
     (tmp_path / "none").mkdir()
-    assert asked("none").mistake.startswith(f"{tmp_path}/none holds no run (events.jsonl is missing)")
+    assert status("none").mistake.startswith(f"{tmp_path}/none holds no run (events.jsonl is missing)")
     nobody = 1 << 22
     recorded(tmp_path / "killed", {"event": "start", "pid": nobody, "host": os.uname().nodename})
-    assert (
-        asked("killed").error == f"{tmp_path}/killed: process {nobody} ended without recording why; start the run again"
-    )
+    said = f"{tmp_path}/killed: process {nobody} ended without recording why; start the run again"
+    assert status("killed").error == said
     recorded(tmp_path / "quiet", {"event": "start", "pid": 1, "host": "elsewhere"})
-    assert asked("quiet").error.startswith(f"{tmp_path}/quiet: no answer in 0.3 s")
+    assert status("quiet").error.startswith(f"{tmp_path}/quiet: no answer in 0.3 s")
     assert [path.name for path in (tmp_path / "quiet").iterdir()] == ["events.jsonl"]
 
 
@@ -174,9 +184,7 @@ def test_a_flood_of_requests_delays_no_later_one(tmp_path):
     assert sorted(taken) == [*names, "ffffffffffffffff"]  # each once
 
 
-def test_what_anyone_may_have_written_into_a_run_blocks_no_question_and_acts_on_no_terminal(
-    crank, crank_each, tmp_path
-):
+def test_what_anyone_may_have_written_into_a_run_blocks_no_question_and_acts_on_no_terminal(crank, asked, tmp_path):
     lines = [
         {"event": "end", "step": "5"},
         {"event": "cluster", "step": 0, "workers": ["x"]},
@@ -186,8 +194,8 @@ def test_what_anyone_may_have_written_into_a_run_blocks_no_question_and_acts_on_
     for index, line in enumerate(lines):
         (tmp_path / str(index)).mkdir()
         (tmp_path / str(index) / "events.jsonl").write_text(json.dumps({"time": 1, **line}) + "\n")
-    asked = [[str(tmp_path / str(index)), "status", "--wait_seconds=0.2"] for index in range(len(lines))]
-    for index, done in enumerate(crank_each(asked, command="ask")):
+    for index in range(len(lines)):
+        done = asked(tmp_path / str(index), "status", "--wait_seconds=0.2")
         assert (done.code, done.error.split(";")[0]) == (1, f"{tmp_path}/{index}: no answer in 0.2 s")
     program, folder = crank.start(tmp_path / "2", "status", command="ask", tensorflow=False), tmp_path / "2" / "ask"
     program.until(lambda: folder.exists() and [*folder.glob("*.request")])

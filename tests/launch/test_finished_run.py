@@ -22,6 +22,15 @@ from tests.launch.command_line.test_config import checked
 from tests.launch.conftest import DIGITS, MLP
 from tests.waiting import PATIENCE
 
+# In a process that does not import crankshaft, and then does.
+SERVED = """
+import sys, numpy as np, tensorflow as tf
+serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+for batch in np.split(np.load(sys.argv[2]), [1]):
+    print(*serve(features=tf.constant(batch))["outputs"].numpy().ravel(), sep="\\n")
+import crankshaft
+"""
+
 
 @pytest.mark.parametrize("which", ["latest", "best", "all", "20"])
 def test_eval_takes_the_run_as_it_is_and_agrees_with_it(digits_run, inside, tmp_path, which):
@@ -55,12 +64,11 @@ def test_eval_is_over_every_example_whatever_the_batch(digits_run, inside, tmp_p
     assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-6)
 
 
-def test_export_gives_the_same_outputs_in_another_process(digits_run, inside, tmp_path):
+def test_exports_give_the_same_outputs_in_another_process(digits_run, inside, tmp_path):
+    """A SavedModel without Crankshaft, .keras files once it imports it."""
     run_dir, _ = digits_run
-    refused = inside("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/served.txt").mistake
-    assert refused.startswith(
-        f"--output={tmp_path}/served.txt ends in .txt, and an export is a folder or a .keras file"
-    )
+    refused = inside("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/served.txt")
+    refused.refused(f"--output={tmp_path}/served.txt ends in .txt, and an export is a folder or a .keras file")
     outcome = inside("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/served").ok()
     folder = tmp_path / "served" / "50"
     assert f"SavedModel of step 50, checkpoints/ckpt-50: {folder}" in outcome.out
@@ -73,38 +81,9 @@ def test_export_gives_the_same_outputs_in_another_process(digits_run, inside, tm
     exec(snippet, {"FOLDER": str(folder), "print": lambda outputs: np.testing.assert_equal(outputs.shape, (1, 10))})
     features = np.random.default_rng(0).random((5, 28, 28, 1), np.float32)
     np.save(tmp_path / "features.npy", features)
-    asking = (
-        "import sys, numpy as np, tensorflow as tf\n"
-        "serve = tf.saved_model.load(sys.argv[1]).signatures['serving_default']\n"
-        "for batch in np.split(np.load(sys.argv[2]), [1]):\n"
-        "    print(*serve(features=tf.constant(batch))['outputs'].numpy().ravel(), sep='\\n')\n"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", asking, folder, tmp_path / "features.npy"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-    )
-    served = np.array(process.stdout.split(), np.float32).reshape(5, 10)
-    weights = runs.tensors(run_dir)
-    layer = "trainer/model/_functional/_operations/{}/{}/.ATTRIBUTES/VARIABLE_VALUE"
-    hidden, logits = (
-        (weights[layer.format(number, "_kernel")], weights[layer.format(number, "bias")]) for number in (2, 3)
-    )
-    batches = [batch.reshape(len(batch), -1) for batch in np.split(features, [1])]
-    expected = [tf.nn.relu(batch @ tf.constant(hidden[0]) + hidden[1]) @ logits[0] + logits[1] for batch in batches]
-    np.testing.assert_allclose(served, np.concatenate(expected), rtol=1e-6, atol=1e-6)
-
-    again = inside("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/served")
-    assert again.code == 2
-    assert f"{folder} exists; remove it" in again.error
-
-
-def test_keras_files_open_in_a_process_that_imports_crankshaft(digits_run, inside, tmp_path):
     clicks = ("--model=dlrm", "--input=synthetic_clicks", "--input_arg=examples=64", "--model_arg=width=4")
     inside(*clicks, "--train_steps=1", "--global_batch_size=32", "--jit=off", f"--run_dir={tmp_path}/run").ok()
-    asking, expected = "import crankshaft, tensorflow as tf\n", []
+    asking, expected = SERVED, []
     computing = "x = [tf.ones([1, *each.shape[1:]]) for each in model.inputs]; y = model(x if x[1:] else x[0]).numpy()"
     for number, run_dir in enumerate((digits_run[0], tmp_path / "run")):
         exporting = ("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/{number}.keras")
@@ -114,18 +93,28 @@ def test_keras_files_open_in_a_process_that_imports_crankshaft(digits_run, insid
         expected.append(values["y"].ravel())
         asking += f"model = tf.keras.models.load_model('{tmp_path}/{number}.keras')\n"
         asking += f"{computing}\nprint(*y.ravel(), sep='\\n')\n"
-    command = [sys.executable, "-c", asking]
+    command = [sys.executable, "-c", asking, folder, tmp_path / "features.npy"]
     process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
-    np.testing.assert_allclose([*map(float, process.stdout.split())], np.concatenate(expected), rtol=1e-5)
+    printed = np.array(process.stdout.split(), np.float32)
+    served = printed[:50].reshape(5, 10)
+    np.testing.assert_allclose(printed[50:], np.concatenate(expected), rtol=1e-5)
+    weights = runs.tensors(digits_run[0])
+    layer = "trainer/model/_functional/_operations/{}/{}/.ATTRIBUTES/VARIABLE_VALUE"
+    hidden, logits = (
+        (weights[layer.format(number, "_kernel")], weights[layer.format(number, "bias")]) for number in (2, 3)
+    )
+    batches = [batch.reshape(len(batch), -1) for batch in np.split(features, [1])]
+    expected = [tf.nn.relu(batch @ tf.constant(hidden[0]) + hidden[1]) @ logits[0] + logits[1] for batch in batches]
+    np.testing.assert_allclose(served, np.concatenate(expected), rtol=1e-6, atol=1e-6)
+
+    inside("--mode=export", f"--run_dir={digits_run[0]}", f"--output={tmp_path}/served").refused(f"{folder} exists;")
 
 
 def test_a_model_that_gained_a_layer_is_not_evaluated_with_random_weights(digits_run, inside):
     run_dir, _ = digits_run
     wider = ("--model_arg=hidden_units=16,16", "--allow_changed_config")
     for mode in ("eval", "export"):
-        outcome = inside(f"--mode={mode}", f"--run_dir={run_dir}", *wider)
-        assert "ckpt-50" in outcome.mistake
-        assert "is of another model or optimizer" in outcome.error
+        inside(f"--mode={mode}", f"--run_dir={run_dir}", *wider).refused("ckpt-50 ... is of another model or optimizer")
 
 
 def test_eval_takes_what_belongs_to_the_run_and_no_more(digits_run, inside, tmp_path):
@@ -142,12 +131,7 @@ def test_eval_takes_what_belongs_to_the_run_and_no_more(digits_run, inside, tmp_
 
 
 @pytest.mark.parametrize(
-    ("flag", "values"),
-    [
-        ("result_json", "all.json"),
-        ("strategy", "mirrored"),
-        ("strategy", "parameter_server"),
-    ],
+    ("flag", "values"), [("result_json", "all.json"), ("strategy", "mirrored"), ("strategy", "parameter_server")]
 )
 def test_eval_by_one_process_of_what_others_have_trained(digits_run, inside, tmp_path, flag, values):
     """What only they had use for, or wrote to, is left out; a number of devices belongs to its strategy."""
@@ -166,41 +150,28 @@ def test_eval_by_one_process_of_what_others_have_trained(digits_run, inside, tmp
     assert not pathlib.Path("all.jsonl").exists()
 
 
-def test_eval_takes_the_one_before_where_the_newest_is_removed_meanwhile(digits_run, inside, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "which", "removed", "left"), [("latest", "latest", 50, ["40"]), ("all", "all", 20, ["40", "50"])]
+)
+def test_eval_takes_those_that_are_left_where_a_live_run_removes_one_meanwhile(
+    digits_run, inside, tmp_path, monkeypatch, method, which, removed, left
+):
     shutil.copytree(digits_run[0], tmp_path / "run")
-    latest, asked = Checkpoints.latest, []
-
-    def and_then_removed(self):
-        found = latest(self)
-        asked.append(found.step)
-        if len(asked) == 1:
-            for path in (tmp_path / "run" / "checkpoints").glob(f"{found.name}.*"):
-                path.unlink()
-        return found
-
-    monkeypatch.setattr(Checkpoints, "latest", and_then_removed)
-    outcome = inside("--mode=eval", f"--run_dir={tmp_path}/run").ok()
-    assert asked == [50, 40]
-    assert "ckpt-50 was removed" in outcome.err
-
-
-def test_eval_leaves_out_a_checkpoint_that_a_live_run_removes_meanwhile(digits_run, inside, tmp_path, monkeypatch):
-    source, _ = digits_run
-    shutil.copytree(source, tmp_path / "run")
-    listed = Checkpoints.all
+    listed = getattr(Checkpoints, method)
 
     def and_then_removed(self, *where):
         found = listed(self, *where)
-        for path in (tmp_path / "run" / "checkpoints").glob("ckpt-20.*"):
+        for path in (tmp_path / "run" / "checkpoints").glob(f"ckpt-{removed}.*"):
             path.unlink()
         return found
 
-    monkeypatch.setattr(Checkpoints, "all", and_then_removed)
+    monkeypatch.setattr(Checkpoints, method, and_then_removed)
     to = tmp_path / "eval.json"
-    flags = ("--mode=eval", f"--run_dir={tmp_path}/run", "--eval_checkpoint=all", f"--result_json={to}")
+    flags = ("--mode=eval", f"--run_dir={tmp_path}/run", f"--eval_checkpoint={which}", f"--result_json={to}")
     outcome = inside(*flags).ok()
-    assert list(json.loads(to.read_text())["evals"]) == ["40", "50"]
-    assert "ckpt-20 was removed" in outcome.err
+    found = json.loads(to.read_text())
+    assert list(found.get("evals", {str(found["step"]): None})) == left
+    assert f"ckpt-{removed} was removed" in outcome.err
 
 
 def test_init_from_takes_the_weights_and_nothing_else(digits_run, inside, tmp_path):

@@ -15,6 +15,7 @@ from crankshaft import Trainer, UsageError, mean, open_run, run
 from crankshaft.engine.hooks import every_steps
 from crankshaft.launch.run.predictions import Predictor
 from tests import logical_cpus
+from tests.launch.line import Line
 
 
 class Noisy(Trainer):
@@ -36,6 +37,7 @@ def data():
 
 # 7 steps an epoch, the last of them smaller.
 ASKED = {"data": data, "global_batch_size": 32, "learning_rate": 0.05, "jit": "off", "progress": "off"}
+TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
 
 
 def weights(of) -> list[np.ndarray]:
@@ -47,16 +49,17 @@ def assert_same(one, other):
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [pytest.param(lambda split: split, marks=pytest.mark.slow), tf.data.Dataset.from_tensor_slices],
-    ids=["arrays", "stream"],
-)
-def test_many_calls_end_on_the_bits_of_one(form, tmp_path):
-    def splits():
-        return tuple(form(split) for split in data())
+FORMS = {"arrays": lambda split: split, "stream": tf.data.Dataset.from_tensor_slices}
 
-    asked = {**ASKED, "data": splits, "ema_decay": 0.9, "reduce_lr": ["patience=1"], "train_steps": 100}
+
+@pytest.mark.parametrize(
+    ("form", "where"), [pytest.param("arrays", TWO, marks=pytest.mark.slow), ("stream", {})], ids=["two", "stream"]
+)
+def test_many_calls_end_on_the_bits_of_one(form, where, tmp_path):
+    def splits():
+        return tuple(map(FORMS[form], data()))
+
+    asked = {**ASKED, **where, "data": splits, "ema_decay": 0.9, "reduce_lr": ["patience=1"], "train_steps": 100}
     whole = run(Noisy, **asked)
     with open_run(Noisy, run_dir=tmp_path / "run", **asked) as opened:
         for _ in range(4):
@@ -135,13 +138,8 @@ class Points(crankshaft.Source):
         return POINTS[indices], HEIGHTS[indices]
 
 
-@pytest.mark.parametrize(
-    "replicas",
-    [pytest.param({}, marks=pytest.mark.slow), {"strategy": "mirrored", "num_virtual_devices": 2}],
-    ids=["one", "two"],
-)
-def test_data_that_is_handed_in_is_trained_on_and_compiled_for_once(replicas):
-    with open_run(Traced, **ASKED, **replicas) as opened:
+def test_data_that_is_handed_in_is_trained_on_and_compiled_for_once():
+    with open_run(Traced, **ASKED, **TWO) as opened:
         for examples in (1, 2):  # a batch of fewer examples than replicas has a program of its own
             opened.train(data=(POINTS[:examples], HEIGHTS[:examples]), steps=1)
             opened.evaluate((POINTS[:examples], HEIGHTS[:examples]))
@@ -196,14 +194,8 @@ def test_each_example_that_is_handed_in_is_trained_on_once_an_epoch_and_alike_af
     assert means["loss"] == numbers.mean()
 
 
-class Line(Trainer):
+class Tells(Line):
     """Tells the mean of the numbers that it is trained on."""
-
-    def build_model(self):
-        return tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
     def metrics(self, outputs, batch):
         return {"mean": mean(batch[1])}
@@ -220,7 +212,7 @@ def test_data_that_is_handed_in_is_read_in_its_order_and_a_dataset_goes_on_where
             yield [number], number
 
     asked = {**ASKED, "data": (arrays, None), "global_batch_size": 2, "mode": "train", "shuffle_buffer": 0}
-    with open_run(Line, **asked) as opened:
+    with open_run(Tells, **asked) as opened:
 
         def means(data, steps, calls):
             return [opened.train(data=data, steps=steps)["mean"] for _ in range(calls)]
@@ -239,9 +231,7 @@ def test_data_that_is_handed_in_is_read_in_its_order_and_a_dataset_goes_on_where
         once = tf.data.Dataset.from_generator(lambda: queue, output_signature=spec)
         assert means(once, 2, 1) == [1.5]
         assert made == [0, 1, 2, 3]
-        with pytest.raises(
-            UsageError, match="ended after 1 steps of this call, and gives nothing when it is read again"
-        ):
+        with pytest.raises(UsageError, match="ended after 1 steps of this call, and gives nothing when it is read"):
             means(once, 3, 1)
     assert made == [*range(6)]
 
@@ -272,7 +262,7 @@ def test_examples_that_the_runs_own_model_labels_are_made_once_and_as_they_are_t
 def test_pictures_of_data_that_is_handed_in_leave_its_position_alone(tmp_path):
     """TensorBoard shows the batch that was trained on, and takes none of the dataset's."""
 
-    class Pixels(Line):
+    class Pixels(Tells):
         def build_model(self):
             return tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(1)])
 
@@ -284,35 +274,24 @@ def test_pictures_of_data_that_is_handed_in_leave_its_position_alone(tmp_path):
         assert [opened.train(data=dataset, steps=1)["mean"] for _ in range(4)] == [0.5, 2.5, 4.5, 6.5]
 
 
-MISTAKES = {
-    "both": (lambda r: r.train(steps=1, epochs=1), "train(steps=1, epochs=1): both are given; use one of them"),
-    "no length": (lambda r: r.train(), "train(): how long? give steps or epochs, or open the run with train_steps"),
-    "part of a step": (lambda r: r.train(steps=1.5), "train(steps=1.5): give a number above 0, a whole one of steps"),
-    "none": (lambda r: r.train(steps=0), "train(steps=0): give a number above 0"),
-    "no checkpoint": (lambda r: r.restore(3), "restore(3): there is no such whole checkpoint; "),
-    "no word": (lambda r: r.restore("worst"), "restore('worst'): there is no such whole checkpoint; "),
-    "no JSON": (lambda r: r.save(extra={"x": np.zeros(2)}), "can't be saved in a checkpoint (Object of type ndarray"),
-    "no dictionary": (
-        lambda r: r.save(extra=[3, 5]),
-        "extra=[3, 5] can't be saved in a checkpoint (it is of type lis",
-    ),
-    "empty": (lambda r: r.save(extra=[]), "extra=[] can't be saved in a checkpoint (it is of type list, not a dictio"),
-    "pairs": (
-        lambda r: setattr(r, "extra", [("a", 1)]),
-        "(it is of type list, not a dictionary); use a dictionary",
-    ),
-    "numbers as names": (lambda r: r.save(extra={"seen": {3: 1}}), "(its keys are not all strings); use a dictionary"),
-    "large": (lambda r: r.save(extra={"x": "x" * (1 << 20)}), "a checkpoint keeps 1,048,576 at most; write a file"),
-    "other form": (
-        lambda r: r.train(data=(POINTS[:, :2], HEIGHTS), steps=1),
-        "data are ('float32[2]', 'float32[1]') an",
-    ),
-    "no data": (lambda r: r.evaluate((POINTS[:0], HEIGHTS[:0])), "the given data has no examples; give at least one"),
-    "two at once": (
-        lambda r: open_run(Noisy, run_dir=r.run_dir, **ASKED),
-        "which is this one; close its run, or use another",
-    ),
-}
+KEPT = "can't be saved in a checkpoint"
+MISTAKES = [
+    (lambda r: r.train(steps=1, epochs=1), "train(steps=1, epochs=1): both are given; use one of them"),
+    (lambda r: r.train(), "train(): how long? give steps or epochs, or open the run with train_steps"),
+    (lambda r: r.train(steps=1.5), "train(steps=1.5): give a number above 0, a whole one of steps"),
+    (lambda r: r.train(steps=0), "train(steps=0): give a number above 0"),
+    (lambda r: r.restore(3), "restore(3): there is no such whole checkpoint; "),
+    (lambda r: r.restore("worst"), "restore('worst'): there is no such whole checkpoint; "),
+    (lambda r: r.save(extra={"x": np.zeros(2)}), f"{KEPT} (Object of type ndarray"),
+    (lambda r: r.save(extra=[3, 5]), f"extra=[3, 5] {KEPT} (it is of type list, not a dictionary"),
+    (lambda r: r.save(extra=[]), f"extra=[] {KEPT} (it is of type list, not a dictionary"),
+    (lambda r: setattr(r, "extra", [("a", 1)]), "(it is of type list, not a dictionary); use a dictionary"),
+    (lambda r: r.save(extra={"seen": {3: 1}}), "(its keys are not all strings); use a dictionary"),
+    (lambda r: r.save(extra={"x": "x" * (1 << 20)}), "a checkpoint keeps 1,048,576 at most; write a file"),
+    (lambda r: r.train(data=(POINTS[:, :2], HEIGHTS), steps=1), "data are ('float32[2]', 'float32[1]') an"),
+    (lambda r: r.evaluate((POINTS[:0], HEIGHTS[:0])), "the given data has no examples; give at least one"),
+    (lambda r: open_run(Noisy, run_dir=r.run_dir, **ASKED), "which is this one; close its run, or use another"),
+]
 
 
 def test_what_a_program_keeps_is_checked_in_each_checkpoint(opened):
@@ -325,9 +304,8 @@ def test_what_a_program_keeps_is_checked_in_each_checkpoint(opened):
     opened.save()
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_line_and_the_run_goes_on(opened, name):
-    call, line = MISTAKES[name]
+@pytest.mark.parametrize(("call", "line"), MISTAKES)
+def test_a_mistake_is_one_line_and_the_run_goes_on(opened, call, line):
     with pytest.raises(UsageError) as raised:
         call(opened)
     assert line in str(raised.value)
@@ -342,25 +320,23 @@ def test_predictions_of_many_runs_warn_of_no_retracing(opened, caplog):
     assert not [each for each in caplog.messages if "retracing" in each]
 
 
+def refused(line: str):
+    return pytest.raises(UsageError, match=line)
+
+
 def test_what_an_open_run_is_not_for_is_one_line():
     with open_run(Noisy, **ASKED, train_steps=3, mode="train") as opened:
         opened.train()
-        with pytest.raises(
-            UsageError, match=r"^train\(\): the run has stopped \(step 3 is the last of the run\); look"
-        ):
+        with refused(r"^train\(\): the run has stopped \(step 3 is the last of the run\); look"):
             opened.train(steps=1)
-        with pytest.raises(UsageError, match=r"^save\(\): the run has no folder to write to; give open_run a run_dir"):
+        with refused(r"^save\(\): the run has no folder to write to; give open_run a run_dir"):
             opened.save()
-    with pytest.raises(UsageError, match=r"^train\(.*\): the run is closed; open it again"):
+    with refused(r"^train\(.*\): the run is closed; open it again"):
         opened.train(steps=1)
     assert opened.predict(np.zeros((2, 3), "float32")).shape == (2, 1)
-    with pytest.raises(
-        UsageError, match=r"^open_run\(mode='benchmark'\): an open run trains; use crankshaft.run for this"
-    ):
+    with refused(r"^open_run\(mode='benchmark'\): an open run trains; use crankshaft.run for this"):
         open_run(Noisy, mode="benchmark", **ASKED)
-    with pytest.raises(
-        UsageError, match=r"cosine ends where the run does, and the run has no length; give train_steps"
-    ):
+    with refused(r"cosine ends where the run does, and the run has no length; give train_steps"):
         open_run(Noisy, learning_rate_schedule="cosine", **ASKED)
 
 
@@ -380,26 +356,22 @@ class Two(Noisy):
         return tf.keras.Sequential([tf.keras.Input([3]), body, tf.keras.layers.Dense(1)])
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_a_layer_that_is_made_untrainable_between_two_calls_is_left_alone(own):
-    more = {} if own else {"data": data()[0]}
+def test_a_layer_that_is_made_untrainable_between_two_calls_is_left_alone():
     with open_run(type("Two", (Two,), {"begins": True}), optimizer="adam", **ASKED) as opened:
         body = opened.model.get_layer("body")
-        opened.train(steps=2, **more)
-        then = body.kernel.numpy()
-        body.trainable = False
-        opened.train(steps=2, **more)
-        np.testing.assert_array_equal(body.kernel.numpy(), then)
-        body.trainable = True
-        opened.train(steps=2, **more)
-        assert not np.array_equal(body.kernel.numpy(), then)
-
-
-def test_a_layer_that_is_made_trainable_without_optimizer_state_is_refused():
+        for more in ({}, {"data": data()[0]}):
+            opened.train(steps=2, **more)
+            then = body.kernel.numpy()
+            body.trainable = False
+            opened.train(steps=2, **more)
+            np.testing.assert_array_equal(body.kernel.numpy(), then)
+            body.trainable = True
+            opened.train(steps=2, **more)
+            assert not np.array_equal(body.kernel.numpy(), then)
     with open_run(type("Two", (Two,), {"begins": False}), optimizer="adam", **ASKED) as opened:
         opened.train(steps=2)
         opened.model.get_layer("body").trainable = True
-        with pytest.raises(UsageError, match=r"body/kernel has been made trainable .* no state for it"):
+        with refused(r"body/kernel has been made trainable .* no state for it"):
             opened.train(steps=2)
 
 
@@ -438,18 +410,6 @@ def test_a_run_that_early_stopping_has_ended_goes_on_with_new_patience(tmp_path,
         opened.train(data=(x, 0 * y - 90), steps=9)
         assert opened.step == before + 3  # the first evaluation is the best, then two
         assert "has not improved for 2 evaluations" in opened.stop
-
-
-@pytest.mark.slow
-def test_replicas_train_in_many_calls_as_in_one():
-    asked = {**ASKED, "strategy": "mirrored", "num_virtual_devices": 2}
-    whole = run(Noisy, train_steps=12, **asked)
-    with open_run(Noisy, **asked) as opened:
-        for _ in range(4):
-            opened.train(steps=3)
-        loss = opened.evaluate()["loss"]
-    assert_same(opened, whole)
-    assert loss == whole.result["eval"]["loss"]
 
 
 def test_calls_leave_no_thread_and_no_file_open():
@@ -517,20 +477,10 @@ class Straight(Trainer):
         return mean(tf.square(outputs - batch[1])[:, 0])
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        {"strategy": "mirrored", "num_virtual_devices": 2, "ema_decay": 0.9},
-        pytest.param({"strategy": "mirrored", "num_virtual_devices": 4}, marks=pytest.mark.slow),
-        pytest.param({"ema_decay": 0.9}, marks=pytest.mark.slow),
-        pytest.param({}, marks=pytest.mark.slow),
-    ],
-    ids=["replicas with an average", "replicas", "average", "one device"],
-)
-def test_weights_that_are_set_in_the_model_are_the_runs(tmp_path, where):
-    """On any strategy, as on one device: in evaluations, in steps, in checkpoints; the model follows the run."""
+def test_weights_that_are_set_in_the_model_are_the_runs(tmp_path):
+    """On replicas, with an average, as on one device: in evaluations, in steps, in checkpoints."""
     logical_cpus.make_four()
-    with open_run(Straight, run_dir=tmp_path, **{**ASKED, "learning_rate": 1e-4}, **where) as opened:
+    with open_run(Straight, run_dir=tmp_path, **{**ASKED, "learning_rate": 1e-4}, **TWO, ema_decay=0.9) as opened:
         opened.train(steps=3)
         model = opened.model
         model.set_weights([np.float32([[1.0], [-2.0], [0.5]]), np.float32([3.0])])
