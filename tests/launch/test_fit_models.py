@@ -66,6 +66,125 @@ def test_what_a_configuration_leaves_out_is_trained_in_the_model_itself_and_in_a
     run = crankshaft.fit(ours, X, Y, **HOW, **where, jit="off")
     np.testing.assert_allclose(run.history.history["loss"], expected, rtol=1e-6)
     assert (run.models["model"] is ours) == (not where)
-    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert_close(ours, theirs, 1e-5, 1e-6)
+    assert [each.path for each in run.model.weights] == [each.path for each in ours.weights]  # for --freeze
+
+
+def test_what_cannot_be_copied_is_one_line():
+    factor = 3.0
+    bound = model(lambda block: setattr(block, "function", lambda x: factor * x))  # its factor may be a weight
+    with pytest.raises(crankshaft.UsageError, match=r"Block sequential.*/block.* has another function"):
+        crankshaft.fit(bound, X, Y, **HOW, **COPIES, jit="off")
+    crankshaft.fit(bound, X, Y, **HOW, jit="off")
+
+
+def test_an_optimizer_goes_on_where_layers_were_frozen_since():
+    """Freed again, they need optimizer state that it never had."""
+    ours = model()
+    crankshaft.fit(ours, X, Y, **HOW, jit="off")
+    ours.layers[0].trainable = False
+    before, moved = [np.array(layer.weights[0]) for layer in (ours.layers[0].first, ours.layers[1])], []
+    crankshaft.fit(ours, X, Y, **HOW, jit="off")
+    assert int(ours.optimizer.iterations) == 24
+    after = [np.array(layer.weights[0]) for layer in (ours.layers[0].first, ours.layers[1])]
+    moved = [float(np.abs(one - other).max()) for one, other in zip(before, after, strict=True)]
+    assert moved[0] == 0.0 < moved[1]
+
+    frozen = model(lambda block: setattr(block, "trainable", False))
+    frozen.optimizer.build(frozen.trainable_variables)
+    frozen.layers[0].trainable = True
+    with pytest.raises(crankshaft.UsageError, match=r"without .*, which is trainable now; call compile"):
+        crankshaft.fit(frozen, X, Y, **HOW, jit="off")
+
+
+class Late(keras.Model):
+    """Its auxiliary head is called in training alone."""
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        how = {"kernel_initializer": keras.initializers.RandomUniform(seed=3)}
+        self.body, self.head = layers.Dense(5, "tanh", **how), layers.Dense(1, **how)
+        self.auxiliary = layers.Dense(2, **how)
+
+    def call(self, inputs, training=None):
+        body = self.body(inputs)
+        if training:
+            self.add_loss(0.7 * tf.reduce_mean(tf.square(self.auxiliary(body))))
+        return self.head(body)
+
+
+def late():
+    made = Late()
+    made.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    return made
+
+
+def test_a_head_that_only_training_calls_is_trained():
+    theirs, ours = late(), late()
+    theirs.fit(X, Y, **HOW)
+    crankshaft.fit(ours, X, Y, **HOW, jit="off")
+    assert len(ours.get_weights()) == 6
+    assert_close(ours, theirs, 1e-5, 1e-6)
+
+
+def compiled(*parts, loss="mse"):
+    made = keras.Sequential(parts)
+    made.compile("sgd", loss)
+    return made
+
+
+def of_two():
+    inputs = keras.Input([3])
+    made = keras.Model(inputs, [layers.Dense(1, name="a")(inputs), layers.Dense(1, name="b")(inputs)])
+    made.compile("sgd", ["mse", None])
+    return made
+
+
+MISTAKES = {
+    r"variable .*kernel is float64, and losses, gradients and updates are float32; make the model": (
+        lambda: compiled(keras.Input([3], dtype="float64"), layers.Dense(1, dtype="float64")),
+        {},
+    ),
+    r"y is None for an output; .* by the names of their outputs, y=\{'name': labels\}": (of_two, {"y": [Y, None]}),
+    r"give the model batch_shape=\[n, \.\.\.\], n being batch_size over .* and accumulate_steps": (
+        lambda: compiled(keras.Input(batch_shape=[12, 3, 1]), layers.LSTM(2, stateful=True), layers.Dense(1)),
+        {"accumulate_steps": 2, "x": X[..., np.newaxis]},
+    ),
+    r"BatchNormalization\(synchronized=True\) does with accumulate_steps; leave one out": (
+        lambda: compiled(keras.Input([3]), layers.BatchNormalization(synchronized=True), layers.Dense(1)),
+        {"accumulate_steps": 2, "strategy": "mirrored", "num_virtual_devices": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_what_a_model_cannot_be_is_one_line(line):
+    make, more = MISTAKES[line]
+    with pytest.raises(crankshaft.UsageError, match=line):
+        crankshaft.fit(make, **{"x": X, "y": Y, **HOW, "jit": "off", **more})
+
+
+def test_an_output_without_labels_is_left_out_by_name():
+    theirs, ours = (of_two() for _ in range(2))
+    ours.set_weights(theirs.get_weights())
+    theirs.fit(X, {"a": Y}, **HOW)
+    crankshaft.fit(ours, X, {"a": Y}, **HOW, jit="off")
+    assert_close(ours, theirs, 1e-5, 1e-6)
+
+
+def test_prediction_names_what_it_cannot_take_or_give():
+    class Warm(keras.layers.Layer):
+        def call(self, inputs):
+            return {"height": inputs, "temperature": tf.constant(2.0)}
+
+    images = np.ones([12, 6, 6, 1], "float32")
+    pooled = (keras.Input([None, None, 1]), layers.Conv2D(2, 3), layers.GlobalAveragePooling2D(), layers.Dense(1))
+    how = {**HOW, "epochs": 1, "jit": "off"}
+    run = crankshaft.fit(lambda: compiled(*pooled), images, Y[:12], **how)
+    with pytest.raises(crankshaft.UsageError, match=r"float32\[8, 8, 1\] .*; model\.predict takes other sizes"):
+        run.predict(np.ones([3, 8, 8, 1], "float32"))
+    assert run.model.predict(np.ones([3, 8, 8, 1], "float32"), verbose=0).shape == (3, 1)
+    several = lambda: compiled(keras.Input([3]), layers.Dense(1), Warm(), loss={"height": "mse"})  # noqa: E731
+    run = crankshaft.fit(several, X, {"height": Y}, **how)
+    with pytest.raises(crankshaft.UsageError, match=r"output temperature is one number, of no example; leave it out"):
+        run.predict(X)
