@@ -1,4 +1,4 @@
-"""Runs Keras's own tests with `crankshaft.fit` in place of `keras.Model.fit`, and counts those that pass unchanged.
+"""Runs Keras's own tests with `crankshaft.fit` instead of `keras.Model.fit`, and counts those that pass unchanged.
 
     python -m benchmarks.keras_suite --out=after.json
     python -m benchmarks.keras_suite --tests=after.json --out=later.json

@@ -18,7 +18,7 @@ import threading
 import crankshaft
 
 ROOT = str(pathlib.Path(crankshaft.__file__).resolve().parent) + os.sep
-ROOMS = tuple(ROOT + room + os.sep for room in ("engine", "launch", "models", "input"))
+FOLDERS = tuple(ROOT + folder + os.sep for folder in ("engine", "launch", "models", "input"))
 
 
 class Route:
@@ -36,7 +36,7 @@ class Route:
             return
         code = frame.f_code
         if self._frame is None:
-            if event == "call" and code.co_qualname.endswith(self._start) and code.co_filename.startswith(ROOMS):
+            if event == "call" and code.co_qualname.endswith(self._start) and code.co_filename.startswith(FOLDERS):
                 self._number -= 1
                 if self._number == 0:
                     self._frame = frame
@@ -44,7 +44,7 @@ class Route:
                     self._enter(code.co_filename)
         elif event == "return" and frame is self._frame:
             self._done = True
-        elif event == "call" and code.co_filename.startswith(ROOMS) and _caller(frame) != code.co_filename:
+        elif event == "call" and code.co_filename.startswith(FOLDERS) and _caller(frame) != code.co_filename:
             self._enter(code.co_filename)
 
     def _enter(self, path: str) -> None:
@@ -53,7 +53,7 @@ class Route:
 
 def _caller(frame) -> str | None:
     """Returns the file of crankshaft that calls, perhaps through a library; None where a thread begins."""
-    while (frame := frame.f_back) is not None and not frame.f_code.co_filename.startswith(ROOMS):
+    while (frame := frame.f_back) is not None and not frame.f_code.co_filename.startswith(FOLDERS):
         pass
     return frame and frame.f_code.co_filename
 
@@ -78,8 +78,8 @@ def main() -> None:
         sys.setprofile(None)
         threading.setprofile(None)
     files = list(dict.fromkeys(route.entries))
-    rooms = list(dict.fromkeys(os.path.dirname(name) or name for name in files))
-    print(f"\n{args.start}: {len(files)} files, {len(rooms)} folders, {len(route.entries)} entries")
+    folders = list(dict.fromkeys(os.path.dirname(name) or name for name in files))
+    print(f"\n{args.start}: {len(files)} files, {len(folders)} folders, {len(route.entries)} entries")
     for name in files:
         print(f"  {name} ({route.entries.count(name)})")
 

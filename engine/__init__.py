@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 if __name__ == "engine":
-    raise ImportError("engine is a part of crankshaft; write `import crankshaft.engine` in place of `import engine`")
+    raise ImportError("engine is a part of crankshaft; write `import crankshaft.engine` instead of `import engine`")
 
 # tf.keras works only on TensorFlow. Keras reads this variable when it is imported, also by TensorFlow; for other
 # programs the variable or ~/.keras/keras.json may name another backend.

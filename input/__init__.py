@@ -6,7 +6,7 @@ TensorFlow when it is imported, so files and arguments are checked before Tensor
 """
 
 if __name__ == "input":
-    raise ImportError("input is a part of crankshaft; write `import crankshaft.input` in place of `import input`")
+    raise ImportError("input is a part of crankshaft; write `import crankshaft.input` instead of `import input`")
 
 # Of the modules that are sources.
 NAMES = (

@@ -59,7 +59,7 @@ def load(
       missing: how missing values are read: `refuse` the row, as a bad record; as `zero`, the training data's `mean`, or
         a number; or `column`, 0 and a feature NAME.missing. For ids and text, all but `refuse` are id 0.
       eval_data_dir: evaluation files, as data_dir.
-      prepared_dir: where words and means are kept, in place of `.crankshaft` beside the files.
+      prepared_dir: where words and means are kept, instead of `.crankshaft` beside the files.
       validation_split: fraction of the rows that is neither trained on nor used to fit words and means.
       trained_on: what a run keeps of its data, if it was trained: an array's columns are read in that order.
 

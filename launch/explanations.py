@@ -17,8 +17,8 @@ from typing import NamedTuple
 from ..engine.errors import LabelError, NonfiniteError, reason, setting, with_flags, with_keywords
 from .errors import EXIT_FAILED, CrankshaftError, RunError, UsageError
 
-_HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OWN = tuple(os.path.join(_HOUSE, room, "") for room in ("engine", "models", "input", "launch"))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("engine", "models", "input", "launch"))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 _CALLBACKS = os.path.join("keras", "src", "callbacks", "")
 _NAMES = {"help": "crankshaft train --help"}  # in a Python program
@@ -224,8 +224,12 @@ def _users_frame(error: Exception) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         path = os.path.abspath(frame.filename)
-        inside = path.startswith(os.path.join(_HOUSE, "")) and not path.startswith(
-            (os.path.join(_HOUSE, "models", ""), os.path.join(_HOUSE, "input", ""), os.path.join(_HOUSE, "tests", ""))
+        inside = path.startswith(os.path.join(_PACKAGE, "")) and not path.startswith(
+            (
+                os.path.join(_PACKAGE, "models", ""),
+                os.path.join(_PACKAGE, "input", ""),
+                os.path.join(_PACKAGE, "tests", ""),
+            )
         )
         if not inside and not any(part in frame.filename for part in _LIBRARIES):
             return None if frame.name == "<module>" and frame is frames[0] else f"{path}:{frame.lineno} in {frame.name}"

@@ -1,7 +1,7 @@
 """Models, one file per family, found by its module's name: each has a class `Model`, a `Trainer`."""
 
 if __name__ == "models":
-    raise ImportError("models is a part of crankshaft; write `import crankshaft.models` in place of `import models`")
+    raise ImportError("models is a part of crankshaft; write `import crankshaft.models` instead of `import models`")
 
 from ..engine.internals.arguments import COUNT, DECAY
 

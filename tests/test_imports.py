@@ -1,4 +1,4 @@
-"""The house's rules, read from its source by `ast`: which room may import what, who may read flags
+"""The architecture's rules, read from the source by `ast`: which folder may import what, who may read flags
 and the environment, how long a file and a function may grow, what tests may look at. Imports nothing
 that it checks."""
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from docs.house import ROOT, arrows, between_rooms, circles, imports, source_files, with_drawing
+from docs.layout import ROOT, arrows, between_folders, circles, imports, source_files, with_drawing
 
-# What each room may import besides itself and the standard library, by the longest name that is
+# What each folder may import besides itself and the standard library, by the longest name that is
 # still allowed: `absl.logging` lets in neither `absl` nor `absl.flags`.
 MAY_IMPORT = {
     "engine": {"absl.logging", "keras", "numpy", "tensorboard", "tensorflow"},
@@ -79,18 +79,18 @@ def attributes(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
 
 
 def import_faults(root: Path) -> list[str]:
-    """One line for each import that its room may not make."""
+    """One line for each import that its folder may not make."""
     faults = []
     for path in source_files(root):
-        room = path.parts[0]
-        if room not in MAY_IMPORT:
+        folder = path.parts[0]
+        if folder not in MAY_IMPORT:
             continue
-        allowed = MAY_IMPORT[room] | {f"crankshaft.{room}"}
+        allowed = MAY_IMPORT[folder] | {f"crankshaft.{folder}"}
         for line, name, _ in imports(ast.parse((root / path).read_text(encoding="utf-8")), path):
             in_standard_library = name.partition(".")[0] in sys.stdlib_module_names
             if not in_standard_library and not is_within(name, allowed):
                 faults.append(
-                    f"{path}:{line} imports {name}; {room} may import the standard library, "
+                    f"{path}:{line} imports {name}; {folder} may import the standard library, "
                     + ", ".join(sorted(allowed))
                 )
     return faults
@@ -188,7 +188,7 @@ def test_walk_finds_every_room():
 RULES = {
     "imports point one way": import_faults,
     "no arrow between files runs in a circle": lambda root: circles(arrows(root)),
-    "no arrow between rooms runs back up": lambda root: circles(between_rooms(arrows(root))),
+    "no arrow between folders runs back up": lambda root: circles(between_folders(arrows(root))),
     "one file knows the layout of a run": layout_faults,
     "only launch reads flags and the environment": reader_faults,
     "files and functions stay short": length_faults,
@@ -223,12 +223,12 @@ def test_an_arrow_back_up_is_found_though_no_file_is_in_a_circle(tmp_path):
     plant(tmp_path, "engine/b/two.py", "")
     plant(tmp_path, "engine/b/three.py", "from ..a.one import x\n")
     assert circles(arrows(tmp_path)) == []
-    assert circles(between_rooms(arrows(tmp_path))) == ["engine/a imports engine/b", "engine/b imports engine/a"]
+    assert circles(between_folders(arrows(tmp_path))) == ["engine/a imports engine/b", "engine/b imports engine/a"]
 
 
 def test_the_drawing_is_of_the_imports_as_they_are():
     page = (ROOT / "BUILD.md").read_text(encoding="utf-8")
-    assert with_drawing(page) == page, "run `python docs/house.py`"
+    assert with_drawing(page) == page, "run `python docs/layout.py`"
 
 
 # (rule, path, source, what is said of its last line).
@@ -252,8 +252,8 @@ PLANTED = [
         ]
     ),
     *(
-        (reader_faults, f"{room}/a.py", source, f"reads {name},")
-        for room in ("engine", "models", "input")
+        (reader_faults, f"{folder}/a.py", source, f"reads {name},")
+        for folder in ("engine", "models", "input")
         for source, name in [
             ("import os\nos.environ.get('HOME')\n", "os.environ"),
             ("import os as system\nsystem.getenv('HOME')\n", "os.getenv"),

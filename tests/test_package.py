@@ -1,4 +1,4 @@
-"""What the distribution installs: one package, `crankshaft`, with every folder of the house in it."""
+"""What the distribution installs: one package, `crankshaft`, with every folder of the project in it."""
 
 import configparser
 import os
@@ -11,13 +11,13 @@ import pytest
 import crankshaft
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ROOMS = ("engine", "input", "launch", "models")
+FOLDERS = ("engine", "input", "launch", "models")
 
 
 def test_setup_lists_every_package():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    found = {path.parent.relative_to(ROOT).parts for room in ROOMS for path in (ROOT / room).rglob("__init__.py")}
+    found = {path.parent.relative_to(ROOT).parts for folder in FOLDERS for path in (ROOT / folder).rglob("__init__.py")}
     assert set(setup["options"]["packages"].split()) == {"crankshaft", *(".".join(("crankshaft", *p)) for p in found)}
 
 
@@ -53,14 +53,14 @@ def test_a_script_of_a_worker_is_as_quiet_as_the_program():
         assert done.stdout == f"{level}\n", done.stderr
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_bare_name_in_the_checkout_is_told(room):
-    done = subprocess.run([sys.executable, "-c", f"import {room}"], cwd=ROOT, capture_output=True, text=True)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_bare_name_in_the_checkout_is_told(folder):
+    done = subprocess.run([sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert (
         last
-        == f"ImportError: {room} is a part of crankshaft; write `import crankshaft.{room}` in place of `import {room}`"
+        == f"ImportError: {folder} is a part of crankshaft; write `import crankshaft.{folder}` instead of `import {folder}`"
     )
 
 

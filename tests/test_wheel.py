@@ -1,5 +1,4 @@
-"""A user's script beside files of the house's names: from the checkout's install, and from a wheel in an environment of
-its own."""
+"""A user's script beside files of the project's names: from the checkout's install, and from a wheel elsewhere."""
 
 import json
 import os
@@ -55,7 +54,7 @@ def points(count):
 
 @pytest.fixture
 def project(tmp_path):
-    """A folder with a script, a package `models` and modules of the house's names."""
+    """A folder with a script, a package `models` and modules of the project's names."""
     folder = tmp_path / "project"
     (folder / "models").mkdir(parents=True)
     (folder / "models" / "plane.py").write_text(MODEL)

@@ -418,7 +418,7 @@ class Flags:
     export_model: str | None = _modes(
         Text("a name"),
         None,
-        "export, predict: name of a Keras model of the trainer, e.g. generator, in place of Trainer.forward.",
+        "export, predict: name of a Keras model of the trainer, e.g. generator, instead of Trainer.forward.",
         use=("mode", "export", "predict"),
         of_call=True,
     )

@@ -221,7 +221,7 @@ def quiet_startup(quiet: bool = False):
 def _relay(reading: int) -> NoReturn:
     """Writes to standard error what is read, less the noise, until nobody writes any more; then ends the process.
 
-    Of a start that takes too long, see `rendezvous.limited`, a line in place of the stacks.
+    Of a start that takes too long, see `rendezvous.limited`, a line instead of the stacks.
     """
     try:
         for name in EXIT_CODES:  # they are the other process's, which ends this one

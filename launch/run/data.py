@@ -19,7 +19,7 @@ from .. import explanations
 from ..command_line.config import READING, Config
 from ..errors import EXIT_USAGE, UsageError, setting
 
-_MOST_VALUES = 4  # of a tuple in place of a `Data`
+_MOST_VALUES = 4  # of a tuple instead of a `Data`
 _BY_INDEX = ("max_bad_records", "shuffle_window")  # flags
 
 

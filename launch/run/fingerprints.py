@@ -146,7 +146,7 @@ def check_begun(config: Config, manifest: Manifest, ids: Any) -> None:
     run_dir = os.path.dirname(os.path.dirname(manifest.prefix))
     tokens = config.input_entry and "tokenizer" in config.input_entry.defaults
     cure = (
-        f"{setting('input_arg')}=tokenizer={RunDir(run_dir).model} in place of vocabulary_size"
+        f"{setting('input_arg')}=tokenizer={RunDir(run_dir).model} instead of vocabulary_size"
         if tokens
         else "that run's data"
     )

@@ -60,7 +60,7 @@ def follow(run: BaseRun, row: Sequence[int], **overrides: Any) -> Iterator[int]:
     Args:
       run: the one that the model was trained in, or restored.
       row: one token or more.
-      **overrides: tokens, temperature, top_k, seed, in place of the configuration's.
+      **overrides: tokens, temperature, top_k, seed, instead of the configuration's.
     """
     config = run.config
     sampling = {"seed": config.seed, **config.arguments("sampling"), **overrides}

@@ -78,7 +78,7 @@ class Run(BaseRun):
         Args:
           steps: updates.
           epochs: passes over the data; a part of one is rounded up to whole steps.
-          data: what to train on in place of the run's own data: of its form, and of any length, which costs no
+          data: what to train on instead of the run's own data: of its form, and of any length, which costs no
             compilation. Arrays and sources are shuffled (not with `shuffle_buffer=0`), streams read in their order:
             with `steps`, the same dataset goes on where the last call left it, and is read no further. Batches are of
             `global_batch_size` examples, or of all there are. These steps count as the run's, and its own data goes on
@@ -211,7 +211,7 @@ class Run(BaseRun):
             examples; what was text before it was looked up for training may be text or ids. Or a `Source`, a `Stream`,
             a `tf.data.Dataset` or a `PyDataset`, with labels or without; or the name of an input, such as "digits".
             None is the run's own data.
-          name: of a model among `models`, which then takes the features in place of `Trainer.forward`.
+          name: of a model among `models`, which then takes the features instead of `Trainer.forward`.
           split: "eval" or "train", of the run's own data or a named input's; None is that of evaluations, if any.
           columns: whether to return arrays by name, as `--mode=predict` writes them: "class", "class_name",
             "probability" and so on, and "id" where the data names its examples.

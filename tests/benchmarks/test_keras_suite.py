@@ -1,4 +1,4 @@
-"""Some of Keras's own tests, with `crankshaft.fit` in place of Keras's, by the benchmark that runs all of them."""
+"""Some of Keras's own tests, with `crankshaft.fit` instead of Keras's, by the benchmark that runs all of them."""
 
 from __future__ import annotations
 

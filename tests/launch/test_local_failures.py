@@ -185,7 +185,7 @@ elif config["task"]["type"] == "ps":
 
 
 def test_what_a_task_starts_is_not_taken_for_the_task(local):
-    """An evaluation of its run, for example: it would wait for the peers in place of its parent, or take its port."""
+    """An evaluation of its run, for example: it would wait for the peers instead of its parent, or take its port."""
     script = """
 if index == 0:
     code = "import sys; from crankshaft.launch import train; train.main(argv=sys.argv)"

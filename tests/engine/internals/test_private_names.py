@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-ROOM = ROOT / "engine" / "internals"
+FOLDER = ROOT / "engine" / "internals"
 _FILES = ("tensorflow.py", "keras.py", "keras_compile.py", "keras_copy.py", "pipelines.py")
-OF_PRIVATE = [ROOM / name for name in _FILES]
+OF_PRIVATE = [FOLDER / name for name in _FILES]
 _OPTIMIZER, _LAYER = "keras.optimizers.Optimizer", "keras.layers.Layer"
 _CONTEXT = "tensorflow.python.eager.context.Context"
 _REDUCE = "tensorflow.python.distribute"
@@ -158,8 +158,10 @@ def own(paths) -> set[str]:
     return names
 
 
-def test_no_other_room_uses_a_private_name_or_imports_a_private_module():
-    paths = [path for room in ("engine", "launch", "models", "input") for path in sorted((ROOT / room).rglob("*.py"))]
+def test_no_other_folder_uses_a_private_name_or_imports_a_private_module():
+    paths = [
+        path for folder in ("engine", "launch", "models", "input") for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
     others = [path for path in paths if path not in OF_PRIVATE]
     defined, private = own(others), {name for name in OWNERS if name.startswith("_")}
     astray = []

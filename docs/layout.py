@@ -1,6 +1,6 @@
-"""Draws the house from its imports, into BUILD.md: `python docs/house.py`. Reads the source by `ast`, and imports none.
+"""Draws the package from its imports, into BUILD.md: `python docs/layout.py`. Reads the source by `ast`.
 
-`tests/test_imports.py` holds the house's rules against the same arrows.
+`tests/test_imports.py` holds the architecture's rules against the same arrows.
 """
 
 import ast
@@ -17,7 +17,7 @@ _DRAWING = re.compile(r"(?<=```mermaid\n).*?(?=```)", re.DOTALL)
 
 
 def source_files(root: Path) -> Iterator[Path]:
-    """The house's Python files, relative to `root`; not tests, hidden folders or build outputs."""
+    """The package's Python files, relative to `root`; not tests, hidden folders or build outputs."""
     for entry in sorted(root.iterdir()):
         if entry.is_dir() and entry.name not in NOT_THE_HOUSE and not entry.name.startswith("."):
             yield from (path.relative_to(root) for path in sorted(entry.rglob("*.py")))
@@ -57,7 +57,7 @@ def imports(tree: ast.Module, path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def arrows(root: Path) -> dict[Path, set[Path]]:
-    """The house's files that each of them imports, inside functions and for types too."""
+    """The package's files that each of them imports, inside functions and for types too."""
     files = [path for path in source_files(root) if path.parts[0] in FOLDERS]
     modules = {".".join(("crankshaft", *path.with_suffix("").parts)).removesuffix(".__init__"): path for path in files}
     arrows: dict[Path, set[Path]] = {}
@@ -68,17 +68,19 @@ def arrows(root: Path) -> dict[Path, set[Path]]:
     return arrows
 
 
-def room_of(path: Path) -> Path:
-    """The room within its top folder: a folder there, or a file that stands by itself."""
+def folder_of(path: Path) -> Path:
+    """The folder within its top folder: a folder there, or a file that stands by itself."""
     return Path(*path.parts[:2])
 
 
-def between_rooms(arrows: dict[Path, set[Path]]) -> dict[Path, set[Path]]:
-    """The same arrows, from room to room."""
-    rooms: dict[Path, set[Path]] = {}
+def between_folders(arrows: dict[Path, set[Path]]) -> dict[Path, set[Path]]:
+    """The same arrows, from folder to folder."""
+    folders: dict[Path, set[Path]] = {}
     for path, ends in arrows.items():
-        rooms.setdefault(room_of(path), set()).update(room_of(end) for end in ends if room_of(end) != room_of(path))
-    return rooms
+        folders.setdefault(folder_of(path), set()).update(
+            folder_of(end) for end in ends if folder_of(end) != folder_of(path)
+        )
+    return folders
 
 
 def circles(arrows: dict[Path, set[Path]]) -> list[str]:
@@ -106,18 +108,18 @@ def without_shortcuts(arrows: dict[Path, set[Path]]) -> dict[Path, set[Path]]:
 
 
 def drawing(root: Path = ROOT) -> str:
-    """The rooms and their arrows as a Mermaid flowchart, without those that a longer way stands for.
+    """The folders and their arrows as a Mermaid flowchart, without those that a longer way stands for.
 
-    A room is known by its name alone; those that import the same rooms share a line.
+    A folder is known by its name alone; those that import the same folders share a line.
     """
     files = arrows(root)
-    rooms = between_rooms(files)
+    folders = between_folders(files)
     lines = ["flowchart TB"]
     for folder in FOLDERS:
         lines.append(f"  subgraph {folder}_[{folder}]")
         inside = {
             start: {end for end in ends if end.parts[0] == folder and _is_drawn(end)}
-            for start, ends in rooms.items()
+            for start, ends in folders.items()
             if start.parts[0] == folder and _is_drawn(start)
         }
         alike: dict[str, list[str]] = {}
@@ -137,8 +139,8 @@ def drawing(root: Path = ROOT) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _is_drawn(room: Path) -> bool:
-    return room.name != "__init__.py"
+def _is_drawn(folder: Path) -> bool:
+    return folder.name != "__init__.py"
 
 
 def with_drawing(page: str) -> str:
