@@ -59,8 +59,8 @@ def test_a_bare_name_in_the_checkout_is_told(folder):
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert (
-        last
-        == f"ImportError: {folder} is a part of crankshaft; write `import crankshaft.{folder}` instead of `import {folder}`"
+        last == f"ImportError: {folder} is a part of crankshaft; "
+        f"write `import crankshaft.{folder}` instead of `import {folder}`"
     )
 
 

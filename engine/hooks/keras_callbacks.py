@@ -17,7 +17,7 @@ import tensorflow as tf
 from absl import logging
 
 from ..errors import UsageError, setting
-from ..internals.keras import computing_alone
+from ..internals.keras import computing_alone, profiles_batches
 from ..inventory import Inventory
 from ..mesh.shards import sharding_of
 from ..meter import Meter
@@ -37,7 +37,7 @@ _AT_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "
 _IDLE_AT_BATCHES = {
     "ModelCheckpoint": lambda callback: callback.save_freq == "epoch",
     "TensorBoard": lambda callback: (
-        callback.update_freq == "epoch" and not callback.write_steps_per_second and not callback._should_trace
+        callback.update_freq == "epoch" and not callback.write_steps_per_second and not profiles_batches(callback)
     ),
     "TerminateOnNaN": lambda callback: True,  # called at the epoch's end, as weights stay nan until then
 }

@@ -369,3 +369,8 @@ class _LocalUpdates(tf.keras.optimizers.Optimizer):
         finally:
             for name in ("own_updates", "most_updates"):
                 self.__dict__.pop(name, None)
+
+
+def profiles_batches(callback: tf.keras.callbacks.TensorBoard) -> bool:
+    """Returns whether a callback traces the batches that its `profile_batch` names."""
+    return callback._should_trace

@@ -77,6 +77,8 @@ OF_OWNERS = {
     "tensorflow.python.data.ops.from_tensors_op": "_TensorDataset",
     "tensorflow.python.data.ops.dataset_ops": "_VariantDataset _RestructuredDataset",
     "keras.metrics.Accuracy": "_direction",
+    "keras.callbacks.TensorBoard": "_should_trace",
+    "keras.src.backend.tensorflow.trainer": "TensorFlowTrainer",
     "tensorflow.data.Dataset": "_inputs _functions",
     "tensorflow.python.data.ops.cache_op.CacheDataset": "_filename",
     "tensorflow.python.data.ops.snapshot_op._SnapshotDataset": "_path",
@@ -141,7 +143,7 @@ def foreign(path: pathlib.Path) -> set[str]:
     return names
 
 
-def test_each_private_name_of_the_room_has_its_owner_here():
+def test_each_private_name_of_internals_has_its_owner_here():
     missing = set().union(*map(foreign, OF_PRIVATE))
     assert sorted(missing - OWNERS.keys()) == []
 
