@@ -90,7 +90,7 @@ class Model(Trainer):
         others = {"kv_heads": kv_heads, "hidden": hidden, "context": context, "vocabulary": vocabulary}
         for name, number in others.items():
             if number < 0:
-                raise UsageError(f"{name}={number} is none; use 1 or more, or leave it out")
+                raise UsageError(f"{name}={number} is too small; use 1 or more, or leave it out")
         if not 0 <= dropout < 1:
             raise UsageError(f"dropout={dropout} is not a share; use 0 up to, not including, 1")
         self.context, self.vocabulary = context, vocabulary

@@ -65,15 +65,27 @@ def lora():
     return model
 
 
-def test_lora_of_a_function_trains_what_it_adds_and_of_a_model_is_one_line():
+def moved_variables(before, after):
+    """The names of the variables whose values differ."""
+    return {path.split("/")[-1] for path, value in after.items() if not np.array_equal(value, before[path])}
+
+
+def test_lora_trains_what_it_adds_of_a_function_and_of_a_model_and_a_copy_of_it_is_one_line():
     x, y = np.ones([16, 4], np.float32), np.zeros([16, 3], np.float32)
     run = crankshaft.fit(lora, x, y, epochs=2, verbose=0, seed=1)
     once = crankshaft.fit(lora, x, y, epochs=1, verbose=0, seed=1)
     before, after = ({v.path: v.numpy() for v in each.model.variables} for each in (once, run))
-    moved = {path for path, value in after.items() if not np.array_equal(value, before[path])}
-    assert {path.split("/")[-1] for path in moved} == {"bias", "lora_kernel_a", "lora_kernel_b"}
+    assert moved_variables(before, after) == {"bias", "lora_kernel_a", "lora_kernel_b"}
+    model = lora()
+    before = {v.path: v.numpy() for v in model.variables}
+    crankshaft.fit(model, x, y, epochs=2, verbose=0)
+    assert moved_variables(before, {v.path: v.numpy() for v in model.variables}) == {
+        "bias",
+        "lora_kernel_a",
+        "lora_kernel_b",
+    }
     with pytest.raises(UsageError, match=r"dense has 4 variables, and its copy has 2, as after enable_lora"):
-        crankshaft.fit(lora(), x, y, verbose=0)
+        crankshaft.fit(lora(), x, y, verbose=0, strategy="mirrored", num_virtual_devices=1)
 
 
 def test_mistakes_that_only_the_model_shows_are_one_line(inside):

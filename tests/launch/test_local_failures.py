@@ -212,7 +212,7 @@ def test_a_task_that_a_signal_killed_has_saved_nothing_and_nobody_is_waited_for(
     """SIGTERM before it could be answered, while TensorFlow starts: the others have nothing to save either."""
     tasks = rule(3, 600.0, 30.0)
     killed, failed = TaskExit("ps 0", -signal.SIGTERM), TaskExit("ps 0", 1)
-    assert tasks.patience(killed) == tasks.patience(failed)
+    assert tasks.end_timeouts(killed) == tasks.end_timeouts(failed)
     assert "ps 0 was killed by SIGTERM; all tasks start again in 1 s (restart 1 of 3" in tasks.settle([killed]).message
 
 

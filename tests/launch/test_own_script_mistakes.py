@@ -125,7 +125,11 @@ FLAGS = [
     ("--monitor=eval_acuracy --early_stopping=patience=1", data, "--monitor=eval_acuracy ... use one of eval_loss"),
     ("--eval_every_steps=2", ALONE, "--eval_every_steps=2 needs evaluation data, and the data has none; return (train"),
     ("--restore_best", ALONE, "--restore_best needs evaluation data, and the data has none; return (train, eval)"),
-    ("--early_stopping=patience=2", ALONE, "--early_stopping watches --monitor=eval_loss, and there is no"),
+    (
+        "--early_stopping=patience=2",
+        ALONE,
+        "--early_stopping watches --monitor=eval_loss ... the run has no evaluation data; use --monitor=train_loss",
+    ),
     ("--monitor=eval_accuracy", ALONE, "--monitor=eval_accuracy, and ... no evaluation data; use --monitor=train_"),
     ("--validation_split=1", ALONE, "--validation_split=1.0 of 32 examples leaves 0 to train on and 32 to evaluate"),
     ("--validation_split=0.2", data, "--validation_split=0.2 takes evaluation data from ... and the data has its own"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from crankshaft import Trainer, mean
@@ -101,8 +102,10 @@ def whole_tables(run_dir):
     return found
 
 
-def test_tables_are_read_into_another_number_of_shards(inside, tmp_path):
-    before, after, where = 3, 2, ("--strategy=mirrored", "--num_virtual_devices=2")
+@pytest.mark.parametrize(
+    ("before", "after", "where"), [(3, 1, ("--strategy=mirrored", "--num_virtual_devices=2")), (2, 3, ())]
+)
+def test_tables_are_read_into_another_number_of_shards(inside, tmp_path, before, after, where):
     first, whole = tmp_path / "first", tmp_path / "whole"
     for run_dir, steps in ((first, 4), (whole, 9)):
         inside(*IN_SHARDS, f"--run_dir={run_dir}", f"--train_steps={steps}", trainer=in_shards(before), data=pairs).ok()

@@ -89,9 +89,9 @@ def test_dropout_is_of_training_alone():
     ("arguments", "says"),
     [
         ({"positions": "sinus"}, "positions=sinus is unknown; use rotary or learned"),
-        ({"layers": 0}, "layers=0 is none"),
-        ({"kv_heads": -2}, "kv_heads=-2 is none"),
-        ({"hidden": -4}, "hidden=-4 is none"),
+        ({"layers": 0}, "layers=0 is too small"),
+        ({"kv_heads": -2}, "kv_heads=-2 is too small"),
+        ({"hidden": -4}, "hidden=-4 is too small"),
         ({"dropout": 1.0}, "dropout=1.0 is not a share"),
         ({"context": 8}, "context=8 is less than the data's 16 tokens"),
         ({"vocabulary": 49}, "vocabulary=49 is less than the data's 50 tokens"),
