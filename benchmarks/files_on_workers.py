@@ -1,4 +1,4 @@
-"""Examples in files around parameter servers: how fast each task reads, and in how much memory.
+"""Examples in files with parameter servers: how fast each task reads, and in how much memory.
 
 Usage: python -m benchmarks.files_on_workers --mebibytes=4096 --folder=FOLDER [--in_memory] [flags of crankshaft train]
 

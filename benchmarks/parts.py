@@ -6,7 +6,7 @@ awaited, and agreed on by several processes. Within `TrainState.kept` a part lea
 prints the figures as JSON:
 
 - `whole`, `step` (on one batch again and again), `input` (batches that are used for nothing), `reduce` (sums of
-  gradients that exist, with rates as nccl-tests defines them), `update` (the optimizer alone; around parameter servers
+  gradients that exist, with rates as nccl-tests defines them), `update` (the optimizer alone; with parameter servers
   with the way there), `own_step` (on a mesh that shards the model: without its sums over `model`): `seconds`,
   `repeats`, `ms_per_step`, `rounds_ms`.
 - `checkpoint`: see `checkpoint`.
@@ -125,7 +125,7 @@ def reduce(strategy, state: TrainState, feed, jit: bool = False, reduction: Redu
 def without_sums(strategy, state: TrainState) -> str | None:
     """Returns why there is no sum over replicas to time, or None if there is one."""
     if not strategy.updates_here:
-        return "workers around parameter servers sum nothing"
+        return "workers with parameter servers sum nothing"
     if strategy.num_replicas == 1:
         return "one replica has nobody to sum with"
     if state.trainer.reduction.sync_every_steps:

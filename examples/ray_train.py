@@ -1,6 +1,6 @@
 """Trains on two nodes of Ray's, and reports each epoch to it: python ray_train.py /shared/runs/ray
 
-Ray Train places the workers, and starts them again where one or its node is lost; the run goes on from its newest
+Ray Train places the workers, and restarts them if one or its node is lost; the run resumes from its newest
 checkpoint. Connects to the cluster of RAY_ADDRESS, else starts one here. Needs `pip install crankshaft[ray]`.
 """
 
@@ -27,8 +27,8 @@ class Small(Classifier):
 
 
 def loop(config: dict) -> None:
-    """Is run by each worker; TF_CONFIG, which Ray sets, tells which it is."""
-    os.environ.pop("TF_USE_LEGACY_KERAS", None)  # Ray asks for Keras 2
+    """Runs in each worker, whose role is in TF_CONFIG, which Ray sets."""
+    os.environ.pop("TF_USE_LEGACY_KERAS", None)  # Ray selects Keras 2
     data = digits.load(None, seed=0)
     flags = {"strategy": "multi_worker", "checkpoint_every_steps": 100, "jit": "off", "progress": "plain"}
     with crankshaft.open_run(Small, data=data, **config, **flags) as run:
@@ -38,14 +38,14 @@ def loop(config: dict) -> None:
 
 
 def report(metrics: dict, run_dir: str) -> None:
-    """Gives Ray metrics, which it keeps with a checkpoint alone: here one that says where the run has its own."""
+    """Reports metrics to Ray, which keeps them only with a checkpoint: here a file that names the run's run_dir."""
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "run_dir").write_text(run_dir)
         ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
 
 def train(run_dir: str, epochs: int) -> ray.train.Result:
-    """Trains two workers, each on a node of its own if there are two, and returns what they have reported last."""
+    """Trains two workers, each on a node of its own if there are two, and returns their last report."""
     trainer = TensorflowTrainer(
         loop,
         train_loop_config={"run_dir": run_dir, "train_epochs": epochs},

@@ -196,7 +196,7 @@ def task_specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] |
 def _divide_gpus(job: Flags, tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int], str]:
     """Returns --gpus of each task, {} without GPUs: one per worker, none for tasks that do not train.
 
-    Synchronous workers all compute on the CPU if there are too few GPUs: a GPU can take part in a sum only once. Around
+    Synchronous workers all compute on the CPU if there are too few GPUs: a GPU can take part in a sum only once. With
     parameter servers several workers share one.
     """
     if not gpus:

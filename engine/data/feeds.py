@@ -151,7 +151,7 @@ class ResidentFeed(Feed):
     """Arrays cached on every device; a step gathers its batch by index, in the compiled loop.
 
     Args:
-      devices: `Devices`, or workers around parameter servers, which hold the arrays.
+      devices: `Devices`, or workers with parameter servers, which hold the arrays.
       source: what is held.
       order: which examples make which step.
     """

@@ -28,7 +28,7 @@ class RequestHandler(Hook):
     """Answers requests. It is a run's last hook, so that a checkpoint includes the others' changes at the same step.
 
     Args:
-      requests: to this task; around parameter servers, to the coordinator, also for profiles of other tasks.
+      requests: to this task; with parameter servers, to the coordinator, also for profiles of other tasks.
       looking: the thread that checks for them and answers what it can immediately, even while a call hangs.
       save: starts a checkpoint, unless this step has one; returns its manifest's path.
       stop: requests the run's end, with a reason.

@@ -129,7 +129,7 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
         "workers": EventKey(
             _rows(),
             "each worker's `name`, `step_ms`, `own_ms` (without waiting for other workers), `input_wait_ms`, "
-            "`reduce_wait_ms`, `gradient_norm` (if computed); around parameter servers `steps` done, `lag` behind the "
+            "`reduce_wait_ms`, `gradient_norm` (if computed); with parameter servers `steps` done, `lag` behind the "
             "fastest in steps, and `staleness`, the mean number of others' updates between its pull and its push",
         ),
         "servers": EventKey(

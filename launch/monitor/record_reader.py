@@ -195,7 +195,7 @@ class RecordReader:
             known = self._workers.setdefault(name, {"seen": time, "figures": {}})
             known["figures"].update(figures)
             lane.update(((name, key), number) for key, number in figures.items())
-            if each.get("steps") == 0:  # around parameter servers one that does nothing is named too
+            if each.get("steps") == 0:  # with parameter servers one that does nothing is named too
                 continue
             known["seen"] = time
             if name in self._faults and self._faults[name][1] != "silent":  # that one ends with its own warning

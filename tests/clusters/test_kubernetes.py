@@ -51,7 +51,7 @@ def test_workers_go_on_to_the_bits_of_an_undisturbed_run_whatever_ends_their_pod
     assert_equal_bits(run_dir, disturbed.runs / "calm")
 
 
-def test_tasks_around_servers_come_back_one_by_one(pods):
+def test_tasks_with_servers_come_back_one_by_one(pods):
     steps = ("--train_steps=20000", *LONG)
     around = pods("--workers=2", "--ps=2", "--name=around", "--", *RUN, *steps, "--run_dir=/runs/around")
     run_dir = around.runs / "around"

@@ -40,7 +40,7 @@ def test_a_profile_is_of_all_workers(start_workers, tmp_path):
 
 
 @pytest.mark.slow
-def test_steps_around_parameter_servers_are_timed_and_traced_on_their_tasks(start, tmp_path):
+def test_steps_with_parameter_servers_are_timed_and_traced_on_their_tasks(start, tmp_path):
     work = "--model=wide_deep --input=synthetic_clicks --input_arg=examples=2048 --global_batch_size=64"
     length = "--mode=benchmark --benchmark_arg=seconds=0.5 --benchmark_arg=rounds=2 --benchmark_arg=profile=true"
     flags = (*length.split(), *work.split(), f"--result_json={tmp_path}/b.json")

@@ -1,4 +1,4 @@
-"""Workers around parameter servers read files by themselves: what is counted, and what is said of mistakes."""
+"""Workers with parameter servers read files by themselves: what is counted, and what is said of mistakes."""
 
 from __future__ import annotations
 

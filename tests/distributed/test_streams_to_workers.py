@@ -1,4 +1,4 @@
-"""A stream around parameter servers: the coordinator reads it and sends workers their steps; counted by example."""
+"""A stream with parameter servers: the coordinator reads it and sends workers their steps; counted by example."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def printed(text: str) -> list:
 
 
 @pytest.mark.slow
-def test_around_servers_each_step_is_counted_once(crank, tmp_path):
+def test_with_servers_each_step_is_counted_once(crank, tmp_path):
     (tmp_path / "fit.py").write_text(SCRIPT)
     ((step, history, _),) = printed(crank("--workers=2", "--ps=2", "--", tmp_path / "fit.py", command="local").ok().out)
     assert step == 5 * len(history["loss"])

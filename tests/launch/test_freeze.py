@@ -112,7 +112,7 @@ def test_an_open_run_frees_weights_within_a_call_on_data_that_is_handed_in():
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["mirrored", "multi_worker", "parameter_server"])
 def test_weights_are_freed_on_all_processes_where_the_step_is_and_after_a_resume(inside, start, tmp_path, strategy):
-    """To the same bits; around servers, where the order of updates is chance, those that are frozen stay theirs."""
+    """To the same bits; with servers, where the order of updates is random, frozen weights stay theirs."""
 
     def trained(name: str, steps: int) -> dict[str, np.ndarray]:
         flags = (*ASKED, f"--train_steps={steps}", f"--strategy={strategy}")

@@ -68,7 +68,7 @@ def test_a_process_that_nobody_supervises_is_a_job_of_its_own():
         ({"workers": 3, "ps": 1, "evaluator": True}, 2, ["none", "0", "1", "0", "none", "none"]),
     ],
 )
-def test_workers_have_a_gpu_each_or_share_around_servers_whose_tables_are_in_huge_pages(capsys, tasks, gpus, expected):
+def test_workers_have_a_gpu_each_or_share_with_servers_whose_tables_are_in_huge_pages(capsys, tasks, gpus, expected):
     specs = launch_local.task_specs(launch_local.Flags(**tasks), {}, [*map(str, range(gpus))])
     assert [spec.gpus for spec in specs] == expected
     said = "2 workers and 1 GPU: all compute on the CPU; use --workers=1"

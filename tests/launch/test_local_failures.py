@@ -201,7 +201,7 @@ if index == 0:
     assert "--data_dir=/no/data does not exist" in second
 
 
-def test_a_worker_around_servers_is_not_restarted_by_itself_at_a_port_that_is_taken():
+def test_a_worker_with_servers_is_not_restarted_by_itself_at_a_port_that_is_taken():
     tasks, taken = Servers(0, 600.0, 30.0), TaskExit("worker 0", EXIT_PORT_TAKEN)
     assert tasks.alone(taken) is None
     assert tasks.settle([taken, TaskExit("chief", -signal.SIGTERM)]).exit_code is None

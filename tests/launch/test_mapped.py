@@ -42,7 +42,7 @@ def test_a_mapped_file_costs_a_piece_or_the_copy_that_trains(tmp_path, resident,
     assert large - small < copies * MIB + MIB / 2
 
 
-def peaks_around_servers(crank, tmp_path, mib) -> dict[str, int]:
+def peaks_with_servers(crank, tmp_path, mib) -> dict[str, int]:
     """MiB that each task of a cluster has taken at most."""
     path = tmp_path / f"{mib}.bin"
     with open(path, "wb") as file:
@@ -64,9 +64,9 @@ def peaks_around_servers(crank, tmp_path, mib) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_around_servers_a_mapped_file_costs_each_worker_its_copies_and_others_a_piece(crank, tmp_path):
+def test_with_servers_a_mapped_file_costs_each_worker_its_copies_and_others_a_piece(crank, tmp_path):
     """Each worker has the examples to train on and those of the evaluation, here the same, as float32."""
-    small, large = (peaks_around_servers(crank, tmp_path, mib) for mib in (8, MIB))
+    small, large = (peaks_with_servers(crank, tmp_path, mib) for mib in (8, MIB))
     for task in small:
         copies = 2 * MIB / 2 if task.startswith("worker") else 0
         assert large[task] - small[task] < copies + 200  # 64 MiB of the map, and of pieces of 16 MiB a few

@@ -124,7 +124,7 @@ def test_examples_are_not_split_off_where_its_methods_may_move_them():
         crankshaft.run(Plane, data=(Shuffled(), None), **{**ASKED, "mode": "train_and_eval"}, validation_split=0.4)
 
 
-def test_a_worker_around_servers_reads_each_epoch_again():
+def test_a_worker_with_servers_reads_each_epoch_again():
     """Here in this process: the function that a graph calls by name."""
     data = Sampled()
     source = OfBatches(data)

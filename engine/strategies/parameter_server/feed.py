@@ -1,4 +1,4 @@
-"""How examples get to workers around parameter servers: arrays on each, sources that each reads, streams.
+"""How examples get to workers with parameter servers: arrays on each, sources that each reads, streams.
 
 Coordinator code, except `through`, `next_operands`, `batch` and `of_replica`, which are graph code of workers.
 """
@@ -45,7 +45,7 @@ class InputStats(NamedTuple):
 
 
 class LeaseFeed(Feed):
-    """A feed of workers around parameter servers: a call is a lease, run by one worker, perhaps again by another.
+    """A feed of workers with parameter servers: a call is a lease, run by one worker, perhaps again by another.
 
     Attributes:
       read_by_workers: the source that workers read themselves, if any.
@@ -56,7 +56,7 @@ class LeaseFeed(Feed):
     @property
     def operand_specs(self) -> Any:
         """Specs, on a worker, of what `next_operands` takes."""
-        raise NotImplementedError(f"{type(self).__name__} is not for workers around parameter servers")
+        raise NotImplementedError(f"{type(self).__name__} is not for workers with parameter servers")
 
     @property
     def lease_specs(self) -> Any:

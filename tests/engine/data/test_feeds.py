@@ -254,7 +254,7 @@ def test_a_feed_says_how_far_a_call_can_go(recorder, kind):
 
 
 def test_a_repeated_batch_goes_on_from_its_step():
-    """Leases around parameter servers are counted by their steps; one that began at 0 each time never ended."""
+    """Leases with parameter servers are counted by their steps; one that began at 0 each time never ended."""
     operands, *steps = RepeatedFeed(tf.constant([1.0]), batch_size=1).take(7, 3)
     assert steps == [7, 10]
     assert operands[0].numpy() == [1.0]

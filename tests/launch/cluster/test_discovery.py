@@ -221,7 +221,7 @@ def asked(*arguments: str, **environment: str):
     return config.configure(given, None, False, environment)
 
 
-def test_several_tasks_train_as_workers_or_around_servers_without_a_strategy():
+def test_several_tasks_train_as_workers_or_with_servers_without_a_strategy():
     assert asked(**step("n1", "2", 1, 0, 1)).strategy == "multi_worker"
     servers = asked("--num_ps=1", **step("n1", "4", 3, 0, 3))
     assert (servers.strategy, servers.cluster.task) == ("parameter_server", "ps 0")

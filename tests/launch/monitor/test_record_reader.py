@@ -103,7 +103,7 @@ def test_who_is_slow_is_slow_by_its_own_time_where_that_is_known(path):
     assert (first["why"], first["figures"]["own_ms"]) == ("5.0 times the median step", 60.0)
 
 
-def test_around_servers_who_does_no_step_for_long_is_stopped_and_who_lags_is_not(path):
+def test_with_servers_who_does_no_step_for_long_is_stopped_and_who_lags_is_not(path):
     def window(time, *steps):
         workers = [{"name": f"worker {i}", "steps": n, "lag": max(steps) - n} for i, n in enumerate(steps)]
         return {"event": "window", "time": BEGIN + time, "step": time, "workers": workers}
