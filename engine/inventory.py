@@ -34,7 +34,7 @@ class Inventory:
 
     Attributes:
       freezing: the weights that the run does not update, and until when; none until the trainer is prepared.
-      options_of: by the `id` of each optimizer, Keras's too, the run's options that it applies; likewise.
+      options_of: by the `id` of each optimizer, Keras's too, the run's options that it applies; found likewise.
     """
 
     def __init__(self, trainer, declared: Mapping[int, Aggregated] | None = None):
@@ -167,7 +167,7 @@ class Inventory:
         return [each for each in variables if id(each) not in any_will_do]
 
     def step_form(self) -> tuple:
-        """Returns what a traced training step depends on: what is trained, and the optimizers' settings.
+        """Returns the values that a traced training step depends on: the trained weights and the optimizers' settings.
 
         Call it before a step is traced or run.
 

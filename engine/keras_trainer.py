@@ -67,8 +67,8 @@ class KerasTrainer(Trainer):
 
     Attributes:
       wants_jit: whether it is compiled with `jit_compile`.
-      weighs_outputs: that weights may be per output, or per step of a sequence, as in Keras's `fit`: labels then are
-        `WeighedLabels`; weights of whole examples are the data's own.
+      weighs_outputs: whether weights may be per output, or per step of a sequence, as in Keras's `fit`: labels then are
+        `WeighedLabels`; weights of whole examples are the data's.
 
     Raises:
       UsageError: the model is not a Keras model.
@@ -120,7 +120,7 @@ class KerasTrainer(Trainer):
 
     @classmethod
     def trains_in_place(cls) -> bool:
-        """Returns whether no strategy has made the model, if it exists: then one device trains the model itself."""
+        """Returns whether one device trains the model itself: one that already exists must not be a strategy's."""
         if not cls.is_built:
             return True
         model = cls.make()
@@ -229,7 +229,7 @@ class KerasTrainer(Trainer):
     def train_step(self, batch) -> dict[str, Any]:
         if self.trainable_variables or not self.run_context.in_place:
             return super().train_step(batch)
-        with keras.computing_with(step_context().values):  # as Keras: without weights to train there is no update
+        with keras.computing_with(step_context().values):  # as in Keras, there is no update without weights to train
             _, metrics = self._to_minimize(batch)
             return metrics()
 

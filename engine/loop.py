@@ -22,7 +22,7 @@ class Loop:
 
     Args:
       strategy: bound to the state and the data.
-      state: what steps change; it may be restored afterwards.
+      state: changed by steps; it may be restored afterwards.
       hooks: called in this order.
       until_step: at which the run ends; None if only its caller knows.
       clock: returns seconds; the clock may stop while the process is stopped.

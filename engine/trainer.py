@@ -56,8 +56,8 @@ class Trainer(tf.Module):
     def learning_rate_multiplier(self, variable) -> float:
         """Returns the factor of a variable's learning rate and weight decay. Host code.
 
-        As in PyTorch's parameter groups. 0 freezes the variable: no gradient, no update, no slots. Layers are told
-        apart by `variable.path`.
+        As in PyTorch's parameter groups. 0 freezes the variable: no gradient, no update, no slots. A layer's
+        variables are recognized by `variable.path`.
 
         To freeze batch normalization's moving statistics, set `layer.trainable = False` in `build_model`, as in Keras.
         """
@@ -168,7 +168,7 @@ class Trainer(tf.Module):
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:
         """Returns the loss with what layers add to it; None if they add nothing."""
         layers = keras.layers_of(self._inventory.layers.values(), variables)
-        # What layers add belongs to the layer, not the replica: if replicas are traced in turns, it would be another's.
+        # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
         if (added := keras.own_losses(layers)) and self.reduction.sums_midway:
             raise UsageError(
                 f"{type(self).__name__}: its layers add to the loss (add_loss, activity_regularizer) and sum "

@@ -92,12 +92,13 @@ def restore(
       why_not: the beginning of the error if the checkpoint is of something else.
       at: the attributes from the checkpoint's root to `root`.
       matching: how variables match by name.
-      allow_changed: whether what `matching` lets differ may differ; what the checkpoint lacks stays as it is.
+      allow_changed: whether the entries in `matching.may_differ` may differ; variables that the checkpoint lacks keep
+        their values.
       may_grow: whether tables may have more rows than in the checkpoint; rows that it lacks stay as they are.
 
     Returns:
-      The names of the variables that were read, with the number of rows for tables that have grown; and how what may
-      differ does, for people, "" if it does not.
+      The names of the variables that were read, with the number of rows for tables that have grown; and the allowed
+      differences, for people, or "".
 
     Raises:
       CheckpointError: before any variable is changed, if the checkpoint can't be read, or variables are missing in it,

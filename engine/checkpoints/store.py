@@ -62,7 +62,7 @@ class _Saving:
       folder: the save's temporary folder, shared by all processes that write it.
       entries: those of the state that this process writes, made by `snapshot.take`.
       others: numbers of the other processes that write entries.
-      record: what the manifest records about the state.
+      record: of the state, for the manifest.
       may_change: set once nothing is read from variables any more.
     """
 
@@ -197,7 +197,7 @@ class Checkpoints:
     def latest(self, fits: Callable[[Manifest], bool] = lambda manifest: True) -> Manifest | None:
         """Returns the newest checkpoint for which `fits` holds and whose files match its manifest, or None.
 
-        Warns once of each newer one that is skipped, with the file, what was expected and what was found. Looks again
+        Warns once of each newer one that is skipped, with the file and the expected and actual value. Looks again
         while another process writes and removes checkpoints.
         """
         end = time.monotonic() + _MOVING_SECONDS

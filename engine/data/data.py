@@ -24,12 +24,12 @@ class Data:
       ids: identifies the numbering of ids, e.g. its digest; None if it does not depend on the training data.
       tokens: the tokenizer of text, for models that generate: `input.files.tokens.Bytes` or `Vocabulary`.
       classes: the classes' names, in the order of label numbers; None if they have only numbers.
-      words: of each feature that was text what was looked up: id i+1 is `words[feature][i]`, and 0 stands for text that
-        is empty or was not seen in training.
-      preprocessing: by column, what is done to a table's raw values before they are features; "" is for an array of
-        columns. None: raw values are taken as they are.
-      array_columns: the columns of a table that one array of features is made of, in its order; None: features have
-        names of their own, or none.
+      words: the vocabulary of each feature that was text: id i+1 is `words[feature][i]`, and 0 is text that is empty or
+        was not seen in training.
+      preprocessing: by column, the preprocessing that converts a table's raw values to features; "" is for an array of
+        columns. None if features are the raw values.
+      array_columns: the columns of a table that form one array of features, in its order; None if features have their
+        own names, or none.
       columns: how each column of a table is read; lines for people.
       class_weight: weights of training classes, by class; 1 for classes without one. None: all are 1.
 

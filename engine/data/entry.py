@@ -176,7 +176,7 @@ def _unwrap(name: str, data: Any) -> Any:
 
 
 def _check_alike(train: Split, evaluation: Split) -> None:
-    """Checks that both or neither have labels, and the same features by name; only one may have weights."""
+    """Checks that both or neither have labels, and the same features by name; weights may be in either."""
     trained, evaluated = (
         {name for name, _ in fields(each.element_spec)._replace(weights=None).named()} for each in (train, evaluation)
     )

@@ -151,9 +151,9 @@ class ResidentFeed(Feed):
     """Arrays cached on every device; a step gathers its batch by index, in the compiled loop.
 
     Args:
-      devices: `Devices`, or workers with parameter servers, which hold the arrays.
-      source: what is held.
-      order: which examples make which step.
+      devices: `Devices`, or workers with parameter servers, which keep the arrays.
+      source: of the arrays.
+      order: assigns examples to steps.
     """
 
     compilable = True
@@ -190,8 +190,8 @@ class ReadFeed(Feed):
 
     Args:
       devices: where replicas compute.
-      source: what is read.
-      order: which examples make which step.
+      source: of the examples.
+      order: assigns examples to steps.
       read_timeout_seconds: see `FeedOptions`.
     """
 
@@ -292,7 +292,7 @@ class StreamedFeed(Feed):
 
     Args:
       devices: where replicas compute.
-      share: what this process reads.
+      share: this process's share of the stream.
       order: sizes and seed, `share.order`.
       shuffle_buffer: size of the shuffle's buffer, in examples.
       watch: shows progress of reading again.
@@ -439,7 +439,7 @@ class StreamedFeed(Feed):
         return state
 
     def _opened(self, step: int):
-        """Returns an iterator whose next batch is that of `step`; only this batch, if it lacks examples."""
+        """Returns an iterator whose next batch is the one of `step`; its only batch, if that lacks examples."""
         (epoch, index), seen = self.order.position(step), self.order.seen_before(step)
         in_epoch = index // self.order.batch_size
         kept = self.kept(step)

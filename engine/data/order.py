@@ -35,7 +35,8 @@ class Origin:
     Attributes:
       step: the first step of this size.
       epoch: of this step.
-      place: the order index of its first example: so many of the epoch steps before have had. Checkpoints have it.
+      place: the order index of its first example, i.e. the number of the epoch's examples in earlier steps. The name is
+        that in checkpoints.
       rate_step: the schedule's position there.
       rate_steps, rate_examples: numbers of its steps and their examples; 0 if it counts the run's steps.
     """
@@ -436,8 +437,8 @@ def _permuted(indices: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
       [n] int64.
     """
     # TensorFlow's keyed permutation (a cipher restricted to the range) is stateless: index in, example out. For up to
-    # 2^16 examples it uses eight bits of each word of its key, so small numbers are no good keys; and after the minimum
-    # of four rounds, an epoch's order still resembles that of another key.
+    # 2^16 examples it uses eight bits of each word of its key, so small numbers are bad keys; and after the minimum of
+    # four rounds, an epoch's order still resembles that of another key.
     most = tf.convert_to_tensor(count, tf.int64) - 1
     return tf.raw_ops.RandomIndexShuffle(index=indices, seed=keys, max_index=most, rounds=_ROUNDS)
 

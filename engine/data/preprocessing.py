@@ -1,4 +1,4 @@
-"""What is done to raw values of tables before a model has them: filled, hashed, made numbers.
+"""Preprocessing of tables' raw values: missing ones are filled, text is hashed or converted to numbers.
 
 TensorFlow's operations, eager on the host or in the graph of an export.
 """
@@ -11,15 +11,15 @@ import numpy as np
 
 from ..errors import UsageError
 
-MISSING = ".missing"  # the end of the name of the feature that says where a column has no value
+MISSING = ".missing"  # the suffix of the feature that is 1 for a column's missing values
 SECONDS = ".seconds"
 KINDS = ("category", "hash", "date", "timestamp", "number", "id", "array")
-# What stands for a missing value in text: the markers of pandas' `read_csv`, and pyarrow's.
+# Markers of missing values in text: those of pandas' `read_csv` and of pyarrow.
 MISSING_WORDS = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
     *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
 )
-MISSING_ID = -(2**63)  # the integer that stands for no value, as in NumPy's times
+MISSING_ID = -(2**63)  # the integer of a missing value, as in NumPy's times
 _MOST_HASHES = 2**63 - 1
 _EPOCH_DAYS = 719468  # from 0000-03-01 to 1970-01-01
 _DAY_MICROSECONDS = 24 * 3600 * 10**6
@@ -29,15 +29,15 @@ _BLANKS = r"\s*"
 
 
 class ColumnPreprocessing(NamedTuple):
-    """What is done to a column, or to an array of columns.
+    """The preprocessing of a column, or of an array of columns.
 
     Attributes:
       kind: one of `KINDS`; the first four are text before.
-      fill: by what a missing value is replaced (the empty text, NaN, `MISSING_ID`); None leaves it NaN. Of an array and
-        of times one for each column.
-      is_flagged: whether a feature NAME.missing says so.
-      places: of an array: for each column of the result the column that is filled, or -1 - the one whose values are
-        missing where it has 1.
+      fill: the value that replaces missing ones (the empty text, NaN, `MISSING_ID`); None leaves them NaN. For arrays
+        and times, one for each column.
+      is_flagged: whether a feature NAME.missing is 1 for missing values.
+      places: for an array, the source of each column of the result: the number of the column that is filled, or -1
+        minus the number of the column whose missing values it flags by 1. Runs and exported models have it.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class ColumnPreprocessing(NamedTuple):
     places: tuple[int, ...] = ()
 
     def checked(self) -> ColumnPreprocessing:
-        """Returns the same with places as a tuple. Raises `TypeError` where it is not of its form."""
+        """Returns it with `places` as a tuple. Raises `TypeError` if a field has another type."""
         if self.kind not in KINDS:
             raise UsageError(f"{self.kind!r:.40} is not one of {', '.join(KINDS)}")
         np.asarray(self.fill, np.float64)
@@ -110,7 +110,7 @@ def hashed(words: Any) -> Any:
 
 
 def times(text: Any, with_seconds: bool) -> list[Any]:
-    """Returns days since 1970-01-01, and the seconds of the day if asked for, in UTC where a zone is given; float32.
+    """Returns days since 1970-01-01, and optionally the seconds of the day, in UTC if the text has a zone; float32.
 
     Raises:
       tf.errors.InvalidArgumentError: some text is not a date, or a date and time, as ISO 8601 has it.

@@ -124,16 +124,16 @@ class OfBatches(Source):
 
 
 class OfGenerator(Stream):
-    """The examples of a Python generator of batches, of one size but for a smaller last one; it can be read once.
+    """The examples of a Python generator, whose batches have one size, except for a smaller last one.
 
-    Each reading goes on where the one before has stopped. The first batch gives the form of all.
+    It can be read once: each epoch continues where the previous one stopped. All batches have the form of the first.
 
     Args:
-      batches: gives x, (x, y) or (x, y, weights).
-      ends: whether to read it to its end, into memory, to know its length; otherwise it is taken as endless.
+      batches: yields x, (x, y) or (x, y, weights).
+      ends: whether to read it to its end, into memory, to know its length; otherwise it counts as endless.
 
     Raises:
-      SourceError: it gives nothing, or no batch of arrays.
+      SourceError: it yields nothing, or no batch of arrays.
     """
 
     def __init__(self, batches: Iterator, ends: bool = False):

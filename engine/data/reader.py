@@ -43,12 +43,12 @@ class Reader:
     """Reads a source's examples: from arrays in memory, or by `Source.read`.
 
     Args:
-      source: what is read.
-      order: of its examples; determines chunks to read ahead and the seeds of `decode`.
+      source: of the examples.
+      order: of its examples; determines the chunks to read ahead and the seeds of `decode`.
       timeout_seconds: time without a completed read until it fails; 0 waits for ever.
 
     Attributes:
-      source: what is read.
+      source: of the examples.
       failure: the source's exception, if any; TensorFlow passes on only its text.
       shares_read: of blocks, so far; None for arrays.
     """
@@ -221,7 +221,7 @@ def gather(source: Source, order: Order, indices: tf.Tensor, epochs: tf.Tensor, 
     """Returns a source's examples: nest of tensors [n, ...], of its declared shapes. In a graph.
 
     Args:
-      source: what is read.
+      source: of the examples.
       order: of its examples.
       indices: [n] int64.
       epochs: [n] int64, of each.
@@ -282,7 +282,7 @@ class Reads:
     """Reads of one source. A read that hangs can't be interrupted: its thread is abandoned, and the run ends.
 
     Args:
-      source: what is read.
+      source: whose `read` is called.
       timeout_seconds: time without a completed read until `result` raises; 0 waits for ever.
     """
 

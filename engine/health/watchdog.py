@@ -90,7 +90,7 @@ class Watchdog:
 
     Args:
       worker: this process's index among the workers.
-      names: what messages call the workers.
+      names: of the workers, for messages.
       addresses: host:port of each.
       timeout_seconds: without progress; 0 never ends anything, but still knows who is lost.
       secret: the job's, which authenticates the workers' datagrams; empty trusts the network.

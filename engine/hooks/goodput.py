@@ -13,7 +13,7 @@ KINDS = ("steps", "start", "compile", "input", "waiting", "checkpoints", "evalua
 
 @dataclasses.dataclass
 class Past:
-    """What a run's record has of the attempts before this one.
+    """The earlier attempts of a run, by its record.
 
     Attributes:
       attempts: their number.

@@ -56,7 +56,7 @@ _INSTEAD = {
     "BackupAndRestore": f"{setting('run_dir')}, from which a run resumes to the same bits,",
     "ProgbarLogger": setting("progress"),
 }
-# Those that need the model itself, which one device trains where `fit` was given it, and what does the same elsewhere.
+# Callbacks that need the model itself, which only one device trains, and their equivalents on other strategies.
 _OF_MODEL = {
     "OrbaxCheckpoint": f"{setting('run_dir')} with {setting('checkpoint_every_steps')}",
     "SwapEMAWeights": setting("ema_decay"),
@@ -75,7 +75,7 @@ class KerasCallbacks(Windowed):
 
     Logs are Keras's: the epoch's means so far, `val_NAME` of an evaluation at its end, and as `loss` the minimized
     value, including layers' losses. Batch methods are called for each batch if a callback overrides them, which makes
-    each step a call of its own; `on_test_batch_*` are not called. A callback that sets `self.model.stop_training` ends
+    each step its own call; `on_test_batch_*` are not called. A callback that sets `self.model.stop_training` ends
     the run; `self.model.optimizer` is the Keras optimizer, or has the readable and writable settings of the engine's.
     Other attributes of `self.model` are those of the trainer's Keras model; its `predict` and `evaluate` compute in
     this process alone.
@@ -193,7 +193,7 @@ class KerasCallbacks(Windowed):
             self._begin_epoch(status)
 
     def _begin_again(self, status: Status) -> None:
-        """Repeats the beginnings of a resumed run's callbacks, and restores their later state."""
+        """Repeats the `on_*_begin` calls of a resumed run, and then restores the callbacks' state."""
         self._call("on_train_begin", {})
         epoch, batch = self._begun
         if epoch == self._epoch(status):
@@ -231,15 +231,15 @@ class KerasCallbacks(Windowed):
 
     @property
     def ends_at_nonfinite(self) -> bool:
-        """Whether a callback ends the run where the loss is not finite, so that this is no error."""
+        """Whether a callback ends the run if the loss is not finite, so that such a loss is not an error."""
         return any("TerminateOnNaN" in _kinds(callback) for callback in self.callbacks)
 
     def wants_evaluation(self, status: Status) -> bool:
-        """Returns whether the run is to evaluate where an evaluation is due."""
+        """Returns whether the run makes an evaluation that is due."""
         return self._eval_epochs is None or self._epoch(status) in self._eval_epochs
 
     def begin_evaluation(self, status: Status) -> None:
-        """Calls what callbacks do before an evaluation, once for each."""
+        """Calls `on_test_begin`, once per evaluation."""
         if not self._is_evaluating:
             self._end_batch(status)
             self._is_evaluating = True
@@ -300,7 +300,7 @@ class KerasCallbacks(Windowed):
             self._call("on_train_batch_begin", batch, {})
 
     def _end_batch(self, status: Status) -> None:
-        """Calls what callbacks do after a batch, or after as many as Keras executes in one call, once for each."""
+        """Calls `on_train_batch_end` once per batch, or once per `steps_per_execution` batches, as in Keras."""
         sums = status.segment.sums
         if not self._several and sums is not None:
             self._several = [name for name, kind in kinds_of(sums.specs).items() if kind.is_several]
@@ -308,7 +308,7 @@ class KerasCallbacks(Windowed):
             return
         last = self._batch(status.step - 1)
         ends = self._period.ends_at(status.step)
-        whole = last + self._stride - 1 - last % self._stride  # which Keras names at an epoch's end too
+        whole = last + self._stride - 1 - last % self._stride  # its number, as in Keras also at an epoch's end
         if self._at_batches and (ends or status.last or whole == last):
             self._ended = status.step
             self._call("on_train_batch_end", whole, self._logs_of(self.window.totals.means()))
@@ -360,7 +360,7 @@ def _packed(weights: Iterable[np.ndarray]) -> bytes:
 
 
 def _unpacked(values: bytes, weights: Iterable[tf.keras.Variable]) -> list[np.ndarray]:
-    """Returns values of these weights of which `values` are the bytes."""
+    """Splits the bytes of these weights' values into an array per weight."""
     arrays, start = [], 0
     for weight in weights:
         array = np.frombuffer(values, np.dtype(weight.dtype), int(np.prod(weight.shape)), start)

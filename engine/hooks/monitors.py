@@ -86,7 +86,7 @@ class Monitor(Periodic):
         self.observe(status, value, improved)
 
     def observe(self, status: Status, value: float, improved: bool) -> None:
-        """Handles a new value; `improved` if it is better than all before, and then already `best`."""
+        """Handles a new value. `improved`: whether it is better than all before; then it is already `best`."""
         raise NotImplementedError
 
     def recall(self, values: dict) -> None:

@@ -102,7 +102,7 @@ def hashes(variables: Sequence[tf.Variable], replicas: int = 1) -> np.ndarray:
 
 
 def _holders(variable: tf.Variable, replicas: int) -> list[list[int]]:
-    """Returns the replicas with the same part of a variable, a list per shard."""
+    """Returns the replicas with the same values of a variable, a list per shard."""
     sharding, replicas_of = sharding_of(variable), defaultdict(list)
     for replica in range(replicas):
         replicas_of[sharding.box(replica) if sharding else None].append(replica)

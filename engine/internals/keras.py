@@ -22,7 +22,7 @@ from keras.src.losses import loss as loss_module
 from . import graphs
 from .variables import assign_local, own_copy, read_local, tf_variable
 
-# What has `compile` and `fit`: a model, or a layer whose class also inherits them.
+# The class of `compile` and `fit`: models inherit it, and layers may.
 Trainable = TensorFlowTrainer
 # A layer's lists of all its layers and variables, in the order of creation.
 KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
@@ -55,7 +55,7 @@ def undivided_losses() -> Iterator[None]:
 
 
 def layers_in(layer: tf.keras.layers.Layer, itself: bool = True) -> list[tf.keras.layers.Layer]:
-    """Returns a layer, if asked for, and all layers in it, at any depth."""
+    """Returns all layers in a layer, at any depth, with `itself` including the layer."""
     return list(layer._flatten_layers(include_self=itself))
 
 
@@ -87,7 +87,7 @@ def seed_generators(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.ra
 
 
 def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variable]:
-    """Returns float variables that layers change in the forward pass, such as batch normalisation's mean and variance.
+    """Returns float variables that layers change in the forward pass, such as batch normalization's mean and variance.
 
     Only variables created as non-trainable; no frozen weights, and none of a frozen `BatchNormalization` or an adapted
     `Normalization`: a mean across replicas would round constants.

@@ -41,10 +41,11 @@ def take(numbers: Sequence[int] | None, most: int | None = None) -> None:
 
 
 def make_deterministic() -> None:
-    """Has the GPUs of this process compute the same bits each time; does nothing where it has none.
+    """Makes the GPUs of this process compute the same bits each time; does nothing without a GPU.
 
-    Many of TensorFlow's kernels add in the order in which threads come: replicas would drift apart, and a resumed run
-    from one that was never stopped. What draws without a seed raises then, so there is one until the run sets its own.
+    Otherwise many of TensorFlow's kernels add in the order in which their threads finish: replicas would drift apart,
+    and a resumed run would differ from one that was never stopped. Sampling without a seed then raises an error, so
+    this sets a global seed until the run sets its own.
     """
     if tf.config.get_visible_devices("GPU"):
         tf.random.set_seed(0)

@@ -10,12 +10,12 @@ import tensorflow as tf
 BUCKETS = 4096
 # Buckets are even in asinh(logit / _EVEN): 0.001 wide at 0, and from about 1 on 0.4 % of the logit, to _LAST.
 _EVEN, _LAST = 0.25, 256.0
-_KEPT = 1 << 24  # entries of a `Ranking`, 24 bytes each; neighbours are merged when 3/4 of them would stay
+_KEPT = 1 << 24  # entries of a `Ranking`, 24 bytes each; neighbours are merged if 3/4 of them would stay in use
 _JOINED = 1 << 20  # the number of entries after merging
 
 
 def by_logit(logits: tf.Tensor, values: tf.Tensor) -> tf.IndexedSlices:
-    """Returns values [n] as a sparse histogram with a bucket per float32; such are concatenated, not added."""
+    """Returns values [n] as a sparse histogram with a bucket per float32; sums concatenate them."""
     return tf.IndexedSlices(values, tf.cast(tf.bitcast(logits, tf.int32), tf.int64))  # int32 would be on the host
 
 

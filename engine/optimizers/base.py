@@ -64,7 +64,7 @@ class Optimizer(tf.Module):
     weight_average = None
     # The dtype in which gradients are sent to a server.
     reduce_dtype = tf.float32
-    # Whether fused kernels' updates of one variable wait for one another, for workers that share variables.
+    # Whether fused kernels' updates of one variable wait for each other, for workers that share variables.
     use_locking = False
 
     def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None, of_options=False):
@@ -78,9 +78,8 @@ class Optimizer(tf.Module):
         self.iterations = None
         self.learning_rate_scale = None
         self.update_counts = None
-        self._scale_before: tuple[tf.Tensor, tf.Tensor] | None = (
-            None  # the scale before the last change, and the number of updates then
-        )
+        # The number of updates before the scale was changed last, and the scale of the last of these updates.
+        self._scale_before: tuple[tf.Tensor, tf.Tensor] | None = None
         self._targets = None
         self.built_settings: Mapping[str, Any] = types.MappingProxyType({})
 

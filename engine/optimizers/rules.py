@@ -306,7 +306,7 @@ def _weight(beta, step):
 
 
 def _in_kernel(beta):
-    """Returns the beta with which a kernel averages, in float32: for 0.999, 1 - beta is larger by a relative 1.3e-5.
+    """Returns the beta with which a kernel averages, in float32: 1 - 0.999 is smaller there by a relative 1.3e-5.
 
     Divided by its own weights, that average differs from the intended one only in its time constant.
     """

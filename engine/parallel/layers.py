@@ -30,8 +30,8 @@ class Dense(tf.keras.layers.Layer):
     | split | x | W, b | result | forward sends | backward sends |
     |---|---|---|---|---|---|
     | `None` | whole | copies | whole | | |
-    | `"columns"` | whole | W by columns, b sharded | sharded: [..., units / model] | | a sum of inputs values a row |
-    | `"rows"` | sharded, as `"columns"` gives it | W by rows, b a copy | whole | a sum of units values a row | |
+    | `"columns"` | whole | W by columns, b sharded | sharded: [..., units / model] | | a sum of inputs values per row |
+    | `"rows"` | sharded, as `"columns"` gives it | W by rows, b a copy | whole | a sum of units values per row | |
 
     A value has the bytes of the layer's compute dtype, 4 or 2 (4 on a CPU, whose collectives can't add 16-bit values);
     a ring moves 2 (model - 1) / model times as many. W is float32, sampled by position, the same on any mesh.
@@ -279,7 +279,7 @@ class Normal(tf.keras.initializers.Initializer):
         (first_row, first_column), (rows, columns) = box
         numbers = tf.range(first_row, first_row + rows, dtype=tf.int64)
         even = hashing.uniform(numbers, columns, self.seed, first=first_column)
-        # In float64: float32's kernel rounds a value differently depending on where in the array it stands.
+        # In float64: float32's kernel rounds a value differently depending on its position in the array.
         return tf.cast(self.stddev * tf.math.ndtri(tf.cast(even, tf.float64)), tf.float32)
 
     def get_config(self):

@@ -117,7 +117,7 @@ class Reduction(tf.Module):
           averages: float variables that each replica updated by itself; each is set to its mean across replicas,
             weighted by `count`. None is the state of `build`, each variable by its own aggregation.
           variables: the gradients' variables, needed if gradients may be compressed or the model is sharded over a
-            mesh; otherwise they are summed exactly, as for copies.
+            mesh; if omitted, they are summed exactly, like copies' gradients.
 
         Returns:
           (gradients, count), summed. A gradient keeps its kind: slices come back as the concatenation of all

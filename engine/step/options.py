@@ -31,7 +31,7 @@ class StepOptions:
 
     Attributes:
       seed: the run's only source of randomness, from 0 to 2^31 - 1.
-      precision: what layers compute in; variables stay float32. float16 brings dynamic loss scaling.
+      precision: in which layers compute; variables stay float32. float16 brings dynamic loss scaling.
       optimizer: a name for `engine.optimizers.build`.
       optimizer_arg: its arguments, by name.
       learning_rate: see `engine.optimizers.schedules.build`, also for the next four.
@@ -133,7 +133,7 @@ class StepOptions:
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-    """What a run passes to its trainer before the model is built.
+    """The values that a run passes to its trainer before the model is built.
 
     Attributes:
       options: of a step.

@@ -17,8 +17,8 @@ from ..state import TrainState
 from .inner_loop import InnerLoop
 
 _TIMED_SECONDS = 0.25
-_FEW_STEPS = 50  # take less time than measuring whether XLA would make them faster
-_SHORT_SECONDS = 5.0  # of steps without XLA: compiling and timing both ways takes about as long
+_FEW_STEPS = 50  # these take less time than measuring XLA
+_SHORT_SECONDS = 5.0  # of steps without XLA; measuring takes about as long
 _MOST_OPERATIONS = 2_000  # of a step: with more, XLA compiles longer, and can't be interrupted
 _CLEAR = 2.0  # if one way is this many times as fast, it is not timed again
 _WORTH_IT = 1.05  # XLA must be this much faster: it needs one more compilation per batch shape
@@ -34,7 +34,7 @@ _NOT_COMPILABLE = (
 
 
 def is_short(steps: int | None, rate: float = math.inf) -> bool:
-    """Returns whether this many steps, at a rate per second, end before a measurement of XLA would pay off.
+    """Returns whether this many steps, at a rate per second, are too few for a measurement of XLA to pay off.
 
     None is a run without an end.
     """
@@ -50,7 +50,7 @@ def measure(
       strategy: of the run.
       state: of the run.
       clock: returns seconds.
-      steps: that the run has left; None if it has no end.
+      steps: the number that the run has left; None if it has no end.
 
     Returns:
       ({jit: (steps per second, the better of two; program)}, why entry True is missing, if it is): XLA can't compile

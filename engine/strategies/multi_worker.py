@@ -75,7 +75,7 @@ class MultiWorker(Replicated):
         self._stop: Stop | None = None
         self._stop_reason = ""  # why this worker wants to stop
         self._stop_requested = False  # whether any worker wants to stop, once all know
-        self._wishes = self._published = self._agreed = 0  # this worker's new ones; sent ones; those of any
+        self._wishes = self._published = self._agreed = 0  # this worker's new ones, its sent ones, and any worker's
         self._before: tuple[WorkersLoop, LoopResult] | None = None
         self._exchange: Any = None  # a tf.function
         self._arrivals = Arrivals()

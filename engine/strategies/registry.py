@@ -32,8 +32,8 @@ class StrategyOptions:
       servers: of parameter_server: its tasks' addresses and its own options.
       communication: how workers exchange sums, see `multi_worker.connect`.
       step_timeout_seconds: limit on waiting for other workers, see `MultiWorker`.
-      end_process: called by a stuck process with the reason, a line with parameters in backquotes; None prints the line
-        and the stacks.
+      end_process: called by a stuck process with the reason, a line whose settings are marked (`errors.setting`); None
+        prints the line and the stacks.
       steps_per_loop: steps per compiled call; 0 fits them.
       feed_options: how data reaches the devices.
       parallel_micro_batches: number that one_device computes in parallel, see `devices.set_threads_per_micro_batch`.

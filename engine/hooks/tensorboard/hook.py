@@ -30,11 +30,11 @@ class TensorBoard(Windowed):
     """Writes scalars periodically, at epochs' ends and at the last step, and evaluations, if any.
 
     `train/`: each metric's mean since the last time, learning_rate, loss_scale if there is one, epoch, steps_per_sec,
-    examples_per_sec, what `Totals.input` has, of tables that give rows to ids `tables/...`, and of each of several
-    workers `workers/<i>/...`, see `Totals.workers`; histograms `weights/...` and `gradients/...`, of a
-    sharded variable those of its first shard; once, the model's graph and, if they look like images, some inputs, and
-    the configuration as a table. `eval/`: the metrics of each evaluation, and once, for TensorBoard to show beside
-    them, the hyper-parameters.
+    examples_per_sec and the values of `Totals.input`; `tables/...`, of tables that assign rows to ids; with several
+    workers `workers/<i>/...`, see `Totals.workers`; the histograms `weights/...` and `gradients/...`, of sharded
+    variables those of the first shard; once, the model's graph, some inputs if they look like images, and the
+    configuration as a table. `eval/`: the metrics of each evaluation; once, the hyperparameters, which TensorBoard
+    shows with them.
 
     A resumed run continues in the same folders; events that a killed process wrote after the checkpoint are removed
     first, so that no step appears twice.

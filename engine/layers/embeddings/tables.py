@@ -61,7 +61,7 @@ class Embedding(tf.Module):
       num_shards: None is one per server, but none smaller than `MIN_SHARD_BYTES`.
 
     Attributes:
-      reduce_dtype: in which rows travel from servers in training; in evaluation they are exact.
+      reduce_dtype: in which servers send rows in training; in evaluation they are exact.
       admits: whether lookups in training may assign rows to new ids.
 
     Raises:
@@ -264,8 +264,8 @@ class Embedding(tf.Module):
                 return self._sharded(keys, seen)
             if (present := step_context().present) is not None:
                 seen *= tf.cast(present, tf.int64)
-            # All replicas give the same rows to the same ids, so that their tables stay equal. An id that replicas
-            # are given together, for each to compute a part of the model, is seen once.
+            # All replicas assign the same rows to the same ids, so that their tables stay equal. An id in examples that
+            # replicas share, each computing its shard of the model, is seen once.
             seen = step_context().mesh.once(seen)
             with all_replicas_context() as replica:
                 keys_of_all, seen_of_all = replica.all_gather([keys, seen], axis=0)
@@ -293,7 +293,7 @@ class Embedding(tf.Module):
             raise RuntimeError(f"embedding {self.name} is not built; call build_embeddings() in the trainer's build")
         if isinstance(self.shards[0], tf.distribute.DistributedValues):
             # The table is local, so looking up once saves nothing. And replicas exchange gradients of a known size
-            # only: TensorFlow 2.21's collectives take the shape of a loop's first step for that of all.
+            # only: TensorFlow 2.21's collectives use the shape of a loop's first step for all steps.
             mine = own_copy(self.shards[0])
             if self.padding_id is None:
                 return mine.sparse_read(rows)

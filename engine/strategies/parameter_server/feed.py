@@ -241,7 +241,7 @@ class ReadByWorkersFeed(_InPieces):
             return end, next_end, next_piece, stats + _piece_stats(done, there, size, next_end - end), state
 
         began, end = timestamp_after(first), end_of(first)
-        # A lease of which only the result was lost is run again without steps. It still reads one example: the shuffle
+        # If only a lease's result was lost, it is run again without steps. It still reads one example: the shuffle
         # needs at least one index.
         piece, size, there = read(first, tf.maximum(end, first + 1))
         start = (first, end, piece, _piece_stats(began, there, size, end - first), state)

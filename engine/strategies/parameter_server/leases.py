@@ -255,7 +255,7 @@ class LeaseLoop(InnerLoop):
 class UpdateLoop(LeaseLoop):
     """Runs a lease's steps, which are updates, and counts each of them in the counters.
 
-    A lease that is run again goes on where the run before it stopped, by the counters. A step ends by pulling the
+    A lease that is run again continues where its previous run stopped, by the counters. A step ends by pulling the
     variables for the next one: they come with the answer to its push, where a pull at the next step's start would be a
     request of its own.
 

@@ -57,7 +57,7 @@ class Placement:
         self.loads = [0] * num_servers
 
     def build(self) -> None:
-        """Creates a variable on each server, with which others are colocated: else the strategy places them in turn.
+        """Creates a variable per server, with which others are colocated: the strategy would place them in turn.
 
         Call it once, before any other variable is created.
         """
