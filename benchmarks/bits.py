@@ -126,13 +126,13 @@ def digests(run_dir: Path) -> dict[str, str]:
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(run_dir / "checkpoints")))
-    digests = {}
+    by_name = {}
     for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
         if dtype != tf.string:  # the graph of objects is not a variable
             value = reader.get_tensor(name)
             digest = hashlib.sha256(f"{value.dtype} {value.shape}".encode() + value.tobytes())
-            digests[name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")] = digest.hexdigest()
-    return digests
+            by_name[name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")] = digest.hexdigest()
+    return by_name
 
 
 def evaluated(run_dir: Path) -> dict[str, str]:

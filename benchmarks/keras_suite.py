@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs the tests that were asked for; returns each one's kind and message by its name."""
+    """Runs the selected tests; returns each one's kind and message by its name."""
     root = _prepared(options.keras)
     known = json.loads(Path(options.tests).read_text())["tests"] if options.tests else None
     chosen = None if known is None else {name for name in known if re.search(options.only, name)}
@@ -69,18 +69,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"tests": {}, "without": []}
 
     def one(file: str) -> None:
-        asked = None if chosen is None else {name for name in chosen if name.startswith(f"{file}::")}
-        found = _run_file(root, file, asked, "crankshaft", options.timeout_seconds)
+        selected = None if chosen is None else {name for name in chosen if name.startswith(f"{file}::")}
+        found = _run_file(root, file, selected, "crankshaft", options.timeout_seconds)
         if not found:
             result["without"].append(file)
-        if asked is None:
-            asked = {name for name, each in found.items() if each["calls"] and re.search(options.only, name)}
-            failed = {name for name in asked if found[name]["kind"] != "passed"}
+        if selected is None:
+            selected = {name for name, each in found.items() if each["calls"] and re.search(options.only, name)}
+            failed = {name for name in selected if found[name]["kind"] != "passed"}
             of_keras = _run_file(root, file, failed, "keras", options.timeout_seconds) if failed else {}
-            asked -= {name for name in failed if of_keras.get(name, {}).get("kind") != "passed"}
-        tests = {name: found.get(name, {"kind": "timeout", "message": "it did not run"}) for name in asked}
-        if asked:
-            print(f"{file}: {sum(each['kind'] == 'passed' for each in tests.values())} of {len(asked)}", flush=True)
+            selected -= {name for name in failed if of_keras.get(name, {}).get("kind") != "passed"}
+        tests = {name: found.get(name, {"kind": "timeout", "message": "it did not run"}) for name in selected}
+        if selected:
+            print(f"{file}: {sum(each['kind'] == 'passed' for each in tests.values())} of {len(selected)}", flush=True)
         result["tests"].update(tests)
         if options.out:
             Path(options.out).write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _prepared(keras: str | None) -> Path:
-    """Imports TensorFlow and Keras, from `keras` if it is given, without starting them; returns Keras's root folder."""
+    """Imports TensorFlow, and Keras from `keras` if set, without starting them; returns Keras's root folder."""
     if keras:
         sys.path.insert(0, os.path.abspath(keras))
     os.environ["KERAS_BACKEND"] = "tensorflow"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-# Tests of what is Keras's alone, by pattern, each with the reason.
+# Tests of Keras's internals, by pattern, each with the reason.
 INTERNALS: dict[str, str] = {}
 
 

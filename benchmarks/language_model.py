@@ -1,7 +1,7 @@
 """The language model beside nanoGPT's in PyTorch: tokens a second in turn, and the loss that equal steps lead to.
 
 6 layers, 6 heads, 384 wide, context 256, batch 12, float32 and bfloat16, PyTorch eager and compiled; the text is
-Python's own library, as bytes. Both begin with the same weights and are given the same batches. A script, not a test:
+Python's own library, as bytes. Both begin with the same weights and get the same batches. A script, not a test:
 `.venv/bin/python -m benchmarks.language_model --torch_python=.../bin/python`; that Python needs torch (2.15 was
 tried), absl-py and crankshaft (`pip install --no-deps .`).
 """

@@ -1,4 +1,4 @@
-"""What a call of a open run costs: python -m benchmarks.open_run_calls [--calls=10000] [--opens=100]
+"""Measures the cost of an open run's calls: python -m benchmarks.open_run_calls [--calls=10000] [--opens=100]
 
 Times calls of one step of the small mlp beside one call of as many steps, in turn, and prints the difference a call, in
 wall time and in CPU time; then what such calls, and runs that are opened and closed, leave in the process: memory, open

@@ -89,11 +89,9 @@ def measure_measuring(made: base.BaseRun, steps: int, pieces: int) -> dict[str, 
 
 
 def composed(made: base.BaseRun, stack: contextlib.ExitStack) -> list:
-    """Makes a run's hooks, among them what records it and answers who asks, and serves Prometheus, which scrapes each
-    second.
-    """
-    composed = hooks.compose(made, [], time.monotonic(), Pauses())
-    for hook in composed:
+    """Makes a run's hooks, with recorder and request handler, and serves Prometheus, which scrapes once per second."""
+    own = hooks.compose(made, [], time.monotonic(), Pauses())
+    for hook in own:
         stack.callback(hook.close)
     port = stack.enter_context(metrics.serving(0, "", lambda: made, {}))
     over = threading.Event()
@@ -104,7 +102,7 @@ def composed(made: base.BaseRun, stack: contextlib.ExitStack) -> list:
 
     threading.Thread(target=scrape, daemon=True).start()
     stack.callback(over.set)
-    return composed
+    return own
 
 
 def measure_hooks(made: base.BaseRun, steps: int, pieces: int, alone: bool) -> dict[str, list[float]]:

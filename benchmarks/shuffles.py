@@ -21,12 +21,12 @@ def epoch(order) -> np.ndarray:
     """The first epoch's examples, in their order."""
     import tensorflow as tf
 
-    epoch, step = [], 0
+    blocks, step = [], 0
     while step < order.whole_steps:
         block, _, length = order.block_of(step)
-        epoch.append(order.examples(tf.constant(block, tf.int64)).numpy()[:length].ravel())
+        blocks.append(order.examples(tf.constant(block, tf.int64)).numpy()[:length].ravel())
         step += length
-    return np.concatenate(epoch)
+    return np.concatenate(blocks)
 
 
 def row(name: str, examples: np.ndarray, count: int) -> str:

@@ -5,7 +5,7 @@ r"""Benchmark mode on every combination of some flags' values, or on several num
     python -m benchmarks.sweep --replicas=1,2 --workers -- --model=mlp --input=digits
 
 What stands after `--` are flags of `crankshaft train`. Each run is a process of its own (with --workers, a cluster on
-this machine); one that fails is named, and the others go on. A comma within a value is written `\,`.
+this machine); one that fails is named, and the others continue. A comma within a value is written `\,`.
 
 Weak scaling keeps the batch of a replica (Gustafson, "Reevaluating Amdahl's law", CACM 31(5), 1988), strong that of all
 (Amdahl, AFIPS 1967); a replica has as many cores in each run. Efficiency is the rate of examples a replica over that of

@@ -1,6 +1,6 @@
 """Programs that stay, and run a piece of their work in turn: for ratios that a drifting machine blurs otherwise.
 
-Each is asked for pieces of so many steps by lines of its standard input, and answers with steps a second. While one
+Each gets the number of steps of a piece as a line of its standard input, and answers with steps per second. While one
 works the others are stopped, lest they read ahead in its time. What is compared are the pieces of one turn, a fraction
 of a second apart.
 """

@@ -1,6 +1,6 @@
 """Labels the digits that a model is least sure of, 20 at a time: python active_learning.py
 
-The run is put together once, and trained further each time on what is labelled by then.
+The run is assembled once, and trained further each time on the digits labelled so far.
 """
 
 import numpy as np

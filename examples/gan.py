@@ -1,6 +1,6 @@
-"""Trains a GAN on a ring of points, and draws what its generator makes between steps: python gan.py
+"""Trains a GAN on a ring of points, and draws its generator's points between steps: python gan.py
 
-The same noise is drawn from each time, so that one sees it move. With a file's name the last picture is kept there.
+The noise is the same each time, so the points' movement shows. Given a file name, it keeps the last picture there.
 """
 
 import sys
@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 48, 24  # of a picture, in characters
 
 
 class Gan(crankshaft.Trainer):
-    """A generator of points in the plane, and a critic that tells them from the data's."""
+    """A generator of points in the plane, and a critic that distinguishes them from the data's."""
 
     def build(self):
         layers = tf.keras.layers
@@ -47,7 +47,7 @@ def ring(count: int) -> np.ndarray:
 
 
 def picture(points: np.ndarray) -> str:
-    """Draws points, of which -1.5 to 1.5 is seen, in characters."""
+    """Draws the points between -1.5 and 1.5 in characters."""
     counts, _, _ = np.histogram2d(-points[:, 1], points[:, 0], (HEIGHT, WIDTH), [[-1.5, 1.5], [-1.5, 1.5]])
     return "\n".join("".join(" .:*#"[min(int(count), 4)] for count in row) for row in counts)
 
@@ -65,7 +65,7 @@ def train(pictures: int = 5, steps: int = 400) -> tuple[str, float]:
 
 
 if __name__ == "__main__":
-    drawn, _ = train()
+    last, _ = train()
     if len(sys.argv) > 1:
         with open(sys.argv[1], "w") as file:
-            file.write(drawn + "\n")
+            file.write(last + "\n")

@@ -1,6 +1,6 @@
 """Balances gymnasium's CartPole by policy gradients: python policy_gradient.py
 
-The program plays, the run trains on what was played, an update for each batch of games: REINFORCE (Williams 1992,
+The program plays, and the run trains on these games, with an update for each batch of games: REINFORCE (Williams 1992,
 doi.org/10.1007/BF00992696) with the mean return of each time step as the baseline. Needs `crankshaft[examples]`.
 """
 
@@ -27,7 +27,7 @@ class Policy(crankshaft.Trainer):
         return crankshaft.mean(losses * advantages)
 
 
-# One example says of what form all are.
+# An example, from which the run learns the form of all.
 FORM = np.zeros((1, 4), np.float32), (np.zeros(1, np.int32), np.zeros(1, np.float32))
 
 

@@ -1,4 +1,4 @@
-"""A search by Ray Tune, whose scheduler ends what does not look good: python ray_tune.py
+"""A search by Ray Tune, whose scheduler ends bad trials: python ray_tune.py
 
 Each trial is a run of a process of its own, which the program trains an epoch at a time; trials share the cluster's
 cores. Connects to the cluster of RAY_ADDRESS, else starts one here. Needs `pip install crankshaft[ray]`.
@@ -22,7 +22,7 @@ def objective(config: dict) -> None:
 
 
 def search(trials: int = 6) -> tune.ResultGrid:
-    """Runs so many trials, and returns what they have reported."""
+    """Runs a number of trials, and returns their reports."""
     space = {"learning_rate": tune.loguniform(1e-4, 1e-1), "hidden_units": tune.choice([16, 64, 256])}
     scheduler = ASHAScheduler(max_t=EPOCHS, grace_period=2)
     config = tune.TuneConfig(num_samples=trials, metric="accuracy", mode="max", scheduler=scheduler)

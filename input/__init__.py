@@ -1,7 +1,7 @@
 """Data sources, one module each, found by the module's name: `--input=digits` is `input/digits.py`.
 
 Host code. A source is a module with a function `load(data_dir, seed, *, <arguments with typed defaults>) -> Data`;
-the first line of its docstring says what the data is. The other modules hold what sources share. No module imports
+the first line of its docstring describes the data. The other modules have code that sources share. No module imports
 TensorFlow when it is imported, so files and arguments are checked before TensorFlow starts.
 """
 

@@ -125,7 +125,7 @@ def _hexadecimal(column: Any) -> np.ndarray:
 
 def _generate(seed: int, examples: int) -> tuple[np.ndarray, ...]:
     """Samples the columns that `_read` returns; example i depends on the seed and on i alone."""
-    # Each even sample takes one word of its stream, so fewer examples are a prefix of more.
+    # Each uniform sample takes one word of its stream, so fewer examples are a prefix of more.
     samples = generator(seed, _INTEGER_SAMPLES).random((examples, 2, _INTEGERS))
     integers = np.minimum((1 - samples[:, 0]) ** -_TAIL - 1, 2.0**31).astype(np.int64)
     integers[samples[:, 1] < _MISSING] = 0

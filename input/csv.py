@@ -62,8 +62,8 @@ def load(
 
     Quoted fields may contain line breaks. A column of integers is int64, of numbers float32, of ISO 8601 dates or times
     a date or timestamp; any other is text, as are integers with leading zeros or beyond int64. Except in text, an empty
-    field and pandas' markers are missing values. If nine in ten values are numbers, any other is an error. All else is
-    as for `input.parquet`: the files are read once and kept as Parquet, see `input.files.prepared`.
+    field and pandas' markers are missing values. If nine in ten values are numbers, any other is an error. The files
+    are read once and kept as Parquet (`input.files.prepared`); all else is as for `input.parquet`.
 
     Args:
       data_dir: a folder, whose *.csv are read (else its *.tsv), or files or globs, separated by commas.
@@ -75,14 +75,15 @@ def load(
       text: how text is converted: to `category` ids by the words of the training data (0: others), to 64-bit `hash`
         ids, for models that hash ids; or `keep`.
       array: whether features are one float32 array, [columns], instead of a dict by name.
-      missing: how missing values are read: `refuse` the record, as bad; as `zero`, the training data's `mean`, or a
-        number; or `column`, 0 and a feature NAME.missing. For ids and text, all but `refuse` are id 0.
+      missing: how to read missing values: `refuse` makes the record a bad one; `zero`, `mean` (of the training data) or
+        a number replaces them; `column` reads 0 and adds a feature NAME.missing. For ids and text, all but `refuse` are
+        id 0.
       delimiter: between fields: a character, `tab`, or one character twice (`::`), between which no field is quoted.
       names: of all columns, in order, if the files have no header.
       eval_data_dir: evaluation files, as data_dir; their columns have the types of the training data.
       prepared_dir: folder of the Parquet file, instead of `.crankshaft` beside the files.
       validation_split: fraction of the records that is neither trained on nor used to fit words and means.
-      trained_on: what a run keeps of its data, if it was trained: an array's columns are read in that order.
+      trained_on: the data's properties from a trained run: an array's columns are read in that order.
 
     Returns:
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.

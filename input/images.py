@@ -1,6 +1,6 @@
 """JPEG, PNG, GIF, BMP and PPM files: in --data_dir a folder for each class, or a list of path,label.
 
-They are read, decoded and augmented while the run goes on, and never kept. Host code; decoding is TensorFlow's.
+They are read, decoded and augmented during the run, and never kept. Host code; decoding is TensorFlow's.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def load(
 
 @dataclasses.dataclass(frozen=True)
 class ImageForm:
-    """What is made of each image: see `load`."""
+    """How each image is converted: see `load`."""
 
     size: int
     channels: int

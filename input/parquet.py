@@ -56,12 +56,13 @@ def load(
       text: how text is converted: to `category` ids by the words of the training data (0: others), to 64-bit `hash`
         ids, for models that hash ids; or `keep`.
       array: whether features are one float32 array, [columns], instead of a dict by name.
-      missing: how missing values are read: `refuse` the row, as a bad record; as `zero`, the training data's `mean`, or
-        a number; or `column`, 0 and a feature NAME.missing. For ids and text, all but `refuse` are id 0.
+      missing: how to read missing values: `refuse` makes the row a bad record; `zero`, `mean` (of the training data) or
+        a number replaces them; `column` reads 0 and adds a feature NAME.missing. For ids and text, all but `refuse` are
+        id 0.
       eval_data_dir: evaluation files, as data_dir.
       prepared_dir: where words and means are kept, instead of `.crankshaft` beside the files.
       validation_split: fraction of the rows that is neither trained on nor used to fit words and means.
-      trained_on: what a run keeps of its data, if it was trained: an array's columns are read in that order.
+      trained_on: the data's properties from a trained run: an array's columns are read in that order.
 
     Returns:
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.

@@ -35,7 +35,7 @@ _KINDS = {
     "timestamp": ("float", NUMBER, "a number, of seconds"),
 }
 _THINGS = ("item", "movie", "book", "product", "song", "track", "artist", "game", "business")
-# A header's names, in lower case and without what is neither letter nor digit.
+# A header's names, in lower case, letters and digits only.
 _COLUMN_OF_NAME = {
     **dict.fromkeys(("user", "userid", "uid"), "user"),
     **dict.fromkeys((*_THINGS, *(thing + "id" for thing in _THINGS), "iid"), "item"),
@@ -137,7 +137,7 @@ def _layout(files: Files, number: int, with_times: bool) -> CsvLayout:
     is_header = not any(re.match(NUMBER, field) for field in fields)
     if not is_header and len(fields) > len(_COLUMNS):
         raise InputError(
-            f"{where}: expected 3 or 4 columns where the first line does not name them, found {len(fields)} ({row}); "
+            f"{where}: expected 3 or 4 columns, since the first line does not name them, found {len(fields)} ({row}); "
             "put a line of names before it: user, item, rating, timestamp"
         )
     indices = _named(where, fields) if is_header else dict(zip(_COLUMNS, range(len(fields)), strict=False))

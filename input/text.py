@@ -63,11 +63,11 @@ def load(
       tokenizer: `bytes`, 256 and the separator; or a JSON file of the library `tokenizers`, or a run's `model.json`.
       separator: the vocabulary's token between documents, e.g. `<|endoftext|>`; by default an additional one.
       vocabulary_size: above 0, fits a vocabulary of this size to the first 64 MiB of the training text.
-      documents: what a document is: a `file`; a `paragraph`, between empty lines; a `line` that is not empty. A
-        file of more than 1 MiB is made into tokens piece by piece, cut at ends of lines.
+      documents: the unit of a document: a `file`; a `paragraph`, between empty lines; a `line` that is not empty. A
+        file of more than 1 MiB is tokenized in pieces, split at ends of lines.
       eval_data_dir: evaluation text, as data_dir.
       prepared_dir: folder of the tokens, instead of `.crankshaft` beside the files.
-      trained_on: what a run keeps of its data, if it is read: text is tokenized by the vocabulary that it has made.
+      trained_on: the data's properties from a trained run: text is tokenized by that run's vocabulary.
 
     Returns:
       Features int32 [context], labels int32 [context]; as many classes as tokens, the separator among them.

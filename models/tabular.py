@@ -161,7 +161,7 @@ class Tabular(Trainer):
 
     @property
     def predicts_clicks(self) -> bool:
-        """Whether the task is clicks, given or found from the data; else it is ratings."""
+        """Whether the task, as set or inferred from the data, is clicks; else it is ratings."""
         if self.task != "auto":
             return self.task == "clicks"
         if self.run_context.num_classes is not None:

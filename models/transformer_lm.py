@@ -3,7 +3,7 @@
 Radford et al. 2019, "Language models are unsupervised multitask learners"; Touvron et al. 2023,
 https://arxiv.org/abs/2302.13971. Pre-norm: each block adds attention, then a feed-forward layer, to its input.
 
-How weights are sharded over the axis `model` of a mesh data x model, and what is summed over it (values a token, in the
+How weights are sharded over the axis `model` of a mesh data x model, and the sums over it (values per token, in the
 forward pass, and as many in the backward pass):
 
 | weights | sharded by | what is sent over `model` |
@@ -61,7 +61,7 @@ class Model(Trainer):
       activation: gelu, or swiglu.
       tied: whether logits use the embedding's table, or a table of their own.
       bias: whether dense layers and layer norms have biases.
-      dropout: rate of dropout of the embedding, of the attention's weights and of what each block adds.
+      dropout: rate of dropout of the embedding, of the attention's weights and of each block's output.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`crankshaft.fit` that goes on by a piece of its steps each time it is asked: a peer of `turns.py`, a process itself.
+"""`crankshaft.fit` that trains a piece of its steps at each request: a peer of `turns.py`, a process itself.
 
 `python -m benchmarks.peers.crankshaft_fit --workload=mlp`: on the compiled model and the data of `keras_fit`.
 """

@@ -1,4 +1,4 @@
-"""Keras fit that goes on by a piece of its steps each time it is asked: a peer of `turns.py`, a process of its own.
+"""Keras fit that trains a piece of its steps at each request: a peer of `turns.py`, a process of its own.
 
 `python -m benchmarks.peers.keras_fit --workload=mlp --setting=fit_tuned`. What Keras prints goes nowhere.
 """
@@ -21,7 +21,7 @@ from ..workloads import WORKLOADS
 
 
 class InPieces(tf.keras.callbacks.Callback):
-    """Holds fit, which runs in another thread, at the end of each piece until the next one is asked for."""
+    """Holds fit, which runs in another thread, at the end of each piece until the next request."""
 
     def __init__(self, steps_per_call: int):
         super().__init__()

@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--folder", required=True)
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--cpu", action="store_true", help="steps by seconds of this process's CPU time")
-    parser.add_argument("--times", type=int, default=1, help="does so many times the steps that it is asked for")
+    parser.add_argument("--times", type=int, default=1, help="factor on the requested steps")
     parser.add_argument("flags", nargs="*")
     args = parser.parse_args()
     read_batches = WAYS[args.way](args.folder, args.flags)

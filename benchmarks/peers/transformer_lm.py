@@ -1,4 +1,4 @@
-"""Crankshaft's language model on batches that another peer is given too; it writes the weights that both begin with.
+"""Crankshaft's language model on batches that another peer gets too; it writes the weights that both begin with.
 
 `python -m benchmarks.peers.transformer_lm --data=FILE --quality_json=FILE`, see `benchmarks/language_model.py`.
 """

@@ -61,7 +61,7 @@ def find(
       InputError: there are no files, a line has no label, or a class is not in the training data.
     """
     if not data_dir:
-        raise InputError(f"{setting(flag)} is not given; name {_expected(kind)}")
+        raise InputError(f"{setting(flag)} is not set; name {_expected(kind)}")
     pairs: list[tuple[str, str]] = []
     by_lists = True
     for part in listing.parts(data_dir):

@@ -39,7 +39,7 @@ class FileKind(NamedTuple):
       expected: description for messages: "shards of TFRecords (*.tfrecord)".
       names: regular expressions for whole names in lower case, without the `.gz` that any may have; the first that any
         file matches is used, and files that match a later one are then left out.
-      empty: what was expected of a file of 0 bytes, for messages; such files are then left out; "" reads them.
+      empty: the expectation that a file of 0 bytes fails, for messages; such files are then left out; "" reads them.
       subfolders: a regular expression for names of subfolders to read; "" for none.
       beside: a regular expression for names that a glob may match and that are not data.
     """
@@ -66,9 +66,9 @@ def find(data_dir: str | None, kind: FileKind, flag: str = "data_dir") -> Files:
     """Returns the files that a flag names, each once, in order; those of a folder or a glob are sorted by name.
 
     Numbers in names count as numbers: day-2 stands before day-10. Hidden, backup, temporary and empty files are left
-    out, and a packed file beside the same one unpacked; a line logs what was left out. Files named NAME-00000-of-00004
-    have to be all there. Where they name splits (train, test), a folder's files to train on are those of train, and
-    those to evaluate on those of validation, else of test.
+    out, and a packed file beside the same one unpacked; a line logs them. Files named NAME-00000-of-00004 must be
+    complete sets. If files' names have splits (train, test), training uses a folder's files of train, and evaluation
+    those of validation, else of test.
 
     Args:
       data_dir: a folder, a file, a glob, or several with commas between; one that exists is never read as a glob.
@@ -80,7 +80,7 @@ def find(data_dir: str | None, kind: FileKind, flag: str = "data_dir") -> Files:
     """
     if not data_dir:
         raise InputError(
-            f"{setting(flag)} is not given; name a folder with {kind.expected}, a glob, or files, commas between"
+            f"{setting(flag)} is not set; name a folder with {kind.expected}, a glob, or comma-separated files"
         )
     paths_by_target: dict[str, str] = {}
     for part in parts(data_dir):
@@ -240,7 +240,7 @@ def in_folder(folder: str, kind: FileKind, flag: str, left_out: dict[str, list[s
         return []
     best = min(by_rank)
     for rank in sorted(by_rank.keys() - {best}):
-        left_out["read only where there are no others"] += [entry.name for entry in by_rank[rank]]
+        left_out["read only if there are no others"] += [entry.name for entry in by_rank[rank]]
     entries = _unpacked(by_rank[best], left_out)
     entries = _of_one_split(sorted(entries, key=lambda entry: natural(entry.path)), folder, flag, left_out)
     _check_sets(entries, flag, is_folder=True)
@@ -323,7 +323,7 @@ def _check_sets(entries: list[ListedFile], flag: str, is_folder: bool) -> None:
             counts = " and ".join(f"{sum(map(len, of.values()))} of {count}" for count, of in sorted(by_count.items()))
             example = f"{glob.escape(prefix)}-*-of-{max(by_count):05d}*"
             raise InputError(
-                f"{prefix} is there in sets of other numbers of files ({counts}), one of which may be an older one: "
+                f"{prefix} has sets with different numbers of files ({counts}); one may be an older one: "
                 f"remove that, or name one by a glob: {setting(flag, example)}"
             )
         count, of = next(iter(by_count.items()))
@@ -344,7 +344,7 @@ def _check_sets(entries: list[ListedFile], flag: str, is_folder: bool) -> None:
 
 
 def describe_path(path: str) -> str:
-    """Returns what a message says of a path where something else was expected."""
+    """Describes a path for a message: nothing, or a folder's contents."""
     if not is_folder(path):
         return "nothing"
     files, folders = files_and_folders(path)

@@ -143,7 +143,7 @@ def prepared(
 ) -> Prepared:
     """Returns the file prepared from `files`, creating it if needed; other processes wait for the creating one.
 
-    Those made from bundled files are kept in memory.
+    Files prepared from bundled ones are kept in memory.
 
     Args:
       files: the files it is made from.

@@ -78,8 +78,8 @@ class ExampleSource(Source):
             index = int(indices[error.index])
             raise BadRecordError(
                 index,
-                f"{self.locate(index)} {error}; say in features.json what records hold, write the record again, or "
-                f"leave such ones out by {setting('max_bad_records')}",
+                f"{self.locate(index)} {error}; correct features.json, write the record again, or "
+                f"leave such records out by {setting('max_bad_records')}",
             ) from None
 
 

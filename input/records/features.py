@@ -26,7 +26,7 @@ from . import tfds
 
 NAME = "features.json"
 STORED = ("bytes", "float", "int64")
-_CURE = "see docs/files.md for what it holds"
+_CURE = "see docs/files.md for its contents"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _from_json(path: str, content: dict, label: str, weight: str) -> Features:
     by_name = {}
     for name, entry in content["features"].items():
         if not isinstance(entry, dict):
-            raise InputError(f"{path}: {name} is {entry!r:.40}; give its shape, dtype and what it is stored as")
+            raise InputError(f"{path}: {name} is {entry!r:.40}; give its shape, dtype and storage")
         dtype = _dtype(f"{path}: {name}", entry.get("dtype", ""))
         shape = entry.get("shape", [])
         if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):

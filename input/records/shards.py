@@ -182,7 +182,7 @@ def splits_of(splits: Sequence[Any], described: Features, num_classes: int, clas
         data = known.from_json(described.extra, features.NAME)
     except (KeyError, TypeError) as error:
         raise InputError(
-            f"{features.NAME} does not say what is known of the data ({error}); run crankshaft prepare again"
+            f"{features.NAME} lacks properties of the data ({error}); run crankshaft prepare again"
         ) from None
     if classes:
         ids = known.ids_of(classes)

@@ -434,8 +434,8 @@ def _column_table(
     if differ:
         rest = _list((feature.column for feature in features if feature.column not in differ), ",")
         lines.append(
-            f"all values of {_list(differ)} differ: as a row's number, they say nothing of other rows; leave out what "
-            f"is one by --input_arg=features={rest}"
+            f"all values of {_list(differ)} differ; if they are row numbers, leave them out by "
+            f"--input_arg=features={rest}"
         )
     return "\n".join(lines)
 

@@ -182,7 +182,7 @@ class Finder:
 
         self._pa = pa
         self._kind = kind
-        self._why = "as texts= says" if kind else ""
+        self._why = "as set by texts=" if kind else ""
         self._is_settled = kind is not None
         self._seen = self._present = 0  # fields; fields with a value
         self._counts = dict.fromkeys(_FORMS, 0)

@@ -46,8 +46,8 @@ class Group(NamedTuple):
 class ParquetTable:
     """A table in Parquet files and their folders' names.
 
-    Files may have a column in types of which one is wider (int32 and int64, float and double, text and a dictionary of
-    text), and columns in any order. Files without rows are left out, with a log line.
+    A column's type may be wider in some files (int32 and int64, float and double, text and a dictionary of text), and
+    columns may be in any order. Files without rows are left out, with a log line.
 
     Args:
       table_files: the files.
@@ -142,7 +142,7 @@ class ParquetTable:
         return arrays
 
     def read_ids(self, names: Sequence[str]) -> None:
-        """Reads float columns that are ids as integers: only whole numbers, some of which float32 would round.
+        """Reads float columns of ids as integers: those with whole numbers alone, some beyond float32's precision.
 
         pandas converts integers to float64 if one is missing.
 
@@ -154,7 +154,7 @@ class ParquetTable:
                 raise InputError(
                     f"{self.path}: column {name!r} holds whole numbers up to {most:.17g} as floats, which tell them "
                     f"apart up to 2^53 only; write integers or text, or {setting('input_arg')}=numbers={name} if these "
-                    "are no ids"
+                    "are not ids"
                 )
             if EXACT_FLOAT32 < most <= EXACT_FLOAT64:
                 self.columns[name] = Column("int64", self.columns[name].shape, "as floats")
@@ -299,7 +299,7 @@ class ParquetTable:
                 return None
         is_text = widest is not None and widest.kind == "text"
         if name in self._texts and not is_text and not types.is_nested(first.type):
-            return Column("text", why="as texts= says")
+            return Column("text", why="as set by texts=")
         return widest
 
     def _read_keys(self, keys: dict[str, list[str]], like: ParquetTable | None) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def test_a_path_that_exists_is_never_read_as_a_glob(tmp_path, name):
 
 def test_a_glob_in_a_folder_whose_name_has_brackets_is_named_escaped_in_messages(tmp_path):
     write(tmp_path, "[v2]/a-00000-of-00002.row", "[v2]/a-00000-of-00003.row")
-    with pytest.raises(InputError, match=r"sets of other numbers of files \(1 of 2 and 1 of 3\)") as refused:
+    with pytest.raises(InputError, match=r"sets with different numbers of files \(1 of 2 and 1 of 3\)") as refused:
         found(tmp_path / "[v2]")
     assert found(re.search(r"data_dir=(.*)", str(refused.value))[1]) == ["a-00000-of-00003.row"]
 
@@ -64,7 +64,7 @@ def test_what_is_left_out_is_logged_with_number_names_and_reason(tmp_path, said)
     assert found(tmp_path) == ["a.row", "b.row"]
     assert said.messages == [
         f"--data_dir={tmp_path}: 8 not read: .c.row, d.row~, h.row.tmp.1234, i.row.part (hidden, backup or temporary); "
-        "f.md (other names); in/ (folders); e.line (read only where there are no others); b.row.gz (there unpacked as "
+        "f.md (other names); in/ (folders); e.line (read only if there are no others); b.row.gz (there unpacked as "
         "well)"
     ]
 

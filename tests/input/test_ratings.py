@@ -166,7 +166,7 @@ def test_a_first_line_that_is_malformed_is_not_taken_for_a_header(refusal):
         ("a\tb\tbad\n", "ratings.tsv:1: expected columns user, item, rating[, timestamp], found no user in 'a,b,bad'"),
         ("movieId,title,genres\n1,Heat,Crime\n", "pass the file of ratings as data_dir"),
         ("user\tuser_id\titem\trating\n", "expected one column for user, found 'user' and 'user_id'"),
-        ("1\t2\t3\t4\t5\n", "expected 3 or 4 columns where the first line does not name them, found 5"),
+        ("1\t2\t3\t4\t5\n", "expected 3 or 4 columns, since the first line does not name them, found 5"),
         ("a\tb\t1\n" * 3, "split=time needs a fourth column, the timestamp, found 'a\\tb\\t1'; use input_arg split="),
         ("user,item,rating\na,b,1\n", "split=time needs a fourth column, the timestamp, found 'user,item,rating'"),
         (b"\xff\xfeu\0s\0e\0r\0", "ratings.tsv:1: expected UTF-8"),

@@ -321,5 +321,5 @@ def test_shards_that_do_not_say_what_text_was_cut_into_are_refused(prepared, tmp
     assert prepared("--input=text", f"--input_arg=prepared_dir={tmp_path}", f"--output_dir={out}", "--shards=1")[0] == 0
     content = json.loads((out / "features.json").read_text())
     (out / "features.json").write_text(json.dumps({**content, "tokens": kept}))
-    with pytest.raises(InputError, match=r"features\.json does not say what is known of the data \(.*\); run"):
+    with pytest.raises(InputError, match=r"features\.json lacks properties of the data \(.*\); run"):
         tfrecord.load(str(out), 0)
