@@ -118,9 +118,8 @@ def restore(
         raise CheckpointError(f"{why_not}: {_message(others)}")
     if differences and not allow_changed:
         raise CheckpointError(
-            f"{prefix} has the variables of this model and another optimizer state ({_message(differences)}); make "
-            f"what is trained, and the optimizer, as they were, or set {setting('allow_changed_config')} to restore "
-            "only what matches"
+            f"{prefix} has the variables of this model and another optimizer state ({_message(differences)}); use "
+            f"the former variables and optimizer, or set {setting('allow_changed_config')} to restore only what matches"
         )
     lacking = [each.key for each in differences if each.kind != _EXTRA]
     new = (*lacking, *(each for each in matching.together if any(key.startswith(each) for key in lacking)))

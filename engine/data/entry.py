@@ -329,13 +329,13 @@ def _check_weights(name: str, weights: Any, rules: Rules) -> None:
     """Raises `UsageError` unless weights (the spec of one example's, or None) are numbers, and one if rules say so."""
     title = f"the weights of the {name} data, its third part, are"
     if isinstance(weights, (tuple, dict)) and not rules.weighs_outputs:
-        raise UsageError(f"{title} a {type(weights).__name__}; give one number an example")
+        raise UsageError(f"{title} a {type(weights).__name__}; give one number per example")
     for each in [] if weights is None else tf.nest.flatten(weights):
         dtype = tf.as_dtype(each.dtype)
         if not (dtype.is_floating or dtype.is_integer or dtype == tf.bool):
-            raise UsageError(f"{title} of type {dtype.name}; give one number an example")
+            raise UsageError(f"{title} of type {dtype.name}; give one number per example")
         if tuple(each.shape) and not rules.weighs_outputs:
-            raise UsageError(f"{title} of shape {[*each.shape]} an example; give one number an example")
+            raise UsageError(f"{title} of shape {[*each.shape]} an example; give one number per example")
 
 
 # -- datasets, streams and sources

@@ -158,8 +158,8 @@ class Order:
         if self.drop_remainder and order.seen:
             raise UsageError(
                 f"{setting('global_batch_size', self.batch_size)}, which was {batch_size}: the run has read {index} "
-                "examples of an epoch, which is no whole number of such batches, and this strategy takes whole ones "
-                f"only; use a batch that divides {index}, or {batch_size} up to the epoch's end"
+                "examples of an epoch, which is not a whole number of such batches, and this strategy takes only "
+                f"whole ones; use a batch that divides {index}, or {batch_size} up to the epoch's end"
             )
         return order
 

@@ -137,11 +137,11 @@ class OfGenerator(Stream):
     """
 
     def __init__(self, batches: Iterator, ends: bool = False):
-        self._name, self._given, self._ended_short = type(batches).__name__, 0, False
+        self._name, self._num_read, self._ended_short = type(batches).__name__, 0, False
         arrays = (self._arrays(batch) for batch in batches)
         first = next(arrays, None)
         if first is None:
-            raise SourceError(f"the {self._name} gives no batch; give one that has not been read")
+            raise SourceError(f"the {self._name} yields no batch; pass one that has not been read")
         self._batches: Iterator = itertools.chain([first], arrays)
         self.batch_examples = len(tf.nest.flatten(first)[0])
         self.element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), first)
@@ -163,8 +163,8 @@ class OfGenerator(Stream):
         if next(self._batches, None) is not None:
             return None
         return SourceError(
-            f"the {self._name} has ended after {self._given} batches, and can't be read again; give a "
-            "keras.utils.PyDataset or a tf.data.Dataset, which begin again, or fewer epochs or steps_per_epoch"
+            f"the {self._name} has ended after {self._num_read} batches, and can't be read again; pass a "
+            "keras.utils.PyDataset or a tf.data.Dataset, which start again, or fewer epochs or steps_per_epoch"
         )
 
     def _next(self) -> Iterator:
@@ -172,10 +172,10 @@ class OfGenerator(Stream):
             size = len(tf.nest.flatten(batch)[0])
             if self._ended_short or size > self.batch_examples:
                 raise SourceError(
-                    f"the {self._name} gives batches of {self.batch_examples} examples and, before its end, of others; "
-                    "make all but the last of one size"
+                    f"the {self._name} yields batches of {self.batch_examples} examples and, before its end, of "
+                    "another size; make all but the last equal"
                 )
-            self._given, self._ended_short = self._given + 1, size < self.batch_examples
+            self._num_read, self._ended_short = self._num_read + 1, size < self.batch_examples
             yield batch
 
     def _arrays(self, batch: Any) -> Any:
@@ -184,5 +184,5 @@ class OfGenerator(Stream):
             batch = tuple(itertools.takewhile(lambda part: part is not None, batch))
         arrays = tf.nest.map_structure(np.asarray, batch)
         if any(not array.ndim or array.dtype == object for array in tf.nest.flatten(arrays)):
-            raise SourceError(f"the {self._name} gives no batch of dense arrays; yield (features, labels), arrays")
+            raise SourceError(f"the {self._name} yields no batch of dense arrays; yield (features, labels), arrays")
         return tf.nest.map_structure(as_float32, arrays)

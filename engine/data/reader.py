@@ -396,7 +396,7 @@ def checked(source: Source, returned: Any, examples: int) -> Any:
         if array.ndim == 0 or len(array) != examples:
             count = "a single value" if array.ndim == 0 else f"{len(array)} examples"
             raise SourceError(
-                f"{name} was asked for {examples} examples and returned {count}; return one for each index"
+                f"{name} was called for {examples} examples and returned {count}; return one for each index"
             )
         if array.shape[1:] != spec.shape:
             raise SourceError(

@@ -353,7 +353,7 @@ def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0
                 raise SourceError(
                     f"the dataset's examples are being counted for {seconds:.3g} s, {counted:,} so far, and it may "
                     f"never end; give {setting('train_steps')}, and {setting('eval_every_steps')} if there is "
-                    "evaluation data, say how many there are by tf.data.experimental.assert_cardinality, or raise "
+                    "evaluation data, state their number by tf.data.experimental.assert_cardinality, or raise "
                     f"{setting('step_timeout_seconds')}"
                 )
     return counted

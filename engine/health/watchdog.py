@@ -48,7 +48,7 @@ class Arrivals:
         with tf.device("/device:CPU:0"):
             self._count = tf.Variable(0, dtype=tf.int64, trainable=False, name="arrivals")
             self._waited = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data")
-            self._reported = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data_and_told")
+            self._reported = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data_and_reported")
 
     def mark(self, batch, requested_at: tf.Tensor) -> None:
         """Counts one step when its data has arrived. In a `tf.function`, once per step and worker.
@@ -287,7 +287,7 @@ class Watchdog:
         for worker, heard in sorted(ended, key=lambda farewell: farewell[1].lost < 0):
             if heard.lost not in (-1, worker, self._peers.worker):
                 return heard.farewell, heard.lost
-            why = f": {heard.farewell}" if heard.farewell else ", its part done, while others went on"
+            why = f": {heard.farewell}" if heard.farewell else ", its part done, while others continue"
             return f"{self._peers.called(worker)} has ended{why}", worker
         return None
 
@@ -333,7 +333,7 @@ class Watchdog:
         if not suspects:
             return None
         who = " and ".join(map(called, suspects))
-        state = "is gone: its process has ended" if gone else "is lost, says TensorFlow"
+        state = "is gone: its process has ended" if gone else "is lost, as TensorFlow reports"
         return f"{who} {state}; all workers have to start again, from the last checkpoint", suspects[0]
 
 

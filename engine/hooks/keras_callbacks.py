@@ -342,8 +342,8 @@ class KerasCallbacks(Windowed):
                 self._model.stop_training = True  # as it was
         if again:
             logging.warning(
-                "Keras callback %s begins again, as no state of it is kept; one of your own is kept by get_state() "
-                "and set_state(state), and a CSVLogger goes on by append=True",
+                "Keras callback %s begins again, as the checkpoint lacks its state; your own callbacks keep theirs by "
+                "get_state() and set_state(state), and a CSVLogger continues with append=True",
                 ", ".join(again),
             )
 
@@ -435,7 +435,7 @@ class _Model:
     def __getattr__(self, name: str):
         if name in (*_OF_WHOLE_WEIGHTS, *_COMPUTES) and any(map(sharding_of, self._model.variables)):
             raise UsageError(
-                f"a Keras callback asks for the model's {name}, and each replica has a shard of the model; let the run "
+                f"a Keras callback uses the model's {name}, and each replica has a shard of the model; let the run "
                 "save checkpoints, and export one of them"
             )
         if name in _TRAINS:

@@ -184,7 +184,7 @@ class EarlyStopping(Patient):
         best = "never a number" if self.best is None else f"best {self.best:.6g}"
         status.stop = status.stop or (
             f"{self.monitor} has not improved for {counted(self.waited, 'evaluation')} ({best}); "
-            f"a higher early-stopping patience than {self.patience} goes on"
+            f"continue with a higher early-stopping patience than {self.patience}"
         )
 
 

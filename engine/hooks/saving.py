@@ -91,7 +91,7 @@ def restore(
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{manifest.name} in {checkpoints.directory}: its host_state.{owner} can't be restored ({error!r}); "
-            "restore the manifest from a copy, or move this checkpoint away to go on from the one before"
+            "restore the manifest from a copy, or move this checkpoint away to continue from the previous one"
         ) from error
     return manifest
 

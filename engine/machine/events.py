@@ -135,7 +135,7 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
         "servers": EventKey(
             _rows(rows=_numbers),
             "each server's `name`, `bytes` of variables and slots, `rows` of each table, and `seconds` of its newest "
-            "answer (null if servers are not asked)",
+            "answer (null if servers are not probed)",
         ),
         "staleness": EventKey(_numbers, 'how many updates missed 0, 1, ... of others (`"15"`: 15 or more)'),
         "spent": _SPENT,
@@ -291,7 +291,7 @@ class EventLog:
         except OSError as error:
             self._gap.add(*steps)
             if not self._gap.reason:
-                line = "%s can't be written (%s); the run goes on, and so does its record once it can be"
+                line = "%s can't be written (%s); the run continues, and so does its record once it can be"
                 logging.warning(line, self._path, error.strerror)
             self._gap.reason = str(error.strerror)
 

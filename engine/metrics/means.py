@@ -14,8 +14,8 @@ from .pairs import VECTORS, Auc, Confusion, ExpMean, Mean, Pair, RootMean
 FEW_CLASSES = 100  # up to this number, a confusion matrix costs almost nothing
 _ENGINES = ("loss", "loss_with_penalties", "gradient_norm", "skipped")  # the engine's metric names
 _ONE_NUMBER = (
-    "crankshaft.mean got one number for a batch, which counts as one example, however large the batch is; give "
-    "one value an example (Keras losses: reduction=None), or say crankshaft.Mean(number, 1.0) if that is what is meant"
+    "crankshaft.mean got one number for a batch, which counts as one example, however large the batch is; pass "
+    "one value per example (Keras losses: reduction=None), or use crankshaft.Mean(number, 1.0) if that is intended"
 )
 
 
@@ -170,8 +170,8 @@ def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     size, rank = values.shape[:1], values.shape.rank
     if rank == 0 or not examples.shape[:1].is_compatible_with(size):
         raise UsageError(
-            f"the data has weights, one for each of {examples.shape[0] or 'the'} examples, and crankshaft.mean was "
-            f"given values of shape {values.shape}; give values whose first axis is the examples"
+            f"the data has weights, one for each of {examples.shape[0] or 'the'} examples, and crankshaft.mean got "
+            f"values of shape {values.shape}; give values whose first axis is the examples"
         )
     examples = tf.broadcast_to(tf.reshape(examples, [-1] + [1] * (rank - 1)), tf.shape(values))
     return examples if weights is None else tf.cast(weights, tf.float32) * examples

@@ -102,7 +102,7 @@ class KerasOptimizer(Optimizer):
     def _build_slots(self, targets):
         optimizer = self._make()
         if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
-            raise UsageError(f"{optimizer!r} was made instead of an optimizer; {_KINDS}")
+            raise UsageError(f"{optimizer!r} is not an optimizer; {_KINDS}")
         for option, cure in _THE_ENGINES_OWN.items():
             value = getattr(optimizer, option, None)
             if value and option in self._refused:

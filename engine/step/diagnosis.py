@@ -161,7 +161,7 @@ def without_pairs(function: Callable, owner: str, outputs, batch) -> Any:
     """Returns function(outputs, batch), after checking that no operation broadcasts examples [n, 1] with examples [n].
 
     Labels [n] and outputs [n, 1] broadcast to [n, n]. Each `tf.function`, branch and loop that it calls is checked too.
-    An axis that is added on purpose, as by labels[None, :] or scores[:, None], is no mistake.
+    An axis that is added on purpose, as by labels[None, :] or scores[:, None], is not a mistake.
 
     Raises:
       UsageError: one does, with the shapes.

@@ -368,7 +368,7 @@ class Strategy(Processes, abc.ABC):
     @property
     def no_jit_reason(self) -> str | None:
         """Why the training loop cannot be one XLA program, or None if it can."""
-        return f"{setting('strategy', self.name)} does not say how its steps are compiled"
+        return f"{setting('strategy', self.name)} does not define how its steps are compiled"
 
     def describe(self) -> dict:
         """Returns the name, replicas, devices and hosts, for a run's first line and its result."""

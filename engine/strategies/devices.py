@@ -160,7 +160,7 @@ def split(kind: str, count: int) -> None:
     except RuntimeError:
         raise UsageError(
             f"{setting('num_virtual_devices', count)} came too late: this process has used TensorFlow's devices by "
-            "now; ask for as many in its first run, or move what uses them into build_model or the data function"
+            "now; request them in its first run, or move what uses them into build_model or the data function"
         ) from None
 
 
@@ -181,7 +181,7 @@ def free_gpu_memory_mb(command: Sequence[str] = _FREE_MEMORY) -> int:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         message = (getattr(error, "stderr", None) or "").strip().split("\n")[0] or reason(error)
         raise UsageError(
-            f"{setting('num_virtual_devices')}: {command[0]} did not say how much memory the GPU has free ({message}); "
+            f"{setting('num_virtual_devices')}: {command[0]} did not report the GPU's free memory ({message}); "
             f"install it, or leave {setting('num_virtual_devices')} out"
         ) from None
 

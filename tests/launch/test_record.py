@@ -103,7 +103,7 @@ def test_a_record_that_cannot_be_written_is_warned_of_once(tmp_path, caplog):
             log.write("warning", step, text="x")
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.startswith(
-        f"{tmp_path}/events.jsonl can't be written (it is a link); the run goes on, and so does its"
+        f"{tmp_path}/events.jsonl can't be written (it is a link); the run continues, and so does its"
     )
 
 

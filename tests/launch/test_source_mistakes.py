@@ -46,9 +46,9 @@ def _raise(*found):
 
 SPEC = "and the source's spec has"
 MISTAKES = {
-    "too few": (lambda x, y: (x[:-1], y[:-1]), "Lines.read was asked for 8 examples and returned 7 examples; return"),
-    "too few of one part": (lambda x, y: (x, y[:1]), "Lines.read was asked for 8 examples and returned 1 examples"),
-    "one value": (lambda x, y: (x, y[0]), "Lines.read was asked for 8 examples and returned a single value; return"),
+    "too few": (lambda x, y: (x[:-1], y[:-1]), "Lines.read was called for 8 examples and returned 7 examples; return"),
+    "too few of one part": (lambda x, y: (x, y[:1]), "Lines.read was called for 8 examples and returned 1 examples"),
+    "one value": (lambda x, y: (x, y[0]), "Lines.read was called for 8 examples and returned a single value; return"),
     "another shape": (lambda x, y: (x[:, 0], y), f"Lines.read returned examples of shape [], {SPEC} [1]"),
     "another type": (lambda x, y: (x, y.astype("S4")), f"Lines.read returned |S4, {SPEC} float32"),
     "numbers that may not fit": (lambda x, y: (x, y.astype(np.int64)), f"Lines.read returned int64, {SPEC} float32"),

@@ -149,7 +149,7 @@ class EventFiles:
             gap = self._gaps[folder]
             if not gap.reason:
                 line = (
-                    "TensorBoard's files in %s can't be written (%s); the run goes on, and so do they once they can be"
+                    "TensorBoard's files in %s can't be written (%s); the run continues, and so do they when possible"
                 )
                 logging.warning(line, self.directory, reason(error))
             gap.reason = reason(error)

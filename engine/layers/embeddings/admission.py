@@ -99,11 +99,11 @@ class Admission(tf.Module):
             rows = self._find(ids)
             new = (rows < 0) & (sightings > 0)
 
-            def give() -> tf.Tensor:
-                self._in_turn(lambda: self._give(tf.boolean_mask(ids, new), tf.boolean_mask(sightings, new)))
+            def assign() -> tf.Tensor:
+                self._in_turn(lambda: self._assign(tf.boolean_mask(ids, new), tf.boolean_mask(sightings, new)))
                 return self._find(ids)
 
-            return tf.cond(tf.reduce_any(new), give, lambda: rows)
+            return tf.cond(tf.reduce_any(new), assign, lambda: rows)
 
     def read_tally(self) -> Tally:
         """Returns the counts, for people."""
@@ -116,7 +116,7 @@ class Admission(tf.Module):
         bucket = tf.where(column < _BUCKET, buckets[:, 0], buckets[:, 1])
         return tf.where(tf.reduce_any(same, 1), bucket * _BUCKET + column % _BUCKET, -1)
 
-    def _give(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
+    def _assign(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
         """Assigns rows to the ids that should have one. Returns the number of assigned rows."""
         still = self._find(ids) < 0  # another worker may have assigned rows meanwhile
         ids, sightings = tf.boolean_mask(ids, still), tf.boolean_mask(sightings, still)

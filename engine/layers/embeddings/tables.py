@@ -121,8 +121,9 @@ class Embedding(tf.Module):
             inspect.signature(self.initializer).bind(None)
         except TypeError:
             raise UsageError(
-                f"embedding {self.name}: initializer takes {inspect.signature(self.initializer)}, and is given samples "
-                "[n, width], even in (0, 1), to make rows of; use e.g. lambda samples: 0.1 * tf.math.ndtri(samples)"
+                f"embedding {self.name}: initializer takes {inspect.signature(self.initializer)}, and is called with "
+                "samples [n, width], uniform in (0, 1), to return rows; use e.g. lambda samples: 0.1 * "
+                "tf.math.ndtri(samples)"
             ) from None
         if self.admit_after is not None:
             self._check_admission()

@@ -59,7 +59,7 @@ class ClusterAddresses(NamedTuple):
         names = " and ".join(f"ps {server} ({self.servers[server]})" for server in servers)
         return (
             f"{names or 'a parameter server'} {'are' if len(servers) > 1 else 'is'} lost, with the variables there; "
-            "start the job again: it goes on from the last checkpoint"
+            "start the job again: it continues from the last checkpoint"
         )
 
 
@@ -308,7 +308,7 @@ class Leases:
         times = "" if self._timeout_factor == 1.0 else f"{self._timeout_factor:g} times "  # while workers build a graph
         return (
             f"no update for {times}{setting('step_timeout_seconds')}={self._timeout_seconds:g}: "
-            f"{'; '.join(parts) or 'no worker has taken what was handed out'}"
+            f"{'; '.join(parts) or 'no worker has started a lease'}"
         )
 
     def _named(self, worker: int) -> str:

@@ -142,15 +142,15 @@ def difference(wanted: dict, own: Sequence[dict]) -> str:
     same_size = [each for each in own if each["examples"] == wanted["examples"]]
     same_layout = [each for each in same_size if each["layout"] == wanted["layout"]]
     if not own:
-        difference = "its data is in memory, and the coordinator's in files"
+        how = "its data is in memory, and the coordinator's in files"
     elif not same_size:
         sizes = " and ".join(f"{each['examples']:,}" for each in own)
-        difference = f"its files have {sizes} examples, and the coordinator's {wanted['examples']:,}"
+        how = f"its files have {sizes} examples, and the coordinator's {wanted['examples']:,}"
     elif not same_layout:
-        difference = f"its examples are {same_size[0]['layout']}, and the coordinator's {wanted['layout']}"
+        how = f"its examples are {same_size[0]['layout']}, and the coordinator's {wanted['layout']}"
     else:
-        difference = "its files have as many examples as the coordinator's, and other contents"
-    return f"{difference}; give all tasks the same files, and the same command line"
+        how = "its files have as many examples as the coordinator's, and other contents"
+    return f"{how}; give all tasks the same files, and the same command line"
 
 
 def failure(error: Any) -> CrankshaftError | None:

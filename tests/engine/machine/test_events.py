@@ -82,7 +82,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_a_gap_with_a_line_that_says_what
     gap = ("warning", 50, "3 events of steps 20 to 40 are missing: File too large")
     assert found == [("window", 10, None), gap, ("window", 50, None), ("window", 60, None)]
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path} can't be written (File too large); the run goes on, and so does its record once it can be"
+        f"{path} can't be written (File too large); the run continues, and so does its record once it can be"
     ]
 
 

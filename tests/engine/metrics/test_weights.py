@@ -249,8 +249,8 @@ class Own(Line):
     ("trainer", "says"),
     [
         (Summed, "Summed.loss: the data has weights, and its pair was not made by crankshaft.mean"),
-        (OneNumber, "given values of shape ()"),
-        (Flat, "one for each of 8 examples, and crankshaft.mean was given values of shape (16,)"),
+        (OneNumber, "got values of shape ()"),
+        (Flat, "one for each of 8 examples, and crankshaft.mean got values of shape (16,)"),
         (
             Own,
             "Own: the data has weights, which 'loss' of its step ignores; use crankshaft.weighed(self.loss",

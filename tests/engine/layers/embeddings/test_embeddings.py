@@ -90,7 +90,7 @@ def test_samples_are_even_and_do_not_depend_on_each_other():
 
 
 def test_an_initializer_that_takes_a_shape_is_told_what_it_is_given():
-    with pytest.raises(ValueError, match=r"embedding table: initializer takes \(shape, seed\), and is given samples"):
+    with pytest.raises(ValueError, match=r"embedding table: initializer takes \(shape, seed\), and is called with"):
         Embedding("table", 4, 2, initializer=lambda shape, seed: tf.zeros(shape))
 
 
