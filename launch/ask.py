@@ -5,9 +5,9 @@ For example:
   crankshaft ask runs/first status
   crankshaft ask --task="worker 1" runs/first profile
 
-profile: a TensorBoard trace of the next ten steps. stacks: what each thread is at. checkpoint: one now. status: how it
-goes. stop: a clean end, after which the same command goes on. What the task answers is printed; without an answer there
-is one line, and exit code 1.
+profile: a TensorBoard trace of the next ten steps. stacks: the stack of each thread. checkpoint: one now. status: the
+progress. stop: a clean end, after which the same command continues. The task's answer is printed; without one, the
+exit code is 1.
 """
 
 from __future__ import annotations

@@ -74,9 +74,9 @@ def fit(
 ) -> api.Run:
     """Trains a compiled Keras model with the names and defaults of its own `fit`, and returns the run.
 
-    The model has the trained weights afterwards, its optimizer its state, so that a second call goes on from there, and
-    `history.history` of the run is Keras's. A mistake is a `UsageError`, of one line. What a callback, a hook or the
-    data raises reaches the caller unchanged, and the model then has the weights trained so far.
+    Afterwards the model has the trained weights and its optimizer its state, so that a second call continues from
+    there. `history.history` of the run is Keras's. A mistake is a `UsageError`, of one line. Exceptions of a callback,
+    a hook or the data reach the caller unchanged, and the model then has the weights trained so far.
 
     Args:
       model: compiled; or a function that makes it, for strategies of several processes, which must exist first.
@@ -341,7 +341,7 @@ def _check_used(arguments: Arguments, train: Source | Stream | None, epoch: int 
         raise UsageError("validation_steps counts batches of validation_data; give that, or leave validation_steps out")
     if (steps := arguments.steps_per_epoch) and not _never_ends(train) and steps != epoch:
         logging.warning(
-            "steps_per_epoch=%d: an epoch goes on in the data where the one before it ended; where finite data ends, "
+            "steps_per_epoch=%d: an epoch continues in the data where the last one ended; where finite data ends, "
             "Keras would end an epoch early",
             steps,
         )

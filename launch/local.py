@@ -1,11 +1,11 @@
-"""Run a whole cluster on this machine, one process a worker, for example
+"""Run a whole cluster on this machine, one process per worker, for example
 
   crankshaft local --workers=2 -- --model=mlp --input=digits --run_dir=runs/mlp
   crankshaft local --workers=2 -- my_script.py --run_dir=runs/first
   crankshaft local --ps=2 -- --model=mlp --input=digits --run_dir=runs/servers
 
-What stands after -- are flags of crankshaft train, or a script (or -m and a module) that calls `crankshaft.main`, and
-its flags. Every worker gets TF_CONFIG, its share of the cores, and a GPU of its own if there are enough; its output
+After -- come flags of crankshaft train, or a script (or -m and a module) that calls `crankshaft.main`, and its flags.
+Every worker gets TF_CONFIG, its share of the cores, and a GPU of its own if there are enough; its output
 is shown with its name, and kept in run_dir/logs. When one dies, all start again from the last checkpoint. Ctrl-C or
 SIGTERM: all save and end; a second one kills them.
 """
@@ -44,15 +44,13 @@ class Flags:
     """The values of a command line, before the --."""
 
     workers: int = flag(Integer(1, 1000), 2, "Processes that train together.")
-    ps: int = flag(
-        Integer(0, 1000), 0, "Parameter servers: the workers then have a coordinator, called chief, for company."
-    )
+    ps: int = flag(Integer(0, 1000), 0, "Number of parameter servers; with any, a coordinator, called chief, runs too.")
     evaluator: bool = flag(Boolean(), False, "With --ps: a process that evaluates each checkpoint.")
     max_restarts: int = flag(Integer(0), 5, "Restarts after failures within ten minutes; one more failure ends it.")
     grace_seconds: float = flag(
         Number(lower=0, upper=1e6),
         30.0,
-        "What tasks have to save and end after a signal, before they are killed.",
+        "Seconds that tasks have to save and end after a signal, before they are killed.",
     )
 
     @property
@@ -108,7 +106,7 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
         Flags,
         help.doc_of(__name__),
         f"{_PROGRAM} [flags] -- [script.py | -m module] [flags of train]",
-        words="what the tasks run stands after --",
+        words="the command of the tasks comes after --",
         has_tasks=True,
     )
     job = Flags(**values)
@@ -145,7 +143,7 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
     """Reads the words after --. Raises `UsageError`; the tasks explain mistakes in their own flags."""
     if not arguments:
         raise UsageError(
-            f"what the workers run is missing; write it after --, e.g. {_PROGRAM} -- --model=mlp --input=digits"
+            f"the command of the tasks is missing; write it after --, e.g. {_PROGRAM} -- --model=mlp --input=digits"
         )
     start, own = own_flags.program_of(arguments)
     if len(start) == 1 and not os.path.isfile(start[0]):

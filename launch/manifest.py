@@ -7,9 +7,9 @@ For example:
   crankshaft manifest jobset --workers=4 --ps=2 --image=registry/me:1 -- --model=wide_deep --run_dir=/runs/second
   crankshaft manifest dockerfile
 
-What stands after -- are flags of crankshaft train, or a script (or -m and a module) that calls `crankshaft.main`, and
-its flags. Nothing is started, and nothing beside what is printed is needed there but the image, or Crankshaft on all
-nodes, and a folder that all see.
+After -- come flags of crankshaft train, or a script (or -m and a module) that calls `crankshaft.main`, and its flags.
+Nothing is started. Besides the printed text, the cluster needs the image, or Crankshaft on all nodes, and a folder that
+all tasks see.
 """
 
 from __future__ import annotations
@@ -93,13 +93,12 @@ def _text(argv: list[str]) -> str:
     target = own.pop(0) if own and not own[0].startswith("-") else ""
     values, _ = own_flags.read(
         *([argv[0], *own], Flags, help.doc_of(__name__), _USAGE),
-        words="what the tasks run stands after --",
+        words="the command of the tasks comes after --",
         has_tasks=True,
     )
     if target not in _TARGETS:
-        raise UsageError(
-            f"{target or 'no target'} is given to {_PROGRAM}; use {', '.join(_TARGETS[:-1])} or {_TARGETS[-1]}"
-        )
+        problem = f"{target} is not a target of {_PROGRAM}" if target else f"{_PROGRAM} has no target"
+        raise UsageError(f"{problem}; use {', '.join(_TARGETS[:-1])} or {_TARGETS[-1]}")
     for name in values:
         if target not in _OF.get(name, _TARGETS[:-1]):
             raise UsageError(f"--{name} has no use with {_PROGRAM} {target}; leave it out")
@@ -114,7 +113,7 @@ def _text(argv: list[str]) -> str:
 def _job(target: str, flags: Flags, command: Sequence[str]) -> Job:
     """Reads the job from the flags and the command. Raises `UsageError`."""
     if not command:
-        raise UsageError("what the tasks run is missing; write it after --, e.g. -- --model=mlp --input=digits")
+        raise UsageError("the command of the tasks is missing; write it after --, e.g. -- --model=mlp --input=digits")
     if flags.evaluator and not flags.ps:
         raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
     program, words = own_flags.program_of(command)
@@ -124,7 +123,7 @@ def _job(target: str, flags: Flags, command: Sequence[str]) -> Job:
         raise UsageError("the command has no --run_dir=FOLDER, where a restart finds the checkpoints; add one after --")
     if target != "slurm":
         if not flags.image:
-            raise UsageError(f"--image is not given; name one that holds the command (`{_PROGRAM} dockerfile`)")
+            raise UsageError(f"--image is missing; name one that holds the command (`{_PROGRAM} dockerfile`)")
         if not run_dir.startswith("/runs/") and "://" not in run_dir:
             raise UsageError(f"--run_dir={run_dir} is not in /runs, where the pods have their volume; use /runs/NAME")
     elif not os.path.isabs(run_dir) and "://" not in run_dir:

@@ -46,7 +46,7 @@ _Written = Iterator[tuple[Shard, dict[str, int]]]
 class Flags:
     """The values of a command line."""
 
-    input: str | None = flag(own_files.Module(), None, "What is written: an input, or a .py file with a function load.")
+    input: str | None = flag(own_files.Module(), None, "Input to write, or a .py file with a function load.")
     input_arg: Mapping[str, Any] = flag(ARGUMENT, {}, "NAME=VALUE for the input. Repeatable.")
     data_dir: str | None = flag(FilePaths(), None, "Where the input's files are, as crankshaft train takes it.")
     eval_data_dir: str | None = flag(FilePaths(), None, "Where those to evaluate on are, likewise.")
@@ -75,10 +75,10 @@ def main(argv: list[str]) -> None:
         values, _ = own_flags.read(argv, Flags, help.doc_of(__name__), usage)
         flags = Flags(**values)
         if not flags.output_dir:
-            raise UsageError("--output_dir is not given; name a folder for the shards")
+            raise UsageError("--output_dir is missing; name a folder for the shards")
         code = _run(flags)
     except (Exception, KeyboardInterrupt) as error:  # the border of the program
-        kept = "what is whole is kept, the same call goes on"
+        kept = "complete shards are kept, and the same command continues"
         if interrupts or isinstance(error, KeyboardInterrupt):
             code = errors.fail(errors.EXIT_INTERRUPTED, f"interrupted; {kept}")
         elif isinstance(error, OSError):

@@ -63,7 +63,7 @@ def main(
         code = _exit_code(sys.argv if argv is None else argv, trainer_class, data, hooks, may_change)
         output.flush()
     if output.lost:
-        code = code or errors.fail(errors.EXIT_FAILED, f"a part of what was printed is lost: {output.lost.strerror}")
+        code = code or errors.fail(errors.EXIT_FAILED, f"a part of the output is lost: {output.lost.strerror}")
     # An iterator over a dataset that calls Python blocks for ever if it is freed as the interpreter ends.
     gc.collect()
     sys.exit(code)
@@ -83,7 +83,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
         code = assembly.execute(config, data, hooks).code
         _print_run_dir(config)
     except KeyboardInterrupt:  # before the first step or after the last: in between, Ctrl-C makes the loop save and end
-        return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; what the run had saved is as it was")
+        return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; the run's saved files are unchanged")
     except Exception as error:  # the border of the program: every failure becomes one line here
         code = _explain(error, passed.get("debug", False))
         if isinstance(error, (LostPeerError, StuckStreamError)):  # threads that wait in TensorFlow never return

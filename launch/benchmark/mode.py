@@ -97,5 +97,5 @@ def _profile(run: BaseRun) -> tuple[dict[str, Any] | None, list[str]]:
     try:
         profile = trace.profile(run.strategy, folder)
     except trace.NoTraceError as error:
-        return None, [f"there is no profile: {error}"]
+        return None, [f"no profile: {error}"]
     return profile and {**profile, "ops": profile["ops"][:_TOP_OPS]}, []

@@ -138,7 +138,7 @@ def _problems_of_calls(calls: Mapping[str, Any]) -> list[str]:
     if not all(isinstance(column, list) and column and len(column) == len(columns[0]) for column in columns):
         return ["calls has no columns steps, examples, seconds and round of one length"]
     if not all(isinstance(value, _NUMBER) and value > 0 for column in columns[:3] for value in column):
-        return ["calls holds what is not a number above 0"]
+        return ["calls has values that are not numbers above 0"]
     return []
 
 

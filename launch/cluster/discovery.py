@@ -39,7 +39,7 @@ def tasks_of_hosts(hosts: str, index: int | None) -> Tasks:
     """Returns the tasks that --cluster_hosts names. Raises `UsageError` where --task_index is none of them."""
     addresses = tuple(hosts.split(","))
     if index is None or index >= len(addresses):
-        state = " is not given" if index is None else f"={index} is given"
+        state = " is missing" if index is None else f" is {index}"
         raise UsageError(
             f"{setting('cluster_hosts')} names {len(addresses)} tasks, and {setting('task_index')}{state}; give each "
             f"task its own, 0 to {len(addresses) - 1}"

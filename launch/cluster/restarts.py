@@ -62,9 +62,9 @@ class TaskExit:
 
     @property
     def mistake(self) -> str | None:
-        """What it ended by, and would end by again: a mistake, or numbers that are not finite; None if by neither."""
+        """The cause of its end if a restart would repeat it, a mistake or numbers that are not finite; else None."""
         if self.code == EXIT_USAGE:
-            return "a mistake in what was asked"
+            return "a mistake in its flags, script or data"
         if self.code == EXIT_DIVERGED:
             return "the run has diverged, and would again"
         if self.code == EXIT_FAILED and self.last_lines and _CANNOT_BEGIN.match(self.last_lines[-1]):

@@ -236,7 +236,7 @@ class Supervisor:
         timeouts = self._rule.end_timeouts(ending)
         others = f"{len(self._tasks)} still running" if self._tasks else "all have ended"
         as_signalled = ending.task in self._signalled and ending.ended_on_request
-        self._output.print(f"{f'{ending.task} has ended, as it was told to' if as_signalled else ending}; {others}")
+        self._output.print(f"{f'{ending.task} has ended as requested' if as_signalled else ending}; {others}")
         if timeouts is not None and not self._plan:
             self._end_by(timeouts)
 

@@ -97,7 +97,7 @@ def _task(content: dict, jobs: dict[str, list[str]], known: tuple[str, ...]) -> 
     task = content.get("task")
     if not isinstance(task, dict):
         problem = f"task={_short(task)}, which is not an object" if "task" in content else "no task"
-        raise UsageError(f"TF_CONFIG has {problem}: it says which of the cluster's tasks this process is; {_CURE}")
+        raise UsageError(f"TF_CONFIG has {problem}: it must name which of the cluster's tasks this process is; {_CURE}")
     kind, index = task.get("type"), task.get("index")
     if kind not in known:
         use = f"use {' or '.join(known)}"

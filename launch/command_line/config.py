@@ -425,18 +425,19 @@ def _tasks(passed: Mapping[str, Any], values: dict[str, Any], environment: Mappi
     if environment.get(tf_config.NAME, "").strip():
         if servers:
             raise UsageError(
-                f"{setting('num_ps', servers)} is given, and {tf_config.NAME} tells each task's kind; leave one out"
+                f"{setting('num_ps', servers)} can't be combined with {tf_config.NAME}, which has the tasks' kinds; "
+                "leave one out"
             )
         return None
     tasks = discovery.tasks_of(environment)
     if tasks is None and servers:
         raise UsageError(
-            f"{setting('num_ps', servers)} is given, and no tasks are known; give {setting('cluster_hosts')} and "
+            f"{setting('num_ps', servers)} needs tasks, and none are known; give {setting('cluster_hosts')} and "
             f"{setting('task_index')}"
         )
     if values["strategy"] == "parameter_server" and tasks and not servers:
         raise UsageError(
-            f"{tasks.source} has {len(tasks.addresses)} tasks; say by {setting('num_ps')}=N how many are servers"
+            f"{tasks.source} has {len(tasks.addresses)} tasks; give the number of servers by {setting('num_ps')}=N"
         )
     return tasks
 

@@ -113,4 +113,4 @@ def check_trainer(trainer_class) -> None:
         else ("give a subclass of crankshaft.Trainer, whose build_model returns the Keras model")
     )
     kind_name = "the class" if kind is trainer_class else "an object of"
-    raise UsageError(f"what is to be trained is {kind_name} {kind.__name__}; {cure}")
+    raise UsageError(f"the trainer_class is {kind_name} {kind.__name__}; {cure}")

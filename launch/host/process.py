@@ -39,7 +39,7 @@ _TAKE_OVER_SECONDS = 3.0  # in which the file of an owner that has ended is take
 _OVER = re.compile(r"Timeout \(([0-9:]+)")  # faulthandler's, before the stacks with which it ends a process that hangs
 _NOT_JOINED = (
     "error: TensorFlow has not joined the cluster within {} (hours:minutes:seconds), as where a task ends just after "
-    "all have come; see what the other tasks say, and start all of them again\n"
+    "all have come; look at the other tasks' output, and start all of them again\n"
 )
 # TensorFlow's lines at each start on a machine without a GPU; of no use to users who did not request one.
 _NOISE = re.compile(
@@ -121,7 +121,7 @@ class SturdyStream:
         except OSError as error:
             if self.lost is None and not self._has_no_reader(error):
                 self.lost = error
-                logging.warning("%s can't be written (%s); what is printed is lost", self._stream.name, error.strerror)
+                logging.warning("%s can't be written (%s); further output is lost", self._stream.name, error.strerror)
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())  # what the stream holds back is written there
             os.close(nowhere)

@@ -89,9 +89,7 @@ class RemoteFolder:
             ended.set()
             thread.join()
             try:
-                with _explained(
-                    RunError, f"what the run has written can't be copied to {setting('run_dir', self.url)}"
-                ):
+                with _explained(RunError, f"the run's files can't be copied to {setting('run_dir', self.url)}"):
                     self.push()
             except RunError as error:
                 self._remove.detach()  # nothing is lost

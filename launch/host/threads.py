@@ -28,12 +28,12 @@ def counts(strategy: Strategy) -> dict[str, int]:
 
 
 def warn_of_others(manifest: Manifest, about: dict[str, Any]) -> None:
-    """Warns where a run goes on with other threads than its checkpoint's, if the checkpoint names them."""
+    """Warns if a run continues with other threads than its checkpoint's, if the checkpoint names them."""
     before, now = manifest.about.get("cpu"), about.get("cpu")
     if before and now and before != now:
         logging.warning(
             "%s was computed with %s, and this process has %s: sums round otherwise, so from here on the bits are not "
-            "those of one run; for those, go on where as many cores are usable",
+            "those of one run; to keep them so, continue where the run may use as many cores",
             *(manifest.name, _described(before), _described(now)),
         )
 

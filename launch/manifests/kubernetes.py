@@ -18,13 +18,13 @@ _USER = 1000
 _HEAD = """\
 # {name}: {tasks}. Kubernetes 1.29 or later.
 #
-# Workers sign what they say to each other if there is a secret of this name:
+# Workers sign their messages to each other if a secret of this name exists:
 #   kubectl create secret generic {name} --from-literal=secret=$(openssl rand -hex 32)
 ---
-# The volume of all runs: leave this object out where there is one. Whoever deletes it deletes the runs.
+# The volume of all runs: omit this object if the volume exists. Deleting it deletes the runs.
 """
 _COMMENTS = {  # each once, above the first line that begins so
-    "policyTypes:": "To each other alone: TensorFlow's servers run what whoever reaches them asks for.",
+    "policyTypes:": "To each other alone: TensorFlow's servers execute anybody's requests.",
     "publishNotReadyAddresses:": "Tasks wait for each other before they are ready.",
     "failurePolicy:": "The Jobs restart their pods.",
     "backoffLimit:": f"A worker that fails ends the others too, and each counts: {_RESTARTS} restarts of all.",
@@ -35,7 +35,7 @@ _COMMENTS = {  # each once, above the first line that begins so
     "terminationGracePeriodSeconds:": "For a checkpoint.",
     "- name: CRANKSHAFT_JOBS": "By these two a pod finds the others.",
     "- name: HOME": "The root can't be written to.",
-    "startupProbe:": "TensorFlow's server says something to whoever calls; that of a stopped process does not.",
+    "startupProbe:": "TensorFlow's server sends a greeting to every caller, unless its process is stopped.",
     "- name: shm": "For NCCL.",
 }
 # Not tcpSocket, which the kernel answers for a process that is stopped.

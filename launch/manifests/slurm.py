@@ -17,19 +17,19 @@ _SCRIPT = string.Template(
 #SBATCH --cpus-per-task=$cpus
 #SBATCH --mem-per-cpu=${memory_mb}M
 ${gpus}#SBATCH --time=$time
-# Two minutes before the limit all tasks are asked to save and end, and the job goes on in its next turn.
+# Two minutes before the limit all tasks get SIGTERM, save and end, and the job continues in its next turn.
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
 
-# The tasks sign what they say to each other with this; only they know it.
+# The tasks sign their messages to each other with this; only they know it.
 CRANKSHAFT_JOB_SECRET=$$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')
 export CRANKSHAFT_JOB_SECRET
 export PYTHONUNBUFFERED=1
 
-# Each task reads from Slurm's variables which one it is. Where one fails the others name it, and end by themselves: if
-# srun ended them, its code would be theirs, and not the one that says why.
+# Each task finds its index in Slurm's variables. If one fails, the others name it and end by themselves: if srun ended
+# them, the job would have the code of that end, instead of the one that names the cause.
 srun --kill-on-bad-exit=0 --cpus-per-task=$cpus \\
   $command
 code=$$?

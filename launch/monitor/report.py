@@ -59,7 +59,9 @@ def _text(paths: list[str], html: str | None) -> str:
         write_text(html, page.html({"runs": shown}))
         return f"written to {html}"
     if len(paths) != 1:
-        raise UsageError(f"{len(paths)} paths are given to crankshaft report; give RESULT.json, or --html=FILE and any")
+        raise UsageError(
+            f"{len(paths)} paths instead of one; use crankshaft report RESULT.json, or any with --html=FILE"
+        )
     if not os.path.isdir(paths[0]):
         return report.markdown(report.read(paths[0]))
     raise UsageError(f"{paths[0]} is a run's folder, which is shown as a page; add --html=FILE")

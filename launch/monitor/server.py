@@ -1,4 +1,4 @@
-"""Show runs on a page, while they go on and afterwards.
+"""Show running and finished runs on a page.
 
 For example:
 
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
 
 def _serve(paths: list[str], bind: str, port: int) -> None:
     if not paths:
-        raise UsageError("no run is given; name a run's folder: crankshaft monitor RUN_DIR")
+        raise UsageError("the run's folder is missing; name it: crankshaft monitor RUN_DIR")
     address = ipaddress.ip_address(bind)
     token = "" if address.is_loopback else secrets.token_urlsafe(24)
     try:

@@ -311,8 +311,8 @@ def _train_steps(config: Config, order: Order) -> int | None:
     if order.shift % config.sync_every_steps:
         raise UsageError(
             f"{setting('global_batch_size', order.batch_size)}: from step {order.origin.step} on epochs would end "
-            f"between two syncs ({setting('sync_every_steps', config.sync_every_steps)}); resume with the batch size "
-            "that the run had"
+            f"between two syncs ({setting('sync_every_steps', config.sync_every_steps)}); resume with the run's "
+            "earlier batch size"
         )
     if config.is_endless:
         return None
@@ -461,7 +461,7 @@ def choose_jit(run: BaseRun) -> str:
         return f"XLA off: {with_flags(reason)}"
     why = "as this run began"
     if config.jit != "auto":
-        state.jit, why = config.jit == "on", "as asked"
+        state.jit, why = config.jit == "on", "as configured"
     elif state.jit is None and getattr(run.trainer, "wants_jit", False):
         state.jit, why = True, "as the model is compiled"
     left = None if run.train_steps is None else run.train_steps - run.step

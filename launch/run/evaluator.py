@@ -46,9 +46,8 @@ def watch(run: BaseRun) -> Outcome:
         while True:
             if not has_met and (has_met := bool(answers(chief))):
                 _check_run_dir(config.run_dir)
-            stop_requested = (
-                request.reason or coordinator.is_gone()
-            )  # asked first: what was saved by then is found below
+            # Before reading: then all checkpoints saved until the request are found below.
+            stop_requested = request.reason or coordinator.is_gone()
             for manifest in restored(run, newer_than=done):
                 if done < 0:
                     files.open(manifest.step - 1)

@@ -55,7 +55,7 @@ def save(run: BaseRun, path: str, name: str | None = None) -> str:
     elif getattr(run.trainer, "model", None) is None:
         trainer, there = type(run.trainer).__name__, ", ".join(weights.models_of(run.trainer)) or "none"
         raise UsageError(
-            f"{setting('mode')}=export serves {trainer}.model, and there is none; name the model to serve self.model, "
+            f"{setting('mode')}=export serves {trainer}.model, which is missing; name the model to serve self.model, "
             f"or give {setting('export_model', there)}"
         )
     if is_keras:

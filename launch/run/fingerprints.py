@@ -48,8 +48,8 @@ def fingerprint(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
     content = [split.identity().encode()] if arrays is None else map(_content, tf.nest.flatten(arrays))
     for chunk in content:
         digest = zlib.crc32(chunk, digest)
-    fingerprint = {"examples": examples, "digest": digest, **({} if ids is None else {"ids": hash_ids(ids)})}
-    return {**fingerprint, "written": _written(files)} if (files := split.files()) else fingerprint
+    made = {"examples": examples, "digest": digest, **({} if ids is None else {"ids": hash_ids(ids)})}
+    return {**made, "written": _written(files)} if (files := split.files()) else made
 
 
 def _written(paths: Sequence[str]) -> int:
@@ -95,7 +95,7 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> 
     """Compares a run's data with its checkpoint's, and warns with a line for each split that has changed.
 
     Args:
-      config: what was asked.
+      config: of the run.
       manifest: of the checkpoint.
       about: the metadata to keep from now on.
 
@@ -135,9 +135,9 @@ def check_begun(config: Config, manifest: Manifest, ids: Any) -> None:
     """Raises `UsageError` where ids are numbered otherwise than for the checkpoint of --init_from: in other words.
 
     Args:
-      config: what was asked.
+      config: of the run.
       manifest: of the checkpoint.
-      ids: as `of` takes them.
+      ids: as `fingerprint` takes them.
     """
     before = manifest.about.get("data", {}).get("train")
     numbered = before.get("ids") if isinstance(before, dict) else None
@@ -171,7 +171,7 @@ def check_division(config: Config, manifest: Manifest, about: dict[str, Any], nu
     raise UsageError(
         f"{setting('run_dir', config.run_dir)} divided its training data {division}, and this run divides it "
         f"{_division(now)}: begin in another {setting('run_dir')}, run as many workers on the same files, or give "
-        f"{setting('allow_changed_config')}, and the epoch goes on with other examples"
+        f"{setting('allow_changed_config')}, and the epoch continues with other examples"
     )
 
 

@@ -75,7 +75,7 @@ def row_of(run: BaseRun, prompt: str) -> list[int]:
     """Returns the tokens of a prompt, after the separator that precedes each document. Raises `UsageError`."""
     if run.known.tokens is None:
         raise UsageError(
-            f"this run's {NAMES.model} does not say what text is cut into: its data was not text, or it "
+            f"this run's {NAMES.model} does not name a tokenizer: its data was not text, or it "
             f"is older; train on {setting('input')}=text"
         )
     text = os.fsencode(prompt)  # unchanged, even if it is not UTF-8
@@ -131,7 +131,7 @@ def _model(run: BaseRun) -> Generates:
     model = getattr(run.trainer, "model", None)
     if not isinstance(model, Generates):
         raise UsageError(
-            f"{run.config.model_entry.name} does not tell which token follows others; generate with a language "
+            f"{run.config.model_entry.name} does not predict the next token; generate with a language "
             f"model, such as {setting('model')}=transformer_lm, or give self.model the methods of "
             "crankshaft.engine.generation.Generates"
         )

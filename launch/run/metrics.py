@@ -1,6 +1,6 @@
 """Serves a run's figures to Prometheus, at /metrics. Host code; nothing here starts TensorFlow.
 
-What is served is what the record's newest window has: a scrape costs the steps nothing. Names and units are by
+The figures are those of the record's newest window: a scrape costs the steps nothing. Names and units are by
 Prometheus's conventions (https://prometheus.io/docs/practices/naming): seconds, bytes, ratios, counters in _total.
 """
 
@@ -24,7 +24,7 @@ def serving(port: int, address: str, get_run: Callable[[], Any], labels: dict[st
     Args:
       port: to listen at; 0 takes a free one.
       address: of this host; empty is loopback's.
-      get_run: returns the run, None before there is one.
+      get_run: returns the run, None before it exists.
       labels: that name the run.
 
     Raises:
@@ -50,7 +50,7 @@ class _Collector:
     """Makes the figures of a run when they are scraped."""
 
     def __init__(self, get_run: Callable[[], Any], labels: dict[str, str]):
-        self._run, self._labels = get_run, labels
+        self._get_run, self._labels = get_run, labels
 
     def describe(self) -> list:
         return []
@@ -59,13 +59,13 @@ class _Collector:
         from prometheus_client.core import InfoMetricFamily
 
         yield InfoMetricFamily("crankshaft_run", "The run.", value=self._labels)
-        if (get_run := self._run()) is None:
+        if (run := self._get_run()) is None:
             return
-        yield _gauge("step", "Updates done.", get_run.step)
-        if get_run.train_steps:
-            yield _gauge("until_step", "The last step of the run.", get_run.train_steps)
-        if get_run.record is not None:
-            yield from _of_record(get_run.record)
+        yield _gauge("step", "Updates done.", run.step)
+        if run.train_steps:
+            yield _gauge("until_step", "The last step of the run.", run.train_steps)
+        if run.record is not None:
+            yield from _of_record(run.record)
 
 
 def _of_record(record) -> Iterator[Any]:
@@ -73,7 +73,7 @@ def _of_record(record) -> Iterator[Any]:
 
     spent, window = record.spent, record.latest
     total = spent.pop("total")
-    seconds = CounterMetricFamily("crankshaft_spent_seconds", "Wall time, by what it went to.", labels=["kind"])
+    seconds = CounterMetricFamily("crankshaft_spent_seconds", "Wall time by kind.", labels=["kind"])
     for kind, value in spent.items():
         seconds.add_metric([kind], value)
     yield seconds

@@ -47,9 +47,7 @@ def read(run_dir: str) -> ModelDescription:
         features, data = _zeros(content["features"]), known.from_json(content, NAMES.model)
         return ModelDescription(models, features, data, content.get("logits_of"), bool(content["model_is_forward"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{run_dir}/{NAMES.model} does not say what the model is ({error}); train the run on"
-        ) from None
+        raise UsageError(f"{run_dir}/{NAMES.model} does not describe the model ({error}); train the run on") from None
 
 
 def read_if_trained(config: Config) -> ModelDescription | None:

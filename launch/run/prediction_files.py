@@ -31,13 +31,13 @@ def columns(run: PredictableRun, examples: Split, outputs: Any, logits_of: str |
       outputs: of them, nest of arrays [examples, ...].
       logits_of: see `weights.logits_of`.
     """
-    columns: dict[str, np.ndarray] = {}
+    named: dict[str, np.ndarray] = {}
     if isinstance(examples, Source) and (ids := examples.ids(np.arange(len(examples)))) is not None:
-        columns["id"] = np.array(ids)
+        named["id"] = np.array(ids)
     if isinstance(outputs, dict):
-        return columns | {name: np.asarray(each) for name, each in outputs.items()}
+        return named | {name: np.asarray(each) for name, each in outputs.items()}
     if isinstance(outputs, (tuple, list)):
-        return columns | {f"output_{number}": np.asarray(each) for number, each in enumerate(outputs)}
+        return named | {f"output_{number}": np.asarray(each) for number, each in enumerate(outputs)}
     classes, names = run.known.num_classes, run.names.classes
     if logits_of == "clicks":
         outputs = outputs.reshape(len(outputs)).astype(np.float64)
@@ -48,11 +48,11 @@ def columns(run: PredictableRun, examples: Split, outputs: Any, logits_of: str |
             values = np.exp(outputs - outputs.max(1, keepdims=True), dtype=np.float64)
             name, values = "probability", values / values.sum(1, keepdims=True)
     else:
-        return columns | {"prediction": outputs[:, 0] if outputs.shape[1:] == (1,) else outputs}
-    columns["class"] = numbers
+        return named | {"prediction": outputs[:, 0] if outputs.shape[1:] == (1,) else outputs}
+    named["class"] = numbers
     if names:
-        columns["class_name"] = np.array(names)[numbers]
-    return columns | {name: values.astype(np.float32)}
+        named["class_name"] = np.array(names)[numbers]
+    return named | {name: values.astype(np.float32)}
 
 
 def write(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | None) -> None:

@@ -31,7 +31,7 @@ def restore_to_train(run: BaseRun) -> Manifest | None:
 
 
 def _checked_newest(run: BaseRun) -> Manifest | None:
-    """Returns the checkpoint that the run goes on from, if any. Raises `UsageError` where it can't."""
+    """Returns the checkpoint from which the run continues, if any. Raises `UsageError` if it can't."""
     run.checkpoints.clean()
     run.best.clean()
     manifest, about = newest(run, run.checkpoints), run.checkpoints.about
@@ -64,7 +64,7 @@ def _check_rules(config: Config, manifest: Manifest) -> None:
             f"began it, or {setting('allow_changed_config')}"
         )
     if config.is_chief:
-        logging.warning("%s: it goes on by these", message)
+        logging.warning("%s: it continues by these", message)
 
 
 def _unreadable(run: BaseRun, problem: str) -> str:
@@ -89,12 +89,12 @@ def _check_beginning(run: BaseRun) -> None:
     if best.step > 2 * every or results.step_of(RunDir(run_dir).result):
         raise UsageError(
             f"{setting('run_dir', run_dir)} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't "
-            f"be gone on with; restore them from a copy, or use another {setting('run_dir')}, with "
+            f"continue; restore them from a copy, or use another {setting('run_dir')}, with "
             f"{setting('init_from', run.best.directory)} to train on from there"
         )
     if run.strategy.is_chief:
         logging.warning(
-            "%s has no checkpoint but best/%s: the run begins again, and that one stays until there is a better one",
+            "%s has no checkpoint but best/%s: the run begins again, and keeps that one until a better one",
             *(run_dir, best.name),
         )
 
@@ -126,14 +126,14 @@ def find(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
     if not all(run.strategy.exchange(int(manifest is not None))):
         steps = ", ".join(map(str, sorted(each.step for each in run.checkpoints.all())))
         cure = f"use latest, best, or a step of {steps}" if steps else "none is saved yet, which save() does"
-        raise UsageError(f"restore({which!r}): there is no such whole checkpoint; {cure}")
+        raise UsageError(f"restore({which!r}): the checkpoint does not exist or is incomplete; {cure}")
     return manifest
 
 
 def restored(run: BaseRun) -> Iterator[Manifest]:
     """Restores the requested checkpoints, the oldest first, each once the caller has finished with the last.
 
-    A checkpoint that a live run removes meanwhile is left out; for `latest` and `best` there is a newer one then.
+    A checkpoint that a live run removes meanwhile is skipped; `latest` and `best` then take a newer one.
     """
     config = run.config
     which = config.eval_checkpoint
@@ -162,12 +162,12 @@ def check_same_run(run: BaseRun, manifest: Manifest) -> None:
 
 
 def check_position(run: BaseRun, manifest: Manifest) -> None:
-    """Raises `UsageError` where training can't go on from a checkpoint, since its batches were of another size."""
+    """Raises `UsageError` if training can't continue from a checkpoint, since its batches had another size."""
     order = run.strategy.training.feed.order
     if manifest.step < order.origin.step:
         raise UsageError(
             f"{manifest.name} was written before batches of {order.batch_size} began, at step {order.origin.step}, and "
-            f"this process goes on from there; use a checkpoint of step {order.origin.step} or later"
+            f"this process continues from there; use a checkpoint of step {order.origin.step} or later"
         )
 
 

@@ -126,7 +126,7 @@ def warn_of_full_tables(tables: Mapping[str, int]) -> None:
         rows, turned_away = (tables[f"{name}/{figure}"] for figure in ("rows_given", "turned_away"))
         if turned_away:
             logging.warning(
-                "table %s: %s rows are given, and %s times an id found none free and shared row 0; "
+                "table %s: %s rows are in use, and %s times an id got no row of its own and shared row 0; "
                 "give the table more rows, or raise admit_after",
                 *(name, f"{rows:,}", f"{turned_away:,}"),
             )

@@ -80,9 +80,9 @@ class Run(BaseRun):
           epochs: passes over the data; a part of one is rounded up to whole steps.
           data: what to train on instead of the run's own data: of its form, and of any length, which costs no
             compilation. Arrays and sources are shuffled (not with `shuffle_buffer=0`), streams read in their order:
-            with `steps`, the same dataset goes on where the last call left it, and is read no further. Batches are of
-            `global_batch_size` examples, or of all there are. These steps count as the run's, and its own data goes on
-            with the batch of the step that they lead to.
+            with `steps`, the same dataset continues where the last call left it, and is read no further. Batches are of
+            `global_batch_size` examples, or of all if they are fewer. These steps count as the run's, and its own data
+            continues with the batch of the step that they lead to.
 
         Returns:
           The means of the metrics over these steps, by name; read where they are looked at.
@@ -90,7 +90,7 @@ class Run(BaseRun):
         Raises:
           UsageError: the run is closed or has stopped, the length is not one, or data is of another form.
           RunError: training failed. After an error outside the compiled steps, in a hook or in the data, the run can
-            go on from its step; after one within them, `restore` takes it back to a checkpoint.
+            continue from its step; after one within them, `restore` takes it back to a checkpoint.
         """
         with self._call("train", steps=steps, epochs=epochs, data=data) as split:
             return training.train(self, steps, epochs, split)
@@ -130,7 +130,7 @@ class Run(BaseRun):
     def reset_patience(self) -> None:
         """Makes early stopping and `reduce_lr` begin again: the next evaluation is the first that they see.
 
-        A run that early stopping has stopped goes on, on other data for example: `train` trains again.
+        A run that early stopping has stopped continues, on other data for example: `train` trains again.
 
         Raises:
           UsageError: the run is closed.
@@ -277,10 +277,10 @@ class Run(BaseRun):
             return predictions.evaluate(self, split)
 
     def execute(self, mode: Callable[[Run], modes.Outcome], once_failed: Callable[[Run], None] | None = None) -> None:
-        """Does what the run is to do, writes its result, and closes it.
+        """Executes a mode of the run, writes its result, and closes the run.
 
         Args:
-          mode: does it.
+          mode: takes the run.
           once_failed: called with a run that an error ends, while it can still be read.
         """
         with self._closing():
@@ -310,8 +310,8 @@ class Run(BaseRun):
     def _call(self, method: str, while_open: bool = True, data=None, checked=None, **arguments) -> Iterator[Any]:
         """Makes one call, the same in each process of the run; yields the checked data passed to it.
 
-        Within, the run's own values of shared state are set, and signals wait or end training at a
-        step. An error that the run can't go on after closes it: what other processes are part of.
+        Within, the run's own values of shared state are set, and signals wait or end training at a step. An error after
+        which the run can't continue closes it, such as one in a run of several processes.
 
         Args:
           method: its name.
@@ -323,7 +323,7 @@ class Run(BaseRun):
         passed = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
         if while_open and not self.is_open:
             raise UsageError(
-                f"{method}({passed}): the run is closed; open it again, on the same run_dir if it is to go on"
+                f"{method}({passed}): the run is closed; open it again, with the same run_dir to continue it"
             )
         with self._standby.calling(), explanations.explained_errors():
             try:
@@ -361,7 +361,7 @@ class Run(BaseRun):
 
     @contextlib.contextmanager
     def _ended_by_signals(self) -> Iterator[None]:
-        """Makes a signal end training at a step, and is answered at the end of the call."""
+        """Makes a signal end training at a step; it has its usual effect at the end of the call."""
         try:
             with self.signals:
                 yield
@@ -389,7 +389,7 @@ class Run(BaseRun):
         return ended_by
 
     def _end_with(self, outcome: modes.Outcome) -> None:
-        """Writes the result, and then prints what there is for people."""
+        """Writes the result, and then prints the outcome's lines and report."""
         self._ending.set(outcome.result, outcome.code)
         for line in outcome.lines:
             self.log(line)
@@ -407,7 +407,7 @@ class Run(BaseRun):
         self._release(None)
 
     def _release(self, error: BaseException | None) -> None:
-        """Frees what the run holds, after an error, which may be explained by another that is raised, or without."""
+        """Frees the run's resources; after an error, another one that explains it may be raised."""
         self.is_open = False
         if self.config.coordinates and not self.code and error is None:
             cast(Any, self.strategy).dismiss()

@@ -85,7 +85,7 @@ class SavedRun:
         """The run's data, by "train" and "eval". Raises `UsageError`."""
         if self.config.input is None:
             raise UsageError(
-                f"the data of {self.run_dir} was given by its program; give predict the examples, or an input's name"
+                f"the data of {self.run_dir} was passed by its program; pass predict the examples, or an input's name"
             )
         return predictions.of_input(self, self.config.input)
 
@@ -115,7 +115,7 @@ class SavedRun:
             why = "an average of its weights" if architecture else f"{others} alone"
             raise UsageError(
                 f"load_model(name={name!r}): {self.run_dir}/{NAMES.model} has {why}; give load_model its "
-                "trainer_class, which says what the model is"
+                "trainer_class, which defines the model"
             )
         if trainer_class is None and architecture is not None and (name or saved.model_is_forward):
             return _Built(None, _architecture_model(architecture), name or weights.MODEL, ema_decay)

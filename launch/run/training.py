@@ -124,7 +124,7 @@ def _end_of(run: BaseRun, steps: int | None, epochs: float | None, order: Order)
     """
     step, last = run.step, run.train_steps
     if run.stop:
-        cure = "look at run.stop before each call; after early stopping, reset_patience() lets it go on"
+        cure = "look at run.stop before each call; after early stopping, reset_patience() lets it continue"
         raise UsageError(f"train(): the run has stopped ({run.stop}); {cure}")
     if steps is not None and epochs is not None:
         raise UsageError(f"train(steps={steps}, epochs={epochs}): both are given; use one of them")
@@ -148,7 +148,7 @@ def _end_of(run: BaseRun, steps: int | None, epochs: float | None, order: Order)
 
 
 def take_signal(run: BaseRun) -> str | None:
-    """Returns the signal that ended the last call, or came at its end, if any; after Ctrl-C the run may go on."""
+    """Returns the signal that ended the last call, or came at its end, if any; after Ctrl-C the run may continue."""
     status = run.loop.status
     reason = status.agreed_stop.reason if status.agreed_stop else run.stop_request.reason
     if reason == "SIGINT" and run.strategy.num_hosts == 1:
@@ -157,7 +157,7 @@ def take_signal(run: BaseRun) -> str | None:
 
 
 def restore(run: BaseRun, which: str | int) -> None:
-    """Restores the best checkpoint, the latest, or that of a step; the run goes on from there."""
+    """Restores the best checkpoint, the latest, or that of a step; the run continues from there."""
     checkpoints = run.best if which == "best" else run.checkpoints
     checkpoints.wait()
     manifest = restoring.find(run, checkpoints, which)
@@ -279,7 +279,7 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
     if run.train_steps is None:
         return f"{text}\nresumed at step {manifest.step:,} from {config.configured_run_dir}"
     if manifest.step >= run.train_steps:
-        more = "with more --train_steps or --train_epochs it goes on"
+        more = "more --train_steps or --train_epochs continue it"
         if "train_steps" in config.deciding():
             more += f", with --allow_changed_config: --learning_rate_schedule={config.learning_rate_schedule} ends here"
         return f"{text}\nresumed at step {manifest.step:,}: this run is complete; {more}"
@@ -294,11 +294,10 @@ def _batch_size_line(run: BaseRun, manifest: Manifest) -> str:
         return ""
     described = f"epoch {origin.epoch + 1}" if order.has_epochs else "the data"
     of = f" of {order.num_examples:,}" if order.has_epochs else ""
-    line = (
-        f"\nbatch size {order.batch_size}, which was {before}: {described} goes on after {origin.place:,}{of} examples"
-    )
+    line = f"\nbatch size {order.batch_size}, which was {before}: {described} continues after "
+    line += f"{origin.place:,}{of} examples"
     if order.seen:
         line += f", with a first batch of {order.size_of(origin.step)}"
     if run.config.learning_rate_schedule != "constant" or run.config.warmup_steps:
-        line += "; the learning rate's schedule goes on by examples"
+        line += "; the learning-rate schedule continues by examples"
     return line

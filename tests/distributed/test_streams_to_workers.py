@@ -60,7 +60,7 @@ def test_leases_of_another_batch_size_go_on_with_the_next_example(start, tmp_pat
     start("run", *flags, "--train_steps=5", local=("--ps=1",)).ok()
     job = start("run", *flags, "--train_epochs=2", "--global_batch_size=48", local=("--ps=1",)).ok()
     assert (
-        "batch size 48, which was 64: epoch 1 goes on after 320 of 1,000 examples, with a first batch of 16"
+        "batch size 48, which was 64: epoch 1 continues after 320 of 1,000 examples, with a first batch of 16"
         in job.output
     )
     assert job.result["step"] == 5 + (21 - 6) + 21

@@ -259,11 +259,11 @@ def test_a_mistake_is_the_programs_line_with_keywords(name):
 )
 def test_what_is_no_trainers_class_is_named(given, line, tmp_path, capsys):
     for call in (functools.partial(run, data=data), lambda given: load_model(tmp_path, trainer_class=given)):
-        with pytest.raises(UsageError, match=f"^what is to be trained is {line}"):
+        with pytest.raises(UsageError, match=f"^the trainer_class is {line}"):
             call(given)
     with pytest.raises(SystemExit, match="2"):
         crankshaft.main(given, data=data, argv=["script"])
-    assert capsys.readouterr().err.startswith(f"error: what is to be trained is {line}")
+    assert capsys.readouterr().err.startswith(f"error: the trainer_class is {line}")
 
 
 def test_a_folder_that_is_none_of_a_run_is_one_line(tmp_path):

@@ -43,7 +43,7 @@ def test_each_example_is_seen_once_an_epoch_and_epochs_end_where_they_do(inside,
     ran("--train_steps=4", "--global_batch_size=10")
     assert "origin" not in manifests(tmp_path)[-1]["about"]
     out = ran("--train_steps=6", "--global_batch_size=16")
-    line = "batch size 16, which was 10: epoch 1 goes on after 40 of 100 examples, with a first batch of 8"
+    line = "batch size 16, which was 10: epoch 1 continues after 40 of 100 examples, with a first batch of 8"
     assert line in out.splitlines()
     out = ran("--train_epochs=1", "--global_batch_size=16")  # within the epoch, once more
     assert "resumed at step 6 of 9" in out
@@ -74,7 +74,7 @@ def test_an_interruption_changes_no_bit_and_the_rate_goes_on_by_examples(inside,
     for name in ("straight", "parts"):
         ran(name, "--global_batch_size=20", stop=7)
     out = ran("parts", "--global_batch_size=40", stop=9)
-    assert "epoch 2 goes on after 40 of 100 examples; the learning rate's schedule goes on by examples\n" in out
+    assert "epoch 2 continues after 40 of 100 examples; the learning-rate schedule continues by examples\n" in out
     ran("parts", "--global_batch_size=40")
     ran("straight", "--global_batch_size=40")
     np.testing.assert_equal(tensors(tmp_path / "parts"), tensors(tmp_path / "straight"))

@@ -123,7 +123,7 @@ def test_a_run_dir_that_is_not_utf_8_is_a_mistake_as_any_other(local, tmp_path):
     script = "from crankshaft.launch import train\ntrain.main(argv=['crankshaft train', *sys.argv[1:]])"
     outcome = local(script, own=(f"--run_dir={tmp_path}/\udcfc", *("--model=mlp", "--input=digits"))).wait()
     assert "\\udcfc can't be used: it has \\xfc in it, which is not UTF-8" in outcome.err
-    assert "a mistake in what was asked, so it is not restarted" in outcome.mistake
+    assert "a mistake in its flags, script or data, so it is not restarted" in outcome.mistake
 
 
 def test_lines_are_prefixed_whole_and_in_order_on_the_stream_they_were_for(local):
@@ -227,8 +227,8 @@ def test_a_reader_who_does_not_read_holds_up_no_signal(tmp_path):
 
 
 MISTAKES = {
-    "": "what the workers run is missing; write it after --, e.g. crankshaft local -- --model=mlp ",
-    "--workers=2 --": "what the workers run is missing; ",
+    "": "the command of the tasks is missing; write it after --, e.g. crankshaft local -- --model=mlp ",
+    "--workers=2 --": "the command of the tasks is missing; ",
     "--workers=0 -- --model=mlp": "--workers=0 can't be used: it takes an integer from 1 to 1000; ",
     "--evaluator=maybe -- --model=mlp": "--evaluator=maybe can't be used: it takes true or false; ",
     "--wrkers=2 -- --model=mlp": "--wrkers is unknown; did you mean workers?",

@@ -90,7 +90,10 @@ time.sleep(900)
 """
     program = local(script, "--grace_seconds=0.3")
     outcome = program.wait()
-    assert "worker 1 ended with exit code 2: a mistake in what was asked, so it is not restarted" in outcome.mistake
+    assert (
+        "worker 1 ended with exit code 2: a mistake in its flags, script or data, so it is not restarted"
+        in outcome.mistake
+    )
     assert outcome.err.endswith("\n    error: --model=cmm is unknown\n")
     assert "worker 0 has not ended in time; it is killed" in outcome.err
     until_dead(*pids(program))
@@ -283,7 +286,7 @@ while not (here / "stop").exists():
     outcome = program.wait().ok()
     assert "[local] chief ended with exit code 0; 2 still running" in outcome.err
     for task in ("worker 0", "ps 0"):
-        assert f"[local] {task} has ended, as it was told to; " in outcome.err
+        assert f"[local] {task} has ended as requested; " in outcome.err
     assert "exit code 143" not in outcome.err
 
 

@@ -184,12 +184,12 @@ def test_what_restarts_and_what_does_not(capsys):
 
 
 MISTAKES = {
-    "": "no target is given to crankshaft manifest; use slurm, kubernetes, jobset or dockerfile",
-    "yarn": "yarn is given to",
-    "slurm": "what the tasks run is missing",
+    "": "crankshaft manifest has no target; use slurm, kubernetes, jobset or dockerfile",
+    "yarn": "yarn is not a target of crankshaft manifest; use slurm, kubernetes, jobset or dockerfile",
+    "slurm": "the command of the tasks is missing",
     "slurm -- --model=mlp": "has no --run_dir=FOLDER",
     "slurm -- --run_dir=runs/a": "--run_dir=runs/a is not an absolute path",
-    "kubernetes -- RUN": "--image is not given",
+    "kubernetes -- RUN": "--image is missing",
     "jobset --image=a -- --run_dir=/data/a": "/data/a is not in /runs",
     "slurm --evaluator -- RUN": "--evaluator is for --ps=N",
     "slurm --name=a\nb -- RUN": "small letters, digits and hyphens",

@@ -215,10 +215,10 @@ def test_a_run_outlives_what_it_prints_to(inside, monkeypatch, tmp_path, gone):
     assert (tmp_path / "run/checkpoints/ckpt-3.manifest.json").exists()
     if gone == "disk":
         assert outcome.code == 1
-        assert outcome.error == "a part of what was printed is lost: No space left on device"
+        assert outcome.error == "a part of the output is lost: No space left on device"
     else:
         outcome.ok()
-    assert outcome.err.count("what is printed is lost") == (gone == "disk")
+    assert outcome.err.count("further output is lost") == (gone == "disk")
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "best"])

@@ -280,8 +280,8 @@ MISTAKES = [
     (lambda r: r.train(), "train(): how long? give steps or epochs, or open the run with train_steps"),
     (lambda r: r.train(steps=1.5), "train(steps=1.5): give a number above 0, a whole one of steps"),
     (lambda r: r.train(steps=0), "train(steps=0): give a number above 0"),
-    (lambda r: r.restore(3), "restore(3): there is no such whole checkpoint; "),
-    (lambda r: r.restore("worst"), "restore('worst'): there is no such whole checkpoint; "),
+    (lambda r: r.restore(3), "restore(3): the checkpoint does not exist or is incomplete; "),
+    (lambda r: r.restore("worst"), "restore('worst'): the checkpoint does not exist or is incomplete; "),
     (lambda r: r.save(extra={"x": np.zeros(2)}), f"{KEPT} (Object of type ndarray"),
     (lambda r: r.save(extra=[3, 5]), f"extra=[3, 5] {KEPT} (it is of type list, not a dictionary"),
     (lambda r: r.save(extra=[]), f"extra=[] {KEPT} (it is of type list, not a dictionary"),
@@ -400,7 +400,7 @@ def test_a_run_that_early_stopping_has_ended_goes_on_with_new_patience(tmp_path,
         opened.train(data=(x, 0 * y - 90), steps=1)  # only worse from here on
         opened.train(data=(x, 0 * y - 90), steps=9)
         assert "has not improved for 2 evaluations" in opened.stop
-        with pytest.raises(UsageError, match=r"reset_patience\(\) lets it go on$"):
+        with pytest.raises(UsageError, match=r"reset_patience\(\) lets it continue$"):
             opened.train(steps=1)
         if restores:
             opened.restore("best")

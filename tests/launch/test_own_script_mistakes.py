@@ -178,7 +178,7 @@ def test_an_export_without_a_model_says_what_is_served(inside, tmp_path):
 
     inside(*RUN, "--mode=train", f"--run_dir={tmp_path}", trainer=Named, data=data).ok()
     outcome = inside("--mode=export", f"--run_dir={tmp_path}", trainer=Named, data=data)
-    outcome.refused("--mode=export serves Named.model, and there is none")
+    outcome.refused("--mode=export serves Named.model, which is missing")
 
 
 @pytest.mark.parametrize(

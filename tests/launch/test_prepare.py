@@ -124,7 +124,7 @@ def test_call_that_failed_is_taken_up_again(prepared, own_input, in_the_way, tmp
     call = (f"--input={own_input}", f"--output_dir={out}", "--shards=4")
     code, _, error = prepared(*call)
     assert code == 1
-    assert "what is whole is kept, the same call goes on" in error
+    assert "complete shards are kept, and the same command continues" in error
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.tfrecord") if path.is_file()}
     assert len(before) == 2
     assert not [*out.rglob("*.tmp")]
@@ -198,7 +198,7 @@ def test_shard_that_is_missing_or_cut_at_a_record_is_found(prepared, own_input, 
 
 MISTAKES = {
     "--output_dir=x": "--input is missing",
-    "--input=digits": "--output_dir is not given",
+    "--input=digits": "--output_dir is missing",
     "--input=digits --outputdir=x": "--outputdir is unknown; did you mean output_dir",
     "--input=digits --output_dir=x --input_arg=a=1": "digits takes no arguments",
     "--input=digits --output_dir=x --format=csv": "--format=csv is unknown",
@@ -267,7 +267,7 @@ def test_ctrl_c_is_one_line_whatever_it_became_on_its_way(prepared, tmp_path):
     )
     before = signal.getsignal(signal.SIGINT)
     code, _, error = prepared(f"--input={path}", f"--output_dir={tmp_path / 'out'}")
-    assert (code, error) == (130, "error: interrupted; what is whole is kept, the same call goes on")
+    assert (code, error) == (130, "error: interrupted; complete shards are kept, and the same command continues")
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -20,7 +20,7 @@ def test_a_first_run_prints_what_it_does_and_nothing_else(digits_run):
     run_dir, done = digits_run
     assert "dense (Dense)" in done.stdout
     assert "mlp: 1,437 examples, 23 steps an epoch of 64, 50 steps; one_device, 1 replica" in done.stdout
-    assert "XLA off, as asked" in done.stdout
+    assert "XLA off, as configured" in done.stdout
     assert re.search(r"step 50/50  loss \d\.\d+  accuracy \d\.\d+  epoch 2.17  [\d,]+ examples/s  0s left", done.stdout)
     assert re.search(r"step 46/50  evaluation  loss \d\.\d+  accuracy \d\.\d+", done.stdout)
     assert f"The run's files: {run_dir}" in done.stdout

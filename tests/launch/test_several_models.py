@@ -81,5 +81,5 @@ def test_one_of_several_models_is_exported_by_its_name(tmp_path):
         assert arrays["prediction"].shape == (5,)
     with pytest.raises(UsageError, match=r"^name='maker': Gan has no Keras model of that name; it has critic, gener"):
         run_(Gan, **export, export_model="maker", output=tmp_path / "b")
-    with pytest.raises(UsageError, match=r"and there is none; .* or give export_model=critic, generator$"):
+    with pytest.raises(UsageError, match=r"which is missing; .* or give export_model=critic, generator$"):
         run_(Gan, **export, output=tmp_path / "c")

@@ -264,7 +264,7 @@ def _callee(op: tf.Operation, attribute: str) -> tf.Graph:
 
 def _shape(tensor: tf.Tensor) -> list[int]:
     if not tensor.shape.is_fully_defined():
-        raise NotCountableError(f"{tensor.op.name} is of shape {tensor.shape}, which only running it tells")
+        raise NotCountableError(f"{tensor.op.name} is of shape {tensor.shape}, known only by running it")
     return tensor.shape.as_list()
 
 
@@ -273,7 +273,7 @@ def _constant_shape(tensor: tf.Tensor) -> list[int]:
         return _shape(tensor.op.inputs[tensor.value_index])
     shape = tf.get_static_value(tensor)
     if shape is None:
-        raise NotCountableError(f"{tensor.op.name} is a shape that only running it tells")
+        raise NotCountableError(f"{tensor.op.name} is a shape known only by running it")
     return [int(size) for size in shape]
 
 

@@ -77,9 +77,8 @@ def measure(start: LoadCounters, first_round: LoadCounters, end: LoadCounters, q
     throttled_share = throttled / (throttled + own) if throttled > 0 else 0.0
     others = max((cores for cores in (before, during) if cores is not None), default=0.0)
     wanted = min(end.cpus, quota_cores)
-    taken = (
-        max(0.0, wanted - (end.cpus - others)) / wanted
-    )  # other processes may have the time that a quota leaves idle anyway
+    # Other processes may have the time that a quota leaves idle anyway.
+    taken = max(0.0, wanted - (end.cpus - others)) / wanted
     shares = [min(share, 0.9) for share in (taken, throttled_share) if share > NOTICED]
     return Noise(end.cpus, before, during, throttled_share, 1 - math.prod(1 - share for share in shares))
 
@@ -89,7 +88,7 @@ def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
     notes = []
     rates, count = intervals.parts(calls), len(calls["seconds"])
     if count < intervals.FEW_CALLS:
-        interval = "there is no interval" if count < 2 else "the interval is as wide as Student's t says"
+        interval = "no interval" if count < 2 else "the interval is widened by Student's t"
         notes.append(f"few calls: {count} were timed, under {intervals.FEW_CALLS}; {interval}; time for longer")
     if count > 1 and intervals.has_drifted(rates, sum(calls["examples"]) / sum(calls["seconds"])):
         among = "rounds" if len(set(calls["round"])) > 1 else "halves"

@@ -422,7 +422,7 @@ async function poll() {
     take((await answer.json()).runs);
     if (runs.some((run) => run.read < 1)) wait = 0;
   } catch (error) {
-    lost = `crankshaft monitor does not answer (${error.message}); what is shown is of earlier`;
+    lost = `crankshaft monitor does not answer (${error.message}); the page shows earlier data`;
     if (runs[chosen.focus]?.view) renderState(runs[chosen.focus]);
     else $("news").textContent = lost;
   }

@@ -132,7 +132,7 @@ def test_what_is_missing_or_wrong_is_listed(measured):
     for columns, line in (
         ({"steps": "2"}, "calls has no columns steps, examples, seconds and round of one length"),
         ({"seconds": [0.1]}, "calls has no columns steps, examples, seconds and round of one length"),
-        ({"seconds": [*ones[1:], 0.0]}, "calls holds what is not a number above 0"),
+        ({"seconds": [*ones[1:], 0.0]}, "calls has values that are not numbers above 0"),
     ):
         assert results.problems({**result, "calls": {**calls, **columns}}) == [line]
 

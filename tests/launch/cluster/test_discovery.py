@@ -184,12 +184,12 @@ def test_a_task_that_waits_for_a_host_says_so(monkeypatch, caplog):
 
 
 FLAGS = {
-    "no index": (["--cluster_hosts=a:1,b:2"], "names 2 tasks, and --task_index is not given"),
-    "an index beyond": (["--cluster_hosts=a:1,b:2", "--task_index=2"], "--task_index=2 is given"),
+    "no index": (["--cluster_hosts=a:1,b:2"], "names 2 tasks, and --task_index is missing"),
+    "an index beyond": (["--cluster_hosts=a:1,b:2", "--task_index=2"], "and --task_index is 2"),
     "an index alone": (["--task_index=1"], "has no use without --cluster_hosts"),
     "a host twice": (["--cluster_hosts=a:1,a:1", "--task_index=0"], "worker 0 and worker 1 are both a:1"),
     "no port": (["--cluster_hosts=a,b:1", "--task_index=0"], "write its address as 'host:port'"),
-    "servers without tasks": (["--num_ps=2"], "--num_ps=2 is given, and no tasks are known"),
+    "servers without tasks": (["--num_ps=2"], "--num_ps=2 needs tasks, and none are known"),
     "too few": (["--cluster_hosts=a:1,b:2", "--task_index=0", "--num_ps=1"], "start 3 or more"),
     "servers of workers": (
         ["--cluster_hosts=a:1,b:2", "--task_index=0", "--num_ps=1", "--strategy=multi_worker"],

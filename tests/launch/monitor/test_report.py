@@ -92,8 +92,8 @@ def test_what_is_not_a_result_is_one_line(tmp_path, reported, content, says):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "0 paths are given to crankshaft report; give RESULT.json, or --html=FILE and any"),
-        (["a", "b"], "2 paths are given"),
+        ([], "0 paths instead of one; use crankshaft report RESULT.json, or any with --html=FILE"),
+        (["a", "b"], "2 paths instead of one"),
         (["."], ". is a run's folder, which is shown as a page; add --html=FILE"),
         (["gone", "--html=page.html"], "gone is not there; give a run's folder on this machine"),
         ([".", "--html=gone/page.html"], "gone"),

@@ -198,7 +198,7 @@ def test_a_model_that_tells_no_next_token_is_one_line(generate, copied):
     config["deciding"]["model"] = "Plain"
     (copied / "config.json").write_text(json.dumps(config))
     outcome = generate("--prompt=a", run_dir=copied, trainer=Plain)
-    assert outcome.mistake.startswith("Plain does not tell which token follows others; generate with a language model")
+    assert outcome.mistake.startswith("Plain does not predict the next token; generate with a language model")
 
 
 def keep_tokens(run_dir, kept):
@@ -209,8 +209,8 @@ def keep_tokens(run_dir, kept):
 @pytest.mark.parametrize(
     ("kept", "line"),
     [
-        (None, "this run's model.json does not say what text is cut into"),
-        ({"kind": "vocabulary"}, "model.json does not say what the model is ('tokenizer')"),
+        (None, "this run's model.json does not name a tokenizer"),
+        ({"kind": "vocabulary"}, "model.json does not describe the model ('tokenizer')"),
         ({"kind": "vocabulary", "tokenizer": "{}", "separator": ""}, "model.json is not a vocabulary ("),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_loaded_model_predicts_on_what_its_run_does(pets_run, tmp_path):
     pairs = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS))
     for data in (FEATURES, Pets(), pairs, pairs.batch(5), pairs.batch(37, drop_remainder=True)):
         np.testing.assert_allclose(model.predict(data, verbose=0), expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(UsageError, match="was given by its program; give predict the examples, or an input's name"):
+    with pytest.raises(UsageError, match="was passed by its program; pass predict the examples, or an input's name"):
         model.predict()
     with pytest.raises(
         UsageError, match="split='eval' is one of the run's own data or of a named input's; give it or data"

@@ -181,7 +181,7 @@ def test_another_process_is_seen_and_one_of_the_job_is_not():
 def test_each_disturbance_is_one_line():
     found = noise.warnings(QUIET._replace(other_cores=0.5, throttled_share=0.25), calls([1.0] * 5 + [0.5] * 4))
     assert found == [
-        "few calls: 9 were timed, under 20; the interval is as wide as Student's t says; time for longer",
+        "few calls: 9 were timed, under 20; the interval is widened by Student's t; time for longer",
         "drift: halves ran at 64 to 128 examples/s; the interval holds them all",
         "other load: 0.00 of 2 cores during the warm-up, 0.50 during the rounds; the interval's upper end allows for "
         "it",
