@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import logging
 
+from ..engine.checkpoints.run_dir import RunDir
 from ..engine.machine import allocator
 from .benchmark.result import check_work_of_baseline
 from .cluster import cluster, rendezvous, servers
@@ -108,9 +109,9 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
 def _serve(config: Config, data) -> NoReturn:
     """Serves others, as a worker or a parameter server, until they end."""
     load = functools.partial(datas.sources, config, data)
-    run_dir = None if config.remote else config.run_dir
+    folder = RunDir(config.run_dir).requests if config.run_dir and not config.remote else None
     timeout_seconds, quiet = config.cluster_timeout_seconds, not config.debug
-    servers.serve(config.cluster, timeout_seconds, quiet, load, gpus=config.gpu_numbers, run_dir=run_dir)
+    servers.serve(config.cluster, timeout_seconds, quiet, load, gpus=config.gpu_numbers, requests_folder=folder)
 
 
 def _start(

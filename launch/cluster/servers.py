@@ -32,7 +32,7 @@ def serve(
     quiet: bool,
     load: Callable[[], Sequence[Source]],
     gpus: Sequence[int] | None = None,
-    run_dir: str | None = None,
+    requests_folder: str | None = None,
 ) -> NoReturn:
     """Serves until a signal, the run's end, or until the coordinator has been gone for too long. Ends the process.
 
@@ -42,7 +42,7 @@ def serve(
       quiet: leave out TensorFlow's messages about errors, which the coordinator receives.
       load: returns the sources that a worker reads by itself; called where the coordinator's data is one.
       gpus: as `engine.machine.gpus.take` has them; a parameter server takes none by default.
-      run_dir: where this task can receive requests for its stacks; None: nowhere.
+      requests_folder: of requests for this task's stacks, see `RunDir.requests`; None: it answers none.
 
     Raises:
       DeviceError: the requested GPUs do not exist.
@@ -70,7 +70,7 @@ def serve(
         signal.signal(number, lambda *_, code=code: os._exit(code))
     (chief,) = cluster.job("chief")
     coordinator, wait = rendezvous.Presence(chief, timeout_seconds), rendezvous.Wait(cluster.task, timeout_seconds)
-    requests = Requests(run_dir, lambda kind, task: kind == "stacks" and task == cluster.task)
+    requests = Requests(requests_folder, lambda kind, task: kind == "stacks" and task == cluster.task)
     while not coordinator.is_gone():
         answer_stacks(requests)
         if not coordinator.came:

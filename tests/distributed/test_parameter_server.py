@@ -9,7 +9,9 @@ import time
 
 import pytest
 
+from crankshaft.engine.checkpoints import RunDir
 from crankshaft.engine.machine.events import read
+from crankshaft.engine.machine.requests import ask
 from tests import runs
 from tests.distributed.jobs import ROOT, STEPS_PER_EPOCH, Job, check_updates, start, variable
 
@@ -53,9 +55,11 @@ def test_an_undisturbed_run_sees_each_example_once_an_epoch_and_an_evaluator_eac
 
 @pytest.mark.slow
 def test_a_slow_worker_is_named(start):
-    """Three of four tenths of a second it is stopped."""
+    """Three of four tenths of a second it is stopped. Before, each task returns its stacks."""
     job = start("run", "--mode=train", "--train_steps=10000000", "--checkpoint_every_steps=0", local=("--ps=1",))
     job.until(lambda: "step " in job.output)
+    for task in ("worker 1", "ps 0", "chief"):
+        assert "thread MainThread:" in (ask(RunDir(job.run_dir).requests, "stacks", task, 60.0) or "no answer"), task
 
     def slowed() -> bool:
         job.send("worker 1", signal.SIGSTOP)
