@@ -1,7 +1,7 @@
 """Explicit distributed training loops for TensorFlow 2: `from crankshaft import Trainer, mean, main`.
 
-Names are imported when they are first asked for, so that a mistake on a command line does not wait for TensorFlow.
-The first one that needs it imports it, and its notes on its start are left out; its errors are not.
+Names are imported on first use, so that a mistake on a command line does not wait for TensorFlow. The first name that
+needs TensorFlow imports it and hides its notes at the start, but not its errors.
 """
 
 import sys

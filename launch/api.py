@@ -92,14 +92,14 @@ def open_run(
 ) -> Run:
     """Opens a run for a program that has its own loop: it is assembled once, and can train many times.
 
-    With a run_dir it resumes from the latest checkpoint, if there is one. It has no end unless `train_steps` or
+    With a run_dir it resumes from the latest checkpoint, if any. It has no end unless `train_steps` or
     `train_epochs` sets one. When the context ends, also by your own exception or by Ctrl-C, the run is saved and
     closed. A signal ends a call of `train` at a step, and then has its usual effect;
     SIGTERM and SIGHUP save and close the run before, between two calls too.
 
     Args:
       trainer_class: as `crankshaft.main` takes it.
-      data: as `crankshaft.main` takes it: what the run trains on, and the form of all data passed later.
+      data: as `crankshaft.main` takes it: the training data, and the form of all data passed later.
       hooks: as `crankshaft.main` takes them.
       may_change: as `crankshaft.main` takes it.
       **keywords: as `crankshaft.run` takes them.
@@ -150,7 +150,7 @@ def load_model(
 
     It computes what `Trainer.forward` computes, with the tables as they were trained. If the run's Trainer has a
     `forward` of its own, that takes `trainer_class`, and the model is one for predictions, not for training or a
-    `.keras` file. While a run goes on and removes its older checkpoints, the model is of the newest that can be read.
+    `.keras` file. While a run continues and removes its older checkpoints, the model is of the newest that can be read.
 
     Its attribute `names` has the names of its numbers, as `Run.names`, and its `predict` takes, besides what Keras's
     does, what `Run.predict` takes: text that was looked up for training, a `Source`, a dataset in batches or not, the

@@ -1,7 +1,7 @@
 """Assembles a run, from a checked configuration to its first step, and executes it. Host code.
 
-What a mistake in a configuration or a file shows comes before TensorFlow is imported, and so does the wait for the
-other processes of a cluster.
+Mistakes in a configuration or a file are reported before TensorFlow is imported. The wait for the other processes of a
+cluster comes before it too.
 """
 
 from __future__ import annotations

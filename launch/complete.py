@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _candidates(words: list[str]) -> list[str]:
-    """Returns what the last word may become."""
+    """Returns the completions of the last word."""
     *before, last = words
     if not before:
         return _beginning(last, COMMANDS)

@@ -22,8 +22,8 @@ _BORDERS = str.maketrans("━─│┃…" + "┏┳┓┡╇┩├┼┤└┴�
 def escape_unprintable() -> list[tuple[Any, str]]:
     """Has the standard streams escape characters that their encoding lacks, as U+732B, instead of an error.
 
-    Returns the streams that did otherwise, each with what it did before: one that does so is left alone, as it can't be
-    told again while its file is redirected into a pipe.
+    Returns the streams that it changed, each with its former setting. A stream with this setting is not changed, as
+    that fails while its file is redirected into a pipe.
     """
     streams = [
         (stream, stream.errors)

@@ -15,8 +15,8 @@ from ...engine.machine.files import read_json
 from ..errors import UsageError
 from .result import MOST_BYTES, VERSION
 
-# By section, rows of a name and a format of `_Figures`, of which one whose first figure is missing is left out; of
-# sections that list (`_lists`) the columns, whose figures stand at the right.
+# By section, rows of a name and a format of `_Figures`; a row whose first figure is missing is omitted. Sections that
+# list (`_lists`) have columns instead, whose figures are aligned right.
 _SECTIONS = {
     "Run": {
         "model": "{model}",

@@ -24,10 +24,10 @@ _NUMBER, _NONE = (int, float), (type(None),)
 
 
 class ResultKey(NamedTuple):
-    """What a key of a result holds.
+    """The contents of a key of a result.
 
     Attributes:
-      description: what it is, for docs/benchmark_result.md.
+      description: for docs/benchmark_result.md.
       types: of its value; () is not checked, since no rate is computed of it.
     """
 

@@ -1,9 +1,9 @@
-"""Keeps child processes: starts them, signals them, and leaves nothing of them, even if this one is killed. Linux.
+"""Starts child processes, signals them, and leaves none of their descendants, even if this one is killed. Linux.
 
 For the tasks of a cluster, and for benchmarks. Each child is below a small process, its keeper. A process below the
 keeper that loses its parent becomes the keeper's child (PR_SET_CHILD_SUBREAPER), wherever it has moved and whatever it
-has cleared, so once the keeper has no child, nothing is left. The keeper kills its children until then as soon as the
-child, or this process, of which the kernel tells it, has ended. If the keeper is killed, the kernel kills the child
+has cleared, so once the keeper has no child, nothing is left. As soon as the child or this process has ended, which the
+kernel signals, the keeper kills its children until none is left. If the keeper is killed, the kernel kills the child
 (PR_SET_PDEATHSIG), and its other descendants become this process's children.
 """
 
@@ -40,7 +40,7 @@ class Child:
         self.pid = pid
         self.pids = (keeper.pid, pid)
         self.stdin, self.stdout, self.stderr = keeper.stdin, keeper.stdout, keeper.stderr
-        self._keeper = keeper  # ends when the child has ended and nothing is left of what the child has started
+        self._keeper = keeper  # ends when the child and all that it has started have ended
 
     @property
     def code(self) -> int | None:
@@ -51,7 +51,7 @@ class Child:
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def send(self, number: signal.Signals) -> None:
-        """Signals the child alone, not its own children, which it may need to save; a stopped one goes on."""
+        """Signals the child alone, not its own children, which it may need to save; a stopped one continues."""
         os.kill(self.pid, number)
         if number != signal.SIGSTOP:  # a stopped process handles no signal
             os.kill(self.pid, signal.SIGCONT)

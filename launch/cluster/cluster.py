@@ -1,4 +1,4 @@
-"""The tasks of a run, their addresses, and which of them this process is: what discovery returns."""
+"""The tasks of a run, their addresses, and which of them this process is: the result of discovery. Host code."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def make_cluster(
 
 
 def counts(kinds: Mapping[str, int]) -> str:
-    """Returns how many tasks there are of each kind, for people: "2 workers, 1 ps"."""
+    """Describes the numbers of tasks of each kind, for people: "2 workers, 1 ps"."""
     return ", ".join(counted(count, kind) if kind == "worker" else f"{count} {kind}" for kind, count in kinds.items())
 
 

@@ -24,17 +24,15 @@ from .cluster import Cluster, split
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 2.0  # for a host that does not answer at all
 _LOG_AFTER_SECONDS = 5.0  # after which a waiting task logs what it waits for
-_LEFT_SECONDS = (
-    10.0  # a task answers without a pause from its coming on, but for the moment in which TensorFlow takes over
-)
-# What an HTTP/2 server, as TensorFlow's, says first: a frame of settings, here without any (RFC 9113, 3.4 and 6.5). The
-# first three bytes are its length. One that acknowledges settings, which no server begins with, says: not ready yet.
+_LEFT_SECONDS = 10.0  # a task that has come always answers, except for a moment as TensorFlow takes over
+# The first message of an HTTP/2 server, as TensorFlow's: a frame of settings, here without any (RFC 9113, 3.4 and 6.5).
+# Its first three bytes are its length. An acknowledgement of settings, which no server begins with, means: not ready.
 _READY, _STARTING = (bytes((0, 0, 0, 4, flags, 0, 0, 0, 0)) for flags in (0, 1))
 _ANSWERS = {_READY[3:]: "ready", _STARTING[3:]: "starting"}
 
 
 class ClusterError(RunError):
-    """The cluster did not come together, and may when tried again: which task, what to look at. One line."""
+    """The cluster did not connect, and may when tried again. One line: the task, and the cure."""
 
 
 class Wait:
@@ -58,7 +56,7 @@ class Wait:
         return self.left_seconds <= 0
 
     def log_progress(self, awaited: str) -> None:
-        """Records that what is awaited is still missing."""
+        """Logs, once and after five seconds, that the awaited tasks are still missing."""
         if self._has_logged or time.monotonic() - self._began < _LOG_AFTER_SECONDS:
             return
         self._has_logged = True
@@ -225,7 +223,7 @@ class Rendezvous:
                 f"{_named([peer for peer in peers if peer not in here])} {'to be ready' if ready else 'to come'}"
             )
             if wait.is_over:
-                # Others give up at the same moment: only where all came once is a peer that left to blame.
+                # Others give up at the same moment: a peer that left is to blame only if all came once.
                 missing = [peer for peer in peers if peer not in seen or (replies[peer] and peer not in here)]
                 event = "did not come" if missing else "came, left, and did not come back"
                 away = missing or [peer for peer in peers if peer not in here]
@@ -248,10 +246,10 @@ def _named(peers: Sequence[tuple[str, str]]) -> str:
 
 
 def answers(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> str | None:
-    """Returns what a task at an address says within so many seconds: "ready" or "starting".
+    """Returns the answer of a task at an address within so many seconds: "ready" or "starting".
 
-    "": nothing listens there. None: something does, and says nothing like it, as a process that is stopped, whose
-    kernel goes on to take callers.
+    "": nothing listens there. None: something does, without such an answer, e.g. a stopped process, whose kernel still
+    accepts connections.
     """
     try:
         with socket.create_connection(split(address), timeout=timeout_seconds) as sock:

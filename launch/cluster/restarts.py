@@ -92,13 +92,13 @@ class EndTimeouts:
 
 @dataclasses.dataclass(frozen=True)
 class Settlement:
-    """What follows when all tasks have ended, or one that is restarted by itself.
+    """The action after all tasks have ended, or one that is restarted by itself.
 
     Attributes:
       exit_code: the supervisor's, or None: they start again.
       pause_seconds: before the restart.
       message: for the user; None without one.
-      cause: the ending that led to it, if there is one.
+      cause: the task's exit that led to it, if any.
     """
 
     exit_code: int | None
@@ -108,7 +108,7 @@ class Settlement:
 
 
 class Synchronous:
-    """The rule of synchronous tasks: when one fails, none can go on, and all restart from the last checkpoint.
+    """The rule of synchronous tasks: when one fails, none can continue, and all restart from the last checkpoint.
 
     A preempted task (requested to end, but not by the supervisor) is not a failure: it and its peers have saved.
 
@@ -146,7 +146,7 @@ class Synchronous:
         return True
 
     def end_timeouts(self, ending: TaskExit) -> EndTimeouts | None:
-        """Returns how long the other tasks have to end after this one; None: they go on."""
+        """Returns how long the other tasks have to end after this one; None: they continue."""
         if ending.code == 0:
             return None
         if self._was_preempted(ending):
@@ -172,7 +172,7 @@ class Synchronous:
         return self._failed(cause)
 
     def missed(self, ending: TaskExit, by: str) -> Settlement:
-        """Returns what follows when a task, `by`, waits for the start of the run for one that has ended without it."""
+        """Returns the settlement if a task, `by`, waits for a task that ended before the run started."""
         why = f"{ending} without joining the run, and {by} waits for it"
         cure = "let every task call main, run or open_run, whatever its index"
         return Settlement(EXIT_USAGE, 0.0, f"{why}; {cure}", ending)
@@ -224,10 +224,10 @@ class Synchronous:
 class Servers(Synchronous):
     """The rule of a coordinator ("chief"), workers, parameter servers, and perhaps an evaluator.
 
-    A worker is restarted by itself and at once: the others go on, and it joins them; but the pause grows each time a
-    worker fails again. A parameter server's death loses variables, and the coordinator's all work in progress: then all
-    restart from the last checkpoint. Only the coordinator saves when asked to end, and is preempted; a server's end is
-    a failure. An evaluator is not part of the run. The coordinator's end is the run's.
+    A worker is restarted by itself and at once: the others continue, and it joins them; but the pause grows each time
+    a worker fails again. A parameter server's death loses variables, and the coordinator's loses all work in progress:
+    then all restart from the last checkpoint. Only the coordinator saves on a request to end, and is preempted; a
+    server's end is a failure. An evaluator is not part of the run. The coordinator's end is the run's.
 
     Arguments are those of `Synchronous`; `max_restarts` also bounds the restarts of each worker by itself.
     """

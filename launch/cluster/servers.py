@@ -17,7 +17,7 @@ from .cluster import Cluster
 
 _POLL_SECONDS = 1.0
 # A lease that a worker runs keeps one thread of its server waiting, and servers ask for the lease's tensors by
-# another (TensorFlow's grpc_eager_service_impl.h, EnqueueHandler): with one alone, as on one core, neither goes on.
+# another (TensorFlow's grpc_eager_service_impl.h, EnqueueHandler): with one alone, as on one core, neither continues.
 _LEAST_THREADS = 2
 
 

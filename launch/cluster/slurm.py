@@ -32,7 +32,7 @@ def tasks(environment: Mapping[str, str]) -> Tasks | None:
     its number there, if the step has some, else one by the numbers of job and step.
 
     Raises:
-      UsageError: a variable has another form, or says that tasks are distributed as no list of addresses tells.
+      UsageError: a variable has another form, or has a distribution of tasks that no list of addresses can express.
     """
     names = ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID")
     values = [environment.get(name) for name in names]
@@ -63,7 +63,7 @@ def tasks(environment: Mapping[str, str]) -> Tasks | None:
 
 
 def _nodes_of_ranks(counts: list[int], environment: Mapping[str, str], rank: int) -> list[tuple[int, int]]:
-    """Returns (node, number on it) of each task, by the distribution in which this task's own variables are right."""
+    """Returns (node, number on it) of each task, by the distribution that agrees with this task's own variables."""
     own = tuple(environment.get(name, "") for name in ("SLURM_NODEID", "SLURM_LOCALID"))
     block = [(node, local) for node, count in enumerate(counts) for local in range(count)]
     cyclic = sorted(block, key=lambda pair: pair[::-1])
@@ -109,7 +109,7 @@ def expand_nodes(text: str) -> list[str]:
 
 
 def _choices(part: str, text: str, most: int) -> list[list[str]]:
-    """Returns the texts of each piece of a part of a list, of which the last turns fastest.
+    """Returns the texts of each piece of a part of a list; the last piece varies fastest.
 
     Raises:
       UsageError: a bracket has another form, or there are more names than `most`.

@@ -69,7 +69,7 @@ class Supervisor:
       specs: the tasks.
       command: the first words of each task's command line.
       arguments: its last words; the task's own flags come in between.
-      rule: what follows from a task's end.
+      rule: decides the action after a task's end.
       environment: the tasks' own variables are added to it.
       log_dir: for a log file a task, or None.
       events: path of the run's record, where restarts are recorded once it is there; None without one.
@@ -209,7 +209,7 @@ class Supervisor:
         return [TaskExit(task.name, code, task.output.finish()) for task, code in zip(tasks, codes, strict=True)]
 
     def _replace(self, ending: TaskExit) -> bool:
-        """Plans the restart of a single task while the others go on; returns whether it restarts."""
+        """Plans the restart of a single task while the others continue; returns whether it restarts."""
         alone = None if self._stop_signal or self._plan else self._rule.alone(ending)
         if alone is None:
             return False

@@ -318,7 +318,7 @@ def check_without_evaluation(config: Config) -> None:
 
 
 def _check_checkpoints(config: Config) -> None:
-    """Checks that there is something to evaluate or export; reading it shows whether it is whole."""
+    """Checks that the run has checkpoints to evaluate or export; reading them shows whether they are complete."""
     which = config.eval_checkpoint
     if which == "all" and config.mode != "eval":
         raise UsageError(
@@ -399,7 +399,7 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
 
     Args:
       config: of this call.
-      source: what the run's own configuration was read from.
+      source: the name of the file that has the run's own configuration.
       before: as `config.saved_settings` returns it.
     """
     if config.allow_changed_config or config.mode == "benchmark":

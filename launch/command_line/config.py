@@ -31,7 +31,7 @@ DECIDING = named(lambda flag: flag.decides)
 PERIODS = named(lambda flag: flag.is_period)
 OF_THIS_CALL = named(lambda flag: flag.of_call)
 READING = ("eval", "export", "predict", "generate")  # modes that read a run, and change nothing of it
-WITHOUT_DATA = ("export", "generate")  # those of them that read no data, but what the run has saved of it
+WITHOUT_DATA = ("export", "generate")  # those of them that read the run's description of its data instead of data
 _CURE = (
     "restore it from a copy (a checkpoint's manifest has the same under 'about'), or use another "
     f"{setting('run_dir')}; the checkpoints are as they were"
@@ -173,9 +173,9 @@ class Config(Flags):
 
     @property
     def trained_on(self) -> Mapping[str, Any]:
-        """What the run has written of the data that it was trained on, by which an input reads any other; else empty.
+        """The run's description of its training data, by which an input reads other data; else empty.
 
-        That is the order of an array's columns, and in modes that read the run what its text was cut into.
+        It has the order of an array's columns, and in modes that read the run its tokenizer.
         """
         if not self.run_dir or self.mode == "benchmark":
             return {}
@@ -205,7 +205,7 @@ class Config(Flags):
 
     @property
     def output_path(self) -> str:
-        """What --mode=export or predict writes: a file, or the folder in which an export has a folder for each step."""
+        """The output of --mode=export or predict: a file, or the folder in which an export has a folder per step."""
         return self.output or RunDir(self.run_dir).export
 
     def configured_arguments(self, flag: str) -> dict[str, Any]:

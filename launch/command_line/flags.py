@@ -1,4 +1,4 @@
-"""Every flag of `crankshaft train`, each said once: name, type, default, rule, help, and what it is for.
+"""Every flag of `crankshaft train`, defined once: name, type, default, rule, help, and the runs that it applies to.
 
 The command line, `crankshaft.run`'s keywords, files of flags, docs/flags.md, resume and what workers have to agree on
 are made from the fields of `Flags`; `rules.coerce` makes a field's value of what any of them gives. Nothing here
@@ -39,7 +39,7 @@ REPLACED = {  # flags that are gone, and what to use
     "benchmark_part": "in a checkout of Crankshaft, `python -m benchmarks.parts --part=NAME` times parts of a step",
     "own_network": 'start it in a network of its own: unshare -rn sh -c "ip link set lo up; exec crankshaft local ..."',
 }
-EITHER = (("train_steps", "train_epochs"),)  # a length, said in two ways
+EITHER = (("train_steps", "train_epochs"),)  # two ways to set a length
 _LOCAL_SGD = ("sync_every_steps",)
 _OF_A_FOLDER = ("run_dir",)
 _WRITES: dict[str, Any] = {"use": _OF_A_FOLDER, "is_period": True}
@@ -461,10 +461,10 @@ ARGUMENTS = [name for name, info in FLAG_INFO.items() if info.takes_arguments]
 
 
 def replaced_by(names: Collection[str]) -> set[str]:
-    """Returns the flags that are replaced by flags of these names, which say the same in another way."""
+    """Returns the flags that are replaced by flags of these names, which set the same in another way."""
     return {name for pair in EITHER if not {*pair}.isdisjoint(names) for name in pair if name not in names}
 
 
 def named(is_meant: Callable[[FlagInfo], bool]) -> list[str]:
-    """Returns the names of the flags of which something holds."""
+    """Returns the names of the flags with a property."""
     return [name for name, info in FLAG_INFO.items() if is_meant(info)]

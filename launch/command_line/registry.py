@@ -49,7 +49,7 @@ class Entry:
       defaults: argument name -> default value.
       required: arguments without a default.
       intervals: the interval of an argument's values, by name, if it has one.
-      path: of a file of the user's own; None for what comes with Crankshaft.
+      path: of a file of the user's own; None for modules of Crankshaft.
       from_flags: of an input, those of its `load`'s keywords that the configuration fills by their names.
       make: the model's class, or the input's `load`.
     """

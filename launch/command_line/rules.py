@@ -1,4 +1,4 @@
-"""What a flag takes: the type, range or rule of its values, in text as in Python. Nothing here starts TensorFlow."""
+"""The type, range or rule of each flag's values, in text as in Python. Nothing here starts TensorFlow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Written(str):
 
 
 class ValueType:
-    """What a flag takes.
+    """The type of a flag's values.
 
     Attributes:
       expected: it in words, e.g. "a number from 0 to 1".
@@ -146,7 +146,7 @@ class Path(ValueType):
 
 
 class FilePaths(ValueType):
-    """What names files: folders, files or globs, of any file system that TensorFlow knows, with commas between."""
+    """Paths of files: folders, files or globs, of any file system that TensorFlow knows, with commas between."""
 
     expected = "a path"
 
@@ -162,7 +162,7 @@ class FilePaths(ValueType):
 
 
 class OneOf(ValueType):
-    """One of some names, or of those that there are when it is called for."""
+    """One of some names, or of those that a function returns on use."""
 
     def __init__(self, known: Collection[str] | Callable[[], Collection[str]]):
         self._known = known
@@ -210,7 +210,7 @@ ARGUMENT = Argument()
 
 @dataclasses.dataclass(frozen=True)
 class FlagInfo:
-    """What is known of a flag besides its name, type and default.
+    """The properties of a flag besides its name, type and default.
 
     Attributes:
       kind: what it takes.
@@ -357,7 +357,7 @@ def freezing(text: str) -> None:
 def frozen(text: str) -> tuple[str, float | None]:
     """Returns (regular expression, epochs) of REGEX or REGEX:EPOCHS: None without, nan where they are not a number.
 
-    What comes after the last colon is epochs if it is letters, digits and signs of numbers alone: "(?:a|b)" has none.
+    The text after the last colon is epochs if it has only letters, digits and signs of numbers: "(?:a|b)" has none.
     """
     pattern, colon, epochs = text.rpartition(":")
     if not colon or not re.fullmatch(r"[\w.+-]*", epochs):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-    """Looks for no garbage within: imports make a million objects that stay, gone through again and again otherwise."""
+    """Disables garbage collection within: it would visit a million objects of imports, which stay, again and again."""
     collects, starts = gc.isenabled(), "tensorflow" not in sys.modules
     gc.disable()
     try:
@@ -19,12 +19,12 @@ def quick() -> Iterator[None]:
     finally:
         if starts and not gc.get_freeze_count():  # else another program has configured the collector
             gc.freeze()
-            gc.unfreeze()  # all of it into the oldest generation, which collections seldom go through
+            gc.unfreeze()  # moves all objects to the oldest generation, which is seldom collected
         if collects:
             gc.enable()
 
 
-@functools.cache  # to ask whether somebody has frozen anything takes as long as there are such objects
+@functools.cache  # counting frozen objects takes a time proportional to their number
 def keep() -> None:
     """Excludes all current objects, mainly modules, from garbage collection: for a process that the run owns."""
     if not gc.get_freeze_count():

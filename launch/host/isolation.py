@@ -17,7 +17,7 @@ from ...engine.internals import keras, tensorflow
 
 
 class Isolation:
-    """What a run sets beyond itself: its own values within `entered`, else the program's.
+    """The state that a run shares with its process: the run's own values within `entered`, else the program's.
 
     Of the thread: Keras's dtype policy, the numbers in its layers' names and its own random generator; and whether
     TensorFlow checks numerics. Of the process: the random generators of Python and NumPy, and TensorFlow's global seed.

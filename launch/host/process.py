@@ -70,7 +70,7 @@ def prepare_streams() -> None:
 def refuse_within_import() -> None:
     """Raises `UsageError` in a process that `multiprocessing` has spawned and that imports its parent's script.
 
-    Python refuses to start processes then, and a pool starts others in the place of those that end by it, without end.
+    Python refuses to start processes then, and a pool replaces those that end by it, again and again.
     So the parent gets SIGTERM.
     """
     if not getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing.spawn has it

@@ -1,7 +1,7 @@
 """Serves a page or figures over HTTP to whoever may connect: few connections, each for some seconds. Host code.
 
-Whoever reaches the port can open connections and send nothing. So only a few are open at once, of which the oldest is
-closed for a new one; each is closed after some seconds; and none is taken whose descriptor the process needs itself.
+Whoever reaches the port can open connections and send nothing. So only a few are open at once, and a new one closes the
+oldest; each is closed after some seconds; and none is accepted whose descriptor the process needs itself.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
             request, address = super().get_request()
         except OSError:
             self._free.release()
-            time.sleep(_FREED_SECONDS / 10)  # of too many descriptors the next call would be told at once
+            time.sleep(_FREED_SECONDS / 10)  # the next call would fail at once for too many descriptors
             raise
         self._opened[request] = time.monotonic()
         return request, address
@@ -110,7 +110,7 @@ def serving(server: Server) -> Iterator[None]:
 
 
 def _end(*requests: socket.socket) -> None:
-    """Ends what the threads of connections wait for."""
+    """Shuts down connections, so that their threads stop waiting."""
     for request in requests:
         with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)

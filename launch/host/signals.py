@@ -220,7 +220,7 @@ class _Answers:
     """A thread that answers signals: see `_answer`.
 
     Attributes:
-      wakeup: the file that Python writes signals' numbers to. It is a socket, which tells who has written: a child that
+      wakeup: the file that Python writes signals' numbers to. It is a socket, which identifies the writer: a child that
         was just forked has it too.
     """
 
@@ -251,10 +251,10 @@ def _received(reading: socket.socket) -> bytes:
 
 
 def _answer(reading: socket.socket, ends_process: bool) -> None:
-    """Says what follows from a signal that nothing has come of in half a second. Runs in a thread.
+    """Prints the consequence of a signal that has had no effect for half a second. Runs in a thread.
 
     Python runs a handler between its own instructions only: not within a compiled call, nor while one is compiled,
-    which may take minutes. What it does at once is to write the signal's number to the wakeup file.
+    which may take minutes. At once it only writes the signal's number to the wakeup file.
 
     Args:
       reading: of the wakeup file; closed at its end.

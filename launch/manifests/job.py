@@ -1,4 +1,4 @@
-"""What all manifests are made from."""
+"""The job that all manifests are made from. Host code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Job:
     Attributes:
       name: the job's.
       workers: how many train.
-      ps: parameter servers; with some there is a coordinator too.
+      ps: parameter servers; with any, the job has a coordinator too.
       evaluator: whether a task evaluates each checkpoint.
       gpus_per_worker: GPUs of each worker.
       cpus: cores of each task.
@@ -39,7 +39,7 @@ class Job:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """How many tasks there are of each kind, in the tasks' order."""
+        """The number of tasks of each kind, in the tasks' order."""
         if not self.ps:
             return {"worker": self.workers}
         kinds = {"chief": 1, "worker": self.workers, "ps": self.ps}
@@ -47,11 +47,11 @@ class Job:
 
     @property
     def start(self) -> list[str]:
-        """The first words of what each task runs."""
+        """The first words of each task's command."""
         return ["python", *self.program] if self.program else ["crankshaft", "train"]
 
     @property
     def command(self) -> list[str]:
-        """What each task runs."""
+        """Each task's command."""
         counts = [f"--num_ps={self.ps}"] * bool(self.ps) + ["--evaluator"] * self.evaluator
         return [*self.start, *self.words, *counts]

@@ -155,13 +155,13 @@ def _job_set(job: Job) -> dict[str, Any]:
 
 
 def _job_spec(job: Job, kind: str, names: dict[str, str], network: dict[str, str]) -> dict[str, Any]:
-    """Returns what a Job of one kind of task does.
+    """Returns the spec of the Job for one kind of task.
 
     Args:
-      job: the whole of it.
+      job: the whole job.
       kind: of the task.
       names: of the Jobs, by kind.
-      network: what a pod says of its own.
+      network: a pod's own network settings.
     """
     count = job.kinds[kind]
     limit = {"backoffLimitPerIndex": _RESTARTS} if job.ps else {"backoffLimit": _RESTARTS * count}

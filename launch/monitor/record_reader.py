@@ -1,7 +1,7 @@
 """Reads a run's record, events.jsonl, as it grows, into figures of bounded size. Host code.
 
-Anybody may have written the file: lines that are not of the schema are left out and counted, and what is kept of the
-others is bounded: each length, each count, and their total.
+Anybody may have written the file: lines that are not of the schema are skipped and counted, and the values kept of the
+others are bounded in length, in number and in total.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _UNKNOWN_PERIOD_SECONDS = 60.0  # until two windows are known
 
 
 class RecordReader:
-    """What a run's record holds so far.
+    """Reads a run's record as it grows.
 
     Args:
       path: of the file, which need not exist yet.
@@ -81,7 +81,7 @@ class RecordReader:
         self._tail = b""
         self._is_in_long = False  # within a line that is too long to be read
         self._with_workers = 0  # bytes of lines whose workers' figures were read
-        self._is_current = False  # whether all was read that was there at first
+        self._is_current = False  # whether all lines that the file had at first were read
         self._heard = self._clock()  # when the run last wrote
         self._starts = 0
         self._latest: dict[str, dict[str, Any]] = {}  # the newest of each of `_LATEST`
@@ -100,7 +100,7 @@ class RecordReader:
         return self._identity, self._offset, self.problem
 
     def poll(self, seconds: float) -> None:
-        """Reads on, for as long at most."""
+        """Reads new events, for so many seconds at most."""
         try:
             with open(open_regular(self._path, os.O_NOFOLLOW), "rb", buffering=1 << 20) as file:
                 self.problem = ""
@@ -206,14 +206,14 @@ class RecordReader:
     # -- What is shown -----------------------------------------------------------------------------------------------
 
     def age(self) -> dict[str, Any]:
-        """Returns the seconds since the run last wrote, and whether that is longer than it uses to take."""
+        """Returns the seconds since the run last wrote, and whether that is longer than usual."""
         age = max(0.0, self._clock() - self._heard)
         period = max([*self._periods][1:], default=_UNKNOWN_PERIOD_SECONDS)  # the first compiles
         is_late = "start" in self._latest and "end" not in self._latest and age > max(_SILENT_SECONDS, 3 * period)
         return {"age": round(age, 1), "late": is_late}
 
     def view(self, find: str, most_lanes: int) -> dict[str, Any]:
-        """Returns what the page shows, plain JSON.
+        """Returns the page's data, plain JSON.
 
         Args:
           find: a part of the names of the workers that are shown.

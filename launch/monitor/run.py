@@ -1,4 +1,4 @@
-"""What of a run's folder, or of a benchmark's result, the page shows. Host code; nothing here starts TensorFlow."""
+"""Reads what the page shows, from a run's folder or a benchmark's result. Host code, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .record_reader import RecordReader
 
 _LOGS, _LOG_BYTES = 8, 16 << 10
 _LANES = 50
-# What a terminal acts on.
+# Control sequences of terminals.
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 class MonitoredRun:
-    """A run that is shown.
+    """A run that the page shows.
 
     Args:
       path: its folder, or a file of --result_json.
@@ -51,7 +51,7 @@ class MonitoredRun:
             report.read(path)
 
     def shown(self, seconds: float, seen: str = "", find: str = "") -> dict[str, Any]:
-        """Reads on, and returns what the page shows, plain JSON.
+        """Reads new events, and returns the page's data, plain JSON.
 
         Args:
           seconds: to read for at most.
@@ -85,7 +85,7 @@ class MonitoredRun:
 
 
 def _benchmark(path: str, flags: int) -> dict[str, Any]:
-    """Returns what the Markdown report has of a benchmark's result; nothing of another result, or of none."""
+    """Returns the sections of the Markdown report of a benchmark's result; {} for other results or without one."""
     with contextlib.suppress(UsageError):
         result = report.read(path, flags)
         return {"sections": [each._asdict() for each in report.sections(result)]}

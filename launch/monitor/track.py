@@ -25,7 +25,7 @@ class Track:
         self._table = np.full([2 * rows, 8], np.nan)
         self._lasts = np.zeros(8, bool)
         self._filled = 0
-        self._every, self._in_row = 1, 0  # given rows in a kept one, and in the newest
+        self._every, self._in_row = 1, 0  # added rows per kept row, and in the newest
 
     def add(self, row: Mapping[Any, float]) -> None:
         """Adds a row; columns that it does not name, and NaN, are missing in it."""

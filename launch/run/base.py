@@ -1,4 +1,4 @@
-"""What a run is made of, put together from a configuration: strategy, data, trainer, state, checkpoints. Host code."""
+"""Assembles a run from its configuration: strategy, data, trainer, state, checkpoints. Host code."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ T = TypeVar("T", bound="BaseRun")
 
 @dataclasses.dataclass(repr=False, eq=False)
 class BaseRun:
-    """A run put together: what the modes work on, functions that take it.
+    """An assembled run, which is the argument of the modes' functions.
 
     `Run` adds the calls of a program. Of runs that train, `training.prepare` sets the attributes from `loop` on.
 
@@ -75,8 +75,8 @@ class BaseRun:
       config: its checked configuration.
       strategy: where steps run.
       inputs: its data.
-      state: what steps change.
-      train_steps: updates in all; None where only the run's caller knows.
+      state: changed by steps.
+      train_steps: the total number of updates; None if only the run's caller knows.
       checkpoints: those of the run; None without a run_dir.
       best: the checkpoint of the best evaluation; None without a run_dir.
       external_streams: the datasets that calls brought last, each with its split.
@@ -86,7 +86,7 @@ class BaseRun:
       resumed_from: the step of the checkpoint that it was resumed from; None without one.
       is_ready: whether its steps were checked and their compiler was chosen.
       loop: the outer loop.
-      signals: the context in which a signal ends training at a step; what becomes of the run then is its caller's.
+      signals: the context in which a signal ends training at a step; the caller then decides what to do with the run.
       stop_request, rows, metrics, final: hooks: by which signals end the run, its history, its newest means, and
         whether the weights have changed since they were evaluated.
     """
@@ -208,7 +208,7 @@ class BaseRun:
 
     @property
     def prints(self) -> bool:
-        """Whether what the run does is printed: on the chief alone, and not with --progress=off."""
+        """Whether the run prints its progress: on the chief alone, and not with --progress=off."""
         return self.strategy.is_chief and self.config.progress != "off"
 
     def log(self, text: str) -> None:
@@ -335,7 +335,9 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
         return state
 
     try:
-        state = make() if in_place else strategy.build(make)  # Keras can go on with a model that no strategy has made
+        state = (
+            make() if in_place else strategy.build(make)
+        )  # Keras can train a model further that no strategy has made
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # of any batch
         model_arguments = plain(config.configured_arguments("model_arg"))
         arguments = "".join(f" --model_arg={name}={value}" for name, value in model_arguments.items())

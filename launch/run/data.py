@@ -34,7 +34,7 @@ def load(config: Config) -> Data:
 
 
 def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
-    """Loads what a worker of a coordinator reads by itself: the sources whose examples are not in memory.
+    """Loads the sources that a worker of a coordinator reads by itself: those whose examples are not in memory.
 
     Raises:
       SourceError: they can't be loaded; as the coordinator explains its own mistakes.
@@ -45,7 +45,7 @@ def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
         entered, _ = enter(config, load(config) if config.input else call(data))
         both = (entered.train, entered.evaluation)
         return [split for split in both if split is not None and split.by_index and split.as_arrays() is None]
-    except Exception as error:  # the border of what a worker does by itself
+    except Exception as error:  # the border of the worker's own work
         code, line = explanations.explain(error)
         raise (SourceError if code == EXIT_USAGE else UnavailableError)(line) from None
 

@@ -79,7 +79,7 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
         model_path = os.path.join(folder, "model.keras")  # Keras goes by the ending
         try:
             model.save(model_path)
-        except NotImplementedError as error:  # as Keras has it of a model that does not say what it is made of
+        except NotImplementedError as error:  # Keras's error for a model without get_config
             raise UsageError(
                 f"{setting('output', path)}: Keras can't write a {type(model).__name__}, which has no get_config; give "
                 f"it one, or give {setting('output')} a folder, for a SavedModel"
@@ -96,7 +96,7 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
 
 
 def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
-    """Writes a SavedModel, and in its `assets.extra/data.json` what is known of the data (`input.known`).
+    """Writes a SavedModel, and in its `assets.extra/data.json` the data's description (`input.known`).
 
     The signature `serving_default` takes the features of a batch: one array as `features`, a dictionary's by their
     names made `_fit`, those of tuples and lists as `features_0` and so on; as text those that were looked up. It
@@ -191,7 +191,7 @@ def _readme(model: str, inputs: dict, outputs: list[str]) -> str:
 
 
 def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], data: Data, others: Mapping[str, str]) -> str:
-    """Returns what the README says of further signatures, of classes, and of what is known of the data.
+    """Describes further signatures, classes and the data's description, for the README.
 
     `others` are the inputs' names by those of the features, where they differ.
     """
@@ -227,7 +227,7 @@ def _request(inputs: dict) -> str:
             name: np.asarray(x).astype(str if x.dtype == object else x.dtype).tolist() for name, x in inputs.items()
         }
         return f"curl -d '{json.dumps({'inputs': zeros})}' {url}"
-    # JSON tells whole numbers from others, and so does the server.
+    # JSON distinguishes integers from other numbers, and so does the server.
     arrays = ", ".join(f'"{name}": np.zeros({list(np.shape(x))}, {_kind(x)}).tolist()' for name, x in inputs.items())
     build = f'import json, numpy as np; print(json.dumps({{"inputs": {{{arrays}}}}}))'
     return f"python -c '{build}' | curl -d @- {url}"

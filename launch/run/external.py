@@ -46,7 +46,7 @@ def checked(run: BaseRun, data) -> Split:
 
 
 def described(split: Any) -> str:
-    """Describes data, so that workers can compare theirs: how many examples there are, and of what form."""
+    """Describes data by its number of examples and their form, so that workers can compare theirs."""
     many = f"{len(split)} examples" if split.by_index else "a stream"
     return f"{many} of {fingerprints.layout(split)}"
 

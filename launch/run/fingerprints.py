@@ -24,7 +24,7 @@ from ..command_line.config import Config
 from ..command_line.values import differences
 from ..errors import UsageError, setting
 
-# What is read of an array: it takes milliseconds, whatever its size.
+# Read of an array: it takes milliseconds, whatever its size.
 _MOST_ROWS = 1024
 _MOST_BYTES = 1 << 24
 _MOST_FILES = 1024

@@ -39,7 +39,7 @@ class Inputs:
       splits: the examples, by "train" and "eval".
       feeds: bring batches of them to replicas, likewise.
       contents: their fingerprints, likewise.
-      faster: what to change where steps wait for input, for people.
+      faster: a line for people whose steps wait for input: the change that makes it faster.
       lines: how the data is read, for people.
     """
 
@@ -124,7 +124,7 @@ def _named_data(config: Config) -> str:
 
 
 def _needs_epochs(config: Config, evaluates: bool, known: Mapping[str, Any]) -> bool:
-    """Returns whether the length of an epoch decides anything; a run that has counted its data goes on by that."""
+    """Returns whether the length of an epoch decides anything; a run that has counted its data continues by that."""
     counted_before = any(count >= 0 for count in known.get("known", {}).get("counts", ()))
     evaluates_by_epoch = evaluates and config.trains and config.eval_every_steps is None
     freezes_by_epoch = any(rules.frozen(each)[1] is not None for each in config.freeze)

@@ -1,4 +1,4 @@
-"""What a run has written of its model and its features, `RunDir.model`. Host code."""
+"""Reads a run's description of its model and features, `RunDir.model`. Host code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODEL = "model"  # the attribute of the model that `Trainer.forward` computes, u
 
 
 class ModelDescription(NamedTuple):
-    """What `weights.write` has written of a run's model.
+    """A run's description of its model, as `weights.write` writes it.
 
     Attributes:
       architectures: Keras's configurations of models, by name.

@@ -17,7 +17,7 @@ _SHOWN_CLASSES = 20
 
 
 class Outcome(NamedTuple):
-    """What a mode comes to.
+    """The outcome of a mode.
 
     Attributes:
       result: plain JSON.

@@ -44,8 +44,8 @@ class Predictor:
       name: of a Keras model that the trainer holds; None is `Trainer.forward`.
 
     Attributes:
-      is_sharded: whether the model is sharded, so that replicas have shards of its outputs: a whole copy computes here,
-        of the time when this was made.
+      is_sharded: whether the model is sharded, so that replicas have shards of its outputs. Then a whole copy computes
+        here, made when this object was.
     """
 
     def __init__(self, run: BaseRun, name: str | None = None):
@@ -120,7 +120,7 @@ class _Gathered:
             self._share()
 
     def all(self) -> list[np.ndarray]:
-        """Returns the outputs of all examples, which all processes have to call."""
+        """Returns the outputs of all examples. All processes have to call it."""
         if self._strategy.num_hosts > 1:
             self._share()
         else:
@@ -209,7 +209,7 @@ def _batches(split: Split, size: int) -> Iterator[Any]:
 
 
 def _named(own: Mapping[str, Source | Stream], name: str | None) -> Split:
-    """Returns a split by its name, read as evaluations read it; None is that of evaluations, if there is one."""
+    """Returns a split by its name, read as evaluations read it; None is the split of evaluations, if any."""
     name = name or ("eval" if "eval" in own else "train")
     if name not in own:
         raise UsageError(f"split={name!r}: the run's data has no such split; it has {', '.join(own)}")

@@ -17,12 +17,12 @@ from ..errors import UsageError
 
 
 class Preprocessor:
-    """Names classes, and treats raw features as the data to train on was treated.
+    """Names classes, and preprocesses raw features as the training data was preprocessed.
 
     Attributes:
       classes: the names of classes in the order of the label numbers; None where they have none.
-      words: of each feature that was text what was looked up, bytes; the first has id 1, and what is not among them 0.
-      tables: those that a graph looks up in, which what holds the graph has to hold.
+      words: the words, bytes, of each feature that was text; the first has id 1, and unknown words 0.
+      tables: lookup tables of graphs; the owner of a graph has to keep them.
     """
 
     def __init__(self, known: Data):

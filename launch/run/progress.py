@@ -122,7 +122,7 @@ class Bar:
     Args:
       file: the terminal.
       description: the text before it.
-      total: how much there is to do; None where nobody knows.
+      total: the amount of work; None if it is unknown.
       completed: how much of it is done.
       stays: whether it is left in the terminal when it is closed.
     """

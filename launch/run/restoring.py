@@ -51,7 +51,7 @@ def _checked_newest(run: BaseRun) -> Manifest | None:
 
 
 def _check_rules(config: Config, manifest: Manifest) -> None:
-    """Raises `UsageError` or warns where a run was begun by other rules of shuffling and updating: its bits differ."""
+    """Raises `UsageError` or warns if a run was begun by other rules of shuffling and updating: its bits differ."""
     if (before := saving.rules_of(manifest)) == RULES:
         return
     message = (

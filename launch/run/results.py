@@ -53,7 +53,7 @@ class RunEnding:
             self._lock.check()
 
     def set(self, result: dict[str, Any], code: int) -> None:
-        """Sets what the run has come to, and writes it."""
+        """Sets the run's result and exit code, and writes the result."""
         self.check_folder()
         self._write(result, code)
 
@@ -86,9 +86,9 @@ class RunEnding:
     def _write_failure(self, error: Exception) -> None:
         """Writes which error ended the run as its result.
 
-        Before the first step a mistake leaves none, and any error keeps the result of an earlier start: it
-        shows that the run had ended, should its checkpoints be gone. What fails after the run's own result was
-        written, as printing it may, leaves that.
+        Before the first step a mistake writes none, and any error keeps the result of an earlier start: it shows that
+        the run had ended, should its checkpoints be gone. A failure after the run's own result was written, as printing
+        it may be, keeps that.
         """
         if self.result:
             return

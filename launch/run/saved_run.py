@@ -57,7 +57,7 @@ class SavedRun:
 
     @functools.cached_property
     def description(self) -> model_file.ModelDescription:
-        """What the run has written of its model. Raises `UsageError`."""
+        """The run's description of its model. Raises `UsageError`."""
         return model_file.read(self.run_dir)
 
     @property
@@ -199,7 +199,7 @@ class _Built(NamedTuple):
 
 
 class _RunView(NamedTuple):
-    """What predictions need of a run (`predictions.PredictableRun`), without its state, which may be large."""
+    """The parts of a run for predictions (`predictions.PredictableRun`), without its state, which may be large."""
 
     config: Config
     known: Data

@@ -1,7 +1,7 @@
 """Writes an input's examples into shards; an interrupted call leaves the complete ones.
 
-A shard exists when it is whole: it is written under another name and renamed. While shards are written, `prepare.json`
-in the folder says what they are of; at the end it becomes features.json, by which `input.tfrecord` and
+A shard that exists is complete: it is written under another name and renamed. While shards are written, `prepare.json`
+in the folder describes their data; at the end it becomes features.json, by which `input.tfrecord` and
 `input.array_record` read. Host code.
 """
 
@@ -64,7 +64,7 @@ def load(request: ShardRequest) -> Loaded:
 
 
 def write(request: ShardRequest, loaded: Loaded, shard: Shard) -> dict[str, int]:
-    """Writes a shard; returns what there is to know of it."""
+    """Writes a shard; returns its counts."""
     encoder = shard_writing.Encoder(loaded.features)
     pieces = reader.in_pieces(loaded.by_name[shard.split], shard.first, shard.stop)
     records = (encoder.records(_arrays(piece)) for piece in pieces)
@@ -146,7 +146,7 @@ def _locked(
 ) -> Iterator[dict[str, Any]]:
     """Locks the folder, for shards of a plan alone; yields what features.json notes of each, by file.
 
-    What a call has left that was ended is of no use if the examples are other ones now: it begins again.
+    If the examples have changed since an interrupted call, its shards are removed, and all are written again.
 
     Raises:
       UsageError: another process writes there, or something else was written there.

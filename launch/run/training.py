@@ -47,7 +47,7 @@ def close(run: BaseRun) -> None:
 
 
 def restore_newest(run: BaseRun) -> None:
-    """Restores the run's latest checkpoint, if there is one, writes what the run is, and prints it."""
+    """Restores the run's latest checkpoint, if any, writes the run's configuration and model, and prints them."""
     config = run.config
     manifest = restoring.restore_to_train(run)
     run.resumed_from = manifest.step if manifest else None
@@ -115,8 +115,8 @@ def _end_of(run: BaseRun, steps: int | None, epochs: float | None, order: Order)
 
     Args:
       run: that trains.
-      steps: how many.
-      epochs: how many, of data in this order.
+      steps: their number.
+      epochs: their number, of data in this order.
       order: of the training data.
 
     Raises:

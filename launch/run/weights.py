@@ -47,7 +47,7 @@ def write(run: BaseRun, run_dir: str) -> None:
 
 
 def logits_of(trainer: Trainer) -> str | None:
-    """Returns what the outputs of `Trainer.forward` are logits of, "clicks" or "classes"; None if that is not known."""
+    """Returns the kind of logits that `Trainer.forward` outputs, "clicks" or "classes"; None if it is unknown."""
     if isinstance(trainer, Tabular) and trainer.predicts_clicks:
         return "clicks"
     return "classes" if isinstance(trainer, Classifier) else None
@@ -195,7 +195,7 @@ class TrainerCopy:
         self._settle()
 
     def refresh(self) -> None:
-        """Gives the copy the run's weights of now."""
+        """Gives the copy the run's present weights."""
         for mine, theirs in zip(_weights(self.trainer), self._run_weights, strict=True):
             mine.assign(shards.whole(theirs))
         self._settle()
@@ -223,7 +223,7 @@ def hand_over_averages(trainer: Trainer) -> None:
 
 
 def alone(run: BaseRun) -> Trainer:
-    """Returns the run's trainer; where weights are sharded over a mesh a copy on this process's device, with all."""
+    """Returns the run's trainer; if weights are sharded over a mesh, a whole copy on this process's device."""
     return _copied(run) if any(map(shards.sharding_of, _weights(run.trainer))) else run.trainer
 
 
@@ -279,7 +279,7 @@ def _load(source: str, components: Mapping[str, Any], check: Callable[[str], Non
     Args:
       source: see `read_newest`.
       components: of the trainer.
-      check: of what a run begins with: called before with the checkpoint's path, and tables may have grown.
+      check: for the weights that a run begins with: called first with the checkpoint's path; tables may have grown.
     """
 
     def load(prefix: str) -> list[str]:

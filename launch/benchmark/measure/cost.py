@@ -1,7 +1,7 @@
-"""Counts what one training step has to compute and to move, in its graph. Host code; nothing is run.
+"""Counts the operations and the bytes moved of one training step, in its graph. Host code; nothing is run.
 
 Operations are those of matrix products and convolutions, forward and backward: the rest of a step is passes over
-memory. Ops that TensorFlow would prune, since nothing needs what they compute, are not counted.
+memory. Ops that TensorFlow would prune, since nothing uses their results, are not counted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOOPS = ("While", "StatelessWhile")
 
 
 class NotCountableError(ValueError):
-    """A graph's amount of computation is unknown. One line: where, and what is unknown."""
+    """A graph's amount of computation is unknown. One line: the op, and the unknown length or shape."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Cost:
     Attributes:
       flops: {dtype: operations} of the products; a multiplication and an addition are two.
       bytes: moved at least: each product reads its operands and writes its result, and the update reads gradients and
-        reads and writes variables and slots. What lies between (activation functions, biases, normalisation, the rows
-        of embeddings) is assumed to cost nothing more.
+        reads and writes variables and slots. Ops in between (activation functions, biases, normalization, the rows
+        of embeddings) are assumed to cost nothing more.
       resident_bytes: of all tensors that the step touches, once each: the size of a cache that holds them.
     """
 

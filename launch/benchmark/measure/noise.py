@@ -84,7 +84,7 @@ def measure(start: LoadCounters, first_round: LoadCounters, end: LoadCounters, q
 
 
 def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
-    """Returns one line for each thing that makes the figures uncertain, and what the interval does about it."""
+    """Returns one line for each cause of uncertainty, and whether the interval covers it."""
     notes = []
     rates, count = intervals.parts(calls), len(calls["seconds"])
     if count < intervals.FEW_CALLS:

@@ -60,19 +60,19 @@ def run(
 ) -> dict:
     """Warms up, then trains in rounds and times them.
 
-    Where there are several processes, all make the same calls: the length of a round is agreed before it begins.
+    Several processes all make the same calls: they agree on the length of a round before it begins.
 
     Args:
       strategy: of the run.
-      program: that trains; it goes on from where it is.
-      length: of what is timed.
+      program: that trains; it continues from its present step.
+      length: of the timed rounds.
       variables: the process's environment variables, for the report alone.
       clock: returns seconds.
       at_round: called after each round with its number, from 1, and its totals, as in the result.
       processes: returns the ids of the benchmark's processes on this host; all others are noise.
 
     Returns:
-      What `summarize` returns of all calls, and: `interval`, the 95 % interval of examples per second; `noise` and
+      The result of `summarize` for all calls, and: `interval`, the 95 % interval of examples per second; `noise` and
       `warnings`, of the machine; `rounds`, each as `describe_round` has it; `calls`, their columns; `train`, the means
       of the metrics over the last call's steps; `compile_seconds`, the whole warm-up's; `first_step_seconds`, as
       `warm_up` returns it; `peak_rss_mb` and `device_peak_mb`; `environment`, as found before the first step.
@@ -164,7 +164,7 @@ def warm_up(strategy, program: Program, length: Length, clock=time.perf_counter)
     Args:
       strategy: of the run.
       program: that trains.
-      length: of what is timed.
+      length: of the timed rounds.
       clock: returns seconds.
 
     Returns:

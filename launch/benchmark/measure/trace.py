@@ -40,9 +40,9 @@ def profile(strategy, folder: str, steps: int = STEPS) -> dict:
     """Trains for `steps` steps under the profiler. All processes that train together have to call it.
 
     Args:
-      strategy: whose training, compiled and warm, and awaited, goes on from where it is. Where other tasks compute for
-        it, they are traced for as long as `steps` steps take, and the steps are those in the trace.
-      folder: for TensorBoard, `plugins/profile/` of which gets the trace; the chief's.
+      strategy: its training has to be compiled, warm and awaited, and continues. If other tasks compute for it, they
+        are traced for as long as `steps` steps take, and the steps are those in the trace.
+      folder: for TensorBoard; its `plugins/profile/` gets the trace; the chief's.
       steps: how many.
 
     Returns:
@@ -125,7 +125,7 @@ def _read(paths) -> xplane_pb2.XSpace:
 def ops(space: xplane_pb2.XSpace, steps: int) -> list[dict]:
     """Returns a trace's ops, as `profile` does: TensorFlow's, and, where XLA compiled the loop, XLA's.
 
-    Where there are devices besides the host, these are their kernels, by the op that started them.
+    With devices besides the host, these are the devices' kernels, by the op that started them.
     """
     devices = [plane for plane in space.planes if plane.name.startswith("/device:") and plane.lines]
     planes = devices or [plane for plane in space.planes if plane.name.startswith("/host:CPU")]
