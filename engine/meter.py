@@ -137,11 +137,11 @@ class Totals:
     def workers(self) -> list[dict[str, float]]:
         """Returns each worker's figures; an empty list if there is one worker. Waits for the calls.
 
-        Milliseconds per step `step_ms` (total), `own_ms` (without waiting for other workers), `reduce_wait_ms`, these
-        three not on GPUs; `input_wait_ms`; and `gradient_norm`, of the latest call at whose end a hook was due, if any.
-        With parameter servers there are not the last two, and no times for a worker without steps, but `steps`, `lag`
-        (how many more steps the fastest did) and `staleness`: the number of others' updates between its pull and its
-        push, on average.
+        Milliseconds per step: `step_ms` (total), `own_ms` (without waiting for other workers) and `reduce_wait_ms`,
+        these three not on GPUs; `input_wait_ms`. Also `gradient_norm`, of the latest call at whose end a hook was due,
+        if any. With parameter servers there is no `reduce_wait_ms` and no `gradient_norm`, and a worker without steps
+        has no `step_ms` and `own_ms`; `steps`, `lag` (how many more steps the fastest did) and `staleness` (the mean number of others'
+        updates between its pull and its push) are added.
         """
         return self._rows.figures()
 

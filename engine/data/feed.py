@@ -93,7 +93,7 @@ class Feed(abc.ABC):
 
     @property
     def kept_batch(self) -> Any:
-        """This process's share of the batch that a step took last; None before, and where none is kept. Host code."""
+        """This process's share of the batch that a step took last; None before, or if none is kept. Host code."""
         return None
 
     def look(self, step: int) -> CallInput:

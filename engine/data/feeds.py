@@ -189,7 +189,7 @@ class ReadFeed(Feed):
     Uses `distribute_datasets_from_function`: each input pipeline computes its own replicas' share.
 
     Args:
-      devices: where replicas compute.
+      devices: of the replicas.
       source: of the examples.
       order: assigns examples to steps.
       read_timeout_seconds: see `FeedOptions`.
@@ -291,7 +291,7 @@ class StreamedFeed(Feed):
     from its beginning.
 
     Args:
-      devices: where replicas compute.
+      devices: of the replicas.
       share: this process's share of the stream.
       order: sizes and seed, `share.order`.
       shuffle_buffer: size of the shuffle's buffer, in examples.
@@ -407,7 +407,7 @@ class StreamedFeed(Feed):
         if self._num_shares == 1 or self._distributes:
             return batch
         number, range_of = self._mesh.data.rank - self._first_share, even_range if self.share.by_file else replica_range
-        with tf.device("CPU:0"):  # where the batch is: a GPU is sent its rows alone
+        with tf.device("CPU:0"):  # with the batch: a GPU receives only its rows
             start, stop = range_of(tf.shape(tf.nest.flatten(batch)[0])[0], number, self._num_shares)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 

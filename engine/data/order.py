@@ -28,7 +28,7 @@ _WINDOW_CHUNKS = 64  # by default: batches' classes then vary little more than i
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The start of a run's present batch size: step 0, or where it was resumed with a new one.
+    """The start of a run's present batch size: step 0, or the step at which it was resumed with a new one.
 
     The learning-rate schedule continues by examples, in steps of the run's first batch size.
 
@@ -66,7 +66,7 @@ class Order:
       block_steps: batches in a block; the most, if it has several epochs.
       seed: of each epoch's shuffle; None keeps the examples' own order.
       drop_remainder: leave out the smaller batch.
-      origin: where batches of this size begin.
+      origin: the first batch of this size.
       has_epochs: whether the length of an epoch is known; else it is nominal, and all examples are in epoch 0.
     """
 
@@ -142,7 +142,7 @@ class Order:
         Args:
           step: the next one.
           batch_size: of the steps before it.
-          origin: where those began.
+          origin: the first of those.
 
         Raises:
           UsageError: the examples read so far end within a batch, and only whole batches are allowed.

@@ -20,7 +20,7 @@ class Position(TrackableNode):
       part_0, ...: scalar string variables, the state of each process with a share of its own; "" for none.
     """
 
-    optional_in_checkpoint = True  # otherwise the epoch is read again
+    optional_in_checkpoint = True  # a run without it reads the epoch again
 
     def __init__(self):
         super().__init__()

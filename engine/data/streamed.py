@@ -60,7 +60,7 @@ class Stream(Split):
 
     @abc.abstractmethod
     def of_files(self, workers: int, worker: int) -> Stream | None:
-        """Returns a worker's files; None, on all workers, if there are fewer files than workers."""
+        """Returns a stream of a worker's files; None, on all workers, if there are fewer files than workers."""
 
     def fault(self) -> CrankshaftError | None:
         """Searches for the problem of its files, which TensorFlow's error does not name; None if unknown."""

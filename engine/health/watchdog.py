@@ -83,7 +83,7 @@ class Arrivals:
 
 
 class Watchdog:
-    """Ends this process without progress for too long, with a line that names the worker to blame.
+    """Ends this process after too long without progress, with a line that names the worker to blame.
 
     The strategy calls `beat` as it makes progress. All workers beat alike, so the others wait for the one with fewer
     beats or arrivals. Use it as a context around training, after creating the strategy.

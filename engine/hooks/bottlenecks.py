@@ -22,7 +22,7 @@ class InputBound(Hook):
 
     Args:
       cure: what to change, the end of the message.
-      share: the fraction of the time.
+      share: the fraction above which it warns.
       window_seconds: minimum time of a window's steps.
     """
 
@@ -55,11 +55,11 @@ class InputBound(Hook):
 class Stragglers(Hook):
     """Warns of a worker whose own part of a step takes far longer than the others' median for some time.
 
-    Not if that part is unknown, as on GPUs.
+    Does not warn if that part is unknown, as on GPUs.
 
     Args:
       names: of the workers, for messages.
-      ratio: multiple of the other workers' median that is slow.
+      ratio: a worker is slow if it takes this many times the others' median.
       window_seconds: over which a worker is observed.
       windows: number of successive slow windows before a warning, which is repeated after as many.
       clock: returns seconds, for tests.

@@ -143,7 +143,7 @@ class Evaluation(Periodic):
     Args:
       every_steps: the period.
       before: called before each evaluation that is due by it.
-      is_wanted: returns whether to evaluate where a period ends.
+      is_wanted: returns whether to evaluate at the end of a period.
       is_strict: see `evaluate`.
 
     Attributes:

@@ -107,7 +107,7 @@ class Checkpointing(Periodic):
     It comes last among a run's hooks, so that the checkpoint includes the others' changes at the same step.
 
     Args:
-      checkpoints: where to.
+      checkpoints: the destination.
       every_steps: the period; 0 saves only at the end.
       hooks: the run's hooks, for their state; may be the list to which this hook is appended.
     """

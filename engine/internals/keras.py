@@ -128,7 +128,7 @@ def values(variables: Iterable[tf.keras.Variable]) -> list[tf.Tensor]:
 
 @contextlib.contextmanager
 def computing_with(values: Sequence[tuple], variables: Sequence = (), tape: tf.GradientTape | None = None):
-    """Makes layers within compute with given values of variables. Their assignments are made at the end.
+    """Makes layers compute with these values of variables in this context. Their assignments are made at its end.
 
     If others changed a variable meanwhile, a multiple of its value plus something is applied as a difference; anything
     else replaces it.
@@ -213,7 +213,7 @@ def all_layers_in(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.laye
 
 
 def state_of_output() -> dict[str, Any]:
-    """Returns a state for `exchange_state` that is a new process's, but for where this program has Keras print."""
+    """Returns a new process's state for `exchange_state`, with this program's setting of how Keras prints."""
     own = vars(global_state.GLOBAL_STATE_TRACKER)
     return {name: own[name] for name in ("interactive_logging",) if name in own}
 
@@ -254,8 +254,8 @@ def belongs_to_current_strategy(made: tf.keras.Model | tf.keras.optimizers.Optim
 def computing_alone(model: tf.keras.Model) -> Callable[..., Any]:
     """Returns a function that calls a method of a model, such as `predict`, so that it computes in this process alone.
 
-    Keras's own divides the work among the replicas of the model's strategy, and waits for those of other processes.
-    Within, each variable is this process's first copy, and there is no strategy.
+    Keras's method divides the work among the replicas of the model's strategy, and waits for those of other processes.
+    In the call each variable is this process's first copy, and the model has no strategy.
     """
     own: dict[str, Any] = {"_distribute_strategy": None, "predict_function": None, "test_function": None}
 
@@ -313,7 +313,7 @@ def update(
       counts: numbers of updates of all variables for which the optimizer was built.
     """
     own = type(optimizer)
-    # Of another class only here, so that Keras finds its own optimizer in a callback, and when it trains it afterwards.
+    # Only here it has another class, so that callbacks, and Keras when it trains with it later, find its own one.
     optimizer.__class__ = type(own.__name__, (own, _LocalUpdates), {})
     try:
         optimizer.most_updates = tf.reduce_max(tf.stack(counts))

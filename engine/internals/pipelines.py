@@ -72,7 +72,7 @@ def ends(dataset: tf.data.Dataset) -> bool:
 
 
 def _first_axis(dataset: tf.data.Dataset) -> int | None:
-    """Returns the size of the first axis of an element's components, where all have the same."""
+    """Returns the size of the first axis of an element's components, if all have the same."""
     sizes = {spec.shape[0] if spec.shape.rank else None for spec in tf.nest.flatten(dataset.element_spec)}
     return sizes.pop() if len(sizes) == 1 else None
 

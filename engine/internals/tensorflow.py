@@ -358,7 +358,7 @@ def weak_method(method: Callable, otherwise: Callable[[], Any]) -> Callable:
 def timestamp() -> tf.Tensor:
     """Returns the seconds since 1970 at which this runs, scalar float64, by the clock of this process.
 
-    `tf.timestamp` raises where TensorFlow's kernels have to be deterministic.
+    `tf.timestamp` raises an error if TensorFlow's kernels have to be deterministic.
     """
     return tf.numpy_function(time.time, [], tf.float64) if config.is_op_determinism_enabled() else tf.timestamp()
 

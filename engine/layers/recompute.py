@@ -15,7 +15,7 @@ from ..step.context import step_context
 def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
     """Calls a block, a Keras layer; in a training step, the backward pass calls it again.
 
-    For a model to call where `Trainer.run_context.options.recompute` says so. A training step then keeps only the
+    A model calls it if `Trainer.run_context.options.recompute` is set. A training step then keeps only the
     block's inputs and outputs, at the cost of one more forward pass of it (Chen et al. 2016,
     https://arxiv.org/abs/1604.06174). The second call uses the weights, seeds and moving statistics of the first, so
     dropout drops the same values, and the first call's assignments are made once. Sums across replicas within the block
@@ -59,7 +59,7 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
 
 
 class _Call:
-    """One call of a layer with given values of its variables."""
+    """One call of a layer with fixed values of its variables."""
 
     def __init__(self, layer, inputs, arguments: dict[str, Any], fixed: Sequence[tf.Tensor]):
         self._layer, self._inputs, self._arguments, self._fixed = layer, inputs, arguments, fixed

@@ -45,11 +45,11 @@ def describe(variables: Mapping[str, str]) -> dict:
       variables: the process's environment variables.
 
     Returns:
-      cpu: the model's name. usable_cores: as `cpus.usable_cores`. memory_mb: of the machine, in 2**20 bytes; None where
-      the system does not tell. gpus: names. load_average: runnable processes over the last 1, 5 and 15 minutes.
+      cpu: the model's name. usable_cores: as `cpus.usable_cores`. memory_mb: of the machine, in 2**20 bytes; None if
+      unknown. gpus: names. load_average: runnable processes over the last 1, 5 and 15 minutes.
       platform: the system and its version.
-      versions: of python, tensorflow, keras, numpy, crankshaft (None where it is not installed). threads: inter_op
-      and intra_op, where 0 leaves the number to TensorFlow. flags: the variables that are set for XLA, oneDNN, the
+      versions: of python, tensorflow, keras, numpy, crankshaft (None if it is not installed). threads: inter_op
+      and intra_op; 0 leaves the number to TensorFlow. flags: the variables that are set for XLA, oneDNN, the
       allocator and the like.
     """
     return {

@@ -48,7 +48,7 @@ def area(low, high, positives, negatives) -> tuple[float, float] | None:
     """Returns the area, the fraction of (positive, negative) pairs in the right order, and its error bound.
 
     As Mann and Whitney's U, with half of the pairs of equal scores. An entry's scores are between `low` and `high`,
-    float [n]; where these are equal, the area is exact. None if a class has no weight.
+    float [n]; if these are equal, the area is exact. None if a class has no weight.
     """
     pairs = positives.sum() * negatives.sum()
     if not pairs > 0:

@@ -313,7 +313,7 @@ def add_weight(
 
 
 def shard_size(count: int, mesh, name: str) -> int:
-    """Returns how many of `count` each replica along `model` has; raises ValueError where they don't divide."""
+    """Returns how many of `count` each replica along `model` has; raises ValueError if they don't divide."""
     size = mesh.model.size
     if count % size:
         below, above = count // size * size, -(-count // size) * size

@@ -43,7 +43,7 @@ def declared() -> Iterator[dict[int, Aggregated]]:
       Those with a declared aggregation, by the `id` of the tf.Variable. Excluded are those that synchronize on read,
       and the state of Keras's stateful layers, of which each replica keeps its own (`per_replica`).
     """
-    declared: dict[int, Aggregated] = {}
+    by_id: dict[int, Aggregated] = {}
 
     def create(next_creator, **keywords):
         if keywords.get("name") == _OF_RNN:
@@ -53,11 +53,11 @@ def declared() -> Iterator[dict[int, Aggregated]]:
         if by == tf.VariableAggregation.NONE or on_read or keywords.get("trainable") is not False:
             return next_creator(**keywords)
         variable = next_creator(**{**keywords, "aggregation": tf.VariableAggregation.NONE})
-        declared[id(variable)] = Aggregated(variable, by)
+        by_id[id(variable)] = Aggregated(variable, by)
         return variable
 
     with tf.variable_creator_scope(create):
-        yield declared
+        yield by_id
 
 
 def summed(state: Sequence[Aggregated]) -> dict[int, tf.Tensor]:

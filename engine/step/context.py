@@ -128,7 +128,7 @@ class StepContext:
             returns it.
 
         Raises:
-          UsageError: outside of steps, where the sample would be the same each time; or the name is not a string.
+          UsageError: it is called outside of a step, and would return the same each time; or the name is not a string.
         """
         if self.step is None or self.replica is None:
             raise UsageError(

@@ -34,7 +34,7 @@ class Stop(NamedTuple):
 
 
 class Processes:
-    """The communication of the training processes. This class is for a single process.
+    """The communication of the training processes; this base class is for a single one.
 
     Attributes:
       host_names: of the processes, for messages, in order.
@@ -46,7 +46,7 @@ class Processes:
 
     @property
     def worker_names(self) -> Sequence[str]:
-        """Names, for messages, of the processes that compute: these, or others for them."""
+        """Names, for messages, of the processes that compute: the training processes, or others that work for them."""
         return self.host_names
 
     @property

@@ -16,7 +16,7 @@ class Pace:
     Args:
       steps_per_loop: a fixed number of steps, or 0 to fit them.
       sync_period_steps: a call that would come near a multiple of it, or pass one, ends there; a run can stop only
-        there, and where something is due.
+        there, and at a step at which a hook is due.
       target_seconds: the intended duration. A call costs 1 to 3 ms: the host's Python with cold caches, overlap lost at
         its ends, and with several workers the wait for the slowest.
       clock: seconds, for tests.

@@ -43,7 +43,7 @@ class Probe:
     def gradients(self, program: Program, step: int) -> dict[str, Histogram]:
         """Returns histograms of the loss's gradients over the global batch of a step, by the variable's path.
 
-        Before clipping, after the sum over replicas. {} where the trainer leaves `compute_gradients` nothing to train,
+        Before clipping, after the sum over replicas. {} if the trainer leaves `compute_gradients` nothing to train,
         and if no batch of a dataset can be kept.
         """
         feed = self._feed_of(program)

@@ -234,7 +234,7 @@ class Embedding(tf.Module):
         return tf.nest.pack_sequence_as(ids, combined)
 
     def rows_of(self, ids: tf.Tensor, there: tf.Tensor | None = None, admits: bool = False) -> tf.Tensor:
-        """Returns the row of each id, int64; arbitrary where `there` is False. `admits` lets ids get rows."""
+        """Returns the row of each id, int64; arbitrary if `there` is False. `admits`: whether ids may get rows."""
         if self.admissions:
             return self._assigned_rows(ids, there, admits)
         if self.hash_ids:

@@ -392,7 +392,7 @@ def _sent(array) -> tf.Tensor:
         whole = tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype)
         for first in range(0, len(array), rows):
             piece = tf.constant(array[first : first + rows])
-            # A variable would be copied whole where it is read after an assignment of a part.
+            # A read would copy the whole variable after an assignment to a slice of it.
             tf.raw_ops.InplaceUpdate(x=whole, i=tf.range(first, first + len(piece)), v=piece)
             wait_for_operations()  # or all pieces would be on their way at once
     return tf.raw_ops.Identity(input=whole)  # on the device that computes

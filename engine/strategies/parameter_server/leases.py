@@ -256,11 +256,11 @@ class UpdateLoop(LeaseLoop):
     """Runs a lease's steps, which are updates, and counts each of them in the counters.
 
     A lease that is run again continues where its previous run stopped, by the counters. A step ends by pulling the
-    variables for the next one: they come with the answer to its push, where a pull at the next step's start would be a
-    request of its own.
+    variables for the next one: they come with the answer to its push, while a pull at the next step's start would be
+    another request.
 
     Args:
-      counters: where steps are counted.
+      counters: of the steps.
       The rest is `LeaseLoop`'s.
     """
 
