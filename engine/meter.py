@@ -140,8 +140,8 @@ class Totals:
         Milliseconds per step: `step_ms` (total), `own_ms` (without waiting for other workers) and `reduce_wait_ms`,
         these three not on GPUs; `input_wait_ms`. Also `gradient_norm`, of the latest call at whose end a hook was due,
         if any. With parameter servers there is no `reduce_wait_ms` and no `gradient_norm`, and a worker without steps
-        has no `step_ms` and `own_ms`; `steps`, `lag` (how many more steps the fastest did) and `staleness` (the mean number of others'
-        updates between its pull and its push) are added.
+        has no `step_ms` and `own_ms`; these are added: `steps`, `lag` (how many more steps the fastest did) and
+        `staleness` (the mean number of others' updates between its pull and its push).
         """
         return self._rows.figures()
 
