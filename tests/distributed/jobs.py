@@ -23,7 +23,7 @@ STEPS_PER_EPOCH = 16  # 1000 examples in batches of 64: the last is of 40
 
 
 class Job:
-    """Two workers around two servers, unless `local` has other numbers, whose output goes to a file.
+    """Two workers with two servers, unless `local` has other numbers, whose output goes to a file.
 
     What each task runs is a `script`, `-m` and a module, or with `()` `crankshaft train`. It `saves` into its run_dir.
     """

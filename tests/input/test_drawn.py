@@ -1,4 +1,4 @@
-"""Inputs that are sampled: pure functions of the seed and the place, with a signal that a model finds, and no more."""
+"""Sampled inputs: pure functions of the seed and the position, with a signal that a model finds, and no more."""
 
 from __future__ import annotations
 

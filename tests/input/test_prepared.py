@@ -75,7 +75,7 @@ def test_other_arguments_are_another_file(source):
 
 
 @pytest.mark.parametrize("end", [0, 5, 20, 30, -1])
-def test_one_that_is_not_whole_is_made_anew(source, end):
+def test_one_that_is_not_whole_is_made_again(source, end):
     first = make(source)
     whole = pathlib.Path(first.path).read_bytes()
     with open(first.path, "wb") as file:

@@ -225,7 +225,7 @@ def test_a_run_writes_its_files_in_the_place_of_links(inside, tmp_path):
 EACH_TWO = ("--eval_every_steps=2", "--steps_per_loop=1", "--progress=plain")
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(inside, tmp_path):
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(inside, tmp_path):
     """Whether it had ended, or was killed and has left no result. All of it gone, the folder is one as any other."""
     run = (*MLP, *EACH_TWO, "--train_steps=6", "--checkpoint_every_steps=2", f"--run_dir={tmp_path}")
     inside(*run).ok()
@@ -272,7 +272,7 @@ def test_checkpoints_that_the_run_is_not_known_to_have_written_stay_and_it_does_
     assert not (tmp_path / "config.json").exists()
 
 
-def test_a_run_whose_manifests_are_lost_stays_and_does_not_begin_anew(inside, tmp_path):
+def test_a_run_whose_manifests_are_lost_stays_and_does_not_start_over(inside, tmp_path):
     run = (*MLP, "--progress=plain", "--mode=train", "--checkpoint_every_steps=2", f"--run_dir={tmp_path}/run")
     inside(*run, "--train_steps=6").ok()
     checkpoints = tmp_path / "run" / "checkpoints"
@@ -318,7 +318,7 @@ def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, 
     assert not {"config.json", "result.json", ".lock", "checkpoints"} & set(left)
 
 
-def test_a_lock_that_is_removed_is_made_anew(tmp_path):
+def test_a_lock_that_is_removed_is_made_again(tmp_path):
     with process.lock(str(tmp_path)) as opened:
         os.remove(tmp_path / ".lock")
         opened.check()

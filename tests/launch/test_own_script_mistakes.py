@@ -281,7 +281,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_run_and_says_where(inside
     assert f"ckpt-4 could not be written to {tmp_path}/checkpoints" in outcome.error
 
 
-def test_a_run_whose_checkpoints_are_all_broken_does_not_begin_anew(inside, tmp_path):
+def test_a_run_whose_checkpoints_are_all_broken_does_not_start_over(inside, tmp_path):
     run, checkpoints = (*RUN, "--mode=train", f"--run_dir={tmp_path}"), tmp_path / "checkpoints"
     inside(*run, trainer=Line, data=data).ok()
     shutil.copytree(checkpoints, tmp_path / "best")

@@ -22,13 +22,13 @@ from tests.runs import assert_equal_bits
         ("--model=wide_deep --model_arg=table_capacity=100", 4, 1),
     ],
 )
-def test_there_are_as_many_parts_as_cores_where_that_pays(monkeypatch, flags, threads, micro_batches):
+def test_there_are_as_many_micro_batches_as_cores_where_that_pays(monkeypatch, flags, threads, micro_batches):
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", str(threads))
     assert base.parallel_micro_batches(asked("--input=digits", *flags.split())) == micro_batches
 
 
 @pytest.mark.slow
-def test_a_run_by_parts_is_exact_when_it_resumes(crank, monkeypatch, tmp_path):
+def test_a_run_by_micro_batches_is_exact_when_it_resumes(crank, monkeypatch, tmp_path):
     """In processes of their own, whose threads are not there yet: 12 steps, and 7 and then 12."""
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "2")
     for name, steps in (("straight", 12), ("cut", 7), ("cut", 12)):

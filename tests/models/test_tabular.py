@@ -136,7 +136,7 @@ def trained(prepared):
         ("dlrm", lambda arrays: arrays),
     ],
 )
-def test_parts_learn_what_whole_batches_teach(trained, name, form):
+def test_micro_batches_learn_what_whole_batches_teach(trained, name, form):
     """Many rows are in several parts, for the lazy Adam. The last batch has fewer examples than there are parts.
 
     float32 sums in another order: 1e-7 a step of what a gradient is made of, more where its terms cancel.

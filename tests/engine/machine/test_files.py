@@ -73,7 +73,7 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_has_stays(tmp_pa
     assert set(os.listdir(tmp_path)) == others | {"result.json"}
 
 
-def test_what_was_swept_before_it_was_locked_is_made_anew(tmp_path):
+def test_what_was_swept_before_it_was_locked_is_made_again(tmp_path):
     """Between a file's making and its lock another writer may take it for one that was left."""
     made = []
 

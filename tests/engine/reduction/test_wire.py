@@ -39,7 +39,7 @@ def test_an_optimizers_progress_travels_exactly(dtype):
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
 @pytest.mark.parametrize("bucket_bytes", [4, 8, 12, 16, 40, 64])
-def test_packs_end_where_a_message_does_and_change_no_bit(dtype, bucket_bytes):
+def test_buckets_end_where_a_message_does_and_change_no_bit(dtype, bucket_bytes):
     """Tensors larger than a bucket are cut; rows whose number only the step knows travel where they come."""
     exact = [tf.constant(1 / 3), tf.constant([-0.0, 1e-45, 3e38])]
     rounded = [tf.constant(np.arange(14, dtype=np.float32).reshape(7, 2) / 3), tf.zeros([0]), tf.constant([[1.5, 2.5]])]
