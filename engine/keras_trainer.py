@@ -274,7 +274,7 @@ class KerasTrainer(Trainer):
         return labels if isinstance(labels, form.WeighedLabels) else (labels, None)
 
     def _sum(self, name: str, metric: keras_compile.Metric, labels, predictions, weights=None) -> Pair:
-        """Returns what a batch adds to a metric of one output; only one of `weighted_metrics` can be weighed."""
+        """Computes one output's contribution to a metric for a batch; only `weighted_metrics` use weights."""
         weighed = () if weights is None else (keras_compile.beside_mask(weights, predictions),)
         weigh = functools.partial(self._sum, name, metric, labels, predictions) if metric.is_weighted else None
         return weighable(self._sums[name](labels, predictions, *weighed), weigh, weights is not None)

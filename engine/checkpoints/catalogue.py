@@ -62,7 +62,7 @@ class _Kept:
         self._made = {}
 
     def get(self, path: str, make):
-        """Returns what `make()` returned for the unchanged file; raises what `make` does, and OSError."""
+        """Returns the result of `make()`, cached while the file is unchanged; raises its exceptions, and OSError."""
         if (identity := _identity(path)) is None:
             return make()  # raises the problem
         known = self._made.get(path)

@@ -134,12 +134,12 @@ def _compare(
 ) -> tuple[dict[str, tuple[str, Any, Key]], list[_Difference]]:
     """Matches the variables under `root` with those of the checkpoint under the path `at`. Reads no value.
 
-    Matches as TensorFlow will: the two graphs are walked together, by the names of children; what is `moved`, by its
-    keys. A table's shards fit those of another number. Under an object whose `optional_in_checkpoint` is true,
+    Matches as TensorFlow will: the two graphs are walked together, by the names of children; variables in `moved` match
+    by key. A table's shards fit those of another number. Under an object whose `optional_in_checkpoint` is true,
     variables may be missing and extra, and are not listed.
 
     Returns:
-      What fits, by its key here: (name, variable, its key in the checkpoint); and how the two differ.
+      The matching variables by their key here: (name, variable, its key in the checkpoint); and the differences.
     """
     reader = tf.train.load_checkpoint(prefix)
     dtypes = reader.get_variable_to_dtype_map()
@@ -295,7 +295,7 @@ def is_variable(node) -> bool:
 
 
 def children_of(node, is_root: bool) -> list[tuple[str, object]]:
-    """Returns (attribute's name, object) for what is tracked directly under an object."""
+    """Returns (attribute's name, object) for the objects that are tracked directly under an object."""
     if is_variable(node):
         return []
     children = tf.train.TrackableView.children(node)

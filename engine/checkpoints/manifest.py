@@ -267,10 +267,10 @@ def as_read(about: dict, host_state: dict) -> dict[str, dict]:
 
 
 def check_extra(values: dict[str, Any]) -> None:
-    """Checks what a program keeps with a checkpoint.
+    """Checks the values that a program saves in a checkpoint.
 
     Raises:
-      UsageError: a run that resumes would not get the values back, or they are many.
+      UsageError: a resumed run would not read the same values, or they are too many.
     """
     try:
         text = json.dumps(values, allow_nan=False)

@@ -64,7 +64,7 @@ def take(state) -> Snapshot:
 
 
 def _too_large_to_copy(objects: list) -> set[int]:
-    """Returns ids of the variables that are copied when they are read and exceed what may be copied together.
+    """Returns ids of the variables that are copied when they are read and exceed the limit on copies.
 
     They are tables and their slots, found by a table's shape, and shards.
     """

@@ -1,4 +1,4 @@
-"""Entry of user data: converts what users pass to a `Source` or a `Stream`, with weights. Host code.
+"""Entry of user data: converts it to a `Source` or a `Stream`, with weights. Host code.
 
 `run`, `fit`, `train(data)`, `evaluate(data)` and `predict(data)` all use it; nothing else converts.
 """
@@ -43,7 +43,7 @@ class Rules:
       as_keras: as Keras's `fit` does: a data frame is one array, a list of one array is that array, and a dataset,
         which must be batched, keeps its batch size and the shapes of its first batch.
       is_even: whether all batches of such a dataset but the last must have one size.
-      ends: whether to read a generator to its end first, into memory, since nothing else tells its length.
+      ends: whether to read a generator to its end first, into memory, since its length is unknown before.
       weighs_outputs: whether there may be several weights: per output, or per step of a sequence.
       look_up: converts raw features, nests of arrays.
       may_lack: whether columns of data frames may lack values, which `look_up` fills.
@@ -326,7 +326,7 @@ def _check_real(name: str, dtype: tf.DType) -> None:
 
 
 def _check_weights(name: str, weights: Any, rules: Rules) -> None:
-    """Raises `UsageError` unless weights (the spec of one example's, or None) are numbers, and one if rules say so."""
+    """Raises `UsageError` unless weights (the spec of one example's, or None) are numbers, as rules require."""
     title = f"the weights of the {name} data, its third part, are"
     if isinstance(weights, (tuple, dict)) and not rules.weighs_outputs:
         raise UsageError(f"{title} a {type(weights).__name__}; give one number per example")

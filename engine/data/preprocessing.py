@@ -57,18 +57,18 @@ class ColumnPreprocessing(NamedTuple):
         return self.kind in KINDS[:4]
 
     def made_of(self, name: str) -> list[str]:
-        """Returns the names of the features that are made of a column, besides its own."""
+        """Returns the names of the features that a column yields besides its own."""
         return [name + SECONDS] * (self.kind == "timestamp") + [name + MISSING] * self.is_flagged
 
     def apply(self, name: str, values: Any, table: Any = None) -> dict[str, Any]:
-        """Returns the features, tensors by name, that are made of a column's values, a tensor.
+        """Converts a column's values, a tensor, to features, tensors by name.
 
-        Text that was made numbers before stays as it is.
+        Values that are numbers already are not parsed.
 
         Args:
           name: of the column.
           values: its values; text of a date or time as ISO 8601 has it, [n].
-          table: of a category, which looks its words up.
+          table: the lookup table of a category's words.
         """
         import tensorflow as tf
 

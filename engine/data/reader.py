@@ -188,14 +188,14 @@ def _no_rows(stored_spec: Any) -> Any:
 
 
 def as_stored(stored: Any, stored_spec: Any) -> list[np.ndarray]:
-    """Converts what a source has read for TensorFlow: a list of arrays, see `stored_spec`."""
+    """Converts the examples that a source has read to a list of arrays for TensorFlow, see `stored_spec`."""
     return [
         np.asarray(x, spec.dtype) for x, spec in zip(tf.nest.flatten(stored), tf.nest.flatten(stored_spec), strict=True)
     ]
 
 
 def stored_dtypes(stored_spec: Any) -> list[tf.DType]:
-    """Returns the types of what `as_stored` returns."""
+    """Returns the dtypes of the results of `as_stored`."""
     return [tf.string if spec.dtype == object else tf.as_dtype(spec.dtype) for spec in tf.nest.flatten(stored_spec)]
 
 

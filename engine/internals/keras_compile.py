@@ -178,7 +178,7 @@ def _record_loss(name: str, loss, y_true, y_pred, weights) -> tf.Tensor:
 
 
 def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
-    """Computes what Keras's `Loss.__call__` does, up to the division."""
+    """Computes Keras's `Loss.__call__`, up to the division."""
     if not isinstance(loss, tf.keras.losses.Loss) or type(loss).__call__ is not tf.keras.losses.Loss.__call__:
         return OutputLoss(
             tf.convert_to_tensor(loss(y_true, y_pred, weights)), tf.constant(1.0)

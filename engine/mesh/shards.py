@@ -110,14 +110,14 @@ def sharding_of(variable) -> Sharding | None:
 
 
 def mark(variable, sharding: Sharding | None, padding: float = 0.0) -> None:
-    """Records on a variable how it is sharded, and what its padding is filled with. Host code."""
+    """Records on a variable how it is sharded, and the value of its padding. Host code."""
     if sharding is not None:
         tf_variable(variable).mesh_sharding = sharding
         tf_variable(variable).mesh_padding = padding
 
 
 def padding_of(variable) -> float:
-    """Returns what a sharded variable's padding is filled with: a slot's initial value, so that 1/slot stays finite."""
+    """Returns the value of a sharded variable's padding: a slot's initial value, so that 1/slot stays finite."""
     return tf_variable(variable).mesh_padding
 
 

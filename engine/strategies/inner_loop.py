@@ -62,7 +62,7 @@ class InnerLoop(Program):
       state: see `Program`.
       pace: the number of steps per call; None takes as many as possible.
       arrivals: counts the steps whose data has arrived; None creates one if the feed may wait in the loop.
-      form: returns what a step traced now depends on besides its arguments; each value has its own program.
+      form: returns the values, other than its arguments, on which a traced step depends; each form has its own program.
       batch_shares: one per replica, or per group that computes the same examples.
 
     Attributes:

@@ -103,7 +103,7 @@ class Probe:
             )
 
     def _replica_gradients(self, batch, step):
-        """Computes one replica's gradients; restores what a forward pass in training changes (statistics, seeds)."""
+        """Computes one replica's gradients; restores state that a training forward pass changes (statistics, seeds)."""
         trainer = self._trainer
         moved = [tf_variable(v) for layer in self._inventory.layers.values() for v in layer.non_trainable_variables]
         kept = [read_local(v) for v in moved]

@@ -1,4 +1,4 @@
-"""The parameter servers' loop: leases handed out to workers in a bounded window, and taken back as they come.
+"""The parameter servers' loop: schedules leases in a bounded window, and collects their results as they complete.
 
 Coordinator code, on TensorFlow's `ClusterCoordinator`, which calls a lease's run a closure; its own queue would accept
 262,144 of them and retry a failing one for ever.
@@ -68,10 +68,9 @@ class Ledger:
     """Counts of leases over the process's lifetime.
 
     Attributes:
-      scheduled: leases that were handed out, each once.
+      scheduled: scheduled leases, each counted once.
       done: completed leases.
-      retried: runs of leases that never ended, each followed by another: TensorFlow's after a worker's death, or ours
-        after an error.
+      retried: runs of leases that were repeated, by TensorFlow after a worker's death, or by this loop after an error.
       steps_unseen: updates whose metrics were lost with their run.
     """
 

@@ -55,12 +55,12 @@ class LeaseFeed(Feed):
 
     @property
     def operand_specs(self) -> Any:
-        """Specs, on a worker, of what `next_operands` takes."""
+        """Specs, on a worker, of the operands of `next_operands`."""
         raise NotImplementedError(f"{type(self).__name__} is not for workers with parameter servers")
 
     @property
     def lease_specs(self) -> Any:
-        """Specs, on a worker, of what `take` returns."""
+        """Specs, on a worker, of the operands that `take` returns."""
         return self.operand_specs
 
     def through(self, operands, first: tf.Tensor, stop: tf.Tensor, compute, state: tuple) -> tuple:

@@ -158,7 +158,7 @@ class Pull:
         return buckets
 
     def readings(self, buckets: Sequence[tf.Tensor]) -> Readings:
-        """Returns what is in `buckets`, for a step to compute with: the variables' values, the optimizers' progress."""
+        """Splits `buckets` into the values with which a step computes: of variables, and the optimizers' progress."""
         pairs: list[tuple] = []
         progress: dict[int, tf.Tensor] = {}
         buckets = list(buckets)
