@@ -66,7 +66,7 @@ class OfBatches(Source):
         self.end_epoch()
         if epoch < self._ended:
             logging.warning(
-                "%s: epoch %d is read once more; what on_epoch_begin and on_epoch_end have changed since stays",
+                "%s: epoch %d is read once more; changes that on_epoch_begin and on_epoch_end have made since stay",
                 *(self._name, epoch),
             )
         while self._ended < epoch:

@@ -97,7 +97,7 @@ class Stragglers(Hook):
             self._slow[worker] = self._slow[worker] + 1 if is_slow else 0
             if self._slow[worker] and self._slow[worker] % self._windows == 0:
                 logging.warning(
-                    "step %d: %s is slow: %.3g ms a step by itself, %.3g of them waiting for data; the median of the "
+                    "step %d: %s is slow: %.3g ms per step by itself, %.3g of them waiting for data; the median of the "
                     "others is %.3g ms; look at what else its host does",
                     step,
                     self._names[worker],

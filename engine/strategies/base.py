@@ -278,7 +278,7 @@ class Strategy(Processes, abc.ABC):
 
     def external_feed(self) -> ExternalFeed:
         """Returns a feed of external data."""
-        raise UsageError(f"{setting('strategy', self.name)} works on the run's own data alone")
+        raise UsageError(f"{setting('strategy', self.name)} works only on the run's own data")
 
     def repeated(self, arrays, batch_size: int) -> Feed:
         """Returns a feed with the same nest of arrays for each step and replica; `batch_size` examples in total."""

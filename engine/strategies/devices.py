@@ -91,7 +91,7 @@ def set_threads_per_micro_batch(micro_batches: int) -> int:
     if micro_batches == 1 or tf.config.get_visible_devices("GPU"):
         return 1
     if not _set_single_threaded_ops(micro_batches):
-        logging.info("batches stay whole: this script used TensorFlow's devices before train.main")
+        logging.info("no parallel micro-batches: this script used TensorFlow's devices before train.main")
         return 1
     return micro_batches
 

@@ -134,7 +134,7 @@ class Replicated(Strategy):
     def external_feed(self) -> ExternalFeed:
         if self._static_shapes:
             raise UsageError(
-                f"{setting('strategy', self.name)} takes batches of one shape, and data that is handed in has any"
+                f"{setting('strategy', self.name)} takes batches of one shape, and external data may have any"
             )
         return ExternalFeed(self.num_replicas, self.mesh)
 

@@ -146,7 +146,7 @@ class Embedding(tf.Module):
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if self.admit_after and steps > 1 and replicas > 1:
             raise UsageError(
-                f"embedding {self.name}: replicas tell each other of ids to be admitted once a step, and there are "
+                f"embedding {self.name}: replicas exchange the ids to admit once per step, and there are "
                 f"{replicas} with accumulate_steps={steps}; use 1, one replica, or a table without admit_after"
             )
 
