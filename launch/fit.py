@@ -74,32 +74,32 @@ def fit(
 ) -> api.Run:
     """Trains a compiled Keras model with the names and defaults of its own `fit`, and returns the run.
 
-    Afterwards the model has the trained weights and its optimizer its state, so that a second call continues from
-    there. `history.history` of the run is Keras's. A mistake is a `UsageError`, of one line. Exceptions of a callback,
-    a hook or the data reach the caller unchanged, and the model then has the weights trained so far.
+    One device trains the model itself, other strategies a copy. Afterwards the model has the trained weights and its
+    optimizer its state, so a second call continues from there. The run's `history.history` is Keras's. A mistake is a
+    `UsageError`. Exceptions of callbacks, hooks and data are unchanged; the model has the weights trained so far.
 
     Args:
-      model: compiled; or a function that makes it, for strategies of several processes, which must exist first.
+      model: a compiled model; or a function that makes it, for strategies of several processes, which must exist first.
       x: array, dictionary or list of arrays, data frame, `tf.data.Dataset`, `PyDataset` or generator of batches,
         `Source`, an input's name, or a function without arguments that returns x or (x, y). A dataset and a
         generator keep their order.
       y: labels, in the structure of the model's outputs; None if x comes with them.
-      batch_size: examples a step, over all replicas; that of the batches that x comes in, or 32, if None.
-      epochs: where the run ends, counted from 0.
+      batch_size: global batch size; if None, that of the batches in x, or 32 if x has none.
+      epochs: the epoch at which the run ends, counted from 0.
       verbose: 0 is silent, 1 and "auto" a bar on a terminal, 2 lines.
       callbacks: Keras's. The folder of a `BackupAndRestore` is the run's run_dir, unless `run_dir` is passed.
-      validation_split: the share of the examples, the last of them, that is evaluated on.
-      validation_data: (x, y), (x, y, weights), or what x may be.
-      shuffle: whether each epoch has an order of its own.
-      class_weight: weights by class; a class that is not in it weighs 1.
-      sample_weight: one number an example; or an array [examples, steps] of a sequence's steps; or one of either for
-        each output, in a list or dictionary as the outputs are: None there, and a name that is not, is 1.
+      validation_split: fraction of the examples, the last ones, for evaluation.
+      validation_data: (x, y), (x, y, weights), or any form of x.
+      shuffle: whether each epoch has its own order.
+      class_weight: weights by class; other classes weigh 1.
+      sample_weight: one number per example; or an array [examples, steps] for the steps of sequences; or one of either
+        per output, in a list or dictionary like the outputs, in which None or a missing name is 1.
       initial_epoch: the number of the first epoch.
-      steps_per_epoch: steps from one `on_epoch_end` to the next; the data once, if None.
-      validation_steps: batches that an evaluation takes; all, if None.
-      validation_batch_size: examples of a batch of an evaluation; `batch_size`, if None.
+      steps_per_epoch: steps from one `on_epoch_end` to the next; None is one pass over the data.
+      validation_steps: batches per evaluation; None is all.
+      validation_batch_size: batch size of evaluations; None is `batch_size`.
       validation_freq: epochs from one evaluation to the next, or a list of the epochs after which to evaluate, from 1.
-      hooks: `engine.hooks`, beside the callbacks.
+      hooks: `engine.hooks`, in addition to the callbacks.
       **flags: those of `crankshaft.run`, such as run_dir, strategy, num_virtual_devices, jit, seed.
 
     Example:

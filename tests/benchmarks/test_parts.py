@@ -47,7 +47,7 @@ def test_step_trains_on_one_whole_batch_and_reads_no_input(made, monkeypatch):
     part = parts.step(made.strategy, made.state, feed, jit=False)
     monkeypatch.setattr(feed, "take", exhausted)
     first, later = run(made, part, 1), run(made, part, 30)
-    assert later < first  # that batch is learnt
+    assert later < first  # that batch is learned
     assert part.feed.order.examples_before(30) == 30 * BATCH
 
 

@@ -231,7 +231,7 @@ def words(strategy: MultiWorker, steps: int, trainer: type[Trainer] = Words, exa
 
 
 def pictures(examples=254, size=12):
-    """Four classes of noisy stripes: learnt in some tens of steps, not in one. 254 by 12 leaves 2."""
+    """Four classes of noisy stripes: learned in some tens of steps, not in one. 254 by 12 leaves 2."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, examples).astype(np.int32)
     stripes = np.sin(np.arange(size) * (1 + labels[:, None]) / 2).astype(np.float32)

@@ -137,7 +137,7 @@ def test_a_table_of_any_size_needs_no_memory():
 
 
 def logistic_regression(splits):
-    """Scores of the evaluation split by one weight for each id, learnt by AdaGrad in two epochs."""
+    """Scores of the evaluation split by one weight for each id, learned by AdaGrad in two epochs."""
     ids, labels, eval_ids, _ = arrays(splits)
     rows, fields = splits.vocabulary["categories"], ids.shape[1]
     columns = np.arange(fields) * rows
@@ -158,9 +158,9 @@ def test_a_logistic_model_comes_within_a_hundredth_of_the_planted_auc_and_not_ab
     shape = {"fields": 4, "rows": 100, "eval_examples": 50_000, "noise": noise}
     splits = clicks(examples=100_000, **shape)
     planted = synthetic_clicks.planted_auc(0, **shape)
-    learnt = auc(splits.evaluation[1], logistic_regression(splits))
+    learned = auc(splits.evaluation[1], logistic_regression(splits))
     # The AUC of 50,000 examples has a standard error of 0.002, but both are of the same examples.
-    assert planted - 0.01 < learnt < planted + 0.002
+    assert planted - 0.01 < learned < planted + 0.002
     assert planted > 0.7
 
 

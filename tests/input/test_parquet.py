@@ -240,7 +240,7 @@ def test_any_form_of_text_is_ids_by_its_words(tmp_path, column):
 
 
 @pytest.mark.parametrize("can_be_kept", [True, False])
-def test_words_and_means_are_learnt_once_where_they_can_be_kept(tmp_path, monkeypatch, can_be_kept):
+def test_words_and_means_are_fitted_once_where_they_can_be_kept(tmp_path, monkeypatch, can_be_kept):
     odd = pa.array([b"b", b"\xff\xfe", b"a", b""], pa.binary())
     folder = written(tmp_path / "data", table(4, city=odd, price=pa.array([1.0, None, 3.0, None])))
     if not can_be_kept:

@@ -39,7 +39,7 @@ HASHED = "--model_arg=hash_buckets=5000"
     ],
     ids=["words", "hashed"],
 )
-def test_a_label_that_text_decides_is_learnt(inside, tmp_path, kind, flags):
+def test_a_label_that_text_decides_is_learned(inside, tmp_path, kind, flags):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = pa.table(texts(1500))
     if kind == "csv":

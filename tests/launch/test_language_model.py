@@ -24,7 +24,7 @@ def test_numerics_are_checked_op_by_op(inside, tmp_path, text):
     inside(*RUN, text[0], "--train_steps=2", "--check_numerics").ok()
 
 
-def test_a_small_text_is_learnt_by_heart(inside, tmp_path, text):
+def test_a_small_text_is_learned_by_heart(inside, tmp_path, text):
     # At 0.01 it is the kind of CPU that decides, by its rounding, which seeds are still on a plateau after 150 steps.
     flags = ("--train_steps=150", "--learning_rate=0.003", f"--run_dir={tmp_path}/run")
     inside(*RUN, *text, *flags).ok()

@@ -14,7 +14,7 @@ from tests.arrays import assert_same
 
 
 def images(examples=338, size=12):
-    """Four classes of noisy stripes: learnt in some tens of steps, not in one."""
+    """Four classes of noisy stripes: learned in some tens of steps, not in one."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, examples).astype(np.int32)
     stripes = np.sin(np.arange(size) * (1 + labels[:, None]) / 2).astype(np.float32)
