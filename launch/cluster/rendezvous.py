@@ -290,7 +290,7 @@ class Presence:
 def limited(timeout_seconds: float):
     """Ends this process with exit code 1 if the body takes over `timeout_seconds`, with its stacks on standard error.
 
-    Within `process.quiet_startup` a line stands instead of the stacks.
+    Within `process.quiet_startup` a line replaces the stacks.
 
     For the making of the strategy: a peer that came and died a moment later would be awaited for ever, with Python's
     lock held. faulthandler's thread needs no lock. Must not nest with other uses of `dump_traceback_later`.

@@ -264,7 +264,7 @@ class Servers(Synchronous):
         if chief is not None and not chief.code:
             return Settlement(0, message=self._not_evaluated(endings))
         part = [ending for ending in endings if ending.task != "evaluator" and ending.code]
-        if not part:  # a server ended with code 0 before the run did, unasked
+        if not part:  # a server ended with code 0 before the run did, without a request
             return self._failed(endings[0])
         if chief is not None and self._final(chief):
             part = [chief]  # what the coordinator has found explains more than a task that was ended for it

@@ -1,6 +1,6 @@
 """Reads the tasks of a run from the environment that Slurm's `srun` gives each of them. Host code.
 
-Each variable is checked, and how many names it stands for is counted, before any is expanded.
+Each variable is checked, and its names are counted, before any is expanded.
 
 `tf.distribute.cluster_resolver.SlurmClusterResolver` reads the same, but needs TensorFlow's import, which waits for the
 peers here, calls `scontrol`, and gives all jobs the port 8888 (tensorflow#36094), so that two cannot share a node.

@@ -258,8 +258,8 @@ class Config(Flags):
     def as_json(self) -> dict[str, Any]:
         """Returns all values, and those that decide, as config.json holds them. Plain JSON."""
         arguments = {name: self.configured_arguments(name) for name in ARGUMENTS}
-        flags = {**self.values, **arguments, "run_dir": self.configured_run_dir}
-        return plain({"flags": flags, "deciding": self.deciding()})
+        values = {**self.values, **arguments, "run_dir": self.configured_run_dir}
+        return plain({"flags": values, "deciding": self.deciding()})
 
 
 def configure_program(

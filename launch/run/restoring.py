@@ -176,10 +176,10 @@ def restore_unless_removed(run: BaseRun, checkpoints: Checkpoints, manifest: Man
     check_same_run(run, manifest)
     if run.config.mode == "eval":
         fingerprints.check_evaluated(run.config, manifest, checkpoints.about)
-    restored = failure = None
+    taken = failure = None
     try:
         again = run.config.allow_changed_config
-        restored = saving.restore(checkpoints, run.state, manifest=manifest, allow_changed=again)
+        taken = saving.restore(checkpoints, run.state, manifest=manifest, allow_changed=again)
     except (CheckpointError, tf.errors.OpError) as error:
         failure = error
     # Workers that evaluate together all restore it, or none.
@@ -188,7 +188,7 @@ def restore_unless_removed(run: BaseRun, checkpoints: Checkpoints, manifest: Man
         return None
     if failure is not None:
         raise failure
-    return restored
+    return taken
 
 
 def _listed(run: BaseRun, which: str) -> list[Manifest]:
