@@ -95,7 +95,7 @@ def test_a_set_of_files_has_to_be_complete(tmp_path, said, first):
 def test_an_older_set_beside_a_newer_one_is_an_error(tmp_path):
     write(tmp_path, *(f"a-{n:05d}-of-00002.row" for n in range(2)), *(f"a-{n:05d}-of-00003.row" for n in range(3)))
     for where in (tmp_path, tmp_path / "a-*"):
-        with pytest.raises(InputError, match=r"\(2 of 2 and 3 of 3\), one of which may be an older one"):
+        with pytest.raises(InputError, match=r"\(2 of 2 and 3 of 3\); one may be an older one: remove that"):
             found(where)
     assert found(tmp_path / "a-*-of-00002*") == ["a-00000-of-00002.row", "a-00001-of-00002.row"]
     write(tmp_path / "b", "a-00000-of-00001.row", "a-00000-of-00001-copy.row")

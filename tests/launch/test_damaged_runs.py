@@ -144,7 +144,7 @@ def test_what_stands_where_a_run_writes_its_files_is_named_before_it_trains(run_
 def test_a_model_that_is_no_configuration_is_told_in_one_line(tmp_path, value):
     described = {"keras": value, "features": {"shape": [1], "dtype": "float32"}, "num_classes": 2, "vocabulary": None}
     (tmp_path / "model.json").write_text(json.dumps(described))
-    with pytest.raises(UsageError, match=r"model.json does not say .* \(keras is .*, which is not an object\)"):
+    with pytest.raises(UsageError, match=r"model.json does not describe .* \(keras is .*, which is not an object\)"):
         model_file.read(str(tmp_path))
 
 

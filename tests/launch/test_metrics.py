@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import re
@@ -123,8 +124,11 @@ def test_connections_that_send_nothing_take_few_descriptors_and_keep_no_scrape_f
 
 def test_the_last_descriptors_are_the_runs():
     most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with metrics.serving(0, "", lambda: None, {"model": "a"}) as port, socket.create_server(("127.0.0.1", 0)) as last:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 10, most[1]))
+    with metrics.serving(0, "", lambda: None, {"model": "a"}) as port, socket.create_server(("127.0.0.1", 0)) as lowest:
+        used = {int(name) for name in os.listdir("/proc/self/fd")}
+        free = (number for number in itertools.count(lowest.fileno() + 1) if number not in used)
+        _, servers = next(free), next(free)  # the client's, and the last that the server can get
+        resource.setrlimit(resource.RLIMIT_NOFILE, (servers + 1, most[1]))
         try:
             with pytest.raises((ConnectionResetError, http.client.RemoteDisconnected)):
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE)

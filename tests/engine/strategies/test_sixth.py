@@ -59,10 +59,10 @@ def test_it_trains_evaluates_and_resumes_as_one_device_does(tmp_path):
     ("asked", "says"),
     [
         ({"strategy": "step_by_stop"}, "strategy=step_by_stop is unknown; did you mean step_by_step?"),
-        ({"strategy": "step_by_step", "jit": "on"}, "jit=on: strategy=step_by_step does not say how its steps are"),
+        ({"strategy": "step_by_step", "jit": "on"}, "jit=on: strategy=step_by_step does not define how its steps"),
     ],
 )
-def test_what_it_does_not_have_is_one_line(asked, says):
+def test_what_it_lacks_is_one_line(asked, says):
     with pytest.raises(crankshaft.UsageError, match=says.replace(".", r"\.")):
         crankshaft.run(Plane, data=data, **{**ASKED, **asked})
 
