@@ -88,12 +88,12 @@ def keep_beating(watchdogs, until: threading.Event) -> None:
 
 def test_worker_that_moves_is_in_its_longer_first_call_or_has_no_timeout_is_left_alone():
     stop = threading.Event()
-    with Job(2, [1.0, 1.0]) as moves, Job(2, [0.3, 0.3]) as begins, Job(2, [0.0, 0.0]) as unlimited:
+    with Job(2, [3.0, 3.0]) as moves, Job(2, [0.3, 0.3]) as begins, Job(2, [0.0, 0.0]) as unlimited:
         for watchdog in begins.watchdogs:
-            watchdog.beat(0, factor=20.0)
+            watchdog.beat(0, factor=40.0)
         thread = threading.Thread(target=keep_beating, args=(moves.watchdogs, stop), daemon=True)
         thread.start()
-        time.sleep(2.5)
+        time.sleep(6.5)
         found = [job.said for job in (moves, begins, unlimited)]
         stop.set()
         thread.join()
