@@ -193,7 +193,7 @@ def difference(before: dict, after: dict) -> str | None:
     """How one case's values differ, in a line."""
     for when, case in (("before", before), ("after", after)):
         if "error" in case:
-            return f"failed {when}: {case['error'].splitlines()[-1] if case['error'] else 'without a word'}"
+            return f"failed {when}: {case['error'].splitlines()[-1] if case['error'] else 'without a message'}"
     old, new = before["values"], after["values"]
     differing = [name for name in old if name in new and old[name] != new[name]]
     gone, added = [name for name in old if name not in new], [name for name in new if name not in old]

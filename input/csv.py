@@ -118,7 +118,7 @@ class CsvTable(ParquetTable):
       SourceError: the prepared file is damaged.
     """
 
-    cure = "remove the file, it is made again"
+    cure = "remove the file: it is rebuilt"
 
     def __init__(
         self,

@@ -150,7 +150,7 @@ class TFRecords(ExampleSource):
             path = name.partition(": record")[0]
             raise SourceError(
                 f"{name} has {int(heads['length'][row]):,} bytes, and its index says {int(lengths[row]):,}: it is the "
-                f"index of another file; delete {path}{record_index.SUFFIX}: it is made again"
+                f"index of another file; delete {path}{record_index.SUFFIX}: it is rebuilt"
             )
         raise self._bad(int(indices[row]), "the checksum of its length differs, so some bit of it is flipped")
 

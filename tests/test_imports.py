@@ -231,7 +231,7 @@ def test_the_drawing_is_of_the_imports_as_they_are():
     assert with_drawing(page) == page, "run `python docs/layout.py`"
 
 
-# (rule, path, source, what is said of its last line).
+# (rule, path, source, the message about its last line).
 PLANTED = [
     *(
         (import_faults, path, source, f"imports {name};")

@@ -29,7 +29,7 @@ from .timeouts import names_of, result_of
 _WHOLE_BYTES = 64 << 20  # at once, when a split is read into memory
 _HAS_FAILED = "a source could not be read; the run ends with the reason"
 _LAST_READ_SECONDS = 1.0  # that the process's end waits for a read in progress
-_RECENT_READS = 64  # of which one may have failed to decode; more than are in progress
+_RECENT_READS = 64  # kept in case one fails to decode; more than are in progress
 _ARRAY = "one array"
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 

@@ -61,7 +61,7 @@ class Prepared:
         )
         metadata = self.read(size - _END.size - length, length) if mark == _MARK and length <= size - _END.size else b""
         if mark != _MARK or zlib.crc32(metadata) != checksum:
-            raise SourceError(f"{path} is not whole; remove it, and it is made again")
+            raise SourceError(f"{path} is not whole; remove it: it is rebuilt")
         self.metadata: dict[str, Any] = json.loads(metadata)
 
     def read(self, offset: int, length: int) -> bytes:
@@ -78,9 +78,7 @@ class Prepared:
 
     def damaged(self, title: str) -> SourceError:
         """Returns the error for damaged bytes."""
-        return SourceError(
-            f"{self.path}: {title} is damaged (its checksum is another); remove the file, it is made again"
-        )
+        return SourceError(f"{self.path}: {title} is damaged (its checksum differs); remove the file: it is rebuilt")
 
 
 class PreparedInMemory(Prepared):

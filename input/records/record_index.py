@@ -157,10 +157,10 @@ def _read(files: Files, number: int) -> ShardIndex | None:
         if magic == _MAGIC and version == _VERSION and fits and _checksum(head) == checksums.crc32c(head[:-4]):
             if shard_bytes == files.sizes[number] and ends == _ends_of(files, number):
                 return ShardIndex(records, length, ends)
-            logging.warning("%s is the index of another file than the one beside it: made again", path)
+            logging.warning("%s is the index of another file than the one beside it; rebuilding it", path)
             return None
     if not _is_anothers(path):
-        logging.warning("%s is not a whole index: made again", path)
+        logging.warning("%s is not a whole index; rebuilding it", path)
     return None
 
 
@@ -176,7 +176,7 @@ def _read_offsets(path: str, records: int) -> np.ndarray:
     index = Files([path + SUFFIX])
     stored = index.pread(0, 0, _OFFSETS_AT + 8 * (records + 1))
     if checksums.crc32c(stored[_OFFSETS_AT:]) != _HEADER.unpack_from(stored)[-1]:
-        raise InputError(f"{path}{SUFFIX} is damaged (its checksum differs); delete it: it is made again")
+        raise InputError(f"{path}{SUFFIX} is damaged (its checksum differs); delete it: it is rebuilt")
     return np.frombuffer(stored, "<i8", offset=_OFFSETS_AT).astype(np.int64)
 
 
@@ -190,13 +190,13 @@ def _make(files: Files, number: int, log: Callable[[str], None]) -> tuple[ShardI
     if exists(path + SUFFIX) and _read(files, number):
         return known, True  # another process was faster, and others may be reading its index
     if _is_anothers(path + SUFFIX):
-        log(f"{path}{SUFFIX} is another tool's: it stays, and the index is kept in memory and made again at each start")
+        log(f"{path}{SUFFIX} is another tool's: it stays, and the index is kept in memory and rebuilt at each start")
         return known, False
     try:
         write(path, files.sizes[number], ends, lengths)
     except OSError as error:
         why = error.strerror or str(error)
-        log(f"{path}{SUFFIX} can't be written ({why}): the index is kept in memory and made again at each start")
+        log(f"{path}{SUFFIX} can't be written ({why}): the index is kept in memory and rebuilt at each start")
         return known, False
     return known, True
 

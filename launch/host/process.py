@@ -325,7 +325,7 @@ class LockedRunDir:
         return _identity(self._run_dir) == self._folder
 
     def check(self) -> None:
-        """Raises `UsageError` if run_dir is now another folder, or none. A lock file that is gone is made again."""
+        """Raises `UsageError` if run_dir is now another folder, or none. A missing lock file is created again."""
         with contextlib.suppress(OSError):  # a file system that does not answer for a moment
             if not self.is_in_place:
                 raise UsageError(

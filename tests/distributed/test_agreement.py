@@ -1,4 +1,4 @@
-"""Workers that were started by hand, of which one was asked for something else: each says who differs in what."""
+"""Workers started by hand, one with other settings: each names the worker that differs, and the setting."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Two workers, of which one's files are damaged or no longer answer: it says so in one line, and the other ends too."""
+"""Two workers, one with files that are damaged or no longer answer: it reports one line, and the other ends too."""
 
 from __future__ import annotations
 

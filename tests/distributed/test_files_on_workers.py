@@ -1,4 +1,4 @@
-"""Workers with parameter servers read files by themselves: what is counted, and what is said of mistakes."""
+"""Workers with parameter servers read their own files: the counts, and the messages about mistakes."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _csv(folder: pathlib.Path, at_end: bool) -> Written:
     (path,) = map(pathlib.Path, csv.load(str(folder), 0).train.files())
     bits = 8 * path.stat().st_size
     read, flipped = _all_of(lambda: csv.load(str(folder), 0)), range(bits - 24_000 if at_end else 0, bits)
-    return Written(path, read, flipped, 90, lambda bit: "(damaged|can't be read).*; remove the file, it is made again")
+    return Written(path, read, flipped, 90, lambda bit: "(damaged|can't be read).*; remove the file: it is rebuilt")
 
 
 def _png(folder: pathlib.Path) -> Written:

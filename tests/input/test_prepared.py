@@ -80,7 +80,7 @@ def test_one_that_is_not_whole_is_made_again(source, end):
     whole = pathlib.Path(first.path).read_bytes()
     with open(first.path, "wb") as file:
         file.write(whole[:end])
-    with pytest.raises(SourceError, match=r"doubled-\w+ is not whole; remove it, and it is made again"):
+    with pytest.raises(SourceError, match=r"doubled-\w+ is not whole; remove it: it is rebuilt"):
         Prepared(first.path)
     assert make(source).read(0, 20) == 2 * source.read_bytes()
 

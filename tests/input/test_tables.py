@@ -18,7 +18,7 @@ class Tables:
         self._folder, self._module = folder, module
 
     def write(self, name="train", **columns) -> str:
-        """Writes a folder of one file with these columns, None where there is no value."""
+        """Writes a folder of one file with these columns, None for a missing value."""
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
         if self._module is parquet:

@@ -16,7 +16,7 @@ RUN = ("--global_batch_size=16", "--jit=off", "--progress=plain", "--seed=3", "-
 
 
 def texts(rows):
-    """Text, of which one column decides the label, and numbers that say nothing."""
+    """Text columns, one of which decides the label, and numbers without information."""
     rng = np.random.default_rng(0)
     city, street = rng.integers(0, 20, rows), rng.integers(0, 300, rows)
     price = np.where(rng.random(rows) < 0.1, np.nan, rng.random(rows))

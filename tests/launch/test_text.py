@@ -67,7 +67,7 @@ def test_a_window_that_is_damaged_ends_the_run_in_one_line_or_is_left_out(inside
     path.write_bytes(damaged)
     outcome = inside(*run, trainer=NextToken)
     assert outcome.code == 2
-    assert outcome.error.endswith("window 5 is damaged (its checksum is another); remove the file, it is made again")
+    assert outcome.error.endswith("window 5 is damaged (its checksum differs); remove the file: it is rebuilt")
     outcome = inside(*run, "--max_bad_records=1", trainer=NextToken).ok()
     assert "window 5 is damaged" in outcome.err
 

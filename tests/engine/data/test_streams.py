@@ -71,7 +71,7 @@ def resumed(made, kept, step):
 
 
 def check_resumed(make, step, until):
-    """That a run that is made again goes on from a step as the one that was there; what was kept of its input."""
+    """Asserts that a run restored at a step continues as the original; returns the saved state of its input."""
     through = make()
     through.train(step)
     kept = kept_of(through)

@@ -1,4 +1,4 @@
-"""Parameter servers' clusters as TF_CONFIG has them, who is restarted when, and what is said of mistakes."""
+"""Parameter servers' clusters as TF_CONFIG has them, who is restarted when, and the messages about mistakes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ NONE = dict.fromkeys(FLAGS)
 
 
 def refusal(name: str, path: str) -> str:
-    """What is said of a flag's value."""
+    """Returns the message about a flag's value."""
     with pytest.raises(UsageError) as error:
         rules.coerce(FIELDS[name], path)
     return with_flags(error.value.message)
