@@ -1,7 +1,8 @@
 """Handles requests to a running job: a profile, all stacks, a checkpoint, its status, a stop. Host code.
 
-A thread answers what it can immediately. Checkpoints and profiles are made between calls of the inner loop; since
-several workers must make the same calls, all are notified by the rows that end a call, and act at one step.
+A thread answers what it can immediately, and each call of the inner loop ends with a look, so that a stop takes effect
+there. Checkpoints and profiles are made between calls; since several workers must make the same calls, all are notified
+by the rows that end a call, and act at one step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ PROFILED_STEPS = 10
 _LEAST_TRACE_MS = 200  # of another task, so that its beginning and end hardly matter
 _LAST_LOOK_SECONDS = 5.0  # for requests at the run's end
 _WISHES = {"checkpoint": 1, "profile": 2}  # a bit each
+_STOPPED = "crankshaft ask stop"
 
 
 class RequestHandler(Hook):
@@ -31,7 +33,7 @@ class RequestHandler(Hook):
       requests: to this task; with parameter servers, to the coordinator, also for profiles of other tasks.
       looking: the thread that checks for them and answers what it can immediately, even while a call hangs.
       save: starts a checkpoint, unless this step has one; returns its manifest's path.
-      stop: requests the run's end, with a reason.
+      stop: requests the run's end, with a reason, also between two calls.
       describe: returns the run's status, a line.
       folder: TensorBoard's, for profiles.
       addresses: of tasks that compute for this process, host:port by name.
@@ -53,6 +55,7 @@ class RequestHandler(Hook):
         self._requests, self._looking, self._save, self._stop = requests, looking, save, stop
         self._describe, self._folder, self._addresses = describe, folder, addresses
         self._is_open = False
+        self._is_looking = threading.Lock()
         self._wanted: list[Request] = []  # not started
         self._stopping: list[Request] = []
         self._saving: list[tuple[Request, str]] = []  # with the future path
@@ -72,6 +75,9 @@ class RequestHandler(Hook):
         return self._due[0] if self._due and self._due[0] > step else None
 
     def __call__(self, status: Status) -> None:
+        self._look()
+        if self._stopping:
+            status.stop = status.stop or _STOPPED
         if self._due and status.step >= self._due[0]:
             (_, kind), self._due = self._due, None
             if kind == "profile":
@@ -104,7 +110,11 @@ class RequestHandler(Hook):
                 self._answer(request, "the run has ended before it came to that")
 
     def _look(self) -> None:
-        """Reads new requests, and answers those that it can. In the thread."""
+        """Reads new requests, and answers those that it can. In the thread, and after each call."""
+        with self._is_looking:
+            self._read_requests()
+
+    def _read_requests(self) -> None:
         for request in self._requests.take():
             if request.kind == "stacks":
                 self._answer(request, stacks())
@@ -112,7 +122,7 @@ class RequestHandler(Hook):
                 self._answer(request, self._describe())
             elif request.kind == "stop":
                 self._stopping.append(request)
-                self._stop("crankshaft ask stop")
+                self._stop(_STOPPED)
             else:
                 self._wanted.append(request)
         for request, path in [each for each in self._saving if os.path.exists(each[1])]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import numpy as np
 import pytest
@@ -14,10 +15,14 @@ from crankshaft.engine.hooks import Hook, Periodic, StopRequest, Windowed, every
 from crankshaft.engine.hooks.evaluation import Evaluation, averaged_weights, evaluate
 from crankshaft.engine.hooks.monitors import EarlyStopping
 from crankshaft.engine.hooks.numerics import NanGuard
+from crankshaft.engine.hooks.request_handler import RequestHandler
+from crankshaft.engine.hooks.writing import Writing
+from crankshaft.engine.machine import requests
 from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.metrics.sums import LoopSums, RowSpec
 from crankshaft.models.mlp import Model
 from tests.arrays import assert_same
+from tests.waiting import wait_until
 
 EXAMPLES, BATCH = 70, 16  # 5 steps an epoch, the last of 6 examples
 
@@ -152,6 +157,24 @@ def test_stop_request_ends_the_run_at_the_next_moment_and_the_first_reason_stays
     assert (status.step, status.stop) == (4, "asked")
     assert record.steps[-1] == 4
     assert mlp().loop([stop], 40).step == 0
+
+
+def test_a_request_to_stop_ends_the_run_as_the_call_in_which_it_came_ends(mlp, tmp_path):
+    folder, answers = tmp_path / "requests", []
+    asker = threading.Thread(target=lambda: answers.append(requests.ask(str(folder), "stop", None, 60)))
+
+    def ask(status, _):
+        asker.start()
+        wait_until(lambda: [*folder.glob("*.request")])
+
+    handler = RequestHandler(
+        requests.Requests(str(folder), lambda *_: True), Writing(), str, StopRequest().request, str, "", {}
+    )
+    status = mlp().loop([every_steps(4, ask), handler], 40)
+    asker.join()
+    assert (status.step, status.stop) == (4, "crankshaft ask stop")
+    assert answers == ["the run has ended at step 4, and is saved: crankshaft ask stop"]
+    handler.close()
 
 
 def test_checkpoints_when_due_and_where_the_run_was_stopped(mlp, tmp_path):
