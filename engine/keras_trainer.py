@@ -159,8 +159,7 @@ class KerasTrainer(Trainer):
             self.loss_scale = DynamicLossScale(scaled.initial_scale, scaled.dynamic_growth_steps)
             self.loss_scale.build()
             if scaled.built:
-                self.loss_scale.value.assign(scaled.dynamic_scale)
-                self.loss_scale.good_steps.assign(tf.cast(scaled.step_counter, tf.int64))
+                self.loss_scale.copy_from(scaled)
         made = inner if self.model is source else keras_copy.copied_optimizer(inner)
         variables = self.trainable_variables
         if inner.built:  # for variables that were frozen since
@@ -177,8 +176,19 @@ class KerasTrainer(Trainer):
             self.optimizer.update_counts.assign(tf.fill([len(variables)], tf.cast(inner.iterations, tf.int64)))
             for mine, theirs in () if made is inner else zip(made.variables, inner.variables, strict=True):
                 mine.assign(theirs)
+        if made is not inner:
+            scaled = keras_copy.scaled_as(scaled, made)
+        if not scaled.built:  # the inner one is
+            scaled.build(variables)
         if not (self.is_built and self.run_context.in_place):
-            keras_compile.set_optimizer(self.model, scaled if made is inner else made)
+            keras_compile.set_optimizer(self.model, scaled)
+
+    @property
+    def optimizer_variables(self) -> list[tf.keras.Variable]:
+        """The variables of the compiled optimizer, with the present loss scale. Host code."""
+        if self.inventory.loss_scale and hasattr(self.model.optimizer, "dynamic_scale"):
+            self.inventory.loss_scale.copy_to(self.model.optimizer)
+        return self.model.optimizer.variables
 
     def _build_losses(self) -> None:
         def spec(x):
@@ -445,11 +455,7 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
             theirs.assign(mine)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    mine, theirs = trainer.optimizer.keras_optimizer, model.optimizer
-    if (inner := getattr(theirs, "inner_optimizer", theirs)) is not theirs:
-        theirs.dynamic_scale.assign(trainer.loss_scale.value)
-        theirs.step_counter.assign(tf.cast(trainer.loss_scale.good_steps, theirs.step_counter.dtype))
-        theirs = inner
-    if mine is not theirs:
-        for to, variable in zip(theirs.variables, mine.variables, strict=True):
-            to.assign(variable)
+    trained_by = trainer.optimizer_variables
+    for theirs, mine in zip(model.optimizer.variables, trained_by, strict=True):
+        if theirs is not mine:
+            theirs.assign(mine)

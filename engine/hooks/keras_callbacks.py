@@ -1,4 +1,4 @@
-"""Keras callbacks, unchanged, as one hook: called as by `fit`, on a model that looks like Keras's. Host code.
+"""Keras callbacks, unchanged, as one hook: called as by `fit`, on the Keras model that the run trains. Host code.
 
 As under `MultiWorkerMirroredStrategy`, each process calls its own with the same logs, except those that write.
 """
@@ -9,7 +9,7 @@ import contextlib
 import functools
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import tensorflow as tf
 from absl import logging
 
 from ..errors import UsageError, setting
-from ..internals.keras import computing_alone, profiles_batches
+from ..internals import keras
 from ..inventory import Inventory
 from ..mesh.shards import sharding_of
 from ..meter import Meter
@@ -27,7 +27,7 @@ from ..state import TrainState
 from .base import Period, Status, Windowed
 from .evaluation import averaged_weights
 
-_OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights")
+_OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights", "call")
 _COMPUTES = ("evaluate", "predict", "predict_on_batch", "test_on_batch")
 _TRAINS = ("fit", "train_on_batch")
 # Callbacks that write or send: called only on the chief.
@@ -37,7 +37,7 @@ _AT_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "
 _IDLE_AT_BATCHES = {
     "ModelCheckpoint": lambda callback: callback.save_freq == "epoch",
     "TensorBoard": lambda callback: (
-        callback.update_freq == "epoch" and not callback.write_steps_per_second and not profiles_batches(callback)
+        callback.update_freq == "epoch" and not callback.write_steps_per_second and not keras.profiles_batches(callback)
     ),
     "TerminateOnNaN": lambda callback: True,  # called at the epoch's end, as weights stay nan until then
 }
@@ -75,10 +75,12 @@ class KerasCallbacks(Windowed):
 
     Logs are Keras's: the epoch's means so far, `val_NAME` of an evaluation at its end, and as `loss` the minimized
     value, including layers' losses. Batch methods are called for each batch if a callback overrides them, which makes
-    each step its own call; `on_test_batch_*` are not called. A callback that sets `self.model.stop_training` ends
-    the run; `self.model.optimizer` is the Keras optimizer, or has the readable and writable settings of the engine's.
-    Other attributes of `self.model` are those of the trainer's Keras model; its `predict` and `evaluate` compute in
-    this process alone.
+    each step its own call; `on_test_batch_*` are not called.
+
+    `self.model` is the Keras model that the run trains, so its weights are the run's: nothing is copied, and those that
+    a callback sets are trained further. It ends the run by `self.model.stop_training`. `self.model.optimizer` is the
+    Keras optimizer, or the engine's, with its settings. Of a model whose variables belong to a strategy, `predict` and
+    `evaluate` compute in this process alone, and `fit` is an error.
 
     Args:
       callbacks: `tf.keras.callbacks.Callback`s.
@@ -160,21 +162,20 @@ class KerasCallbacks(Windowed):
     def begin(self, status: Status) -> None:
         self._period = Period(self.epoch_steps) if self.epoch_steps else status.data_epoch
         trainer = status.state.trainer
-        if trainer.run_context.in_place:
-            self._model = trainer.model
-            self._model.stop_training, self._model.history = False, self.history
-            vars(self._model)["averaged_weights"] = functools.partial(averaged_weights, trainer, final=True)
-        else:
+        if not trainer.run_context.in_place:
             _check(self.callbacks, _OF_MODEL)
-            self._model = _Model(trainer)
+        self._model, self._loss_scale = _model_of(trainer), trainer.inventory.loss_scale
+        self._model.stop_training, self._model.history = False, self.history
+        self._attributes = _attributes_for_callbacks(trainer, self._model)
         self._called = [each for each in self._callbacks if status.strategy.is_chief or not _is_on_chief(each)]
         each = status.strategy.exchange_text(json.dumps(self._at_batches))  # all processes stop at the same steps
         self._at_batches = [*dict.fromkeys(name for names in each for name in json.loads(names))]
         until, steps, shift = status.until_step, self._period.steps, self._period.shift
         epochs = None if until is None else self._first_epoch - (-(until + shift) // steps)
-        for callback in self._called:
-            callback.set_params({"epochs": epochs, "steps": steps, "verbose": self._verbose})
-            callback.set_model(self._model)
+        with self._calling():
+            for callback in self._called:
+                callback.set_params({"epochs": epochs, "steps": steps, "verbose": self._verbose})
+                callback.set_model(self._model)
         if self._at_batches:
             logging.log_first_n(
                 logging.WARNING,
@@ -253,10 +254,6 @@ class KerasCallbacks(Windowed):
                 if state is not None and (callback is self.history or callback not in self._called):
                     _set_state(callback, state)
 
-    def close(self) -> None:
-        if self._model is not None:
-            vars(self._model).pop("averaged_weights", None)
-
     def host_state(self) -> dict:
         for callback, variable in self._best.items():
             variable.assign(_packed(callback.best_weights or ()))
@@ -314,16 +311,28 @@ class KerasCallbacks(Windowed):
             self._call("on_train_batch_end", whole, self._logs_of(self.window.totals.means()))
         elif ends and self.ends_at_nonfinite:
             self._ended = status.step
-            for callback in self._called:
-                if "TerminateOnNaN" in _kinds(callback):
-                    callback.on_train_batch_end(last, self._logs_of(self.window.totals.means()))
+            ending = [callback for callback in self._called if "TerminateOnNaN" in _kinds(callback)]
+            self._call("on_train_batch_end", last, self._logs_of(self.window.totals.means()), of=ending)
 
-    def _call(self, method: str, *arguments) -> None:
+    def _call(self, method: str, *arguments, of: Sequence[tf.keras.callbacks.Callback] | None = None) -> None:
         """Calls a method of all callbacks, which may add to the logs for later ones, as Keras's do."""
         *numbers, logs = arguments
         logs = dict(logs)
-        for callback in self._called:
-            getattr(callback, method)(*numbers, logs)
+        with self._calling():
+            for callback in self._called if of is None else of:
+                getattr(callback, method)(*numbers, logs)
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Calls callbacks in this context: the model is as they know it from `fit`."""
+        optimizer = getattr(self._model, "optimizer", None)
+        scaled = optimizer if self._loss_scale and hasattr(optimizer, "dynamic_scale") else None
+        if scaled is not None:
+            self._loss_scale.copy_to(scaled)
+        with keras.with_attributes(self._model, self._attributes):
+            yield
+        if scaled is not None:
+            self._loss_scale.copy_from(scaled)
 
     def _take_up(self) -> None:
         """Restores callbacks' state from a checkpoint, and names those without any."""
@@ -416,57 +425,40 @@ def _is_on_chief(callback: tf.keras.callbacks.Callback) -> bool:
     return getattr(callback, "on_chief_only", any(name in _ON_CHIEF for name in _kinds(callback)))
 
 
-class _Model:
-    """A trainer's model for callbacks: Keras's, with the run's optimizer.
+def _model_of(trainer) -> tf.keras.Model:
+    """Returns the model for callbacks: the trainer's `model`, or its first. Raises `UsageError` without any."""
+    models = [trainer.model] if hasattr(trainer, "model") else Inventory(trainer).models
+    if not models:
+        raise UsageError(f"Keras callbacks need a Keras model, and {type(trainer).__name__} has none; write a hook")
+    return models[0]
 
-    Attributes:
-      stop_training: set by a callback that wants the run to end.
-      averaged_weights: returns a context in which the weights are their moving averages.
+
+def _attributes_for_callbacks(trainer, model: tf.keras.Model) -> dict[str, Any]:
+    """Returns the attributes that a model has only while callbacks are called.
+
+    These are `averaged_weights`, a context in which weights are their moving averages; the optimizer, unless the model
+    is compiled with that of the run; and methods in place of those that would compute on all replicas, train the model
+    apart from the run, or take a shard for the whole.
     """
-
-    def __init__(self, trainer):
-        self.stop_training = False
-        self.averaged_weights = functools.partial(averaged_weights, trainer, final=True)
-        self._model = getattr(trainer, "model", None) or Inventory(trainer).models[0]
-        self._alone = computing_alone(self._model)
-        optimizer = next(iter(Inventory(trainer).optimizers.values()), None)
-        self.optimizer = getattr(optimizer, "as_keras", None) or _Optimizer(optimizer)
-
-    def __getattr__(self, name: str):
-        if name in (*_OF_WHOLE_WEIGHTS, *_COMPUTES) and any(map(sharding_of, self._model.variables)):
-            raise UsageError(
-                f"a Keras callback uses the model's {name}, and each replica has a shard of the model; let the run "
-                "save checkpoints, and export one of them"
-            )
-        if name in _TRAINS:
-            raise UsageError(f"a Keras callback calls {name} of the model that the run trains; train a copy of it")
-        return functools.partial(self._alone, name) if name in _COMPUTES else getattr(self._model, name)
-
-    def __call__(self, *arguments, **keywords):
-        return self._model(*arguments, **keywords)
+    attributes: dict[str, Any] = {"averaged_weights": functools.partial(averaged_weights, trainer, final=True)}
+    optimizer = next(iter(Inventory(trainer).optimizers.values()), None)
+    optimizer = getattr(optimizer, "as_keras", None) or optimizer
+    own = getattr(model, "optimizer", None)
+    if getattr(own, "inner_optimizer", own) is not optimizer:
+        attributes["optimizer"] = optimizer
+    if not keras.belongs_to_current_strategy(model):
+        alone = keras.computing_alone(model)
+        attributes |= {name: functools.partial(alone, name) for name in _COMPUTES}
+        why = "of the model that the run trains; train a copy of it"
+        attributes |= {name: _refusing(name, why) for name in _TRAINS}
+    if any(map(sharding_of, model.variables)):
+        why = "of the model, and each replica has a shard of it; let the run save checkpoints, and export one of them"
+        attributes |= {name: _refusing(name, why) for name in (*_OF_WHOLE_WEIGHTS, *_COMPUTES)}
+    return attributes
 
 
-class _Optimizer:
-    """An optimizer of the engine for callbacks: its rate and settings, which they may set."""
+def _refusing(method: str, why: str) -> Callable[..., Any]:
+    def refuse(*_, **__):
+        raise UsageError(f"a Keras callback calls {method} {why}")
 
-    def __init__(self, optimizer):
-        vars(self)["_optimizer"] = optimizer
-
-    def __getattr__(self, name: str):
-        return getattr(self._optimizer, name)
-
-    def __setattr__(self, name: str, value) -> None:
-        if name == "learning_rate":
-            self._optimizer.set_learning_rate(float(value))
-        elif name in self._optimizer.settings:
-            setattr(self._optimizer, name, value)
-        else:
-            known = ", ".join(["learning_rate", *self._optimizer.settings])
-            raise AttributeError(f"a Keras callback sets {name} of optimizer {self.name}, which has {known}")
-
-    @property
-    def learning_rate(self) -> tf.Tensor:
-        return self._optimizer.current_learning_rate()
-
-    def get_config(self) -> dict:
-        return {"name": self.name, "learning_rate": float(self.learning_rate), **self._optimizer.settings}
+    return refuse

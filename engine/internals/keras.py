@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -251,6 +251,20 @@ def belongs_to_current_strategy(made: tf.keras.Model | tf.keras.optimizers.Optim
     return own is tf.distribute.get_strategy()
 
 
+@contextlib.contextmanager
+def with_attributes(model: tf.keras.Model, attributes: Mapping[str, Any]) -> Iterator[None]:
+    """Gives a model other attributes in this context, methods among them, without Keras's tracking of attributes."""
+    own = vars(model)
+    before = {name: own[name] for name in attributes if name in own}
+    own.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            own.pop(name, None)
+        own.update(before)
+
+
 def computing_alone(model: tf.keras.Model) -> Callable[..., Any]:
     """Returns a function that calls a method of a model, such as `predict`, so that it computes in this process alone.
 
@@ -267,7 +281,7 @@ def computing_alone(model: tf.keras.Model) -> Callable[..., Any]:
         for each in variables:
             each._value = own_copy(each._value)
         try:
-            return getattr(model, method)(*arguments, **keywords)
+            return getattr(type(model), method)(model, *arguments, **keywords)
         finally:
             own.update((name, vars(model)[name]) for name in own)  # compiled once
             for each, values in shared:

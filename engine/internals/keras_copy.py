@@ -176,6 +176,13 @@ def copied_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optim
     return made
 
 
+def scaled_as(source: tf.keras.optimizers.Optimizer, made: tf.keras.optimizers.Optimizer):
+    """Returns an optimizer within a `LossScaleOptimizer`, if `source` is one, with its settings."""
+    if not hasattr(source, "inner_optimizer"):
+        return made
+    return type(source)(made, source.initial_scale, source.dynamic_growth_steps, name=source.name)
+
+
 def updated_by(optimizer: tf.keras.optimizers.Optimizer) -> list[tf.keras.Variable]:
     """Returns the variables that an optimizer was built for, in their order."""
     return list(optimizer._trainable_variables)

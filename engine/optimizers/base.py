@@ -84,8 +84,9 @@ class Optimizer(tf.Module):
         self.built_settings: Mapping[str, Any] = types.MappingProxyType({})
 
     def __setattr__(self, name, value):
-        # An unknown setting would have no effect.
-        if getattr(self, "_targets", None) is not None and name[0] != "_" and not hasattr(self, name):
+        # An unknown setting would have no effect, and a variable is what the steps update.
+        is_setting = hasattr(self, name) and not isinstance(getattr(self, name), tf.Variable)
+        if name[0] != "_" and getattr(self, "_targets", None) is not None and not is_setting:
             known = ", ".join(["learning_rate", *sorted(self.settings.keys() - {"of_options"})])
             raise AttributeError(f"{self.name} has no setting {name}; it has {known}")
         super().__setattr__(name, value)
@@ -134,6 +135,10 @@ class Optimizer(tf.Module):
     def settings(self):
         """The plain hyperparameters, such as `momentum`, by name; a step is traced again if one changes."""
         return settings_of(self)
+
+    def get_config(self):
+        """Returns the name, the present rate and the settings, like Keras's optimizers."""
+        return {"name": self.name, "learning_rate": float(self.learning_rate), **self.settings}
 
     @property
     def changed_settings(self):

@@ -41,6 +41,16 @@ class DynamicLossScale(tf.Module):
         """
         self._examples = 2.0 ** round(math.log2(max(1.0, examples)))
 
+    def copy_to(self, optimizer: tf.keras.optimizers.LossScaleOptimizer) -> None:
+        """Copies the scale and its count of steps to Keras's variables of them. Host code."""
+        optimizer.dynamic_scale.assign(self.value)
+        optimizer.step_counter.assign(tf.cast(self.good_steps, optimizer.step_counter.dtype))
+
+    def copy_from(self, optimizer: tf.keras.optimizers.LossScaleOptimizer) -> None:
+        """Copies them from Keras's variables. Host code."""
+        self.value.assign(optimizer.dynamic_scale)
+        self.good_steps.assign(tf.cast(optimizer.step_counter, tf.int64))
+
     def read(self) -> tf.Tensor:
         """Returns the factor of losses, scalar float32.
 

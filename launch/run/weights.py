@@ -21,6 +21,7 @@ from ...engine.hooks import numerics
 from ...engine.hooks.sync_check import hashes
 from ...engine.internals import keras, variables
 from ...engine.inventory import Inventory
+from ...engine.keras_trainer import KerasTrainer
 from ...engine.mesh import shards
 from ...engine.reduction import Reduction
 from ...input import known
@@ -182,7 +183,7 @@ class TrainerCopy:
 
     def __init__(self, run: BaseRun):
         self.trainer = _copied(run)
-        self._run_weights = _weights(run.trainer)
+        self._of_run = run.trainer
         averages: list[Any] = [each.weight_average for each in Inventory(run.trainer).optimizers.values()]
         shadows = {
             id(variable): shadow
@@ -196,7 +197,7 @@ class TrainerCopy:
 
     def refresh(self) -> None:
         """Gives the copy the run's present weights."""
-        for mine, theirs in zip(_weights(self.trainer), self._run_weights, strict=True):
+        for mine, theirs in zip(_weights(self.trainer), _weights(self._of_run), strict=True):
             mine.assign(shards.whole(theirs))
         self._settle()
 
@@ -256,12 +257,16 @@ def _layers(trainer: Trainer) -> list:
 
 
 def _weights(trainer: Trainer) -> list:
-    """Lists the variables of layers and of tables, which ids have their rows too, and the weights' averages."""
+    """Lists the variables of layers and of tables, which ids have their rows too, and the weights' averages.
+
+    Also those of a compiled model's optimizer, with which Keras can train a copy further.
+    """
     inventory = Inventory(trainer)
     of_tables = [variable for _, table in sorted(inventory.tables.items()) for variable in table.variables]
     averages: list[Any] = [optimizer.weight_average for _, optimizer in sorted(inventory.optimizers.items())]
     shadows = [shadow for average in averages if average is not None for shadow in average.shadows]
-    return _layers(trainer) + of_tables + shadows
+    compiled = trainer.optimizer_variables if isinstance(trainer, KerasTrainer) else []
+    return _layers(trainer) + of_tables + shadows + compiled
 
 
 def _copy(run: BaseRun) -> Trainer:

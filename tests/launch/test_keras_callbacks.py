@@ -15,6 +15,8 @@ from tests.launch.line import RUN, Line, data, location_of
 
 EPOCHS = (*RUN, "--train_steps=8", "--eval_every_steps=4")  # two of four steps
 callbacks = tf.keras.callbacks
+POINTS = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+LABELS = POINTS.sum(1, keepdims=True)
 
 
 def test_a_callback_may_end_the_run(inside):
@@ -104,20 +106,61 @@ def test_a_first_value_that_is_nan_is_not_the_best(inside):
     assert stopping.best == max(value for value in values if not np.isnan(value)) > 0
 
 
+class Looks(callbacks.Callback):
+    """Uses the model as programs do, and sets its weights and its optimizer's rate."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        outputs = self.model(POINTS)
+        assert isinstance(self.model, tf.keras.Model)
+        np.testing.assert_allclose(self.model.predict(POINTS, verbose=0), outputs, rtol=1e-5)
+        np.testing.assert_allclose(
+            self.model.evaluate(POINTS, LABELS, verbose=0), np.mean((outputs - LABELS) ** 2), 1e-5
+        )
+        copy = tf.keras.models.clone_model(self.model)
+        copy.set_weights(self.model.get_weights())
+        np.testing.assert_allclose(copy.predict(POINTS, verbose=0), outputs, rtol=1e-5)
+        self.model.optimizer.learning_rate.assign(0.02 / (epoch + 1))
+        self.model.layers[0].kernel.assign(self.model.layers[0].kernel * 0.9)
+        self.model.stop_training = epoch == 2
+
+
+class Trains(callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.train_on_batch(POINTS, LABELS)
+
+
+@pytest.mark.parametrize("form", ["model", "function"])
+def test_on_replicas_callbacks_have_a_keras_model_and_what_they_set_is_the_runs(form):
+    two = {"strategy": "mirrored", "num_virtual_devices": 2, "as_function": form == "function"}
+    looks = Looks()
+    theirs, _ = fitted("keras", "adam", [Looks()])
+    run, _ = fitted("ours", "adam", [looks], **two)
+    assert run.step == 15
+    assert "predict" not in vars(looks.model)  # it is Keras's again
+    theirs.model.fit(POINTS, LABELS, shuffle=False, verbose=0)
+    run.model.fit(POINTS, LABELS, shuffle=False, verbose=0)  # with the optimizer's state
+    for mine, expected in zip(run.model.get_weights(), theirs.model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-5)
+    with pytest.raises(crankshaft.UsageError, match="a Keras callback calls train_on_batch of the model that the run"):
+        fitted("ours", "adam", [Trains()], **two)
+
+
 # -- what they set, and what a resumed run repeats of it --------------------------------------------------------------
 
-POINTS = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 
-
-def fitted(how, optimizer, made, epochs=4, eager=False, **more):
+def fitted(how, optimizer, made, epochs=4, eager=False, as_function=False, **more):
     """(the run or Keras's history, the weights) of five steps an epoch, as `how` fits them: Keras's or Crankshaft's."""
-    tf.keras.utils.set_random_seed(1)
-    model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
-    model.compile(optimizer, "mse", run_eagerly=eager)
+
+    def compiled():
+        tf.keras.utils.set_random_seed(1)
+        model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+        model.compile(optimizer, "mse", run_eagerly=eager)
+        return model
+
+    model = compiled if as_function else compiled()
     fit = model.fit if how == "keras" else functools.partial(crankshaft.fit, model, jit="off")
-    labels = POINTS.sum(1, keepdims=True)
-    done = fit(POINTS, labels, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=made, **more)
-    return done, [weight.ravel().tolist() for weight in model.get_weights()]
+    done = fit(POINTS, LABELS, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=made, **more)
+    return done, [weight.ravel().tolist() for weight in (done.model if as_function else model).get_weights()]
 
 
 class Setting(callbacks.Callback):
@@ -172,7 +215,7 @@ def test_an_optimizer_of_the_engine_takes_what_it_has(inside):
     names = (*EPOCHS, "--optimizer=momentum")
     inside(*names, trainer=Line, data=data, hooks=[Setting(momentum=0.5)]).ok()
     outcome = inside(*names, trainer=Line, data=data, hooks=[Setting(beta_1=0.5)])
-    assert "sets beta_1 of optimizer momentum, which has learning_rate, momentum, nesterov" in outcome.error
+    assert "momentum has no setting beta_1; it has learning_rate, momentum, nesterov" in outcome.error
 
 
 class Halving(callbacks.Callback):
