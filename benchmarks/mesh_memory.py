@@ -36,9 +36,8 @@ def worker(folder: str, mebibytes: int) -> None:
     from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
     from crankshaft.engine.mesh import shards
     from crankshaft.engine.mesh.mesh import Mesh
-    from crankshaft.engine.reduction import Reduction
     from crankshaft.engine.state import TrainState
-    from crankshaft.engine.step.options import StepOptions
+    from crankshaft.engine.step.options import RunContext, StepOptions
     from crankshaft.engine.strategies.multi_worker import MultiWorker, WorkerTask, connect
     from crankshaft.launch.cluster import tf_config
     from crankshaft.models.transformer_lm import Model
@@ -55,9 +54,9 @@ def worker(folder: str, mebibytes: int) -> None:
         figures[name] = memory_mib("VmHWM") - figures["tensorflow"]
 
     def make() -> TrainState:
-        state = TrainState(Model(layers=layers, width=WIDTH, heads=16, context=CONTEXT, vocabulary=VOCABULARY))
+        model = Model(layers=layers, width=WIDTH, heads=16, context=CONTEXT, vocabulary=VOCABULARY)
         tokens = np.zeros([1, CONTEXT], np.int32)
-        prepare(state.trainer, StepOptions(optimizer="sgd"), Reduction(), (tokens, tokens))
+        state = TrainState(prepare(model, RunContext(StepOptions(optimizer="sgd"), example=(tokens, tokens))))
         state.build()
         return state
 

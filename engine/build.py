@@ -9,6 +9,7 @@ import contextlib
 import math
 import numbers
 from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -24,21 +25,23 @@ from .optimizers.loss_scale import DynamicLossScale
 from .optimizers.schedules import Constant
 from .reduction import Reduction
 from .reduction.aggregation import declared
-from .step.options import RunContext, StepOptions
+from .step.options import RunContext
+
+T = TypeVar("T", bound=Any)  # a `Trainer`
 
 
-def prepare(
-    trainer,
-    options: StepOptions,
-    reduction: Reduction,
-    example,
-    num_classes: int | None = None,
-    vocabulary: dict[str, int] | None = None,
-    num_servers: int = 1,
-    in_place: bool = False,
-) -> None:
-    """Sets the attributes that `Trainer` documents, and builds the trainer. See `RunContext` for the arguments."""
-    trainer.run_context = RunContext(options, num_classes, vocabulary, num_servers, example, in_place)
+def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None) -> T:
+    """Builds a trainer with initial weights, sets the attributes that `Trainer` documents, and returns it.
+
+    Every model of a run is built here: the one that trains, its copies, and those of a run on disk.
+
+    Args:
+      trainer: as it was constructed.
+      context: the values that its `build` reads.
+      reduction: sums its gradients; None for a trainer that predicts on one device.
+    """
+    options, reduction = context.options, reduction or Reduction()
+    trainer.run_context = context
     trainer.reduction, trainer.inventory = reduction, None
     if options.precision == "float16":
         trainer.loss_scale = DynamicLossScale()  # an attribute, so that checkpoints have it
@@ -55,6 +58,7 @@ def prepare(
         inventory.options_of[id(optimizer)] = optimizers.options_of(optimizer, trainer.run_context.options)
     updated = [v for each in inventory.optimizers.values() for v in each.updated_variables]
     reduction.build(updated, inventory.aggregated)
+    return trainer
 
 
 def _build_keras_optimizers(inventory: Inventory) -> None:

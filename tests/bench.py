@@ -22,6 +22,7 @@ from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies.base import LoopResult
 from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
 from tests.arrays import assert_same
@@ -183,8 +184,8 @@ def bench(distribution):
         on = tf.distribute.OneDeviceStrategy(device) if device else distribution(replicas)
         strategy = Replicated("test", on, feed, steps_per_loop=block_steps, mesh=Mesh(on, model, shard_optimizer))
         with strategy.scope():
-            state = TrainState(trainer)
-            prepare(trainer, options, reduction or Reduction(), _example(source), num_classes, vocabulary)
+            context = RunContext(options, num_classes, vocabulary, example=_example(source))
+            state = TrainState(prepare(trainer, context, reduction))
             state.build()
         state.jit = jit
         eval_feed = None if eval_source is None else strategy.feed(eval_source, eval_batch_size or batch_size, None)

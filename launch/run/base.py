@@ -39,7 +39,7 @@ from ...engine.reduction.local_sgd import LocalSgd
 from ...engine.reduction.power_sgd import PowerSgd
 from ...engine.state import TrainState
 from ...engine.step.diagnosis import warn_of_rounded
-from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
+from ...engine.step.options import WEIGHT_DECAY_EXCLUDE, RunContext
 from ...engine.strategies import FeedOptions, devices, jit_choice
 from ...engine.strategies.base import Strategy
 from ...engine.strategies.multi_worker import WorkerTask
@@ -54,7 +54,7 @@ from ..errors import RunError, UsageError, setting
 from ..explanations import with_flags
 from ..host import threads
 from ..host.signals import Signals
-from . import fingerprints, inputs, progress
+from . import fingerprints, inputs, model_file, progress
 from .history import History, TrainMetrics
 from .inputs import Inputs
 from .preprocessor import Preprocessor
@@ -151,6 +151,11 @@ class BaseRun:
     def known(self) -> Data:
         """The data's own description."""
         return self.inputs.known
+
+    @property
+    def logits_of(self) -> str | None:
+        """The kind of logits that the trainer's `forward` outputs; see `model_file.logits_of`."""
+        return model_file.logits_of(self.trainer)
 
     @property
     def splits(self) -> Mapping[str, Source | Stream]:
@@ -322,15 +327,22 @@ def _train_steps(config: Config, order: Order) -> int | None:
 def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_steps: int | None) -> TrainState:
     """Makes the trainer and all that its steps change, where the strategy has its variables."""
     options = _step_options(config, train_steps, strategy.parallel_micro_batches, run_inputs.order)
-    known_data = run_inputs.example, run_inputs.known.num_classes, run_inputs.known.vocabulary
-
     trainer_class = config.trainer_class
     in_place = strategy.trains_in_place and issubclass(trainer_class, KerasTrainer) and trainer_class.trains_in_place()
 
+    known = run_inputs.known
+    context = RunContext(
+        options,
+        num_classes=known.num_classes,
+        vocabulary=known.vocabulary,
+        num_servers=_num_servers(config, strategy),
+        example=run_inputs.example,
+        in_place=in_place,
+    )
+
     def make() -> TrainState:
         trainer = trainer_class(**config.configured_arguments("model_arg"))
-        state = TrainState(trainer)
-        prepare(trainer, options, _reduction(config), *known_data, _num_servers(config, strategy), in_place)
+        state = TrainState(prepare(trainer, context, _reduction(config)))
         state.build()
         return state
 

@@ -6,12 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...engine import Trainer
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.data import form
 from ...engine.data.data import Data
 from ...engine.data.source import Spec
 from ...engine.machine.files import read_json
 from ...input import known
+from ...models.classification import Classifier
+from ...models.tabular import Tabular
 from ..command_line.config import Config
 from ..errors import UsageError
 
@@ -25,7 +28,7 @@ class ModelDescription(NamedTuple):
       architectures: Keras's configurations of models, by name.
       features: of one example, zeros.
       known: the data's own description.
-      logits_of: see `weights.logits_of`.
+      logits_of: see `logits_of`.
       model_is_forward: see `weights.model_is_forward`.
     """
 
@@ -64,6 +67,13 @@ def read_if_trained(config: Config) -> ModelDescription | None:
         if config.trains:
             return None
         raise
+
+
+def logits_of(trainer: Trainer) -> str | None:
+    """Returns the kind of logits that `Trainer.forward` outputs, "clicks" or "classes"; None if it is unknown."""
+    if isinstance(trainer, Tabular) and trainer.predicts_clicks:
+        return "clicks"
+    return "classes" if isinstance(trainer, Classifier) else None
 
 
 def _zeros(described: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from ...engine.hooks import evaluation, numerics
 from ...engine.metrics.by_class import report
 from . import export as exports
-from . import fingerprints, prediction_files, predictions, restoring, weights
+from . import fingerprints, prediction_files, predictions, restoring
 from .base import BaseRun
 
 _SHOWN_CLASSES = 20
@@ -70,8 +70,7 @@ def predict(run: BaseRun) -> Outcome:
     predictor = predictions.Predictor(run, config.export_model)
     examples = predictor.checked(None, config.predict_split)
     outputs = predictor(examples)
-    logits_of = None if config.export_model else weights.logits_of(run.trainer)
-    columns = prediction_files.columns(run, examples, outputs, logits_of)
+    columns = prediction_files.columns(run, examples, outputs, config.export_model)
     count = len(next(iter(columns.values())))
     if run.strategy.is_chief:
         prediction_files.write(config.output, columns, run.names.classes)

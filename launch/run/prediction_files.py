@@ -18,7 +18,7 @@ _MOST_COLUMNS = 10_000
 _ROWS = 1 << 14  # of CSV, that are made text at once
 
 
-def columns(run: PredictableRun, examples: Split, outputs: Any, logits_of: str | None) -> dict[str, np.ndarray]:
+def columns(run: PredictableRun, examples: Split, outputs: Any, name: str | None) -> dict[str, np.ndarray]:
     """Returns arrays [examples, ...] by name: `id` if examples have one, and the predictions.
 
     That is, of a classifier, `class`, `class_name` where the data names classes, and `probability`, [examples, classes]
@@ -29,7 +29,7 @@ def columns(run: PredictableRun, examples: Split, outputs: Any, logits_of: str |
       run: its data has the names of its numbers.
       examples: that were predicted.
       outputs: of them, nest of arrays [examples, ...].
-      logits_of: see `weights.logits_of`.
+      name: of the model that made them; None is `Trainer.forward`.
     """
     named: dict[str, np.ndarray] = {}
     if isinstance(examples, Source) and (ids := examples.ids(np.arange(len(examples)))) is not None:
@@ -38,7 +38,7 @@ def columns(run: PredictableRun, examples: Split, outputs: Any, logits_of: str |
         return named | {name: np.asarray(each) for name, each in outputs.items()}
     if isinstance(outputs, (tuple, list)):
         return named | {f"output_{number}": np.asarray(each) for number, each in enumerate(outputs)}
-    classes, names = run.known.num_classes, run.names.classes
+    classes, names, logits_of = run.known.num_classes, run.names.classes, None if name else run.logits_of
     if logits_of == "clicks":
         outputs = outputs.reshape(len(outputs)).astype(np.float64)
         numbers, name, values = (outputs > 0).astype(np.int64), "probability", 0.5 * (1 + np.tanh(outputs / 2))

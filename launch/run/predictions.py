@@ -157,6 +157,9 @@ class PredictableRun(Protocol):
     def known(self) -> Data: ...
 
     @property
+    def logits_of(self) -> str | None: ...
+
+    @property
     def names(self) -> Preprocessor: ...
 
     @property

@@ -230,10 +230,7 @@ class Run(BaseRun):
 
         with self._call("predict", False, data, checked, name=name, split=split) as examples:
             outputs = self._predictors[name](examples)
-            if not columns:
-                return outputs
-            logits_of = None if name else weights.logits_of(self.trainer)
-            return prediction_files.columns(self, examples, outputs, logits_of)
+            return prediction_files.columns(self, examples, outputs, name) if columns else outputs
 
     def generate(
         self,

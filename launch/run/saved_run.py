@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ...engine import StepOptions, Trainer
-from ...engine.build import prepare
-from ...engine.checkpoints import Checkpoints, Manifest, load_weights
+from ...engine import StepOptions, Trainer, optimizers
+from ...engine.build import make_optimizer, prepare
+from ...engine.checkpoints import Checkpoints, Manifest
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.data import entry, frames
 from ...engine.data.data import Data
@@ -22,8 +22,7 @@ from ...engine.data.streamed import Stream
 from ...engine.internals import keras
 from ...engine.inventory import Inventory
 from ...engine.layers.embeddings import shards_in
-from ...engine.optimizers.averaging import WeightAverage
-from ...engine.reduction import Reduction
+from ...engine.step.options import RunContext
 from .. import explanations
 from ..command_line import config as configs
 from ..command_line import own_files, registry
@@ -66,6 +65,11 @@ class SavedRun:
         return self.description.known
 
     @property
+    def logits_of(self) -> str | None:
+        """See `model_file.logits_of`."""
+        return self.description.logits_of
+
+    @property
     def features(self) -> Any:
         """The features of one example of its data, zeros."""
         return self.description.features
@@ -93,53 +97,65 @@ class SavedRun:
         """Makes a Keras model of a checkpoint; see `crankshaft.load_model`."""
         with isolation.Isolation().entered():
             build = _Once(functools.partial(self._built, trainer_class, name))
-            trainer, model = self._read(which, lambda manifest: build(manifest).restored(manifest))
-        if trainer is not None:
-            return model_of_trainer(trainer, self, name)
-        return with_predict(
-            model, self, self.description.features, self.description.logits_of if name is None else None
-        )
+            trainer = self._read(which, lambda manifest: weights.take(build(manifest), manifest.prefix))
+        return model_of_trainer(trainer, self, name)
 
-    def _built(self, trainer_class: type[Trainer] | None, name: str | None, manifest: Manifest) -> _Built:
-        """Builds a checkpoint's model, or the trainer that has it, with initial weights.
+    def _built(self, trainer_class: type[Trainer] | None, name: str | None, manifest: Manifest) -> Trainer:
+        """Builds the trainer of a checkpoint's model, with initial weights.
 
         Raises:
           UsageError: it takes the trainer's class to make it.
         """
         saved, path = self.description, manifest.path
         flags, deciding = (configs.saved_settings(path, manifest.about)[part] for part in ("flags", "deciding"))
-        architecture = saved.architectures.get(name or weights.MODEL)
         ema_decay = flags.get("ema_decay") or 0.0
-        if trainer_class is None and name not in (None, weights.MODEL) and (architecture is None or ema_decay):
+        if trainer_class is None and (architecture := self._architecture(name, flags, deciding, path)) is not None:
+            trainer: Trainer = _ArchitectureTrainer(name or weights.MODEL, json.dumps(architecture))
+        else:
+            trainer_class = trainer_class or registry.find("model", str(flags["model"])).make
+            entry = registry.class_entry(trainer_class)
+            defaults = plain(entry.defaults)
+            own = {name: value for name, value in deciding["model_arg"].items() if value != defaults.get(name, ...)}
+            try:
+                trainer = trainer_class(**registry.coerce_arguments("model_arg", own, entry))
+            except UsageError as error:
+                raise UsageError(f"{path}: {error.message}; restore it from a copy") from None
+        context = RunContext(
+            StepOptions(precision=flags.get("precision", "float32"), ema_decay=ema_decay),
+            num_classes=saved.known.num_classes,
+            vocabulary=saved.known.vocabulary,
+            num_servers=shards_in(manifest.variables) or 1,
+            example=(saved.features, None),
+        )
+        return prepare(trainer, context)
+
+    def _architecture(
+        self, name: str | None, flags: Mapping[str, Any], deciding: Mapping[str, Any], path: str
+    ) -> dict[str, Any] | None:
+        """Returns Keras's configuration of a checkpoint's model; None if its trainer is one of Crankshaft's.
+
+        Raises:
+          UsageError: it takes the trainer's class to make it.
+        """
+        saved = self.description
+        architecture = saved.architectures.get(name or weights.MODEL)
+        has_average = bool(flags.get("ema_decay"))
+        if name not in (None, weights.MODEL) and (architecture is None or has_average):
             others = ", ".join(saved.architectures) or "no model"
             why = "an average of its weights" if architecture else f"{others} alone"
             raise UsageError(
                 f"load_model(name={name!r}): {self.run_dir}/{NAMES.model} has {why}; give load_model its "
                 "trainer_class, which defines the model"
             )
-        if trainer_class is None and architecture is not None and (name or saved.model_is_forward):
-            return _Built(None, _architecture_model(architecture), name or weights.MODEL, ema_decay)
-        if trainer_class is None:
-            own_files.refuse_of_file(path, {"model": flags.get("model")}, cure="load_model its trainer_class")
-            if not flags.get("model"):
-                kind = deciding["model"]
-                more = "" if saved.model_is_forward else ", whose forward computes the predictions"
-                alone = f', or name="{weights.MODEL}" for its Keras model alone' if architecture and more else ""
-                raise UsageError(
-                    f"this run's model is {kind}'s{more}; give load_model(..., trainer_class={kind}){alone}"
-                )
-            trainer_class = registry.find("model", str(flags["model"])).make
-        entry = registry.class_entry(trainer_class)
-        defaults = plain(entry.defaults)
-        own = {name: value for name, value in deciding["model_arg"].items() if value != defaults.get(name, ...)}
-        try:
-            trainer = trainer_class(**registry.coerce_arguments("model_arg", own, entry))
-        except UsageError as error:
-            raise UsageError(f"{path}: {error.message}; restore it from a copy") from None
-        options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=ema_decay)
-        data = (saved.features, None), saved.known.num_classes, saved.known.vocabulary
-        prepare(trainer, options, Reduction(), *data, shards_in(manifest.variables) or 1)
-        return _Built(trainer, None, name, ema_decay)
+        if architecture is not None and (name or saved.model_is_forward):
+            return architecture
+        own_files.refuse_of_file(path, {"model": flags.get("model")}, cure="load_model its trainer_class")
+        if not flags.get("model"):
+            kind = deciding["model"]
+            more = "" if saved.model_is_forward else ", whose forward computes the predictions"
+            alone = f', or name="{weights.MODEL}" for its Keras model alone' if architecture and more else ""
+            raise UsageError(f"this run's model is {kind}'s{more}; give load_model(..., trainer_class={kind}){alone}")
+        return None
 
     def _read(self, which: str, use: Callable[[Manifest], T]) -> T:
         """Returns what `use` makes of the newest whole checkpoint, the best, or that of a step. Raises `UsageError`."""
@@ -163,39 +179,44 @@ class SavedRun:
 
 
 class _Once:
-    """Builds a model once for checkpoints of one form: building takes longer than a run may keep a checkpoint."""
+    """Builds a trainer once for checkpoints of one form: building takes longer than a run may keep a checkpoint."""
 
-    def __init__(self, build: Callable[[Manifest], _Built]):
+    def __init__(self, build: Callable[[Manifest], Trainer]):
         self._build = build
         self._of: tuple | None = None
 
-    def __call__(self, manifest: Manifest) -> _Built:
+    def __call__(self, manifest: Manifest) -> Trainer:
         of = manifest.about.get("flags"), manifest.about.get("deciding"), manifest.variables
         if of != self._of:
-            self._built, self._of = self._build(manifest), of
-        return self._built
+            self._trainer, self._of = self._build(manifest), of
+        return self._trainer
 
 
-class _Built(NamedTuple):
-    """A trainer, or without its class one of its models by its name, that takes the weights of a checkpoint."""
+class _ArchitectureTrainer(Trainer):
+    """The trainer of a model that Keras makes from its configuration, for a run whose own class is not needed.
 
-    trainer: Trainer | None
-    model: tf.keras.Model | None
-    name: str | None
-    ema_decay: float
+    Args:
+      name: the attribute that has the model.
+      architecture: its configuration, JSON as text.
+    """
 
-    def restored(self, manifest: Manifest) -> tuple[Trainer | None, tf.keras.Model | None]:
-        """Takes a checkpoint's weights, or their averages."""
-        if self.trainer is not None:
-            weights.take(self.trainer, manifest.prefix)
-            return self.trainer, None
-        load_weights(manifest.prefix, self.model, f"trainer.{self.name}")
-        if self.ema_decay:
-            average = WeightAverage(0.0)
-            average.build(self.model.trainable_variables)
-            load_weights(manifest.prefix, average, "trainer.optimizer.weight_average")
-            average.hand_over()
-        return None, self.model
+    def __init__(self, name: str, architecture: str):
+        self._name, self._architecture = name, architecture
+
+    def build(self) -> None:
+        from ...engine import layers  # noqa: F401 - so that Keras knows them by name
+
+        try:
+            model = tf.keras.models.model_from_json(self._architecture)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"Keras can't make this run's model from its configuration ({' '.join(str(error).split())[:200]}); "
+                "register its layers with keras.saving.register_keras_serializable, or give "
+                "load_model(..., trainer_class=)"
+            ) from None
+        setattr(self, self._name, model)
+        if self.run_context.options.ema_decay:  # the weights' average is its optimizer's
+            self.optimizer = make_optimizer(self, model.trainable_variables, optimizers.SGD())
 
 
 class _RunView(NamedTuple):
@@ -203,6 +224,7 @@ class _RunView(NamedTuple):
 
     config: Config
     known: Data
+    logits_of: str | None
     names: Preprocessor
     features: Any
     splits: Mapping[str, Source | Stream]
@@ -259,22 +281,24 @@ def model_of_trainer(trainer: Trainer, run: PredictableRun, name: str | None = N
     else:
         model = weights.named(trainer, name or weights.MODEL)
     taken = predictions.computed(trainer, trainer.run_context.example, name)[1]
-    return with_predict(model, run, taken, None if name else weights.logits_of(trainer))
+    return _with_predict(model, run, taken, name)
 
 
 def model_of_run(run: BaseRun, trainer: Trainer) -> tf.keras.Model:
     """Returns what `model_of_trainer` does of a run's trainer, or of a copy of it."""
-    return model_of_trainer(trainer, _RunView(run.config, run.known, run.names, run.features, run.splits))
+    return model_of_trainer(
+        trainer, _RunView(run.config, run.known, run.logits_of, run.names, run.features, run.splits)
+    )
 
 
-def with_predict(model: tf.keras.Model, run: PredictableRun, features: Any, logits_of: str | None) -> tf.keras.Model:
+def _with_predict(model: tf.keras.Model, run: PredictableRun, features: Any, name: str | None) -> tf.keras.Model:
     """Gives a model `names`, and a `predict` that takes what `Run.predict` takes, and all that Keras's own takes.
 
     Args:
       model: that predicts.
       run: that it is of.
       features: nest of arrays or specs [examples, ...] that it takes, if the model does not define them.
-      logits_of: see `weights.logits_of`.
+      name: of the model among its trainer's attributes; None is `Trainer.forward`.
     """
     own = keras.inputs_of(model)
     features = features if own is None else own
@@ -293,7 +317,7 @@ def with_predict(model: tf.keras.Model, run: PredictableRun, features: Any, logi
                 read = predictions.features_of(run, examples, batch_size or _BATCH_SIZE)
                 parts = [model.predict_on_batch(checked(batch)) for batch in read]
                 outputs = tf.nest.map_structure(lambda *each: np.concatenate(each), *parts)
-                return prediction_files.columns(run, examples, outputs, logits_of) if columns else outputs
+                return prediction_files.columns(run, examples, outputs, name) if columns else outputs
             if isinstance(features, dict) or run.known.array_columns:  # else a frame is one array, as Keras has it
                 x = frames.as_arrays(x, may_lack=bool(run.known.preprocessing) or not isinstance(features, dict))
             x = checked(run.names.ids(x))
@@ -301,15 +325,3 @@ def with_predict(model: tf.keras.Model, run: PredictableRun, features: Any, logi
 
     model.names, model.predict = run.names, predict
     return model
-
-
-def _architecture_model(architecture: dict[str, Any]) -> tf.keras.Model:
-    from ...engine import layers  # noqa: F401 - so that Keras knows them by name
-
-    try:
-        return tf.keras.models.model_from_json(json.dumps(architecture))
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"Keras can't make this run's model from its configuration ({' '.join(str(error).split())[:200]}); "
-            "register its layers with keras.saving.register_keras_serializable, or give load_model(..., trainer_class=)"
-        ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -23,9 +24,7 @@ from ...engine.internals import keras, variables
 from ...engine.inventory import Inventory
 from ...engine.keras_trainer import KerasTrainer
 from ...engine.mesh import shards
-from ...engine.reduction import Reduction
 from ...input import known
-from ...models.classification import Classifier
 from ...models.tabular import Tabular
 from ..command_line.config import KERAS_FILES, Config
 from ..errors import UsageError, setting
@@ -43,15 +42,8 @@ def write(run: BaseRun, run_dir: str) -> None:
     model = models.pop(MODEL, None)
     features = model_file.described(form.features(run.example))
     content = {"keras": model, **({"models": models} if models else {}), "features": features}
-    content |= {"logits_of": logits_of(run.trainer), "model_is_forward": model_is_forward(run.trainer)}
+    content |= {"logits_of": run.logits_of, "model_is_forward": model_is_forward(run.trainer)}
     write_of_run(RunDir(run_dir).model, {**content, **known.as_json(run.known)})
-
-
-def logits_of(trainer: Trainer) -> str | None:
-    """Returns the kind of logits that `Trainer.forward` outputs, "clicks" or "classes"; None if it is unknown."""
-    if isinstance(trainer, Tabular) and trainer.predicts_clicks:
-        return "clicks"
-    return "classes" if isinstance(trainer, Classifier) else None
 
 
 def model_is_forward(trainer: Trainer) -> bool:
@@ -272,10 +264,8 @@ def _weights(trainer: Trainer) -> list:
 def _copy(run: BaseRun) -> Trainer:
     """Makes the run's trainer again, on this process's device."""
     with isolation.Isolation().entered():
-        trainer = type(run.trainer)(**run.config.configured_arguments("model_arg"))
-        own = run.trainer.run_context
-        prepare(trainer, own.options, Reduction(), run.example, own.num_classes, own.vocabulary, own.num_servers)
-    return trainer
+        context = dataclasses.replace(run.trainer.run_context, in_place=False)
+        return prepare(type(run.trainer)(**run.config.configured_arguments("model_arg")), context)
 
 
 def _load(source: str, components: Mapping[str, Any], check: Callable[[str], None] | None = None) -> list[str]:
@@ -300,11 +290,16 @@ def _load(source: str, components: Mapping[str, Any], check: Callable[[str], Non
     return read_newest(source, load)  # all of one checkpoint, also if a run writes the next one meanwhile
 
 
-def take(trainer: Trainer, prefix: str) -> None:
-    """Loads all that predictions depend on from a checkpoint: layers, tables, and the weights' averages in place."""
+def take(trainer: Trainer, prefix: str) -> Trainer:
+    """Loads all that predictions depend on from a checkpoint: layers, tables, and the weights' averages in place.
+
+    Returns:
+      The trainer.
+    """
     inventory = Inventory(trainer)
     _load(prefix, {**inventory.layers, **inventory.tables})
     for path, optimizer in inventory.optimizers.items():
         if optimizer.weight_average is not None:
             load_weights(prefix, optimizer.weight_average, f"trainer.{path}.weight_average")
     hand_over_averages(trainer)
+    return trainer

@@ -27,9 +27,8 @@ from crankshaft.engine.hooks.bottlenecks import Stragglers
 from crankshaft.engine.hooks.sync_check import SyncCheck
 from crankshaft.engine.hooks.tensorboard import TensorBoard
 from crankshaft.engine.mesh import collectives
-from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
-from crankshaft.engine.step.options import StepOptions
+from crankshaft.engine.step.options import RunContext, StepOptions
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.multi_worker import MultiWorker, WorkerTask
 from crankshaft.engine.strategies.replicated import FeedOptions
@@ -161,9 +160,7 @@ def crossed(strategy: MultiWorker) -> dict:
 
 def evaluated(strategy: MultiWorker, data) -> list[dict]:
     with strategy.scope():
-        trainer = Silent()
-        state = TrainState(trainer)
-        prepare(trainer, StepOptions(), Reduction(), arrays(1), None)
+        state = TrainState(prepare(Silent(), RunContext(example=arrays(1))))
         state.build()
     strategy.bind(state, None, strategy.feed(split_of(data), EVAL_BATCH, None))
     evaluations = [strategy.evaluate() for _ in range(2)]
@@ -173,9 +170,8 @@ def evaluated(strategy: MultiWorker, data) -> list[dict]:
 def bound(strategy: MultiWorker, trainer: Trainer, seed: int = 0) -> TrainState:
     """The state of a trainer that is about to train on pictures."""
     with strategy.scope():
-        state = TrainState(trainer)
         example = tf.nest.map_structure(lambda array: np.zeros_like(array[:1]), pictures())
-        prepare(trainer, StepOptions(seed=seed), Reduction(), example, 4)
+        state = TrainState(prepare(trainer, RunContext(StepOptions(seed=seed), 4, example=example)))
         state.build()
     strategy.bind(state, strategy.feed(split_of(pictures()), 12, seed))
     return state
@@ -221,8 +217,7 @@ def words(strategy: MultiWorker, steps: int, trainer: type[Trainer] = Words, exa
     ids = np.random.default_rng(0).integers(0, 30, (examples, 3)).astype(np.int32)
     dataset = tf.data.Dataset.from_tensor_slices((ids, ids.sum(1).astype(np.float32) / 30))
     with strategy.scope():
-        state = TrainState(trainer())
-        prepare(state.trainer, StepOptions(), Reduction(), (ids[:1], np.zeros(1, np.float32)), None)
+        state = TrainState(prepare(trainer(), RunContext(example=(ids[:1], np.zeros(1, np.float32)))))
         state.build()
     strategy.bind(state, strategy.feed(split_of(dataset), 12, 0))
     while state.step < steps:

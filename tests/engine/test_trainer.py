@@ -10,7 +10,7 @@ from crankshaft.engine.build import prepare
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.layers.embeddings import Embedding
-from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.step.options import RunContext
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 from tests.arrays import assert_close, assert_same
@@ -323,7 +323,8 @@ class Towers(Trainer):
 
 def test_models_and_optimizers_in_lists_and_dictionaries_are_found_once():
     trainer = Towers()
-    prepare(trainer, StepOptions(), Reduction(), (np.zeros([1, 2], np.float32), np.zeros(1, np.int32)), 3)
+    example = np.zeros([1, 2], np.float32), np.zeros(1, np.int32)
+    prepare(trainer, RunContext(num_classes=3, example=example))
     found = Inventory(trainer)
     assert found.models == trainer.towers
     assert list(found.optimizers) == ["by_name.a", "by_name.b"]
@@ -405,9 +406,9 @@ def test_one_way_of_clipping_at_a_time():
 def test_a_precision_is_that_of_the_trainer_s_layers_alone():
     trainer = Mlp((4,))
     example = np.zeros([1, 2], np.float32), np.zeros(1, np.int32)
-    prepare(trainer, StepOptions(precision="bfloat16"), Reduction(), example, 3)
+    prepare(trainer, RunContext(StepOptions(precision="bfloat16"), 3, example=example))
     assert trainer.model.layers[-1].compute_dtype == "bfloat16"
     assert tf.keras.config.dtype_policy().name == "float32"
     with pytest.raises(ValueError, match="optimizer"):
-        prepare(Mlp((4,)), StepOptions(precision="float16", optimizer="none such"), Reduction(), example, 3)
+        prepare(Mlp((4,)), RunContext(StepOptions(precision="float16", optimizer="none such"), 3, example=example))
     assert tf.keras.config.dtype_policy().name == "float32"

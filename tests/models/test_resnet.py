@@ -8,14 +8,13 @@ import tensorflow as tf
 
 from crankshaft.engine import StepOptions
 from crankshaft.engine.build import prepare
-from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.step.options import RunContext
 from crankshaft.models.resnet import Model
 
 
 def built(trainer: Model, shape=(32, 32, 3), classes=10, **options) -> Model:
     example = np.zeros([1, *shape], np.float32), np.zeros([1], np.int32)
-    prepare(trainer, StepOptions(**options), Reduction(), example, classes)
-    return trainer
+    return prepare(trainer, RunContext(StepOptions(**options), classes, example=example))
 
 
 def layers(trainer: Model, *kinds: type) -> list:

@@ -15,15 +15,15 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
-from crankshaft.engine import StepOptions, loop
+from crankshaft.engine import loop
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.hooks import Hook, StopRequest
 from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.metrics.sums import LoopSums
-from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.launch.run.progress import Progress, duration, print_model_summary
 from crankshaft.models.mlp import Model
@@ -36,8 +36,8 @@ def compiled():
     source = rng.random((64, 4), dtype="float32"), rng.integers(0, 3, 64).astype("int32")
     strategy = Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"), steps_per_loop=8)
     with strategy.scope():
-        state = TrainState(Model(hidden_units=(4,)))
-        prepare(state.trainer, StepOptions(), Reduction(), (source[0][:1] * 0, source[1][:1] * 0), 3)
+        example = source[0][:1] * 0, source[1][:1] * 0
+        state = TrainState(prepare(Model(hidden_units=(4,)), RunContext(num_classes=3, example=example)))
         state.build()
     state.jit = False
     split = ArraySource(source)

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from crankshaft.engine import StepOptions, Trainer, mean
 from crankshaft.engine.build import prepare
-from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies.parameter_server.placement import assign_servers, dry_run
 
 KIB = 1 << 10
@@ -53,7 +53,7 @@ class Layers(Trainer):
 
 def make(trainer: Trainer, **options) -> TrainState:
     state = TrainState(trainer)
-    prepare(trainer, StepOptions(**options), Reduction(), (np.zeros((1, 4), np.float32), np.zeros(1)))
+    prepare(trainer, RunContext(StepOptions(**options), example=(np.zeros((1, 4), np.float32), np.zeros(1))))
     state.build()
     return state
 

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import StepOptions
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
-from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
+from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.launch.benchmark.measure.rounds import Length, warm_up
@@ -90,8 +89,7 @@ def ready(trainer):
     strategy = Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"))
     x = np.linspace(-1, 1, 20, dtype=np.float32)[:, None]
     with strategy.scope():
-        state = TrainState(trainer)
-        prepare(state.trainer, StepOptions(), Reduction(), (x[:1], x[:1, 0]))
+        state = TrainState(prepare(trainer, RunContext(example=(x[:1], x[:1, 0]))))
         state.build()
     state.jit = False
     strategy.bind(state, strategy.feed(ArraySource((x, 2 * x[:, 0])), 8, seed=0))
