@@ -22,8 +22,7 @@ _BORDERS = str.maketrans("━─│┃…" + "┏┳┓┡╇┩├┼┤└┴�
 def escape_unprintable() -> list[tuple[Any, str]]:
     """Has the standard streams escape characters that their encoding lacks, as U+732B, instead of an error.
 
-    Returns the streams that it changed, each with its former setting. A stream with this setting is not changed, as
-    that fails while its file is redirected into a pipe.
+    Returns the streams that it changed, each with its former setting.
     """
     streams = [
         (stream, stream.errors)
@@ -31,7 +30,7 @@ def escape_unprintable() -> list[tuple[Any, str]]:
         if hasattr(stream, "reconfigure") and stream.errors != _ESCAPE
     ]
     for stream, _ in streams:
-        stream.reconfigure(errors=_ESCAPE)
+        _set_errors(stream, _ESCAPE)
     return streams
 
 
@@ -43,7 +42,13 @@ def escaping() -> Iterator[None]:
         yield
     finally:
         for stream, errors in streams:
-            stream.reconfigure(errors=errors)
+            _set_errors(stream, errors)
+
+
+def _set_errors(stream: Any, errors: str) -> None:
+    # Python sets it, and then wants the position in a file that has become a pipe, as in Ray's workers: "Illegal seek".
+    with contextlib.suppress(OSError):
+        stream.reconfigure(errors=errors)
 
 
 def drawable(text: str, file: TextIO) -> str:

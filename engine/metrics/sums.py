@@ -52,8 +52,8 @@ def without_details(metrics: dict[str, Pair]) -> dict[str, Pair]:
 def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False) -> tf.Tensor:
     """Stacks the pairs into one [rows, 2] tensor, ordered as `row_specs`: a row per metric or vector entry.
 
-    The inner loop carries it in float64: sums of float32 values are then exact for all practical lengths, so they don't
-    depend on how the loop was divided into calls.
+    The inner loop carries it in float64: a call's sums of float32 values are then exact, unless a value is 2^29 times
+    another. Calls are added by `Sums`, so results don't depend on how the loop was divided into calls.
 
     With `keeps_scores` an `Auc` has one row, which stays 0, and the rows of `ranking.entries` follow those of all
     metrics; these are concatenated, not added up.
@@ -185,33 +185,42 @@ class Merged(Generic[T]):
         raise NotImplementedError
 
 
-class Sums(Merged[dict[str, Pair]]):
+class _Sum(NamedTuple):
+    """A pair of sums in float64, and the error of rounding each to it."""
+
+    pair: Pair
+    error: tuple[Any, Any] = (0.0, 0.0)
+
+
+class Sums(Merged[Mapping[str, "_Sum | Pair"]]):
     """The sums of some steps, kept as the device returned them until they are read. Host code.
+
+    Calls are added in twice the precision of float64, so that the sums do not depend on which are merged first: windows
+    begin at times, and a run that was resumed has other windows.
 
     Args:
       values: the result of `host_state`.
     """
 
     def __init__(self, values: Mapping[str, Sequence] | None = None):
-        pairs = {
-            name: _KINDS[kind](*(np.array(x) if isinstance(x, list) else x for x in pair))
-            for name, (kind, *pair) in (values or {}).items()
-        }
-        super().__init__(pairs or None)
+        sums = {}
+        for name, (kind, *numbers) in (values or {}).items():
+            total, count, *errors = (np.array(x) if isinstance(x, list) else x for x in numbers)
+            sums[name] = _Sum(_KINDS[kind](total, count), (errors[0], errors[1]) if errors else (0.0, 0.0))
+        super().__init__(sums or None)
 
     def values(self) -> dict[str, Pair]:
         """Returns the pairs (total, count), each of its kind, float64, by name. Waits for the added steps."""
-        return dict(self._read({}))
+        return {name: _with_error(each).pair for name, each in self._read({}).items()}
 
     def host_state(self) -> dict[str, list]:
-        """Returns a JSON value: each pair's kind, total and count. Waits as `values`."""
-        return {
-            name: [
-                next(key for key, kind in _KINDS.items() if isinstance(pair, kind)),
-                *(x.tolist() if isinstance(x, np.ndarray) else x for x in pair),
-            ]
-            for name, pair in self.values().items()
-        }
+        """Returns a JSON value: each pair's kind, total, count, and their errors if any is not 0. Waits as `values`."""
+        state = {}
+        for name, (pair, error) in ((name, _with_error(each)) for name, each in self._read({}).items()):
+            kind = next(key for key, kind in _KINDS.items() if isinstance(pair, kind))
+            numbers = [*pair, *error] if any(map(np.any, error)) else pair
+            state[name] = [kind, *(x.tolist() if isinstance(x, np.ndarray) else x for x in numbers)]
+        return state
 
     def exchange_scores(self, exchange_bytes: Callable[[bytes], list[bytes]]) -> None:
         """Merges this process's scores with those of the other training processes; all must call it.
@@ -230,13 +239,39 @@ class Sums(Merged[dict[str, Pair]]):
         """Returns `values_by_name` of the values, NaN for None. Waits as `values`."""
         return nan_if_missing(values_by_name(self.values()))
 
-    def _joined(self, older: dict[str, Pair], newer: dict[str, Pair]) -> dict[str, Pair]:
+    def _joined(self, older: Mapping[str, _Sum | Pair], newer: Mapping[str, _Sum | Pair]) -> dict[str, _Sum | Pair]:
         joined = dict(older)
-        for name, pair in newer.items():
+        for name, added in newer.items():
             old = older.get(name)
-            same = old is not None and np.shape(old[0]) == np.shape(pair[0])  # else it is another metric's
-            joined[name] = type(pair)(old[0] + pair[0], old[1] + pair[1]) if same else pair
+            joined[name] = added if old is None else _added(_with_error(old), _with_error(added))
         return joined
+
+
+def _with_error(value: _Sum | Pair) -> _Sum:
+    return value if isinstance(value, _Sum) else _Sum(value)
+
+
+def _added(old: _Sum, new: _Sum) -> _Sum:
+    """Adds sums in twice the precision of float64; returns `new` if it is of another metric."""
+    if np.shape(old.pair.total) != np.shape(new.pair.total):
+        return new
+    if isinstance(new.pair, ExactAuc):
+        return _Sum(ExactAuc(old.pair.total + new.pair.total, 0.0))
+    sums = [_two_sum(*numbers) for numbers in zip(old.pair, old.error, new.pair, new.error, strict=True)]
+    return _Sum(type(new.pair)(*(total for total, _ in sums)), (sums[0][1], sums[1][1]))
+
+
+def _two_sum(a: Any, a_error: Any, b: Any, b_error: Any) -> tuple[Any, Any]:
+    """Returns the float64 sum of two numbers or arrays with errors, and its error (Knuth's two-sum)."""
+    rounded = a + b
+    from_b = rounded - a
+    error = (a - (rounded - from_b)) + (b - from_b) + (a_error + b_error)
+    total = rounded + error
+    error = error - (total - rounded)
+    if isinstance(total, float):
+        return (total, error) if math.isfinite(total) else (rounded, 0.0)
+    finite = np.isfinite(total)
+    return np.where(finite, total, rounded), np.where(finite, error, 0.0)
 
 
 class LoopSums:

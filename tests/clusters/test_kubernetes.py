@@ -78,7 +78,7 @@ def test_the_liveness_probe_tells_a_process_that_is_stopped_from_one_that_works(
 
 
 def test_a_mistake_fails_the_job(pods):
-    mistaken = pods("--workers=2", "--", *RUN, "--learning_rate=-1", "--run_dir=/runs/mistake")
+    mistaken = pods("--workers=2", "--", *RUN, "--global_batch_size=31", "--run_dir=/runs/mistake")
     with pytest.raises(AssertionError, match=r"train: pod [01] has ended with 2"):
         mistaken.until(lambda: mistaken.is_complete)
-    assert "error: --learning_rate=-1" in mistaken.logs()
+    assert "error: --global_batch_size=31" in mistaken.logs()

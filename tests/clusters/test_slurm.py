@@ -53,7 +53,7 @@ def test_a_killed_task_ends_all_and_the_requeued_job_has_the_bits_of_an_undistur
 
 
 def test_a_job_that_comes_near_its_time_limit_saves_and_goes_on_in_its_next_turn(slurm, undisturbed):
-    job = slurm.submit("--workers=2", "--time=0:03:00", *flags(slurm, "limited", *LONG, "--steps_per_loop=1"))
+    job = slurm.submit("--workers=2", "--time=0:03:00", *flags(slurm, "limited", *LONG[:-1], "--steps_per_loop=1"))
     output = slurm.done(job)
     assert "SIGTERM" in output
     assert "TIME LIMIT" not in output  # it had ended by itself
@@ -77,9 +77,10 @@ def test_a_job_that_is_requeued_as_its_node_is_drained_goes_on_at_another(slurm,
 
 
 def test_a_mistake_is_not_tried_again(slurm):
-    job = slurm.submit("--workers=2", *flags(slurm, "mistake", "--learning_rate=-1"))
+    """One that only the tasks can find, since the manifest checks the flags: a batch that two workers can't share."""
+    job = slurm.submit("--workers=2", *flags(slurm, "mistake", "--global_batch_size=31"))
     slurm.until(job, lambda: slurm.state(job) == "FAILED")
-    assert slurm.output(job).count("error: --learning_rate=-1") == 2  # by each task, once
+    assert slurm.output(job).count("error: --global_batch_size=31") == 2  # by each task, once
 
 
 def _trains(pid: str) -> bool:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
@@ -68,6 +69,26 @@ def test_a_long_window_is_summed_exactly():
         sums.add(loop_sums(loss=[0.1, 0.7]))
     each = np.float64(np.float32(0.1) + np.float32(0.7))
     assert sums.values()["loss"] == (each * (3 * Sums.COLLAPSE_AT + 1), 2.0 * (3 * Sums.COLLAPSE_AT + 1))
+
+
+def test_sums_do_not_depend_on_which_calls_are_merged_first():
+    """Losses from 1 to 1e-12: their sums in float64 alone are not exact, and differ. An infinite one stays infinite."""
+    rng = np.random.default_rng(0)
+    calls = [loop_sums(loss=[value], wide=[1.0]) for value in 10 ** rng.uniform(-12, 0, 2000)]
+    values = set()
+    for length in (1, 7, 500):
+        whole = Sums()
+        for start in range(0, len(calls), length):
+            part = Sums()
+            for call in calls[start : start + length]:
+                part.add(call)
+            whole = Sums(json.loads(json.dumps(whole.host_state())))  # a run that was resumed
+            whole.extend(part)
+        values.add(whole.values()["loss"])
+    assert values == {(math.fsum(call.read()["loss"].total for call in calls), 2000.0)}
+    whole.add(loop_sums(loss=[np.inf]))
+    whole.add(loop_sums(loss=[1.0]))
+    assert whole.values()["loss"] == (np.inf, 2002.0)
 
 
 def test_what_was_read_outlives_the_window():
