@@ -85,7 +85,7 @@ class Loop:
         feed, order = program.feed, program.feed.order
         self._calls.take()  # from a call that raised
         self._call_hooks()
-        bytes_before = feed.bytes_read
+        bytes_before = feed.stats().bytes_read
         before = self._clock()
         while state.step < step and not (self.status.stop and strategy.in_step):
             first = state.step
@@ -93,16 +93,16 @@ class Loop:
             due = _next_due(self._hooks, self.status, first, until)
             result = strategy.run(program, due - first)
             after = self._clock()
-            bytes_now = feed.bytes_read
+            read = feed.stats()
             segment = Segment(
                 first,
                 examples=order.examples_before(first + result.steps) - order.examples_before(first),
                 seconds=after - before,
-                input_bytes=None if bytes_now is None else bytes_now - (bytes_before or 0),
-                steps_ahead=feed.steps_ahead,
+                input_bytes=None if read.bytes_read is None else read.bytes_read - (bytes_before or 0),
+                steps_ahead=read.steps_ahead,
                 **result._asdict(),
             )
-            bytes_before = bytes_now
+            bytes_before = read.bytes_read
             self.meter.add(segment)
             self._uncalled, self._is_due = [*self._hooks], state.step == due
             self.status = dataclasses.replace(

@@ -110,12 +110,11 @@ class ExternalFeed(Feed):
         self._last = examples, each
         return CallInput((examples, tf.constant(each, tf.int64)), 0, steps)
 
-    @property
-    def kept_batch(self) -> Any:
+    def look(self, step: int) -> CallInput | None:
         if self._last is None:
             return None
         examples, each = self._last
-        return tf.nest.map_structure(lambda x: x[-each:], examples)
+        return CallInput((tf.nest.map_structure(lambda x: x[-each:], examples), tf.constant(each, tf.int64)), 0, 1)
 
     def traced(self, operands) -> Any:
         examples, each = operands

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from .order import Order
+from .streamed import Share
 
 
 class CallInput(NamedTuple):
@@ -20,43 +21,43 @@ class CallInput(NamedTuple):
     stop: int
 
 
+class FeedStats(NamedTuple):
+    """What a feed has read.
+
+    Attributes:
+      bytes_read: by this process for the split so far; None if steps read none, or if it is unknown.
+      steps_ahead: steps whose examples are read ahead; None if unknown.
+    """
+
+    bytes_read: int | None = None
+    steps_ahead: float | None = None
+
+
 class Feed(abc.ABC):
     """One split of the data, on its way to the replicas.
 
-    It has a host side (`reach`: how far the next call of the inner loop can go; `take`: the call's input), a side in
-    the compiled loop (`most_steps`: a call's largest number of steps; `next_operands`: a step's input) and a replica
-    side (`batch`: one step's batch).
+    It has a host side of eight methods (`reach`: how far the next call of the inner loop can go; `take`: the call's
+    input), a side in the compiled loop (`most_steps`: a call's largest number of steps; `next_operands`: a step's
+    input) and a replica side (`batch`: one step's batch). Facts of the data are its `order`'s and its `share`'s.
 
     Attributes:
       order: assigns examples to steps: sizes, seed, shuffle.
+      share: this process's share of a stream, whose positions checkpoints keep, one for each of its counts (see
+        `position`); None if the step determines the position.
       compilable: whether XLA can compile `next_operands` and `batch`.
       random_access: whether any step's batch can be computed without those before it.
       reads_in_loop: whether `next_operands` may wait for input, rather than `take`.
-      num_positions: how many positions in the data a checkpoint keeps, one per process that has its own, see
-        `position`; 0 if the step determines it.
-      is_endless: whether the data has no known epochs, and `order`'s are nominal.
       pipeline: identifies the pipeline that kept positions fit.
       kept: returns the positions kept at a step, of all processes, or none; set from outside.
     """
 
     order: Order
+    share: Share | None = None
     compilable: bool = False
     random_access: bool = False
     reads_in_loop: bool = False
-    num_positions: int = 0
-    is_endless: bool = False
     pipeline: str = ""
     kept: Callable[[int], Sequence[bytes]] = staticmethod(lambda step: ())  # type: ignore[assignment]
-
-    @property
-    def bytes_read(self) -> int | None:
-        """Bytes that this process has read for the split so far; None if steps read none."""
-        return None
-
-    @property
-    def steps_ahead(self) -> float | None:
-        """Steps whose examples are read ahead; None if unknown."""
-        return None
 
     def reach(self, step: int, limit: int) -> int:
         """Returns how many of `limit` steps from `step` on one call can take; at least 1. Host code."""
@@ -75,29 +76,16 @@ class Feed(abc.ABC):
         """
         return call()
 
-    def is_shared(self, step: int, shares: int) -> bool:
-        """Returns whether each replica computes all of a step's batch, which has fewer examples than shares.
-
-        The same for all steps of a call. Host code.
-        """
-        return self.order.size_of(step) < shares
-
-    @property
-    def no_exchange_reason(self) -> str:
-        """Why no step may use collectives of its own across replicas; "" if each may."""
-        return ""
-
     def keep_batches(self) -> None:
-        """Makes each step keep its batch for `kept_batch`, if steps can't be read again. Host code, at the start."""
+        """Makes each step keep its batch for `look`, if steps can't be read again. Host code, at the start."""
         return
 
-    @property
-    def kept_batch(self) -> Any:
-        """This process's share of the batch that a step took last; None before, or if none is kept. Host code."""
-        return None
+    def look(self, step: int) -> CallInput | None:
+        """Returns the operands of one step for this process, without reading more and without advancing training.
 
-    def look(self, step: int) -> CallInput:
-        """Returns the operands of one step for this process without advancing training. Host code."""
+        Those of `step` with `random_access`, else those of the step that was taken last; None if they are not kept.
+        Host code.
+        """
         return self.take(step, 1)
 
     def position(self, step: int) -> bytes | None:
@@ -112,13 +100,9 @@ class Feed(abc.ABC):
         """
         return
 
-    def files(self) -> Sequence[str]:
-        """Returns the paths of the files that steps read, if the source names them."""
-        return ()
-
-    def metadata(self) -> dict[str, Any]:
-        """Returns the data's metadata for checkpoints, plain JSON."""
-        return {}
+    def stats(self) -> FeedStats:
+        """Returns what it has read, for reports. Host code."""
+        return FeedStats()
 
     def traced(self, operands) -> Any:
         """Returns what a loop is compiled for with these operands: themselves, or more general specs."""

@@ -8,18 +8,18 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from ..errors import reason, setting
+from ..errors import reason
 from ..internals.tensorflow import iterator_state, restore_iterator, shuffled
 from ..mesh.mesh import Mesh
 from ..randomness import epoch_seed
 from .arrays import ArraySource, as_kept, is_on_gpus, on_each_device
-from .feed import CallInput, Feed
+from .feed import CallInput, Feed, FeedStats
 from .order import Order, even_range, replica_range
 from .reader import Reader, unmasked
 from .source import Source, Spec
@@ -210,21 +210,13 @@ class ReadFeed(Feed):
         self._shares_before = 0  # already read when the iterator was opened
         self._shares_a_block = 1  # of this process
 
-    @property
-    def bytes_read(self) -> int | None:
-        if self._reader is None:
-            return 0 if self._source.as_arrays() is None else None
-        return self._reader.bytes_read
-
-    @property
-    def steps_ahead(self) -> float | None:
-        if self._reader is None or self._reader.shares_read is None:
-            return None
-        read = (self._reader.shares_read - self._shares_before) // self._shares_a_block
-        return self._blocks.steps_of_next(read - self._blocks.taken)
-
-    def files(self) -> Sequence[str]:
-        return self._source.files()
+    def stats(self) -> FeedStats:
+        if (reader := self._reader) is None:
+            return FeedStats(0 if self._source.as_arrays() is None else None)
+        if reader.shares_read is None:
+            return FeedStats(reader.bytes_read)
+        read = (reader.shares_read - self._shares_before) // self._shares_a_block
+        return FeedStats(reader.bytes_read, self._blocks.steps_of_next(read - self._blocks.taken))
 
     def reach(self, step: int, limit: int) -> int:
         return self._blocks.reach(step, limit)
@@ -314,8 +306,6 @@ class StreamedFeed(Feed):
         distributes: bool = False,
     ):
         self.order, self.share = order, share
-        self.num_positions = len(share.counts)
-        self.is_endless = share.stream.length == tf.data.INFINITE_CARDINALITY
         self._strategy, self._mesh = devices.strategy, devices.mesh
         self._stream_timeout = StreamTimeout(share.stream.files(), timeout_seconds)
         self._shuffle_buffer, self._watch, self._distributes = shuffle_buffer, watch, distributes
@@ -328,13 +318,9 @@ class StreamedFeed(Feed):
         self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(share.counts)
         self._first_share = share.process * self._num_shares
 
-    def metadata(self) -> dict[str, Any]:
-        return self.share.metadata()
-
-    @property
-    def bytes_read(self) -> int | None:
-        """Bytes of the examples that steps have taken; None for text, whose length varies."""
-        return None if self._example_bytes is None else self._bytes_taken
+    def stats(self) -> FeedStats:
+        # Of the examples that steps have taken; text varies in length.
+        return FeedStats(None if self._example_bytes is None else self._bytes_taken)
 
     @property
     def _example_bytes(self) -> int | None:
@@ -356,19 +342,6 @@ class StreamedFeed(Feed):
         # All steps of a call gather equally many rows, as TensorFlow's collectives require.
         return int(min(limit, self.order.steps_alike(step)))
 
-    def is_shared(self, step: int, shares: int) -> bool:
-        return not self.share.by_file and super().is_shared(step, shares)  # no process has the others' files
-
-    @property
-    def no_exchange_reason(self) -> str:
-        if not self.share.by_file or self.order.fills_replicas(self._num_shares):
-            return ""
-        return (
-            f"the step sums or gathers over replicas, and workers read files of their own ({self.share.described()}), "
-            "so that at an epoch's end one has no examples and would bring made-up ones; use "
-            f"{setting('auto_shard_policy', 'data')}"
-        )
-
     def take(self, step: int, limit: int) -> CallInput:
         if step != self._next_step:
             self.close()  # the iterator may have a cache open that the next one will write
@@ -388,13 +361,11 @@ class StreamedFeed(Feed):
             with tf.device("CPU:0"):
                 self._kept = tf.nest.map_structure(_variable_for, self.share.stream.element_spec)
 
-    @property
-    def kept_batch(self) -> Any:
+    def look(self, step: int) -> CallInput | None:
         batch = None if self._kept is None else tf.nest.map_structure(tf.convert_to_tensor, self._kept)
-        return batch if batch is not None and tf.nest.flatten(batch)[0].shape[0] else None
-
-    def look(self, step: int) -> CallInput:
-        return CallInput((self._opened(step),), 0, 1)
+        if batch is None or not tf.nest.flatten(batch)[0].shape[0]:
+            return None
+        return CallInput((iter(untuned(tf.data.Dataset.from_tensors(batch))),), 0, 1)
 
     def next_operands(self, operands, offset: tf.Tensor):
         (iterator,) = operands
@@ -471,7 +442,7 @@ class StreamedFeed(Feed):
 
         Each batch lacks its first `seen` examples.
         """
-        if self.is_endless:
+        if not self.order.has_epochs:
             passes = tf.data.Dataset.range(_MOST_PASSES).flat_map(self._shuffled)
             epochs = passes.batch(self.order.share_size, drop_remainder=self.order.drop_remainder)
         else:
@@ -504,7 +475,7 @@ class StreamedFeed(Feed):
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
         seed = self.order.seed
         dataset = self.share.stream.examples(seed, epoch)
-        if not self.is_endless:
+        if self.order.has_epochs:
             # A file that shrank or grew since it was counted would shift all later epochs unnoticed.
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.share.counts[self.share.process]))
         return dataset if seed is None else shuffled(dataset, self._shuffle_buffer, epoch_seed(seed, epoch))

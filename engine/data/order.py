@@ -185,9 +185,13 @@ class Order:
         """Examples in the batches of an epoch."""
         return self.whole_steps * self.batch_size + self.remainder
 
-    def fills_replicas(self, replicas: int) -> bool:
-        """Returns whether a worker that reads its own data always has an example for each of its replicas."""
-        return True
+    def is_shared(self, step: int, shares: int) -> bool:
+        """Returns whether each replica computes all of a step's batch, which has fewer examples than shares."""
+        return self.size_of(step) < shares
+
+    def no_exchange_reason(self, shares: int) -> str:
+        """Returns why no step may use collectives of its own across `shares` replicas; "" if each may."""
+        return ""
 
     def steps_alike(self, step: int) -> float:
         """Returns for how many steps, from `step` on, no worker's number of examples changes; inf if it never does."""
@@ -463,9 +467,18 @@ class SharedOrder(Order):
     def steps_per_epoch(self) -> int:
         return math.ceil(max(self.shares) / self.share_size)
 
-    def fills_replicas(self, replicas: int) -> bool:
-        last = (self.steps_per_epoch - 1) * self.share_size
-        return min(self.shares) >= last + replicas and self.share_size >= self.seen // len(self.shares) + replicas
+    def is_shared(self, step: int, shares: int) -> bool:
+        return False  # no worker has the others' files
+
+    def no_exchange_reason(self, shares: int) -> str:
+        last, here = (self.steps_per_epoch - 1) * self.share_size, shares // len(self.shares)
+        if min(self.shares) >= last + here and self.share_size >= self.seen // len(self.shares) + here:
+            return ""
+        return (
+            "the step sums or gathers over replicas, and workers read files of their own "
+            f"({', '.join(f'{each:,}' for each in self.shares)} examples), so that at an epoch's end one has no "
+            f"examples and would bring made-up ones; use {setting('auto_shard_policy', 'data')}"
+        )
 
     @property
     def _steps_with_fewer(self) -> set[int]:
@@ -513,7 +526,7 @@ def order_of(
 def replica_range(batch_size: int, replica: int, num_replicas: int) -> tuple[int, int]:
     """Returns [start, stop) of a replica's share of a batch: contiguous, in order, sizes differ by at most one.
 
-    If a batch has fewer examples than replicas, each has all (`Feed.is_shared`), so none computes padding.
+    If a batch has fewer examples than replicas, each has all (`Order.is_shared`), so none computes padding.
     """
     start, stop = even_range(batch_size, replica, num_replicas)
     if isinstance(batch_size, int):

@@ -35,7 +35,7 @@ class Position(TrackableNode):
 
     def follow(self, feed: Feed | None, processes) -> None:
         """Sets the feed (training's) and the processes (`engine.strategies.base.Processes`)."""
-        self._feed = feed if feed and feed.num_positions else None
+        self._feed = feed if feed and feed.share else None
         self._processes = processes
         if self._feed is None:
             return
@@ -43,7 +43,7 @@ class Position(TrackableNode):
             if not hasattr(self, "step"):
                 self.step = tf.Variable(-1, dtype=tf.int64, trainable=False)
                 self.pipeline = tf.Variable("", trainable=False)
-            for number in range(self._feed.num_positions):
+            for number in range(len(self._feed.share.counts)):
                 if not hasattr(self, f"part_{number}"):
                     setattr(self, f"part_{number}", tf.Variable("", trainable=False))
         self._feed.kept = self._kept
@@ -52,7 +52,7 @@ class Position(TrackableNode):
         """Stores the feed's position for the checkpoint of this step. Every process must call it."""
         if self._feed is None or int(self.step) == step:
             return
-        parts = self._feed.num_positions
+        parts = len(self._feed.share.counts)
         if parts == 1 and not self._processes.is_chief:
             return  # all have the same position, and the chief writes
         state = self._feed.position(step)
@@ -69,4 +69,4 @@ class Position(TrackableNode):
         """Returns all processes' states, if they are of this step and the feed's pipeline; else none."""
         if int(self.step) != step or self.pipeline.numpy().decode() != self._feed.pipeline:
             return []
-        return [getattr(self, f"part_{number}").numpy() for number in range(self._feed.num_positions)]
+        return [getattr(self, f"part_{number}").numpy() for number in range(len(self._feed.share.counts))]

@@ -159,7 +159,7 @@ class InnerLoop(Program):
 
     def _program(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of this form: this lookup is most of a `tf.function` call's time."""
-        self._is_shared = self.feed.is_shared(step, self._batch_shares)
+        self._is_shared = self.feed.order.is_shared(step, self._batch_shares)
         operands = self.feed.traced(arguments[0])
         shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
         if (form := (self._form(), shapes, self._is_shared)) not in self.programs:
@@ -174,7 +174,7 @@ class InnerLoop(Program):
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` on all of this host's replicas, as in the loop, for inspection only."""
         operands, start, _ = self.feed.take(step, 1)
-        self._is_shared = self.feed.is_shared(step, self._batch_shares)
+        self._is_shared = self.feed.order.is_shared(step, self._batch_shares)
         offset, step = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
         return self._traced(operands, offset, step)[0]
 
@@ -334,7 +334,7 @@ class InnerLoop(Program):
         """Returns the context of a replica's step, which controls exchanges other than the engine's."""
         if self._is_shared:
             return single_replica_context()
-        why = self.feed.no_exchange_reason
+        why = self.feed.order.no_exchange_reason(self._batch_shares)
         return forbid_exchange(why) if why else contextlib.nullcontext()
 
     def _replicated_step(self, batch, step, observed, *more):

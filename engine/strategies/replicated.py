@@ -206,14 +206,11 @@ class Replicated(Strategy):
         return RepeatedFeed(self._devices.bring(arrays), batch_size)
 
     def repeated_batch(self, feed: Feed) -> RepeatedFeed:
-        run = self.distribution.run
-        if (kept := feed.kept_batch) is not None:
-            values = tf.function(lambda kept: run(feed.batch, args=(kept,)), autograph=False)(kept)
-            return RepeatedFeed(values, feed.order.batch_size)
-        operands, start, _ = feed.look(feed.order.epoch_from(self.state.step))
+        step = feed.order.epoch_from(self.state.step)
+        operands, start, _ = feed.look(step) or feed.take(step, 1)
 
         def batch(operands, offset):
-            return run(feed.batch, args=feed.next_operands(operands, offset))
+            return self.distribution.run(feed.batch, args=feed.next_operands(operands, offset))
 
         values = tf.function(batch, autograph=False)(operands, tf.constant(start, tf.int64))
         return RepeatedFeed(values, feed.order.batch_size)

@@ -451,7 +451,7 @@ def build_checkpoints(
         "data": fingerprints.agreed(run_inputs.contents, strategy),
     }
     about["cpu"], about["updated"] = threads.counts(strategy), state.updated()
-    if of_feeds := {split: of for split, feed in run_inputs.feeds.items() if (of := feed.metadata())}:
+    if of_feeds := {split: feed.share.metadata() for split, feed in run_inputs.feeds.items() if feed.share}:
         about["input"] = of_feeds
     if run_inputs.order and run_inputs.order.origin.step:
         about["origin"] = dataclasses.asdict(run_inputs.order.origin)

@@ -56,11 +56,6 @@ class Inputs:
         """That of the training data; None where no data is read."""
         return self.feeds["train"].order if "train" in self.feeds else None
 
-    @property
-    def files(self) -> Sequence[str]:
-        """Paths of those that the training data is read from, as steps go, where a source names them."""
-        return self.feeds["train"].files() if "train" in self.feeds else ()
-
 
 def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = True) -> Inputs:
     """Checks a run's data, on all workers alike, and makes its feeds.
@@ -95,8 +90,8 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     feeds = {"train": strategy.feed(train, config.global_batch_size, seed, **known_input("train"))}
     if evaluation is not None:
         feeds["eval"] = strategy.feed(evaluation, config.eval_batch_size, None, **known_input("eval"))
-    endless = feeds["train"].is_endless
-    examples = tf.data.INFINITE_CARDINALITY if endless else feeds["train"].order.num_examples
+    order = feeds["train"].order
+    examples = order.num_examples if order.has_epochs else tf.data.INFINITE_CARDINALITY
     contents = {"train": fingerprints.fingerprint(train, examples, known.ids)}
     if evaluation is not None:
         contents["eval"] = fingerprints.fingerprint(evaluation, feeds["eval"].order.num_examples)

@@ -267,7 +267,7 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
     config, order, described = run.config, run.strategy.training.feed.order, run.strategy.describe()
     length = "no end" if run.train_steps is None else counted(run.train_steps, "step")
     epoch = f"{counted(order.num_examples, 'example')}, {counted(order.steps_per_epoch, 'step')} an epoch of"
-    if run.strategy.training.feed.is_endless:
+    if not order.has_epochs:
         epoch = "examples that are not counted, batches of"
     text = (
         f"{config.model_entry.name}: {epoch} {order.batch_size}, {length}; "

@@ -46,14 +46,14 @@ class Probe:
         Before clipping, after the sum over replicas. {} if the trainer leaves `compute_gradients` nothing to train,
         and if no batch of a dataset can be kept.
         """
-        feed = self._feed_of(program)
+        feed = self._feed_of(program, step)
         if not self._trainer.trainable_variables or feed is None:
             return {}
         operands, offset, _ = feed.look(step)
         with _without_admission(self._inventory.tables.values()):
             numbers = tf.constant(offset, tf.int64), tf.constant(step, tf.int64)
             shares = self._strategy.mesh.batch_share(0, self._strategy.num_replicas)[1]
-            is_shared = feed.is_shared(step, shares)
+            is_shared = feed.order.is_shared(step, shares)
             gradients = self._gradients(feed, operands, *numbers, self._inventory.freezing.frozen, is_shared)
         paths = [path_of(v) for v in self._trainer.trainable_variables]
         return {path: gradients[path] for path in paths if path in gradients}
@@ -65,16 +65,16 @@ class Probe:
 
     def features(self, program: Program, step: int):
         """Returns the features of one replica's share of a step's batch, as tensors; None if unknown."""
-        if (feed := self._feed_of(program)) is None:
+        if (feed := self._feed_of(program, step)) is None:
             return None
         operands, offset, _ = feed.look(step)
         return self._batch(feed, operands, tf.constant(offset, tf.int64))
 
-    def _feed_of(self, program: Program) -> Feed | None:
+    def _feed_of(self, program: Program, step: int) -> Feed | None:
         feed = program.feed
         if feed.random_access:  # training takes the same step next
             return feed
-        if self._kept is None and feed.kept_batch is not None:
+        if self._kept is None and feed.look(step) is not None:
             self._kept = self._strategy.repeated_batch(feed)
         return self._kept
 

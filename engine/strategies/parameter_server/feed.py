@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ...data.arrays import as_tensor
 from ...data.external_feed import ExternalFeed
-from ...data.feed import CallInput, Feed
+from ...data.feed import CallInput, Feed, FeedStats
 from ...data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
 from ...data.order import Order
 from ...data.reader import example_bytes, gather
@@ -193,22 +193,13 @@ class ReadByWorkersFeed(_InPieces):
         self._bytes_read, self._steps_ahead = 0, None
         self._read_here = tf.function(self._read, autograph=False)
 
-    @property
-    def bytes_read(self) -> int | None:
-        return self._bytes_read
-
-    @property
-    def steps_ahead(self) -> float | None:
-        """Mean over the pieces of the leases counted last."""
-        return self._steps_ahead
+    def stats(self) -> FeedStats:
+        return FeedStats(self._bytes_read, self._steps_ahead)
 
     def count(self, stats: Sequence[InputStats]) -> None:
         pieces = sum(each.pieces for each in stats)
         self._bytes_read += int(sum(each.bytes for each in stats))
         self._steps_ahead = sum(each.steps_ahead for each in stats) / pieces if pieces else None
-
-    def files(self) -> Sequence[str]:
-        return self._source.files()
 
     def take(self, step: int, limit: int) -> CallInput:
         return CallInput((), step, step + limit)
@@ -284,10 +275,6 @@ class SentFeed(_InPieces, StreamedFeed):
     def keep_batches(self) -> None:
         return  # they are on the coordinator
 
-    @property
-    def kept_batch(self) -> Any:
-        return None if self._last is None else tf.nest.pack_sequence_as(self._element_spec, self._last)
-
     def take(self, step: int, limit: int) -> CallInput:
         batches: list[list[tf.Tensor]] = []
         first = super().take(step, 1)  # opens the stream, if needed; later ones don't
@@ -305,14 +292,9 @@ class SentFeed(_InPieces, StreamedFeed):
 
         return self.awaited(read, lambda: len(batches))
 
-    def look(self, step: int) -> CallInput:
-        call_input = super().look(step)
-
-        def read() -> CallInput:
-            with tf.device("CPU:0"):
-                return self._piece([_next_batch(call_input)], step)
-
-        return self.awaited(read, lambda: None)
+    def look(self, step: int) -> CallInput | None:
+        with tf.device("CPU:0"):
+            return None if self._last is None else self._piece([self._last], step)
 
     def _piece(self, batches: list[list[tf.Tensor]], step: int) -> CallInput:
         whole = [tf.concat(pieces, 0) for pieces in zip(*batches, strict=True)]
@@ -329,6 +311,10 @@ class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
     def take(self, step: int, limit: int) -> CallInput:
         call_input = super().take(step, limit)
         return CallInput((*call_input.operands, tf.constant(step, tf.int64)), step, step + call_input.stop)
+
+    def look(self, step: int) -> CallInput | None:
+        last = super().look(step)
+        return last and CallInput((*last.operands, tf.constant(step, tf.int64)), step, step + 1)
 
     @property
     def operand_specs(self):

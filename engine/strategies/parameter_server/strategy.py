@@ -272,9 +272,9 @@ class ParameterServer(Strategy):
         return RepeatedOnWorkers(Workers(self.coordinator), arrays, batch_size)
 
     def repeated_batch(self, feed: Feed) -> RepeatedOnWorkers:
-        if (batch := feed.kept_batch) is None:
-            operands, first, _ = feed.look(0)
-            batch = feed.batch(*feed.next_operands(operands, tf.constant(first, tf.int64)))
+        step = feed.order.epoch_from(self.state.step)
+        operands, first, _ = feed.look(step) or feed.take(step, 1)
+        batch = feed.batch(*feed.next_operands(operands, tf.constant(first, tf.int64)))
         return self.repeated(tf.nest.map_structure(np.asarray, batch), feed.order.batch_size)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
