@@ -53,7 +53,8 @@ def test_a_killed_task_ends_all_and_the_requeued_job_has_the_bits_of_an_undistur
 
 
 def test_a_job_that_comes_near_its_time_limit_saves_and_goes_on_in_its_next_turn(slurm, undisturbed):
-    job = slurm.submit("--workers=2", "--time=0:03:00", *flags(slurm, "limited", *LONG[:-1], "--steps_per_loop=1"))
+    job = slurm.submit("--workers=2", "--time=0:05:00", *flags(slurm, "limited", *LONG[:-1], "--steps_per_loop=1"))
+    slurm("scontrol", "update", f"jobid={job}", "timelimit=3")  # minutes: the least that a manifest takes would be slow
     output = slurm.done(job)
     assert "SIGTERM" in output
     assert "TIME LIMIT" not in output  # it had ended by itself
