@@ -185,6 +185,10 @@ class Checkpoints:
         if wait:
             self.wait()
 
+    def outdate(self) -> None:
+        """Makes the next `save` write, also of a step that was saved: a program has changed the state since."""
+        self._current_step = None
+
     def wait(self) -> None:
         """Waits until nothing is being written. Raises the write's SaveError, once, if it failed."""
         if self._thread is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
@@ -186,6 +186,25 @@ class Run(BaseRun):
             self._copy.write_back()
             self._copy.refresh()
         return saved_run.model_of_run(self, self._copy.trainer)
+
+    def set_weights(self, values: Sequence | Mapping[str, Any], name: str | None = None) -> None:
+        """Sets weights, on all replicas, shards and servers, and their moving averages; the optimizer keeps its state.
+
+        The next checkpoint has them. Each process of a run makes the call, with the same values.
+
+        Args:
+          values: a list of arrays in the order of `run.model.get_weights()`; or some weights by name: a variable's
+            `path` (`run.model.weights[0].path`), or an embedding table's name, whose array is [rows, width].
+          name: of a model among `models`, for a list.
+
+        Raises:
+          UsageError: the run is closed, or an array's name, shape or type is not the model's; nothing is changed.
+
+        Example:
+          >>> run.set_weights([0.5 * each for each in run.model.get_weights()])  # doctest: +SKIP
+        """
+        with self._call("set_weights", name=name):
+            weights.set_weights(self, values, name)
 
     def best_model(self) -> tf.keras.Model:
         """Returns a Keras model, as `model`, with the weights of the best evaluation by --monitor.

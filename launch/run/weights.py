@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,18 @@ from ...engine.checkpoints import load_weights, read_newest
 from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.run_dir import RunDir
 from ...engine.data import form
+from ...engine.errors import reason
 from ...engine.hooks import numerics
 from ...engine.hooks.sync_check import hashes
 from ...engine.internals import keras, variables
 from ...engine.inventory import Inventory
 from ...engine.keras_trainer import KerasTrainer
+from ...engine.layers.embeddings import Embedding
 from ...engine.mesh import shards
 from ...input import known
 from ...models.tabular import Tabular
 from ..command_line.config import KERAS_FILES, Config
-from ..errors import UsageError, setting
+from ..errors import UsageError, nearest, setting
 from ..host import isolation
 from ..host.files import write_of_run
 from . import fingerprints, model_file, preprocessor
@@ -175,37 +177,95 @@ class TrainerCopy:
 
     def __init__(self, run: BaseRun):
         self.trainer = _copied(run)
-        self._of_run = run.trainer
-        averages: list[Any] = [each.weight_average for each in Inventory(run.trainer).optimizers.values()]
-        shadows = {
-            id(variable): shadow
-            for average in filter(None, averages)
-            for variable, shadow in zip(average.of_variables, average.shadows, strict=True)
-        }
-        theirs = [variables.tf_variable(each) for each in _layers(run.trainer)]
-        self._targets = [[each, shadows[id(each)]] if id(each) in shadows else [each] for each in theirs]
+        self._run = run
+        self._theirs = [variables.tf_variable(each) for each in _layers(run.trainer)]
         self._own = [variables.tf_variable(each) for each in _layers(self.trainer)]
         self._settle()
 
     def refresh(self) -> None:
         """Gives the copy the run's present weights."""
-        for mine, theirs in zip(_weights(self.trainer), _weights(self._of_run), strict=True):
+        for mine, theirs in zip(_weights(self.trainer), _weights(self._run.trainer), strict=True):
             mine.assign(shards.whole(theirs))
         self._settle()
 
     def write_back(self) -> None:
         """Gives the run the weights that were set in the copy, and as their averages."""
-        for position in np.flatnonzero(hashes(self._own) != self._known):
-            value = self._own[position].read_value()
-            for target in self._targets[position]:
-                if shards.sharding_of(target):
-                    shards.fill(target, lambda box: value[box.slices])  # noqa: B023
-                else:
-                    target.assign(value)
+        changed = np.flatnonzero(hashes(self._own) != self._known)
+        if len(changed):
+            _assign(self._run, [(self._theirs[position], self._own[position].numpy()) for position in changed])
 
     def _settle(self) -> None:
         hand_over_averages(self.trainer)
         self._known = hashes(self._own)
+
+
+def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | None) -> None:
+    """Sets weights of a run, all of a model's or some by name; see `Run.set_weights`. Raises `UsageError`."""
+    if isinstance(values, Mapping):
+        named_targets = [(key, _by_name(run.trainer, key)) for key in values]
+        arrays = list(values.values())
+    else:
+        named_targets = [(variables.path_of(each), each) for each in _in_order(run.trainer, name)]
+        arrays = list(values)
+        if len(arrays) != len(named_targets):
+            raise UsageError(
+                f"set_weights: {len(arrays)} arrays, and the model has {len(named_targets)} weights; give them in the "
+                "order of run.model.get_weights()"
+            )
+    parts = [_parts(key, each, value) for (key, each), value in zip(named_targets, arrays, strict=True)]
+    _assign(run, [pair for each in parts for pair in each])
+
+
+def _by_name(trainer: Trainer, name: str) -> Any:
+    """Returns the only weight or table of a name. Raises `UsageError`."""
+    known = [(variables.path_of(each), each) for each in _layers(trainer)]
+    known += [(table.name, table) for table in Inventory(trainer).tables.values()]
+    chosen = [each for key, each in known if key == name]
+    if len(chosen) != 1:
+        names = [key for key, _ in known]
+        why = f"{len(chosen)} weights have this name; set_weights(list, name=MODEL) sets those of a model"
+        raise UsageError(f"set_weights: {name!r}: {why if chosen else nearest(str(name), names)}")
+    return chosen[0]
+
+
+def _in_order(trainer: Trainer, name: str | None) -> list:
+    """Lists the weights of `Run.model`, or of one of the models, in Keras's order."""
+    is_forward = name is None and type(trainer).forward is not Trainer.forward
+    layers = Inventory(trainer).layers.values() if is_forward else [named(trainer, name or MODEL)]
+    return [weight for layer in layers for weight in layer.weights]
+
+
+def _parts(path: str, target, value) -> list[tuple[Any, np.ndarray]]:
+    """Returns (variable, its value) of a weight, or of each shard of a table. Raises `UsageError`."""
+    is_table = isinstance(target, Embedding)
+    sharding = None if is_table else shards.sharding_of(target)
+    shape = (target.rows, target.width) if is_table else tuple(sharding.shape if sharding else target.shape)
+    try:
+        array = np.asarray(value, np.float32 if is_table else variables.tf_variable(target).dtype.as_numpy_dtype)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"set_weights: {path} takes an array of numbers ({reason(error)})") from None
+    if array.shape != shape:
+        raise UsageError(f"set_weights: {path} has the shape {[*shape]}, and its array {[*array.shape]}")
+    if not is_table:
+        return [(variables.tf_variable(target), array)]
+    return [(shard, array[number :: len(target.shards)]) for number, shard in enumerate(target.shards)]
+
+
+def _assign(run: BaseRun, pairs: Sequence[tuple[Any, np.ndarray]]) -> None:
+    """Assigns whole values to a run's variables, on all replicas, and to their averages."""
+    averages: list[Any] = [each.weight_average for each in Inventory(run.trainer).optimizers.values()]
+    averages = [each for each in averages if each is not None]
+    shadows = {
+        id(own): [shadow] for each in averages for own, shadow in zip(each.of_variables, each.shadows, strict=True)
+    }
+    for variable, value in pairs:
+        for target in [variable, *shadows.get(id(variable), ())]:
+            if shards.sharding_of(target):
+                shards.fill(target, lambda box: value[box.slices])  # noqa: B023
+            else:
+                target.assign(value)
+    if run.checkpoints:
+        run.checkpoints.outdate()
 
 
 def hand_over_averages(trainer: Trainer) -> None:

@@ -32,7 +32,7 @@ def look(strategy: str, run_dir: str) -> dict:
     with crankshaft.open_run(run_dir=run_dir, strategy=strategy, **asked) as run:
         found = {"step": run.step, "matrix": run.evaluate().confusion["confusion"].tolist()}
         found["predicted"] = run.predict(split="eval").tolist()
-        run.model.set_weights([np.zeros_like(weight) for weight in run.model.get_weights()])
+        run.set_weights([np.zeros_like(weight) for weight in run.model.get_weights()])
         found["of_zeros"] = run.evaluate()["loss"]
     return found
 

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft import Trainer, UsageError, mean, open_run, run
+from crankshaft import Trainer, UsageError, engine, mean, open_run, run
+from crankshaft.engine import parallel
 from crankshaft.engine.hooks import every_steps
 from crankshaft.launch.run.predictions import Predictor
 from tests import logical_cpus
@@ -494,3 +495,49 @@ def test_weights_that_are_set_in_the_model_are_the_runs(tmp_path):
         bias = float(model.layers[-1].bias.numpy()[0])
         assert 0.0 < abs(bias - 5.0) < 1e-3
         np.testing.assert_allclose(opened.predict(np.zeros([4, 3], "float32"))[:, 0], bias, rtol=1e-6)
+
+
+class Ranked(Trainer):
+    """A table and a layer that is sharded over a mesh."""
+
+    def build_model(self):
+        self.users = engine.Embedding("users", rows=5, width=3)
+        layers = [tf.keras.Input([3]), parallel.Dense(4, split="columns"), parallel.Dense(1, split="rows")]
+        return tf.keras.Sequential(layers)
+
+    def forward(self, features, training):
+        return self.model(self.users(features))
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+
+@pytest.mark.parametrize("where", [{}, {**TWO, "mesh": "model:2"}], ids=["one", "mesh"])
+def test_weights_that_a_program_sets_are_in_every_shard_and_replica_and_in_the_next_checkpoint(where, tmp_path):
+    logical_cpus.make_four()
+    rng, users = np.random.default_rng(0), np.arange(5, dtype=np.int32)
+    table, first, second = (rng.normal(size=size).astype("float32") for size in ((5, 3), (3, 4), (4, 1)))
+    asked = {"data": ((users, np.zeros(5, "float32")),), "jit": "off", "progress": "off", "run_dir": tmp_path, **where}
+
+    def expected(table):
+        return table @ first @ second + 2.0
+
+    with open_run(Ranked, **asked, ema_decay=0.5) as opened:
+        opened.train(steps=3)
+        opened.set_weights([first, np.zeros(4), second, [2.0]])
+        opened.set_weights({"users": table})
+        np.testing.assert_allclose(opened.predict(users), expected(table), rtol=1e-5)
+        kernel = next(each.path for each in opened.model.weights if each.shape == (4, 1))
+        for wrong, why in [
+            ([first], "1 arrays, and the model has 4 weights"),
+            ({"users": -table, kernel: second.T}, r"kernel has the shape \[4, 1\], and its array \[1, 4\]"),
+            ({"users": -table, "usrs": table}, "'usrs': did you mean users"),
+            ({"users": -table, kernel: "many"}, "kernel takes an array of numbers"),
+        ]:
+            with pytest.raises(UsageError, match=why):
+                opened.set_weights(wrong)
+        np.testing.assert_allclose(opened.predict(users), expected(table), rtol=1e-5)
+        opened.set_weights({"users": 2 * table})
+    with open_run(Ranked, **asked, ema_decay=0.5) as resumed:
+        assert resumed.step == 3
+        np.testing.assert_allclose(resumed.predict(users), expected(2 * table), rtol=1e-5)
