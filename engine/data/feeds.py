@@ -125,7 +125,9 @@ class Indices(Blocks):
         self._mesh = devices.mesh
 
         def open_at(block: int):
-            return iter(untuned(tf.data.Dataset.range(block, tf.int64.max).map(order.examples).prefetch(2)))
+            # The arithmetic needs no AutoGraph, which would take longer than all else of a short run.
+            examples = tf.autograph.experimental.do_not_convert(order.examples)
+            return iter(untuned(tf.data.Dataset.range(block, tf.int64.max).map(examples).prefetch(2)))
 
         super().__init__(order, open_at, devices.bring if devices.on_gpus else None)
 

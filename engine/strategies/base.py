@@ -136,9 +136,10 @@ class Program:
     Attributes:
       step: the next step.
       jit: whether XLA compiles a whole call.
+      unrolls: whether several small steps are one iteration, which takes longer to trace.
     """
 
-    jit = False
+    jit = unrolls = False
 
     def __init__(self, feed: Feed, state: TrainState | None = None):
         self.feed, self.state = feed, state

@@ -91,7 +91,7 @@ class InnerLoop(Program):
         self._keeps_scores = keeps_scores
         self._syncs = syncs
         self._batch_shares, self._is_shared = batch_shares, False  # the latter: whether each replica computes all of it
-        self._unrolls = unrolls
+        self.unrolls = unrolls
         self._arrivals = Arrivals() if arrivals is None and feed.reads_in_loop else arrivals
         self._strategy = strategy
         self._step = step
@@ -204,7 +204,7 @@ class InnerLoop(Program):
             if self._hosted:
                 start, stop, observed = (tf.cast(offset, tf.int32) for offset in (start, stop, observed))
         one_step, zeros = self._traced(operands, start, first_step)
-        unrolled = self._unrolls and self._is_small and self.feed.most_steps(operands) >= _UNROLLED_STEPS
+        unrolled = self.unrolls and self._is_small and self.feed.most_steps(operands) >= _UNROLLED_STEPS
 
         def body(steps, step):
             def run(offset, sums):

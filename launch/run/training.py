@@ -19,6 +19,7 @@ from ...engine.inventory import Inventory
 from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
 from ...engine.metrics.sums import RowSpec, kinds_of
+from ...engine.strategies import jit_choice
 from ..command_line import config as configs
 from ..errors import UsageError, setting
 from ..host.files import write_of_run
@@ -93,6 +94,8 @@ def _make_ready(run: BaseRun) -> None:
     # A mistake in the evaluation shows now, not after an epoch.
     _find_monitored(run, run.strategy.evaluation.trace() if run.evaluates else ())
     run.log(choose_jit(run))
+    if run.train_steps is not None and jit_choice.is_short(run.train_steps - run.step):
+        run.strategy.training.unrolls = False
 
 
 def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
