@@ -67,7 +67,7 @@ class Trainer(tf.Module):
         """Returns the model's outputs for a batch of features. Override it to look up embeddings first."""
         if not hasattr(self, "model"):
             raise UsageError(f"{type(self).__name__}.build sets no self.model, which forward calls; set it there")
-        return self.model(features, training=training)
+        return self.model(keras.with_optional(self.model, features), training=training)
 
     def loss(self, outputs, batch) -> Mean:
         """Returns (total, count) over this replica's examples: `crankshaft.mean(losses)`, with one loss per example.

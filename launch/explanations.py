@@ -180,6 +180,9 @@ _KNOWN = (
             f"{setting('run_dir')}"
         ),
     ),
+    _Known(  # whose message continues in other lines
+        ("ValueError",), "Invalid `(weighted_)?metrics`", lambda error, _: UsageError(" ".join(str(error).split()))
+    ),
     _Known(_INVALID, "assertion failed", lambda error, _: UsageError(reason(error))),
 )
 

@@ -2,11 +2,12 @@
 
 Host code, except for gathering. Pages of a memory map (`np.memmap`, `np.load` with `mmap_mode`) that were read count as
 the process's memory, in addition to copies. So they are released after each piece; the system caches them while it has
-room.
+room. Sparse arrays stay sparse, and are read as dense examples.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import mmap
 from typing import Any
@@ -76,6 +77,61 @@ class Mapped:
             _file_of(self._array).madvise(mmap.MADV_DONTNEED)
 
 
+class Sparse(Mapped):
+    """A sparse array [examples, ...] in memory, of which `[...]` reads dense examples.
+
+    Args:
+      matrix: SciPy's, or a `tf.SparseTensor`.
+      dtype: of the values that are returned; None is the matrix's.
+    """
+
+    def __init__(self, matrix: Any, dtype: np.dtype | None = None):
+        if isinstance(matrix, tf.SparseTensor):
+            matrix = tf.sparse.reorder(matrix)
+            indices, self._values = matrix.indices.numpy(), matrix.values.numpy()
+            self.shape = tuple(matrix.shape.as_list())
+            self._starts = np.searchsorted(indices[:, 0], np.arange(self.shape[0] + 1))
+            self._columns = np.ravel_multi_index(tuple(indices.T), self.shape) % max(1, int(np.prod(self.shape[1:])))
+        else:
+            rows = matrix.tocsr()
+            rows.sum_duplicates()
+            self.shape, self._starts, self._columns, self._values = rows.shape, rows.indptr, rows.indices, rows.data
+        self.dtype, self.ndim = np.dtype(dtype or self._values.dtype), len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+    def astype(self, dtype) -> Mapped:
+        return self._with(dtype=np.dtype(dtype))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def view(self, examples: slice) -> Mapped:
+        first, stop, stride = examples.indices(len(self))
+        if stride != 1:
+            raise ValueError("a view of sparse rows is of rows that follow each other")
+        return self._with(shape=(stop - first, *self.shape[1:]), _starts=self._starts[first : stop + 1])
+
+    def copy_to(self, target: np.ndarray) -> None:
+        target[:] = self[:]
+
+    def __getitem__(self, examples) -> np.ndarray:
+        indices = np.arange(len(self))[examples]
+        flat = indices.reshape(-1)
+        counts = self._starts[flat + 1] - self._starts[flat]
+        entries = np.arange(counts.sum()) + np.repeat(self._starts[flat] - (np.cumsum(counts) - counts), counts)
+        rows = np.zeros((len(flat), int(np.prod(self.shape[1:]))), self.dtype)
+        rows[np.repeat(np.arange(len(flat)), counts), self._columns[entries]] = self._values[entries]
+        return rows.reshape((*indices.shape, *self.shape[1:]))
+
+    def _with(self, **attributes: Any) -> Sparse:
+        other = copy.copy(self)
+        vars(other).update(attributes)
+        return other
+
+
 class ArraySource(Source):
     """Examples in arrays, gathered where they are kept: on a device, on the host, in a mapped file.
 
@@ -116,8 +172,20 @@ class ArraySource(Source):
             )
 
 
+def is_sparse(array) -> bool:
+    """Returns whether an array is SciPy's sparse matrix or a `tf.SparseTensor`."""
+    return isinstance(array, tf.SparseTensor) or (hasattr(array, "tocsr") and hasattr(array, "toarray"))
+
+
+def as_dense(array) -> np.ndarray:
+    """Converts anything like an array, also a sparse one, to a dense NumPy array."""
+    return Sparse(array)[:] if is_sparse(array) else np.asarray(array)
+
+
 def of(array):
-    """Returns a `Mapped` for an array in a file; other arrays unchanged."""
+    """Returns a `Mapped` for an array in a file or a sparse one; other arrays unchanged."""
+    if is_sparse(array):
+        return Sparse(array)
     has_file = isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "biuf" and _file_of(array)
     return Mapped(array, array.dtype) if has_file else array
 

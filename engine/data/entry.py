@@ -21,7 +21,7 @@ from . import frames, views
 from .arrays import ArraySource
 from .data import Data
 from .form import fields
-from .py_dataset import OfBatches, OfGenerator
+from .py_dataset import OfBatches, OfGenerator, without_optional
 from .source import Source, Spec, Split
 from .streamed import OfDataset, Stream
 from .timeouts import names_of
@@ -196,8 +196,9 @@ def _of_arrays(name: str, data: Any, rules: Rules) -> Any:
     made, labels, weights = fields(_in_form(name, _without_frames(name, data, rules)))
     if made is None:
         raise UsageError(f"the {name} data has no features; give an array, or a dictionary or list of arrays")
-    if rules.as_keras and isinstance(made, (tuple, list)) and len(made) == 1:
-        made = made[0]
+    if rules.as_keras:
+        made = without_optional(made)
+        made = made[0] if isinstance(made, (tuple, list)) and len(made) == 1 else made
     if labels is not None and any(each is None for each in tf.keras.tree.flatten(labels)):
         raise UsageError(
             f"the {name} data: y is None for an output; give the labels of the others by the "
@@ -254,16 +255,17 @@ def _dense(nest: Any):
     become tuples.
 
     Raises:
-      UsageError: an array is sparse or ragged, or holds ids that float32 would round.
+      UsageError: an array is ragged, or holds ids that float32 would round.
     """
 
     def array(x):
-        if hasattr(x, "shape") and not hasattr(x, "__array__"):
+        if hasattr(x, "shape") and not hasattr(x, "__array__") and not host_arrays.is_sparse(x):
             raise UsageError(
-                f"a {type(x).__name__} is not a dense array; make it one: tf.sparse.to_dense(x), SciPy's x.toarray(), "
-                "or a ragged tensor's x.to_tensor(), which pads examples with zeros to the longest"
+                f"a {type(x).__name__} is not a dense array; make it one, such as by a ragged tensor's x.to_tensor(), "
+                "which pads examples with zeros to the longest"
             )
-        return frames.as_float32(np.asarray(x) if tf.is_tensor(x) else host_arrays.of(x))
+        is_dense = tf.is_tensor(x) and not host_arrays.is_sparse(x)
+        return frames.as_float32(np.asarray(x) if is_dense else host_arrays.of(x))
 
     return tf.nest.map_structure(array, tf.keras.tree.lists_to_tuples(nest))
 
@@ -347,6 +349,8 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
     is_batched = rules.as_keras or _comes_in_batches(name, dataset)
     if any(isinstance(spec, _NONE) for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = dataset.map(_batch_without_none if is_batched else _without_none)
+    if any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
+        dataset = dataset.map(_with_dense)
     _check_elements(name, dataset.element_spec)
     batch_examples = None
     if rules.as_keras:
@@ -372,6 +376,12 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
     stream = OfDataset(dataset if weights is None else dataset.map(checked))
     stream.batch_examples = batch_examples
     return stream
+
+
+def _with_dense(*element):
+    """Makes sparse tensors of a dataset's element dense."""
+    element = element if len(element) > 1 or isinstance(element[0], tuple) else element[0]
+    return tf.nest.map_structure(lambda x: tf.sparse.to_dense(x) if isinstance(x, tf.SparseTensor) else x, element)
 
 
 def _batch_without_none(x, y=None, weights=None) -> tuple:
@@ -434,7 +444,7 @@ def _check_elements(name: str, elements) -> None:
         if not isinstance(spec, tf.TensorSpec):
             raise UsageError(
                 f"the {name} dataset holds a {type(spec).__name__}; give dense tensors: in dataset.map, pad a ragged x "
-                "to one shape for all by x.to_tensor(shape=[most, ...]), and make a sparse x dense: tf.sparse.to_dense"
+                "to one shape for all by x.to_tensor(shape=[most, ...])"
             )
         _check_real(name, spec.dtype)
 

@@ -14,9 +14,30 @@ import tensorflow as tf
 from absl import logging
 
 from ..errors import CrankshaftError, SourceError
+from .arrays import as_dense
 from .frames import as_float32
 from .source import Source, Spec
 from .streamed import Stream
+
+
+def without_optional(features: Any) -> Any:
+    """Returns features without the inputs that are None, which a Keras model may have; those of a list can't be."""
+    if isinstance(features, dict):
+        return {name: each for name, each in features.items() if each is not None}
+    if isinstance(features, (list, tuple)) and any(each is None for each in features):
+        raise SourceError(
+            "features are None for an input of a list, which is not optional; pass a dictionary by the inputs' names"
+        )
+    return features
+
+
+def _of_parts(batch: Any) -> Any:
+    """Returns a batch, x, (x, y) or (x, y, weights), without the inputs and the last parts that are None."""
+    batch = tf.keras.tree.lists_to_tuples(batch)
+    if not isinstance(batch, tuple):
+        return without_optional(batch)
+    parts = tuple(itertools.takewhile(lambda part: part is not None, batch[1:]))
+    return without_optional(batch[0]), *parts
 
 
 class OfBatches(Source):
@@ -108,9 +129,8 @@ class OfBatches(Source):
             return known
         with self._lock:
             batch = self._batches[number]
-        batch = tuple(batch) if isinstance(batch, list) else batch
-        batch = tf.keras.tree.lists_to_tuples(batch)
-        arrays = tf.nest.map_structure(np.asarray, batch)
+        batch = _of_parts(batch)
+        arrays = tf.nest.map_structure(as_dense, batch)
         for x, array in zip(tf.nest.flatten(batch), tf.nest.flatten(arrays), strict=True):
             if not array.ndim or array.dtype == object:
                 raise SourceError(
@@ -179,10 +199,8 @@ class OfGenerator(Stream):
             yield batch
 
     def _arrays(self, batch: Any) -> Any:
-        batch = tf.keras.tree.lists_to_tuples(batch)
-        if isinstance(batch, tuple):
-            batch = tuple(itertools.takewhile(lambda part: part is not None, batch))
-        arrays = tf.nest.map_structure(np.asarray, batch)
+        batch = _of_parts(batch)
+        arrays = tf.nest.map_structure(as_dense, batch)
         if any(not array.ndim or array.dtype == object for array in tf.nest.flatten(arrays)):
             raise SourceError(f"the {self._name} yields no batch of dense arrays; yield (features, labels), arrays")
         return tf.nest.map_structure(as_float32, arrays)

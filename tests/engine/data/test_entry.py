@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from crankshaft import Data
 from crankshaft.engine.data import entry, views
-from crankshaft.engine.data.arrays import ArraySource, Mapped
+from crankshaft.engine.data.arrays import ArraySource, Mapped, of
 from crankshaft.engine.data.form import WeighedLabels, fields
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.streamed import OfFiles
@@ -186,3 +186,21 @@ def test_weights_that_are_none_are_ones():
 def test_what_cannot_be_one_is_one_line(data, rules, says):
     with pytest.raises(UsageError, match=says):
         entry.split("x", data, rules)
+
+
+@pytest.mark.parametrize("make", ["tensor", "scipy"])
+def test_a_sparse_array_reads_dense_examples(make):
+    dense = np.random.default_rng(0).normal(size=[9, 4]) * (np.arange(36).reshape(9, 4) % 3 == 0)
+    dense[5] = 0
+    if make == "tensor":
+        dense = dense.reshape(9, 2, 2)
+        matrix = tf.sparse.from_dense(dense)
+    else:
+        matrix = pytest.importorskip("scipy.sparse").csr_matrix(dense)
+    sparse = of(matrix)
+    assert (len(sparse), sparse.shape, sparse.ndim, sparse.nbytes) == (9, dense.shape, dense.ndim, dense.nbytes)
+    for examples in (3, slice(1, 8, 2), slice(None), np.array([5, 0, 8, 5]), np.array([[1, 2], [5, 4]]), []):
+        np.testing.assert_array_equal(sparse[examples], dense[examples])
+    part = sparse.view(slice(4, 7)).astype("float32")
+    np.testing.assert_array_equal(part[[1, 0]], dense[[5, 4]].astype("float32"))
+    np.testing.assert_array_equal(np.asarray(part), dense[4:7].astype("float32"))
