@@ -66,6 +66,7 @@ class KerasTrainer(Trainer):
       **arguments: the keywords of the function that makes the model.
 
     Attributes:
+      unreset: names of metrics whose `reset_state` does nothing, so that callbacks get their values over the run.
       wants_jit: whether it is compiled with `jit_compile`.
       weighs_outputs: whether weights may be per output, or per step of a sequence, as in Keras's `fit`: labels then are
         `WeighedLabels`; weights of whole examples are the data's.
@@ -84,6 +85,7 @@ class KerasTrainer(Trainer):
     """
 
     make: Callable[..., tf.keras.Model]
+    policy: tf.keras.DTypePolicy | None = None  # the program's, by which the function makes layers
     is_built = False
     weighs_outputs = True
 
@@ -116,7 +118,7 @@ class KerasTrainer(Trainer):
         parameters = [each.replace(kind=each.KEYWORD_ONLY) for each in named]
         __init__.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
         content = {"__doc__": doc, "__init__": __init__, "make": staticmethod(make), "is_built": is_built}
-        return type(name, (cls,), content)
+        return type(name, (cls,), {**content, "policy": tf.keras.config.dtype_policy()})
 
     @classmethod
     def trains_in_place(cls) -> bool:
@@ -128,6 +130,8 @@ class KerasTrainer(Trainer):
         return keras.belongs_to_current_strategy(model) and keras.belongs_to_current_strategy(optimizer)
 
     def build(self) -> None:
+        if self.run_context.options.precision == "float32" and self.policy is not None:
+            tf.keras.config.set_dtype_policy(self.policy)
         source = type(self).make(**self._arguments)
         check(source)
         self.run_context = dataclasses.replace(
@@ -221,6 +225,7 @@ class KerasTrainer(Trainer):
         if (compiled["metrics"] or compiled["weighted_metrics"]) and labels is not None:
             self._metrics = keras_compile.Metrics(self.model, symbols(self._weighed(specs[1])[0]), symbols(outputs))
             self._sums = {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
+            self.unreset = [name for name, each in self._metrics.by_name.items() if keras.is_unreset(each.metric)]
 
     def _tried(self, *specs) -> list[str]:
         """Returns the names of losses that are not means over examples."""
@@ -239,7 +244,9 @@ class KerasTrainer(Trainer):
     def train_step(self, batch) -> dict[str, Any]:
         if self.trainable_variables or not self.run_context.in_place:
             return super().train_step(batch)
-        with keras.computing_with(step_context().values):  # as in Keras, there is no update without weights to train
+        # As in Keras, there is no update without weights to train, and so nothing to scale or clip.
+        step_context().applied.mark(*CLIPS, "scaling", "unscaling", "skipping", "ending")
+        with keras.computing_with(step_context().values):
             _, metrics = self._to_minimize(batch)
             return metrics()
 

@@ -95,7 +95,8 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
             stack.enter_context(strategy.watch())
         get = functools.partial(datas.load, config) if config.input else functools.partial(datas.call, data)
         with runs.run_environment(config, isolation):
-            run = runs.Run.create(config, loaded or get, strategy, _need_epochs(hooks), ending.check_folder)
+            limits = [hook.last_step for hook in hooks if hasattr(hook, "last_step")] if _are_listed(hooks) else []
+            run = runs.Run.create(config, loaded or get, strategy, _need_epochs(hooks), limits, ending.check_folder)
             ending.run = run
             stack.callback(run.external_streams.clear)
             if config.trains:
@@ -150,9 +151,14 @@ def _serve_metrics(config: Config, ending: RunEnding, stack: contextlib.ExitStac
         print(f"metrics: http://{config.bind or '127.0.0.1'}:{port}/metrics", flush=True)
 
 
+def _are_listed(hooks: Any) -> bool:
+    """Returns whether hooks are in a list; other objects are refused later, as are those that are not hooks."""
+    return isinstance(hooks, Sequence)
+
+
 def _need_epochs(hooks: Any) -> bool:
-    """Returns whether a hook may act at the end of an epoch; other objects than hooks are refused later."""
-    return not isinstance(hooks, Sequence) or any(getattr(hook, "needs_epochs", True) for hook in hooks)
+    """Returns whether a hook may act at the end of an epoch."""
+    return not _are_listed(hooks) or any(getattr(hook, "needs_epochs", True) for hook in hooks)
 
 
 @contextlib.contextmanager

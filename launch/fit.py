@@ -84,7 +84,7 @@ def fit(
         `Source`, an input's name, or a function without arguments that returns x or (x, y). A dataset and a
         generator keep their order.
       y: labels, in the structure of the model's outputs; None if x comes with them.
-      batch_size: global batch size; if None, that of the batches in x, or 32 if x has none.
+      batch_size: global batch size; None is that of batches in x, or else the examples over `steps_per_epoch`, or 32.
       epochs: the epoch at which the run ends, counted from 0.
       verbose: 0 is silent, 1 and "auto" a bar on a terminal, 2 lines.
       callbacks: Keras's. The folder of a `BackupAndRestore` is the run's run_dir, unless `run_dir` is passed.
@@ -95,7 +95,7 @@ def fit(
       sample_weight: one number per example; or an array [examples, steps] for the steps of sequences; or one of either
         per output, in a list or dictionary like the outputs, in which None or a missing name is 1.
       initial_epoch: the number of the first epoch.
-      steps_per_epoch: steps from one `on_epoch_end` to the next; None is one pass over the data.
+      steps_per_epoch: steps from one `on_epoch_end` to the next, fewer where the data ends; None is all of the data.
       validation_steps: batches per evaluation; None is all.
       validation_batch_size: batch size of evaluations; None is `batch_size`.
       validation_freq: epochs from one evaluation to the next, or a list of the epochs after which to evaluate, from 1.
@@ -146,18 +146,18 @@ class Arguments:
         return isinstance(self.x, str)
 
     @property
-    def eval_every(self) -> int:
-        """The epochs from one to the next that may evaluate."""
-        return 1 if self.eval_epochs is not None else self.validation_freq  # type: ignore[return-value]
-
-    @property
-    def eval_epochs(self) -> Sequence[int] | None:
-        """The epochs that evaluate, if they are listed."""
-        return self.validation_freq if isinstance(self.validation_freq, (list, tuple)) else None
-
-    @property
     def run_epochs(self) -> int:
-        return self.epochs - self.initial_epoch
+        return max(0, self.epochs - self.initial_epoch)
+
+    @property
+    def stride(self) -> int:
+        """The batches of one execution of Keras's; a function's model has not been made."""
+        return self.model.steps_per_execution if self.is_model else 1
+
+    @property
+    def epoch_steps(self) -> int | None:
+        """The steps of an epoch: whole executions, as in Keras."""
+        return self.steps_per_epoch and -(-self.steps_per_epoch // self.stride) * self.stride
 
     @property
     def share(self) -> float:
@@ -175,18 +175,18 @@ def _train(arguments: Arguments) -> api.Run:
         backups = [each for each in callbacks if isinstance(each, tf.keras.callbacks.BackupAndRestore)]
         hook = KerasCallbacks(
             [each for each in callbacks if each not in backups],
-            epoch_steps=arguments.steps_per_epoch,
+            epoch_steps=arguments.epoch_steps,
             first_epoch=arguments.initial_epoch,
-            eval_epochs=arguments.eval_epochs,
-            batch_stride=arguments.model.steps_per_execution if arguments.is_model else 1,
+            epochs=arguments.run_epochs,
+            eval_epochs=arguments.validation_freq,
+            batch_stride=arguments.stride,
             verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
         )
         train = None if arguments.names_input or _makes_data(arguments.x) else _entered(arguments, arguments.x)
         batch_size = _batch_size(arguments, train)
-        epoch = _pass(arguments, train, batch_size)
-        _check_used(arguments, train, epoch)
+        _check_used(arguments)
         own_order = {} if arguments.shuffle and (train is None or train.by_index) else {"shuffle_buffer": 0}
-        backed_up = _backed_up(backups[0], arguments, epoch) if backups else {}
+        backed_up = _backed_up(backups[0], arguments, _pass(arguments, train, batch_size)) if backups else {}
         flags = {
             "input": arguments.x if arguments.names_input else None,
             "global_batch_size": batch_size,
@@ -194,7 +194,7 @@ def _train(arguments: Arguments) -> api.Run:
             "validation_split": arguments.share,
             "progress": _PROGRESS[arguments.verbose],
             **own_order,
-            **_length(arguments, train, epoch),
+            **_length(arguments, train),
             **arguments.flags,
             **backed_up,
         }
@@ -265,7 +265,7 @@ def _data(arguments: Arguments, train: Source | Stream | None, batch_size: int) 
     """Returns the run's data."""
     train = _entered(arguments, arguments.x) if train is None else train
     if _never_ends(train):
-        examples = arguments.run_epochs * (arguments.steps_per_epoch or 0) * (train.batch_examples or batch_size)
+        examples = max(1, arguments.run_epochs) * (arguments.epoch_steps or 0) * (train.batch_examples or batch_size)
         train = views.first(train, examples)
     evaluation, steps, columns = None, arguments.validation_steps, frames.columns_of(arguments.x)
     if arguments.validation_data is not None:
@@ -279,8 +279,8 @@ def _data(arguments: Arguments, train: Source | Stream | None, batch_size: int) 
         evaluation = entry.split(
             "validation_data", data, dataclasses.replace(_RULES, is_even=steps is not None, ends=steps is None)
         )
-        if steps is not None:
-            size = evaluation.batch_examples or arguments.validation_batch_size or batch_size
+        size = evaluation.batch_examples or arguments.validation_batch_size or arguments.batch_size
+        if steps is not None and size:  # Keras divides arrays without a size by the steps, so that all are evaluated
             evaluation = views.first(evaluation, steps * size)
     return Data(train, evaluation, array_columns=columns, class_weight=arguments.class_weight)
 
@@ -295,14 +295,10 @@ def _check(arguments: Arguments) -> None:
         value = getattr(arguments, name)
         if not _is_count(value, least) and not (may_be_none and value is None):
             raise UsageError(f"{name}={value!r} can't be used; give a whole number of {least} or more")
-    often, listed = arguments.validation_freq, arguments.eval_epochs
-    if not (_is_count(often) if listed is None else listed and all(map(_is_count, listed))):
+    often = arguments.validation_freq
+    if not (all(map(_is_count, often)) and often if isinstance(often, (list, tuple)) else _is_count(often)):
         raise UsageError(
             f"validation_freq={often!r} can't be used; give a whole number of 1 or more, or a list of such"
-        )
-    if arguments.epochs <= arguments.initial_epoch:
-        raise UsageError(
-            f"epochs={arguments.epochs} is where the run ends, and initial_epoch={arguments.initial_epoch}; give more"
         )
     for name, values in _CHOICES.items():
         if not isinstance(value := getattr(arguments, name), (int, str, type(None))) or value not in values:
@@ -332,24 +328,13 @@ def _is_count(value: Any, least: int = 1) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
 
 
-def _check_used(arguments: Arguments, train: Source | Stream | None, epoch: int | None) -> None:
+def _check_used(arguments: Arguments) -> None:
     """Raises `UsageError` for arguments that would be ignored silently."""
     for name in _OF_AN_INPUT if arguments.names_input else ():
         if getattr(arguments, name) is not None:
             raise UsageError(f"x={arguments.x!r} names an input, which has all of its own; leave {name} out")
     if arguments.validation_steps and arguments.share:
         raise UsageError("validation_steps counts batches of validation_data; give that, or leave validation_steps out")
-    if (steps := arguments.steps_per_epoch) and not _never_ends(train) and steps != epoch:
-        logging.warning(
-            "steps_per_epoch=%d: an epoch continues in the data where the last one ended; where finite data ends, "
-            "Keras would end an epoch early",
-            steps,
-        )
-    if arguments.initial_epoch % arguments.eval_every:
-        raise UsageError(
-            f"validation_freq={arguments.validation_freq} counts from epoch 0, and initial_epoch="
-            f"{arguments.initial_epoch} lies between two evaluations; give a multiple of it"
-        )
 
 
 def _batch_size(arguments: Arguments, train: Source | Stream | None) -> int:
@@ -357,21 +342,26 @@ def _batch_size(arguments: Arguments, train: Source | Stream | None) -> int:
     size = train.batch_examples if train is not None else None
     if size and arguments.batch_size not in (None, size):
         raise UsageError(f"batch_size={arguments.batch_size}, and x comes in batches of {size}; leave batch_size out")
-    return size or arguments.batch_size or _BATCH_SIZE
+    if size := size or arguments.batch_size:
+        return size
+    if train is not None and train.by_index and arguments.steps_per_epoch:
+        return -(-_examples(arguments, train) // arguments.steps_per_epoch)
+    return _BATCH_SIZE
 
 
-def _length(arguments: Arguments, train: Source | Stream | None, epoch: int | None) -> dict[str, Any]:
-    """Returns the flags of a run's length, and of the evaluation interval if it is not one epoch."""
+def _examples(arguments: Arguments, train: Source) -> int:
+    """Returns the number of examples to train on."""
+    return math.floor(len(train) * (1 - arguments.share))
+
+
+def _length(arguments: Arguments, train: Source | Stream | None) -> dict[str, Any]:
+    """Returns the flags of a run's length, which `Hook.last_step` limits, and of the interval between evaluations."""
     evaluates = arguments.validation_data is not None or arguments.validation_split > 0 or arguments.names_input
-    steps, often = arguments.steps_per_epoch, arguments.eval_every
-    if not steps and _never_ends(train):
-        raise UsageError("the dataset never ends, so it has no epoch; give steps_per_epoch")
-    length = {"train_steps": arguments.run_epochs * steps} if steps else {"train_epochs": arguments.run_epochs}
-    if not evaluates or (often == 1 and not steps):
-        return length
-    if not (epoch := steps or epoch):
-        raise UsageError("validation_freq counts epochs, and the length of the data is not known; give steps_per_epoch")
-    return {**length, "eval_every_steps": epoch * often}
+    if not (steps := arguments.epoch_steps):
+        if _never_ends(train):
+            raise UsageError("the dataset never ends, so it has no epoch; give steps_per_epoch")
+        return {"train_epochs": max(1, arguments.run_epochs)}
+    return {"train_steps": max(1, arguments.run_epochs) * steps, **({"eval_every_steps": steps} if evaluates else {})}
 
 
 def _never_ends(train: Source | Stream | None) -> bool:
@@ -382,4 +372,4 @@ def _pass(arguments: Arguments, train: Source | Stream | None, batch_size: int) 
     """Returns the steps per epoch; None if counting them would take reading the data."""
     if train is None or not train.by_index:
         return None
-    return -(-math.floor(len(train) * (1 - arguments.share)) // batch_size)
+    return -(-_examples(arguments, train) // batch_size)

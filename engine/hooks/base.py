@@ -17,6 +17,7 @@ from ..meter import Meter, Segment, Window
 from ..state import TrainState
 
 if TYPE_CHECKING:
+    from ..data.feed import Feed
     from ..strategies.base import Program, Stop, Strategy
 
 
@@ -89,24 +90,45 @@ class Status:
 class Period:
     """A period of steps: multiples of `steps` after adding `shift`.
 
+    Attributes:
+      steps: its length; 0 is never.
+      shift: see above.
+      within: a longer period, at whose end the last one ends early, and a new one begins; 0 is none.
+
     Raises:
       UsageError: the period is not a whole number, or below 0.
     """
 
     steps: int
     shift: int = 0
+    within: int = 0
 
     def __post_init__(self):
         if not isinstance(self.steps, numbers.Integral) or self.steps < 0:
             raise UsageError(f"every_steps={self.steps!r} is not a number of steps; use 1 or more, or 0 for never")
 
+    def position(self, step: int) -> tuple[int, int]:
+        """Returns (number of whole periods before a step, steps since the last of them)."""
+        if not self.within:
+            return divmod(step + self.shift, self.steps)
+        passes, rest = divmod(step + self.shift, self.within)
+        number, offset = divmod(rest, self.steps)
+        return passes * -(-self.within // self.steps) + number, offset
+
+    def end_of(self, number: int) -> int:
+        """Returns the step at which so many periods have ended."""
+        if not self.within:
+            return number * self.steps - self.shift
+        passes, rest = divmod(number, -(-self.within // self.steps))
+        return passes * self.within + rest * self.steps - self.shift
+
     def end_after(self, step: int) -> int:
         """Returns the next end of a period after a step."""
-        return ((step + self.shift) // self.steps + 1) * self.steps - self.shift
+        return self.end_of(self.position(step)[0] + 1)
 
     def ends_at(self, step: int) -> bool:
         """Returns whether a period ends at a step."""
-        return (step + self.shift) % self.steps == 0
+        return self.position(step)[1] == 0
 
 
 class Hook:
@@ -142,6 +164,10 @@ class Hook:
     def rewind(self, status: Status) -> None:
         """Restarts the hook after the state, and its own, were restored in this process."""
         self.begin(status)
+
+    def last_step(self, feed: Feed) -> int | None:
+        """Returns the step at which the run ends at the latest, on this training data; None is without limit."""
+        return None
 
     def next_due(self, step: int, status: Status) -> int | None:
         """Returns the next step after `step` at which the loop must stop for this hook; None is never."""

@@ -13,7 +13,7 @@ from absl import logging
 from ..internals.variables import own_copy, tf_variable
 from ..inventory import Inventory
 from ..metrics.pairs import Confusion
-from ..metrics.sums import nan_if_missing, values_by_name
+from ..metrics.sums import Sums, nan_if_missing, values_by_name
 from ..state import TrainState
 from . import numerics
 from .base import Hook, Period, Periodic, Status
@@ -103,7 +103,7 @@ class Evaluated(dict[str, float]):
         return None if values.get("result") is None else cls(values["result"], values.get("confusion", {}))
 
 
-def evaluate(strategy, state: TrainState, program=None, is_strict: bool = True) -> Evaluated:
+def evaluate(strategy, state: TrainState, program=None, is_strict: bool = True, **between: Any) -> Evaluated:
     """Computes the metrics' means over an evaluation set, and waits for them.
 
     Means of nothing, e.g. a share of 0 examples or the AUC of one class, are NaN. Warns of other non-finite values,
@@ -114,6 +114,7 @@ def evaluate(strategy, state: TrainState, program=None, is_strict: bool = True) 
       state: of the run.
       program: of the evaluation; None is the run's own.
       is_strict: whether weights and losses must be finite.
+      **between: see `Strategy.evaluate`.
 
     Raises:
       LabelError: a metric does not accept the labels.
@@ -123,7 +124,7 @@ def evaluate(strategy, state: TrainState, program=None, is_strict: bool = True) 
     if is_strict:
         numerics.check_weights(state.trainer, title)
     with averaged_weights(state.trainer):
-        pairs = strategy.evaluate(program).values()
+        pairs = strategy.evaluate(program, **between).values()
     numerics.check_labels(pairs, title)
     values = values_by_name(pairs)
     wrong = {name: value for name, value in sorted(values.items()) if value is not None and not math.isfinite(value)}
@@ -143,6 +144,7 @@ class Evaluation(Periodic):
     Args:
       every_steps: the period.
       before: called before each evaluation that is due by it.
+      between: see `Strategy.evaluate`, of such an evaluation; None is not called.
       is_wanted: returns whether to evaluate at the end of a period.
       is_strict: see `evaluate`.
 
@@ -160,9 +162,11 @@ class Evaluation(Periodic):
         before: Sequence[Callable[[Status], None]] = (),
         is_wanted: Callable[[Status], bool] = lambda status: True,
         is_strict: bool = True,
+        between: Callable[[int, int, Sums], int | None] | None = None,
     ):
         super().__init__(every_steps, at_end=True)
         self._before, self._is_wanted, self._is_strict = before, is_wanted, is_strict
+        self._between = between
         self.step: int | None = None
         self.result: Evaluated | None = None
 
@@ -174,7 +178,8 @@ class Evaluation(Periodic):
         if status.step != self.step:
             for call in () if status.off_schedule else self._before:
                 call(status)
-            self.result = evaluate(status.strategy, status.state, is_strict=self._is_strict)
+            between = {} if status.off_schedule or self._between is None else {"between": self._between}
+            self.result = evaluate(status.strategy, status.state, is_strict=self._is_strict, **between)
             self.step = status.step
         status.evaluation = Evaluated(self.result)
 

@@ -16,13 +16,14 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from ..data.feed import Feed
 from ..errors import UsageError, setting
 from ..internals import keras
 from ..inventory import Inventory
 from ..mesh.shards import sharding_of
 from ..meter import Meter
 from ..metrics.monitored import Monitored
-from ..metrics.sums import kinds_of
+from ..metrics.sums import Sums, kinds_of, nan_if_missing, values_by_name
 from ..state import TrainState
 from .base import Period, Status, Windowed
 from .evaluation import averaged_weights
@@ -33,6 +34,7 @@ _TRAINS = ("fit", "train_on_batch")
 # Callbacks that write or send: called only on the chief.
 _ON_CHIEF = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")
 _AT_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_AT_TEST_BATCHES = ("on_test_batch_begin", "on_test_batch_end")
 # Keras's callbacks whose batch methods do nothing that a run does not do.
 _IDLE_AT_BATCHES = {
     "ModelCheckpoint": lambda callback: callback.save_freq == "epoch",
@@ -75,7 +77,7 @@ class KerasCallbacks(Windowed):
 
     Logs are Keras's: the epoch's means so far, `val_NAME` of an evaluation at its end, and as `loss` the minimized
     value, including layers' losses. Batch methods are called for each batch if a callback overrides them, which makes
-    each step its own call; `on_test_batch_*` are not called.
+    each step its own call, and `on_test_batch_*` likewise.
 
     `self.model` is the Keras model that the run trains, so its weights are the run's: nothing is copied, and those that
     a callback sets are trained further. It ends the run by `self.model.stop_training`. `self.model.optimizer` is the
@@ -84,10 +86,11 @@ class KerasCallbacks(Windowed):
 
     Args:
       callbacks: `tf.keras.callbacks.Callback`s.
-      epoch_steps: steps of an epoch for callbacks; None is the data's.
+      epoch_steps: steps of an epoch for callbacks, which ends earlier where the data does; None is all of the data.
       first_epoch: the number of the run's first epoch.
+      epochs: those of the run, if they have their own steps or are 0; None is no limit.
       batch_stride: batches from one call of the batch methods to the next, Keras's `steps_per_execution`.
-      eval_epochs: the epochs, from 1, after which the run evaluates; None is every one with an evaluation due.
+      eval_epochs: the epochs, from 1, after which the run evaluates, or the interval between them.
       verbose: for `self.params`.
 
     Attributes:
@@ -107,8 +110,9 @@ class KerasCallbacks(Windowed):
         *,
         epoch_steps: int | None = None,
         first_epoch: int = 0,
+        epochs: int | None = None,
         batch_stride: int = 1,
-        eval_epochs: Collection[int] | None = None,
+        eval_epochs: Collection[int] | int = 1,
         verbose: int = 0,
     ):
         super().__init__(0)
@@ -116,8 +120,9 @@ class KerasCallbacks(Windowed):
         self.history = tf.keras.callbacks.History()
         self.callbacks = list(callbacks)
         self._callbacks = [*callbacks, self.history]
-        self._at_batches = [type(each).__name__ for each in callbacks if _uses_batch_hooks(each)]
-        self.epoch_steps, self._first_epoch = epoch_steps, first_epoch
+        self._at_batches = [type(each).__name__ for each in callbacks if _uses_batch_hooks(each, _AT_BATCHES)]
+        self._at_test_batches = any(_uses_batch_hooks(each, _AT_TEST_BATCHES) for each in callbacks)
+        self.epoch_steps, self._first_epoch, self._epochs = epoch_steps, first_epoch, epochs
         self.needs_epochs = epoch_steps is None
         self._stride, self._verbose, self._eval_epochs = batch_stride, verbose, eval_epochs
         self._states: list[dict[str, Any]] | None = None  # of a checkpoint
@@ -125,12 +130,16 @@ class KerasCallbacks(Windowed):
         self._is_evaluating = False
         self._ended: int | None = None  # the step of the batch that callbacks have ended
         self._logs: dict[str, Any] = {}
+        self._unreset: Collection[str] = ()  # names of metrics that epochs do not reset
         self._several: list[str] = []  # metrics that may have several values
         self._best: dict[Any, tf.Variable] = {}  # the weights that a callback will restore, in bytes
         self._begun: list[int | None] = [None, None]  # the epoch and the batch's step that callbacks have begun
 
     def attach(self, state: TrainState, meter: Meter) -> None:
         super().attach(state, meter)
+        self._unreset = getattr(state.trainer, "unreset", ())
+        if self._unreset:
+            self._run = meter.window(f"{self.name}_run")
         holding = [each for each in self._callbacks if "EarlyStopping" in _kinds(each) and each.restore_best_weights]
         self._best = {each: state.of_hooks.variable(f"best_weights_{i}") for i, each in enumerate(holding)}
 
@@ -160,7 +169,7 @@ class KerasCallbacks(Windowed):
                 ) from None
 
     def begin(self, status: Status) -> None:
-        self._period = Period(self.epoch_steps) if self.epoch_steps else status.data_epoch
+        self._period = self.period(status.strategy.training.feed)
         trainer = status.state.trainer
         if not trainer.run_context.in_place:
             _check(self.callbacks, _OF_MODEL)
@@ -168,13 +177,14 @@ class KerasCallbacks(Windowed):
         self._model.stop_training, self._model.history = False, self.history
         self._attributes = _attributes_for_callbacks(trainer, self._model)
         self._called = [each for each in self._callbacks if status.strategy.is_chief or not _is_on_chief(each)]
-        each = status.strategy.exchange_text(json.dumps(self._at_batches))  # all processes stop at the same steps
-        self._at_batches = [*dict.fromkeys(name for names in each for name in json.loads(names))]
-        until, steps, shift = status.until_step, self._period.steps, self._period.shift
-        epochs = None if until is None else self._first_epoch - (-(until + shift) // steps)
+        # All processes stop at the same steps.
+        each = status.strategy.exchange_text(json.dumps([self._at_batches, self._at_test_batches]))
+        at_batches, at_test_batches = zip(*map(json.loads, each), strict=True)
+        self._at_batches, self._at_test_batches = [*dict.fromkeys(itertools.chain(*at_batches))], any(at_test_batches)
+        params = self._params(status)
         with self._calling():
             for callback in self._called:
-                callback.set_params({"epochs": epochs, "steps": steps, "verbose": self._verbose})
+                callback.set_params(params)
                 callback.set_model(self._model)
         if self._at_batches:
             logging.log_first_n(
@@ -193,6 +203,19 @@ class KerasCallbacks(Windowed):
         elif not status.last:
             self._begin_epoch(status)
 
+    def _params(self, status: Status) -> dict[str, Any]:
+        """Returns the callbacks' `params`: Keras's of `fit`."""
+        epochs, steps = None, self.epoch_steps or self._period.steps
+        if self._period.within or steps > self._period.steps:
+            logging.warning(
+                "steps_per_epoch=%d: an epoch ends early where the data does, after %d steps",
+                *(steps, self._period.within or self._period.steps),
+            )
+        if status.until_step is not None:
+            number, begun = self._period.position(status.until_step)
+            epochs = self._first_epoch + number + (begun > 0)
+        return {"epochs": epochs, "steps": steps, "verbose": self._verbose}
+
     def _begin_again(self, status: Status) -> None:
         """Repeats the `on_*_begin` calls of a resumed run, and then restores the callbacks' state."""
         self._call("on_train_begin", {})
@@ -205,6 +228,19 @@ class KerasCallbacks(Windowed):
 
     def rewind(self, status: Status) -> None:
         """Does not call callbacks: Keras's loop never goes back."""
+
+    def period(self, feed: Feed) -> Period:
+        """Returns the period of the callbacks' epochs on this training data."""
+        order, steps = feed.order, self.epoch_steps
+        if steps and not order.has_epochs:
+            return Period(steps)
+        if steps and steps < order.steps_per_epoch:
+            return Period(steps, order.shift, within=order.steps_per_epoch)
+        return Period(order.steps_per_epoch, order.shift)
+
+    def last_step(self, feed: Feed) -> int | None:
+        is_limited = self._epochs is not None and (self.epoch_steps or not self._epochs)
+        return self.period(feed).end_of(self._epochs) if is_limited else None
 
     def next_due(self, step: int, status: Status) -> int | None:
         ends = self._period.end_after(step)
@@ -220,7 +256,8 @@ class KerasCallbacks(Windowed):
             self._is_evaluating = False
         if ends:
             evaluation = {f"val_{name}": value for name, value in self._logs_of(evaluation or {}).items()}
-            self._logs = {**self._logs_of(self.window.take().means()), **evaluation}
+            self._logs = {**self._logs_of(self._means()), **evaluation}
+            self.window.take()
             self._call("on_epoch_end", self._epoch(status) - 1, self._logs)
             for callback in self._callbacks:
                 if "MonitorCallback" in _kinds(callback) and callback.best != callback.best:
@@ -237,7 +274,8 @@ class KerasCallbacks(Windowed):
 
     def wants_evaluation(self, status: Status) -> bool:
         """Returns whether the run makes an evaluation that is due."""
-        return self._eval_epochs is None or self._epoch(status) in self._eval_epochs
+        epoch, chosen = self._epoch(status), self._eval_epochs
+        return epoch % chosen == 0 if isinstance(chosen, int) else epoch in chosen
 
     def begin_evaluation(self, status: Status) -> None:
         """Calls `on_test_begin`, once per evaluation."""
@@ -245,6 +283,19 @@ class KerasCallbacks(Windowed):
             self._end_batch(status)
             self._is_evaluating = True
             self._call("on_test_begin", {})
+
+    def test_batches(self, done: int, batches: int, sums: Sums) -> int | None:
+        """Calls `on_test_batch_*` between an evaluation's batches; see `Strategy.evaluate`."""
+        if not self._at_test_batches:
+            return None
+        if (begun := done % self._stride) and done < batches:  # a call that ended early
+            return self._stride - begun
+        number = -(-done // self._stride) * self._stride  # as in Keras also at the end
+        if number:
+            self._call("on_test_batch_end", number - 1, self._logs_of(nan_if_missing(values_by_name(sums.values()))))
+        if done < batches:
+            self._call("on_test_batch_begin", number, {})
+        return self._stride
 
     def end(self, status: Status) -> None:
         self._call("on_train_end", self._logs)
@@ -264,11 +315,16 @@ class KerasCallbacks(Windowed):
         self._begun = [*values.get("begun", (None, None))]
 
     def _epoch(self, status: Status) -> int:
-        return self._first_epoch + (status.step + self._period.shift) // self._period.steps
+        return self._first_epoch + self._period.position(status.step)[0]
 
     def _batch(self, step: int) -> int:
         """Returns the number of a step's batch in its epoch."""
-        return (step + self._period.shift) % self._period.steps
+        return self._period.position(step)[1]
+
+    def _means(self) -> dict[str, float]:
+        """Returns the epoch's means so far; those of the run for metrics that are never reset."""
+        means = self.window.totals.means()
+        return {**means, **{name: self._run.totals.means()[name] for name in self._unreset if name in means}}
 
     def _logs_of(self, means: Mapping[str, float]) -> dict[str, Any]:
         """Returns means in the form of Keras's logs: vectors as one array each, and no gradient norm.
@@ -308,11 +364,11 @@ class KerasCallbacks(Windowed):
         whole = last + self._stride - 1 - last % self._stride  # its number, as in Keras also at an epoch's end
         if self._at_batches and (ends or status.last or whole == last):
             self._ended = status.step
-            self._call("on_train_batch_end", whole, self._logs_of(self.window.totals.means()))
+            self._call("on_train_batch_end", whole, self._logs_of(self._means()))
         elif ends and self.ends_at_nonfinite:
             self._ended = status.step
             ending = [callback for callback in self._called if "TerminateOnNaN" in _kinds(callback)]
-            self._call("on_train_batch_end", last, self._logs_of(self.window.totals.means()), of=ending)
+            self._call("on_train_batch_end", last, self._logs_of(self._means()), of=ending)
 
     def _call(self, method: str, *arguments, of: Sequence[tf.keras.callbacks.Callback] | None = None) -> None:
         """Calls a method of all callbacks, which may add to the logs for later ones, as Keras's do."""
@@ -383,9 +439,9 @@ def _kinds(callback: tf.keras.callbacks.Callback) -> list[str]:
     return [kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")]
 
 
-def _uses_batch_hooks(callback: tf.keras.callbacks.Callback) -> bool:
+def _uses_batch_hooks(callback: tf.keras.callbacks.Callback, names: Sequence[str]) -> bool:
     idle = next((is_idle for name, is_idle in _IDLE_AT_BATCHES.items() if name in _kinds(callback)), None)
-    for name in _AT_BATCHES:
+    for name in names:
         method = getattr(callback, name)
         function = getattr(method, "__func__", method)
         if function is getattr(tf.keras.callbacks.Callback, name):

@@ -65,6 +65,26 @@ def inputs_of(model: tf.keras.layers.Layer) -> Any:
     return tf.keras.tree.lists_to_tuples(own[0] if len(own) == 1 else own)
 
 
+def with_optional(model: tf.keras.layers.Layer, features: Any) -> Any:
+    """Returns features with None for inputs of a functional model, by name, that they lack; Keras checks these."""
+    names = getattr(model, "_inputs_struct", None)
+    return {**dict.fromkeys(names), **features} if isinstance(names, dict) and isinstance(features, dict) else features
+
+
+def is_unreset(metric: tf.keras.metrics.Metric) -> bool:
+    """Returns whether a metric's own `reset_state` leaves its state as it is."""
+    if type(metric).reset_state.__module__.startswith("keras.") or not metric.variables:
+        return False
+    before = [variable.numpy() for variable in metric.variables]
+    for variable in metric.variables:
+        variable.assign(variable + 1)
+    metric.reset_state()
+    is_kept = all((x.numpy() == value + 1).all() for x, value in zip(metric.variables, before, strict=True))
+    for variable, value in zip(metric.variables, before, strict=True):
+        variable.assign(value)
+    return is_kept
+
+
 def own_generators(layer: tf.keras.layers.Layer) -> list[tf.keras.random.SeedGenerator]:
     """Returns a layer's own seed generators, without those of layers in it."""
     return list(getattr(layer, "_seed_generators", ()))

@@ -303,21 +303,26 @@ class Strategy(Processes, abc.ABC):
     def resume_work(self) -> None:
         """Reverts `stop_new_work` and agreed stops: the run continues, in all processes."""
 
-    def evaluate(self, program: Program | None = None) -> Sums:
+    def evaluate(
+        self, program: Program | None = None, between: Callable[[int, int, Sums], int | None] = lambda *_: None
+    ) -> Sums:
         """Sums the metrics over an evaluation set, each example once.
 
         Args:
           program: of an evaluation; None is the run's own.
+          between: called before each call of the compiled loop, and after the last, with the numbers of batches done
+            and in all, and the sums so far; returns the most batches of the next call, or None for all.
         """
         program = program or self.evaluation
         # Evaluations follow each other like epochs, so the feed continues without being reopened.
-        sums, left = Sums(), program.feed.order.steps_per_epoch
-        if left and program.step % left:  # an error interrupted the previous one
+        sums, done, batches = Sums(), 0, program.feed.order.steps_per_epoch
+        if batches and program.step % batches:  # an error interrupted the previous one
             program.restart()
-        while left:
-            result = self.run(program, left)
+        while done < batches:
+            result = self.run(program, min(batches - done, between(done, batches, sums) or batches))
             sums.add(result.sums)
-            left -= result.steps
+            done += result.steps
+        between(done, batches, sums)
         if self.num_hosts > 1:
             sums.exchange_scores(self.exchange_bytes)
         return sums

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -19,6 +19,7 @@ from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, RunDir, WritingProcess
 from ...engine.data import form
 from ...engine.data.data import Data
+from ...engine.data.feed import Feed
 from ...engine.data.order import Order
 from ...engine.data.source import Source, Split, WithoutBadRecords
 from ...engine.data.streamed import Stream
@@ -118,6 +119,7 @@ class BaseRun:
         data: Data | Callable[[], Data],
         strategy: Strategy,
         needs_epochs: bool = True,
+        limits: Iterable[Callable[[Feed], int | None]] = (),
         check_folder: Callable[[], None] = lambda: None,
     ) -> T:
         """Puts a run together, and restores nothing.
@@ -127,13 +129,14 @@ class BaseRun:
           data: as it was loaded, or what loads it, which a mode without data does not call.
           strategy: made by `make_strategy`.
           needs_epochs: see `inputs.build`.
+          limits: return the last step that a hook allows, see `Hook.last_step`.
           check_folder: raises where the run_dir is not this run's any more.
         """
         if config.mode in WITHOUT_DATA:
             run_inputs, steps = inputs.saved_inputs(config, strategy), config.train_steps or 1
         else:
             run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
-            steps = _train_steps(config, run_inputs.order)
+            steps = _train_steps(config, run_inputs.feeds["train"], limits)
         state = build_state(config, strategy, run_inputs, steps)
         strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.feeds.get("eval"))
         saved = build_checkpoints(config, state, strategy, run_inputs, check_folder)
@@ -311,8 +314,9 @@ def parallel_micro_batches(config: Config) -> int:
     return cores if 1 <= cores <= examples // _LEAST_EXAMPLES_PER_MICRO_BATCH else 1
 
 
-def _train_steps(config: Config, order: Order) -> int | None:
-    """Returns the step at which a run ends; None where only its caller knows. `order` is of its training data."""
+def _train_steps(config: Config, feed: Feed, limits: Iterable[Callable[[Feed], int | None]]) -> int | None:
+    """Returns the step at which a run ends; None where only its caller knows. `feed` is of its training data."""
+    order = feed.order
     if order.shift % config.sync_every_steps:
         raise UsageError(
             f"{setting('global_batch_size', order.batch_size)}: from step {order.origin.step} on epochs would end "
@@ -321,7 +325,8 @@ def _train_steps(config: Config, order: Order) -> int | None:
         )
     if config.is_endless:
         return None
-    return config.train_steps or max(1, steps_of(config.train_epochs, order.steps_per_epoch) - order.shift)
+    steps = config.train_steps or max(1, steps_of(config.train_epochs, order.steps_per_epoch) - order.shift)
+    return min([steps, *(last for limit in limits if (last := limit(feed)) is not None)])
 
 
 def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_steps: int | None) -> TrainState:

@@ -50,7 +50,7 @@ def compose(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) ->
         run.record = _record(run, writing, looking, began, pauses)
     periods = _row_periods(run, users)
     run.rows = History(run.record, periods)
-    run.metrics = TrainMetrics(_eval_period(run))
+    run.metrics = TrainMetrics(_eval_period(run, users))
     run.final = evaluation.FinalWeights(any(getattr(user, "given", ()) for user in users))
     run.stop_request = StopRequest()
     runs_users = any(not isinstance(user, KerasCallbacks) or user.callbacks for user in users)
@@ -91,10 +91,11 @@ def in_order(
         def is_wanted(status: Status) -> bool:
             return all(each.wants_evaluation(status) for each in callbacks)
 
-        hooks.append(evaluation.Evaluation(_eval_period(run), before, is_wanted, is_strict))
+        between = callbacks[0].test_batches if callbacks else None
+        hooks.append(evaluation.Evaluation(_eval_period(run, own), before, is_wanted, is_strict, between))
     hooks += [run.record] if run.record else []  # before those that save: a window ends with all work by then
     # Without evaluations, a metric of the training data is checked each epoch.
-    evaluates = run.evaluates and _eval_period(run)
+    evaluates = run.evaluates and _eval_period(run, own)
     period: dict[str, Any] = {} if evaluates else {"every_steps": run.epoch_period}
     if config.early_stopping:
         hooks.append(EarlyStopping(config.monitor, **config.arguments("early_stopping"), **period))
@@ -133,16 +134,21 @@ def _guards(run: BaseRun) -> list[Hook]:
     return guards
 
 
-def _eval_period(run: BaseRun) -> int | Period:
-    """Returns the period of evaluations."""
+def _eval_period(run: BaseRun, hooks: Sequence[Hook]) -> int | Period:
+    """Returns the period of evaluations: the epochs of callbacks, if these have their own."""
     period = run.config.eval_every_steps
-    return run.epoch_period if period is None else period
+    return next(iter(_callback_periods(run, hooks)), run.epoch_period if period is None else period)
+
+
+def _callback_periods(run: BaseRun, hooks: Sequence[Hook]) -> set[Period]:
+    """Returns the periods of callbacks whose epochs are not the data's."""
+    of_callbacks = (hook for hook in hooks if isinstance(hook, KerasCallbacks) and hook.epoch_steps)
+    return {hook.period(run.strategy.training.feed) for hook in of_callbacks}
 
 
 def _row_periods(run: BaseRun, hooks: Sequence[Hook]) -> set[int | Period]:
     """Returns the periods after which training metrics are written: an epoch and an evaluation interval."""
-    of_callbacks = {hook.epoch_steps or 0 for hook in hooks if isinstance(hook, KerasCallbacks)}
-    return {run.epoch_period, _eval_period(run), *of_callbacks}
+    return {run.epoch_period, _eval_period(run, hooks), *_callback_periods(run, hooks)}
 
 
 def _record(run: BaseRun, writing: Writing, looking: Writing, began: float, pauses: Pauses) -> Recorder:

@@ -469,7 +469,7 @@ class Batches(keras.utils.PyDataset):
 
 def test_forms_of_data_train_alike():
     x, y = sample(8), classes(3)
-    how = {"epochs": 2, "shuffle": False, "verbose": 0, "class_weight": {0: 0.5, 2: 3.0}, "steps_per_epoch": 7}
+    how = {"epochs": 3, "shuffle": False, "verbose": 0, "class_weight": {0: 0.5, 2: 3.0}, "steps_per_epoch": 3}
     histories = []
     for data in (
         {"x": x, "y": y, "batch_size": BATCH},
@@ -479,9 +479,9 @@ def test_forms_of_data_train_alike():
         keras.utils.set_random_seed(1)
         run = crankshaft.fit(mlp(), **data, **how, jit="off")
         histories.append(run.history.history)
-        assert {7, 14} <= {row["step"] for row in run.history if "train_loss" in row}
+        assert {3, 5, 8} <= {row["step"] for row in run.history if "train_loss" in row}
     assert histories[0] == histories[1] == histories[2]
-    assert len(histories[0]["loss"]) == 2
+    assert len(histories[0]["loss"]) == 3
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,12 @@ def test_what_is_a_layer_and_a_keras_trainer_is_trained():
     check_alike(*both)
 
 
-def test_a_model_without_weights_to_train_only_measures():
-    made = keras.Sequential([keras.layers.Flatten()])
-    made.compile("sgd", "mse")
-    assert crankshaft.fit(made, X, X + 1, **HOW).history.history == {"loss": [1.0]}
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+def test_a_model_without_weights_to_train_only_measures(dtype):
+    made = keras.Sequential([keras.layers.Rescaling(1.0, dtype=dtype)])
+    made.compile(keras.optimizers.SGD(clipnorm=1.0), "mse")
+    x = np.ones([16, 2], "float32")
+    assert crankshaft.fit(made, x, x + 1, **HOW).history.history == {"loss": [1.0]}
 
 
 @pytest.mark.parametrize("stride", [1, 3, 9])
@@ -109,8 +111,72 @@ def test_batch_methods_have_keras_numbers(stride):
             on_train_batch_begin=lambda batch, logs, numbers=numbers: numbers.append(batch),
             on_train_batch_end=lambda batch, logs, numbers=numbers: numbers.append(-batch),
         )
-        fit(model(steps_per_execution=stride), X, Y, **{**HOW, "batch_size": 4}, epochs=2, callbacks=[callback])
+        callback.on_test_batch_begin = lambda batch, logs, numbers=numbers: numbers.append(f"test {batch}")
+        callback.on_test_batch_end = lambda batch, logs, numbers=numbers: numbers.append([batch, *logs])
+        how = {**HOW, "batch_size": 4, "validation_data": (X[:19], Y[:19]), "epochs": 2, "callbacks": [callback]}
+        fit(model(steps_per_execution=stride), X, Y, **how)
     assert seen[0] == seen[1]
+
+
+class Called(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.calls.append(f"epoch {epoch} of {self.params['epochs']}")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append([epoch, *logs])
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.calls.append(batch)
+
+
+EPOCHS = {  # of five batches
+    "all": {"steps_per_epoch": 5, "batch_size": None},
+    "none joined": {"steps_per_epoch": 2, "validation_data": (X, Y), "validation_freq": 2},
+    "strides": {"steps_per_epoch": 3, "stride": 2, "validation_data": (X, Y), "validation_freq": 2, "initial_epoch": 1},
+    "too many": {"steps_per_epoch": 7, "validation_data": (X[:9], Y[:9]), "validation_steps": 2},
+    "dataset": {"steps_per_epoch": 4, "y": None},
+}
+
+
+@pytest.mark.parametrize("name", EPOCHS)
+def test_epochs_of_so_many_steps_end_where_the_data_does(name):
+    how = {"x": X, "y": Y, "batch_size": 4, "shuffle": False, "verbose": 0, "epochs": 5, **EPOCHS[name]}
+    if how["y"] is None:
+        how |= {"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(4), "batch_size": None}
+    stride = how.pop("stride", 1)
+    made = [model(steps_per_execution=stride) for _ in range(3)]
+    own = {"strategy": "mirrored", "num_virtual_devices": 2}
+    seen = [Called() for _ in made]
+    expected = made[0].fit(**how, callbacks=[seen[0]]).history
+    found = crankshaft.fit(made[1], **how, callbacks=[seen[1]]).history.history
+    assert seen[1].calls == seen[0].calls
+    check_alike(made[1], made[0])
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+    crankshaft.fit(made[2], **how, callbacks=[seen[2]], **own)
+    assert seen[2].calls == seen[0].calls
+
+
+def test_epochs_of_so_many_steps_continue_in_a_resumed_run(tmp_path):
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations == 8:
+                raise KeyError("enough")
+
+    how = {"batch_size": 4, "shuffle": True, "verbose": 0, "epochs": 5, "steps_per_epoch": 3}
+    whole, seen = model(), [Called(), Called()]
+    crankshaft.fit(whole, X, Y, **how, callbacks=[seen[0]])
+    kept = {**how, "run_dir": str(tmp_path), "checkpoint_every_steps": 1}
+    with pytest.raises(KeyError, match="enough"):
+        crankshaft.fit(model(), X, Y, **kept, callbacks=[Fails()])
+    resumed = model()
+    crankshaft.fit(resumed, X, Y, **kept, callbacks=[seen[1]])
+    assert seen[1].calls[-5:] == seen[0].calls[-5:]
+    check_alike(resumed, whole)
 
 
 def test_an_evaluation_is_between_what_a_callback_does_before_and_after_it():
@@ -155,10 +221,87 @@ def test_batches_that_python_makes_are_read_once(data):
     check_alike(ours, theirs)
 
 
+SPARSE = {
+    "array": lambda x: (x, Y),
+    "dataset": lambda x: (tf.data.Dataset.from_tensor_slices((x, Y)).batch(8),),
+    "generator": lambda x: (((tf.sparse.slice(x, [at, 0], [8, 3]), Y[at : at + 8]) for at in (0, 8, 16)),),
+}
+
+
+@pytest.mark.parametrize("form", SPARSE)
+def test_sparse_data_trains_as_dense(form):
+    dense, (ours, theirs) = np.where(X > 0, X, 0), (model(), model())
+    how = {"shuffle": False, "verbose": 0, **({"batch_size": 8} if form == "array" else {})}
+    crankshaft.fit(theirs, dense, Y, **HOW)
+    crankshaft.fit(ours, *SPARSE[form](tf.sparse.from_dense(dense)), **how)
+    check_alike(ours, theirs)
+
+
+def test_an_optional_input_may_be_none():
+    class OrZero(keras.layers.Layer):
+        def call(self, x, other):
+            return x if other is None else x + other
+
+    features, both = {"x": X, "other": None}, []
+    generator = (batch for batch in [(features, Y)])
+    for fit, data in (
+        (keras.Model.fit, (features, Y)),
+        (crankshaft.fit, (features, Y)),
+        (crankshaft.fit, (generator,)),
+    ):
+        keras.utils.set_random_seed(3)
+        x, other = keras.Input([3], name="x"), keras.Input([3], name="other", optional=True)
+        made = keras.Model({"x": x, "other": other}, keras.layers.Dense(1)(OrZero()(x, other)))
+        made.compile("adam", "mse")
+        fit(made, *data, shuffle=False, verbose=0, **({"batch_size": 20} if len(data) == 2 else {}))
+        both.append(made)
+    check_alike(both[1], both[0])
+    check_alike(both[2], both[0])
+
+
+class Unreset(keras.metrics.MeanAbsoluteError):
+    def reset_state(self):
+        pass
+
+
+def test_a_metric_that_is_never_reset_is_over_all_epochs():
+    results = []
+    for fit in FITS:
+        made = model()
+        made.compile("adam", "mse", metrics=[Unreset(name="unreset"), "mae"])
+        results.append(history(fit(made, X, Y, epochs=3, **HOW)))
+    assert [*results[1]] == [*results[0]]
+    for name, values in results[0].items():
+        np.testing.assert_allclose(results[1][name], values, rtol=1e-6, err_msg=name)
+
+
 def test_a_generator_is_an_epoch_and_no_second_one():
     assert crankshaft.fit(model(), batches(5), verbose=0).step == 5
     with pytest.raises((crankshaft.RunError, crankshaft.UsageError), match="has ended"):
         crankshaft.fit(model(), batches(5), epochs=2, steps_per_epoch=4, verbose=0)
+
+
+def test_no_epoch_trains_nothing():
+    seen, made = [], model()
+    for fit in FITS:
+        calls = []
+        callback = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs, calls=calls: calls.append(epoch),
+            on_train_begin=lambda logs, calls=calls: calls.append("begin"),
+            on_train_end=lambda logs, calls=calls: calls.append("end"),
+        )
+        found = history(fit(made, X, Y, epochs=2, initial_epoch=2, callbacks=[callback], **HOW))
+        seen.append((found, calls, int(made.optimizer.iterations)))
+    assert seen[1] == seen[0] == ({}, ["begin", "end"], 0)
+
+
+def test_a_function_makes_its_model_with_the_program_s_dtype_policy():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        assert crankshaft.fit(model, X, Y, **HOW).model.layers[0].compute_dtype == "bfloat16"
+        assert keras.config.dtype_policy().name == "mixed_bfloat16"
+    finally:
+        keras.config.set_dtype_policy("float32")
 
 
 def test_a_limit_of_epochs_for_trying_a_program_holds():
