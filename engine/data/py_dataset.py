@@ -158,6 +158,7 @@ class OfGenerator(Stream):
 
     def __init__(self, batches: Iterator, ends: bool = False):
         self._name, self._num_read, self._ended_short = type(batches).__name__, 0, False
+        self._fault: SourceError | None = None
         arrays = (self._arrays(batch) for batch in batches)
         first = next(arrays, None)
         if first is None:
@@ -180,8 +181,8 @@ class OfGenerator(Stream):
         return None
 
     def fault(self) -> CrankshaftError | None:
-        if next(self._batches, None) is not None:
-            return None
+        if self._fault is not None or next(self._batches, None) is not None:
+            return self._fault
         return SourceError(
             f"the {self._name} has ended after {self._num_read} batches, and can't be read again; pass a "
             "keras.utils.PyDataset or a tf.data.Dataset, which start again, or fewer epochs or steps_per_epoch"
@@ -189,14 +190,27 @@ class OfGenerator(Stream):
 
     def _next(self) -> Iterator:
         for batch in self._batches:
+            if mistake := self._mistake(batch):
+                self._fault = SourceError(f"the {self._name} yields {mistake}")
+                raise self._fault
             size = len(tf.nest.flatten(batch)[0])
-            if self._ended_short or size > self.batch_examples:
-                raise SourceError(
-                    f"the {self._name} yields batches of {self.batch_examples} examples and, before its end, of "
-                    "another size; make all but the last equal"
-                )
             self._num_read, self._ended_short = self._num_read + 1, size < self.batch_examples
             yield batch
+
+    def _mistake(self, batch: Any) -> str:
+        """Returns how a batch differs from the first, if it may not; else ""."""
+        if self._ended_short or len(tf.nest.flatten(batch)[0]) > self.batch_examples:
+            return (
+                f"batches of {self.batch_examples} examples and, before its end, of another size; make all but the "
+                "last equal"
+            )
+        for x, spec in zip(tf.nest.flatten(batch), tf.nest.flatten(self.element_spec), strict=True):
+            if x.shape[1:] != spec.shape:
+                return (
+                    f"examples of shape {[*x.shape[1:]]}, and in its first batch of {[*spec.shape]}; make all of one "
+                    "shape, as by np.pad"
+                )
+        return ""
 
     def _arrays(self, batch: Any) -> Any:
         batch = _of_parts(batch)
