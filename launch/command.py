@@ -25,6 +25,7 @@ def run() -> None:
     quiet = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if quiet:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a supervisor starts its tasks with it blocked
     # These import absl, which takes a moment too on a slow disk.
     from . import errors
     from .command_line import help

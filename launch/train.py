@@ -12,6 +12,7 @@ import contextlib
 import gc
 import os
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -73,6 +74,7 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     """Does the work of `main` and returns the exit code; every failure is printed as one line."""
     config, passed = None, dict[str, Any]()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a script is a task that starts with it blocked
         own_files.check_trainer(trainer_class)
         passed = parse(argv)
         config = configs.configure_program(passed, {}, trainer_class, data is not None, may_change)

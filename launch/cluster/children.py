@@ -99,6 +99,7 @@ class Children:
         *,
         env: Mapping[str, str],
         cores: Iterable[int] = (),
+        blocked: Collection[signal.Signals] = (),
         **options,
     ) -> Child:
         """Starts a child. Raises `OSError`.
@@ -107,10 +108,10 @@ class Children:
           command: the program and its arguments.
           env: its environment.
           cores: the logical cores that it may use; none: all that this process may.
+          blocked: the signals that wait until its program unblocks them.
           **options: its streams and its folder, as of `subprocess.Popen`; by default without standard input.
         """
-        parent, cores = os.getpid(), frozenset(cores)
-        reading, writing = os.pipe()
+        parent, cores, (reading, writing) = os.getpid(), frozenset(cores), os.pipe()
 
         def start_keeper() -> None:  # between fork and exec
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -126,6 +127,7 @@ class Children:
             if os.getppid() != keeper:  # the keeper died before the call
                 os._exit(1)
             os.setsid()
+            signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
             os.write(writing, b"%d" % os.getpid())
             if cores:
                 with contextlib.suppress(OSError):  # they were taken away: then it runs on the others

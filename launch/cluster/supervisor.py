@@ -166,6 +166,7 @@ class Supervisor:
                 [*self._command, *([f"--gpus={spec.gpus}"] if spec.gpus is not None else []), *self._arguments],
                 env={**self._environment, **spec.environment, "TF_CONFIG": json.dumps(cluster)},
                 cores=spec.cores or (),
+                blocked={signal.SIGINT},  # a Python that is starting would answer it by a traceback
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
