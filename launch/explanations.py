@@ -40,9 +40,7 @@ def explained_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
         if not isinstance(error, CrankshaftError) and _is_of_program(error):
             raise
         explained = _explained(error)
-        explained.args = (
-            f"{with_keywords(explained.message, {**_NAMES, **(names or {})})}{_limit(explained.message)}",
-        )
+        explained.args = (f"{with_keywords(explained.message, {**_NAMES, **(names or {})})}{_limit(error)}",)
         if explained is error:
             raise
         raise explained from error  # which has the traceback
@@ -58,23 +56,43 @@ def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
       has_debug: whether the command has --debug.
     """
     explained = _explained(error, "; --debug shows the traceback" if has_debug else "")
-    line = with_flags(explained.message)
-    limit = _limit(line)
-    return EXIT_FAILED if limit else explained.exit_code, f"{line}{limit}"
+    limit = _limit(error)
+    return EXIT_FAILED if limit else explained.exit_code, f"{with_flags(explained.message)}{limit}"
 
 
 def explain_system_error(error: OSError) -> str:
     """Describes a refused system call in one line: the file, the reason, and the limit that was reached."""
-    line = _refused(error)
-    return f"{line}{_limit(line)}"
+    return f"{_refused(error)}{_limit(error)}"
 
 
 def _refused(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
 
 
-def _limit(line: str) -> str:
-    return next((f"; {limit()}" for words, limit in _LIMITS.items() if words in line), "")
+def _limit(error: BaseException) -> str:
+    """Returns the limit of the machine that an error, or the one that it was raised for, has met; "" for none."""
+    each: BaseException | None = error
+    while each is not None:
+        if (number := _errno_of(each)) in _LIMITS:
+            return f"; {_LIMITS[number]()}"
+        each = each.__cause__ or each.__context__
+    return ""
+
+
+def _errno_of(error: BaseException) -> int | None:
+    """Returns the system's reason for an error; None if it is another, or unknown."""
+    if isinstance(error, OSError):
+        return error.errno
+    if isinstance(error, RuntimeError) and error.args == ("can't start new thread",):  # Python's whole report
+        return errno.EAGAIN
+    if not _kinds(error).intersection(_STATUSES_OF_LIMITS):
+        return None
+    # TensorFlow's status code stands for several reasons, and its message has the system's text.
+    return next((number for number in _LIMITS if os.strerror(number) in reason(error)), None)
+
+
+def _kinds(error: BaseException) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
 
 
 def _limit_line(limit: int, unit: str, shell: str) -> Callable[[], str]:
@@ -87,14 +105,16 @@ def _limit_line(limit: int, unit: str, shell: str) -> Callable[[], str]:
     return line
 
 
-# The system's message for each limit, and how to read the limit's value.
-_LIMITS = {
-    os.strerror(errno.ENOSPC): lambda: "free space on its disk, or name a folder on another",
-    os.strerror(errno.EDQUOT): lambda: "free space of this user's, or have the quota raised",
-    os.strerror(errno.EFBIG): _limit_line(resource.RLIMIT_FSIZE, "bytes in a file", "-f"),
-    os.strerror(errno.EMFILE): _limit_line(resource.RLIMIT_NOFILE, "open files", "-n"),
-    "can't start new thread": _limit_line(resource.RLIMIT_NPROC, "processes and threads of this user", "-u"),
+# The system's reason for each limit, and how to read the limit's value.
+_LIMITS: dict[int, Callable[[], str]] = {
+    errno.ENOSPC: lambda: "free space on its disk, or name a folder on another",
+    errno.EDQUOT: lambda: "free space of this user's, or have the quota raised",
+    errno.EFBIG: _limit_line(resource.RLIMIT_FSIZE, "bytes in a file", "-f"),
+    errno.EMFILE: _limit_line(resource.RLIMIT_NOFILE, "open files", "-n"),
+    errno.EAGAIN: _limit_line(resource.RLIMIT_NPROC, "processes and threads of this user", "-u"),
 }
+# TensorFlow's for them (`ErrnoToCode` in its platform/errors.cc).
+_STATUSES_OF_LIMITS = ("ResourceExhaustedError", "OutOfRangeError")
 
 
 class _Known(NamedTuple):
@@ -116,7 +136,7 @@ _KNOWN = (
     _Known(_INVALID, "Detected Infinity or NaN in output", _not_finite),
     _Known(
         ("ResourceExhaustedError", "MemoryError"),
-        rf"^(?!.*({'|'.join(map(re.escape, _LIMITS))}))",  # of a disk, which TensorFlow calls exhausted too
+        "",
         lambda error, _: RunError(
             f"out of memory ({reason(error)}); lower {setting('global_batch_size')} or "
             f"{setting('resident_data_mb')}, or raise {setting('accumulate_steps')}"
@@ -193,8 +213,8 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
         error = error.__context__ if isinstance(error.__context__, CrankshaftError) else error
     if isinstance(error, CrankshaftError):
         return error
-    kinds, text = {kind.__name__ for kind in type(error).__mro__}, str(error)
-    for known in _KNOWN:
+    kinds, text = _kinds(error), str(error)
+    for known in () if _limit(error) else _KNOWN:  # TensorFlow calls a disk exhausted, too
         if kinds.intersection(known.kinds) and (match := re.search(known.words, text, re.DOTALL)):
             return known.error(error, match)
     frame_line = _users_frame(error)
