@@ -277,7 +277,10 @@ class Windowed(Periodic):
 
 
 class StopRequest(Hook):
-    """Ends the run at the next call after a request. `request` can be called in a signal handler or a thread.
+    """Ends the run at the next call after a request, or at a step. `request` can be called in a signal handler.
+
+    Args:
+      at_step: where the run ends, if it goes on beyond; a run that is already there does no step.
 
     Attributes:
       reason: why this process wants the run to end; None before.
@@ -291,8 +294,9 @@ class StopRequest(Hook):
 
     name = "stop_request"
 
-    def __init__(self):
+    def __init__(self, at_step: int | None = None):
         self.reason: str | None = None
+        self._at_step = at_step
 
     def request(self, reason: str) -> None:
         """Requests the end; keeps the first reason."""
@@ -301,8 +305,12 @@ class StopRequest(Hook):
     def begin(self, status: Status) -> None:
         self(status)
 
+    def next_due(self, step: int, status: Status) -> int | None:
+        return self._at_step if self._at_step and self._at_step > step else None
+
     def __call__(self, status: Status) -> None:
-        status.stop = status.stop or self.reason
+        ends = self._at_step and status.step >= self._at_step and not status.last
+        status.stop = status.stop or self.reason or (f"stop_at_step={self._at_step}" if ends else None)
 
 
 class _Every(Windowed):

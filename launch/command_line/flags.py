@@ -83,6 +83,14 @@ class Flags:
     train_epochs: float | None = _run(
         Number(upper=1e9, above=0), None, "Number of passes over the training data; 10 if neither is given."
     )
+    stop_at_step: int | None = _run(
+        Integer(1),
+        None,
+        "Save and end at this step, as if interrupted: schedules keep the full length, and the run can be resumed.",
+        use=("mode", "train_and_eval", "train"),
+        of_call=True,
+        is_period=True,
+    )
     allow_changed_config: bool = _run(Boolean(), False, "Resume even if the configuration changed.", of_call=True)
     result_json: str | None = _run(Path(), None, "Also write the result to this file.", of_call=True, may_differ=True)
 

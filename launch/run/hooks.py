@@ -52,7 +52,7 @@ def compose(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) ->
     run.rows = History(run.record, periods)
     run.metrics = TrainMetrics(_eval_period(run, users))
     run.final = evaluation.FinalWeights(any(getattr(user, "given", ()) for user in users))
-    run.stop_request = StopRequest()
+    run.stop_request = StopRequest(run.config.stop_at_step)
     runs_users = any(not isinstance(user, KerasCallbacks) or user.callbacks for user in users)
     if run.strategy.num_replicas > 1:
         names = run.strategy.replica_names

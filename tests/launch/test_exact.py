@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from tests.runs import assert_equal_bits, manifests, tensors
+from tests.runs import assert_equal_bits, manifests, metrics, tensors
 
 TWO = ("--strategy=mirrored", "--num_virtual_devices=2")
 MLP = ("--model=mlp", "--model_arg=hidden_units=24,16", "--model_arg=dropout=0.3")
@@ -102,6 +102,26 @@ def test_a_run_that_was_ended_within_an_epoch_has_the_bits_of_one_that_was_not(
     assert "sums round otherwise" not in both.err
     assert ("--ema_decay=0.9" in run) == (sum("average" in name for name in tensors(tmp_path / "run")) >= 6)
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
+
+
+def test_a_run_that_stops_at_steps_has_the_schedule_and_the_bits_of_one_that_does_not(inside, tmp_path):
+    run = (*MLP, *TWO, *RUN, "--jit=off", "--learning_rate_schedule=cosine", "--ema_decay=0.9")
+    run += ("--early_stopping=patience=3", "--checkpoint_every_steps=23")
+    first, second, third = (inside(*run, f"--stop_at_step={n}", f"--run_dir={tmp_path}/run").ok() for n in (10, 30, 20))
+    assert "stopped at step 10: stop_at_step=10" in first.out
+    assert "stopped at step 30: stop_at_step=30" in second.out
+    assert "stopped at step 30: stop_at_step=20" in third.out  # no step back, and none further
+    assert {each["step"] for each in manifests(tmp_path / "run")} == {10, 23, 30}
+    assert [metrics(tmp_path / "run", name)[name] for name in ("step", "stop")] == [30, "stop_at_step=20"]
+    assert metrics(tmp_path / "run", "eval")["eval"].keys() >= {"loss", "accuracy"}
+    inside(*run, f"--run_dir={tmp_path}/run").ok()
+    inside(*run, "--stop_at_step=60", f"--run_dir={tmp_path}/straight").ok()
+    assert metrics(tmp_path / "straight", "stop") == {"stop": None}  # which is its end
+    assert_equal_bits(tmp_path / "run", tmp_path / "straight")
+
+
+def test_a_stop_between_two_syncs_is_a_mistake(inside):
+    inside(*MLP, *TWO, *RUN, "--sync_every_steps=4", "--stop_at_step=10").refused("--stop_at_step=10 ... use 8 or 12")
 
 
 def test_a_run_that_goes_on_with_other_threads_says_so(inside, monkeypatch, tmp_path):
