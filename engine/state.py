@@ -214,13 +214,19 @@ class TrainState:
                 optimizers[f"{path}.weight_average"] = optimizer.weight_average
         return optimizers
 
-    def matching(self, manifest: Manifest) -> Matching:
+    def matching(self, manifest: Manifest, may_grow: bool = False) -> Matching:
         """Returns how this state matches by name a checkpoint of a run that may have trained other variables.
 
         A variable's slots are restored with its count of updates, or are new with a count of 0; an average that the
         checkpoint lacks begins at the variable. A Keras optimizer's state and the reduction's memory, which are not
         kept by name, are restored if all variables are the same, else they are new.
+
+        Args:
+          manifest: of the checkpoint.
+          may_grow: whether tables, and their slots, may have more rows than in the checkpoint, if ids are their rows.
         """
+        tables = Inventory(self.trainer).tables.values() if may_grow else ()
+        growing = {id(shard) for table in tables if table.ids_are_rows for shard in table.shards}
         before, now = manifest.about.get("updated", {}), self.updated()
         memory = graph.prefix_of(("trainer", "reduction"))
         moved: dict[str, graph.Moved] = {}
@@ -234,10 +240,10 @@ class TrainState:
                 graph.key_of((*at, name)) for name in ("iterations", "learning_rate_scale", "update_counts")
             ]
             together += [*_slots_of(at, optimizer), graph.prefix_of((*at, "keras_optimizer"))]
-            if (theirs := before.get(path, now[path])) != now[path]:
-                moved |= _moved_slots(at, optimizer, theirs, now[path])
-                if _by_table(theirs).keys() != _by_table(now[path]).keys():
-                    moved[memory] = graph.Moved(())
+            theirs = before.get(path, now[path])
+            moved |= _moved_slots(at, optimizer, theirs, now[path], growing)
+            if _by_table(theirs).keys() != _by_table(now[path]).keys():
+                moved[memory] = graph.Moved(())
             average = f"{path}.weight_average"
             for position, name in enumerate(now[average] if before.get(average) else ()):
                 there = [str(before[average].index(name))] if name in before[average] else []
@@ -287,7 +293,9 @@ def _slots_of(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:
     return [graph.prefix_of((*at, "slots", key_of(variable, position))) for position, variable in variables]
 
 
-def _moved_slots(at, optimizer: Optimizer, before: list[str], now: list[str]) -> dict[str, graph.Moved]:
+def _moved_slots(
+    at: tuple[str, ...], optimizer: Optimizer, before: list[str], now: list[str], growing: Collection[int]
+) -> dict[str, graph.Moved]:
     """Returns where a checkpoint has the slots and counts of an optimizer's variables, by key prefixes here.
 
     Args:
@@ -296,16 +304,21 @@ def _moved_slots(at, optimizer: Optimizer, before: list[str], now: list[str]) ->
       before: names of the variables of the checkpoint's optimizer, in its order; tables may have had another number of
         shards.
       now: names of this one's.
+      growing: `id`s of variables that may have more rows here.
     """
     theirs, variables = _by_table(before), optimizer.of_variables
     counts, positions, moved = graph.key_of((*at, "update_counts")), [0] * len(now), {}
     for name, numbers in _by_table(now).items():
         for shard, number in enumerate(numbers):
-            key, there = key_of(variables[number], number), theirs.get(name, [])
+            variable, there = variables[number], theirs.get(name, [])
+            key, grows = key_of(variable, number), id(variable) in growing
             leaf = key.partition("_")[2]
             slots = tuple(graph.prefix_of((*at, "slots", f"{each:04d}_{leaf}")) for each in there)
-            moved[graph.prefix_of((*at, "slots", key))] = graph.Moved(slots, shard, len(numbers))
+            if before != now or grows:
+                moved[graph.prefix_of((*at, "slots", key))] = graph.Moved(slots, shard, len(numbers), may_grow=grows)
             positions[number] = there[0] if there else None
+    if before == now:
+        return moved
     moved[counts] = graph.Moved((counts,), positions=tuple(positions))
     return {**moved, graph.prefix_of((*at, "keras_optimizer")): graph.Moved(())}
 

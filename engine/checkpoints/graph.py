@@ -7,7 +7,9 @@ by that graph when it reads. Both are followed here, for variables of any strate
 from __future__ import annotations
 
 import collections
+import difflib
 import itertools
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -41,12 +43,14 @@ class Moved(NamedTuple):
       prefixes: of the checkpoint's keys.
       shard, number: see `slices.ShardRows`.
       positions: see `slices.Picked`; None reads all.
+      may_grow: whether the table may have more rows here; those that the checkpoint lacks stay as they are.
     """
 
     prefixes: tuple[str, ...]
     shard: int = 0
     number: int = 1
     positions: tuple[int | None, ...] | None = None
+    may_grow: bool = False
 
 
 class Matching(NamedTuple):
@@ -94,7 +98,7 @@ def restore(
       matching: how variables match by name.
       allow_changed: whether the entries in `matching.may_differ` may differ; variables that the checkpoint lacks keep
         their values.
-      may_grow: whether tables may have more rows than in the checkpoint; rows that it lacks stay as they are.
+      may_grow: whether tables may have more rows than in the checkpoint, if ids are their rows.
 
     Returns:
       The names of the variables that were read, with the number of rows for tables that have grown; and the allowed
@@ -129,6 +133,84 @@ def restore(
     return [name for name, _, _ in entries], _message(differences)
 
 
+def restore_renamed(prefix: str, weights: Mapping[str, Any], rules: Sequence[tuple[str, str]]) -> list[str]:
+    """Restores weights from a checkpoint of other code, whose variables' names are replaced by rules: all, or none.
+
+    A variable's name is its path of attributes, "model/layers/0/kernel", which is the model's if an optimizer has the
+    variable too. TensorFlow's slot variables are left out, and variables whose name becomes "".
+
+    Args:
+      prefix: the checkpoint's path; one by names alone (TensorFlow 1's) is read too.
+      weights: variables, Keras's or TensorFlow's, and tables, by name.
+      rules: (regular expression, replacement), as `re.sub` takes them; applied in order.
+
+    Returns:
+      The names of the weights.
+
+    Raises:
+      CheckpointError: before any variable is changed, if the checkpoint can't be read, and for names that only one side
+        has, each with the nearest on the other side, names that two variables get, and other shapes or types.
+    """
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
+    paths = _stored_paths(reader.get_tensor(KEY)) if KEY in shapes else {key: key for key in shapes}
+    keys: dict[str, list[str]] = {}
+    for key, name in sorted(paths.items()):
+        for pattern, replacement in rules:
+            name = re.sub(pattern, replacement, name)
+        if name:
+            keys.setdefault(name, []).append(key)
+    lacking, left = sorted(weights.keys() - keys.keys()), sorted(keys.keys() - weights.keys())
+    differences = [_Difference(_MISSING, name, f"{name}{_nearest(name, left)}") for name in lacking]
+    differences += [_Difference(_EXTRA, name, f"{name}{_nearest(name, lacking)}") for name in left]
+    entries: list[tuple[Any, Key]] = []
+    for name in sorted(weights.keys() & keys.keys()):
+        weight, (key, *more) = weights[name], keys[name]
+        here = _form([weight.rows, weight.width], tf.float32) if isinstance(weight, Embedding) else _form_here(weight)
+        if more:
+            differences.append(_Difference(_RESHAPED, name, f"{name}: from {key} and {', '.join(more)}"))
+        elif here != (there := _form(shapes[key], dtypes[key])):
+            differences.append(_Difference(_RESHAPED, name, f"{name}: {here} here, {there} in the checkpoint"))
+        elif isinstance(weight, Embedding):
+            shards, rows = weight.shards, (weight.rows,)
+            entries += [(shard, ShardRows((key,), rows, n, len(shards))) for n, shard in enumerate(shards)]
+        else:
+            entries.append((weight, key))
+    if differences or not entries:
+        raise CheckpointError(
+            f"{prefix} does not have the weights of this model by {setting('init_map')}: {_message(differences)}; "
+            "rename its variables by REGEX=REPLACEMENT, and leave others out by REGEX="
+        )
+    slices.read(prefix, entries)
+    return sorted(weights)
+
+
+def _stored_paths(graph: bytes) -> dict[str, str]:
+    """Returns the path of each variable in a checkpoint's graph by its key; one through an optimizer only if needed."""
+    stored = TrackableObjectGraph.FromString(graph).nodes
+    queue: collections.deque[tuple[str, int]] = collections.deque([("", 0)])
+    links: collections.deque[tuple[str, int]] = collections.deque()
+    paths, seen = {}, set()
+    while queue or links:
+        path, number = (queue or links).popleft()
+        if number in seen:
+            continue
+        seen.add(number)
+        if (key := _stored_key(stored[number])) not in (None, COUNTER_KEY):
+            paths[key] = path.rstrip("/")
+        for name, child in _stored_children(stored, number).items():
+            (links if name == UPDATED else queue).append((f"{path}{name}/", child))
+    return paths
+
+
+def _nearest(name: str, others: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, others, n=1, cutoff=0.0)
+    return f" (nearest: {near[0]})" if near else ""
+
+
 def _compare(
     prefix: str, root, at: tuple[str, ...], moved: Mapping[str, Moved], may_grow: bool
 ) -> tuple[dict[str, tuple[str, Any, Key]], list[_Difference]]:
@@ -149,7 +231,7 @@ def _compare(
     for name in at:
         start = _stored_children(stored, start).get(name) if start is not None else None
     together, walked = _match_graphs(root, stored, start), [*walk(root)]
-    shards = _shards(walked, together, stored, forms)
+    shards = _shards(walked, together, stored, forms, may_grow)
     matched: set[str] = set()
     fitting: dict[str, tuple[str, Any, Key]] = {}
     missing, reshaped = [], []
@@ -167,7 +249,7 @@ def _compare(
         if source.positions is not None:
             key: Key = Picked(keys[0], source.positions)
             shape, dtype = [len(source.positions)], forms[keys[0]][1]
-        elif len(keys) == source.number and not (may_grow and source.prefixes):
+        elif len(keys) == source.number and not source.may_grow:
             key = keys[source.shard]
             shape, dtype = forms[key]
         else:
@@ -176,7 +258,7 @@ def _compare(
         if per_replica.differs(node):  # a row per replica, or none for one replica
             shape = _any_rows(shape[1:] if len(shape) > len(node.shape) else shape)
         here, there = _form_here(node), _form(shape, dtype)
-        if may_grow and isinstance(key, ShardRows) and node.shape[0] > key.size_here:
+        if source.may_grow and isinstance(key, ShardRows) and node.shape[0] > key.size_here:
             name, there = f"{name} ({shape[0]:,} of {node.shape[0]:,} rows)", _form([node.shape[0], *shape[1:]], dtype)
         if here == there and not (isinstance(key, ShardRows) and sharding_of(node)):
             fitting[own] = name, node, key
@@ -200,18 +282,18 @@ def _message(differences: Sequence[_Difference]) -> str:
     return "; ".join(entries)
 
 
-def _shards(walked, together, stored, forms) -> dict[int, Moved]:
+def _shards(walked, together, stored, forms, may_grow: bool) -> dict[int, Moved]:
     """Returns where a checkpoint has the shards of tables, by the ids of the tables' variables here."""
     sources: dict[int, Moved] = {}
-    for shards in [node.shards for _, node in walked if isinstance(node, Embedding)]:
+    for table in [node for _, node in walked if isinstance(node, Embedding)]:
+        shards, grows = table.shards, may_grow and table.ids_are_rows
         _, first = together.get(id(shards[0]), (None, None)) if shards else (None, None)
         key = "" if first is None else _stored_key(stored[first]) or ""
         if not key.endswith(end := f"/0/{_ATTRIBUTE}"):
             continue  # absent, or under another attribute than the table's
-        table = key.removesuffix(end) + "/"
-        numbered = (f"{table}{number}/" for number in itertools.count())
+        numbered = (f"{key.removesuffix(end)}/{number}/" for number in itertools.count())
         prefixes = tuple(itertools.takewhile(lambda each: each + _ATTRIBUTE in forms, numbered))
-        sources |= {id(node): Moved(prefixes, shard, len(shards)) for shard, node in enumerate(shards)}
+        sources |= {id(v): Moved(prefixes, n, len(shards), may_grow=grows) for n, v in enumerate(shards)}
     return sources
 
 

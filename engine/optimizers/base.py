@@ -192,6 +192,11 @@ class Optimizer(tf.Module):
         self._scale_before = updates, before
         self.learning_rate_scale.assign(scale)
 
+    @property
+    def rate_variables(self):
+        """The variables that decide the learning rate, with the schedule: `iterations` and `learning_rate_scale`."""
+        return [self.iterations, self.learning_rate_scale]
+
     def final_average(self) -> Shadows | None:
         """Returns averages that replace the weights when training ends, as by `use_ema` in Keras's `fit`, if any."""
         return None
@@ -288,7 +293,9 @@ class Optimizer(tf.Module):
         now = tf.constant([int(position in positions) for position in range(len(self._targets.variables))], tf.int64)
         tf.raw_ops.AssignAddVariableOp(resource=self.update_counts.handle, value=now)
         if self.weight_average is not None:
-            self.weight_average.update(variables, tf.convert_to_tensor(self.iterations))
+            # A run that continues another's optimizer counts iterations from 0.
+            most = tf.reduce_max(tf.convert_to_tensor(self.update_counts))
+            self.weight_average.update(variables, tf.maximum(tf.convert_to_tensor(self.iterations), most))
 
     def _build_slots(self, targets):
         """Makes the slots of each target. Host code, in strategy scope."""

@@ -60,6 +60,11 @@ class KerasOptimizer(Optimizer):
         else:
             self.keras_optimizer.learning_rate = value
 
+    @property
+    def rate_variables(self):
+        own = self.keras_optimizer.iterations, keras.own_rate(self.keras_optimizer)
+        return [*super().rate_variables, *(each for each in own if isinstance(each, tf.keras.Variable))]
+
     def final_average(self):
         if not self.keras_optimizer.use_ema or not self.keras_optimizer.iterations.numpy():
             return None

@@ -349,6 +349,13 @@ def checkpoint_steps(run_dir: str, which: str = "latest") -> list[int]:
 
 def _check_init_from(config: Config) -> None:
     source = config.init_from
+    others = [setting(name) for name in ("init_optimizer", "init_map") if config.values[name]]
+    if others and (len(others) > 1 or (source or "").endswith(KERAS_FILES)):
+        raise UsageError(
+            f"{setting('init_from', source)} can't be combined with {' and '.join(others)}: "
+            f"{setting('init_optimizer')} continues a run's checkpoint, {setting('init_map')} renames variables of a "
+            "tf.train.Checkpoint, and a Keras file has weights alone; leave one out"
+        )
     if not source or check_init_from(source):
         return
     if config.run_dir and checkpoint_steps(config.run_dir):

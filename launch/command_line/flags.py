@@ -87,7 +87,6 @@ class Flags:
         Integer(1),
         None,
         "Save and end at this step, as if interrupted: schedules keep the full length, and the run can be resumed.",
-        use=("mode", "train_and_eval", "train"),
         of_call=True,
         is_period=True,
     )
@@ -104,9 +103,26 @@ class Flags:
     init_from: str | None = _model(
         Path(),
         None,
-        "Initialize the weights, and nothing else, from this run, checkpoint or Keras file.",
+        "Initialize the weights from this run, checkpoint or Keras file.",
         of_call=True,
         may_be_elsewhere=True,
+    )
+
+    init_optimizer: bool = _model(
+        Boolean(),
+        False,
+        "Also continue that run's optimizer state; steps and schedules begin at 0.",
+        use=("init_from",),
+        of_call=True,
+    )
+    init_map: Sequence[str] = _model(
+        Text("REGEX=REPLACEMENT", rules.renaming),
+        [],
+        "REGEX=REPLACEMENT: rename the variables of a tf.train.Checkpoint of other code to the paths of the weights "
+        "here; an empty name leaves a variable out. Repeatable: applied in order.",
+        use=("init_from",),
+        several=True,
+        of_call=True,
     )
 
     # Input

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ...engine import Trainer
 from ...engine.build import prepare
-from ...engine.checkpoints import load_weights, read_newest
+from ...engine.checkpoints import graph, load_weights, read_newest
 from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.run_dir import RunDir
 from ...engine.data import form
@@ -26,6 +26,7 @@ from ...engine.inventory import Inventory
 from ...engine.keras_trainer import KerasTrainer
 from ...engine.layers.embeddings import Embedding
 from ...engine.mesh import shards
+from ...engine.reduction import per_replica
 from ...input import known
 from ...models.tabular import Tabular
 from ..command_line.config import KERAS_FILES, Config
@@ -78,22 +79,76 @@ def named(trainer: Trainer, name: str) -> tf.keras.Model:
 
 
 def start(run: BaseRun) -> None:
-    """Loads the weights, and nothing else, of --init_from: another run's checkpoint or a Keras file."""
-    if not (source := run.config.init_from):
+    """Loads the weights of --init_from, another run's, other code's or Keras's, or continues that run's optimizer."""
+    config, taken = run.config, list[str]()
+    if not (source := config.init_from):
         return
     inventory = Inventory(run.trainer)
-    grown: list[str] = []
-    if source.endswith(KERAS_FILES):
-        count = _load_keras_file(run, source)
+    if config.init_optimizer:
+        taken = read_newest(source, functools.partial(_continue, run))
+    elif config.init_map:
+        rules = [(pattern, new) for pattern, _, new in (each.rpartition("=") for each in config.init_map)]
+        taken = read_newest(source, lambda prefix: graph.restore_renamed(prefix, _all_by_path(run), rules))
+    elif source.endswith(KERAS_FILES):
+        taken = [""] * _load_keras_file(run, source)
     else:
         taken = _load(source, {**inventory.layers, **inventory.tables}, functools.partial(_check_source, run))
-        count, grown = len(taken), [name for name in taken if name.endswith(" rows)")]
-    for optimizer in inventory.optimizers.values():
+    for optimizer in () if config.init_optimizer else inventory.optimizers.values():
         if optimizer.weight_average is not None:
             optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
     numerics.check_weights(run.trainer, setting("init_from", source))
+    grown = [name for name in taken if name.endswith(" rows)")]
     more = f"; rows that it lacks begin as they were made: {', '.join(grown)}" if grown else ""
-    run.log(f"{count} weights taken from {source}{more}")
+    what = "variables, the optimizer's too," if config.init_optimizer else "weights"
+    run.log(f"{len(taken)} {what} taken from {source}{more}")
+
+
+def _continue(run: BaseRun, prefix: str) -> list[str]:
+    """Loads all that a run's trainer has, its optimizers too, whose schedules begin again; returns variables' names."""
+    if (manifest := manifests.manifest_of(prefix)) is None:
+        raise UsageError(
+            f"{setting('init_optimizer')}: {prefix} is not a run's checkpoint with its manifest; give a run's folder, "
+            f"or leave {setting('init_optimizer')} out"
+        )
+    _check_source(run, prefix)
+    optimizers = Inventory(run.trainer).optimizers.values()
+    rates = [part for each in optimizers for rate in each.rate_variables for part in per_replica.components(rate)]
+    first = [part.numpy() for part in rates]
+    why_not = (
+        f"{setting('init_optimizer')}: {prefix} does not fit this model, whose tables may only grow; use the same "
+        f"{setting('model')} and {setting('model_arg')} as that run"
+    )
+    matching, changed = run.state.matching(manifest, may_grow=True), run.config.allow_changed_config
+    taken, _ = graph.restore(prefix, run.trainer, why_not, ("trainer",), matching, changed, may_grow=True)
+    for part, value in zip(rates, first, strict=True):
+        part.assign(value)
+    return taken
+
+
+def _all_by_path(run: BaseRun) -> dict[str, Any]:
+    """Returns the weights and moving statistics by path, and the tables by name. Raises `UsageError`."""
+    inventory, found = Inventory(run.trainer), dict[str, Any]()
+    own = [(variables.path_of(each), each) for each in inventory.own_variables]
+    for name, each in [*_by_path(run.trainer), *own]:
+        if isinstance(each, Embedding) and not each.ids_are_rows:
+            raise UsageError(
+                f"{setting('init_map')}: table {name} finds its rows by a hash or by admission, so rows of other code "
+                "would be those of other ids; use an Embedding whose ids are rows"
+            )
+        if not isinstance(each, Embedding) and (not tf.as_dtype(each.dtype).is_floating or per_replica.differs(each)):
+            continue  # a seed, or the state of a stateful layer
+        if found.setdefault(name, each) is not each:
+            raise UsageError(
+                f"{setting('init_map')}: two weights of {type(run.trainer).__name__} have the path {name}; give their "
+                "layers or models other names"
+            )
+    return found
+
+
+def _by_path(trainer: Trainer) -> list[tuple[str, Any]]:
+    """Lists the layers' variables by path, and the tables by name."""
+    tables = Inventory(trainer).tables.values()
+    return [*((variables.path_of(each), each) for each in _layers(trainer)), *((table.name, table) for table in tables)]
 
 
 def _check_source(run: BaseRun, prefix: str) -> None:
@@ -218,8 +273,7 @@ def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | 
 
 def _by_name(trainer: Trainer, name: str) -> Any:
     """Returns the only weight or table of a name. Raises `UsageError`."""
-    known = [(variables.path_of(each), each) for each in _layers(trainer)]
-    known += [(table.name, table) for table in Inventory(trainer).tables.values()]
+    known = _by_path(trainer)
     chosen = [each for key, each in known if key == name]
     if len(chosen) != 1:
         names = [key for key, _ in known]
@@ -343,8 +397,7 @@ def _load(source: str, components: Mapping[str, Any], check: Callable[[str], Non
             check(prefix)
         for path, component in components.items():
             if component.variables:
-                may_grow = bool(check) and getattr(component, "ids_are_rows", False)
-                taken += load_weights(prefix, component, f"trainer.{path}", may_grow)
+                taken += load_weights(prefix, component, f"trainer.{path}", may_grow=bool(check))
         return taken
 
     return read_newest(source, load)  # all of one checkpoint, also if a run writes the next one meanwhile

@@ -56,6 +56,12 @@ def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(inside, 
     inside(*run, run_dir, "--train_steps=130").ok()
     further = runs.result(tmp_path / "run")["tables"]
     assert further["embedding/rows_given"] > len(ids) > 1000
+    # The next day's clicks, on servers again: new ids get rows, and slots go on.
+    begun = (f"--init_from={tmp_path}/run", "--init_optimizer", "--seed=1", "--learning_rate_schedule=cosine")
+    assert start("next", *run, *begun, "--train_steps=60", script=()).ok().result["step"] == 60
+    assert runs.result(tmp_path / "next")["tables"]["embedding/rows_given"] > further["embedding/rows_given"]
+    counts = runs.tensors(tmp_path / "next")["trainer/optimizer/update_counts/.ATTRIBUTES/VARIABLE_VALUE"]
+    assert counts.tolist() == [190] * len(counts)
 
 
 SCRIPT = """

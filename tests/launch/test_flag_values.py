@@ -48,6 +48,7 @@ NEEDED = {
     ("strategy", "mirrored"): ("--strategy=mirrored",),
     ("strategy", "mirrored", "multi_worker"): ("--strategy=mirrored",),
     ("run_dir",): ("--run_dir=run",),
+    ("init_from",): ("--init_from=run",),
     ("sync_every_steps",): ("--strategy=mirrored", "--sync_every_steps=2"),
     ("strategy", "mirrored", "multi_worker", "tpu"): ("--strategy=mirrored",),
     ("strategy", "mirrored", "multi_worker", "tpu", "parameter_server"): ("--strategy=mirrored",),

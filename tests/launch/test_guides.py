@@ -47,6 +47,7 @@ HOLDS = {
     "Pretrained weights": "again.history[0]['eval_loss'] < 1.1 * first.result['eval']['loss']",
     "A GAN": "np.allclose(made.predict(noise, 'generator'), serve(features=noise)['outputs'], atol=1e-6)",
     "A hook that stops": "stopped.result['stop'] == 'good enough' and stopped.result['step'] < 400",
+    "Click logs, a file per day": "today.result['eval']['auc'] > 0.95 and today.result['tables']",
     "A search by successive halving": "step == 80 and loss_at(step, *rates) < 0.01",
     "The model afterwards": "np.allclose(tf.keras.models.load_model(served)(points), kept.predict(points), atol=1e-5)",
 }
