@@ -11,7 +11,10 @@ import os
 import re
 import subprocess
 import sys
+import types
+from importlib.util import find_spec
 
+import numpy as np
 import pytest
 
 from crankshaft import Trainer
@@ -33,6 +36,9 @@ HOLDS = {
     "docs/data.md": "done.result['eval']['loss'] < 1 and weighed.result['eval']['loss'] < 1"
     " and result_of('runs/rows')['eval']['loss'] < 0.1",
     # Sums in another order, twenty steps long: a few units in the last place.
+    # The noise's variance is 0.09; the two loops shuffle differently.
+    "docs/from_keras.md": "all(abs(loss - before) < 0.02 and loss < 0.13 for loss in"
+    " (after.result['eval']['loss'], done.result['eval']['loss'], ported.result['eval']['loss']))",
     "docs/keras.md": "run.history.epoch == [0, 1, 2, 3]"
     " and first.history.history['val_loss'][1] < first.history.history['val_loss'][0]"
     " and halved.times == 4 and mine.optimizer.iterations == 125",
@@ -92,6 +98,22 @@ class Reader:
                 assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
+class Loader:
+    """What PyTorch's DataLoader has for others, for a page that imports it where PyTorch is not installed."""
+
+    collate_fn = None
+
+    def __init__(self, dataset, batch_size: int, shuffle: bool = False):
+        self.dataset, self.batch_size, self.shuffle = dataset, batch_size, shuffle
+
+    def __iter__(self):
+        order = np.arange(len(self.dataset))
+        if self.shuffle:
+            np.random.default_rng(0).shuffle(order)
+        for at in range(0, len(order), self.batch_size):
+            yield [*map(np.stack, zip(*(self.dataset[i] for i in order[at : at + self.batch_size]), strict=True))]
+
+
 def _result_of(run_dir: str) -> dict:
     with open(os.path.join(run_dir, "result.json"), encoding="utf-8") as file:
         return json.load(file)
@@ -105,6 +127,8 @@ def reader(inside, tmp_path, monkeypatch):
     monkeypatch.setitem(Flags.__init__.__kwdefaults__, "jit", "off")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    if find_spec("torch") is None:
+        monkeypatch.setitem(sys.modules, "torch.utils.data", types.SimpleNamespace(DataLoader=Loader, Dataset=object))
     before, names = set(sys.modules), {"__name__": "guide", "result_of": _result_of}
     yield Reader(inside, names), names
     for name, module in list(sys.modules.items()):
@@ -135,6 +159,13 @@ def test_recipe_runs(title, reader, capfd):
         person.follow(COOKBOOK, block)
     assert eval(HOLDS.get(title, "True"), names)
     assert "evaluation at step" in capfd.readouterr().out
+
+
+def test_a_program_that_comes_from_elsewhere_is_at_most_as_long_as_before():
+    found = blocks(ROOT / "docs" / "from_keras.md")
+    for title in ("From a tape loop", "From Orbit", "From PyTorch"):
+        *_, before, after = (len(each.text.splitlines()) for each in found if each.section == title)
+        assert after <= before / 2, title
 
 
 def test_every_check_is_of_a_page_or_a_recipe():
