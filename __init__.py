@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # a type checker takes it for true; typing takes as long 
 if TYPE_CHECKING:
     from .engine.build import learning_rate, make_optimizer
     from .engine.data.data import Data
+    from .engine.data.form import Padded
     from .engine.data.source import Source, Spec
     from .engine.keras_trainer import KerasTrainer
     from .engine.metrics.keras_metrics import KerasMetric
@@ -33,6 +34,7 @@ _HOMES = {
     "KerasMetric": "crankshaft.engine",
     "KerasTrainer": "crankshaft.engine",
     "Mean": "crankshaft.engine",
+    "Padded": "crankshaft.engine.data.form",
     "Run": "crankshaft.launch.run.run",
     "RunError": "crankshaft.launch.errors",
     "Trainer": "crankshaft.engine",
@@ -64,6 +66,7 @@ __all__ = [
     "KerasMetric",
     "KerasTrainer",
     "Mean",
+    "Padded",
     "Run",
     "RunError",
     "Source",

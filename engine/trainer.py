@@ -27,6 +27,10 @@ from .step.options import RunContext
 _HALVES = (tf.bfloat16, tf.float16)
 
 
+def _masked(padded: form.Padded) -> tf.Tensor:
+    return keras.with_mask(padded.values, padded.mask) if padded.unknown == 1 else padded.values
+
+
 class Trainer(tf.Module):
     """A model, its loss, its optimizer and one training step.
 
@@ -64,10 +68,14 @@ class Trainer(tf.Module):
         return 1.0
 
     def forward(self, features, training: bool):
-        """Returns the model's outputs for a batch of features. Override it to look up embeddings first."""
+        """Returns the model's outputs for a batch of features. Override it to look up embeddings first.
+
+        Of features of varying length (`crankshaft.Padded`) the model gets the values, with their mask for its layers.
+        """
         if not hasattr(self, "model"):
             raise UsageError(f"{type(self).__name__}.build sets no self.model, which forward calls; set it there")
-        return self.model(keras.with_optional(self.model, features), training=training)
+        features = keras.with_optional(self.model, form.map_padded(_masked, features))
+        return self.model(features, training=training)
 
     def loss(self, outputs, batch) -> Mean:
         """Returns (total, count) over this replica's examples: `crankshaft.mean(losses)`, with one loss per example.

@@ -14,6 +14,7 @@ import tensorflow as tf
 from crankshaft.engine import StepOptions, Trainer, loop
 from crankshaft.engine.build import prepare
 from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.data import form
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Split
 from crankshaft.engine.data.streamed import OfDataset
@@ -142,12 +143,6 @@ def split_of(data) -> Split:
     return OfDataset(data) if isinstance(data, tf.data.Dataset) else ArraySource(data)
 
 
-def _example(split):
-    return tf.nest.map_structure(
-        lambda spec: np.zeros([1, *spec.shape], tf.as_dtype(spec.dtype).as_numpy_dtype), split.element_spec
-    )
-
-
 @pytest.fixture(scope="session")
 def distribution():
     """distribution(replicas): a `tf.distribute.Strategy` on logical CPUs, the same one each time."""
@@ -184,7 +179,7 @@ def bench(distribution):
         on = tf.distribute.OneDeviceStrategy(device) if device else distribution(replicas)
         strategy = Replicated("test", on, feed, steps_per_loop=block_steps, mesh=Mesh(on, model, shard_optimizer))
         with strategy.scope():
-            context = RunContext(options, num_classes, vocabulary, example=_example(source))
+            context = RunContext(options, num_classes, vocabulary, example=form.example(source))
             state = TrainState(prepare(trainer, context, reduction))
             state.build()
         state.jit = jit

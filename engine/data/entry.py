@@ -21,16 +21,14 @@ from . import frames, views
 from .arrays import ArraySource
 from .data import Data
 from .form import fields
+from .lengths import Varying, VaryingStream
 from .py_dataset import OfBatches, OfGenerator, without_optional
-from .source import Source, Spec, Split
+from .source import Source, Spec, Split, unknown_dimensions
 from .streamed import OfDataset, Stream
 from .timeouts import names_of
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
 _COUNTS_SHOWN = 8
-_ONE_SHAPE = (
-    "give examples of one shape: dataset.unbatch(); in dataset.map, tf.pad where they differ, then tf.ensure_shape"
-)
 _NEGATIVE = "a weight of the {} data is negative or not finite; give numbers of 0 or more"
 _NONE = type(tf.type_spec_from_value(None))
 
@@ -131,7 +129,7 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
         _check_shapes(name, elements)
         _check_weights(name, fields(elements).weights, rules)
         notes.append(f"the {name} data is a stream{names_of(data.files())}: without an index, so it is read in order")
-        return data
+        return VaryingStream(data) if unknown_dimensions(data.element_spec) else data
     if isinstance(data, Source) and not isinstance(data, ArraySource):
         return _checked_source(name, data, rules)
     if isinstance(data, ArraySource):
@@ -343,7 +341,7 @@ def _check_weights(name: str, weights: Any, rules: Rules) -> None:
 # -- datasets, streams and sources
 
 
-def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[str]) -> OfDataset:
+def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[str]) -> Stream:
     if dataset.cardinality() == 0:
         raise UsageError(f"the {name} data is an empty dataset; give at least one example")
     is_batched = rules.as_keras or _comes_in_batches(name, dataset)
@@ -351,14 +349,16 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
         dataset = dataset.map(_batch_without_none if is_batched else _without_none)
     if any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = dataset.map(_with_dense)
+    if not rules.as_keras:
+        if is_batched:
+            dataset = dataset.unbatch()
+            notes.append(f"the {name} dataset comes in batches: it is unbatched, and the run makes its own batches")
+        dataset = _of_tensors(dataset)
     _check_elements(name, dataset.element_spec)
     batch_examples = None
     if rules.as_keras:
         batch_examples = _batch_examples(name, dataset)
         dataset = _of_known_shape(_of_one_size(name, dataset, batch_examples) if rules.is_even else dataset)
-    elif is_batched:
-        dataset = dataset.unbatch()
-        notes.append(f"the {name} dataset comes in batches: it is unbatched, and the run makes its own batches")
     _check_shapes(name, dataset.element_spec)
     _check_caches(name, dataset)
     weights = fields(dataset.element_spec).weights
@@ -375,7 +375,14 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
 
     stream = OfDataset(dataset if weights is None else dataset.map(checked))
     stream.batch_examples = batch_examples
-    return stream
+    return VaryingStream(stream) if unknown_dimensions(stream.element_spec) else stream
+
+
+def _of_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset with tensors for the rows of ragged batches."""
+    if not any(isinstance(x, tf.RaggedTensorSpec) and not x.ragged_rank for x in tf.nest.flatten(dataset.element_spec)):
+        return dataset
+    return dataset.map(lambda *components: components if len(components) > 1 else components[0])  # `map` passes tensors
 
 
 def _with_dense(*element):
@@ -439,8 +446,6 @@ def _check_elements(name: str, elements) -> None:
             "weights) or features alone, one example each"
         )
     for spec in tf.nest.flatten(elements):
-        if isinstance(spec, tf.RaggedTensorSpec) and not spec.ragged_rank:  # `map` passes a tensor, without `to_tensor`
-            raise UsageError(f"the {name} dataset's examples are of shape {spec.shape}; {_ONE_SHAPE}")
         if not isinstance(spec, tf.TensorSpec):
             raise UsageError(
                 f"the {name} dataset holds a {type(spec).__name__}; give dense tensors: in dataset.map, pad a ragged x "
@@ -451,8 +456,8 @@ def _check_elements(name: str, elements) -> None:
 
 def _check_shapes(name: str, elements) -> None:
     for key, spec in fields(elements).named():
-        if not spec.shape.is_fully_defined():
-            raise UsageError(f"the {name} dataset's examples are of shape {spec.shape} ({key}); {_ONE_SHAPE}")
+        if spec.shape.rank is None:
+            raise UsageError(f"the {name} dataset's examples are of unknown rank ({key}); use tf.ensure_shape in map")
 
 
 def _comes_in_batches(name: str, dataset: tf.data.Dataset) -> bool:
@@ -460,8 +465,8 @@ def _comes_in_batches(name: str, dataset: tf.data.Dataset) -> bool:
     sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in specs}
     if len(sizes) > 1 or sizes == {0}:
         return False
-    if sizes == {None}:  # as .batch() makes them
-        return True
+    if sizes == {None}:  # as .batch() makes them, or examples of any length
+        return pipelines.is_batched(dataset) is not False
     is_batch = pipelines.is_batched(dataset)
     if is_batch is None:
         (size,) = sizes
@@ -491,11 +496,6 @@ def _checked_source(name: str, source: Source, rules: Rules) -> Source:
                 f"the {name} data's {type(source).__name__}.element_spec holds a {type(spec).__name__} ({key}); give "
                 "a Spec(shape, dtype) for each component of an example"
             )
-        if None in spec.shape:
-            raise UsageError(
-                f"the {name} data's {type(source).__name__}.element_spec has the shape {spec.shape} ({key}); give "
-                "whole numbers: examples of one shape, to which `read` pads shorter ones by np.pad"
-            )
         _check_real(name, tf.as_dtype(spec.dtype))
     try:
         examples = len(source)
@@ -505,4 +505,4 @@ def _checked_source(name: str, source: Source, rules: Rules) -> Source:
     if not examples:
         raise UsageError(f"the {name} data has no examples; give at least one")
     _check_weights(name, fields(source.element_spec).weights, rules)
-    return source
+    return Varying(source) if unknown_dimensions(source.element_spec) else source

@@ -14,9 +14,11 @@ import tensorflow as tf
 from ..errors import SourceError, UsageError
 from ..mesh.mesh import Mesh
 from .feed import CallInput, Feed
+from .form import longest, padded_to
 from .order import Order, replica_range
 from .reader import example_bytes
-from .streamed import Stream, count, untuned
+from .source import unknown_dimensions
+from .streamed import Stream, batched, count, untuned
 
 _BLOCK_BYTES = 8 << 20  # of a call's batches, at most
 
@@ -87,7 +89,8 @@ class ExternalFeed(Feed):
             self._iterators.pop(split, None)
         self.order: ExternalOrder = ExternalOrder(examples, batch_size, 1, seed, first_step=first_step, read=read)
         self.split, self._epoch_order, self._next_step = split, (-1, self._epoch_order[1]), first_step
-        self._most_steps = max(1, _BLOCK_BYTES // max(1, batch_size * example_bytes(split)))
+        varies = unknown_dimensions(split.element_spec) > 0  # each batch is padded to its own longest example
+        self._most_steps = 1 if varies else max(1, _BLOCK_BYTES // max(1, batch_size * example_bytes(split)))
 
     def reach(self, step: int, limit: int) -> int:
         if not self.split.by_index:
@@ -118,7 +121,8 @@ class ExternalFeed(Feed):
 
     def traced(self, operands) -> Any:
         examples, each = operands
-        return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), examples), each
+        spec = self.split.element_spec
+        return tf.nest.map_structure(lambda x, own: tf.TensorSpec([None, *own.shape], x.dtype), examples, spec), each
 
     def most_steps(self, operands) -> float:
         return math.inf
@@ -161,13 +165,16 @@ class ExternalFeed(Feed):
         with tf.device("CPU:0"):
             stored = tf.nest.map_structure(tf.constant, self.split.read(rows))
             seeds = tf.constant(np.stack([np.full(len(rows), epoch), rows], -1), tf.int64)
-            return self.split.decode(stored, seeds)
+            examples = self.split.decode(stored, seeds)
+            varies = unknown_dimensions(self.split.element_spec)
+            return padded_to(longest(examples), examples) if varies else examples
 
     def _next(self) -> Any:
         """Returns the next batch of a stream, whose epochs follow one another."""
         for _ in range(2):
             if (iterator := self._iterators.get(self.split)) is None:
-                batches = self.split.examples(None, tf.constant(0, tf.int64)).batch(self.order.batch_size)
+                examples = self.split.examples(None, tf.constant(0, tf.int64))
+                batches = batched(self.split, examples, self.order.batch_size)
                 iterator = self._iterators[self.split] = iter(untuned(batches))
             if (batch := next(iterator, None)) is not None:
                 return batch

@@ -5,6 +5,7 @@ With `random_access`, an epoch's smaller last batch has a separately compiled pr
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import threading
@@ -19,11 +20,14 @@ from ..internals.tensorflow import iterator_state, restore_iterator, shuffled
 from ..mesh.mesh import Mesh
 from ..randomness import epoch_seed
 from .arrays import ArraySource, as_kept, is_on_gpus, on_each_device
+from .buckets import in_windows
 from .feed import CallInput, Feed, FeedStats
+from .form import zeros
+from .lengths import Padding
 from .order import Order, even_range, replica_range
 from .reader import Reader, unmasked
 from .source import Source, Spec
-from .streamed import Share, Watch, naming_files, untuned, unwatched
+from .streamed import Share, Watch, batched, naming_files, untuned, unwatched
 from .timeouts import StreamTimeout
 
 _MOST_STATE_BYTES = 1 << 30  # TensorFlow's limit is 2 GiB, and several checkpoints are kept
@@ -195,13 +199,22 @@ class ReadFeed(Feed):
       source: of the examples.
       order: assigns examples to steps.
       read_timeout_seconds: see `FeedOptions`.
+      padding: of examples of varying length, whose blocks are single batches; None if they have one shape.
     """
 
     compilable = True
     random_access = True
 
-    def __init__(self, devices: Devices, source: Source, order: Order, read_timeout_seconds: float = 0.0):
-        self.order, self._source = order, source
+    def __init__(
+        self,
+        devices: Devices,
+        source: Source,
+        order: Order,
+        read_timeout_seconds: float = 0.0,
+        padding: Padding | None = None,
+    ):
+        self.order, self._source, self._padding = order, source, padding
+        self._element_spec: Any = None
         self._strategy, self._mesh = devices.strategy, devices.mesh
         self._read_timeout_seconds = read_timeout_seconds
         self._reader: Reader | None = None
@@ -231,8 +244,11 @@ class ReadFeed(Feed):
         self._next_step = step + stop - start
         return CallInput((block,), start, stop)
 
+    def traced(self, operands) -> Any:
+        return operands if self._padding is None else (self._element_spec,)  # one program for all lengths
+
     def most_steps(self, operands) -> float:
-        return tf.nest.flatten(operands)[0].shape[0]
+        return tf.nest.flatten(operands)[0].shape[0] if self._padding is None else 1
 
     def batch(self, block, offset: tf.Tensor):
         if self.order.block_steps == 1:  # the block is the batch, and large: no copy needed
@@ -250,7 +266,7 @@ class ReadFeed(Feed):
             self._source.begin_epoch(self.order.epoch_of(first_block))
         self._shares_before = self._reader.shares_read or 0
         if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
-            return iter(self._share(first_block, range(1)))
+            return self._opened(self._share(first_block, range(1)))
 
         def pipeline(context: tf.distribute.InputContext):
             per_pipeline = context.num_replicas_in_sync // context.num_input_pipelines
@@ -258,7 +274,11 @@ class ReadFeed(Feed):
             self._shares_a_block = per_pipeline
             return self._share(first_block, range(first, first + per_pipeline))
 
-        return iter(self._strategy.distribute_datasets_from_function(pipeline))
+        return self._opened(self._strategy.distribute_datasets_from_function(pipeline))
+
+    def _opened(self, blocks):
+        self._element_spec = blocks.element_spec
+        return iter(blocks)
 
     def _share(self, first_block: int, replicas: range) -> tf.data.Dataset:
         """Yields blocks for some replicas in turn: block 0 of the first, of the second, ..., block 1 of the first."""
@@ -270,7 +290,8 @@ class ReadFeed(Feed):
             indices = self.order.examples(block)
             share, num_shares = self._mesh.batch_share(replica, n)
             start, stop = replica_range(tf.shape(indices, tf.int64)[1], share, num_shares)
-            return self._reader.read(indices[:, start:stop], block)
+            pad = () if self._padding is None else (functools.partial(self._padding.pad, indices),)
+            return self._reader.read(indices[:, start:stop], block, *pad)
 
         left = self.order.blocks_to_end(first_block) * len(replicas) if self._source.by_epoch else tf.int64.max
         numbers = tf.data.Dataset.range(left)
@@ -309,6 +330,8 @@ class StreamedFeed(Feed):
     ):
         self.order, self.share = order, share
         self._strategy, self._mesh = devices.strategy, devices.mesh
+        if share.stream.buckets is not None:
+            share.stream.buckets.check_stream(order)
         self._stream_timeout = StreamTimeout(share.stream.files(), timeout_seconds)
         self._shuffle_buffer, self._watch, self._distributes = shuffle_buffer, watch, distributes
         self._iterator: Any = None
@@ -327,7 +350,8 @@ class StreamedFeed(Feed):
     @property
     def _example_bytes(self) -> int | None:
         specs = tf.nest.flatten(self.share.stream.element_spec)
-        return None if any(spec.dtype == object for spec in specs) else sum(spec.nbytes for spec in specs)
+        varies = any(spec.dtype == object or spec.unknown for spec in specs)
+        return None if varies else sum(spec.nbytes for spec in specs)
 
     @property
     def pipeline(self) -> str:  # type: ignore[override]
@@ -336,8 +360,13 @@ class StreamedFeed(Feed):
             lambda spec: f"{tf.as_dtype(spec.dtype).name} {spec.shape}", self.share.stream.element_spec
         )
         order = self.order
+        buckets = self.share.stream.buckets
         return json.dumps(
-            [self.share.metadata(), order.batch_size, order.seed, self._shuffle_buffer, spec], default=str
+            [
+                *(self.share.metadata(), order.batch_size, order.seed, self._shuffle_buffer, spec),
+                *([dataclasses.asdict(buckets)] if buckets else []),
+            ],
+            default=str,
         )
 
     def reach(self, step: int, limit: int) -> int:
@@ -446,7 +475,7 @@ class StreamedFeed(Feed):
         """
         if not self.order.has_epochs:
             passes = tf.data.Dataset.range(_MOST_PASSES).flat_map(self._shuffled)
-            epochs = passes.batch(self.order.share_size, drop_remainder=self.order.drop_remainder)
+            epochs = self._batched(passes, tf.constant(0, tf.int64))
         else:
             epochs = tf.data.Dataset.counter(first_epoch).flat_map(self._epoch)
         if seen:
@@ -464,7 +493,7 @@ class StreamedFeed(Feed):
 
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
         order = self.order
-        batches = self._shuffled(epoch).batch(order.share_size, drop_remainder=order.drop_remainder)
+        batches = self._batched(self._shuffled(epoch), epoch)
         if not self.share.by_file:
             return batches
         # Padded with empty batches to the length of the longest share.
@@ -473,6 +502,12 @@ class StreamedFeed(Feed):
             lambda _: tf.nest.map_structure(_no_example, self.share.stream.element_spec)
         )
         return batches.concatenate(nothing).take(steps)
+
+    def _batched(self, examples: tf.data.Dataset, epoch: tf.Tensor) -> tf.data.Dataset:
+        order, stream = self.order, self.share.stream
+        if stream.buckets is not None:
+            return in_windows(examples, stream.buckets, order.batch_size, order.seed, epoch)
+        return batched(stream, examples, order.share_size, order.drop_remainder)
 
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
         seed = self.order.seed
@@ -490,7 +525,7 @@ def _variable_for(spec: Spec) -> tf.Variable:
 
 def _no_example(spec: Spec) -> tf.Tensor:
     """Returns an empty batch of such examples."""
-    return tf.zeros([0, *spec.shape], tf.as_dtype(spec.dtype))
+    return tf.convert_to_tensor(zeros(spec)[:0], tf.as_dtype(spec.dtype))
 
 
 class RepeatedFeed(Feed):

@@ -2,12 +2,13 @@
 
 One of three forms: `(features, labels)`, `(features, labels, weights)`, or features alone. Features and labels are each
 an array, or dictionaries and tuples of arrays (lists count as tuples, as in Keras); weights are one number per example.
-Features alone are `(features,)` if they are a tuple. With weights but without labels, labels are `()`.
+Features alone are `(features,)` if they are a tuple. With weights but without labels, labels are `()`. An array whose
+examples differ in length is `Padded`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,102 @@ class Fields(NamedTuple):
         for name, component in self._asdict().items():
             if component is not None:
                 yield from _named(name, component)
+
+
+class Padded(NamedTuple):
+    """An array whose examples differ in length, padded with zeros (or empty strings) to one length per batch.
+
+    The specs of datasets and sources have None for such dimensions, the first ones of an example; each batch then has a
+    `Padded` for that array.
+
+    Attributes:
+      values: [batch, longest, ...]; with two unknown dimensions [batch, longest, longest, ...].
+      lengths: [batch] int32, the examples' own lengths; with two unknown dimensions [batch, 2].
+
+    Example:
+      >>> import tensorflow as tf
+      >>> words = Padded(tf.constant([[3, 5], [7, 0]]), tf.constant([2, 1]))
+      >>> words.mask.numpy().tolist()
+      [[True, True], [True, False]]
+    """
+
+    values: Any
+    lengths: Any
+
+    @property
+    def unknown(self) -> int:
+        """The number of unknown dimensions."""
+        return self.lengths.shape[1] if len(self.lengths.shape) > 1 else 1
+
+    @property
+    def mask(self) -> tf.Tensor:
+        """Whether an entry is an example's own, bool [batch, longest], or [batch, longest, longest]."""
+        lengths = tf.reshape(self.lengths, [-1, self.unknown])
+        sizes = tf.shape(self.values)[1:]
+        mask = tf.sequence_mask(lengths[:, 0], sizes[0])
+        for axis in range(1, self.unknown):
+            along = tf.sequence_mask(lengths[:, axis], sizes[axis])
+            mask = mask[..., tf.newaxis] & tf.reshape(along, [-1, *[1] * axis, sizes[axis]])
+        return mask
+
+
+def map_padded(function: Callable[[Padded], Any], nest):
+    """Returns a nest with a function's results in place of each `Padded`."""
+    if isinstance(nest, Padded):
+        return function(nest)
+    if isinstance(nest, dict):
+        by_name = {name: map_padded(function, nest[name]) for name in sorted(nest)}  # the order of `tf.nest`
+        return {name: by_name[name] for name in nest}
+    if isinstance(nest, tuple):
+        made = [map_padded(function, each) for each in nest]
+        return type(nest)(*made) if hasattr(nest, "_fields") else tuple(made)
+    return nest
+
+
+def lengths(examples) -> tf.Tensor:
+    """Returns the sizes of examples' unknown dimensions, int64 [n, dimensions]: those of each `Padded` in turn."""
+    found: list[tf.Tensor] = []
+    map_padded(lambda padded: found.append(tf.reshape(padded.lengths, [-1, padded.unknown])), examples)
+    return tf.cast(tf.concat(found, 1), tf.int64)
+
+
+def longest(examples) -> tf.Tensor:
+    """Returns the sizes of the longest of some examples, at least 1, int64 [dimensions]."""
+    return tf.maximum(tf.reduce_max(lengths(examples), 0), 1)
+
+
+def padded_to(sizes: tf.Tensor, examples):
+    """Pads the values of each `Padded` of a nest, or slices padding off.
+
+    Args:
+      sizes: of all unknown dimensions in turn, int64 [dimensions].
+      examples: nest of tensors [n, ...].
+    """
+    left = iter(tf.unstack(sizes))
+
+    def fit(padded: Padded) -> Padded:
+        values, rest = padded.values, padded.values.shape.rank - 1 - padded.unknown
+        own = [next(left) for _ in range(padded.unknown)]
+        least = tf.minimum(tf.shape(values, tf.int64)[1 : 1 + padded.unknown], own)
+        values = tf.slice(values, tf.zeros([values.shape.rank], tf.int64), [-1, *tf.unstack(least), *[-1] * rest])
+        missing = tf.pad(tf.stack(own) - least, [[1, rest]])
+        fitted = tf.pad(values, tf.stack([tf.zeros_like(missing), missing], 1))
+        fitted.set_shape([None, *[None] * padded.unknown, *padded.values.shape[1 + padded.unknown :]])
+        return padded._replace(values=fitted)
+
+    return map_padded(fit, examples)
+
+
+def element_spec(batch) -> Any:
+    """Returns the nest of `Spec` of a batch's examples."""
+    own = tf.nest.map_structure(lambda x: Spec(x.shape[1:], tf.as_dtype(x.dtype).as_numpy_dtype), batch)
+
+    def of_any_length(padded: Padded) -> Padded:
+        unknown = sum(padded.lengths.shape) or 1  # of one, lengths are scalars
+        shape = (*[None] * unknown, *padded.values.shape[unknown:])
+        return padded._replace(values=Spec(shape, padded.values.dtype))
+
+    return map_padded(of_any_length, own)
 
 
 class WeighedLabels(NamedTuple):
@@ -73,8 +170,8 @@ def example(split: Split):
 
 
 def zeros(spec: Spec) -> np.ndarray:
-    """Returns a batch of one example, of zeros or empty strings."""
-    shape = [1, *spec.shape]
+    """Returns a batch of one example, of zeros or empty strings; unknown dimensions are 1."""
+    shape = [1, *(1 if size is None else size for size in spec.shape)]
     is_text = tf.as_dtype(spec.dtype) == tf.string
     return np.full(shape, b"", object) if is_text else np.zeros(shape, spec.dtype)
 
@@ -110,6 +207,9 @@ def _named(name: str, component) -> Iterator[tuple[str, Any]]:
     if isinstance(component, dict):
         for key, each in component.items():
             yield from _named(f"{name}[{key!r}]", each)
+    elif isinstance(component, Padded):
+        yield name, component.values
+        yield f"{name}.lengths", component.lengths
     elif isinstance(component, tuple):
         for index, each in enumerate(component):
             yield from _named(f"{name}[{index}]", each)

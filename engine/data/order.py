@@ -351,7 +351,7 @@ class Order:
         """Returns the examples at these order indices of an epoch, a scalar."""
         if self.seed is None or self.num_examples == 1:
             return indices
-        return _permuted(indices, epoch_seed(self.seed, epoch, [3]), self.num_examples)
+        return permuted(indices, epoch_seed(self.seed, epoch, [3]), self.num_examples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,7 +404,7 @@ class ChunkedOrder(Order):
         windows, first = indices // self._window_examples, indices // self._window_examples * self._window_examples
         keys = tf.gather(self._keys(epoch), windows + 2)
         sizes = tf.minimum(tf.constant(self._window_examples, tf.int64), self.num_examples - first)
-        return self._chunked(first + _permuted(indices - first, keys, sizes), epoch)
+        return self._chunked(first + permuted(indices - first, keys, sizes), epoch)
 
     def _keys(self, epoch: tf.Tensor) -> tf.Tensor:
         """Returns [2 + windows, 3]: the chunks' key, a number for the smaller chunk's position, each window's key."""
@@ -424,12 +424,12 @@ class ChunkedOrder(Order):
         first = tf.reduce_min(indices_among_whole) // size
         stop = tf.reduce_max(indices_among_whole) // size + 1
         # Once per chunk, since permuting few is slow.
-        chunks = _permuted(tf.minimum(tf.range(first, stop), max(whole - 1, 0)), keys[0], max(whole, 1))
+        chunks = permuted(tf.minimum(tf.range(first, stop), max(whole - 1, 0)), keys[0], max(whole, 1))
         examples = tf.gather(chunks, indices_among_whole // size - first) * size + indices_among_whole % size
         return tf.where(is_smaller, whole * size + indices - before, examples)
 
 
-def _permuted(indices: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
+def permuted(indices: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
     """Permutes the numbers below `count`: returns the new value of each of `indices`.
 
     Args:
@@ -503,7 +503,7 @@ def order_of(
     shuffle_window: int = 0,
     drop_remainder: bool = False,
 ) -> Order:
-    """Returns the order of a source: by single examples, or by chunks if these are read better.
+    """Returns the order of a source, without buckets: by single examples, or by chunks if these are read better.
 
     Args:
       source: the data.

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from ..errors import SourceError, StuckReadError, setting
 from ..internals.tensorflow import weak_method
+from . import form
 from .arrays import ArraySource
 from .order import Order
 from .source import Source, Spec, WrappedSource
@@ -67,14 +68,21 @@ class Reader:
         """Bytes that the source's `read` has returned so far; None for arrays."""
         return self._reads.bytes if self._reads else None
 
-    def read(self, indices: tf.Tensor, block: tf.Tensor):
-        """Returns the examples at [steps, n] indices of a block: nest of tensors [steps, n, ...]. In a graph."""
+    def read(self, indices: tf.Tensor, block: tf.Tensor, pad: Callable[[Any], Any] = lambda examples: examples):
+        """Returns the examples at [steps, n] indices of a block: nest of tensors [steps, n, ...]. In a graph.
+
+        Args:
+          indices: int64.
+          block: scalar int64.
+          pad: pads examples [steps * n, ...] of varying length.
+        """
         flat = tf.reshape(indices, [-1])
         epochs = tf.repeat(self._order.epochs(block), tf.shape(indices)[1])
         examples = gather(self.source, self._order, flat, epochs, lambda flat: self._stored(flat, block))
+        examples = pad(examples)
 
         def as_steps(x, spec: Spec):
-            x = tf.reshape(x, tf.concat([tf.shape(indices), [*spec.shape]], 0))
+            x = tf.reshape(x, tf.concat([tf.shape(indices), tf.shape(x)[1:]], 0))
             return tf.ensure_shape(x, [*indices.shape, *spec.shape])
 
         return tf.nest.map_structure(as_steps, examples, self.source.element_spec)
@@ -170,9 +178,12 @@ class Chunks:
         offsets = [indices[each] % self._size for each in rows]
 
         def gathered(*components: np.ndarray) -> np.ndarray:
-            examples = np.empty((len(indices), *components[0].shape[1:]), components[0].dtype)
+            shapes = [component.shape[1:] for component in components]  # chunks of varying examples differ
+            shape, dtype = tuple(map(max, zip(*shapes, strict=True))), components[0].dtype
+            examples = blank(len(indices), shape, dtype)
             for each, within, component in zip(rows, offsets, components, strict=True):
-                examples[each] = component[within]
+                at: Any = (each, *map(slice, component.shape[1:]))
+                examples[at] = component[within]
             return examples
 
         return tf.nest.map_structure(gathered, *chunks)
@@ -184,7 +195,7 @@ def _begin_chunk(reads: Reads, size: int, epoch: int, number: int) -> Future:
 
 
 def _no_rows(stored_spec: Any) -> Any:
-    return tf.nest.map_structure(lambda spec: np.zeros((0, *spec.shape), spec.dtype), stored_spec)
+    return tf.nest.map_structure(lambda spec: form.zeros(spec)[:0], stored_spec)
 
 
 def as_stored(stored: Any, stored_spec: Any) -> list[np.ndarray]:
@@ -376,6 +387,11 @@ def _end(calls: queue.SimpleQueue, threads: Sequence[threading.Thread]) -> None:
             thread.join(_LAST_READ_SECONDS)
 
 
+def blank(examples: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Returns an array of zeros or empty strings."""
+    return np.full((examples, *shape), b"" if dtype.kind == "O" else 0, dtype)
+
+
 def checked(source: Source, returned: Any, examples: int) -> Any:
     """Checks what a source has read, and converts it to arrays of its `stored_spec`.
 
@@ -398,7 +414,7 @@ def checked(source: Source, returned: Any, examples: int) -> Any:
             raise SourceError(
                 f"{name} was called for {examples} examples and returned {count}; return one for each index"
             )
-        if array.shape[1:] != spec.shape:
+        if not fits(array.shape[1:], spec):
             raise SourceError(
                 f"{name} returned examples of shape {[*array.shape[1:]]}, and the source's spec has {[*spec.shape]}"
             )
@@ -409,6 +425,11 @@ def checked(source: Source, returned: Any, examples: int) -> Any:
         return array.astype(spec.dtype, copy=False)
 
     return tf.nest.map_structure(as_array, source.stored_spec, returned)
+
+
+def fits(shape: Sequence[int], spec: Spec) -> bool:
+    """Returns whether an example of this shape is one of a spec."""
+    return len(shape) == len(spec.shape) and all(b in (a, None) for a, b in zip(shape, spec.shape, strict=True))
 
 
 def _holds(dtype: np.dtype, returned: np.dtype) -> bool:

@@ -21,7 +21,8 @@ class Spec:
     """The shape and dtype of one array of an example, like `tf.TensorSpec`.
 
     Attributes:
-      shape: of one example, without an axis of examples.
+      shape: of one example, without an axis of examples. None for dimensions that differ between examples, the first
+        ones.
       dtype: NumPy's; `object` is strings.
 
     Example:
@@ -29,7 +30,7 @@ class Spec:
       3136
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: Any
 
     def __post_init__(self):
@@ -38,8 +39,20 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one example's array in memory; a string counts as a reference."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        """Bytes of one example's array in memory; a string counts as a reference, an unknown dimension as 1."""
+        return int(np.prod([1 if x is None else x for x in self.shape], dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def unknown(self) -> int:
+        """The number of unknown dimensions."""
+        return self.shape.count(None)
+
+
+def unknown_dimensions(spec: Any) -> int:
+    """Returns the number of unknown dimensions of an example, a nest of `Spec`."""
+    if isinstance(spec, Spec):
+        return spec.unknown
+    return sum(map(unknown_dimensions, spec.values() if isinstance(spec, dict) else spec))
 
 
 # Errors of disks and networks that may be temporary.
@@ -67,11 +80,13 @@ class Split(abc.ABC):
       element_spec: nest of `Spec`, one example in one of the forms of `engine.data.form`.
       by_index: whether examples can be read by index; otherwise they come in sequence.
       batch_examples: the default batch size of runs on it; None: no default.
+      buckets: the lengths by which examples are batched (`engine.data.buckets.Buckets`); None: batches have any.
     """
 
     element_spec: Any
     by_index: bool
     batch_examples: int | None = None
+    buckets: Any = None
 
     def as_arrays(self) -> Any:
         """Returns all examples as a nest of arrays [examples, ...] if they are in memory; else None."""
@@ -132,7 +147,7 @@ class Source(Split):
           indices: [n] int64, in any order; a whole chunk comes in ascending order.
 
         Returns:
-          Nest of arrays [n, ...], see `stored_spec`.
+          Nest of arrays [n, ...], see `stored_spec`. For a `Spec` with unknown dimensions, a list of n arrays.
 
         Raises:
           BadRecordError: an example can't be read, and others can.
@@ -155,6 +170,16 @@ class Source(Split):
           Nest of tensors [n, ...], see `element_spec`.
         """
         return stored
+
+    def lengths(self, indices: np.ndarray) -> np.ndarray | None:
+        """Returns the sizes of examples' unknown dimensions, [n, dimensions] int; None if only reading shows them.
+
+        Required if there are any and `decode` makes them.
+
+        Args:
+          indices: [n] int64.
+        """
+        return None
 
     def gather(self, indices: Any, seeds: Any, stored: Callable[[Any], Any]) -> Any:
         """Returns examples by their indices. TensorFlow code, traced once, on the device that reads.
@@ -215,6 +240,7 @@ class WrappedSource(Source):
         source = self.source
         self.chunk_examples, self.read_threads = source.chunk_examples, source.read_threads
         self.is_random, self.varies, self.by_epoch = source.is_random, source.varies, source.by_epoch
+        self.buckets = source.buckets
 
     def __len__(self) -> int:
         return len(self.source)
@@ -228,6 +254,9 @@ class WrappedSource(Source):
 
     def decode(self, stored: Any, seeds: Any) -> Any:
         return self.source.decode(stored, seeds)
+
+    def lengths(self, indices: np.ndarray) -> np.ndarray | None:
+        return self.source.lengths(indices)
 
     def begin_epoch(self, epoch: int) -> None:
         self.source.begin_epoch(epoch)
@@ -273,6 +302,10 @@ class SourceSlice(WrappedSource):
     def read(self, indices: np.ndarray) -> Any:
         with self._from_first():
             return self.source.read(indices + self._range.start)
+
+    def lengths(self, indices: np.ndarray) -> np.ndarray | None:
+        with self._from_first():
+            return self.source.lengths(indices + self._range.start)
 
     def verify(self, indices: np.ndarray, stored: Any) -> None:
         with self._from_first():
@@ -325,6 +358,10 @@ class WithoutBadRecords(WrappedSource):
                 return stored
             except BadRecordError as error:
                 self._leave_out(error)
+
+    def lengths(self, indices: np.ndarray) -> np.ndarray | None:
+        self.read(indices)  # which finds the bad ones among them
+        return self.source.lengths(np.array([self._next_good(example) for example in indices.tolist()], np.int64))
 
     def ids(self, indices: np.ndarray) -> Sequence[str] | None:
         return self.source.ids(np.array([self._next_good(example) for example in indices.tolist()], np.int64))

@@ -23,7 +23,7 @@ from ..internals import pipelines
 from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
 from .order import Order, SharedOrder
-from .source import Spec, Split, may_pass
+from .source import Spec, Split, may_pass, unknown_dimensions
 from .timeouts import StreamTimeout
 
 _PARSED_AT_ONCE = 256  # records: parsing 64 alone costs twenty times as much as among thousands
@@ -370,6 +370,13 @@ def naming_files(stream: Stream) -> Iterator[None]:
         if _READING in str(error) and (fault := stream.fault()):
             raise fault from None
         raise
+
+
+def batched(stream: Stream, examples: tf.data.Dataset, size: int, drop_remainder: bool = False) -> tf.data.Dataset:
+    """Returns batches of a stream's examples, padded to the longest of each if they differ in length."""
+    if unknown_dimensions(stream.element_spec):
+        return examples.padded_batch(size, drop_remainder=drop_remainder)
+    return examples.batch(size, drop_remainder=drop_remainder)
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:

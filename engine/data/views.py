@@ -181,7 +181,8 @@ class _Decoded(WrappedSource):
         super().__init__(source)
         self._function, self._tag = function, tag
         made = tf.nest.map_structure(np.asarray, function(*example(source)))
-        self.element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), made)
+        own = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), made)
+        self.element_spec = (source.element_spec[0], *own[1:])  # features may be of any length
 
     def decode(self, stored: Any, seeds: Any) -> Any:
         return self._function(*super().decode(stored, seeds))

@@ -228,6 +228,13 @@ def in_float32(outputs: tf.Tensor) -> tf.Tensor:
     return converted
 
 
+def with_mask(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Returns values with Keras's mask, bool [batch, length], as Keras's `Masking` and `Embedding` set it."""
+    values = tf.identity(values)
+    backend.set_keras_mask(values, mask)
+    return values
+
+
 def all_layers_in(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.layers.Layer]:
     """Returns layers and all layers in them, at any depth."""
     return [inner for layer in layers for inner in layers_in(layer)]

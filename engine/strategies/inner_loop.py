@@ -160,7 +160,7 @@ class InnerLoop(Program):
     def _program(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of this form: this lookup is most of a `tf.function` call's time."""
         self._is_shared = self.feed.order.is_shared(step, self._batch_shares)
-        operands = self.feed.traced(arguments[0])
+        operands = arguments[0] if self.jit else self.feed.traced(arguments[0])
         shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
         if (form := (self._form(), shapes, self._is_shared)) not in self.programs:
             compiled = tf.function(self._loop, jit_compile=self.jit or None, autograph=False)

@@ -9,13 +9,15 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from ..data import lengths
+from ..data.buckets import BucketedOrder
 from ..data.external_feed import ExternalFeed
 from ..data.feed import Feed
 from ..data.feeds import Devices, ReadFeed, RepeatedFeed, ResidentFeed, StreamedFeed
-from ..data.form import text_fields
+from ..data.form import element_spec, text_fields
 from ..data.order import Order, order_of, replica_range
 from ..data.reader import example_bytes, in_memory
-from ..data.source import Source
+from ..data.source import Source, unknown_dimensions
 from ..data.streamed import divide, unwatched
 from ..errors import UsageError, setting
 from ..internals.tensorflow import single_replica_context
@@ -68,12 +70,14 @@ class Replicated(Strategy):
         self.steps_per_loop = steps_per_loop
         self.parallel_micro_batches = parallel_micro_batches
         self._static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
-        self._divided: list[str] = []
+        self._lines: list[str] = []
 
     def feed(self, split, global_batch_size: int, seed: int | None, known: Mapping[str, Any] | None = None) -> Feed:
         if not split.by_index:
             return self._stream_feed(split, global_batch_size, seed, known)
         options, examples, devices = self.feed_options, len(split), self._devices
+        if unknown_dimensions(split.element_spec):
+            return self._varying_feed(split, global_batch_size, seed, known)
         if self._static_shapes and seed is None:
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
         batch_bytes = example_bytes(split) * global_batch_size
@@ -86,12 +90,33 @@ class Replicated(Strategy):
         order = self._order_of(split, global_batch_size, steps, seed).after(known)
         return ReadFeed(devices, split, order, options.read_timeout_seconds)
 
+    def _varying_feed(self, source: Source, batch_size: int, seed: int | None, known) -> ReadFeed:
+        """Returns the feed of examples of varying length, in blocks of single batches, padded alike on all replicas."""
+        self._check_varying()
+        options = self.feed_options
+        order, padding = lengths.arranged(
+            *(source, batch_size, seed, options.shuffle_window, self),
+            shares=self._batch_shares,
+            watch=options.watch or unwatched,
+        )
+        self._lines += padding.lines if padding else []
+        return ReadFeed(self._devices, source, order.after(known), options.read_timeout_seconds, padding)
+
+    def _check_varying(self) -> None:
+        if self._static_shapes:
+            raise UsageError(
+                f"{setting('strategy', self.name)} takes batches of one shape, and examples differ in length; pad them "
+                "to one shape, or use another strategy"
+            )
+
     def summary_lines(self) -> list[str]:
-        """Describes how streams are divided among workers, one line each."""
-        return self._divided
+        """Describes how streams are divided among workers, and examples among buckets, one line each."""
+        return self._lines
 
     def _stream_feed(self, stream, global_batch_size: int, seed: int | None, known) -> StreamedFeed:
         options, watch = self.feed_options, self.feed_options.watch or unwatched
+        if unknown_dimensions(stream.element_spec):
+            self._check_varying()
         here = len(self.distribution.extended.worker_devices)
         # Processes with shards of one copy of the model read the same examples, so they don't divide files.
         alike = here % self.mesh.model.size > 0
@@ -99,7 +124,7 @@ class Replicated(Strategy):
         share = divide(stream, self, "DATA" if alike else options.auto_shard.upper(), known, watch, timeout)
         examples = sum(share.counts)
         if self.num_hosts > 1:
-            self._divided.append(f"a dataset of {examples:,} examples, {self.num_hosts} workers: {share.described()}")
+            self._lines.append(f"a dataset of {examples:,} examples, {self.num_hosts} workers: {share.described()}")
         if self._static_shapes and seed is None:
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
         order = share.order(global_batch_size, seed, drop_remainder=self._static_shapes).after(known)
@@ -153,6 +178,10 @@ class Replicated(Strategy):
             )
         if self.state.trainer.run_context.options.recompute:
             return f"{setting('recompute')} computes blocks twice, and XLA would merge that into once"
+        if unknown_dimensions(element_spec(self.state.trainer.run_context.example)) and not isinstance(
+            self.training.feed.order, BucketedOrder
+        ):
+            return f"examples differ in length, and XLA compiles each length; {setting('bucket_by')} has few"
         if not self.training.feed.compilable:
             return "a tf.data.Dataset cannot be read within an XLA program"
         return None

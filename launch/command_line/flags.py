@@ -155,6 +155,13 @@ class Flags:
         "Shuffle chunks of files, then examples within windows of this many chunks; 0: single examples.",
         decides=True,
     )
+    bucket_by: str | None = _input(
+        Text("axis:boundaries", rules.bucket_by),
+        None,
+        "Batch examples of similar length: the unknown dimension, from 0, and each bucket's longest length, e.g. "
+        "0:100,200,400; 0:100,200,400:12800 bounds examples times length in a batch.",
+        decides=True,
+    )
     max_bad_records: int = _input(Integer(0), 0, "Number of unreadable examples to skip before the run fails.")
     shuffle_buffer: int = _input(
         Integer(0),

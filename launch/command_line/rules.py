@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import itertools
 import math
 import os
 import pathlib
@@ -413,6 +414,23 @@ def mesh(text: str) -> None:
     sizes = re.findall(r"(?:^|,)(data|model):([1-9][0-9]{0,3})(?=,|$)", text)
     if ",".join(f"{name}:{size}" for name, size in sizes) != text or len({name for name, _ in sizes}) < len(sizes):
         raise ValueError("it is not a mesh; use e.g. data:2,model:2")
+
+
+def bucket_by(text: str) -> None:
+    """Checks, as a rule, that the text is buckets of lengths: axis:boundaries[:most]."""
+    _, boundaries, most = buckets(text)
+    if any(later <= each for each, later in itertools.pairwise((0, *boundaries))):
+        raise ValueError("its boundaries do not ascend from 1 on; use e.g. 0:100,200,400")
+    if most is not None and most < boundaries[-1]:
+        raise ValueError(f"its bound of {most} is below the last boundary, so that no example fits; use a larger one")
+
+
+def buckets(text: str) -> tuple[int, tuple[int, ...], int | None]:
+    """Returns (axis, boundaries, bound or None) of buckets of lengths that text gives; ValueError if it has none."""
+    found = re.fullmatch(r"(\d{1,4}):(\d{1,9}(?:,\d{1,9})*)(?::(\d{1,12}))?", text)
+    if not found:
+        raise ValueError("it is not axis:boundaries; use e.g. 0:100,200,400")
+    return int(found[1]), tuple(map(int, found[2].split(","))), int(found[3]) if found[3] else None
 
 
 def mesh_shape(text: str | None) -> dict[str, int]:

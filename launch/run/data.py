@@ -16,6 +16,7 @@ from ...engine.data.data import Data
 from ...engine.data.source import Source, WithoutBadRecords
 from ...engine.errors import SourceError, UnavailableError
 from .. import explanations
+from ..command_line import rules
 from ..command_line.config import READING, Config
 from ..errors import EXIT_USAGE, UsageError, setting
 
@@ -58,7 +59,8 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
     Raises:
       UsageError: data can't be trained on, or not with these flags.
     """
-    from ...engine.data import entry, views  # with TensorFlow
+    from ...engine.data import entry, lengths, views  # with TensorFlow
+    from ...engine.data.buckets import Buckets
 
     share = config.validation_split
     evaluates_other = data.evaluation is not None and config.mode in READING  # examples than the run was to evaluate
@@ -73,6 +75,8 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
                 f"{setting(name, value)} is for examples that are read by their indices, and the train data is a "
                 "stream; leave it out"
             )
+    if config.bucket_by:
+        train = lengths.bucketed(train, Buckets(*rules.buckets(config.bucket_by)))
     if config.max_bad_records:
         if train.as_arrays() is not None:
             raise UsageError(

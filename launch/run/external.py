@@ -7,7 +7,6 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from ...engine.data import entry, form, views
-from ...engine.data.arrays import ArraySource
 from ...engine.data.source import Split
 from ...engine.strategies.base import Program
 from ..errors import UsageError
@@ -36,8 +35,7 @@ def checked(run: BaseRun, data) -> Split:
     split = entry.split("given", data, rules)
     if isinstance(own, form.WeighedLabels):
         split = views.weighed_as(split, tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), own.weights))
-    example = ArraySource(run.example)
-    wanted, actual = (form.without_weights(each.element_spec) for each in (example, split))
+    wanted, actual = map(form.without_weights, (form.element_spec(run.example), split.element_spec))
     if wanted != actual:
         check_like("data", wanted, actual)
     if not split.by_index:

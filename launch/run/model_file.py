@@ -79,6 +79,8 @@ def logits_of(trainer: Trainer) -> str | None:
 def _zeros(described: dict[str, Any]) -> Any:
     if "dict" in described:
         return {name: _zeros(value) for name, value in described["dict"].items()}
+    if "padded" in described:
+        return form.Padded(*map(_zeros, described["padded"]))
     if "tuple" in described:
         return tuple(_zeros(value) for value in described["tuple"])
     return form.zeros(Spec(tuple(described["shape"]), described["dtype"]))
@@ -88,6 +90,8 @@ def described(features) -> Any:
     """Returns the shapes and dtypes of one example's features, plain JSON."""
     if isinstance(features, dict):
         return {"dict": {name: described(value) for name, value in features.items()}}
+    if isinstance(features, form.Padded):
+        return {"padded": [*map(described, features)]}
     if isinstance(features, (tuple, list)):
         return {"tuple": [described(value) for value in features]}
     return {"shape": list(features.shape[1:]), "dtype": np.dtype(features.dtype).name}

@@ -82,7 +82,7 @@ class Predictor:
         chosen = examples(self._run, self._taken, data, split)
         features = self._run.names.ids(form.features(form.example(chosen)))
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._taken)
-        spec, cure = ArraySource(features).element_spec, "model.predict takes other sizes, if the model does"
+        spec, cure = form.element_spec(features), "model.predict takes other sizes, if the model does"
         external.check_like("features", wanted, spec, cure)
         return chosen
 
@@ -272,8 +272,9 @@ def _features_taken(trainer: Trainer, example) -> Any:
 
 
 def _any_size(features) -> Any:
-    """Returns specs of batches of any size."""
-    return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), features)
+    """Returns specs of batches of any size, and of any length where examples differ in it."""
+    spec = form.element_spec(features)
+    return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype)), spec)
 
 
 def evaluate(run: BaseRun, split=None) -> dict[str, float]:

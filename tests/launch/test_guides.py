@@ -43,6 +43,8 @@ HOLDS = {
     " and first.history.history['val_loss'][1] < first.history.history['val_loss'][0]"
     " and halved.times == 4 and mine.optimizer.iterations == 125",
     "docs/language_models.md": "said.startswith('The Congress') and len(said) > 40",
+    "docs/lengths.md": "speech.result['eval']['loss'] < 1 and detection.result['eval']['loss'] < 1"
+    " and translation.result['eval']['loss'] < 2 and ranking.result['eval']['first'] > 0.8",
     "docs/mesh.md": "abs(sharded.result['eval']['loss'] / one.result['eval']['loss'] - 1) < 1e-5",
     "docs/model.md": "done.result['eval']['loss'] < 0.01 and best.count_params() == 4"
     " and [result_of('runs/mine')[key] for key in ('strategy', 'stop')] == ['on_cpu', 'good enough']",
@@ -59,7 +61,7 @@ HOLDS = {
 }
 # Whole runs of minutes together, of several processes some of them.
 SLOW = {"data", "files", "tables", "language_models", "keras", "parameter_servers", "mesh", "model", "workers"}
-SLOW |= {"monitoring", "resume", "benchmark"}
+SLOW |= {"monitoring", "resume", "benchmark", "lengths"}
 PAGES = [pytest.param(n, marks=pytest.mark.slow) if RUNNING[n].stem in SLOW else n for n in RUNNING]
 RECIPES = dict.fromkeys(block.section for block in blocks(COOKBOOK) if block.section and block.language == "python")
 

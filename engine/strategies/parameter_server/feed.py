@@ -15,9 +15,10 @@ from ...data.arrays import as_tensor
 from ...data.external_feed import ExternalFeed
 from ...data.feed import CallInput, Feed, FeedStats
 from ...data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
+from ...data.lengths import Padding
 from ...data.order import Order
 from ...data.reader import example_bytes, gather
-from ...data.source import Source
+from ...data.source import Source, unknown_dimensions
 from ...internals.tensorflow import on_each_worker, wait_for_operations
 from ...mesh.mesh import Mesh
 from . import sources
@@ -155,7 +156,7 @@ class RepeatedOnWorkers(LeaseFeed, RepeatedFeed):
 
 
 class _InPieces(LeaseFeed):
-    """Examples of consecutive steps, of which each step takes its own."""
+    """Examples of consecutive steps, of which each step takes its own; of one step if they differ in length."""
 
     _element_spec: Any
 
@@ -165,6 +166,8 @@ class _InPieces(LeaseFeed):
 
     def next_operands(self, operands, step: tf.Tensor):
         piece, first = operands
+        if unknown_dimensions(self._element_spec):
+            return (piece,)
         before = self.order.examples_before
         start, end = before(step) - before(first), before(step + 1) - before(first)
         size = None if self.order.remainder or self.order.seen else self.order.batch_size
@@ -182,14 +185,22 @@ class ReadByWorkersFeed(_InPieces):
       index: among its sources.
       order: of its examples, with blocks of one step.
       read_timeout_seconds: see `FeedOptions`.
+      padding: of examples of varying length; None if they have one shape.
     """
 
     random_access = True
 
-    def __init__(self, source: Source, index: int, order: Order, read_timeout_seconds: float = 0.0):
+    def __init__(
+        self,
+        source: Source,
+        index: int,
+        order: Order,
+        read_timeout_seconds: float = 0.0,
+        padding: Padding | None = None,
+    ):
         self.order, self.read_by_workers, self._element_spec = order, source, source.element_spec
-        self._source, self._index, self._timeout_seconds = source, index, read_timeout_seconds
-        self._most_steps = max(1, _READ_BYTES // max(1, order.batch_size * example_bytes(source)))
+        self._source, self._index, self._timeout_seconds, self._padding = source, index, read_timeout_seconds, padding
+        self._most_steps = 1 if padding else max(1, _READ_BYTES // max(1, order.batch_size * example_bytes(source)))
         self._bytes_read, self._steps_ahead = 0, None
         self._read_here = tf.function(self._read, autograph=False)
 
@@ -255,6 +266,7 @@ class ReadByWorkersFeed(_InPieces):
             return piece
 
         examples = gather(self._source, self.order, indices, tf.fill(tf.shape(indices), epoch), stored)
+        examples = self._padding.pad(indices, examples) if self._padding else examples
         return examples, tf.add_n([tf.zeros([], tf.int64), *sizes])
 
 
@@ -277,6 +289,7 @@ class SentFeed(_InPieces, StreamedFeed):
 
     def take(self, step: int, limit: int) -> CallInput:
         batches: list[list[tf.Tensor]] = []
+        limit = 1 if unknown_dimensions(self._element_spec) else limit
         first = super().take(step, 1)  # opens the stream, if needed; later ones don't
 
         def read() -> CallInput:

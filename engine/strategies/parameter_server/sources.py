@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...data.buckets import BucketedOrder
 from ...data.order import ChunkedOrder, Order
 from ...data.reader import Reader, as_stored, packed, stored_dtypes
 from ...data.source import Source, WithoutBadRecords
@@ -173,7 +174,8 @@ def read(source: Source, index: int, order: Order, timeout_seconds: float, indic
     Returns:
       (nest of tensors [n, ...], see `source.stored_spec`; int64, bytes read by the process since its last report)
     """
-    wanted = {"source": describe(source), "index": index, "order": dataclasses.asdict(order)}
+    order_of_all = order.without_buckets if isinstance(order, BucketedOrder) else order  # the same for reading
+    wanted = {"source": describe(source), "index": index, "order": dataclasses.asdict(order_of_all)}
     wanted_text = tf.constant(json.dumps({**wanted, "timeout_seconds": timeout_seconds}))
     dtypes = [*stored_dtypes(source.stored_spec), tf.int64]
     of_epoch = (indices, order.epochs(step)[0], *order.chunks_ahead(step))

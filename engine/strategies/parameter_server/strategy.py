@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...data import lengths
 from ...data.arrays import ArraySource
 from ...data.feed import Feed
 from ...data.feeds import Devices
-from ...data.order import order_of
 from ...data.source import Source, WithoutBadRecords
 from ...data.streamed import divide, unwatched
 from ...errors import CrankshaftError, LostPeerError, UsageError, setting
@@ -233,7 +233,11 @@ class ParameterServer(Strategy):
         options = self.feed_options
         if not split.by_index:
             return self._sent(split, global_batch_size, seed, known)
-        order = order_of(split, global_batch_size, 1, seed, options.shuffle_window).after(known)
+        order, padding = lengths.arranged(
+            *(split, global_batch_size, seed, options.shuffle_window, self), watch=options.watch or unwatched
+        )
+        self._stream_lines += padding.lines if padding else []
+        order = order.after(known)
         if (arrays := split.as_arrays()) is not None:
             return ResidentOnWorkers(Workers(self.coordinator), ArraySource(arrays), order)
         if split.by_epoch:
@@ -245,7 +249,7 @@ class ParameterServer(Strategy):
         index = next((index for index, each in enumerate(self._read_here) if each is split), len(self._read_here))
         self._read_here[index:] = self._read_here[index:] or [split]
         self._sources = self._sources or sources.Sources(lambda: self._read_here, "the coordinator").answer()
-        return ReadByWorkersFeed(split, index, order, options.read_timeout_seconds)
+        return ReadByWorkersFeed(split, index, order, options.read_timeout_seconds, padding)
 
     def _sent(self, stream, global_batch_size: int, seed: int | None, known) -> SentFeed:
         options, watch = self.feed_options, self.feed_options.watch or unwatched

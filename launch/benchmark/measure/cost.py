@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from ....engine.data import form
+from ....engine.data.source import unknown_dimensions
 from ....engine.internals import graphs
 from ....engine.inventory import Inventory
 from ....engine.optimizers.keras_adapter import KerasOptimizer
@@ -85,6 +87,8 @@ def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
       NotCountableError: the graph has a loop of a length, or a tensor of a shape, that is known only by running it; or
         the strategy has no such batch.
     """
+    if unknown_dimensions(form.element_spec(state.trainer.run_context.example)):
+        raise NotCountableError("examples differ in length, and so does what steps cost")
     # Replicas along the mesh's model axis share examples.
     share = batch_size // strategy.mesh.batch_share(0, strategy.num_replicas)[1]
     batch = tf.nest.map_structure(lambda x: np.repeat(np.asarray(x), share, axis=0), state.trainer.run_context.example)

@@ -1,0 +1,258 @@
+"""Buckets: batches of examples of similar length, in an order that is arithmetic, given each example's length."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..errors import UsageError, setting
+from ..randomness import epoch_seed
+from . import form
+from .order import Order, Origin, permuted
+
+_WINDOW_BATCHES = 16  # of a stream
+
+
+@dataclasses.dataclass(frozen=True)
+class Buckets:
+    """The lengths by which examples are batched.
+
+    Attributes:
+      axis: index of the length among an example's unknown dimensions.
+      boundaries: the longest length of each bucket, ascending; batches are padded to it.
+      most: bound on examples times boundary in a batch; None: every bucket has batches of the run's size.
+    """
+
+    axis: int
+    boundaries: tuple[int, ...]
+    most: int | None = None
+
+    def batch_sizes(self, most_examples: int) -> list[int]:
+        """Returns each bucket's batch size, at least 1 and at most `most_examples`."""
+        return [min(most_examples, max(1, (self.most or most_examples * each) // each)) for each in self.boundaries]
+
+    def check(self, longest: int) -> None:
+        """Raises `UsageError` if an example belongs to no bucket."""
+        if longest > self.boundaries[-1]:
+            raise UsageError(f"the longest example is of length {longest:,}, and {_no_bucket()}")
+
+    def check_stream(self, order: Order) -> None:
+        """Raises `UsageError` if a stream's batches, which have one size, exceed the bound, or had another size."""
+        batch_size = order.batch_size
+        if order.origin.step:
+            raise UsageError(f"{setting('global_batch_size', batch_size)}: {_one_size()}")
+        if min(self.batch_sizes(batch_size)) < batch_size:
+            raise UsageError(
+                f"{setting('bucket_by')} allows {self.most:,} positions in a batch, and a stream's batches have one "
+                f"size: {batch_size} x {self.boundaries[-1]:,} are more; use {setting('global_batch_size')} of at most "
+                f"{min(self.batch_sizes(batch_size))}, or data that is read by index"
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BucketedOrder(Order):
+    """An order whose batches each have examples of one bucket, and that bucket's batch size.
+
+    An epoch has the whole batches of each bucket, and a smaller last one where its examples don't divide. Examples are
+    permuted within their bucket, and all buckets' batches together, each by (seed, epoch). A block is a batch.
+
+    Attributes:
+      buckets: by which examples are batched.
+      lengths: the sizes of each example's unknown dimensions, [num_examples, dimensions] int.
+    """
+
+    buckets: Buckets = Buckets(0, (1,))
+    lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.ones([1, 1], np.int64))
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.buckets.check(int(self.lengths[:, self.buckets.axis].max()))
+
+    @functools.cached_property
+    def _bucket_of(self) -> np.ndarray:
+        return np.searchsorted(self.buckets.boundaries, self.lengths[:, self.buckets.axis])
+
+    @functools.cached_property
+    def _members(self) -> np.ndarray:
+        """All examples, bucket by bucket."""
+        return np.argsort(self._bucket_of, kind="stable")
+
+    @functools.cached_property
+    def _counts(self) -> np.ndarray:
+        """Examples of each bucket."""
+        return np.bincount(self._bucket_of, minlength=len(self.buckets.boundaries))
+
+    @functools.cached_property
+    def _batches(self) -> np.ndarray:
+        """Each batch's (bucket, index of its first example in the bucket, size), before batches are permuted."""
+        batches = []
+        for bucket, size in enumerate(self.buckets.batch_sizes(self.batch_size)):
+            first = np.arange(0, self._counts[bucket], size)
+            sizes = np.minimum(size, self._counts[bucket] - first)
+            batches.append(np.stack([np.full_like(first, bucket), first, sizes], 1))
+        return np.concatenate(batches)
+
+    @functools.cached_property
+    def shapes(self) -> np.ndarray:
+        """The sizes to which each bucket's batches are padded, [buckets, dimensions]: few shapes."""
+        shapes = np.ones((len(self.buckets.boundaries), self.lengths.shape[1]), np.int64)
+        np.maximum.at(shapes, self._bucket_of, self.lengths)
+        shapes[:, self.buckets.axis] = self.buckets.boundaries
+        return shapes
+
+    @property
+    def without_buckets(self) -> Order:
+        """An order of the same examples without buckets."""
+        return Order(self.num_examples, self.batch_size, 1, self.seed)
+
+    @property
+    def num_shapes(self) -> int:
+        """The number of different shapes of batches, with the buckets' smaller last ones."""
+        return len({(int(bucket), int(size)) for bucket, _, size in self._batches})
+
+    @property
+    def whole_steps(self) -> int:
+        return len(self._batches)
+
+    @property
+    def remainder(self) -> int:
+        return 0
+
+    @property
+    def epoch_examples(self) -> int:
+        return self.num_examples
+
+    def position(self, step: int) -> tuple[int, int]:
+        epoch, in_epoch = divmod(step + self.shift, self.steps_per_epoch)
+        return epoch, int(self._examples_before(epoch)[in_epoch])
+
+    def resumed(self, step: int, batch_size: int, origin: Origin) -> Order:
+        if batch_size != self.batch_size and step:
+            raise UsageError(f"{setting('global_batch_size', self.batch_size)}, which was {batch_size}: {_one_size()}")
+        return dataclasses.replace(self, origin=origin)
+
+    def steps_alike(self, step: int) -> float:
+        return 1
+
+    def examples_before(self, step):
+        epoch, in_epoch = divmod(step + self.shift, self.steps_per_epoch)
+        return epoch * self.num_examples + int(self._examples_before(epoch)[in_epoch])
+
+    @functools.cached_property
+    def _examples_before(self) -> Callable[[int], np.ndarray]:
+        return functools.lru_cache(2)(self._count_before)
+
+    def _count_before(self, epoch: int) -> np.ndarray:
+        """Returns the number of examples before each step of an epoch."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            steps = tf.range(tf.constant(self.steps_per_epoch, tf.int64))
+            batches = self._permuted_batches(steps, tf.constant(epoch, tf.int64)).numpy()
+        return np.concatenate([[0], np.cumsum(self._batches[batches, 2])])
+
+    def _block_of(self, step: int) -> tuple[int, int, int]:
+        return step, 0, 1
+
+    @property
+    def blocks_per_epoch(self) -> int:
+        return self.steps_per_epoch
+
+    def _epochs(self, block: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(block // self.steps_per_epoch, [1])
+
+    def _examples(self, block: tf.Tensor) -> tf.Tensor:
+        epoch, in_epoch = block // self.steps_per_epoch, block % self.steps_per_epoch
+        return self._of_batch(epoch, in_epoch)[tf.newaxis]
+
+    def examples_of(self, first: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the examples of step `first`, see `Order.examples_of`; `stop` is the next one."""
+        number = first + self.shift
+        epoch = number // self.steps_per_epoch
+        return self._of_batch(epoch, number % self.steps_per_epoch), epoch
+
+    def _of_batch(self, epoch: tf.Tensor, in_epoch: tf.Tensor) -> tf.Tensor:
+        batch = self._permuted_batches(in_epoch[tf.newaxis], epoch)[0]
+        bucket, first, size = tf.unstack(tf.gather(tf.constant(self._batches), batch), num=3)
+        count = tf.gather(tf.constant(self._counts), bucket)
+        indices = first + tf.range(size)
+        if self.seed is not None:
+            of_many = permuted(indices, self._keys(epoch)[1 + bucket], tf.maximum(count, 2))
+            indices = tf.where(count > 1, of_many, indices)  # which a single one can't be permuted by
+        start = tf.gather(tf.constant(np.cumsum(self._counts) - self._counts), bucket)
+        return tf.gather(tf.constant(self._members), start + indices)
+
+    def _permuted_batches(self, in_epoch: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+        """Returns the batches at these steps of an epoch."""
+        if self.seed is None or self.steps_per_epoch == 1:
+            return in_epoch
+        return permuted(in_epoch, self._keys(epoch)[0], self.steps_per_epoch)
+
+    def _keys(self, epoch: tf.Tensor) -> tf.Tensor:
+        """Returns [1 + buckets, 3]: the batches' key, and each bucket's."""
+        return epoch_seed(self.seed, epoch, [1 + len(self.buckets.boundaries), 3])
+
+    def longest(self, indices: tf.Tensor) -> tf.Tensor:
+        """Returns the sizes to which a batch of these examples is padded, int64 [dimensions]. In a graph."""
+        bucket = tf.gather(tf.constant(self._bucket_of), tf.reshape(indices, [-1])[0])
+        return tf.gather(tf.constant(self.shapes), bucket)
+
+    def described(self) -> str:
+        """Describes the buckets, for people."""
+        batches = np.bincount(self._batches[:, 0], minlength=len(self._counts))
+        sizes = self.buckets.batch_sizes(self.batch_size)
+        each = [
+            f"{count:,} of {size} x {[*map(int, shape)]}"
+            for count, size, shape in zip(batches, sizes, self.shapes, strict=True)
+            if count
+        ]
+        return f"{self.steps_per_epoch:,} batches per epoch, of {self.num_shapes} shapes: {', '.join(each)}"
+
+
+def _one_size() -> str:
+    return f"with {setting('bucket_by')} a resumed run keeps its batch size"
+
+
+def _no_bucket() -> str:
+    return f"{setting('bucket_by')} has no boundary that long; add one, or leave such examples out"
+
+
+def in_windows(examples: tf.data.Dataset, buckets: Buckets, batch_size: int, seed: int | None, epoch: tf.Tensor):
+    """Batches a stream's examples by length, within windows of some batches; an epoch's last may be smaller.
+
+    A window's examples are sorted by length and divided into batches, which are permuted by (seed, epoch, window).
+
+    Args:
+      examples: dataset of examples in one of the forms of `engine.data.form`, with `Padded`.
+      buckets: whose boundaries batches are padded to.
+      batch_size: of each.
+      seed: of the permutation; None keeps batches sorted.
+      epoch: scalar int64.
+    """
+    boundaries = tf.constant(buckets.boundaries, tf.int64)
+
+    def batches(number: tf.Tensor, window: Any) -> tf.data.Dataset:
+        lengths = form.lengths(window)
+        shortest_first = tf.argsort(lengths[:, buckets.axis], stable=True)
+        examples = tf.shape(lengths, tf.int64)[0]
+        whole = examples // batch_size
+
+        def batch(index: tf.Tensor) -> Any:
+            if seed is not None:
+                key = epoch_seed(seed, epoch, [3]) + number
+                among_whole = tf.clip_by_value(index, 0, tf.maximum(whole - 1, 0))
+                moved = permuted(among_whole[tf.newaxis], key, tf.maximum(whole, 2))[0]
+                index = tf.where((index < whole) & (whole > 1), moved, index)  # a smaller one stays the last
+            rows = shortest_first[index * batch_size : (index + 1) * batch_size]
+            longest = tf.reduce_max(tf.gather(lengths, rows), 0)
+            bucket = tf.searchsorted(boundaries, longest[buckets.axis : buckets.axis + 1])[0]
+            with tf.control_dependencies([tf.debugging.Assert(bucket < len(buckets.boundaries), [_no_bucket()])]):
+                longest = tf.tensor_scatter_nd_update(longest, [[buckets.axis]], boundaries[bucket : bucket + 1])
+            return form.padded_to(longest, tf.nest.map_structure(lambda x: tf.gather(x, rows), window))
+
+        return tf.data.Dataset.range(-(-examples // batch_size)).map(batch)
+
+    return examples.padded_batch(_WINDOW_BATCHES * batch_size).enumerate().flat_map(batches)

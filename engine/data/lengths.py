@@ -1,0 +1,290 @@
+"""Examples of varying length: sources and streams whose specs have unknown dimensions, and their lengths. Host code.
+
+Lengths are read once, before the first epoch, and stored beside the data's index.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from ..errors import SourceError, UsageError, setting
+from ..machine.files import make_file, replacing
+from . import form
+from .buckets import BucketedOrder, Buckets
+from .form import Padded
+from .order import Order, even_range, order_of
+from .reader import blank, checked, fits
+from .source import Source, Spec, Split, WrappedSource, unknown_dimensions
+from .streamed import Stream, Watch, WrappedStream, unwatched
+
+_READ_AT_ONCE = 1024  # examples
+
+
+def with_lengths(spec: Any) -> Any:
+    """Returns the spec of examples with their lengths: `Padded` for each `Spec` with unknown dimensions.
+
+    Raises:
+      UsageError: unknown dimensions are not the first ones.
+    """
+
+    def padded(spec: Spec) -> Any:
+        if not spec.unknown:
+            return spec
+        if any(size is not None for size in spec.shape[: spec.unknown]):
+            raise UsageError(
+                f"an example of shape {spec.shape} has unknown dimensions after known ones; transpose it, so that they "
+                "come first"
+            )
+        return Padded(spec, Spec((spec.unknown,) if spec.unknown > 1 else (), np.int32))
+
+    return tf.nest.map_structure(padded, spec)
+
+
+class Varying(WrappedSource):
+    """A source of examples of varying length, with their lengths.
+
+    Args:
+      source: its `element_spec` has unknown dimensions.
+    """
+
+    def __init__(self, source: Source):
+        super().__init__(source)
+        self.element_spec = with_lengths(source.element_spec)
+        self._dimensions = unknown_dimensions(source.element_spec)
+
+    @property
+    def stored_spec(self) -> Any:
+        return self.source.stored_spec, Spec((self._dimensions,), np.int32)
+
+    def read(self, indices: np.ndarray) -> Any:
+        found: list[np.ndarray] = []
+        stored = self._padded(self.source.stored_spec, self.source.read(indices), found)
+        stored = checked(self.source, stored, len(indices))
+        lengths = self.source.lengths(indices)
+        if lengths is None:
+            if self.source.stored_spec != self.source.element_spec:
+                raise SourceError(
+                    f"{type(self.source).__name__}.decode makes arrays of unknown length; define "
+                    "lengths(indices), which returns [n, dimensions]"
+                )
+            lengths = np.concatenate(found, 1)
+        return stored, self._checked(lengths, len(indices))
+
+    def lengths(self, indices: np.ndarray) -> np.ndarray:
+        lengths = self.source.lengths(indices)
+        return self.read(indices)[1] if lengths is None else self._checked(lengths, len(indices))
+
+    def verify(self, indices: np.ndarray, stored: Any) -> None:
+        self.source.verify(indices, stored[0])
+
+    def decode(self, stored: Any, seeds: Any) -> Any:
+        stored, lengths = stored
+        numbers = iter(tf.unstack(lengths, self._dimensions, 1))
+
+        def beside(values: Any, spec: Spec) -> Any:
+            own = [next(numbers) for _ in range(spec.unknown)]
+            return Padded(values, own[0] if len(own) == 1 else tf.stack(own, 1)) if own else values
+
+        return tf.nest.map_structure(beside, self.source.decode(stored, seeds), self.source.element_spec)
+
+    def _checked(self, lengths: Any, examples: int) -> np.ndarray:
+        lengths = np.asarray(lengths)
+        if lengths.shape != (examples, self._dimensions) or lengths.dtype.kind not in "iu":
+            raise SourceError(
+                f"{type(self.source).__name__}.lengths returned {lengths.dtype}{[*lengths.shape]} for {examples} "
+                f"examples; return whole numbers [{examples}, {self._dimensions}], one for each unknown dimension"
+            )
+        return lengths.astype(np.int32)
+
+    def _padded(self, spec: Any, returned: Any, found: list[np.ndarray]) -> Any:
+        """Pads lists of arrays in what `read` has returned; adds the lengths of each array to `found`."""
+        if isinstance(spec, dict) and isinstance(returned, dict) and spec.keys() == returned.keys():
+            by_name = {name: self._padded(spec[name], returned[name], found) for name in sorted(spec)}  # as tf.nest
+            return {name: by_name[name] for name in returned}
+        if isinstance(spec, tuple) and isinstance(returned, (list, tuple)) and len(spec) == len(returned):
+            return tuple(self._padded(*each, found) for each in zip(spec, returned, strict=True))
+        if not isinstance(spec, Spec) or not spec.unknown or not isinstance(returned, (list, tuple, np.ndarray)):
+            return returned
+        rows = [np.asarray(row) for row in returned]
+        if wrong := [row.shape for row in rows if not fits(row.shape, spec)]:
+            raise SourceError(
+                f"{type(self.source).__name__}.read returned an example of shape {[*wrong[0]]}, and the source's spec "
+                f"has {[*spec.shape]}"
+            )
+        sizes = np.array([row.shape for row in rows], np.int32).reshape(len(rows), len(spec.shape))
+        found.append(sizes[:, : spec.unknown])
+        dtype = np.dtype(object) if spec.dtype == object else np.result_type(*rows) if rows else spec.dtype
+        padded = blank(len(rows), sizes.max(0) if rows else [size or 0 for size in spec.shape], dtype)
+        for number, row in enumerate(rows):
+            at: Any = (number, *map(slice, row.shape))
+            padded[at] = row
+        return padded
+
+
+class VaryingStream(WrappedStream):
+    """A stream of examples of varying length, with their lengths.
+
+    Args:
+      stream: its `element_spec` has unknown dimensions.
+    """
+
+    def __init__(self, stream: Stream):
+        super().__init__(stream)
+        self.element_spec = with_lengths(stream.element_spec)
+
+    def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
+        def beside(values: tf.Tensor, spec: Spec) -> Any:
+            shape = tf.shape(values)[: spec.unknown]
+            return Padded(values, shape if spec.unknown > 1 else shape[0]) if spec.unknown else values
+
+        def example(*components: Any) -> Any:
+            element = components if isinstance(self._stream.element_spec, tuple) else components[0]
+            return tf.nest.map_structure(beside, element, self._stream.element_spec)
+
+        return self._stream.examples(seed, epoch).map(example)
+
+    def of_files(self, workers: int, worker: int) -> Stream | None:
+        return None  # each worker's batches would be padded to lengths of their own
+
+
+def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.ndarray:
+    """Returns the sizes of all examples' unknown dimensions, int32 [examples, dimensions].
+
+    Each process reads a part, once: they are stored beside the source's first file, if it has files.
+
+    Args:
+      source: the same in all processes.
+      processes: `engine.strategies.base.Processes`.
+      watch: shows progress.
+    """
+    path = _path(source)
+    stored = _stored(path, len(source))
+    if all(processes.exchange(int(stored is not None))):
+        return stored
+    first, stop = even_range(len(source), processes.host, processes.num_hosts)
+    at_once = max(source.chunk_examples, _READ_AT_ONCE // source.chunk_examples * source.chunk_examples)
+    pieces = [np.arange(at, min(at + at_once, stop)) for at in range(first, stop, at_once)]
+    done, parts = 0, []
+    with watch("reading the examples' lengths", stop - first) as show, _pool(source.read_threads) as pool:
+        for part in pool.map(source.lengths, pieces):
+            parts.append(part)
+            show(done := done + len(part))
+    width = unknown_dimensions(source.element_spec)
+    mine = np.concatenate([np.zeros([0, width], np.int32), *parts])
+    lengths = np.frombuffer(b"".join(processes.exchange_bytes(mine.tobytes())), np.int32).reshape(-1, width)
+    if path and processes.is_chief:
+        try:
+            with replacing(path, make_file) as temporary, open(temporary, "wb") as file:
+                np.save(file, lengths)
+        except OSError as error:
+            logging.info("the examples' lengths are not stored (%s), and are read again by the next run", error)
+    return lengths
+
+
+@contextlib.contextmanager
+def _pool(threads: int) -> Iterator[concurrent.futures.Executor]:
+    pool = concurrent.futures.ThreadPoolExecutor(threads)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _path(source: Source) -> str:
+    """Returns where a source's lengths are stored; "" if its examples can't be identified."""
+    if not source.files() or not source.identity():
+        return ""
+    digest = zlib.crc32(f"{source.identity()} {len(source)} {source.element_spec}".encode())
+    return f"{source.files()[0]}.{digest:08x}.lengths"
+
+
+def _stored(path: str, examples: int) -> np.ndarray | None:
+    if not path:
+        return None
+    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+        lengths = np.load(file)
+        return lengths if lengths.ndim == 2 and len(lengths) == examples and lengths.dtype == np.int32 else None
+    return None
+
+
+def bucketed(split: Split, buckets: Buckets) -> Split:
+    """Sets the buckets of a split; returns it. Raises `UsageError` if its examples have no such dimension."""
+    if buckets.axis >= (number := unknown_dimensions(split.element_spec)):
+        raise UsageError(
+            f"{setting('bucket_by')} names axis {buckets.axis}, counted from 0, and an example of the data has "
+            f"{number} unknown dimensions; give a dataset or a source whose specs have None for dimensions that vary"
+        )
+    split.buckets = buckets
+    return split
+
+
+class Padding:
+    """How a source's batches are padded: to their longest example, or to their bucket's shape.
+
+    Args:
+      order: of the examples.
+      lengths: of all examples, see `measured`; None if each batch is read as a whole, whose own lengths are known.
+    """
+
+    def __init__(self, order: Order, lengths: np.ndarray | None):
+        self._order, self._lengths = order, lengths
+
+    @property
+    def lines(self) -> list[str]:
+        """Describes the buckets, for people."""
+        return [f"the data in buckets: {self._order.described()}"] if isinstance(self._order, BucketedOrder) else []
+
+    def pad(self, indices: tf.Tensor, examples: Any) -> Any:
+        """Pads examples of a global batch to its length. In a graph.
+
+        Args:
+          indices: of all examples of the batch, int64.
+          examples: nest of tensors [n, ...], some of them.
+        """
+        if isinstance(self._order, BucketedOrder):
+            longest = self._order.longest(indices)
+        elif self._lengths is not None:
+            all_lengths = tf.gather(tf.constant(self._lengths, tf.int64), tf.reshape(indices, [-1]))
+            longest = tf.maximum(tf.reduce_max(all_lengths, 0), 1)
+        else:
+            longest = form.longest(examples)
+        return form.padded_to(longest, examples)
+
+
+def arranged(
+    source: Source,
+    batch_size: int,
+    seed: int | None,
+    shuffle_window: int,
+    processes: Any,
+    *,
+    shares: int = 1,
+    watch: Watch = unwatched,
+) -> tuple[Order, Padding | None]:
+    """Returns the order of examples in blocks of single batches, and how batches are padded if lengths vary.
+
+    Args:
+      source: of the examples.
+      batch_size: see `Order`.
+      seed: see `Order`.
+      shuffle_window: see `order_of`.
+      processes: see `measured`.
+      shares: of a batch that are read apart.
+      watch: see `measured`.
+    """
+    if not unknown_dimensions(source.element_spec):
+        return order_of(source, batch_size, 1, seed, shuffle_window), None
+    lengths = measured(source, processes, watch) if source.buckets or shares > 1 else None
+    if source.buckets:
+        order: Order = BucketedOrder(len(source), batch_size, 1, seed, buckets=source.buckets, lengths=lengths)
+    else:
+        order = order_of(source, batch_size, 1, seed, shuffle_window)
+    return order, Padding(order, lengths)

@@ -1,0 +1,89 @@
+"""Runs on examples of varying length: resumed, called with other lengths, predicted, exported; mistakes in flags."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft import Padded, UsageError, load_model, open_run, run
+from tests.launch import varying
+from tests.logical_cpus import make_four
+from tests.runs import assert_equal_bits
+
+make_four()
+FLAGS = {"global_batch_size": 8, "learning_rate": 0.01, "seed": 3, "eval_batch_size": 16, "jit": "off"}
+BUCKETS = "0:3,7,12:48"
+
+
+def made(kind):
+    return varying.Walks() if kind == "source" else varying.dataset()
+
+
+@pytest.mark.parametrize(("kind", "buckets"), [("source", BUCKETS), ("dataset", "0:3,7,12")])
+def test_a_run_in_two_parts_is_one_and_serves_any_length(kind, buckets, tmp_path):
+    data = (made(kind), made(kind))
+    flags = {**FLAGS, "bucket_by": buckets}
+    whole = run(varying.Mean, data=data, train_steps=10, run_dir=tmp_path / "whole", **flags)
+    for steps in (7, 10):
+        parts = run(varying.Mean, data=data, train_steps=steps, run_dir=tmp_path / "parts", **flags)
+    assert_equal_bits(tmp_path / "whole", tmp_path / "parts", "eval")
+    assert parts.result["eval"] == whole.result["eval"]
+    mirrored = run(varying.Mean, data=data, train_steps=10, strategy="mirrored", num_virtual_devices=4, **flags)
+    # Sums of float32 in another order.
+    assert mirrored.result["eval"]["loss"] == pytest.approx(whole.result["eval"]["loss"], rel=1e-5)
+    with pytest.raises(UsageError, match="bucket_by"):
+        run(varying.Mean, data=data, train_steps=12, run_dir=tmp_path / "parts", **{**flags, "bucket_by": "0:12"})
+
+
+def test_a_call_takes_other_lengths_and_predictions_are_in_order(tmp_path):
+    longest = 30  # the run's own are 12 at most
+    values = np.zeros([3, longest, 2], np.float32)
+    for row, length in enumerate(lengths := [30, 1, 17]):
+        values[row, :length] = row
+    rows = tf.RaggedTensor.from_tensor(values, lengths=lengths)
+    other = tf.data.Dataset.from_tensor_slices((rows, np.array(lengths, np.int32)))
+    with open_run(varying.Mean, data=(made("source"), None), train_steps=9, run_dir=tmp_path / "run", **FLAGS) as each:
+        each.train(steps=2)
+        loss = each.train(steps=1, data=other)["loss"]
+        assert np.isfinite(float(loss))
+        evaluated = each.evaluate(other)["loss"]
+        outputs = each.predict(other)
+        expected = np.mean(np.square(outputs[:, 0] - np.array(lengths) / 10))
+        assert evaluated == pytest.approx(expected, rel=1e-5)
+        np.testing.assert_allclose(each.predict(Padded(values, np.array(lengths, np.int32))), outputs, rtol=1e-6)
+        own = each.predict(made("source"))
+        assert own.shape == (len(varying.LENGTHS), 1)
+        each.train()
+        kept = each.predict(Padded(values, np.array(lengths, np.int32)))
+    run(
+        varying.Mean,
+        data=(made("source"), None),
+        run_dir=tmp_path / "run",
+        mode="export",
+    )
+    serve = tf.saved_model.load(str(tmp_path / "run" / "export")).signatures["serving_default"]
+    served = serve(features_0=tf.constant(values), features_1=tf.constant(lengths))["outputs"]
+    np.testing.assert_allclose(served, kept, rtol=1e-6)
+    assert load_model(tmp_path / "run") is not None
+
+
+@pytest.mark.parametrize(
+    ("buckets", "line"),
+    [
+        ("100,200", "it is not axis:boundaries; use e.g. 0:100,200,400"),
+        ("0:5,5", "its boundaries do not ascend from 1 on"),
+        ("0:5,12:11", "its bound of 11 is below the last boundary, so that no example fits"),
+        ("1:5,12", "bucket_by names axis 1, counted from 0, and an example of the data has 1 unknown dimensions"),
+        ("0:5,7", "the longest example is of length 12, and bucket_by has no boundary that long"),
+    ],
+)
+def test_a_mistake_in_buckets_is_one_line(buckets, line):
+    with pytest.raises(UsageError, match=line):
+        run(varying.Mean, data=(made("source"), None), train_steps=1, bucket_by=buckets, **FLAGS)
+
+
+def test_buckets_of_examples_of_one_length_are_one_line():
+    arrays = np.ones([8, 3], np.float32)
+    with pytest.raises(UsageError, match="an example of the data has 0 unknown dimensions; give a dataset or a source"):
+        run(varying.Mean, data=((arrays, arrays[:, 0]), None), train_steps=1, bucket_by="0:5", **FLAGS)
