@@ -50,6 +50,39 @@ def test_with_servers_each_step_is_counted_once(crank, tmp_path):
     assert history["val_loss"][-1] < history["val_loss"][0]
 
 
+STOPPED = """
+import json
+import crankshaft
+import keras
+from fit import model, x, y
+
+
+class Ends(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        assert isinstance(self.model, keras.Model)
+        self.model.set_weights([0.0 * weight for weight in self.model.get_weights()])
+        self.model.optimizer.learning_rate = 0.0
+
+
+if __name__ == "__main__":
+    how = dict(batch_size=16, epochs=3, verbose=0, strategy="parameter_server", jit="off")
+    run = crankshaft.fit(model, x, y, callbacks=[Ends()], **how)
+    weights = [weight.numpy().ravel().tolist() for weight in run.model.weights]
+    print(json.dumps([run.history.history, weights]))
+"""
+
+
+@pytest.mark.slow
+def test_with_servers_what_a_callback_sets_is_on_the_servers(crank, tmp_path):
+    """Momentum alone moves the weights then; it is damped by half per step."""
+    (tmp_path / "fit.py").write_text(SCRIPT)
+    (tmp_path / "stopped.py").write_text(STOPPED)
+    ((history, weights),) = printed(
+        crank("--workers=2", "--ps=1", "--", tmp_path / "stopped.py", command="local").ok().out
+    )
+    assert max(abs(weight) for each in weights for weight in each) < 1e-3 < history["loss"][-1]
+
+
 CALLED = """
 import json, pathlib, sys
 import crankshaft
@@ -65,6 +98,8 @@ class Looks(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         (kernel, bias), size = self.model.get_weights(), 20
+        assert isinstance(self.model, keras.Model)
+        np.testing.assert_allclose(self.model(x[:size]), x[:size] @ kernel + bias, atol=1e-5)
         found = self.model.predict(x[:size], verbose=0, batch_size=8)
         np.testing.assert_allclose(found, x[:size] @ kernel + bias, atol=1e-5)
         loss = float(np.ravel(self.model.evaluate(x, y, verbose=0))[0])
@@ -93,6 +128,7 @@ if __name__ == "__main__":
     stopping, log = keras.callbacks.EarlyStopping("loss"), keras.callbacks.CSVLogger(str(folder / "log.csv"))
     saving = keras.callbacks.ModelCheckpoint(str(folder / "m.keras"), monitor="loss", save_best_only=True)
     run = crankshaft.fit(model, x, y, callbacks=[Looks(), Shrinks(), stopping, saving, log], **strategy)
+    run.model.fit(x, y, batch_size=16, shuffle=False, verbose=0)  # Keras goes on, with the momentum
     weights = [weight.numpy().ravel().tolist() for weight in run.model.weights]
     print(json.dumps([stopping.best_epoch, saving.best, {"loss": run.history.history["loss"]}, weights]))
 """
@@ -118,7 +154,8 @@ def test_each_worker_calls_callbacks_and_has_what_they_leave(crank, tmp_path):
         def on_epoch_end(self, epoch, logs=None):
             self.model.set_weights([0.5 * weight for weight in self.model.get_weights()])
 
-    model.fit(scope["x"], scope["y"], batch_size=16, epochs=2, shuffle=False, verbose=0, callbacks=[Shrinks()])
+    for how in ({"epochs": 2, "callbacks": [Shrinks()]}, {}):
+        model.fit(scope["x"], scope["y"], batch_size=16, shuffle=False, verbose=0, **how)
     for mine, theirs in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs.ravel(), rtol=1e-5)
 
