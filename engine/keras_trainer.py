@@ -32,11 +32,15 @@ from .trainer import Trainer
 _INSTEAD = {
     "train_step": "train_step",
     "test_step": "eval_step",
-    "compute_loss": "loss",
     "compute_metrics": "metrics",
     "make_train_function": "train_step",
     "make_test_function": "eval_step",
 }
+_KEPT = (
+    "{} has a metric in {}, which only Keras's loop would report; pass it to compile(metrics=), update it in "
+    "compute_loss, or write a crankshaft.Trainer with build_model, loss and metrics"
+)
+_OWN = "compute_loss"
 # Arguments of `compile` about the update, and the run's options that would set them a second time.
 _OF_COMPILE = {
     **dict.fromkeys(("optimizer", "optimizer_arg", "weight_decay"), "optimizer"),
@@ -48,6 +52,11 @@ _OF_COMPILE = {
     "clip_variable_norm": "optimizer's clipnorm",
     "clip_value": "optimizer's clipvalue",
 }
+_OF_PROCESSES = (  # strategies that exist before a model does, or that a run prepares
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.ParameterServerStrategy,
+    tf.distribute.TPUStrategy,
+)
 _COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -60,7 +69,8 @@ class KerasTrainer(Trainer):
     over all examples. The optimizer's clipping is applied to the sum across replicas, and a `LossScaleOptimizer`
     becomes the engine's loss scale. A loss that is not a mean over examples, such as `Dice` and losses of pairs, is
     computed of the global batch, whose outputs and labels each replica gathers. A trial detects such losses: the mean
-    of two small random batches together has to be the average of both.
+    of two small random batches together has to be the average of both. A model's own `compute_loss` is the mean of a
+    batch, with what it adds of `self.losses`; metrics that it updates are reported.
 
     Args:
       **arguments: the keywords of the function that makes the model.
@@ -121,13 +131,33 @@ class KerasTrainer(Trainer):
         return type(name, (cls,), {**content, "policy": tf.keras.config.dtype_policy()})
 
     @classmethod
-    def trains_in_place(cls) -> bool:
-        """Returns whether one device trains the model itself: one that already exists must not be a strategy's."""
+    def strategy(cls) -> tf.distribute.Strategy | None:
+        """Returns the strategy in whose scope the model was made; None if it does not exist yet.
+
+        Raises:
+          UsageError: it is one that this process can't train it under alone.
+        """
         if not cls.is_built:
-            return True
-        model = cls.make()
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        return keras.belongs_to_current_strategy(model) and keras.belongs_to_current_strategy(optimizer)
+            return None
+        made_in = keras.strategy_of(cls.make())
+        if isinstance(made_in, _OF_PROCESSES):
+            raise UsageError(
+                f"the model was made in the scope of {type(made_in).__name__}, which the run has to make itself; pass "
+                f"a function that makes the model, and {setting('strategy')}"
+            )
+        return made_in
+
+    @classmethod
+    def trains_in_place(cls, distribution: tf.distribute.Strategy) -> bool:
+        """Returns whether the model itself is trained: it was made in this strategy's scope, or for one device in none.
+
+        One that a function makes is made where it is trained.
+        """
+        on_one = isinstance(distribution, tf.distribute.OneDeviceStrategy)
+        if not cls.is_built:
+            return on_one
+        both = _and_optimizer(cls.make())
+        return all(not keras.has_strategy(x) if on_one else keras.strategy_of(x) is distribution for x in both)
 
     def build(self) -> None:
         if self.run_context.options.precision == "float32" and self.policy is not None:
@@ -203,8 +233,12 @@ class KerasTrainer(Trainer):
 
         def trace(features, labels=None):
             outputs = self.forward(features, training=False)
+            labels, weights = self._weighed(labels)
+            if self._own_loss is not None:
+                self._own_loss.build(labels, outputs)
+                updates.update(self._own_loss(features, labels, outputs, weights, False)[1])
+                masks.extend(mask for x in tf.nest.flatten(outputs) if (mask := keras_compile.mask_of(x)) is not None)
             if self._losses is not None:  # so that Keras finds them here, not in a step
-                labels, weights = self._weighed(labels)
                 self._losses.total(labels, outputs, None, lambda whole: whole.total)
                 if weights is not None:
                     self._losses.total(labels, outputs, weights, lambda whole: whole.total)
@@ -213,32 +247,63 @@ class KerasTrainer(Trainer):
         compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
         features, labels = form.fields(self.run_context.example)[:2]
         self._losses = self._metrics = None
-        if compiled["loss"] is not None:
+        self._own_loss = keras_compile.OwnLoss(self.model) if _overrides(self.model, "compute_loss") else None
+        updates: dict[str, tuple] = {}
+        masks: list[tf.Tensor] = []
+        if compiled["loss"] is not None and self._own_loss is None:
             if labels is None:
                 raise UsageError("the model is compiled with a loss, and the data has no labels; pass them as y")
             self._losses = keras_compile.Losses(compiled["loss"], compiled["loss_weights"], output_names=names)
         self._of_whole_batch: list[str] = []
         specs = tf.nest.map_structure(spec, (features,) if labels is None else (features, labels))
         outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
-        if self._losses is not None:
-            self._of_whole_batch = self._tried(self._weighed(specs[1])[0], outputs)
+        sums = self._sums_of_updates(updates) if self._own_loss is not None else {}
+        if self._losses is not None or self._own_loss is not None:
+            # A mask's count can't be seen in the result of `compute_loss`.
+            self._of_whole_batch = [_OWN] if masks else self._tried(specs, outputs)
         if (compiled["metrics"] or compiled["weighted_metrics"]) and labels is not None:
             self._metrics = keras_compile.Metrics(self.model, symbols(self._weighed(specs[1])[0]), symbols(outputs))
-            self._sums = {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
+            sums |= {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
             self.unreset = [name for name, each in self._metrics.by_name.items() if keras.is_unreset(each.metric)]
+        self._sums = sums
 
-    def _tried(self, *specs) -> list[str]:
+    def _sums_of_updates(self, updates: dict[str, tuple]) -> dict[str, KerasMetric]:
+        """Returns the metrics that `compute_loss` updates with values by example, as sums.
+
+        Raises:
+          UsageError: it does not update a metric, or with a number that can't be divided among replicas.
+        """
+        sums: dict[str, KerasMetric] = {}
+        if missing := self._own_loss.kept - updates.keys():
+            raise UsageError(_KEPT.format(type(self.model).__name__, min(missing)))
+        for name, arguments in updates.items():
+            metric = self._own_loss.metrics[name]
+            if all(x.shape.rank for x in arguments):
+                sums[name] = KerasMetric(metric)
+            elif not keras_compile.is_mean(metric) or (len(arguments) > 1 and name in self._own_loss.kept):
+                raise UsageError(
+                    f"{type(self.model).__name__}.compute_loss updates {name}, which is not a Mean, with one number "
+                    "of the batch; pass it an entry per example"
+                )
+        return sums
+
+    def _tried(self, specs, outputs) -> list[str]:
         """Returns the names of losses that are not means over examples."""
+        features, labels = (*specs, None)[:2]
+        (labels, weights), of_examples = self._weighed(labels), form.fields(self.run_context.example).weights
+        own = self._own_loss and functools.partial(_own_sums, self._own_loss)
         replicas, steps = tf.distribute.get_strategy().num_replicas_in_sync, self.run_context.options.accumulate_steps
         names: list[str] = []
         try:
             if replicas > 1 or steps > 1:
-                trials.in_a_thread(lambda: names.extend(_of_whole_batch(self._losses, *specs)))
+                batch = (features, labels, outputs, of_examples if weights is None else weights)
+                sums = own or functools.partial(_sums_of, self._losses)
+                trials.in_a_thread(lambda: names.extend(_of_whole_batch(sums, batch)))
         except Exception as error:  # of any class
             logging.info(
                 "the loss can't be computed on random numbers (%s): it is computed of whole batches", reason(error)
             )
-            return [loss.name for loss in self._losses.keras_losses]
+            return [_OWN] if own else [loss.name for loss in self._losses.keras_losses]
         return names
 
     def train_step(self, batch) -> dict[str, Any]:
@@ -259,13 +324,13 @@ class KerasTrainer(Trainer):
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         pairs: dict[str, Any] = {}
-        several = self._losses is not None and len(self._losses.keras_losses) > 1
-        for name, total in self._losses_of(outputs, batch, None)[1].items() if several else ():
+        several = self._own_loss or (self._losses is not None and len(self._losses.keras_losses) > 1)
+        for name, pair in self._losses_of(outputs, batch, None)[1].items() if several else ():
 
             def weigh(weights, name=name):
-                return Mean(self._losses_of(outputs, batch, weights)[1][name], _size(batch))
+                return weighable(self._losses_of(outputs, batch, weights)[1][name], None, has_weights=True)
 
-            pairs[name] = weighable(Mean(total, _size(batch)), weigh)
+            pairs[name] = weighable(pair, weigh)
         labels, weights = self._weighed(form.fields(batch).labels)
         pairs |= self._confusion(labels, outputs, weights)
         if self._metrics is None:
@@ -296,22 +361,28 @@ class KerasTrainer(Trainer):
         weigh = functools.partial(self._sum, name, metric, labels, predictions) if metric.is_weighted else None
         return weighable(self._sums[name](labels, predictions, *weighed), weigh, weights is not None)
 
-    def _losses_of(self, outputs, batch, weights) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Returns the loss and each output's, times the examples of this replica's share of the batch.
+    def _losses_of(self, outputs, batch, weights) -> tuple[tf.Tensor, dict[str, Pair]]:
+        """Returns the loss, times the examples of this replica's share of the batch, and a pair of each output's.
 
         The sum across replicas, divided by all examples, is then Keras's of the global batch.
         """
-        if self._losses is None:
+        if self._losses is None and self._own_loss is None:
             return tf.constant(0.0), {}
-        size, (labels, own) = _size(batch), self._weighed(form.fields(batch).labels)
-        weights, steps = own if weights is None else weights, self.run_context.options.accumulate_steps
+        size, fields, steps = _size(batch), form.fields(batch), self.run_context.options.accumulate_steps
+        features, (labels, own), share = fields.features, self._weighed(fields.labels), None
+        weights = own if weights is None else weights
         if self._of_whole_batch:
             if step_context().is_training and steps > 1:
                 raise UsageError(
                     f"{setting('accumulate_steps')}: {self._of_whole_batch[0]} is a loss of a batch as a whole, not a "
                     "mean over its examples, so it can't be computed of a micro-batch; use 1"
                 )
-            outputs, labels, weights = self._gathered((outputs, labels, weights))
+            features = features if self._own_loss else None
+            features, outputs, labels, weights = self._gathered((features, outputs, labels, weights))
+            share = size / _size(outputs)
+        if self._own_loss:
+            loss, updates = self._own_loss(features, labels, outputs, weights, step_context().is_training)
+            return size * loss, {name: self._kept(name, each, size, share) for name, each in updates.items()}
 
         def divided(loss: keras_compile.OutputLoss) -> tf.Tensor:
             if self._of_whole_batch:  # the same on each replica
@@ -328,7 +399,26 @@ class KerasTrainer(Trainer):
                 )
             return loss.total * (examples if loss.count is None else tf.math.divide_no_nan(examples, count))
 
-        return self._losses.total(labels, outputs, weights, divided)
+        total, by_name = self._losses.total(labels, outputs, weights, divided)
+        return total, {name: Mean(each, size) for name, each in by_name.items()}
+
+    def _kept(self, name: str, arguments: tuple, size: tf.Tensor, share: tf.Tensor | None) -> Pair:
+        """Computes a batch's contribution to a metric that `compute_loss` updates.
+
+        Args:
+          name: of the metric.
+          arguments: of its update; one number is a mean over the batch's examples.
+          size: the examples of this replica.
+          share: this replica's part of the batch, if the arguments are of the global batch.
+        """
+        if name not in self._sums:
+            return Mean(tf.cast(arguments[0], tf.float32) * size, size)
+        pair = self._sums[name](*arguments)
+        return pair if share is None else type(pair)(pair.total * share, pair.count)
+
+    def _with_penalties(self, loss: Mean, variables) -> Mean | None:
+        whole = super()._with_penalties(loss, variables)
+        return None if self._own_loss else whole  # it has added what layers add, or left it out
 
     def _gathered(self, nest):
         """Gathers a nest of tensors [examples, ...] from all replicas, outputs with their masks."""
@@ -343,37 +433,64 @@ class KerasTrainer(Trainer):
         return tf.nest.pack_sequence_as(nest, flat)
 
 
-def _of_whole_batch(losses: keras_compile.Losses, labels, outputs) -> list[str]:
-    """Returns the names of losses that are not means over examples, by a trial on batches of these specs."""
+def _of_whole_batch(sums: Callable[[tuple], dict[str, tuple]], specs: tuple) -> list[str]:
+    """Returns the names of losses that are not means over examples, by a trial on batches of these specs.
+
+    Args:
+      sums: computes tuples of sums over a batch, by the loss's name: those of two batches have to add up.
+      specs: of a batch (features, labels, outputs, weights).
+    """
     random, names = np.random.default_rng(0), set()
 
-    def sample(examples: int):
-        def of(specs, is_label):
-            return tf.nest.map_structure(
-                lambda x: trials.sample(tf.as_dtype(x.dtype), x.shape[1:], examples, random, is_label), specs
-            )
+    def sample(examples: int) -> list:
+        def of(spec, is_label):
+            if spec is None:
+                return None
+            return trials.sample(tf.as_dtype(spec.dtype), spec.shape[1:], examples, random, is_label)
 
-        return of(labels, True), of(outputs, False)
+        return [tf.nest.map_structure(functools.partial(of, is_label=i == 1), each) for i, each in enumerate(specs)]
 
-    def sums(batch) -> list[tuple]:
-        wholes: list[keras_compile.OutputLoss] = []
-
-        def note(whole: keras_compile.OutputLoss) -> tf.Tensor:
-            wholes.append(whole)
-            return whole.total
-
-        y_true, y_pred = batch
-        losses.total(y_true, y_pred, None, note)
-        examples = float(tf.nest.flatten(batch)[0].shape[0])
-        return [each.of_examples(examples) for each in wholes]
+    def joined(*values):
+        return None if values[0] is None else tf.concat(values, 0)
 
     for _ in range(trials.TRIALS):
         batches = [sample(examples) for examples in trials.EXAMPLES]
-        both = tf.nest.map_structure(lambda *values: tf.concat(values, 0), *batches)
-        for loss, whole, first, second in zip(losses.keras_losses, sums(both), *map(sums, batches), strict=True):
-            if not all(trials.alike(a, b + c) for a, b, c in zip(whole, first, second, strict=True)):
-                names.add(loss.name)
+        whole, first, second = map(sums, (tf.nest.map_structure(joined, *batches), *batches))
+        for name in whole:
+            if not all(trials.alike(a, b + c) for a, b, c in zip(whole[name], first[name], second[name], strict=True)):
+                names.add(name)
     return sorted(names)
+
+
+def _sums_of(losses: keras_compile.Losses, batch) -> dict[str, tuple]:
+    """Computes (a sum, its count) of each output's loss."""
+    wholes: list[keras_compile.OutputLoss] = []
+
+    def note(whole: keras_compile.OutputLoss) -> tf.Tensor:
+        wholes.append(whole)
+        return whole.total
+
+    _, labels, outputs, _ = batch
+    losses.total(labels, outputs, None, note)
+    examples = float(_size(outputs))
+    by_name: dict[str, tuple] = {}
+    for loss, each in zip(losses.keras_losses, wholes, strict=True):
+        by_name[loss.name] = (*by_name.get(loss.name, ()), *each.of_examples(examples))
+    return by_name
+
+
+def _own_sums(own_loss: keras_compile.OwnLoss, batch) -> dict[str, tuple]:
+    """Computes the sums of a model's own loss, and of the numbers with which it updates metrics."""
+    features, labels, outputs, weights = batch
+    with keras.without_assignments():
+        loss, updates = own_loss(features, labels, outputs, weights, True)
+    numbers = [tf.cast(each[0], tf.float32) for each in updates.values() if each[0].shape.rank == 0]
+    return {_OWN: tuple(float(_size(outputs)) * each for each in (loss, *numbers))}
+
+
+def _overrides(model, method: str) -> bool:
+    own = getattr(model, method)
+    return getattr(own, "__func__", own) not in (getattr(tf.keras.Model, method), getattr(keras.Trainable, method))
 
 
 def check(model) -> None:
@@ -386,8 +503,7 @@ def check(model) -> None:
     if not model.compiled:
         raise UsageError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
     for method, instead in _INSTEAD.items():
-        own = getattr(model, method)
-        if getattr(own, "__func__", own) not in (getattr(tf.keras.Model, method), getattr(keras.Trainable, method)):
+        if _overrides(model, method):
             raise UsageError(
                 f"{name} overrides {method}, which only Keras's loop would call; write a crankshaft.Trainer "
                 f"with build_model and {instead}"
@@ -396,11 +512,8 @@ def check(model) -> None:
         logging.warning("%s is compiled with run_eagerly=True; steps are compiled here all the same", name)
     if model.optimizer is None:
         raise UsageError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
-    if paths := keras_compile.kept_metrics(model):
-        raise UsageError(
-            f"{name} has a metric in {paths[0]}, which only Keras's loop would report; pass it to compile(metrics=), "
-            "or write a crankshaft.Trainer with build_model, loss and metrics"
-        )
+    if (paths := keras_compile.kept_metrics(model)) and not _overrides(model, "compute_loss"):
+        raise UsageError(_KEPT.format(name, min(paths)))
 
 
 @contextlib.contextmanager
@@ -434,12 +547,17 @@ def _options(options: StepOptions, model: tf.keras.Model, is_built: bool) -> Ste
             raise UsageError(
                 f"{setting(name)} is set, and the model is compiled with an optimizer; set the {argument} in compile"
             )
-    if is_built and options.precision not in ("float32", model.dtype_policy.compute_dtype):
+    scaled = () if optimizer is model.optimizer else ("float16",)
+    if is_built and options.precision not in ("float32", model.dtype_policy.compute_dtype, *scaled):
         raise UsageError(
             f"{setting('precision', options.precision)}: the model is already made, in {model.dtype_policy.name}; call "
             f"keras.config.set_dtype_policy('mixed_{options.precision}') before, or pass a function that makes it"
         )
     return compiled
+
+
+def _and_optimizer(model: tf.keras.Model) -> tuple[tf.keras.Model, tf.keras.optimizers.Optimizer]:
+    return model, getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
 
 def _size(batch) -> tf.Tensor:

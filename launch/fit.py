@@ -74,9 +74,9 @@ def fit(
 ) -> api.Run:
     """Trains a compiled Keras model with the names and defaults of its own `fit`, and returns the run.
 
-    One device trains the model itself, other strategies a copy. Afterwards the model has the trained weights and its
-    optimizer its state, so a second call continues from there. The run's `history.history` is Keras's. A mistake is a
-    `UsageError`. Exceptions of callbacks, hooks and data are unchanged; the model has the weights trained so far.
+    One device, or the MirroredStrategy in whose scope the model was made, trains the model itself, else a copy. It then
+    has the trained weights and its optimizer its state, so a second call continues from there. The run's
+    `history.history` is Keras's. A mistake is a `UsageError`. Exceptions of callbacks, hooks and data are unchanged.
 
     Args:
       model: a compiled model; or a function that makes it, for strategies of several processes, which must exist first.
@@ -193,6 +193,7 @@ def _train(arguments: Arguments) -> api.Run:
             "eval_batch_size": arguments.validation_batch_size or batch_size,
             "validation_split": arguments.share,
             "progress": _PROGRESS[arguments.verbose],
+            **_strategy(trainer_class),
             **own_order,
             **_length(arguments, train),
             **arguments.flags,
@@ -205,11 +206,18 @@ def _train(arguments: Arguments) -> api.Run:
         with untracked_optimizer(arguments.model) if arguments.is_model else contextlib.nullcontext():
             run = api.run_within(trainer_class, **how, **flags)
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
+    if arguments.is_model:
+        arguments.model.history = hook.history
     hands_over(run)
     if backups and _removes(backups[0], arguments) and run.config.writes_run and not run.code:
         backups[0].on_train_end()  # which removes the folder
         run.run_dir = None
     return run
+
+
+def _strategy(trainer_class: type[KerasTrainer]) -> dict[str, Any]:
+    """Returns the flag for a model that was made in the scope of a MirroredStrategy, under which it trains."""
+    return {"strategy": "mirrored"} if isinstance(trainer_class.strategy(), tf.distribute.MirroredStrategy) else {}
 
 
 def _limited(arguments: Arguments) -> Arguments:

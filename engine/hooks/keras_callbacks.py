@@ -502,7 +502,7 @@ def _attributes_for_callbacks(trainer, model: tf.keras.Model) -> dict[str, Any]:
     own = getattr(model, "optimizer", None)
     if getattr(own, "inner_optimizer", own) is not optimizer:
         attributes["optimizer"] = optimizer
-    if not keras.belongs_to_current_strategy(model):
+    if keras.has_strategy(model):
         alone = keras.computing_alone(model)
         attributes |= {name: functools.partial(alone, name) for name in _COMPUTES}
         why = "of the model that the run trains; train a copy of it"

@@ -20,6 +20,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as loss_module
 
 from . import graphs
+from .tensorflow import default_strategy
 from .variables import assign_local, own_copy, read_local, tf_variable
 
 # The class of `compile` and `fit`: models inherit it, and layers may.
@@ -180,12 +181,21 @@ def _assign(variable: tf.keras.Variable, value: tf.Tensor, before: tf.Tensor | N
         variable.assign(value)
 
 
+def without_assignments() -> contextlib.AbstractContextManager:
+    """Returns a context in which layers and metrics compute, and assign no variable."""
+    return _Scope(())
+
+
 class _Scope(tf.keras.StatelessScope):
     """Keras's scope for computing with given values, which records assignments."""
 
     def __init__(self, pairs):
         super().__init__(pairs, collect_losses=True, initialize_variables=False)
         self.assigned = {}
+
+    def get_current_value(self, variable):
+        value = super().get_current_value(variable)
+        return variable._value if value is None else value  # Keras has none for a regularizer
 
     def add_update(self, update):
         super().add_update(update)
@@ -272,11 +282,20 @@ def eager_variables() -> Iterator[None]:
         global_state.set_global_attribute("stateless_scope", before)
 
 
+def strategy_of(made: tf.keras.Model | tf.keras.optimizers.Optimizer) -> tf.distribute.Strategy:
+    """Returns the strategy in whose scope a model or an optimizer was created; TensorFlow's default without one."""
+    is_optimizer = isinstance(made, tf.keras.optimizers.Optimizer)
+    return made._distribution_strategy if is_optimizer else made.distribute_strategy
+
+
+def has_strategy(made: tf.keras.Model | tf.keras.optimizers.Optimizer) -> bool:
+    """Returns whether a model or an optimizer was created in the scope of a strategy."""
+    return strategy_of(made) is not default_strategy()
+
+
 def belongs_to_current_strategy(made: tf.keras.Model | tf.keras.optimizers.Optimizer) -> bool:
     """Returns whether a model or an optimizer was created in the current strategy's scope, or without one."""
-    is_optimizer = isinstance(made, tf.keras.optimizers.Optimizer)
-    own = made._distribution_strategy if is_optimizer else made.distribute_strategy
-    return own is tf.distribute.get_strategy()
+    return strategy_of(made) is tf.distribute.get_strategy()
 
 
 @contextlib.contextmanager

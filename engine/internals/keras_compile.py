@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ _CLASSES_BY: dict[Callable, Callable] = {
 _OF_TWO_CLASSES = (tf.keras.losses.binary_crossentropy, tf.keras.losses.binary_focal_crossentropy)
 mask_of, set_mask = backend.get_keras_mask, backend.set_keras_mask
 _NAME = "{}_loss"  # of an output's loss in logs
+# Where updates of a model's metrics are noted instead of made, by the metric's name, in this thread.
+_updates: contextvars.ContextVar[dict[str, tuple] | None] = contextvars.ContextVar("updates", default=None)
 # (a loss of one output before it is divided, as a scalar to minimize; where each is noted by name), of this thread.
 _running: contextvars.ContextVar[tuple[Callable, dict]] = contextvars.ContextVar("losses")
 
@@ -61,9 +64,76 @@ def direction_of(metric: tf.keras.metrics.Metric) -> str | None:
     return {"up": "max", "down": "min"}.get(getattr(metric, "_direction", None))
 
 
-def kept_metrics(model: tf.keras.Model) -> list[str]:
-    """Returns the paths of layers, including the model, with metrics of their own besides those of `compile`."""
-    return [layer.path for layer in model._flatten_layers() if layer._metrics]
+def kept_metrics(model: tf.keras.Model) -> dict[str, tf.keras.metrics.Metric]:
+    """Returns the metrics that layers, including the model, keep besides those of `compile`, by a path for messages."""
+    return {f"{layer.path}.{each.name}": each for layer in model._flatten_layers() for each in layer._metrics}
+
+
+class OwnLoss:
+    """A model's own `compute_loss`, with the metrics that it updates.
+
+    Args:
+      model: compiled, and built.
+
+    Attributes:
+      metrics: those that layers keep, and the means of each output's loss, by name; one called "loss" is left out.
+      kept: the names of those that layers keep.
+    """
+
+    def __init__(self, model: tf.keras.Model):
+        self._model = model
+        self._of_outputs = model._compile_loss
+        self.metrics: dict[str, tf.keras.metrics.Metric] = {}
+        self.kept: set[str] = set()
+
+    def build(self, y_true, y_pred) -> None:
+        """Makes the parts of `compile`'s loss, which `super().compute_loss` computes."""
+        of_outputs = self._of_outputs
+        if of_outputs is not None and not of_outputs.built:
+            with tf.init_scope():  # Keras makes means of its own
+                of_outputs.build(y_true, y_pred)
+        kept = list(kept_metrics(self._model).values())
+        of_outputs = [each for each in (of_outputs.metrics if of_outputs is not None else ()) if each is not None]
+        for metric in (*kept, *of_outputs):
+            vars(metric)["update_state"] = functools.partial(_update_state, metric)
+        self.metrics = {metric.name: metric for metric in (*kept, *of_outputs) if metric.name != "loss"}
+        self.kept = {metric.name for metric in kept} - {"loss"}
+
+    def __call__(self, x, y, y_pred, weights, is_training: bool) -> tuple[tf.Tensor, dict[str, tuple]]:
+        """Returns (the loss of a batch, scalar float32; the arguments with which it updates metrics, by their names).
+
+        Raises:
+          UsageError: the loss is not one number, or it updates a metric twice.
+        """
+        token = _updates.set({})
+        try:
+            loss = tf.convert_to_tensor(self._model._compute_loss(x, y, y_pred, weights, training=is_training))
+            noted = _updates.get() or {}
+        finally:
+            _updates.reset(token)
+        if loss.shape.rank != 0:
+            raise UsageError(
+                f"{type(self._model).__name__}.compute_loss returns a tensor of shape {loss.shape}; return one number, "
+                "the mean over the batch's examples"
+            )
+        return tf.cast(loss, tf.float32), {name: each for name, each in noted.items() if name in self.metrics}
+
+
+def _update_state(metric: tf.keras.metrics.Metric, *arguments, **keywords):
+    """Updates a metric, or notes the arguments where `OwnLoss` computes."""
+    own = type(metric).update_state
+    if (noted := _updates.get()) is None:
+        return own(metric, *arguments, **keywords)
+    if metric.name in noted:
+        raise UsageError(f"compute_loss updates the metric {metric.name} twice; keep a metric for each")
+    given = inspect.signature(own).bind(metric, *arguments, **keywords).args[1:]
+    noted[metric.name] = tuple(tf.convert_to_tensor(each) for each in given if each is not None)
+    return None
+
+
+def is_mean(metric: tf.keras.metrics.Metric) -> bool:
+    """Returns whether a metric is the mean of the values that it is updated with."""
+    return getattr(type(metric), "update_state", None) is tf.keras.metrics.Mean.update_state
 
 
 class OutputLoss(NamedTuple):

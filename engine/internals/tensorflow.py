@@ -22,7 +22,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.autograph.pyct import loader
 from tensorflow.python.data.experimental.ops import distribute
-from tensorflow.python.distribute import collective_util, cross_device_utils
+from tensorflow.python.distribute import collective_util, cross_device_utils, distribute_lib
 from tensorflow.python.eager import context
 from tensorflow.python.eager.executor import Executor
 from tensorflow.python.framework import config, ops
@@ -147,6 +147,11 @@ def gather(replica: tf.distribute.ReplicaContext, value: tf.Tensor) -> tf.Tensor
     """
     launcher = replica.strategy.extended._cross_device_ops._launchers[replica._replica_id]
     return launcher._all_gather(value, options=None)
+
+
+def default_strategy() -> tf.distribute.Strategy:
+    """Returns TensorFlow's strategy of variables that are made in no other's scope."""
+    return distribute_lib._get_default_strategy()
 
 
 def single_replica_context() -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:

@@ -113,7 +113,10 @@ def _one_device(options: StrategyOptions) -> Strategy:
 
 
 def _mirrored(options: StrategyOptions) -> Strategy:
-    return _replicated("mirrored", _mirror(options.num_virtual_devices, options.owns_process), options)
+    existing = options.distribution
+    if options.num_virtual_devices or not isinstance(existing, tf.distribute.MirroredStrategy):
+        existing = _mirror(options.num_virtual_devices, options.owns_process)
+    return _replicated("mirrored", existing, options)
 
 
 def _replicated(

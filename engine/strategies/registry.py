@@ -12,6 +12,8 @@ from ..errors import UsageError
 from .feed_options import FeedOptions
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from .base import Strategy
     from .multi_worker import WorkerTask
     from .parameter_server.strategy import ServerOptions
@@ -24,6 +26,7 @@ class StrategyOptions:
     """Options for a run's strategy. Each strategy uses those that apply.
 
     Attributes:
+      distribution: in whose scope the model was made: mirrored trains it there, unless it is to have other devices.
       num_virtual_devices: split the CPU, or the only GPU, into so many logical devices first; 0 does not.
       mesh: sizes of the mesh's axes "data" and "model"; by default model is 1, and data the remaining replicas.
       shard_optimizer: whether replicas share optimizer state and updates, see `Mesh`.
@@ -43,6 +46,7 @@ class StrategyOptions:
       owns_process: whether to set the whole process's threads, and hide GPUs that this run does not use.
     """
 
+    distribution: tf.distribute.Strategy | None = None
     num_virtual_devices: int = 0
     mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
     shard_optimizer: bool = False

@@ -252,6 +252,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
     strategy = devices.create(
         "one_device" if config.is_evaluator else config.strategy,
         num_virtual_devices=config.num_virtual_devices,
+        distribution=_distribution_of_model(config),
         mesh=rules.mesh_shape(config.mesh),
         shard_optimizer=config.shard_optimizer,
         tpu_address=os.environ.get("TPU_NAME", ""),
@@ -279,6 +280,11 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
     checks.check_batch(config.global_batch_size, strategy.mesh.batch_share(0, strategy.num_replicas)[1])
     tf.config.list_logical_devices()  # starts them, so that TensorFlow's messages about it come now
     return strategy
+
+
+def _distribution_of_model(config: Config) -> tf.distribute.Strategy | None:
+    """Returns the strategy in whose scope a Keras model was made that is to be trained."""
+    return config.trainer_class.strategy() if issubclass(config.trainer_class, KerasTrainer) else None
 
 
 def _task(config: Config) -> WorkerTask | None:
@@ -333,7 +339,7 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
     """Makes the trainer and all that its steps change, where the strategy has its variables."""
     options = _step_options(config, train_steps, strategy.parallel_micro_batches, run_inputs.order)
     trainer_class = config.trainer_class
-    in_place = strategy.trains_in_place and issubclass(trainer_class, KerasTrainer) and trainer_class.trains_in_place()
+    in_place = issubclass(trainer_class, KerasTrainer) and trainer_class.trains_in_place(strategy.distribution)
 
     known = run_inputs.known
     context = RunContext(
@@ -353,7 +359,7 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
 
     try:
         state = (
-            make() if in_place else strategy.build(make)
+            make() if in_place and strategy.trains_in_place else strategy.build(make)
         )  # Keras can train a model further that no strategy has made
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # of any batch
         model_arguments = plain(config.configured_arguments("model_arg"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 
@@ -226,13 +227,23 @@ def test_what_a_callback_raises_reaches_the_caller_and_the_model_keeps_its_weigh
 
 @pytest.mark.slow
 def test_a_second_fit_goes_on_with_the_loss_scale():
-    for fit in (keras.Model.fit, by_us):
+    """Callbacks see it, and may set it, on replicas too."""
+
+    class Sees(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            optimizer = self.model.optimizer
+            scales.append((float(optimizer.dynamic_scale.numpy()), int(optimizer.step_counter.numpy())))
+            if len(scales) == 4:
+                optimizer.dynamic_scale.assign(2.0)
+
+    two = functools.partial(by_us, strategy="mirrored", num_virtual_devices=2)
+    for fit in (keras.Model.fit, by_us, two):
         scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), 4.0, dynamic_growth_steps=4)
         model, scales = mlp(scaled), []
         for _ in range(2):  # of ten steps
-            fit(model, **mlp_data(batch_size=BATCH, epochs=2, verbose=0))
+            fit(model, **mlp_data(batch_size=BATCH, epochs=2, verbose=0, callbacks=[Sees()]))
             scales.append((float(model.optimizer.dynamic_scale), int(model.optimizer.step_counter)))
-        assert scales == [(4.0 * 2**2, 2), (4.0 * 2**5, 0)]
+        assert scales == [(8.0, 1), (16.0, 2), (16.0, 2), (32.0, 3), (2.0 * 2**2, 0), (8.0, 0)]
 
 
 def steering():

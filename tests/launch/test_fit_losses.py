@@ -1,4 +1,4 @@
-"""Losses of `compile` that are no means over examples: on replicas what Keras minimizes on one device, or an error."""
+"""Losses that are no means over examples, or of a model's own: on replicas as Keras on one device, or an error."""
 
 from __future__ import annotations
 
@@ -116,3 +116,101 @@ def test_labels_that_are_missing_count_for_nothing_where_their_weight_is_zero(by
     assert runs[0].history.history == runs[1].history.history
     for one, other in zip(runs[0].model.weights, runs[1].model.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+class Own(keras.Model):
+    """Computes its loss from the features too, and keeps metrics of numbers and of examples."""
+
+    def __init__(self, is_mean=True):
+        super().__init__()
+        self.is_mean = is_mean
+        self.hidden = keras.layers.Dense(4, "relu", kernel_regularizer="l2", kernel_initializer="ones")
+        self.head = keras.layers.Dense(4, kernel_initializer=keras.initializers.GlorotUniform(1))
+        self.doubled = keras.metrics.Mean(name="doubled")
+        self.error = keras.metrics.MeanSquaredError(name="error")
+
+    def get_config(self):
+        return {"is_mean": self.is_mean}
+
+    def call(self, x):
+        return self.head(self.hidden(x))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        doubled = keras.ops.mean(keras.ops.square(self(2.0 * x) - y))
+        if not self.is_mean:
+            doubled = keras.ops.sqrt(doubled)
+        self.doubled.update_state(doubled)
+        self.error.update_state(y, y_pred)
+        return super().compute_loss(x, y, y_pred, sample_weight) + 0.5 * doubled
+
+
+def own(is_mean=True):
+    made = Own(is_mean)
+    made(X[:1])
+    made.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    return made
+
+
+TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
+
+
+@pytest.mark.parametrize("how", [{}, TWO, {"accumulate_steps": 2}], ids=["one device", "replicas", "micro-batches"])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighed"])
+@pytest.mark.parametrize("is_mean", [True, False], ids=["a mean", "no mean"])
+def test_a_loss_of_the_models_own_is_keras_on_replicas_and_uneven_batches_too(is_mean, weights, how):
+    theirs, ours = own(is_mean), own(is_mean)
+    arguments = {"sample_weight": weights, "validation_data": (X[:24], Y[:24]), **HOW}
+    expected = theirs.fit(X, Y, **arguments).history
+    if "accumulate_steps" in how and not is_mean:
+        with pytest.raises(UsageError, match="compute_loss is a loss of a batch as a whole"):
+            fit(ours, X, Y, **arguments, **how)
+        return
+    found = fit(ours, X, Y, **arguments, **how).history.history
+    assert list(found) == list(expected)
+    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+    for name in ("val_loss", "val_doubled", "val_error", "error", "mae"):  # of even batches, or by example
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
+
+
+def test_a_distiller_is_trained():
+    def distiller():
+        keras.utils.set_random_seed(5)
+        teacher, student = (
+            keras.Sequential([keras.Input([3]), keras.layers.Dense(size, "relu"), keras.layers.Dense(3, "softmax")])
+            for size in (8, 2)
+        )
+        made = keras.distillation.Distiller(teacher, student, keras.distillation.LogitsDistillation(temperature=2.0))
+        made.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return made
+
+    theirs = distiller()
+    expected = theirs.fit(X[:24], KINDS[:24], **HOW).history
+    for model, how in ((distiller(), {}), (distiller, TWO)):
+        run = fit(model, X[:24], KINDS[:24], **HOW, **how)
+        assert list(run.history.history) == list(expected)
+        for name, values in expected.items():
+            np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)
+        for mine, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_metric_that_compute_loss_can_not_divide_is_named():
+    class Unused(Own):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean(keras.ops.square(y - y_pred))
+
+    class OfBatch(Own):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            self.doubled.update_state(1.0)
+            self.error.update_state(0.0, keras.ops.mean(y_pred))
+            return keras.ops.mean(keras.ops.square(y - y_pred))
+
+    for kind, why in (
+        (Unused, "has a metric in doubled, which"),
+        (OfBatch, "updates error, which is not a Mean, with"),
+    ):
+        made = kind()
+        made.compile("sgd")
+        with pytest.raises(UsageError, match=why):
+            fit(made, X, Y, **HOW)

@@ -106,6 +106,22 @@ def test_a_first_value_that_is_nan_is_not_the_best(inside):
     assert stopping.best == max(value for value in values if not np.isnan(value)) > 0
 
 
+def compiled(optimizer, **how):
+    tf.keras.utils.set_random_seed(1)
+    model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", **how)
+    return model
+
+
+def fitted(how, optimizer, made, epochs=4, eager=False, as_function=False, **more):
+    """(the run or Keras's history, the weights) of five steps an epoch, as `how` fits them: Keras's or Crankshaft's."""
+    make = functools.partial(compiled, optimizer, run_eagerly=eager)
+    model = make if as_function else make()
+    fit = model.fit if how == "keras" else functools.partial(crankshaft.fit, model, jit="off")
+    done = fit(POINTS, LABELS, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=made, **more)
+    return done, [weight.ravel().tolist() for weight in (done.model if as_function else model).get_weights()]
+
+
 class Looks(callbacks.Callback):
     """Uses the model as programs do, and sets its weights and its optimizer's rate."""
 
@@ -145,22 +161,31 @@ def test_on_replicas_callbacks_have_a_keras_model_and_what_they_set_is_the_runs(
         fitted("ours", "adam", [Trains()], **two)
 
 
+@pytest.mark.parametrize("where", ["after the scope", "within it"])
+def test_a_model_made_in_the_scope_of_replicas_is_trained_by_them(where):
+    """What a callback sets, and SwapEMAWeights, is as in Keras on one device; Keras's own fit goes on."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    optimizer = functools.partial(tf.keras.optimizers.Adam, use_ema=True, ema_momentum=0.5)
+    theirs, ours, looks = compiled(optimizer()), None, Looks()
+    how = {"batch_size": 8, "epochs": 4, "shuffle": False, "verbose": 0, "validation_data": (POINTS, LABELS)}
+    expected = theirs.fit(POINTS, LABELS, callbacks=[Looks(), callbacks.SwapEMAWeights(True)], **how)
+    with strategy.scope():
+        ours = compiled(optimizer())
+        if where == "within it":
+            run = crankshaft.fit(ours, POINTS, LABELS, callbacks=[looks, callbacks.SwapEMAWeights(True)], **how)
+    if where != "within it":
+        run = crankshaft.fit(ours, POINTS, LABELS, callbacks=[looks, callbacks.SwapEMAWeights(True)], **how)
+    assert (run.strategy.num_replicas, run.step) == (2, 15)
+    assert looks.model is ours is run.trainer.model
+    for name, values in expected.history.items():
+        np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)
+    for model in (theirs, ours):
+        model.fit(POINTS, LABELS, shuffle=False, verbose=0)
+    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5)
+
+
 # -- what they set, and what a resumed run repeats of it --------------------------------------------------------------
-
-
-def fitted(how, optimizer, made, epochs=4, eager=False, as_function=False, **more):
-    """(the run or Keras's history, the weights) of five steps an epoch, as `how` fits them: Keras's or Crankshaft's."""
-
-    def compiled():
-        tf.keras.utils.set_random_seed(1)
-        model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
-        model.compile(optimizer, "mse", run_eagerly=eager)
-        return model
-
-    model = compiled if as_function else compiled()
-    fit = model.fit if how == "keras" else functools.partial(crankshaft.fit, model, jit="off")
-    done = fit(POINTS, LABELS, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=made, **more)
-    return done, [weight.ravel().tolist() for weight in (done.model if as_function else model).get_weights()]
 
 
 class Setting(callbacks.Callback):
