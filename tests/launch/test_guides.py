@@ -54,6 +54,9 @@ HOLDS = {
     "From Keras `fit`": "done.history[-1]['eval_accuracy'] > 0.85",
     "Pretrained weights": "again.history[0]['eval_loss'] < 1.1 * first.result['eval']['loss']",
     "A GAN": "np.allclose(made.predict(noise, 'generator'), serve(features=noise)['outputs'], atol=1e-6)",
+    "A diffusion model": "np.abs(np.linalg.norm(samples, axis=1) - 1).mean() < 0.25",
+    "A forecaster": "max(done.result['eval'][f'error_{hours}'] for hours in HORIZONS) < 0.25",  # of 0.7
+    "A graph network": "done.result['eval']['loss'] < 0.3 * strength.var()",
     "A hook that stops": "stopped.result['stop'] == 'good enough' and stopped.result['step'] < 400",
     "Click logs, a file per day": "today.result['eval']['auc'] > 0.95 and today.result['tables']",
     "A search by successive halving": "step == 80 and loss_at(step, *rates) < 0.01",
