@@ -173,6 +173,27 @@ def test_a_loss_of_the_models_own_is_keras_on_replicas_and_uneven_batches_too(is
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
 
 
+class Masked(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred, sample_weight)
+
+
+def test_a_loss_of_the_models_own_under_a_mask_counts_steps_of_all_replicas():
+    tokens = rng.integers(0, 3, (29, 5)) * (rng.uniform(size=(29, 1)) > 0.3)
+
+    def made():
+        keras.utils.set_random_seed(2)
+        model = Masked([keras.layers.Embedding(3, 4, mask_zero=True), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    theirs = made()
+    theirs.fit(tokens, tokens, **HOW)
+    ours = fit(made, tokens, tokens, **HOW, **TWO).model
+    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+
+
 def test_a_distiller_is_trained():
     def distiller():
         keras.utils.set_random_seed(5)
