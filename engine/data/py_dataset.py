@@ -198,8 +198,11 @@ class OfGenerator(Stream):
             yield batch
 
     def _mistake(self, batch: Any) -> str:
-        """Returns how a batch differs from the first, if it may not; else ""."""
-        if self._ended_short or len(tf.nest.flatten(batch)[0]) > self.batch_examples:
+        """Returns what is wrong with a batch, in itself or beside the first; "" if it can be used."""
+        sizes = dict.fromkeys(len(x) for x in tf.nest.flatten(batch))
+        if len(sizes) > 1:
+            return f"a batch with arrays of {', '.join(map(str, sizes))} examples; make as many of each"
+        if self._ended_short or max(sizes) > self.batch_examples:
             return (
                 f"batches of {self.batch_examples} examples and, before its end, of another size; make all but the "
                 "last equal"

@@ -49,7 +49,7 @@ OF_OWNERS = {
     f"{_REDUCE}.distribute_lib.ReplicaContextBase": "_replica_id",
     "keras.Variable": "_name _value",
     "tensorflow.python.ops.script_ops": "_py_funcs",
-    "keras.src.ops.function.Function": "_run_through_graph",
+    "keras.src.ops.function.Function": "_inputs_struct _run_through_graph",
     "tensorflow.python.trackable.base.Trackable": "_serialize_to_tensors",
     f"{_REDUCE}.coordinator.values.RemoteValueImpl": "_type_spec",
     f"{_REDUCE}.coordinator.values.PerWorkerValues": "_values",
