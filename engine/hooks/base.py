@@ -277,7 +277,9 @@ class Windowed(Periodic):
 
 
 class StopRequest(Hook):
-    """Ends the run at the next call after a request, or at a step. `request` can be called in a signal handler.
+    """Ends the run at the next call after a request, or at a step.
+
+    `request` can be called in a signal handler or a thread.
 
     Args:
       at_step: where the run ends, if it goes on beyond; a run that is already there does no step.

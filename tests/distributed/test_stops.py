@@ -1,4 +1,4 @@
-"""A hook that asks for the end on one worker alone: all end at the same step, saved, and say why."""
+"""A hook that asks for the end on one worker alone, or a flag: all end at the same step, saved, and say why."""
 
 import json
 import re
@@ -42,13 +42,20 @@ train.main(hooks=[every_steps(7, when_due if asks == "due" else lambda *_: None)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("asks", "steps", "reason"),
-    [("due", {35}, "good enough: 95 % — done at worker 1"), ("any", range(31, 40), "my time is up at worker 1")],
+    [
+        ("due", {35}, "good enough: 95 % — done at worker 1"),
+        ("any", range(31, 40), "my time is up at worker 1"),
+        ("flag", {20}, "stop_at_step=20"),
+    ],
 )
-def test_a_stop_that_one_workers_hook_asks_for_ends_all_at_one_step(start_workers, tmp_path, asks, steps, reason):
+def test_a_stop_that_a_workers_hook_or_a_flag_asks_for_ends_all_at_one_step(
+    start_workers, tmp_path, asks, steps, reason
+):
     """Where something is due at that step, at once; else after the calls by which the others learn of it."""
     (tmp_path / "script.py").write_text(SCRIPT)
     flags = ("--model=mlp", "--model_arg=hidden_units=8", "--input=digits", "--strategy=multi_worker", "--mode=train")
     short = ("--train_steps=100000", "--steps_per_loop=2", f"--run_dir={tmp_path}/run", "--progress=plain")
+    short += ("--stop_at_step=20",) if asks == "flag" else ()
     workers = start_workers(2, tmp_path / "script.py", *flags, *short, tmp_path, asks).ok()
     ends = [json.loads((tmp_path / f"end-{worker}").read_text()) for worker in range(2)]
     assert ends[0] == ends[1]
