@@ -112,7 +112,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
         if not all(each.built for each in keras.layers_in(model)):
             model(inputs, training=True)  # which may call more layers, such as an auxiliary head
     except (TypeError, ValueError) as error:  # from the model's first layer
-        if isinstance(model, tf.keras.Sequential) and isinstance(features, (dict, tuple)):
+        if isinstance(model, tf.keras.Sequential) and isinstance(specs, (dict, tuple)):
             names = ", ".join(name for name, _ in form.fields((features,)).named())
             raise UsageError(
                 f"{owner}'s model is a tf.keras.Sequential, which takes one array, and features are several: {names}; "

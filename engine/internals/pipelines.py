@@ -73,7 +73,8 @@ def ends(dataset: tf.data.Dataset) -> bool:
 
 def _first_axis(dataset: tf.data.Dataset) -> int | None:
     """Returns the size of the first axis of an element's components, if all have the same."""
-    sizes = {spec.shape[0] if spec.shape.rank else None for spec in tf.nest.flatten(dataset.element_spec)}
+    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec) if hasattr(spec, "shape")]  # not None's
+    sizes = {shape[0] if shape.rank else None for shape in shapes}
     return sizes.pop() if len(sizes) == 1 else None
 
 

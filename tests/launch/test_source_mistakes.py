@@ -93,21 +93,14 @@ def test_float64_is_rounded_and_smaller_types_are_taken(inside):
     inside(*RUN, trainer=Line, data=lambda: (Lines(lambda x, y: (x.astype(float), y.astype(np.float16))), None)).ok()
 
 
-def of_any_shape() -> Lines:
-    source = Lines()
-    source.element_spec = (Spec((None,), np.float32), Spec((), np.float32))
-    return source
-
-
 @pytest.mark.parametrize(
     ("source", "said"),
     [
         (lambda: Lines(examples=0), " has no examples; give at least one"),
         (lambda: Lines(examples=-1), "'s Lines.__len__: __len__() should return >= 0; return how many examples there"),
         (lambda: Lines(examples=1.5), "'s Lines.__len__: 'float' object cannot be interpreted as an integer; return"),
-        (of_any_shape, "'s Lines.element_spec has the shape (None,) (features); give whole numbers: examples of one"),
     ],
-    ids=["none", "negative", "a fraction", "any shape"],
+    ids=["none", "negative", "a fraction"],
 )
 def test_a_source_of_no_length_or_shape_is_one_line(inside, source, said):
     inside(*RUN, trainer=Line, data=lambda: (source(), None)).refused(f"the train data{said}")
