@@ -58,7 +58,7 @@ _INSTEAD = {
     "BackupAndRestore": f"{setting('run_dir')}, from which a run resumes to the same bits,",
     "ProgbarLogger": setting("progress"),
 }
-# Callbacks that need the model itself, which only one device trains, and their equivalents on other strategies.
+# Callbacks of a compiled model that one process trains, and their equivalents in other runs.
 _OF_MODEL = {
     "OrbaxCheckpoint": f"{setting('run_dir')} with {setting('checkpoint_every_steps')}",
     "SwapEMAWeights": setting("ema_decay"),
@@ -171,11 +171,12 @@ class KerasCallbacks(Windowed):
     def begin(self, status: Status) -> None:
         self._period = self.period(status.strategy.training.feed)
         trainer = status.state.trainer
-        if not trainer.run_context.in_place:
-            _check(self.callbacks, _OF_MODEL)
         self._model, self._loss_scale = _model_of(trainer), trainer.inventory.loss_scale
         self._model.stop_training, self._model.history = False, self.history
         self._attributes = _attributes_for_callbacks(trainer, self._model)
+        strategy, has_own_optimizer = status.strategy, "optimizer" in self._attributes
+        if has_own_optimizer or strategy.num_hosts > 1 or not strategy.updates_here:
+            _check(self.callbacks, _OF_MODEL)
         self._called = [each for each in self._callbacks if status.strategy.is_chief or not _is_on_chief(each)]
         # All processes stop at the same steps.
         each = status.strategy.exchange_text(json.dumps([self._at_batches, self._at_test_batches]))

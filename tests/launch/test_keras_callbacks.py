@@ -161,22 +161,25 @@ def test_on_replicas_callbacks_have_a_keras_model_and_what_they_set_is_the_runs(
         fitted("ours", "adam", [Trains()], **two)
 
 
-@pytest.mark.parametrize("where", ["after the scope", "within it"])
-def test_a_model_made_in_the_scope_of_replicas_is_trained_by_them(where):
+@pytest.mark.parametrize("where", ["after the scope", "within it", "a copy"])
+def test_a_model_made_in_the_scope_of_replicas_is_trained_by_them_as_a_copy_of_another_is(where):
     """What a callback sets, and SwapEMAWeights, is as in Keras on one device; Keras's own fit goes on."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     optimizer = functools.partial(tf.keras.optimizers.Adam, use_ema=True, ema_momentum=0.5)
     theirs, ours, looks = compiled(optimizer()), None, Looks()
     how = {"batch_size": 8, "epochs": 4, "shuffle": False, "verbose": 0, "validation_data": (POINTS, LABELS)}
     expected = theirs.fit(POINTS, LABELS, callbacks=[Looks(), callbacks.SwapEMAWeights(True)], **how)
-    with strategy.scope():
-        ours = compiled(optimizer())
+    if where == "a copy":
+        ours, how = compiled(optimizer()), {**how, "strategy": "mirrored", "num_virtual_devices": 2}
+    with strategy.scope() if where != "a copy" else contextlib.nullcontext():
+        ours = ours or compiled(optimizer())
         if where == "within it":
             run = crankshaft.fit(ours, POINTS, LABELS, callbacks=[looks, callbacks.SwapEMAWeights(True)], **how)
     if where != "within it":
         run = crankshaft.fit(ours, POINTS, LABELS, callbacks=[looks, callbacks.SwapEMAWeights(True)], **how)
     assert (run.strategy.num_replicas, run.step) == (2, 15)
-    assert looks.model is ours is run.trainer.model
+    assert looks.model is run.trainer.model
+    assert (looks.model is ours) == (where != "a copy")
     for name, values in expected.history.items():
         np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)
     for model in (theirs, ours):
