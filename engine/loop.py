@@ -96,11 +96,15 @@ class Loop:
             read = feed.stats()
             segment = Segment(
                 first,
+                result.steps,
                 examples=order.examples_before(first + result.steps) - order.examples_before(first),
+                sums=result.sums,
                 seconds=after - before,
+                input_seconds=result.input_seconds,
                 input_bytes=None if read.bytes_read is None else read.bytes_read - (bytes_before or 0),
                 steps_ahead=read.steps_ahead,
-                **result._asdict(),
+                workers=result.workers,
+                compiles=result.compiles,
             )
             bytes_before = read.bytes_read
             self.meter.add(segment)

@@ -18,6 +18,7 @@ from .internals import keras
 from .inventory import Inventory
 from .metrics.means import as_loss, checked
 from .metrics.pairs import Mean
+from .metrics.predictions import Predictions
 from .reduction import Reduction
 from .step import batches, diagnosis
 from .step.context import step_context
@@ -41,11 +42,15 @@ class Trainer(tf.Module):
       run_context: the run's options, the number of classes, and a batch of one example.
       reduction: the sums across replicas.
 
+    A class may set `predictions_memory_mb`: MiB of predictions kept in memory for `compute_metrics`; larger ones are in
+    temporary files.
+
     After `build` the engine sets `inventory`, the objects in the attributes.
     """
 
     run_context = RunContext()
     reduction = Reduction()
+    predictions_memory_mb = 1024
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -89,6 +94,44 @@ class Trainer(tf.Module):
         """Returns further metrics by name, as pairs like `loss`. The engine adds loss, gradient_norm and skipped."""
         return {}
 
+    def predictions(self, outputs, batch) -> dict[str, Any]:
+        """Returns the values of each example that `compute_metrics` gets, by name. Replica code.
+
+        Keep what the metrics need, and no more, such as the likeliest tokens instead of logits: all examples' values
+        are kept until the evaluation ends. `batch` is as in `loss`. With a model sharded over a mesh, override it and
+        return whole values, not shards.
+
+        Returns:
+          Nests of tensors [examples, ...] by name. By default "outputs", and "labels" if the data has them.
+        """
+        labels = form.fields(batch).labels if isinstance(batch, tuple) else None
+        return {"outputs": outputs} if labels is None else {"outputs": outputs, "labels": labels}
+
+    def compute_metrics(self, predictions: Predictions) -> dict[str, Any]:
+        """Computes metrics of a whole evaluation, such as mAP, BLEU, or NDCG per user. Host code, at the chief.
+
+        Override it for metrics that are no means over examples. It is called once per evaluation; all workers get its
+        metrics, which are shown, recorded and monitored (`max:eval_NAME`) like those of `metrics`.
+
+        Args:
+          predictions: the values that `predictions` has returned of each example, once, in the data's order.
+
+        Returns:
+          By name: numbers, which are metrics; and for TensorBoard text (Markdown) and images, arrays [height, width,
+          channels] or [n, height, width, channels], uint8 or of numbers in [0, 1], of 1, 3 or 4 channels.
+
+        Example:
+          >>> def compute_metrics(self, predictions):  # of a Trainer whose outputs and labels are [examples, 1]
+          ...     error = np.abs(predictions["outputs"] - predictions["labels"])
+          ...     return {"median_error": np.median(error)}
+        """
+        return {}
+
+    @classmethod
+    def computes_metrics(cls) -> bool:
+        """Returns whether evaluations keep predictions, for `compute_metrics`."""
+        return cls.compute_metrics is not Trainer.compute_metrics
+
     def training_loss(self, outputs, batch) -> Mean:
         """Returns the loss that training minimizes and reports; evaluation reports `loss` itself."""
         return self.loss(outputs, batch)
@@ -125,9 +168,14 @@ class Trainer(tf.Module):
         update.apply(self.optimizer, variables)
         return update.end(metrics)
 
-    def eval_step(self, batch) -> dict[str, Mean]:
-        """Returns the metrics of this replica's share of a batch. Replica code."""
-        return batches.sum_micro_batches(self._metrics_of, batch, self.run_context.options.parallel_micro_batches)
+    def eval_step(self, batch) -> dict[str, Mean] | tuple[dict[str, Mean], dict[str, Any]]:
+        """Returns the metrics of this replica's share of a batch; with `compute_metrics` also its predictions.
+
+        Replica code. A step of your own then returns (metrics, predictions) too.
+        """
+        parallel = self.run_context.options.parallel_micro_batches
+        metrics, rows = batches.sum_micro_batches(self._evaluated, batch, parallel)
+        return (metrics, batches.joined(rows)) if self.computes_metrics() else metrics
 
     # -- to call in a custom step -------------------------------------------------------------------------------------
 
@@ -150,13 +198,17 @@ class Trainer(tf.Module):
         whole = self._with_penalties(loss, self.trainable_variables)
         return [whole or loss], lambda: self._with_metrics(loss, whole, outputs, batch)
 
-    def _metrics_of(self, batch) -> dict[str, Any]:
+    def _evaluated(self, batch) -> tuple[dict[str, Any], Any]:
+        """Returns metrics, and `batches.rows` of the predictions if they are kept."""
         with keras.computing_with(step_context().values):
             with diagnosis.numbers_out_of_range() as outside:
                 outputs = self._outputs_of(form.features(batch), training=False)
                 loss = self._loss_of(outputs, batch, training=False)
             whole = self._with_penalties(loss, self.trainable_variables)
-            return {**self._with_metrics(loss, whole, outputs, batch), **outside}
+            metrics = {**self._with_metrics(loss, whole, outputs, batch), **outside}
+            if not self.computes_metrics():
+                return metrics, {}
+            return metrics, batches.rows(self.predictions(outputs, form.without_weights(batch)))
 
     def _outputs_of(self, features, training: bool):
         """Returns the model's outputs, 16-bit ones as float32, so that a loss keeps small probabilities."""

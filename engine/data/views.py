@@ -56,6 +56,39 @@ def first(split: Source | Stream, examples: int) -> Source | Stream:
     return _Piped(split, lambda dataset: dataset.take(examples), is_whole=False)
 
 
+def features(split: Any, convert: Callable[[Any], Any]) -> Source | Stream:
+    """Returns a split of features alone, each converted, such as by looking up text.
+
+    Args:
+      split: a `Source` or a `Stream`.
+      convert: maps a nest of arrays or tensors [n, ...] to another, also in a graph.
+    """
+
+    def converted(examples):
+        made = convert(fields(examples).features)
+        return (made,) if isinstance(made, tuple) else made
+
+    def row(*components):
+        rows = tf.nest.map_structure(lambda x: x[tf.newaxis], components[0] if len(components) == 1 else components)
+        return tf.nest.map_structure(lambda x: x[0], converted(rows))
+
+    if not split.by_index:
+        return _Piped(split, lambda dataset: dataset.map(row))
+    given, made = split.element_spec, tf.nest.map_structure(np.asarray, converted(example(split)))
+    element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), made)
+    of_features = (fields(given).features,) if isinstance(fields(given).features, tuple) else fields(given).features
+    with contextlib.suppress(TypeError, ValueError):  # of another structure
+        element_spec = tf.nest.map_structure(_of_any_length, element_spec, of_features)
+    return _Decoded(split, converted, element_spec)
+
+
+def _of_any_length(made: Spec, own: Spec) -> Spec:
+    """Returns the spec of a converted array, with the dimensions that are unknown in the original."""
+    if len(made.shape) != len(own.shape):
+        return made
+    return Spec(tuple(None if n is None else m for m, n in zip(made.shape, own.shape, strict=True)), made.dtype)
+
+
 def weighed_by_class(split: Source | Stream, class_weight: Mapping[int, float]) -> Source | Stream:
     """Returns a split with the weights of its examples' classes; 1 for classes without one.
 
@@ -171,21 +204,28 @@ def _made(split: Source | Stream, function: Callable[..., tuple], tag: str = "")
     if (arrays := split.as_arrays()) is not None:
         x, *components = made(*arrays)
         return ArraySource((x, *tf.nest.map_structure(np.asarray, components)))
-    return _Decoded(split, made, tag)
+    own = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), made(*example(split))[1:])
+    element_spec = (split.element_spec[0], *own)  # features may be of any length
+    return _Decoded(split, lambda examples: made(*examples), element_spec, tag)
 
 
 class _Decoded(WrappedSource):
-    """A source whose examples are computed from another's; see `_made`."""
+    """A source whose examples are computed from another's.
 
-    def __init__(self, source: Source, function: Callable[..., tuple], tag: str):
+    Args:
+      source: the other.
+      function: maps a nest of tensors [n, ...], n of its examples.
+      element_spec: of what it returns.
+      tag: identifies the function, for the source's identity.
+    """
+
+    def __init__(self, source: Source, function: Callable[[Any], Any], element_spec: Any, tag: str = ""):
         super().__init__(source)
         self._function, self._tag = function, tag
-        made = tf.nest.map_structure(np.asarray, function(*example(source)))
-        own = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), made)
-        self.element_spec = (source.element_spec[0], *own[1:])  # features may be of any length
+        self.element_spec = element_spec
 
     def decode(self, stored: Any, seeds: Any) -> Any:
-        return self._function(*super().decode(stored, seeds))
+        return tf.nest.map_structure(tf.convert_to_tensor, self._function(super().decode(stored, seeds)))
 
     def identity(self) -> str:
         return f"{self._tag}{super().identity()}"

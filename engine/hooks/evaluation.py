@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,9 @@ from absl import logging
 
 from ..internals.variables import own_copy, tf_variable
 from ..inventory import Inventory
+from ..metrics.computed import Computed, compute
 from ..metrics.pairs import Confusion
+from ..metrics.predictions import Predictions, Rows
 from ..metrics.sums import Sums, nan_if_missing, values_by_name
 from ..state import TrainState
 from . import numerics
@@ -77,34 +80,65 @@ class FinalWeights(Hook):
 
 
 class Evaluated(dict[str, float]):
-    """The means of an evaluation by name, and its other results.
+    """The metrics of an evaluation by name, and its other results.
 
     Args:
-      means: by name; an `Evaluated` is copied.
-      confusion: the confusion matrices by the metric's name; None takes those of `means`, if any.
+      metrics: by name.
+      confusion: the confusion matrices by the metric's name, integers [classes, classes], labels by predictions.
+      partial: of an evaluation of the first batches alone: their number, and that of all.
+      shown: what `Trainer.compute_metrics` has returned for TensorBoard; not in checkpoints.
 
     Attributes:
-      confusion: the confusion matrices, int64 [classes, classes], labels by predictions; by the metric's name.
+      confusion: as int64 arrays.
+      partial: as the argument; None of a whole evaluation.
+      shown: as the argument.
     """
 
-    def __init__(self, means: Mapping[str, float], confusion: Mapping[str, Any] | None = None):
-        super().__init__(means)
-        matrices = getattr(means, "confusion", {}) if confusion is None else confusion
-        self.confusion = {name: np.asarray(each, np.int64) for name, each in matrices.items()}
+    def __init__(
+        self,
+        metrics: Mapping[str, float],
+        confusion: Mapping[str, Any] | None = None,
+        partial: Sequence[int] | None = None,
+        shown: Computed | None = None,
+    ):
+        super().__init__(metrics)
+        self.confusion = {name: np.asarray(each, np.int64) for name, each in (confusion or {}).items()}
+        self.partial = tuple(partial) if partial else None
+        self.shown = shown or Computed()
+
+    @property
+    def title(self) -> str:
+        """What it is, for lines that show it."""
+        return "evaluation of the first {:,} of {:,} batches".format(*self.partial) if self.partial else "evaluation"
+
+    @property
+    def batches(self) -> dict[str, int]:
+        """Its entry in results and records: the number of batches of a partial evaluation."""
+        return {"eval_batches": self.partial[0]} if self.partial else {}
 
     def host_state(self) -> dict[str, Any]:
         """Returns its state for checkpoints, plain JSON."""
         confusion = {name: each.tolist() for name, each in self.confusion.items()}
-        return {"result": dict(self), **({"confusion": confusion} if confusion else {})}
+        more = {"confusion": confusion, "partial": self.partial}
+        return {"result": dict(self), **{name: each for name, each in more.items() if each}}
 
     @classmethod
     def from_host_state(cls, values: Mapping[str, Any]) -> Evaluated | None:
         """Restores it from the result of `host_state`; None for a checkpoint without it."""
-        return None if values.get("result") is None else cls(values["result"], values.get("confusion", {}))
+        kept = (values.get(name) for name in ("result", "confusion", "partial"))
+        return None if values.get("result") is None else cls(*kept)
 
 
-def evaluate(strategy, state: TrainState, program=None, is_strict: bool = True, **between: Any) -> Evaluated:
-    """Computes the metrics' means over an evaluation set, and waits for them.
+def evaluate(
+    strategy,
+    state: TrainState,
+    program=None,
+    is_strict: bool = True,
+    batches: int | None = None,
+    directory: str | None = None,
+    **between: Any,
+) -> Evaluated:
+    """Computes the metrics over an evaluation set, and waits for them.
 
     Means of nothing, e.g. a share of 0 examples or the AUC of one class, are NaN. Warns of other non-finite values,
     except losses.
@@ -114,28 +148,40 @@ def evaluate(strategy, state: TrainState, program=None, is_strict: bool = True, 
       state: of the run.
       program: of the evaluation; None is the run's own.
       is_strict: whether weights and losses must be finite.
+      batches: how many of the first batches to evaluate; None or 0 is all.
+      directory: of temporary files, for predictions that exceed `Trainer.predictions_memory_mb`; None is the system's.
       **between: see `Strategy.evaluate`.
 
     Raises:
       LabelError: a metric does not accept the labels.
       NonfiniteError: a loss or weights are not finite; metrics may hide the latter.
+      UsageError: `Trainer.compute_metrics` has returned something else than described there.
     """
-    title = f"evaluation at step {state.step}"
+    title, trainer = f"evaluation at step {state.step}", state.trainer
+    program = program or strategy.evaluation
+    epoch = program.feed.order.steps_per_epoch
+    partial = (batches, epoch) if batches and batches < epoch else None
     if is_strict:
-        numerics.check_weights(state.trainer, title)
-    with averaged_weights(state.trainer):
-        pairs = strategy.evaluate(program, **between).values()
-    numerics.check_labels(pairs, title)
-    values = values_by_name(pairs)
+        numerics.check_weights(trainer, title)
+    rows = Rows(trainer.predictions_memory_mb << 20, directory, title)
+    keeps = trainer.computes_metrics() and strategy.is_chief
+    with averaged_weights(trainer):
+        kept = {"keep": rows.add} if keeps else {}
+        pairs = strategy.evaluate(program, batches=batches or None, **kept, **between).values()
+        numerics.check_labels(pairs, title)
+        values = values_by_name(pairs)
+        computed = Computed()
+        if trainer.computes_metrics():
+            computed = compute(trainer, strategy, lambda: Predictions(rows.all(), bool(partial)), values)
+    values |= computed.metrics
     wrong = {name: value for name, value in sorted(values.items()) if value is not None and not math.isfinite(value)}
     line = f"{title}: {', '.join(f'{name} is {value}' for name, value in wrong.items())}; {_CURE}"
     if is_strict and any(map(numerics.is_loss, wrong)):
         raise numerics.NonfiniteError(line)
     if wrong and strategy.is_chief:
         logging.warning("%s", line)
-    return Evaluated(
-        nan_if_missing(values), {name: pair.matrix() for name, pair in pairs.items() if isinstance(pair, Confusion)}
-    )
+    confusion = {name: pair.matrix() for name, pair in pairs.items() if isinstance(pair, Confusion)}
+    return Evaluated(nan_if_missing(values), confusion, partial, computed)
 
 
 class Evaluation(Periodic):
@@ -146,7 +192,7 @@ class Evaluation(Periodic):
       before: called before each evaluation that is due by it.
       between: see `Strategy.evaluate`, of such an evaluation; None is not called.
       is_wanted: returns whether to evaluate at the end of a period.
-      is_strict: see `evaluate`.
+      is_strict, batches, directory: see `evaluate`.
 
     Attributes:
       step: of the newest evaluation, also a resumed run's; None before the first on this data.
@@ -163,10 +209,12 @@ class Evaluation(Periodic):
         is_wanted: Callable[[Status], bool] = lambda status: True,
         is_strict: bool = True,
         between: Callable[[int, int, Sums], int | None] | None = None,
+        batches: int | None = None,
+        directory: str | None = None,
     ):
         super().__init__(every_steps, at_end=True)
-        self._before, self._is_wanted, self._is_strict = before, is_wanted, is_strict
-        self._between = between
+        self._before, self._is_wanted, self._between = before, is_wanted, between
+        self._options: dict[str, Any] = {"is_strict": is_strict, "batches": batches, "directory": directory}
         self.step: int | None = None
         self.result: Evaluated | None = None
 
@@ -178,10 +226,10 @@ class Evaluation(Periodic):
         if status.step != self.step:
             for call in () if status.off_schedule else self._before:
                 call(status)
-            between = {} if status.off_schedule or self._between is None else {"between": self._between}
-            self.result = evaluate(status.strategy, status.state, is_strict=self._is_strict, **between)
+            between: dict[str, Any] = {} if status.off_schedule or self._between is None else {"between": self._between}
+            self.result = evaluate(status.strategy, status.state, **self._options, **between)
             self.step = status.step
-        status.evaluation = Evaluated(self.result)
+        status.evaluation = copy.copy(self.result)
 
     def host_state(self) -> dict:
         return {"step": self.step, **(self.result.host_state() if self.result else {})}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from absl import logging
 
@@ -59,9 +60,10 @@ class Monitor(Periodic):
         if self.monitored.source == "train":
             self._window = meter.window(self.name)
 
-    def resolve(self, kinds: Mapping[str, type]) -> None:
+    def resolve(self, kinds: Mapping[str, type], trainer: Any = None) -> None:
         """Looks up the metric and its direction among the measured ones. Called once before the first check."""
-        self.monitored, self._is_resolved = self.monitored.directed(kinds), True
+        others = trainer is not None and self.monitored.source == "eval" and trainer.computes_metrics()
+        self.monitored, self._is_resolved = self.monitored.directed(kinds, others), True
         if self._best_by not in (None, self.monitored.direction):
             self.forget()  # the best in the other direction
 
@@ -70,12 +72,12 @@ class Monitor(Periodic):
 
     def __call__(self, status: Status) -> None:
         if self._window and not self._is_resolved and (sums := status.segment.sums) is not None:
-            self.resolve(kinds_of(sums.specs))
+            self.resolve(kinds_of(sums.specs), status.state.trainer)
         super().__call__(status)
 
     def act(self, status: Status) -> None:
         if not self._is_resolved:
-            self.resolve(kinds_of(status.strategy.evaluation.trace()))
+            self.resolve(kinds_of(status.strategy.evaluation.trace()), status.state.trainer)
         metrics = self._window.take().means() if self._window else status.evaluation
         if self.monitored.source == "eval" and self.monitored.metric not in metrics:  # e.g. NAME_9 of four values
             raise self.monitored.not_measured(metrics)

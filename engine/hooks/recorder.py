@@ -115,7 +115,8 @@ class Recorder(Hook):
         if status.evaluation is not None:
             spent = status.hook_seconds.get("evaluation", 0.0)
             seconds, self._evaluated_seconds = spent - self._evaluated_seconds, spent
-            self.write("evaluation", metrics=dict(status.evaluation), seconds=seconds)
+            partial = getattr(status.evaluation, "batches", {})
+            self.write("evaluation", metrics=dict(status.evaluation), seconds=seconds, **partial)
         if time.monotonic() - self._cut_at >= self._window_seconds:
             self._end_window(status)
 

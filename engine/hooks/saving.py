@@ -151,7 +151,8 @@ class Best(Monitor):
 
     def observe(self, status: Status, value: float, improved: bool) -> None:
         if improved:
-            self.evaluation = Evaluated(status.evaluation or {})
+            evaluated = status.evaluation or {}
+            self.evaluation = evaluated if isinstance(evaluated, Evaluated) else Evaluated(evaluated)
             self.keep(status)
 
     def keep(self, status: Status) -> None:

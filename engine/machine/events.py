@@ -150,6 +150,7 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
     },
     "evaluation": {
         "metrics": EventKey(_numbers, "of the evaluation"),
+        "eval_batches": EventKey(_integer, "of how many of the first batches it is, if not of all"),
         "seconds": EventKey(_number, "that it took"),
     },
     "checkpoint": {

@@ -51,16 +51,17 @@ class Monitored:
         several = (name for name, kind in kinds.items() if kind.is_several and self.metric.startswith(f"{name}_"))
         return kinds.get(self.metric) or next((kinds[name] for name in several), None)
 
-    def directed(self, kinds: Mapping[str, Any]) -> Monitored:
+    def directed(self, kinds: Mapping[str, Any], others: bool = False) -> Monitored:
         """Returns the metric with its direction: the spelling's, else the metric's, else the name's.
 
         Args:
           kinds: of the measured metrics, by name; empty if unknown.
+          others: whether there may be others, of `Trainer.compute_metrics`.
 
         Raises:
           UsageError: it is not measured, or its direction is unknown.
         """
-        if (kind := self.find(kinds)) is None and kinds:
+        if (kind := self.find(kinds)) is None and kinds and not others:
             raise self.not_measured(kinds)
         direction = self.direction or getattr(kind, "direction", None) or self.by_name.direction
         if direction is None:

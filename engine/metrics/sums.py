@@ -71,6 +71,8 @@ def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False)
         else:
             rows.append(tf.cast(tf.stack(pair, axis=1), dtype))
     rows += scores
+    if not rows:
+        return tf.zeros([0, 2], dtype)
     return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
 
 

@@ -107,6 +107,26 @@ def check_weighed(metrics: dict, batch, trainer) -> dict:
     return metrics
 
 
+def rows(predictions: Any) -> Any:
+    """Returns a nest of tensors [examples, ...] so that `sum_micro_batches` joins the micro-batches' rows."""
+
+    def of_examples(x):
+        x = dense(x)
+        return tf.IndexedSlices(x, tf.range(tf.shape(x)[0])) if x.shape.rank else x
+
+    return tf.nest.map_structure(of_examples, predictions)
+
+
+def joined(rows: Any) -> Any:
+    """Returns the tensors that `rows` was called with, of all micro-batches."""
+    return tf.nest.map_structure(lambda x: x.values if isinstance(x, tf.IndexedSlices) else x, rows)
+
+
+def dense(x) -> tf.Tensor:
+    """Returns a tensor; ragged rows are padded with zeros to the longest."""
+    return x.to_tensor() if isinstance(x, tf.RaggedTensor) else tf.convert_to_tensor(x)
+
+
 def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: bool = True):
     """Runs `compute` on up to `steps` micro-batches in turn, and adds up the results (gradient accumulation).
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from ..data import form
+from ..errors import UsageError
 from ..internals import graphs, keras
 from ..internals.tensorflow import is_only_replica, replica_id
 from ..internals.variables import assign_local, read_local, server_of
 from ..mesh.mesh import Mesh
 from ..metrics.sums import without_details
 from . import diagnosis
-from .batches import check_weighed, pad_empty_batch, zero_unless
+from .batches import check_weighed, dense, pad_empty_batch, zero_unless
 from .context import Readings, StepContext
 from .options import Applied
 
@@ -73,18 +76,50 @@ class StepRunner:
         self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None
     ) -> dict:
         """Runs `Trainer.eval_step` likewise, and returns the metrics."""
+        return self._evaluate(batch, batch_number, step, observed, readings)[0]
+
+    def eval_step_with_rows(
+        self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None
+    ) -> tuple[dict, Any]:
+        """Runs `Trainer.eval_step` likewise; returns the metrics, and the predictions for `compute_metrics`.
+
+        Raises:
+          UsageError: the step returns no predictions.
+        """
+        metrics, predictions = self._evaluate(batch, batch_number, step, observed, readings)
+        if not isinstance(predictions, dict) or not predictions:
+            owner = type(self._trainer).__name__
+            raise UsageError(
+                f"{owner}.compute_metrics: {owner}.eval_step returns no predictions for it; return (metrics, "
+                "predictions), the latter tensors [examples, ...] by name"
+            )
+        return metrics, predictions
+
+    def _evaluate(self, batch, batch_number, step, observed, readings) -> tuple[dict, Any]:
         batch, present = pad_empty_batch(batch)
         with self._evaluation(step, present, observed, batch_number, readings):
-            metrics = check_weighed(self._trainer.eval_step(batch), batch, self._trainer)
-            return zero_unless(self._counted(present), metrics)
+            result = self._trainer.eval_step(batch)
+            metrics, predictions = result if type(result) is tuple and len(result) == 2 else (result, None)
+            metrics = check_weighed(metrics, batch, self._trainer)
+            counted = self._counted(present)
+            owner = f"{type(self._trainer).__name__}.predictions"
+            return zero_unless(counted, metrics), _rows(predictions, batch, counted, owner)
 
-    def outputs(self, compute: Callable, features, step: tf.Tensor, batch_number: tf.Tensor):
-        """Returns `compute(features)` for this replica's features, which may have no examples, in an evaluation."""
-        count = tf.shape(tf.nest.flatten(features)[0])[0]
-        features, present = pad_empty_batch(features)
-        with self._evaluation(tf.identity(step), present, None, batch_number):
-            outputs = compute(features)
-        return outputs if present is None else tf.nest.map_structure(lambda x: x[:count], outputs)
+    def outputs(
+        self,
+        compute: Callable,
+        batch,
+        batch_number: tf.Tensor,
+        step: tf.Tensor,
+        readings: Readings | None = None,
+    ):
+        """Returns `compute(features)` for this replica's share of a batch, which may have no examples.
+
+        Of replicas with the same examples, only the first one's have rows.
+        """
+        batch, present = pad_empty_batch(batch)
+        with self._evaluation(step, present, None, batch_number, readings):
+            return _rows(compute(form.features(batch)), batch, self._counted(present), "predict")
 
     def _state_restorer(self, present: tf.Tensor | None) -> Callable[[dict], None]:
         """Reads the state that layers assign; returns a function of a step's metrics that restores it if needed.
@@ -161,6 +196,26 @@ class StepRunner:
         )
         with context, keras.undivided_losses():
             yield context
+
+
+def _rows(outputs, batch, counted: tf.Tensor | None, owner: str):
+    """Returns outputs of a batch, checked to have a row for each example, and none if they don't count."""
+    if outputs is None:
+        return None
+    examples = tf.shape(tf.nest.flatten(batch)[0])[0]
+
+    def of_examples(path, x):
+        x, name = dense(x), " ".join(["output", *([".".join(map(str, path))] if path else [])])
+        if x.shape.rank == 0:
+            raise UsageError(
+                f"{owner}: {name} is one number, of no example; leave it out, or give each example one, tf.fill"
+            )
+        alike = tf.debugging.assert_equal(tf.shape(x)[0], examples, f"{owner}: {name} has not one row per example")
+        with tf.control_dependencies([alike]):
+            return tf.identity(x) if counted is None else x[: tf.where(counted, examples, 0)]
+
+    named = tf.keras.tree.flatten_with_path(outputs)
+    return tf.keras.tree.pack_sequence_as(outputs, [of_examples(path, x) for path, x in named])
 
 
 def _restore_unless(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf.Tensor]) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -19,8 +21,13 @@ from ..data.feed import Feed
 from ..data.source import WithoutBadRecords
 from ..errors import UsageError, free_frames, setting
 from ..mesh.mesh import Mesh
+from ..metrics.predictions import in_order
 from ..metrics.sums import LoopSums, RowSpec, Sums
 from ..state import TrainState
+from ..trainer import Trainer
+
+_ROWS_BYTES = 64 << 20  # of a program's rows, across processes, that are collected and exchanged at once
+_STEPS_OF_ROWS = 16  # likewise, if their sizes are unknown
 
 
 class Stop(NamedTuple):
@@ -110,8 +117,8 @@ class Processes:
 class LoopResult(NamedTuple):
     """The result of one call: its metrics (unread), its number of steps, their seconds of input wait.
 
-    Also, with several workers, their reports (`engine.strategies.workers.WorkerRows`), and whether a program was
-    compiled for it.
+    Also, with several workers, their reports (`engine.strategies.workers.WorkerRows`), whether a program was compiled
+    for it, and of a program with `row_specs`, what `metrics.predictions.in_order` takes.
     """
 
     sums: LoopSums
@@ -119,11 +126,19 @@ class LoopResult(NamedTuple):
     input_seconds: float
     workers: Any = None
     compiles: bool = False
+    rows: Sequence[Sequence[Any]] = ()
 
 
-# The trainer's own training or evaluation step, or replica code: (batch, step, observed) -> metrics; `step` is a scalar
-# int64, `observed` a scalar bool, true at steps at which something is due.
-Step = Literal["train", "eval"] | Callable[[Any, tf.Tensor, tf.Tensor], dict]
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The step that computes each example's outputs: `compute` maps features to a nest of tensors [examples, ...]."""
+
+    compute: Callable[[Any], Any]
+
+
+# The trainer's own training or evaluation step, a prediction, or replica code: (batch, step, observed) -> metrics;
+# `step` is a scalar int64, `observed` a scalar bool, true at steps at which something is due.
+Step = Literal["train", "eval"] | Prediction | Callable[[Any, tf.Tensor, tf.Tensor], dict]
 
 
 class Program:
@@ -137,9 +152,12 @@ class Program:
       step: the next step.
       jit: whether XLA compiles a whole call.
       unrolls: whether several small steps are one iteration, which takes longer to trace.
+      row_specs: nest of specs of what steps return of each example, [examples, ...]; () if they return nothing, None
+        if they are not traced.
     """
 
     jit = unrolls = False
+    row_specs: Any = ()
 
     def __init__(self, feed: Feed, state: TrainState | None = None):
         self.feed, self.state = feed, state
@@ -166,6 +184,20 @@ class Program:
             yield
         self._done = step
 
+    @property
+    def steps_per_call(self) -> float:
+        """The most steps of a call: one if their rows may differ in size, inf if only the feed limits it."""
+        shapes = [spec.shape[1:] for spec in tf.nest.flatten(self.row_specs or ())]
+        return math.inf if all(shape.is_fully_defined() for shape in shapes) else 1
+
+    @property
+    def steps_of_rows(self) -> float:
+        """The steps whose rows are collected at once: all if there are none, one if they are not traced."""
+        if self.row_specs is None or self.steps_per_call == 1:
+            return 1 if self.row_specs is None else _STEPS_OF_ROWS
+        each = sum(x.shape[1:].num_elements() * max(1, x.dtype.size) for x in tf.nest.flatten(self.row_specs))
+        return max(1, _ROWS_BYTES // (each * self.feed.order.batch_size)) if each else math.inf
+
     def trace(self) -> Sequence[RowSpec]:
         """Traces its step, if possible before its first call, and describes its rows of metrics."""
         return ()
@@ -188,6 +220,7 @@ class Strategy(Processes, abc.ABC):
       parallel_micro_batches: of a replica's batch: how many are computed in parallel, a thread each.
       num_servers: parameter servers that hold the variables.
       updates_here: whether the devices that compute gradients also apply them.
+      returns_rows: whether its programs can return outputs of each example, for `compute_metrics` and predictions.
       trains_in_place: whether it can train variables created outside its scope, as one device can.
       computing_tasks: host:port of the tasks that compute for this process.
       sync_period_steps: replicas are synchronized at multiples of this; 1 if they always are.
@@ -201,13 +234,14 @@ class Strategy(Processes, abc.ABC):
     parallel_micro_batches: int = 1
     num_servers: int = 1
     updates_here: bool = True
+    returns_rows: bool = False
     trains_in_place: bool = False
     computing_tasks: Sequence[str] = ()
     state: TrainState
     training: Any = None
     evaluation: Any = None
     mesh: Mesh = Mesh()
-    _external: Mapping[str, tuple[Program, ExternalFeed]] = {}
+    _external: Mapping[Any, tuple[Program, ExternalFeed]] = {}
 
     # The start of a run.
 
@@ -237,10 +271,24 @@ class Strategy(Processes, abc.ABC):
 
     def bind(self, state: TrainState, train_feed: Feed | None = None, eval_feed: Feed | None = None) -> None:
         """Sets the programs' state, and makes the programs of the run's own data. Compiles nothing yet."""
+        if eval_feed and state.trainer.computes_metrics():
+            self._check_rows(type(state.trainer))
         self.state, self._external = state, {}
         state.input.follow(train_feed, self)
         self.training = train_feed and self.program("train", train_feed, bool(state.jit))
         self.evaluation = eval_feed and self.program("eval", eval_feed)
+
+    def _check_rows(self, trainer: type[Trainer]) -> None:
+        if not self.returns_rows:
+            raise UsageError(
+                f"{trainer.__name__}.compute_metrics: {setting('strategy', self.name)} returns no outputs of single "
+                "examples; leave it out, or use another strategy"
+            )
+        if self.mesh.is_sharded and trainer.predictions is Trainer.predictions:
+            raise UsageError(
+                f"{trainer.__name__}.predictions: with a model sharded over a mesh, outputs may be shards; override it "
+                "and return whole values of each example"
+            )
 
     # Programs.
 
@@ -249,7 +297,7 @@ class Strategy(Processes, abc.ABC):
         """Returns the program of a step on a feed, for the bound state.
 
         Args:
-          step: "train" or "eval", the trainer's own; else replica code, whose steps count as training's.
+          step: "train" or "eval", the trainer's own; a `Prediction`; or replica code, whose steps count as training's.
           feed: of this strategy.
           jit: whether XLA compiles a whole call; see `no_jit_reason`.
         """
@@ -261,11 +309,11 @@ class Strategy(Processes, abc.ABC):
         After `limit` steps the strategy is `in_step`, since something is due.
         """
 
-    def external(self, step: Literal["train", "eval"], split, *options) -> Program:
+    def external(self, step: Literal["train", "eval"] | Prediction, split, *options) -> Program:
         """Returns the program of a step on external data. It is made once; close it after the call.
 
         Args:
-          step: of training, or of a new evaluation.
+          step: of training, or of a new evaluation or prediction.
           split: a `Source` or a `Stream`.
           *options: the batch size, the seed and the number of steps, see `ExternalFeed.set_data`.
         """
@@ -304,44 +352,42 @@ class Strategy(Processes, abc.ABC):
         """Reverts `stop_new_work` and agreed stops: the run continues, in all processes."""
 
     def evaluate(
-        self, program: Program | None = None, between: Callable[[int, int, Sums], int | None] = lambda *_: None
+        self,
+        program: Program | None = None,
+        between: Callable[[int, int, Sums], int | None] = lambda *_: None,
+        batches: int | None = None,
+        keep: Callable[[Any], None] = lambda rows: None,
     ) -> Sums:
-        """Sums the metrics over an evaluation set, each example once.
+        """Sums the metrics over an evaluation set, each example once. Every training process must call it.
 
         Args:
-          program: of an evaluation; None is the run's own.
+          program: of an evaluation or a prediction; None is the run's own evaluation.
           between: called before each call of the compiled loop, and after the last, with the numbers of batches done
             and in all, and the sums so far; returns the most batches of the next call, or None for all.
+          batches: how many of the first batches to evaluate; None is all.
+          keep: of a program that returns rows: receives them in the examples' order, in every process, several times: a
+            nest of arrays [n, ...] of the next n examples.
         """
         program = program or self.evaluation
         # Evaluations follow each other like epochs, so the feed continues without being reopened.
-        sums, done, batches = Sums(), 0, program.feed.order.steps_per_epoch
-        if batches and program.step % batches:  # an error interrupted the previous one
+        epoch = program.feed.order.steps_per_epoch
+        sums, done, total = Sums(), 0, epoch if batches is None else min(batches, epoch)
+        if total and program.step % epoch:  # the previous one was of some batches, or an error interrupted it
             program.restart()
-        while done < batches:
-            result = self.run(program, min(batches - done, between(done, batches, sums) or batches))
-            sums.add(result.sums)
-            done += result.steps
-        between(done, batches, sums)
+        while done < total:
+            collected_at, rows = int(min(total, done + program.steps_of_rows)), list[Sequence[Any]]()
+            while done < collected_at:
+                result = self.run(program, min(collected_at - done, between(done, total, sums) or total))
+                sums.add(result.sums)
+                rows += result.rows
+                done += result.steps
+            if rows:
+                columns = in_order(rows, self.exchange_bytes if self.num_hosts > 1 else None)
+                keep(tf.nest.pack_sequence_as(program.row_specs, columns))
+        between(done, total, sums)
         if self.num_hosts > 1:
             sums.exchange_scores(self.exchange_bytes)
         return sums
-
-    def on_replicas(
-        self, compute: Callable[[Any], Any], batch, batch_number: tf.Tensor, is_shared: bool = False
-    ) -> tuple[tf.Tensor, Any]:
-        """Runs replica code on a batch that each process has completely, each replica on its share. TensorFlow code.
-
-        Args:
-          compute: returns the outputs of a batch of any size.
-          batch: nest of tensors whose first axis is examples.
-          batch_number: scalar int64, for sampling random numbers.
-          is_shared: whether the batch has fewer examples than replicas, so each computes all of it.
-
-        Returns:
-          The indices of the examples computed by this process, int32 [n], and their outputs, in that order.
-        """
-        return tf.range(tf.shape(tf.nest.flatten(batch)[0])[0]), compute(batch)
 
     def close_feeds(self) -> None:
         """Frees the feeds' read-ahead; running a program again reopens its feed."""

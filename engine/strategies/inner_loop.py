@@ -13,7 +13,7 @@ import tensorflow as tf
 from ..data.arrays import is_on_gpus
 from ..health.watchdog import Arrivals
 from ..internals import graphs
-from ..internals.tensorflow import forbid_exchange, single_replica_context, timestamp
+from ..internals.tensorflow import forbid_exchange, replica_id, single_replica_context, timestamp
 from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
 from ..state import TrainState
 from ..step.diagnosis import warn_of_step
@@ -35,9 +35,10 @@ def _arguments(operands, step: int, start: int, stop: int, due: int | None, extr
     return operands, tf.constant(numbers, tf.int64), *extra
 
 
-def _joined(dtype: tf.DType) -> tf.TensorArray:
-    """Returns an array for the scores [n, 2] of any number of steps."""
-    return tf.TensorArray(dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=[None, 2])
+def _joined(spec) -> tf.TensorArray:
+    """Returns an array for tensors [n, ...] like this one of any number of steps."""
+    shape = [None, *spec.shape[1:]]
+    return tf.TensorArray(spec.dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=shape)
 
 
 class InnerLoop(Program):
@@ -57,6 +58,7 @@ class InnerLoop(Program):
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
       sums_dtype: of the metrics' sums; float64 unless the device lacks it.
       keeps_scores: return examples' scores for metrics of their ranking (`metrics.sums.stack`), not with XLA.
+      returns_rows: `step` returns (metrics, nest of tensors [examples, ...]), and calls return the latter, too.
       syncs: synchronize replicas that train independently; None if they are always synchronized.
       unrolls: make several steps one iteration, if they are small.
       state: see `Program`.
@@ -83,12 +85,14 @@ class InnerLoop(Program):
         pace: Pace | None = None,
         arrivals: Arrivals | None = None,
         keeps_scores: bool = False,
+        returns_rows: bool = False,
         form: Callable[[], Hashable] = tuple,
         batch_shares: int = 1,
     ):
         super().__init__(feed, state)
         self._form, self.pace = form, pace
-        self._keeps_scores = keeps_scores
+        self._keeps_scores, self._returns_rows = keeps_scores, returns_rows
+        self.row_specs = None if returns_rows else ()
         self._syncs = syncs
         self._batch_shares, self._is_shared = batch_shares, False  # the latter: whether each replica computes all of it
         self.unrolls = unrolls
@@ -114,6 +118,7 @@ class InnerLoop(Program):
           due: the step after which metrics are read, if known.
         """
         before, programs = time.perf_counter(), len(self.programs)
+        limit = int(min(limit, self.steps_per_call)) if self._returns_rows else limit
         operands, start, stop = self._take(step, limit)
         input_seconds = time.perf_counter() - before
         arguments = _arguments(operands, step, start, stop, due, extra)
@@ -134,7 +139,7 @@ class InnerLoop(Program):
 
     def trace(self, *extra) -> Sequence[RowSpec]:
         """Compiles the program of a call through the feed's epoch, which must be the next call, without running it."""
-        step, limit = self.step, self.feed.order.steps_per_epoch
+        step, limit = self.step, int(min(self.feed.order.steps_per_epoch, self.steps_of_rows))
         operands, start, stop = self._take(step, limit)
         self._program(step, _arguments(operands, step, start, stop, None, extra))
         self._taken = (step, limit), (operands, start, stop)
@@ -155,7 +160,7 @@ class InnerLoop(Program):
         So a dataset's iterator is opened only once.
         """
         taken, self._taken = self._taken, None
-        return taken[1] if taken and taken[0] == (step, limit) else self.feed.take(step, limit)
+        return taken[1] if taken and taken[0][0] == step and taken[0][1] <= limit else self.feed.take(step, limit)
 
     def _program(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of this form: this lookup is most of a `tf.function` call's time."""
@@ -188,11 +193,12 @@ class InnerLoop(Program):
         operations = self.operations
         return operations.total() <= _FEW_OPERATIONS and not graphs.CONVOLUTIONS & operations.keys()
 
-    def _result(self, sums, steps: int, input_seconds: float) -> LoopResult:
-        return LoopResult(LoopSums(self._specs, sums), steps, input_seconds)
+    def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
+        sums, rows = tensors
+        return LoopResult(LoopSums(self._specs, sums), steps, input_seconds, rows=rows)
 
     def _loop(self, operands, numbers):
-        """Computes a call: the sums of its metrics over this host's replicas, [rows, 2], and its scores.
+        """Computes a call: the sums of its metrics over this host's replicas, [rows, 2], with its scores; its rows.
 
         Args:
           operands: of the call.
@@ -257,23 +263,31 @@ class InnerLoop(Program):
         return [tf.device(device) if self._hosted else contextlib.nullcontext() for device in devices]
 
     def _added(self, sums: list, result) -> list:
-        """Adds each replica's metrics of a step to its sums, on its own device."""
-        added, local = [], self._strategy.experimental_local_results(result)
-        for here, a, b in zip(self._on_replicas(), sums, local, strict=True):
+        """Adds each replica's metrics of a step to its sums, on its own device, and its scores and rows to theirs."""
+        added = []
+        for here, (named, scores, rows), b in zip(self._on_replicas(), sums, self._by_replica(result), strict=True):
             with here:
-                if isinstance(a, tuple):
-                    named, scores = a
-                    rows = named.shape[0]
-                    added.append((named + b[:rows], scores.write(scores.size(), b[rows:])))
-                else:
-                    added.append(a + b)
+                b, *new = b if self._returns_rows else (b,)
+                count = named.shape[0]
+                scores = [each.write(each.size(), b[count:]) for each in scores]
+                named = named + (b[:count] if scores else b)
+            with tf.device("CPU:0") if rows else contextlib.nullcontext():
+                added.append((named, scores, [x.write(x.size(), y) for x, y in zip(rows, new, strict=True)]))
         return added
 
-    def _total(self, sums: list) -> tf.Tensor:
-        """Returns the sums of all of this host's replicas, and the scores after them."""
-        if not isinstance(sums[0], tuple):
-            return tf.add_n(sums)
-        return tf.concat([tf.add_n([named for named, _ in sums]), *(scores.concat() for _, scores in sums)], 0)
+    def _by_replica(self, result) -> list:
+        """Returns what each of this host's replicas has returned."""
+        if not self._returns_rows:
+            return self._strategy.experimental_local_results(result)
+        return list(zip(*map(self._strategy.experimental_local_results, result), strict=True))
+
+    def _total(self, sums: list) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
+        """Returns the sums of all of this host's replicas, the scores after them; and each replica's rows."""
+        total = tf.add_n([named for named, _, _ in sums])
+        if sums[0][1]:
+            total = tf.concat([total, *(scores.concat() for _, (scores,), _ in sums)], 0)
+        with tf.device("CPU:0") if self._returns_rows else contextlib.nullcontext():
+            return total, [[each.concat() for each in rows] for _, _, rows in sums if rows]
 
     def _traced(self, operands, offset, step, *more):
         """Traces a step, and zeros of its metrics. One trace serves both, and a loop of single steps.
@@ -286,12 +300,14 @@ class InnerLoop(Program):
         one_step = one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
         self._step_graph = one_step.graph
         warn_of_step(one_step.graph)
-        local = self._strategy.experimental_local_results(self._sums(one_step.structured_outputs))
         zeros = []
-        for here, x in zip(self._on_replicas(), local, strict=True):
+        for here, x in zip(self._on_replicas(), self._by_replica(self._sums(one_step.structured_outputs)), strict=True):
+            x, *rows = x if self._returns_rows else (x,)
             with here:
                 named = tf.zeros([total_rows(self._specs), 2], x.dtype)
-                zeros.append((named, _joined(x.dtype)) if any(spec.keeps_scores for spec in self._specs) else named)
+                scores = [_joined(x)] if any(spec.keeps_scores for spec in self._specs) else []
+            with tf.device("CPU:0") if rows else contextlib.nullcontext():
+                zeros.append((named, scores, [*map(_joined, rows)]))
         return one_step, zeros
 
     def _sums(self, outputs):
@@ -339,10 +355,17 @@ class InnerLoop(Program):
 
     def _replicated_step(self, batch, step, observed, *more):
         def run(*batch):
-            batch = self.feed.batch(*batch)
+            batch, replica = self.feed.batch(*batch), tf.cast(replica_id(), tf.int64)
             with self._exchange():
-                metrics = self._step(batch, step, observed, *more)
+                result = self._step(batch, step, observed, *more)
+            metrics, rows = result if self._returns_rows else (result, ())
             self._specs = row_specs(metrics, self._keeps_scores)
-            return stack(metrics, self._sums_dtype, self._keeps_scores)
+            sums = stack(metrics, self._sums_dtype, self._keeps_scores)
+            if not self._returns_rows:
+                return sums
+            self.row_specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), rows)
+            rows = tf.nest.flatten(rows)
+            place = tf.fill(tf.shape(rows[0])[:1], step * self._strategy.num_replicas_in_sync + replica)
+            return sums, place, *rows
 
         return self._strategy.run(run, args=batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,18 +14,17 @@ from ..data.external_feed import ExternalFeed
 from ..data.feed import Feed
 from ..data.feeds import Devices, ReadFeed, RepeatedFeed, ResidentFeed, StreamedFeed
 from ..data.form import element_spec, text_fields
-from ..data.order import Order, order_of, replica_range
+from ..data.order import Order, order_of
 from ..data.reader import example_bytes, in_memory
 from ..data.source import Source, unknown_dimensions
 from ..data.streamed import divide, unwatched
 from ..errors import UsageError, setting
-from ..internals.tensorflow import single_replica_context
 from ..mesh.mesh import Mesh
 from ..reduction.aggregation import updates_explained
 from ..state import TrainState
 from ..step.context import StepContext
 from ..step.runner import StepRunner
-from .base import LoopResult, Step, Strategy
+from .base import LoopResult, Prediction, Step, Strategy
 from .feed_options import FeedOptions
 from .inner_loop import InnerLoop
 from .pacing import Pace
@@ -70,6 +68,7 @@ class Replicated(Strategy):
         self.steps_per_loop = steps_per_loop
         self.parallel_micro_batches = parallel_micro_batches
         self._static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
+        self.returns_rows = not self._static_shapes
         self._lines: list[str] = []
 
     def feed(self, split, global_batch_size: int, seed: int | None, known: Mapping[str, Any] | None = None) -> Feed:
@@ -187,8 +186,8 @@ class Replicated(Strategy):
         return None
 
     def program(self, step: Step, feed: Feed, jit: bool = False) -> InnerLoop:
-        if step == "eval":
-            return self._program(self._eval_step(feed), feed, keeps_scores=not self._static_shapes)
+        if step == "eval" or isinstance(step, Prediction):
+            return self._eval_program(step, feed)
         pace = Pace(self.steps_per_loop, self.state.trainer.reduction.sync_every_steps or 1)
         of_training: dict[str, Any] = {"state": self.state, "pace": pace, "form": self._inventory.step_form}
         # Unrolling gains nothing with several replicas or in XLA's programs (also TPUs'), nor if steps may wait in the
@@ -223,13 +222,18 @@ class Replicated(Strategy):
 
         return train_step
 
-    def _eval_step(self, feed: Feed) -> Callable[..., dict]:
+    def _eval_program(self, step: Step, feed: Feed) -> InnerLoop:
         runner, state = self._runner, self.state
+        returns_rows = step != "eval" or state.trainer.computes_metrics()
+        evaluate = runner.eval_step_with_rows if returns_rows else runner.eval_step
 
-        def eval_step(batch, step, observed):
-            return runner.eval_step(batch, feed.batch_number(step), tf.identity(state.step_variable), observed)
+        def eval_step(batch, number, observed):
+            done = feed.batch_number(number), tf.identity(state.step_variable)
+            if isinstance(step, Prediction):
+                return {}, runner.outputs(step.compute, batch, *done)
+            return evaluate(batch, *done, observed)
 
-        return eval_step
+        return self._program(eval_step, feed, keeps_scores=not self._static_shapes, returns_rows=returns_rows)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
         return RepeatedFeed(self._devices.bring(arrays), batch_size)
@@ -270,25 +274,6 @@ class Replicated(Strategy):
     def _batch_shares(self) -> int:
         """The number of shares of a batch, each computed by one replica, or by several with shards of the model."""
         return self.mesh.batch_share(0, self.num_replicas)[1]
-
-    def on_replicas(self, compute, batch, batch_number, is_shared=False):
-        if self._static_shapes:
-            return super().on_replicas(compute, batch, batch_number, is_shared)
-
-        def on_replica(whole):
-            size = tf.shape(tf.nest.flatten(whole)[0])[0]
-            start, stop = replica_range(size, self.mesh.data.rank, self._batch_shares)
-            own = tf.nest.map_structure(lambda x: x[start:stop], whole)
-            with single_replica_context() if is_shared else contextlib.nullcontext():
-                outputs = self._runner.outputs(compute, own, self.state.step_variable, batch_number)
-            return tf.range(start, stop), outputs
-
-        def joined(value):
-            results = self.distribution.experimental_local_results(value)
-            with tf.device("CPU:0"):
-                return tf.concat(results, 0) if len(results) > 1 else results[0]
-
-        return tf.nest.map_structure(joined, self.distribution.run(on_replica, args=(batch,)))
 
 
 def largest_divisor(examples: int, limit: int, replicas: int) -> int:

@@ -88,25 +88,27 @@ class WorkersLoop(InnerLoop):
         return super().trace(*(from_host or (self._defaults,)))
 
     def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
-        sums, rows = tensors
+        sums, rows, of_examples = tensors
         shared = [spec for spec in self._specs if not spec.name.startswith(OWN)]
         own = [spec.name.removeprefix(OWN) for spec in self._specs if spec.name.startswith(OWN)]
         rows = WorkerRows([*FROM_HOST, *self._measured, *own], rows)
-        return LoopResult(LoopSums(shared, sums), steps, input_seconds, rows)
+        return LoopResult(LoopSums(shared, sums), steps, input_seconds, rows, rows=of_examples)
 
     def _loop(self, operands, numbers, from_host):  # type: ignore[override]
         began = timestamp()
         with tf.control_dependencies([began]):
             numbers = tf.identity(numbers)
-        sums = super()._loop(operands, numbers)
+        sums, of_examples = super()._loop(operands, numbers)
         sums, scores = sums[: total_rows(self._specs)], sums[total_rows(self._specs) :]
         with tf.control_dependencies([sums]):
             seconds, waited = timestamp() - began, self._arrivals.take_seconds()
-        own = tf.constant([spec.name.startswith(OWN) for spec in self._specs for _ in range(spec.rows)])
+        own = tf.constant([spec.name.startswith(OWN) for spec in self._specs for _ in range(spec.rows)], tf.bool)
         measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(numbers[2] - numbers[1], tf.float64)}
         row = tf.concat([from_host, [measured[name] for name in self._measured], tf.boolean_mask(sums, own)[:, 0]], 0)
         sums, rows = self._over_workers(tf.boolean_mask(sums, ~own), row)
-        return tf.concat([sums, scores], 0) if any(spec.keeps_scores for spec in self._specs) else sums, rows
+        if any(spec.keeps_scores for spec in self._specs):
+            sums = tf.concat([sums, scores], 0)
+        return sums, rows, of_examples
 
     def _over_workers(self, sums: tf.Tensor, row: tf.Tensor):
         """Returns ([metrics, 2] summed across workers, [workers, figures])."""

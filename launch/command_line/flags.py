@@ -369,6 +369,12 @@ class Flags:
     eval_every_steps: int | None = _when(
         Integer(0), None, "Evaluation interval; by default each epoch. The end is always evaluated.", is_period=True
     )
+    eval_batches: int = _when(
+        Integer(0),
+        0,
+        "Evaluate only the first N batches during training, shown as partial; 0: all.",
+        use=("mode", "train_and_eval", "train"),
+    )
     checkpoint_every_steps: int = _when(Integer(0), 1000, "Checkpoint interval. The end is always saved.", **_WRITES)
     summary_every_steps: int = _when(
         Integer(0),

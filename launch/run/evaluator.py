@@ -80,8 +80,9 @@ def restored(run: BaseRun, newer_than: int) -> Iterator[Manifest]:
 
 
 def _evaluate(run: BaseRun, files: EventFiles, best: BestCheckpoint | None) -> None:
-    metrics = evaluation.evaluate(run.strategy, run.state)
-    run.log(f"evaluation at step {run.state.step}: {format_metrics(metrics)}")
+    config = run.config
+    metrics = evaluation.evaluate(run.strategy, run.state, batches=config.eval_batches, directory=config.run_dir)
+    run.log(f"{metrics.title} at step {run.state.step}: {format_metrics(metrics)}")
     files.put("", run.state.step, lambda: event_values.evaluation(metrics))
     if best:
         best(_status(run, metrics))

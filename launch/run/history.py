@@ -89,6 +89,7 @@ class History(Windowed):
             **totals.input,
             **{f"train_{name}": mean for name, mean in totals.steady_means().items()},
             **{f"eval_{name}": value for name, value in (status.evaluation or {}).items()},
+            **getattr(status.evaluation, "batches", {}),
         }
         row = {name: value if value is None or math.isfinite(value) else None for name, value in row.items()}
         self.rows.append(row)

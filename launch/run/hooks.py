@@ -92,7 +92,8 @@ def in_order(
             return all(each.wants_evaluation(status) for each in callbacks)
 
         between = callbacks[0].test_batches if callbacks else None
-        hooks.append(evaluation.Evaluation(_eval_period(run, own), before, is_wanted, is_strict, between))
+        options: dict[str, Any] = {"batches": config.eval_batches, "directory": config.run_dir}
+        hooks.append(evaluation.Evaluation(_eval_period(run, own), before, is_wanted, is_strict, between, **options))
     hooks += [run.record] if run.record else []  # before those that save: a window ends with all work by then
     # Without evaluations, a metric of the training data is checked each epoch.
     evaluates = run.evaluates and _eval_period(run, own)

@@ -34,11 +34,11 @@ class Outcome(NamedTuple):
 
 def evaluate(run: BaseRun) -> Outcome:
     """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
-    results: dict[int, evaluation.Evaluated] = {}
+    config, results = run.config, dict[int, evaluation.Evaluated]()
     for manifest in restoring.restored(run):
         if not results and run.trainer.run_context.vocabulary:
-            fingerprints.warn_of_ids(run.config, manifest, run.checkpoints.about)
-        results[manifest.step] = evaluation.evaluate(run.strategy, run.state)
+            fingerprints.warn_of_ids(config, manifest, run.checkpoints.about)
+        results[manifest.step] = evaluation.evaluate(run.strategy, run.state, directory=config.run_dir)
         run.log(f"evaluation at step {manifest.step}: {format_metrics(results[manifest.step])}")
     evaluated = results[run.state.step]
     reports, tables = by_class(run, evaluated)

@@ -1,39 +1,39 @@
-"""Computes a run's outputs and metrics, in the process that trains it. Host code."""
+"""Computes a run's outputs and metrics, as programs of its strategy. Host code."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
 import tensorflow as tf
 
 from ...engine import Trainer
-from ...engine.data import entry, form
+from ...engine.build import prepare
+from ...engine.data import entry, form, views
 from ...engine.data.arrays import ArraySource
 from ...engine.data.data import Data
-from ...engine.data.external_feed import ExternalFeed
 from ...engine.data.source import Source, Split
 from ...engine.data.streamed import Stream
 from ...engine.hooks import evaluation
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.internals import keras
 from ...engine.inventory import Inventory
-from ...engine.mesh.mesh import Mesh
-from ...engine.strategies.base import Strategy
+from ...engine.metrics.predictions import Rows
+from ...engine.state import TrainState
+from ...engine.step.options import RunContext
+from ...engine.strategies.base import Prediction, Strategy
+from ...engine.strategies.replicated import Replicated
 from ..command_line import registry
 from ..command_line.config import Config
 from ..errors import UsageError
+from ..host import isolation
 from . import data as datas
 from . import external, weights
 from .base import BaseRun
 from .preprocessor import Preprocessor, check_trained
-
-_MOST_UNSHARED_BYTES = 64 << 20  # of outputs, before the processes that compute them exchange theirs
 
 
 class Predictor:
@@ -44,38 +44,17 @@ class Predictor:
       name: of a Keras model that the trainer holds; None is `Trainer.forward`.
 
     Attributes:
-      is_sharded: whether the model is sharded, so that replicas have shards of its outputs. Then a whole copy computes
-        here, made when this object was.
+      is_copy: whether a whole copy of the model computes, in each process, made when this object was: if the model is
+        sharded, so that replicas have shards of its outputs, or the strategy returns no outputs.
     """
 
     def __init__(self, run: BaseRun, name: str | None = None):
         self._run = run
-        self.is_sharded = run.strategy.mesh.is_sharded
-        self._trainer = weights.alone(run)
-        forward, taken = computed(self._trainer, run.example, name)
-        self._taken = taken
-
-        def outputs(features):
-            made = forward(features, training=False)
-            if scalars := [path for path, x in tf.keras.tree.flatten_with_path(made) if x.shape.rank == 0]:
-                raise UsageError(
-                    f"predict: the model's output {'.'.join(map(str, scalars[0])) or 'itself'} is one number, of no "
-                    "example; leave it out where training is False, or give each example one, tf.fill"
-                )
-            return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, made)
-
-        @functools.cache
-        def computing(is_shared: bool) -> Callable:
-            def compute(features, number):
-                if self.is_sharded:
-                    return Strategy.on_replicas(run.strategy, outputs, features, number)
-                return run.strategy.on_replicas(outputs, features, number, is_shared)
-
-            # Called itself, a `tf.function` of each run would warn that it is traced again and again.
-            compiled = tf.function(compute, autograph=False)
-            return compiled.get_concrete_function(taken, tf.TensorSpec([], tf.int64))
-
-        self._computing = computing
+        self.is_copy = run.strategy.mesh.is_sharded or not run.strategy.returns_rows
+        self._strategy = on_one_device(weights.copied(run)) if self.is_copy else run.strategy
+        self._trainer = self._strategy.state.trainer
+        forward, self._taken = computed(self._trainer, run.example, name)
+        self._prediction = Prediction(functools.partial(_in_float32, forward))
 
     def checked(self, data: Any, split: str | None = None) -> Split:
         """Converts the data passed to `Run.predict` to a `Source` or a `Stream`. Raises `UsageError`."""
@@ -88,60 +67,63 @@ class Predictor:
 
     def __call__(self, split: Split) -> Any:
         """Returns the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them."""
-        run = self._run
-        done = _Gathered(run.strategy)
+        size = self._run.config.eval_batch_size
         averages = any(each.weight_average is not None for each in Inventory(self._trainer).optimizers.values())
         with averaged_weights(self._trainer) if averages else contextlib.nullcontext():
-            for number, features in enumerate(features_of(run, split, run.config.eval_batch_size)):
-                tensors = tf.nest.map_structure(tf.convert_to_tensor, features)
-                examples = len(tf.nest.flatten(features)[0])
-                compute = self._computing(examples < run.strategy.num_replicas)
-                rows, outputs = compute(tensors, tf.constant(number, tf.int64))
-                done.add(examples, rows.numpy(), [x.numpy() for x in tf.nest.flatten(outputs)])
-        return tf.nest.pack_sequence_as(outputs, done.all())
+            return _outputs(self._strategy, self._prediction, split, self._run.names.ids, size)
 
 
-class _Gathered:
-    """The outputs of all examples in their order; each process computes some of them."""
+class ModelPredictor:
+    """Computes the outputs of a Keras model on this process's device, with the weights that it has.
 
-    def __init__(self, strategy):
-        self._strategy = strategy
-        self._examples = 0
-        self._mine: list[list[np.ndarray]] = []  # rows, and the outputs at them
-        self._of_all: list[list[np.ndarray]] = []
+    Args:
+      model: that computes.
+      convert: maps features, a nest of arrays or tensors [n, ...], to those that the model takes.
+    """
 
-    def add(self, examples: int, rows: np.ndarray, outputs: list[np.ndarray]) -> None:
-        """Adds this process's outputs of a batch of so many examples, at these rows of it."""
-        self._mine.append([rows + self._examples, *outputs])
-        self._examples += examples
-        # The same in all processes, whatever their shares.
-        each = sum(int(np.prod(x.shape[1:])) * x.dtype.itemsize for x in outputs)
-        if self._strategy.num_hosts > 1 and len(self._mine) * examples * each >= _MOST_UNSHARED_BYTES:
-            self._share()
+    def __init__(self, model: tf.keras.Model, convert: Callable[[Any], Any]):
+        with isolation.Isolation().entered():
+            self._strategy = on_one_device(prepare(_Holder(model), RunContext()))
+        self._prediction, self._convert = Prediction(functools.partial(_in_float32, model)), convert
 
-    def all(self) -> list[np.ndarray]:
-        """Returns the outputs of all examples. All processes have to call it."""
-        if self._strategy.num_hosts > 1:
-            self._share()
-        else:
-            self._of_all = self._mine
-        rows, *outputs = (np.concatenate(column) for column in zip(*self._of_all, strict=True))
-        if len(rows) == self._examples and (np.diff(rows) == 1).all():
-            return outputs
-        whole = [np.empty((self._examples, *output.shape[1:]), output.dtype) for output in outputs]
-        for each, output in zip(whole, outputs, strict=True):
-            each[rows] = output  # where a copy of the model is sharded over replicas, each of them has its examples
-        return whole
+    def __call__(self, split: Split, size: int) -> Any:
+        """Returns the outputs of a split's examples, a nest of NumPy arrays, computed `size` at a time."""
+        return _outputs(self._strategy, self._prediction, split, self._convert, size)
 
-    def _share(self) -> None:
-        if not self._mine:
-            return
-        file = io.BytesIO()
-        np.savez(file, *(np.concatenate(column) for column in zip(*self._mine, strict=True)))
-        for content in self._strategy.exchange_bytes(file.getvalue()):
-            with np.load(io.BytesIO(content)) as arrays:
-                self._of_all.append([arrays[name] for name in arrays.files])
-        self._mine = []
+
+class _Holder(Trainer):
+    """Holds a model whose variables exist."""
+
+    def __init__(self, model: tf.keras.Model):
+        super().__init__()
+        self.model = model
+
+    def build(self) -> None:
+        return
+
+
+def on_one_device(trainer: Trainer) -> Strategy:
+    """Returns a strategy for predictions of a built trainer on this process's device."""
+    strategy = Replicated("one_device", tf.distribute.OneDeviceStrategy(tf.zeros([]).device))  # by its full name
+    state = TrainState(trainer)
+    with strategy.scope():
+        state.build()
+    strategy.bind(state)
+    return strategy
+
+
+def _in_float32(forward: Callable[..., Any], features: Any) -> Any:
+    made = forward(features, training=False)
+    return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, made)
+
+
+def _outputs(strategy: Strategy, prediction: Prediction, split: Split, convert: Callable[[Any], Any], size: int) -> Any:
+    """Executes a prediction's program on the features of a split, each converted; a nest of NumPy arrays."""
+    is_empty, rows = isinstance(split, ArraySource) and not len(split), Rows()
+    features = views.features(ArraySource(form.example(split)) if is_empty else split, convert)
+    with contextlib.closing(strategy.external(prediction, features, size)) as program:
+        strategy.evaluate(program, keep=rows.add)
+    return tf.nest.map_structure(lambda x: x[:0], rows.all()) if is_empty else rows.all()
 
 
 class PredictableRun(Protocol):
@@ -189,26 +171,6 @@ def examples(run: PredictableRun, features: Any, data: Any, split: str | None) -
         raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
     rules = entry.Rules(weighs_outputs=True, look_up=run.names.ids, may_lack=bool(run.known.preprocessing))
     return entry.features(data, len(tf.nest.flatten(features)[0].shape), rules)
-
-
-def features_of(run: PredictableRun, split: Split, size: int) -> Iterator[Any]:
-    """Reads a split's features as the model takes them, in batches."""
-    return (run.names.ids(form.features(batch)) for batch in _batches(split, size))
-
-
-def _batches(split: Split, size: int) -> Iterator[Any]:
-    """Reads a split in its order: nests of tensors [n, ...] of up to `size` examples."""
-    if isinstance(split, ArraySource):  # which may have no example
-        examples = np.arange(len(split))
-        yield from (split.read(examples[at : at + size]) for at in range(0, max(len(examples), 1), size))
-        return
-    feed = ExternalFeed(1, Mesh())
-    feed.set_data(split, 0, size)
-    try:
-        for step in range(feed.order.steps_per_epoch):
-            yield feed.take(step, 1).operands[0]
-    finally:
-        feed.close()
 
 
 def _named(own: Mapping[str, Source | Stream], name: str | None) -> Split:
@@ -286,6 +248,6 @@ def evaluate(run: BaseRun, split=None) -> dict[str, float]:
     if split is None:
         if not run.has_evaluation:
             raise UsageError("evaluate(): the run has no evaluation data; give evaluate a split")
-        return evaluation.evaluate(run.strategy, run.state)
+        return evaluation.evaluate(run.strategy, run.state, directory=run.config.run_dir)
     with contextlib.closing(external.program(run, "eval", split)) as program:
-        return evaluation.evaluate(run.strategy, run.state, program)
+        return evaluation.evaluate(run.strategy, run.state, program, directory=run.config.run_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -66,12 +67,15 @@ class Preprocessor:
         text = {name: tf.TensorSpec(specs[name].shape, tf.string) for name in used if used[name].is_of_text}
         return {name: text.get(name, spec) for name, spec in specs.items() if name not in made}
 
-    def _array(self, features: dict[str, Any]) -> np.ndarray:
+    def _array(self, features: dict[str, Any]) -> Any:
         check_names("the data", self._array_columns, features)
-        columns = [np.asarray(features[name]) for name in self._array_columns]
-        if text := [name for name, x in zip(self._array_columns, columns, strict=True) if x.dtype.kind not in "biuf"]:
+        columns = [tf.convert_to_tensor(features[name]) for name in self._array_columns]
+        if text := [name for name, x in zip(self._array_columns, columns, strict=True) if x.dtype == tf.string]:
             raise UsageError(f"column {text[0]!r} is not of numbers, which this run's array is of; make numbers of it")
-        return np.concatenate([x.reshape(len(x), -1) for x in columns], 1, dtype=np.float32)
+        array = tf.concat(
+            [tf.reshape(tf.cast(x, tf.float32), [tf.shape(x)[0], math.prod(x.shape[1:])]) for x in columns], 1
+        )
+        return array.numpy() if tf.executing_eagerly() else array
 
     def _treated(self, name: str, values: Any) -> dict[str, Any]:
         preprocessing = self._preprocessing[name]

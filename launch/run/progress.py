@@ -76,7 +76,8 @@ class Progress(Hook):
             self._shown_at = now
             self._show(status)
         if status.evaluation is not None:
-            self._print("  ".join([_step(status), "evaluation", *metrics_shown(status.evaluation)]))
+            title = getattr(status.evaluation, "title", "evaluation")
+            self._print("  ".join([_step(status), title, *metrics_shown(status.evaluation)]))
 
     def end(self, status: Status) -> None:
         if self.mode != "off" and status.segment.steps and self._shown_step != status.step:

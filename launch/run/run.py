@@ -243,7 +243,7 @@ class Run(BaseRun):
         """
 
         def checked(data):
-            if name not in self._predictors or self._predictors[name].is_sharded:
+            if name not in self._predictors or self._predictors[name].is_copy:
                 self._predictors[name] = predictions.Predictor(self, name)
             return self._predictors[name].checked(data, split)
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -310,13 +309,15 @@ def _with_predict(model: tf.keras.Model, run: PredictableRun, features: Any, nam
             check_names("the data", features, [name for name in x if name in features or name not in unused])
         return x
 
+    @functools.cache
+    def predictor() -> predictions.ModelPredictor:
+        return predictions.ModelPredictor(model, lambda features: checked(run.names.ids(features)))
+
     def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
         with explanations.explained_errors():
             if columns or split or x is None or isinstance(x, str) or entry.has_whole_examples(x):
                 examples = predictions.examples(run, features, x, split)
-                read = predictions.features_of(run, examples, batch_size or _BATCH_SIZE)
-                parts = [model.predict_on_batch(checked(batch)) for batch in read]
-                outputs = tf.nest.map_structure(lambda *each: np.concatenate(each), *parts)
+                outputs = predictor()(examples, batch_size or _BATCH_SIZE)
                 return prediction_files.columns(run, examples, outputs, name) if columns else outputs
             if isinstance(features, dict) or run.known.array_columns:  # else a frame is one array, as Keras has it
                 x = frames.as_arrays(x, may_lack=bool(run.known.preprocessing) or not isinstance(features, dict))

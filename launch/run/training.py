@@ -106,7 +106,7 @@ def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
     kinds, monitors = kinds_of(measured), [hook for hook in run.hooks if isinstance(hook, Monitor)]
     for hook in monitors:
         if hook.monitored.source == "eval" or hook.monitored.find(kinds):
-            hook.resolve(kinds)
+            hook.resolve(kinds, run.trainer)
     for callbacks in (hook for hook in run.hooks if isinstance(hook, KerasCallbacks)):
         callbacks.resolve(kinds)
     for monitored in dict.fromkeys(hook.monitored.by_name for hook in monitors):
@@ -195,21 +195,22 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
         if measured is None and (evaluates or changed):
             measured = _evaluation(run)
         if measured is not None:
-            lines.append(f"evaluation at step {run.state.step}: {format_metrics(measured)}")
+            lines.append(f"{measured.title} at step {run.state.step}: {format_metrics(measured)}")
     best, taken = _best_of(run.hooks), run.config.restore_best and not exit_code
     if best and taken:
         _restore_best(run, best)
         measured = best.evaluation or _evaluation(run)
     if measured is not None:
         reports, shown = by_class(run, measured)
-        result |= {"eval": measured, **reports}
+        result |= {"eval": measured, **measured.batches, **reports}
         lines += shown
     return Outcome(result, exit_code, lines + _end(run, result, exit_code, best, taken))
 
 
 def _evaluation(run: BaseRun) -> evaluation.Evaluated:
+    config = run.config
     with run.spending("evaluation"):
-        return evaluation.evaluate(run.strategy, run.state)
+        return evaluation.evaluate(run.strategy, run.state, batches=config.eval_batches, directory=config.run_dir)
 
 
 def _end(run: BaseRun, result: dict[str, Any], exit_code: int, best: Best | None, taken: bool) -> list[str]:

@@ -231,7 +231,7 @@ class TrainerCopy:
     """
 
     def __init__(self, run: BaseRun):
-        self.trainer = _copied(run)
+        self.trainer = copied(run)
         self._run = run
         self._theirs = [variables.tf_variable(each) for each in _layers(run.trainer)]
         self._own = [variables.tf_variable(each) for each in _layers(self.trainer)]
@@ -331,7 +331,7 @@ def hand_over_averages(trainer: Trainer) -> None:
 
 def alone(run: BaseRun) -> Trainer:
     """Returns the run's trainer; if weights are sharded over a mesh, a whole copy on this process's device."""
-    return _copied(run) if any(map(shards.sharding_of, _weights(run.trainer))) else run.trainer
+    return copied(run) if any(map(shards.sharding_of, _weights(run.trainer))) else run.trainer
 
 
 def best(run: BaseRun) -> Trainer | None:
@@ -343,7 +343,7 @@ def best(run: BaseRun) -> Trainer | None:
     return trainer
 
 
-def _copied(run: BaseRun) -> Trainer:
+def copied(run: BaseRun) -> Trainer:
     """Makes the run's trainer again, on this process's device, with its weights and their averages."""
     trainer = _copy(run)
     try:

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import crankshaft
+from crankshaft.models.logistic import Model
 
 POINTS = np.random.default_rng(0).normal(size=(300, 3)).astype("float32")
 HEIGHTS = POINTS @ np.float32([[1.0], [-2.0], [0.5]]) + 3.0
@@ -27,10 +28,21 @@ class Plane(crankshaft.Trainer):
         return crankshaft.mean(tf.square(outputs - batch[1])[:, 0])
 
 
+class Classes(Model):
+    """A logistic regression whose metrics depend on the order of all examples."""
+
+    def compute_metrics(self, predictions):
+        logits, labels = predictions["outputs"], predictions["labels"]
+        behind = (logits > logits[np.arange(len(labels)), labels][:, np.newaxis]).sum(1)
+        return {"behind": float(behind @ np.arange(len(labels))), "labels": float(labels @ np.arange(len(labels)))}
+
+
 def look(strategy: str, run_dir: str) -> dict:
-    asked = {"model": "logistic", "input": "digits", "eval_batch_size": 100, "jit": "off", "progress": "off"}
-    with crankshaft.open_run(run_dir=run_dir, strategy=strategy, **asked) as run:
-        found = {"step": run.step, "matrix": run.evaluate().confusion["confusion"].tolist()}
+    asked = {"input": "digits", "eval_batch_size": 100, "jit": "off", "progress": "off"}
+    with crankshaft.open_run(Classes, run_dir=run_dir, strategy=strategy, **asked) as run:
+        evaluated = run.evaluate()
+        found = {"step": run.step, "matrix": evaluated.confusion["confusion"].tolist()}
+        found["computed"] = [evaluated[name] for name in ("behind", "labels")]
         found["predicted"] = run.predict(split="eval").tolist()
         run.set_weights([np.zeros_like(weight) for weight in run.model.get_weights()])
         found["of_zeros"] = run.evaluate()["loss"]
@@ -50,10 +62,12 @@ def term(strategy: str, run_dir: str) -> None:
 def main(strategy: str, run_dir: str, other: str = "") -> dict:
     data = (POINTS[:200], HEIGHTS[:200]), (POINTS[200:], HEIGHTS[200:])
     asked = {"learning_rate": 0.05, "global_batch_size": 32, "jit": "off", "progress": "off", "strategy": strategy}
-    with crankshaft.open_run(Plane, data=data, run_dir=run_dir, eval_every_steps=5, **asked) as run:
+    asked |= {"eval_every_steps": 5, "eval_batch_size": 30, "eval_batches": 2}
+    with crankshaft.open_run(Plane, data=data, run_dir=run_dir, **asked) as run:
         found = {"own": [run.train(steps=3)["loss"], run.train(steps=4)["loss"]]}
         found["given"] = run.train(data=(POINTS[:45], HEIGHTS[:45]), epochs=2)["loss"]
         found["step"] = run.step
+        found["partial"] = [row["eval_loss"] for row in run.history if "eval_loss" in row]
         found["evaluated"] = [run.evaluate()["loss"], run.evaluate(data[1])["loss"]]
         found["predicted"] = np.concatenate([run.predict(POINTS[:45]), run.predict(split="eval")]).tolist()
         run.save(extra={"a": 1})

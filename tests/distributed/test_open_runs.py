@@ -40,7 +40,7 @@ def test_workers_train_an_open_run_as_one_process_does_and_a_call_that_differs_i
     first, second = found(job)
     assert first == second
     assert first["step"] == alone["step"] == 11
-    for name in ("own", "evaluated", "predicted", "given"):
+    for name in ("own", "evaluated", "partial", "predicted", "given"):
         np.testing.assert_allclose(first[name], alone[name], rtol=1e-5)  # rounding of sums
     assert first["restored"][:2] == alone["restored"][:2] == [11, {"a": 1}]
 
@@ -63,7 +63,7 @@ def test_workers_save_together_where_one_of_them_gets_sigterm_between_two_calls(
 
 @pytest.mark.slow
 def test_clusters_report_each_class_and_predict_as_one_process_does(start, tmp_path):
-    crankshaft.run(model="logistic", input="digits", run_dir=tmp_path / "alone", train_steps=5, jit="off")
+    crankshaft.run(open_run.Classes, input="digits", run_dir=tmp_path / "alone", train_steps=5, jit="off")
     clusters = []
     for servers in (0, 2):
         shutil.copytree(tmp_path / "alone", tmp_path / str(servers))
@@ -74,5 +74,6 @@ def test_clusters_report_each_class_and_predict_as_one_process_does(start, tmp_p
     assert np.sum(alone["matrix"]) == len(alone["predicted"])
     for each in [*found(clusters[0]), *found(clusters[1])]:
         assert each["matrix"] == alone["matrix"]
+        assert each["computed"] == alone["computed"]
         assert each["of_zeros"] == pytest.approx(np.log(10), rel=1e-5)
         np.testing.assert_allclose(each["predicted"], alone["predicted"], rtol=1e-5, atol=1e-6)

@@ -13,6 +13,7 @@ from tensorflow.core.framework.summary_pb2 import DATA_CLASS_BLOB_SEQUENCE, DATA
 from tensorflow.core.framework.tensor_pb2 import TensorProto
 
 from ...metrics import by_class
+from ...metrics.computed import Computed
 
 Summary = tf.compat.v1.Summary
 _BUCKETS = 30  # TensorBoard's own default
@@ -84,7 +85,7 @@ def looks_like_images(features) -> bool:
 
 
 def images(tag: str, pictures: np.ndarray) -> list[tf.compat.v1.Summary.Value]:
-    """Returns one value of pictures [n, height, width, 1 or 3].
+    """Returns one value of pictures [n, height, width, 1, 3 or 4].
 
     uint8 is unchanged; other numbers in [0, 1] are shades from black to white; larger ranges are scaled to it.
     """
@@ -103,10 +104,12 @@ def images(tag: str, pictures: np.ndarray) -> list[tf.compat.v1.Summary.Value]:
 
 
 def evaluation(means: dict[str, float]) -> list[tf.compat.v1.Summary.Value]:
-    """Returns the values of an evaluation: its means, and a picture of each confusion matrix."""
-    confusion = getattr(means, "confusion", {})  # of an `Evaluated`
-    pictures = (images(name, by_class.picture(matrix)[np.newaxis]) for name, matrix in confusion.items())
-    return [*scalars(means), *itertools.chain(*pictures)]
+    """Returns the values of an `Evaluated`: its metrics, texts and images, and a picture of each confusion matrix."""
+    confusion = {name: by_class.picture(each)[np.newaxis] for name, each in getattr(means, "confusion", {}).items()}
+    shown = getattr(means, "shown", Computed())
+    pictures = (images(name, each) for name, each in {**confusion, **shown.images}.items())
+    texts = (text(name, each) for name, each in shown.texts.items())
+    return [*scalars({**means, **getattr(means, "batches", {})}), *itertools.chain(*pictures, *texts)]
 
 
 def text(tag: str, markdown: str) -> list[tf.compat.v1.Summary.Value]:

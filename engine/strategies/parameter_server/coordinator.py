@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,10 +81,11 @@ class Ledger:
 
 
 class CompletedLease(NamedTuple):
-    """A completed lease and its result."""
+    """A completed lease, its result, and its rows, see `LoopResult`."""
 
     lease: Lease
     result: LeaseResult
+    rows: Sequence[Sequence[np.ndarray]] = ()
 
 
 def lease_seconds(workers: int) -> float:
@@ -224,8 +225,9 @@ class Leases:
         except queue.Empty:
             return
 
-    def _settle(self, lease: Lease, vector: np.ndarray) -> CompletedLease:
+    def _settle(self, lease: Lease, fetched: tuple) -> CompletedLease:
         self._built.add(self._open.pop(lease.number).loop)
+        vector, rows = fetched
         result = LeaseResult.unpacked(np.asarray(vector))
         counted_steps = lease.steps if result.starts else 0
         self._free.append((lease.slot, lease.steps_before + counted_steps, lease.starts_before + result.starts))
@@ -233,7 +235,7 @@ class Leases:
         self.ledger.done += 1
         self.ledger.retried += max(0, result.starts - 1)
         self.ledger.steps_unseen += result.first - lease.first
-        return CompletedLease(lease, result)
+        return CompletedLease(lease, result, rows)
 
     def _recover(self, completed: list[CompletedLease], failed: list) -> None:
         """Recovers from an error: cancels all leases in progress, and schedules unfinished ones again."""

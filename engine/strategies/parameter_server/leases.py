@@ -211,21 +211,21 @@ class LeaseLoop(InnerLoop):
         return (tf.nest.map_structure(tf.TensorSpec.from_tensor, pulled),)
 
     def _loop(self, operands, lease):  # type: ignore[override]
-        """Runs a lease. Returns its `LeaseResult` as one vector, since each tensor is fetched separately."""
+        """Runs a lease. Returns its `LeaseResult` as one vector, since each tensor is fetched separately; its rows."""
         lease = Lease(*tf.unstack(lease))
         began = tf.timestamp()
         with tf.control_dependencies([began]):
             worker = tf.identity(tf.distribute.coordinator.experimental_get_current_worker_index())
-        result = self._run_lease(operands, lease, worker)
+        result, rows = self._run_lease(operands, lease, worker)
         if self._hosted:  # a GPU's work is done when the host has its result
             with tf.device("/job:worker/device:CPU:0"):
                 result = tf.nest.map_structure(tf.identity, result)
         with tf.control_dependencies(tf.nest.flatten(result)):
             result = result._replace(seconds=tf.timestamp() - began)
-        return tf.concat([tf.cast(tf.reshape(x, [-1]), tf.float64) for x in result], 0)
+        return tf.concat([tf.cast(tf.reshape(x, [-1]), tf.float64) for x in result], 0), rows
 
-    def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> LeaseResult:
-        """Returns the result of a lease, without its duration."""
+    def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> tuple[LeaseResult, list[list[tf.Tensor]]]:
+        """Returns the result of a lease, without its duration, and its rows."""
         pulled, specs = self._pull.buckets(), self.feed.operand_specs
         one_step, zeros = self._traced(specs, lease.first, lease.first, *self._more_specs(pulled))
 
@@ -235,7 +235,8 @@ class LeaseLoop(InnerLoop):
 
         (_, sums), input_stats = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
         nothing = tf.zeros([2 + LAGS], tf.int64)
-        return LeaseResult(self._total(sums), nothing, lease.first, nothing[0], tf.zeros([]), worker, input_stats)
+        total, rows = self._total(sums)
+        return LeaseResult(total, nothing, lease.first, nothing[0], tf.zeros([]), worker, input_stats), rows
 
     def _run_steps(self, operands, stop, body, state: tuple) -> tuple:
         """Runs body(operands, *state) -> state up to step `stop`, as `feed.through`; the state begins with the step."""
@@ -268,7 +269,7 @@ class UpdateLoop(LeaseLoop):
         super().__init__(strategy, step, feed, pull, **more)
         self._counters = counters
 
-    def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> LeaseResult:
+    def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> tuple[LeaseResult, list[list[tf.Tensor]]]:
         counters, specs = self._counters, self.feed.operand_specs
         counts = counters.begin(lease, worker)
         first = lease.first + counts[counters.steps_at(lease.slot)] - lease.steps_before
@@ -291,7 +292,8 @@ class UpdateLoop(LeaseLoop):
         (last, sums, staleness, _, pulled_at), input_stats = self._run_steps(operands, lease.stop, body, start)
         counts = counters.add(a_step * tf.cast(last > first, tf.int64))
         staleness = _with_step(staleness, last > first, counts, pulled_at)
-        return LeaseResult(self._total(sums), staleness, first, starts, tf.zeros([]), worker, input_stats)
+        total, rows = self._total(sums)
+        return LeaseResult(total, staleness, first, starts, tf.zeros([]), worker, input_stats), rows
 
     def _more_specs(self, pulled: list[tf.Tensor]) -> tuple:
         return *super()._more_specs(pulled), tf.TensorSpec(self._counters.counts.shape, tf.int64)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,7 @@ from ...internals.tensorflow import allow_compute_on_coordinator
 from ...metrics.sums import LoopSums, RowSpec, total_rows
 from ...state import TrainState
 from ...step.runner import StepRunner
-from ..base import LoopResult, Step, Strategy
+from ..base import LoopResult, Prediction, Step, Strategy
 from ..feed_options import FeedOptions
 from ..pacing import Pace
 from ..workers import WorkerRows
@@ -83,6 +84,7 @@ class ParameterServer(Strategy):
     """
 
     name = "parameter_server"
+    returns_rows = True
     num_replicas = 1  # that must be synchronized
     updates_here = False
     no_jit_reason = "XLA compiles no variable of another host"
@@ -312,14 +314,8 @@ class ParameterServer(Strategy):
         inventory, runner, state = self._inventory, self._runner, self.state
         optimizers = list(inventory.optimizers.values())
         pace = Pace(self._steps_per_loop, target_seconds=lease_seconds(len(self.cluster.workers)))
-        if step == "eval":
-            pull = Pull(inventory.steady_variables, tf.float32, moved=inventory.moved_variables)
-
-            def eval_step(batch, step, observed, pulled):
-                number, done = feed.batch_number(step), tf.identity(state.step_variable)
-                return runner.eval_step(batch, number, done, observed, pull.readings(pulled))
-
-            return LeaseLoop(self.distribution, eval_step, feed, pull, keeps_scores=True)
+        if step == "eval" or isinstance(step, Prediction):
+            return self._eval_program(step, feed)
         if step == "train":
             reduce_dtype = inventory.trainer.reduction.reduce_dtype
             pull = Pull(inventory.steady_variables, reduce_dtype, optimizers, inventory.moved_variables)
@@ -340,6 +336,20 @@ class ParameterServer(Strategy):
                 return step(batch, number, observed)
 
         return LeaseLoop(self.distribution, with_progress, feed, pull, state=state, pace=pace)
+
+    def _eval_program(self, step: Step, feed: LeaseFeed) -> LeaseLoop:
+        inventory, runner, state = self._inventory, self._runner, self.state
+        pull = Pull(inventory.steady_variables, tf.float32, moved=inventory.moved_variables)
+        returns_rows = step != "eval" or state.trainer.computes_metrics()
+        evaluate = runner.eval_step_with_rows if returns_rows else runner.eval_step
+
+        def eval_step(batch, number, observed, pulled):
+            done = feed.batch_number(number), tf.identity(state.step_variable)
+            if isinstance(step, Prediction):
+                return {}, runner.outputs(step.compute, batch, *done, pull.readings(pulled))
+            return evaluate(batch, *done, observed, pull.readings(pulled))
+
+        return LeaseLoop(self.distribution, eval_step, feed, pull, keeps_scores=True, returns_rows=returns_rows)
 
     @property
     def in_step(self) -> bool:
@@ -372,11 +382,12 @@ class ParameterServer(Strategy):
         )
         self._lease_seconds = 0.0
         rows = self._count_updates(program, completed) if trains else None
-        return LoopResult(_summed(program.specs, completed), steps, waited, rows, compiles)
+        of_examples = [each for lease in completed for each in lease.rows]
+        return LoopResult(_summed(program.specs, completed), steps, waited, rows, compiles, of_examples)
 
     def _count_updates(self, program: LeaseLoop, completed: list[CompletedLease]) -> WorkerRows:
         rows = np.zeros([len(self.cluster.workers), len(_ROW)])
-        for lease, result in completed:
+        for lease, result, _ in completed:
             updates = lease.stop - result.first
             rows[result.worker] += (result.seconds, result.input_stats.seconds, updates, result.staleness[0])
             self._lags += result.staleness[2:]
@@ -396,7 +407,8 @@ class ParameterServer(Strategy):
         """Schedules steps up to `end` while there is room; with bounded staleness, a round after all have completed."""
         bound, workers, pace = self.options.max_staleness_steps, len(self.cluster.workers), program.pace
         leases = self._leases.room
-        most = pace.steps if pace else -(-program.feed.order.steps_per_epoch // (2 * workers))
+        share_of = min(program.feed.order.steps_per_epoch, program.steps_of_rows)
+        most = pace.steps if pace else int(min(math.ceil(share_of / (2 * workers)), program.steps_per_call))
         if bound is not None and pace:
             leases, most = workers * self.in_step, min(most, bound + 1)
         for _ in range(leases):

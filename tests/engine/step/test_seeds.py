@@ -5,7 +5,9 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, make_optimizer, mean, step_context
+from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.layers import recomputed
+from crankshaft.engine.strategies.base import Prediction
 
 CALLS, NAMED, OTHER, DROPS = [0, 1], [2, 3], [4], [5, 6]  # columns of `sampled`
 EXAMPLES = 16
@@ -86,13 +88,14 @@ def test_evaluation_and_prediction_sample_in_each_batch_and_call_independently(b
     run.train(1)
     assert first == second == [run.strategy.evaluate().means()[name] for name in names]  # whatever training sampled
     assert len(set(first)) == 6
-    features = tf.constant(DATA[0])
 
     def compute(features):
         return tf.zeros([tf.shape(features)[0], 1]) + run.trainer.samples()
 
-    _, first = run.strategy.on_replicas(compute, features, tf.constant(0, tf.int64))
-    _, second = run.strategy.on_replicas(compute, features, tf.constant(1, tf.int64))
+    program = run.strategy.external(Prediction(compute), ArraySource(np.concatenate([DATA[0]] * 2)), len(DATA[0]))
+    found: list = []
+    run.strategy.evaluate(program, keep=found.append)
+    first, second = np.split(np.concatenate(found), 2)
     values = np.stack([first[0], first[-1], second[0], second[-1]])
     assert all(len(set(column)) == 4 for column in values.T)
 

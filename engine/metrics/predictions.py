@@ -1,0 +1,179 @@
+"""Per-example values of an evaluation: in memory up to a bound, beyond it in a temporary file. Host code."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import IO, Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+
+class Predictions(dict[str, Any]):
+    """The values that `Trainer.predictions` has returned of each example of an evaluation, by name.
+
+    Values are nests of NumPy arrays [examples, ...], row i that of example i, in the data's own order, or in that of
+    batches by length (`bucket_by`); of a partial evaluation, the first examples. Text is of NumPy's fixed-width bytes.
+    Values whose lengths differ among batches are padded with zeros to the longest. Large ones are read-only and in a
+    file (`numpy.memmap`): compute with a slice of them at a time.
+
+    Attributes:
+      num_examples: number of examples.
+      is_partial: whether the evaluation was of the first batches alone.
+    """
+
+    def __init__(self, values: dict[str, Any], is_partial: bool = False):
+        super().__init__(values)
+        self.num_examples = len(tf.nest.flatten(values)[0])
+        self.is_partial = is_partial
+
+    def groups(self, name: str) -> list[np.ndarray]:
+        """Returns the rows of each group of examples that have the same value, such as a user's, in their order.
+
+        Args:
+          name: of an array [examples].
+        """
+        _, group = np.unique(self[name], return_inverse=True)
+        rows = np.argsort(group, kind="stable")
+        return np.split(rows, np.cumsum(np.bincount(group))[:-1])
+
+
+class Rows:
+    """Collects arrays [n, ...] of consecutive examples, in memory up to a bound, beyond it in temporary files.
+
+    The files have no names, so they are removed even if the process is killed.
+
+    Args:
+      most_bytes: to hold in memory.
+      directory: of the files; made if missing. None is the system's.
+      title: of the evaluation, for the line that is logged when the files are written.
+    """
+
+    def __init__(self, most_bytes: float = math.inf, directory: str | None = None, title: str = ""):
+        self._most_bytes, self._directory, self._title = most_bytes, directory, title
+        self._columns: list[_Column] = []
+        self._structure: Any = None
+
+    def add(self, rows: Any) -> None:
+        """Adds a nest of arrays [n, ...], the next examples."""
+        arrays = tf.nest.flatten(rows)
+        if not self._columns:
+            self._structure, self._columns = rows, [_Column() for _ in arrays]
+        for column, array in zip(self._columns, arrays, strict=True):
+            column.add(array)
+        if sum(column.bytes_in_memory for column in self._columns) <= self._most_bytes:
+            return
+        if not any(column.file for column in self._columns):
+            logging.info(
+                "%s: its predictions take more than %.3g MiB, so they are in temporary files in %s",
+                *(self._title, self._most_bytes / (1 << 20), self._directory or tempfile.gettempdir()),
+            )
+        for column in self._columns:
+            column.write(self._opened)
+
+    def all(self) -> Any:
+        """Returns the nest of arrays of all examples."""
+        return tf.nest.pack_sequence_as(self._structure, [column.all(self._opened) for column in self._columns])
+
+    def _opened(self) -> IO[bytes]:
+        if self._directory:
+            os.makedirs(self._directory, exist_ok=True)
+        return tempfile.TemporaryFile(dir=self._directory)
+
+
+class _Column:
+    """The parts of one array: the oldest in a file, if any, the newest in memory."""
+
+    def __init__(self):
+        self.file: IO[bytes] | None = None
+        self._written: list[np.ndarray] = []  # of no memory, with the parts' shapes and dtypes
+        self._parts: list[np.ndarray] = []
+
+    def add(self, array: np.ndarray) -> None:
+        self._parts.append(array)
+
+    @property
+    def bytes_in_memory(self) -> int:
+        return sum(part.nbytes for part in self._parts)
+
+    def write(self, opened: Callable[[], IO[bytes]]) -> None:
+        """Writes the parts in memory to the file."""
+        self.file = self.file or opened()
+        for part in self._parts:
+            self.file.write(np.ascontiguousarray(part).data)
+            self._written.append(np.broadcast_to(np.zeros([], part.dtype), part.shape))
+        self._parts = []
+
+    def all(self, opened: Callable[[], IO[bytes]]) -> np.ndarray:
+        """Returns all parts in one array."""
+        if self.file is None:
+            return joined(self._parts)
+        self.write(opened)
+        if len({(part.shape[1:], part.dtype) for part in self._written}) > 1:
+            self._widen(opened())
+        self.file.flush()
+        shape, dtype = _common(self._written)
+        return np.memmap(self.file, dtype, "r", shape=shape) if math.prod(shape) else np.zeros(shape, dtype)
+
+    def _widen(self, wider: IO[bytes]) -> None:
+        """Copies the file's parts to another file, padded to the largest."""
+        shape, dtype = _common(self._written)
+        self.file.seek(0)
+        for part in self._written:
+            array = np.frombuffer(self.file.read(part.nbytes), part.dtype).reshape(part.shape)
+            wider.write(_widened(array, shape[1:], dtype).data)
+        self.file, self._written = wider, [np.broadcast_to(np.zeros([], dtype), shape)]
+
+
+def in_order(pieces: Sequence[Sequence[Any]], exchange: Callable[[bytes], list[bytes]] | None = None) -> list:
+    """Joins the rows that replicas have computed in some steps, in the order of their examples.
+
+    Args:
+      pieces: each a list of tensors [n, ...] of the same rows. The first, int64 [n], is what to sort by; rows that are
+        equal in it keep their order.
+      exchange: `Processes.exchange_bytes`; None if this process has all rows.
+
+    Returns:
+      The arrays after the first, of all processes' rows.
+    """
+    columns = [joined([_array(x) for x in parts]) for parts in zip(*pieces, strict=True)]
+    if exchange is not None:
+        file = io.BytesIO()
+        np.savez(file, *columns)
+        everyones = [np.load(io.BytesIO(content)) for content in exchange(file.getvalue())]
+        columns = [joined([each[name] for each in everyones]) for name in everyones[0].files]
+    keys, *columns = columns
+    if (np.diff(keys) >= 0).all():
+        return columns
+    order = np.argsort(keys, kind="stable")
+    return [column[order] for column in columns]
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Concatenates arrays [n, ...], padded with zeros where their other axes differ."""
+    if len(parts) == 1:
+        return parts[0]
+    shape, dtype = _common(parts)
+    return np.concatenate([_widened(part, shape[1:], dtype) for part in parts])
+
+
+def _array(tensor: Any) -> np.ndarray:
+    array = np.asarray(tensor)
+    return array.astype("S") if array.dtype == object else array
+
+
+def _common(parts: Sequence[np.ndarray]) -> tuple[tuple[int, ...], np.dtype]:
+    """Returns the shape and dtype of arrays [n, ...] in one."""
+    sizes = [max(axis) for axis in zip(*(part.shape[1:] for part in parts), strict=True)]
+    return (sum(map(len, parts)), *sizes), np.result_type(*(part.dtype for part in parts))
+
+
+def _widened(part: np.ndarray, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    padding = [(0, most - size) for most, size in zip(shape, part.shape[1:], strict=True)]
+    wide = np.pad(part, [(0, 0), *padding]) if any(after for _, after in padding) else part
+    return np.ascontiguousarray(wide, dtype)

@@ -1,0 +1,102 @@
+"""Programs that return values of each example: in order, each example once, on any replicas and in any batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine import Trainer, mean
+from crankshaft.engine.data.arrays import ArraySource
+from crankshaft.engine.errors import UsageError
+from crankshaft.engine.strategies.base import Prediction
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(21, 3)).astype(np.float32)
+Y = RNG.integers(1, 5, 21)
+PADDED = np.stack([np.where(np.arange(4) < y, y, 0) for y in Y])
+
+
+class Line(Trainer):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - tf.cast(batch[1], tf.float32)))
+
+    def predictions(self, outputs, batch):
+        return {"of": (outputs[:, 0], batch[1]), "text": tf.strings.as_string(batch[1])}
+
+    def compute_metrics(self, predictions):
+        return {}
+
+
+class Ragged(Line):
+    """Values whose lengths differ by example: y times y."""
+
+    def predictions(self, outputs, batch):
+        values = tf.RaggedTensor.from_row_lengths(tf.repeat(batch[1], batch[1]), batch[1])
+        return {"padded": values}
+
+
+def all_of(strategy, program=None, batches=None):
+    """Returns what a program returns of each example, and the sums of its metrics."""
+    found: list = []
+    sums = strategy.evaluate(program, batches=batches, keep=found.append).values()
+    rows = [tf.nest.flatten(each) for each in found]
+    most = [max(x.shape[1:] for x in column) for column in zip(*rows, strict=True)]
+    wide = [
+        [np.pad(x, [(0, 0), *((0, m - n) for m, n in zip(shape, x.shape[1:], strict=True))]) for x in column]
+        for column, shape in zip(zip(*rows, strict=True), most, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(found[0], [np.concatenate(column) for column in wide]), sums
+
+
+@pytest.mark.parametrize("data", [(X, Y), tf.data.Dataset.from_tensor_slices((X, Y))], ids=["arrays", "a stream"])
+@pytest.mark.parametrize(("replicas", "batch_size"), [(1, 8), (1, 30), (2, 8), (4, 5), (4, 9)])
+def test_they_come_in_order(bench, data, replicas, batch_size):
+    made = bench(Line(), (X, Y), 8, replicas, eval_source=data, eval_batch_size=batch_size)
+    outputs = made.trainer.model(X)[:, 0]
+    for batches in (None, 2, 1):
+        count = len(X) if batches is None else min(len(X), batches * batch_size)
+        rows, sums = all_of(made.strategy, batches=batches)
+        np.testing.assert_allclose(rows["of"][0], outputs[:count], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(rows["of"][1], Y[:count])
+        assert rows["text"].tolist() == [b"%d" % y for y in Y[:count]]
+        assert sums["loss"].count == count
+
+
+@pytest.mark.parametrize(
+    "options", [{"parallel_micro_batches": 2}, {"parallel_micro_batches": 2, "replicas": 2}], ids=str
+)
+def test_micro_batches_are_joined(bench, options):
+    made = bench(Line(), (X, Y), 8, eval_source=(X, Y), eval_batch_size=4, **options)
+    np.testing.assert_array_equal(all_of(made.strategy)[0]["of"][1], Y)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_values_of_several_lengths_are_padded(bench, replicas):
+    made = bench(Ragged(), (X, Y), 8, replicas, eval_source=(X, Y), eval_batch_size=4)
+    np.testing.assert_array_equal(all_of(made.strategy)[0]["padded"], PADDED)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_prediction_is_a_program_of_any_number_of_examples(bench, replicas):
+    made = bench(Line(), (X, Y), 8, replicas)
+    step = Prediction(lambda x: {"y": made.trainer.model(x), "x": x})
+    for examples in (21, 5, 1):
+        rows, sums = all_of(made.strategy, made.strategy.external(step, ArraySource(X[:examples]), 4))
+        np.testing.assert_array_equal(rows["x"], X[:examples])
+        np.testing.assert_allclose(rows["y"], made.trainer.model(X[:examples]), rtol=1e-5, atol=1e-6)
+        assert sums == {}
+    assert len(made.strategy.external(step, ArraySource(X), 4).programs) <= 2  # one where replicas share a batch
+
+
+def test_a_sharded_model_takes_predictions_of_its_own(bench):
+    whole = type("Whole", (Line,), {"predictions": Trainer.predictions})
+    with pytest.raises(
+        UsageError, match=r"Whole\.predictions: with a model sharded over a mesh, outputs may be shards"
+    ):
+        bench(whole(), (X, Y), 8, 2, model=2, eval_source=(X, Y))
+    made = bench(Line(), (X, Y), 8, 2, model=2, eval_source=(X, Y))
+    np.testing.assert_array_equal(all_of(made.strategy)[0]["of"][1], Y)

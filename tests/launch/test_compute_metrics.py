@@ -1,0 +1,215 @@
+"""Metrics of all predictions of an evaluation: monitored, shown and recorded; and evaluations of some batches."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import crankshaft
+from crankshaft import UsageError, open_run, run
+from crankshaft.engine.metrics.predictions import Predictions, Rows
+
+QUIET = {"jit": "off", "progress": "off", "learning_rate": 0.05, "global_batch_size": 8}
+RNG = np.random.default_rng(0)
+FEATURES = {
+    "user": RNG.integers(0, 7, 53).astype(np.int32),
+    "x": RNG.normal(size=(53, 3)).astype(np.float32),
+}
+LABELS = RNG.integers(0, 3, 53).astype(np.float32)
+TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
+
+
+class Ranking(crankshaft.Trainer):
+    """Scores items; its metric is NDCG per user."""
+
+    failure = ""
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1, kernel_initializer="ones")])
+
+    def forward(self, features, training):
+        return self.model(features["x"], training=training)[:, 0]
+
+    def loss(self, outputs, batch):
+        return crankshaft.mean(tf.square(outputs - batch[1]))
+
+    def predictions(self, outputs, batch):
+        name = tf.strings.join(["0", tf.strings.as_string(batch[0]["user"])])
+        return {"score": outputs, "label": batch[1], "user": batch[0]["user"], "name": name}
+
+    def compute_metrics(self, predictions):
+        score, label = predictions["score"], predictions["label"]
+        assert np.array_equal(predictions["name"], [b"0%d" % user for user in predictions["user"]])
+        values = []
+        for rows in predictions.groups("user"):
+            discount = 1 / np.log2(np.arange(len(rows)) + 2)
+            best = np.sort(label[rows])[::-1] @ discount
+            values.append(label[rows][np.argsort(-score[rows], kind="stable")] @ discount / best if best else 1.0)
+        image = np.linspace(0, 1, 12, dtype=np.float32).reshape(2, 6, 1)
+        return {
+            "ndcg": np.mean(values),
+            "examples": len(label),
+            "first": f"user {predictions['user'][0]}",
+            "plot": image,
+        }
+
+
+def data():
+    return (FEATURES, LABELS), (FEATURES, LABELS)
+
+
+def ndcg(score, examples=53):
+    """By a loop over users, as in a textbook."""
+    users: dict = {}
+    for user, label, each in zip(FEATURES["user"][:examples], LABELS, score, strict=False):
+        users.setdefault(int(user), []).append((each, label))
+    found = []
+    for items in users.values():
+        ranked = [label for _, label in sorted(items, key=lambda item: -item[0])]
+        gains, best = ranked, sorted(ranked, reverse=True)
+        dcg, ideal = (sum(gain / np.log2(place + 2) for place, gain in enumerate(x)) for x in (gains, best))
+        found.append(dcg / ideal if ideal else 1.0)
+    return np.mean(found)
+
+
+def events_of(run_dir, kind):
+    events = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
+    return [event for event in events if event["event"] == kind]
+
+
+@pytest.mark.parametrize("more", [{}, TWO, {**TWO, "eval_batch_size": 7}, {"eval_batch_size": 60}], ids=str)
+def test_a_metric_of_all_examples_is_monitored_and_recorded(more, tmp_path):
+    asked = {**QUIET, "monitor": "max:eval_ndcg", "run_dir": tmp_path / "run", "train_epochs": 3, **more}
+    made = run(Ranking, data=data, **asked)
+    score = made.predict(split="eval")
+    assert made.result["eval"]["ndcg"] == pytest.approx(ndcg(score), rel=1e-6)
+    assert made.result["eval"]["examples"] == 53
+    assert made.result["best"]["value"] == max(row["eval_ndcg"] for row in made.history)
+    recorded = [event["metrics"]["ndcg"] for event in events_of(tmp_path / "run", "evaluation")]
+    assert recorded == [row["eval_ndcg"] for row in made.history]
+    shown = {}
+    for path in (tmp_path / "run" / "tensorboard" / "eval").iterdir():
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            shown |= {value.tag: value for value in event.summary.value}
+    assert shown["first"].tensor.string_val == [f"user {FEATURES['user'][0]}".encode()]
+    pixels = tf.io.decode_png(shown["plot"].tensor.string_val[2]).numpy()
+    assert (pixels.shape, pixels[0, 0, 0], pixels[1, 5, 0]) == ((2, 6, 1), 0, 255)
+    evaluated = run(Ranking, data=data, **{**asked, "mode": "eval", **TWO})
+    assert evaluated.result["eval"]["ndcg"] == pytest.approx(ndcg(score), rel=1e-6)
+
+
+def test_data_passed_to_a_call_and_streams_have_them_too():
+    stream = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS)).filter(lambda *_: True)
+    with open_run(Ranking, data=lambda: (data()[0], stream), **QUIET, **TWO) as opened:
+        opened.train(steps=2)
+        for given in (None, stream, (FEATURES, LABELS)):
+            assert opened.evaluate(given)["ndcg"] == pytest.approx(ndcg(opened.predict(FEATURES)), rel=1e-6)
+        some = {name: each[:20] for name, each in FEATURES.items()}, LABELS[:20]
+        assert opened.evaluate(some)["ndcg"] == pytest.approx(ndcg(opened.predict(some[0]), 20), rel=1e-6)
+
+
+@pytest.mark.parametrize("more", [{}, TWO], ids=str)
+def test_an_evaluation_of_some_batches_is_shown_as_partial(more, tmp_path, capsys):
+    asked = {**QUIET, "eval_batch_size": 5, "train_epochs": 2, "run_dir": tmp_path / "run", **more}
+    made = run(Ranking, data=data, **{**asked, "progress": "plain"}, eval_batches=4)
+    first = {name: each[:20] for name, each in FEATURES.items()}
+    assert made.result["eval_batches"] == 4
+    assert made.result["eval"]["examples"] == 20
+    assert made.result["eval"]["ndcg"] == pytest.approx(ndcg(made.predict(first), 20), rel=1e-6)
+    error = np.mean(np.square(made.predict(first) - LABELS[:20]))
+    assert made.result["eval"]["loss"] == pytest.approx(error, rel=1e-5)  # float32's rounding
+    assert "evaluation of the first 4 of 11 batches" in capsys.readouterr().out
+    assert {event["eval_batches"] for event in events_of(tmp_path / "run", "evaluation")} == {4}
+    whole = run(Ranking, data=data, **{**asked, "mode": "eval"}).result
+    assert (whole["eval"]["examples"], "eval_batches" in whole) == (53, False)
+    all_of_them = run(Ranking, data=data, **{**asked, "run_dir": None}, eval_batches=11).result
+    assert (all_of_them["eval"]["examples"], "eval_batches" in all_of_them) == (53, False)
+
+
+def returning(value):
+    return type("Odd", (Ranking,), {"compute_metrics": lambda self, predictions: value})
+
+
+@pytest.mark.parametrize(
+    ("trainer", "more", "line"),
+    [
+        (returning([1.0]), {}, r"Odd.compute_metrics returned a list; return numbers by name"),
+        (returning({"loss": 1.0}), {}, r"Odd.compute_metrics returned 'loss', which is another metric"),
+        (returning({"curve": np.zeros(5)}), {}, r"returned float64\[5\] as 'curve'; return a number, a str, or images"),
+        (Ranking, {"monitor": "eval_ndcg"}, r"monitor=eval_ndcg: whether a higher or a lower ndcg is better"),
+        (Ranking, {"monitor": "max:eval_mrr"}, r"monitor=max:eval_mrr is not measured in this run; use one of .*ndcg"),
+        (Ranking, {"eval_batches": 2, "mode": "train"}, r"eval_batches=2: mode=train makes no evaluations"),
+    ],
+    ids=["a list", "another's name", "a vector", "no direction", "no such metric", "no evaluation"],
+)
+def test_mistakes_are_one_line(trainer, more, line, tmp_path):
+    with pytest.raises(UsageError, match=line):
+        run(trainer, data=data, train_steps=1, run_dir=tmp_path / "run", **QUIET, **more)
+
+
+def test_values_that_are_of_no_example_are_one_line():
+    class Whole(Ranking):
+        def predictions(self, outputs, batch):
+            return {"mean": tf.reduce_mean(outputs)}
+
+    class Fewer(Ranking):
+        def predictions(self, outputs, batch):
+            return {"odd": outputs[1:]}
+
+    class Own(Ranking):
+        def eval_step(self, batch):
+            return {"loss": self.loss(self.forward(batch[0], training=False), batch)}
+
+    lines = {
+        Whole: r"Whole.predictions: output mean is one number",
+        Fewer: r"Fewer.predictions: output odd has not one row per example",
+    }
+    for trainer, line in {**lines, Own: r"Own.eval_step returns no predictions for it; return \(metrics, "}.items():
+        with pytest.raises(UsageError, match=line):
+            run(trainer, data=data, train_steps=1, **QUIET)
+
+
+def test_an_error_of_the_user_s_is_raised_with_its_own_traceback():
+    class Failing(Ranking):
+        def compute_metrics(self, predictions):
+            return {"ndcg": {}["missing"]}
+
+    with pytest.raises(KeyError, match="missing") as caught:
+        run(Failing, data=data, train_steps=1, **QUIET)
+    assert caught.traceback[-1].name == "compute_metrics"
+
+
+@pytest.mark.parametrize("most", [1 << 20, 2000, 100, 0])
+def test_beyond_its_bound_predictions_are_in_a_file(most, tmp_path, caplog):
+    rows = Rows(most, str(tmp_path), "evaluation at step 1")
+    parts = [
+        {"id": np.arange(10 * i, 10 * i + 10), "tokens": np.full((10, 2 + i % 3), i, np.int32), "text": text}
+        for i, text in enumerate([np.array([b"a" * (1 + i)] * 10) for i in range(9)])
+    ]
+    with caplog.at_level(logging.INFO):
+        for part in parts:
+            rows.add(part)
+    found = Predictions(rows.all())
+    assert (found.num_examples, list(tmp_path.iterdir())) == (90, [])
+    assert sum("are in temporary files" in line for line in caplog.messages) == (most < 1 << 20)
+    np.testing.assert_array_equal(found["id"], np.arange(90))
+    np.testing.assert_array_equal(found["text"], np.repeat([b"a" * (1 + i) for i in range(9)], 10))
+    padded = [[i] * (2 + i % 3) + [0] * (2 - i % 3) for i in range(9)]
+    np.testing.assert_array_equal(found["tokens"], np.repeat(padded, 10, 0))
+    assert isinstance(found["id"], np.memmap) == (most < 1 << 20)
+
+
+def test_a_run_whose_predictions_are_in_a_file_has_the_same_metrics(tmp_path, caplog):
+    class Small(Ranking):
+        predictions_memory_mb = 0
+
+    asked = {**QUIET, "train_steps": 3, "eval_batch_size": 4}
+    with caplog.at_level(logging.INFO):
+        found = run(Small, data=data, run_dir=tmp_path / "run", **asked).result["eval"]
+    assert found == run(Ranking, data=data, **asked).result["eval"]
+    assert [line for line in caplog.messages if line.startswith("evaluation at step 3: its predictions take more")]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["eval"]["ndcg"] == found["ndcg"]
