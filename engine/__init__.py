@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .metrics.keras_metrics import KerasMetric
     from .metrics.means import auc, confusion_matrix, mean, root_mean_square
     from .metrics.pairs import Mean
+    from .optimizers.averaging import Averaged
     from .step.batches import weighed
     from .step.context import step_context
     from .step.gathering import gather
@@ -38,6 +39,7 @@ if _keras is not None and _keras.backend() != "tensorflow":
     )
 
 _HOMES = {
+    "Averaged": "crankshaft.engine.optimizers.averaging",
     "Embedding": "crankshaft.engine.layers.embeddings",
     "KerasMetric": "crankshaft.engine.metrics.keras_metrics",
     "KerasTrainer": "crankshaft.engine.keras_trainer",
@@ -60,6 +62,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Averaged",
     "Embedding",
     "KerasMetric",
     "KerasTrainer",

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from . import optimizers
 from .data import form
-from .errors import UsageError
+from .errors import UsageError, setting
 from .internals import keras
 from .internals.tensorflow import SEEDED
 from .internals.variables import path_of
@@ -52,6 +52,11 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
         tf.keras.utils.set_random_seed(options.seed)
         trainer.build()
     trainer.inventory = inventory = Inventory(trainer, aggregated)
+    if inventory.averaged and reduction.sync_every_steps:
+        raise UsageError(
+            f"Averaged: {setting('sync_every_steps', reduction.sync_every_steps)} has replicas differ between syncs, "
+            "and the average is equal on all; leave one of them out"
+        )
     inventory.freezing = Freezing(options.freeze, inventory.optimizers.values())
     _build_keras_optimizers(inventory)
     for optimizer in (*inventory.optimizers.values(), *inventory.keras_optimizers):

@@ -20,6 +20,7 @@ from .internals import keras
 from .internals.variables import path_of, tf_variable, tracked
 from .layers.embeddings import Embedding
 from .optimizers import Optimizer
+from .optimizers.averaging import Averaged, WeightAverage
 from .optimizers.loss_scale import DynamicLossScale
 from .reduction import per_replica
 from .reduction.aggregation import Aggregated
@@ -66,6 +67,17 @@ class Inventory:
     def optimizers(self) -> dict[str, Optimizer]:
         """The engine's optimizers, by path."""
         return tracked(self.trainer, Optimizer)
+
+    @cached_property
+    def averaged(self) -> dict[str, Averaged]:
+        """The models that are averages of others, by path."""
+        return {path: layer for path, layer in self.layers.items() if isinstance(layer, Averaged)}
+
+    @property
+    def averages(self) -> list[WeightAverage | Averaged]:
+        """All averages of weights: the optimizers', and those that are models."""
+        of_optimizers = [each.weight_average for each in self.optimizers.values()]
+        return [*(each for each in of_optimizers if each is not None), *self.averaged.values()]
 
     @property
     def keras_optimizers(self) -> list[tf.keras.optimizers.Optimizer]:
@@ -121,8 +133,9 @@ class Inventory:
 
     @property
     def models(self) -> list[tf.keras.Model]:
-        """The Keras models among the layers."""
-        return [layer for layer in self.layers.values() if isinstance(layer, keras.Trainable)]
+        """The Keras models among the layers, without those that are averages of others."""
+        layers = (layer for path, layer in self.layers.items() if path not in self.averaged)
+        return [layer for layer in layers if isinstance(layer, keras.Trainable)]
 
     @property
     def all_weights(self) -> list:

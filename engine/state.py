@@ -262,6 +262,9 @@ class TrainState:
                 optimizer.keras_optimizer.iterations.assign(optimizer.iterations)
             if average is not None:
                 average.reset([n for n in range(len(average.shadows)) if is_new(_shadow_key(at, str(n)))])
+        for path, averaged in Inventory(self.trainer).averaged.items():
+            if is_new(graph.prefix_of(("trainer", *path.split(".")))):
+                averaged.reset()
 
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""

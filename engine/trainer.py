@@ -227,7 +227,9 @@ class Trainer(tf.Module):
 
     def _with_penalties(self, loss: Mean, variables) -> Mean | None:
         """Returns the loss with what layers add to it; None if they add nothing."""
-        layers = keras.layers_of(self._inventory.layers.values(), variables)
+        inventory = self._inventory
+        trained = [layer for path, layer in inventory.layers.items() if path not in inventory.averaged]
+        layers = keras.layers_of(trained, variables)
         # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
         if (added := keras.own_losses(layers)) and self.reduction.sums_midway:
             raise UsageError(

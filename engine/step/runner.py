@@ -64,6 +64,8 @@ class StepRunner:
             restore = self._state_restorer(present)
             metrics = without_details(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
             restore(metrics)
+            for averaged in self._inventory.averaged.values():
+                averaged.follow(step, metrics["skipped"].total if "skipped" in metrics else None)
             graph = metrics["loss"].total.graph
             if (precision := self._trainer.run_context.options.precision) != "float32" and graphs.has(graph, precision):
                 self._applied.mark("precision")

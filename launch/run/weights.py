@@ -92,10 +92,10 @@ def start(run: BaseRun) -> None:
     elif source.endswith(KERAS_FILES):
         taken = [""] * _load_keras_file(run, source)
     else:
-        taken = _load(source, {**inventory.layers, **inventory.tables}, functools.partial(_check_source, run))
-    for optimizer in () if config.init_optimizer else inventory.optimizers.values():
-        if optimizer.weight_average is not None:
-            optimizer.weight_average.reset()  # else it would still hold the weights that the model was made with
+        layers = {path: layer for path, layer in inventory.layers.items() if path not in inventory.averaged}
+        taken = _load(source, {**layers, **inventory.tables}, functools.partial(_check_source, run))
+    for average in () if config.init_optimizer else inventory.averages:
+        average.reset()  # else it would still hold the weights that the model was made with
     numerics.check_weights(run.trainer, setting("init_from", source))
     grown = [name for name in taken if name.endswith(" rows)")]
     more = f"; rows that it lacks begin as they were made: {', '.join(grown)}" if grown else ""
@@ -146,9 +146,11 @@ def _all_by_path(run: BaseRun) -> dict[str, Any]:
 
 
 def _by_path(trainer: Trainer) -> list[tuple[str, Any]]:
-    """Lists the layers' variables by path, and the tables by name."""
-    tables = Inventory(trainer).tables.values()
-    return [*((variables.path_of(each), each) for each in _layers(trainer)), *((table.name, table) for table in tables)]
+    """Lists the layers' variables by path, and the tables by name; not those that are averages of others."""
+    inventory = Inventory(trainer)
+    layers = [layer for path, layer in sorted(inventory.layers.items()) if path not in inventory.averaged]
+    weights = [(variables.path_of(each), each) for layer in layers for each in layer.variables]
+    return [*weights, *((table.name, table) for table in inventory.tables.values())]
 
 
 def _check_source(run: BaseRun, prefix: str) -> None:

@@ -1,11 +1,17 @@
-"""The weights' moving average against NumPy, and the swap that evaluation needs."""
+"""Moving averages of weights against NumPy, the swap that evaluation needs, and a model that is an average."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine import Averaged, Trainer, mean
+from crankshaft.engine.errors import UsageError
+from crankshaft.engine.optimizers import SGD
 from crankshaft.engine.optimizers.averaging import WeightAverage
+from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.models.mlp import Model as Mlp
+from tests.arrays import assert_same
+from tests.bench import assert_resumes
 
 
 def data(examples=40):
@@ -102,3 +108,69 @@ def test_the_warm_up_of_the_decay_may_be_left_out(bench):
     assert np.abs(shadows[0] - shadows[1]).max() > 1e-3
     with pytest.raises(ValueError, match="ema_warmup=False needs ema_decay, which is off"):
         bench(Mlp((5,)), data(), 16, num_classes=3, ema_warmup=False)
+
+
+class MeanTeacher(Trainer):
+    """A student that also learns from its teacher's outputs; the teacher has batch normalization's statistics too."""
+
+    def __init__(self, decay=0.5):
+        super().__init__(name="trainer")
+        self.decay = decay
+
+    def build_model(self):
+        layers = tf.keras.layers
+        return tf.keras.Sequential(
+            [layers.Dense(4), layers.BatchNormalization(momentum=0.5, synchronized=True), layers.Dense(3)]
+        )
+
+    def build(self):
+        super().build()
+        self.teacher = Averaged(self.model, self.decay)
+
+    def loss(self, outputs, batch):
+        features, labels = batch
+        supervised = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
+        return mean(supervised + tf.reduce_mean(tf.square(outputs - self.teacher(features, training=True)), -1))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_teacher_is_the_average_of_the_model_after_each_step_on_all_replicas(bench, replicas):
+    made = bench(MeanTeacher(lambda step: 0.5 + 0.1 * tf.cast(step, tf.float32)), data(), 16, replicas)
+    pairs = list(zip(made.trainer.model.weights, made.trainer.teacher.model.weights, strict=True))
+    assert len(pairs) == 8
+    expected = [shadow.numpy() for _, shadow in pairs]
+    np.testing.assert_array_equal(expected[0], pairs[0][0].numpy())
+    for step in range(4):  # a step of 8 examples among them
+        made.train(step + 1)
+        rate = np.float32(0.5 - 0.1 * step)
+        expected = [e + rate * (v.numpy() - e) for e, (v, _) in zip(expected, pairs, strict=True)]
+    for (_, shadow), wanted in zip(pairs, expected, strict=True):
+        np.testing.assert_allclose(made.held(shadow), wanted, rtol=1e-6, atol=1e-7)  # a rounding a step
+    assert not made.trainer.teacher.trainable_variables
+    outputs = made.trainer.teacher(data()[0])  # as a hook, or a program afterwards, calls it
+    np.testing.assert_array_equal(outputs, made.trainer.teacher.model(data()[0], training=False))
+
+
+def test_a_step_reads_the_same_teacher_on_any_number_of_replicas_and_after_a_resume(bench, tmp_path):
+    curves = [bench(MeanTeacher(), data(), 16, replicas).curve(7) for replicas in (1, 2)]
+    np.testing.assert_allclose(*curves, rtol=1e-5)  # sums in another order
+    assert_resumes(lambda: bench(MeanTeacher(), data(), 16, 2), tmp_path, at=4, until=7)
+
+
+def test_a_skipped_step_leaves_the_teacher_as_it_is(bench):
+    features, labels = data(16)
+    features[3] = np.nan
+    made = bench(MeanTeacher(), (features, labels), 16, on_nonfinite="skip")
+    before = [weight.numpy() for weight in made.trainer.teacher.weights]
+    made.train(2)
+    assert_same([weight.numpy() for weight in made.trainer.teacher.weights], before)
+
+
+def test_mistakes_with_an_averaged_model_are_a_line(bench):
+    with pytest.raises(UsageError, match=r"decay=1\.0 is not a decay"):
+        Averaged(tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)]), 1.0)
+    other = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+    with pytest.raises(UsageError, match="pass a copy="):
+        Averaged(tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)]), 0.9, copy=other)
+    with pytest.raises(UsageError, match="sync_every_steps"):
+        bench(MeanTeacher(), data(), 16, 2, reduction=LocalSgd(2, SGD(1.0)))
