@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from crankshaft import Source, Spec, Trainer, mean, open_run
 
-FRAMES, SYMBOLS, EXAMPLES, BATCH = 40, 28, 768, 16
+FRAMES, SYMBOLS, EXAMPLES, BATCH = 40, 28, 512, 16
 BUCKETS = "0:75,100,125,150,200,250,300,400:6400"  # 6,400 frames are 16 examples of 400
 
 
