@@ -96,7 +96,8 @@ def test_a_gan_is_seen_to_make_the_ring(capsys):
 
 
 @pytest.mark.slow
-def test_policy_gradients_balance_the_pole(tmp_path):
+@pytest.mark.parametrize("name", ["policy_gradient", "ppo"])
+def test_policy_gradients_balance_the_pole(name, tmp_path):
     pytest.importorskip("gymnasium")
-    out = ran_as_a_script("policy_gradient.py", tmp_path)
+    out = ran_as_a_script(f"{name}.py", tmp_path)
     assert float(re.search(r"games last (\d+) steps$", out.strip())[1]) >= 475  # the most is 500
