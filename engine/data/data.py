@@ -16,7 +16,8 @@ class Data:
     Attributes:
       train: the training data: `(features, labels)`, `(features, labels, weights)`, `(features,)` or a dict of
         features, of NumPy arrays whose first axis is examples, or dicts and tuples of such; or a `tf.data.Dataset` of
-        such examples, unbatched; or a `Source` or a `Stream` (`engine.data`).
+        such examples, unbatched; or a `Source` or a `Stream` (`engine.data`). Several inputs per step are a dict of
+        these by name, each with its own batch size, order and position; a dict of arrays is features.
       evaluation: the evaluation data, in the same form, or None.
       num_classes: number of classes; None if labels are not classes.
       vocabulary: number of ids (0..count-1) of each feature that is an id, in each of its columns; 0 is a missing or
@@ -32,6 +33,8 @@ class Data:
         own names, or none.
       columns: how each column of a table is read; lines for people.
       class_weight: weights of training classes, by class; 1 for classes without one. None: all are 1.
+      batch_sizes: with several inputs, examples per step by name, across replicas; the global batch size for the first
+        and for those without one. {} says that a dict whose values are all tuples of arrays is several inputs.
 
     Example:
       >>> import numpy as np
@@ -51,3 +54,4 @@ class Data:
     preprocessing: dict[str, ColumnPreprocessing] | None = None
     array_columns: tuple[str, ...] | None = None
     class_weight: Mapping[int, float] | None = None
+    batch_sizes: Mapping[str, int] | None = None

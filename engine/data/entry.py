@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from ..internals import pipelines
 from . import arrays as host_arrays
 from . import frames, views
 from .arrays import ArraySource
+from .combined import Combined
 from .data import Data
 from .form import fields
 from .lengths import Varying, VaryingStream
@@ -68,6 +69,8 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
     """
     notes: list[str] = []
     rules = Rules(weighs_outputs=weighs_outputs)
+    if is_several("train", data.train, data.batch_sizes):
+        return _enter_several(data, validation_split, rules, notes), notes
     train, evaluation = split("train", data.train, rules, notes), None
     if data.evaluation is not None:
         if validation_split:
@@ -75,12 +78,7 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
                 f"{setting('validation_split', validation_split)} takes evaluation data from the training data, and "
                 "the data has its own; leave it out, or return the training data alone"
             )
-        evaluation = split("eval", data.evaluation, rules, notes)
-        if isinstance(evaluation, Stream) and evaluation.length == tf.data.INFINITE_CARDINALITY:
-            raise UsageError(
-                "the eval dataset never ends, and an evaluation reads all of it; end it by dataset.take(n), which "
-                "counts batches after dataset.batch"
-            )
+        evaluation = _evaluation(data.evaluation, rules, notes)
         _check_alike(train, evaluation)
     elif validation_split:
         train, evaluation = views.divided(train, validation_split)
@@ -88,6 +86,58 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
         train = views.weighed_by_class(train, data.class_weight)
     train, evaluation = views.weighed_alike([train, evaluation])
     return dataclasses.replace(data, train=train, evaluation=evaluation, class_weight=None), notes
+
+
+def _evaluation(data: Any, rules: Rules, notes: list[str]) -> Source | Stream:
+    if is_several("eval", data, None):
+        raise UsageError(
+            f"the eval data is several inputs ({', '.join(data)}), and an evaluation reads each example of one once; "
+            "give it alone, of any form that the trainer's forward and loss take"
+        )
+    evaluation = split("eval", data, rules, notes)
+    if isinstance(evaluation, Stream) and evaluation.length == tf.data.INFINITE_CARDINALITY:
+        raise UsageError(
+            "the eval dataset never ends, and an evaluation reads all of it; end it by dataset.take(n), which "
+            "counts batches after dataset.batch"
+        )
+    return evaluation
+
+
+def _enter_several(data: Data, validation_split: float, rules: Rules, notes: list[str]) -> Data:
+    """Converts several inputs per step, each as one, and the evaluation data, whose form may be another."""
+    for name, value in (("validation_split", validation_split), ("class_weight", data.class_weight)):
+        if value:
+            raise UsageError(f"{setting(name, value)} is for one input, and the train data has several; leave it out")
+    members = {name: split(f"train[{name!r}]", each, rules, notes) for name, each in data.train.items()}
+    evaluation = None if data.evaluation is None else _evaluation(data.evaluation, rules, notes)
+    train = Combined(members, data.batch_sizes or {})
+    return dataclasses.replace(data, train=train, evaluation=evaluation, batch_sizes=None)
+
+
+def is_several(name: str, data: Any, batch_sizes: Mapping[str, int] | None) -> bool:
+    """Returns whether a split is several inputs per step rather than one: a dict of splits, not of arrays.
+
+    Raises:
+      UsageError: a dict may be both, or has both; or batch sizes are of one input.
+    """
+    values = data if isinstance(data, dict) else {}
+    whole = {key for key, each in values.items() if has_whole_examples(_unwrap(name, each))}
+    others = {key for key, each in values.items() if isinstance(each, (tuple, list))} - whole
+    if batch_sizes is None and not whole:
+        if others and len(others) == len(values):
+            raise UsageError(
+                f"the {name} data is a dictionary of tuples ({', '.join(map(str, values))}): several inputs per step, "
+                "or features? Give Data(..., batch_sizes={}) for several inputs, or (features,) for features alone"
+            )
+        return False
+    if not values:
+        raise UsageError(f"batch_sizes is for several inputs per step, and the {name} data is one; leave it out")
+    if alone := sorted(map(str, values.keys() - whole - others)):
+        raise UsageError(
+            f"the {name} data has several inputs per step, and {alone[0]!r} is a {type(values[alone[0]]).__name__}; "
+            "give (features, labels), (features,), a tf.data.Dataset, a Source or a Stream"
+        )
+    return True
 
 
 def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None = None) -> Source | Stream:

@@ -131,6 +131,10 @@ def element_spec(batch) -> Any:
     return map_padded(of_any_length, own)
 
 
+class Batches(dict):
+    """The batch of a step that has several inputs: a batch of each, by name, with its own number of examples."""
+
+
 class WeighedLabels(NamedTuple):
     """Labels with weights of outputs or of a sequence's steps, which only trainers of Keras models accept."""
 

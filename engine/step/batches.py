@@ -60,6 +60,8 @@ def pad_empty_batch(batch):
     Returns:
       (batch, whether it had examples): a scalar bool tensor, or None if a batch can't be empty.
     """
+    if isinstance(batch, form.Batches):  # each replica has examples of each (`engine.data.combined`)
+        return batch, None
     first = tf.nest.flatten(batch)[0]
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1 or (first.shape[0] or 0) > 0:
         return batch, None
@@ -157,7 +159,7 @@ def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: b
     size = _size(batch)
     if steps == 1:
         return sums(batch)
-    if not loops or (isinstance(size, int) and size % min(steps, size or 1)):
+    if not loops or (isinstance(size, int) and _is_uneven(batch, min(steps, size or 1))):
         # XLA needs equal lengths within a loop, so the loop is unrolled.
         return sum_micro_batches(sums, batch, steps, in_turn=not loops)
     micro_batches = max(1, min(steps, size)) if isinstance(size, int) else tf.maximum(1, tf.minimum(steps, size))
@@ -238,13 +240,24 @@ def _looped(micro_batch_sums: Callable, firsts: list, count) -> list:
 
 
 def _size(batch):
-    """Returns the number of examples: an int if it is known when traced, else a scalar int32."""
+    """Returns the number of examples, of several inputs the least: an int if known when traced, else scalar int32."""
+    if isinstance(batch, form.Batches):
+        sizes = list(map(_size, batch.values()))
+        return min(sizes) if all(isinstance(size, int) for size in sizes) else tf.reduce_min(tf.stack(sizes))
     first = tf.nest.flatten(batch)[0]
     return tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
 
 
+def _is_uneven(batch, count: int) -> bool:
+    """Returns whether `count` micro-batches of a batch of known size differ in size."""
+    parts = batch.values() if isinstance(batch, form.Batches) else [batch]
+    return any(_size(part) % count for part in parts)
+
+
 def _micro_batch(batch, size, i, count):
     """Returns micro-batch `i` of `count`, of a static shape if all have the same."""
+    if isinstance(batch, form.Batches):
+        return form.Batches({name: _micro_batch(each, _size(each), i, count) for name, each in batch.items()})
     start, end = i * size // count, (i + 1) * size // count
     even = isinstance(size, int) and isinstance(count, int) and size % count == 0
     length = size // count if even else end - start

@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
+from ..data import combined
+from ..data.combined import CombinedFeed
 from ..data.external_feed import ExternalFeed
 from ..data.feed import Feed
 from ..data.source import WithoutBadRecords
@@ -241,7 +243,7 @@ class Strategy(Processes, abc.ABC):
     training: Any = None
     evaluation: Any = None
     mesh: Mesh = Mesh()
-    _external: Mapping[Any, tuple[Program, ExternalFeed]] = {}
+    _external: Mapping[Any, tuple[Program, Any]] = {}
 
     # The start of a run.
 
@@ -318,7 +320,7 @@ class Strategy(Processes, abc.ABC):
           *options: the batch size, the seed and the number of steps, see `ExternalFeed.set_data`.
         """
         if step not in self._external:
-            feed = self.external_feed()
+            feed = combined.external_feed(split, self)
             self._external = {**self._external, step: (self.program(step, feed), feed)}
         program, feed = self._external[step]
         program.restart()
@@ -328,6 +330,10 @@ class Strategy(Processes, abc.ABC):
     def external_feed(self) -> ExternalFeed:
         """Returns a feed of external data."""
         raise UsageError(f"{setting('strategy', self.name)} works only on the run's own data")
+
+    def combined(self, feeds: Mapping[str, Feed]) -> CombinedFeed:
+        """Returns the feed of several inputs, by name, each with its own of this strategy."""
+        return CombinedFeed(feeds, self.mesh.batch_share(0, self.num_replicas)[1])
 
     def repeated(self, arrays, batch_size: int) -> Feed:
         """Returns a feed with the same nest of arrays for each step and replica; `batch_size` examples in total."""

@@ -17,7 +17,7 @@ import tensorflow as tf
 from ...engine import StepOptions, Trainer, optimizers
 from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, RunDir, WritingProcess
-from ...engine.data import form
+from ...engine.data import combined, form
 from ...engine.data.data import Data
 from ...engine.data.feed import Feed
 from ...engine.data.order import Order
@@ -385,7 +385,7 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
     if (
         strategy.is_chief
         and "train" in run_inputs.splits
-        and (arrays := run_inputs.splits["train"].as_arrays()) is not None
+        and (arrays := combined.first(run_inputs.splits["train"]).as_arrays()) is not None
     ):
         warn_of_rounded(state.trainer, form.features(arrays))
     return state

@@ -21,6 +21,7 @@ from ..command_line.config import READING, Config
 from ..errors import EXIT_USAGE, UsageError, setting
 
 _MOST_VALUES = 4  # of a tuple instead of a `Data`
+_OF_ONE_INPUT = ("bucket_by", "max_bad_records")  # flags
 _BY_INDEX = ("max_bad_records", "shuffle_window")  # flags
 
 
@@ -59,7 +60,7 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
     Raises:
       UsageError: data can't be trained on, or not with these flags.
     """
-    from ...engine.data import entry, lengths, views  # with TensorFlow
+    from ...engine.data import combined, entry, lengths, views  # with TensorFlow
     from ...engine.data.buckets import Buckets
 
     share = config.validation_split
@@ -75,6 +76,9 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
                 f"{setting(name, value)} is for examples that are read by their indices, and the train data is a "
                 "stream; leave it out"
             )
+    for name in _OF_ONE_INPUT if combined.first(train) is not train else ():
+        if value := getattr(config, name):
+            raise UsageError(f"{setting(name, value)} is for one input, and the train data has several; leave it out")
     if config.bucket_by:
         train = lengths.bucketed(train, Buckets(*rules.buckets(config.bucket_by)))
     if config.max_bad_records:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from ...engine.data import entry, form, views
+from ...engine.data.combined import Combined
 from ...engine.data.source import Split
 from ...engine.strategies.base import Program
 from ..errors import UsageError
@@ -17,16 +18,25 @@ from .preprocessor import check_names
 _STREAMS = 4  # whose positions are kept: each may hold a shuffle's buffer
 
 
-def checked(run: BaseRun, data) -> Split:
-    """Returns data as a `Source` or a `Stream`, the same one for the same dataset.
+def checked(run: BaseRun, data, trains: bool = False) -> Split:
+    """Returns data as a `Source` or a `Stream`, the same one for the same dataset; or as several, to train on.
 
     Raises:
       UsageError: its form is not the run's.
     """
+    own: Any = run.splits.get("train")
+    if not (trains and isinstance(own, Combined)):
+        return _checked(run, data, run.example)
+    if not isinstance(data, dict) or data.keys() != own.members.keys():
+        raise UsageError(f"the run trains on several inputs per step; give a dictionary of {', '.join(own.members)}")
+    return own.mapped(lambda name, each: _checked(run, data[name], form.example(each)))
+
+
+def _checked(run: BaseRun, data, example_of_run) -> Split:
     for known, split in run.external_streams:
         if known is data:
             return split
-    own = form.fields(run.example).labels
+    own = form.fields(example_of_run).labels
     rules = entry.Rules(
         weighs_outputs=getattr(run.config.own_class, "weighs_outputs", False),
         look_up=run.names.ids,
@@ -35,7 +45,7 @@ def checked(run: BaseRun, data) -> Split:
     split = entry.split("given", data, rules)
     if isinstance(own, form.WeighedLabels):
         split = views.weighed_as(split, tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), own.weights))
-    wanted, actual = map(form.without_weights, (form.element_spec(run.example), split.element_spec))
+    wanted, actual = map(form.without_weights, (form.element_spec(example_of_run), split.element_spec))
     if wanted != actual:
         check_like("data", wanted, actual)
     if not split.by_index:
@@ -45,6 +55,8 @@ def checked(run: BaseRun, data) -> Split:
 
 def described(split: Any) -> str:
     """Describes data by its number of examples and their form, so that workers can compare theirs."""
+    if isinstance(split, Combined):
+        return ", ".join(f"{name}: {described(each)}" for name, each in split.members.items())
     many = f"{len(split)} examples" if split.by_index else "a stream"
     return f"{many} of {fingerprints.layout(split)}"
 

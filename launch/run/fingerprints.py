@@ -162,6 +162,12 @@ def check_division(config: Config, manifest: Manifest, about: dict[str, Any], nu
     if not (now := about.get("input", {}).get("train")) or config.allow_changed_config:
         return
     before = manifest.about.get("input", {}).get("train")
+    if (members := (before or {}).get("members", {})) != now.get("members", {}):
+        changes = differences(members, now.get("members", {}))
+        raise UsageError(
+            f"{setting('run_dir', config.run_dir)} has other inputs per step ({'; '.join(changes)}); begin in another "
+            f"{setting('run_dir')}, or give {setting('allow_changed_config')}, and it continues with other examples"
+        )
     if before is None and num_replicas > 1:
         division = "by an older rule"
     elif before is None or before == now or before.get("by") == now["by"] == "example":

@@ -11,11 +11,12 @@ import tensorflow as tf
 
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints.run_dir import NAMES
-from ...engine.data import form
+from ...engine.data import combined, form
+from ...engine.data.combined import Combined
 from ...engine.data.data import Data
 from ...engine.data.feed import Feed
 from ...engine.data.order import Order, Origin
-from ...engine.data.source import Source, Spec
+from ...engine.data.source import Source, Spec, Split
 from ...engine.data.streamed import Endless, Stream
 from ...engine.strategies.base import Strategy
 from ...input.checks import InputError
@@ -71,10 +72,12 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     """
     data, lines = datas.enter(config, data)
     train, evaluation = data.train, data.evaluation
-    _check_data(config, train, evaluation, data.num_classes)
-    example = form.example(train)
+    # Predictions and evaluations are of one input: of several, that of the evaluation data, or the first.
+    main = evaluation if isinstance(train, Combined) and evaluation is not None else combined.first(train)
+    _check_data(config, main, evaluation, data.num_classes)
+    example = form.example(main)
     if data.num_classes is None and issubclass(config.trainer_class, Tabular):
-        data = dataclasses.replace(data, num_classes=_classes_by_values(config, train))
+        data = dataclasses.replace(data, num_classes=_classes_by_values(config, main))
     known = preprocessor.checked(dataclasses.replace(data, train=None, evaluation=None), example)
     if trained := model_file.read_if_trained(config):
         now = known, form.features(example)
@@ -84,10 +87,11 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     if config.run_dir and config.trains and not config.remote:
         agreement.check_run_dir(config.run_dir, strategy)
     known_input = _known_input(config, strategy)
-    if not (needs_epochs or _needs_epochs(config, evaluation is not None, known_input("train"))):
-        train = _without_epochs(train, config, strategy)
+    needs_epochs = needs_epochs or _needs_epochs(config, evaluation is not None, known_input("train"))
+    train = _without_epochs(train, config, strategy, needs_epochs)
     seed = config.seed if config.shuffle_buffer else None
-    feeds = {"train": strategy.feed(train, config.global_batch_size, seed, **known_input("train"))}
+    known_train = known_input("train").get("known", {})
+    feeds = {"train": combined.feed(train, config.global_batch_size, seed, known_train, strategy)}
     if evaluation is not None:
         feeds["eval"] = strategy.feed(evaluation, config.eval_batch_size, None, **known_input("eval"))
     order = feeds["train"].order
@@ -96,7 +100,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     if evaluation is not None:
         contents["eval"] = fingerprints.fingerprint(evaluation, feeds["eval"].order.num_examples)
     agreement.check_data(contents, strategy)
-    faster = datas.faster_input(train, config.resident_data_mb, config.shuffle_window)
+    faster = datas.faster_input(combined.first(train), config.resident_data_mb, config.shuffle_window)
     return Inputs(known, example, both, feeds, contents, faster, [*lines, *([known.columns] if known.columns else [])])
 
 
@@ -126,13 +130,25 @@ def _needs_epochs(config: Config, evaluates: bool, known: Mapping[str, Any]) -> 
     return counted_before or not config.train_steps or evaluates_by_epoch or freezes_by_epoch
 
 
-def _without_epochs(train: Source | Stream, config: Config, strategy: Strategy) -> Source | Stream:
-    """Returns training data that is not counted, where it may not end."""
-    if train.by_index or train.ends:
-        return train
-    if train.length == tf.data.UNKNOWN_CARDINALITY and strategy.num_hosts > 1:
-        return train
-    return Endless(train, config.train_steps * config.global_batch_size)
+def _without_epochs(train: Split, config: Config, strategy: Strategy, needs_epochs: bool) -> Split:
+    """Returns training data of which nothing is counted that may not end; of several inputs the first has epochs."""
+    if isinstance(train, Combined):
+        sizes, first = train.sizes(config.global_batch_size), combined.first(train)
+
+        def without(name: str, member):
+            return member if needs_epochs and member is first else _endless(member, sizes[name], config, strategy)
+
+        return train.mapped(without)
+    return train if needs_epochs else _endless(train, config.global_batch_size, config, strategy)
+
+
+def _endless(split: Any, batch_size: int, config: Config, strategy: Strategy) -> Source | Stream:
+    """Returns a split that is not counted, where it may not end."""
+    if split.by_index or split.ends:
+        return split
+    if split.length == tf.data.UNKNOWN_CARDINALITY and strategy.num_hosts > 1:
+        return split
+    return Endless(split, (config.train_steps or 1) * batch_size)
 
 
 def _check_data(config: Config, train, evaluation, num_classes: int | None) -> None:

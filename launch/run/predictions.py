@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ...engine import Trainer
 from ...engine.build import prepare
-from ...engine.data import entry, form, views
+from ...engine.data import combined, entry, form, views
 from ...engine.data.arrays import ArraySource
 from ...engine.data.data import Data
 from ...engine.data.source import Source, Split
@@ -178,7 +178,7 @@ def _named(own: Mapping[str, Source | Stream], name: str | None) -> Split:
     name = name or ("eval" if "eval" in own else "train")
     if name not in own:
         raise UsageError(f"split={name!r}: the run's data has no such split; it has {', '.join(own)}")
-    chosen = own[name]
+    chosen = combined.first(own[name])
     return chosen.for_evaluation() if chosen.by_index else chosen
 
 

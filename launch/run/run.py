@@ -344,7 +344,9 @@ class Run(BaseRun):
         with self._standby.calling(), explanations.explained_errors():
             try:
                 with self._environment(uses_random=method == "train"):
-                    split = checked(data) if checked else None if data is None else external.checked(self, data)
+                    split = None
+                    if checked or data is not None:
+                        split = checked(data) if checked else external.checked(self, data, method == "train")
                     if self._copy is not None:
                         self._copy.write_back()
                     if method != "close" and (ended_by := self._agree(f"{method}({passed})", split)):

@@ -1,8 +1,8 @@
 """A program with an open run, in each of its tasks: open_run.py --how=HOW.
 
 HOW is `other`, which ends in calls that differ; `apart`, in weights that differ; `term`, one of whose workers gets
-SIGTERM; or `look`, which evaluates a run of a classifier that was trained before, predicts by it, and sets its weights
-to 0.
+SIGTERM; `several`, which trains on several inputs per step; or `look`, which evaluates a run of a classifier that was
+trained before, predicts by it, and sets its weights to 0.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft.models.logistic import Model
+from tests.launch import test_several_inputs
 
 POINTS = np.random.default_rng(0).normal(size=(300, 3)).astype("float32")
 HEIGHTS = POINTS @ np.float32([[1.0], [-2.0], [0.5]]) + 3.0
@@ -46,6 +47,16 @@ def look(strategy: str, run_dir: str) -> dict:
         found["predicted"] = run.predict(split="eval").tolist()
         run.set_weights([np.zeros_like(weight) for weight in run.model.get_weights()])
         found["of_zeros"] = run.evaluate()["loss"]
+    return found
+
+
+def several(strategy: str, run_dir: str) -> dict:
+    data = test_several_inputs.arrays if strategy == "parameter_server" else test_several_inputs.streams
+    asked = {**test_several_inputs.ASKED, "shuffle_buffer": 0, "run_dir": run_dir, "strategy": strategy}
+    with crankshaft.open_run(test_several_inputs.Both, data=data, **asked) as run:
+        run.train(steps=9)
+        found = {"step": run.step, "weights": [weight.tolist() for weight in run.model.get_weights()]}
+        found["far"] = run.train(data={"near": data().evaluation, "far": (test_several_inputs.U,)}, steps=1)["far"]
     return found
 
 
@@ -91,6 +102,8 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.how == "look":
         print("found", json.dumps(look(given.strategy, given.run_dir)), flush=True)
+    elif given.how == "several":
+        print("found", json.dumps(several(given.strategy, given.run_dir)), flush=True)
     elif given.how == "term":
         term(given.strategy, given.run_dir)
     else:

@@ -12,6 +12,7 @@ import pytest
 import crankshaft
 from tests.distributed import open_run
 from tests.distributed.jobs import Job, start
+from tests.launch import test_several_inputs
 
 _ = start  # the fixture
 
@@ -77,3 +78,15 @@ def test_clusters_report_each_class_and_predict_as_one_process_does(start, tmp_p
         assert each["computed"] == alone["computed"]
         assert each["of_zeros"] == pytest.approx(np.log(10), rel=1e-5)
         np.testing.assert_allclose(each["predicted"], alone["predicted"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_clusters_train_on_several_inputs_per_step(start):
+    """Workers by the rows of each batch, as one device does; workers with servers on arrays, in any order."""
+    jobs = [start(f"several{n}", "--how=several", local=(f"--ps={n}",), script=open_run.__file__).ok() for n in (0, 1)]
+    first, second, coordinator = [*found(jobs[0]), *found(jobs[1])]
+    assert first == second
+    for mine, expected in zip(first["weights"], test_several_inputs.by_hand(9), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=2e-6)
+    assert coordinator["step"] == 9
+    assert np.isfinite([first["far"], coordinator["far"]]).all()

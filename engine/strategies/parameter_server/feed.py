@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ...data.arrays import as_tensor
+from ...data.combined import CombinedFeed
 from ...data.external_feed import ExternalFeed
 from ...data.feed import CallInput, Feed, FeedStats
 from ...data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
@@ -339,6 +340,15 @@ class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
 
     def batch(self, *operands):
         return operands[0]
+
+
+class CombinedOnWorkers(LeaseFeed, CombinedFeed):
+    """Feeds of several inputs, whose leases begin at the same steps."""
+
+    @property
+    def operand_specs(self):
+        feeds: Sequence[Any] = [*self.feeds.values()]
+        return [(each.operand_specs, tf.TensorSpec([], tf.int32)) for each in feeds]
 
 
 def _on_coordinator(arrays) -> Any:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from ..workers import WorkerRows
 from . import sources
 from .coordinator import ClusterAddresses, CompletedLease, Leases, lease_seconds, quiet_tensorflow
 from .feed import (
+    CombinedOnWorkers,
     ExternalWorkersFeed,
     LeaseFeed,
     ReadByWorkersFeed,
@@ -302,6 +303,15 @@ class ParameterServer(Strategy):
             table.reduce_dtype = state.trainer.reduction.reduce_dtype
         self._runner = StepRunner(state.trainer, counts_ids="GPU" in self.computes_on[0])
         super().bind(state, train_feed, eval_feed)
+
+    def combined(self, feeds: Mapping[str, Feed]) -> CombinedOnWorkers:
+        for name, each in feeds.items():
+            if not isinstance(each, (ResidentOnWorkers, ExternalWorkersFeed)):
+                raise UsageError(
+                    f"train[{name!r}] is read as steps go, and with {setting('strategy', self.name)} several inputs "
+                    "per step are arrays in memory; load it, or use another strategy"
+                )
+        return CombinedOnWorkers(feeds, 1)
 
     def external_feed(self) -> ExternalWorkersFeed:
         return ExternalWorkersFeed()

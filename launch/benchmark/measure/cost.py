@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ....engine.data import form
+from ....engine.data.combined import CombinedFeed
 from ....engine.data.source import unknown_dimensions
 from ....engine.internals import graphs
 from ....engine.inventory import Inventory
@@ -89,6 +90,8 @@ def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
     """
     if unknown_dimensions(form.element_spec(state.trainer.run_context.example)):
         raise NotCountableError("examples differ in length, and so does what steps cost")
+    if isinstance(strategy.training.feed, CombinedFeed):
+        raise NotCountableError("a step takes a batch of each of several inputs")
     # Replicas along the mesh's model axis share examples.
     share = batch_size // strategy.mesh.batch_share(0, strategy.num_replicas)[1]
     batch = tf.nest.map_structure(lambda x: np.repeat(np.asarray(x), share, axis=0), state.trainer.run_context.example)

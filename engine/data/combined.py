@@ -1,0 +1,276 @@
+"""Several inputs per step: splits side by side, each with its own batch size, order and position. Host code.
+
+The batch of a step is a dictionary, by name, of a batch of each. The first input defines epochs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..errors import UsageError, setting
+from .feed import CallInput, Feed, FeedStats
+from .form import Batches
+from .order import Order
+from .source import Split
+from .streamed import Endless, Share, Stream, WrappedStream
+
+
+class Combined(Split):
+    """Splits of which each step takes a batch.
+
+    Args:
+      members: a `Source` or a `Stream` by name, in order.
+      batch_sizes: examples per step, of those with another number than the run's global batch size; not of the first.
+
+    Raises:
+      UsageError: a batch size is not a whole number above 0, or of another name.
+    """
+
+    def __init__(self, members: Mapping[str, Any], batch_sizes: Mapping[str, int]):
+        self.members = {name: _whole(each) for name, each in members.items()}
+        self.batch_sizes = dict(batch_sizes)
+        self.element_spec = {name: each.element_spec for name, each in self.members.items()}
+        self.by_index = all(each.by_index for each in self.members.values())
+        first, *others = self.members
+        for name, size in self.batch_sizes.items():
+            if name == first:
+                raise UsageError(
+                    f"batch_sizes[{name!r}]={size}: the batch size of the first input is the run's, "
+                    f"{setting('global_batch_size')}; leave it out"
+                )
+            if name not in others:
+                raise UsageError(f"batch_sizes[{name!r}]: the train data has no such input; use {', '.join(others)}")
+            if type(size) is not int or size < 1:
+                raise UsageError(f"batch_sizes[{name!r}]={size!r} is not a batch size; use a whole number of 1 or more")
+
+    def mapped(self, function: Callable[[str, Any], Any]) -> Combined:
+        """Returns the members' results of `function(name, member)`, side by side."""
+        return Combined({name: function(name, each) for name, each in self.members.items()}, self.batch_sizes)
+
+    def sizes(self, batch_size: int) -> dict[str, int]:
+        """Returns the examples per step of each member; `batch_size` is the run's."""
+        return {name: self.batch_sizes.get(name, batch_size) for name in self.members}
+
+    def as_arrays(self) -> Any:
+        arrays = {name: each.as_arrays() for name, each in self.members.items()}
+        return None if any(each is None for each in arrays.values()) else arrays
+
+    def identity(self) -> str:
+        return json.dumps({name: each.identity() for name, each in self.members.items()})
+
+    def files(self) -> Sequence[str]:
+        return [path for each in self.members.values() for path in each.files()]
+
+
+def _whole(split: Any) -> Any:
+    is_divided = isinstance(split, Stream) and not isinstance(split, (_Whole, Endless))
+    return _Whole(split) if is_divided else split
+
+
+class _Whole(WrappedStream):
+    """A stream that workers do not divide by files: each replica has examples of each input at every step."""
+
+    def of_files(self, workers: int, worker: int) -> Stream | None:
+        return None
+
+
+def first(split: Any) -> Any:
+    """Returns the split that defines epochs: of several inputs the first."""
+    return next(iter(split.members.values())) if isinstance(split, Combined) else split
+
+
+def feed(split: Split, batch_size: int, seed: int | None, known: Mapping[str, Any], strategy) -> Feed:
+    """Returns a strategy's feed of a split; of several, their feeds side by side.
+
+    Args:
+      split: the data.
+      batch_size: the run's.
+      seed: of the shuffle; each member but the first has one of its own that depends on it.
+      known: see `Strategy.feed`, or {}.
+      strategy: makes the feeds.
+    """
+    if not isinstance(split, Combined):
+        return strategy.feed(split, batch_size, seed, **({"known": known} if known else {}))
+    before = known.get("members", {})
+    feeds = {}
+    for number, (name, size) in enumerate(split.sizes(batch_size).items()):
+        own = {**before.get(name, {}), **({"resumed": known["resumed"]} if "resumed" in known and not number else {})}
+        feeds[name] = strategy.feed(
+            split.members[name], size, seed_of(seed, name, number), **({"known": own} if own else {})
+        )
+    made = strategy.combined(feeds)
+    for name, each in feeds.items():
+        _check_sizes(name, each.order, made.shares)
+    return made
+
+
+def external_feed(split: Split, strategy) -> Any:
+    """Returns a strategy's feed of external data of the form of a split."""
+    if not isinstance(split, Combined):
+        return strategy.external_feed()
+    return strategy.combined({name: strategy.external_feed() for name in split.members})
+
+
+def seed_of(seed: int | None, name: str, number: int) -> int | None:
+    """Returns the seed of a member's shuffle, by its number: members of equal length are shuffled differently."""
+    if seed is None or not number:
+        return seed
+    return int.from_bytes(hashlib.blake2b(repr((seed, name)).encode(), digest_size=4).digest(), "big") >> 1
+
+
+@dataclasses.dataclass(frozen=True)
+class CombinedShare(Share):
+    """The shares of several feeds, which all processes read alike; `stream` and `counts` are the first one's.
+
+    Attributes:
+      feeds: by name.
+    """
+
+    feeds: Mapping[str, Feed] = dataclasses.field(default_factory=dict)
+
+    def metadata(self) -> dict[str, Any]:
+        members: dict[str, dict[str, Any]] = {
+            name: each.share.metadata() if each.share else {"by": "index", "counts": [each.order.num_examples]}
+            for name, each in self.feeds.items()
+        }
+        for name in [*members][1:]:  # the first one's may change (`Order.resumed`)
+            members[name]["batch_size"] = self.feeds[name].order.batch_size
+        return {"by": "example", "counts": list(self.counts), "members": members}
+
+
+class CombinedFeed(Feed):
+    """Feeds side by side: each step takes a batch of each, by name.
+
+    Args:
+      feeds: by name; the first defines epochs.
+      shares: into how many each batch is divided, for replicas. Each needs an example of each input: the mean over one
+        of them would otherwise count made-up ones.
+
+    Attributes:
+      feeds, shares: the arguments.
+    """
+
+    def __init__(self, feeds: Mapping[str, Feed], shares: int):
+        self.feeds, self.shares = dict(feeds), shares
+        each = self._each = list(self.feeds.values())
+        self.compilable = all(feed.compilable for feed in each)
+        self.random_access = all(feed.random_access for feed in each)
+        self.reads_in_loop = any(feed.reads_in_loop for feed in each)
+        for number, member in enumerate(each):
+            member.kept = functools.partial(self._kept_of, number)
+
+    @property
+    def share(self) -> CombinedShare:  # type: ignore[override]
+        first = self._each[0].share or Share(None, (self.order.num_examples,))  # type: ignore[arg-type]
+        return CombinedShare(first.stream, first.counts, feeds=self.feeds)
+
+    @property
+    def order(self) -> Order:  # type: ignore[override]
+        return self._each[0].order
+
+    @property
+    def pipeline(self) -> str:  # type: ignore[override]
+        return json.dumps({name: each.pipeline for name, each in self.feeds.items()})
+
+    def reach(self, step: int, limit: int) -> int:
+        return min(each.reach(step, limit) for each in self._each)
+
+    def take(self, step: int, limit: int) -> CallInput:
+        steps = self.reach(step, limit)
+        inputs = [each.take(step, steps) for each in self._each]
+        for name, member in self.feeds.items():  # a stream that is not counted shows only now how many it has
+            if member.order.is_shared(step, self.shares):
+                raise UsageError(_too_few(name, member.order.size_of(step), self.shares))
+        return self._side_by_side(inputs)
+
+    def awaited(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
+        for each in self._each:
+            call = functools.partial(each.awaited, call, moved)
+        return call()
+
+    def keep_batches(self) -> None:
+        for each in self._each:
+            each.keep_batches()
+
+    def look(self, step: int) -> CallInput | None:
+        inputs = [each.look(step) for each in self._each]
+        return None if None in inputs else self._side_by_side(inputs)  # type: ignore[arg-type]
+
+    def position(self, step: int) -> bytes | None:
+        states = [each.position(step) if each.share else b"" for each in self._each]
+        if None in states:
+            return None
+        return json.dumps([len(state) for state in states]).encode() + b"\n" + b"".join(states)  # type: ignore[arg-type]
+
+    def _kept_of(self, number: int, step: int) -> Sequence[bytes]:
+        """Returns the position of a member that a checkpoint keeps, as `Feed.kept`."""
+        if not (kept := self.kept(step)):
+            return ()
+        lengths, _, states = kept[0].partition(b"\n")
+        sizes = json.loads(lengths)
+        return [states[sum(sizes[:number]) : sum(sizes[: number + 1])]]
+
+    def close(self) -> None:
+        for each in self._each:
+            each.close()
+
+    def stats(self) -> FeedStats:
+        stats = [each.stats() for each in self._each]
+        read = [each.bytes_read for each in stats if each.bytes_read is not None]
+        ahead = [each.steps_ahead for each in stats if each.steps_ahead is not None]
+        return FeedStats(sum(read) if read else None, min(ahead, default=None))
+
+    def traced(self, operands) -> Any:
+        return [(each.traced(own), shift) for each, (own, shift) in zip(self._each, operands, strict=True)]
+
+    def most_steps(self, operands) -> float:
+        return min(each.most_steps(own) for each, (own, _) in zip(self._each, operands, strict=True))
+
+    def batch_number(self, step: tf.Tensor) -> tf.Tensor:
+        return self._each[0].batch_number(step)
+
+    def next_operands(self, operands, offset: tf.Tensor) -> tuple:
+        # An int32 is on the host, as the loop's counter is if replicas are on GPUs.
+        return tuple(
+            each.next_operands(own, offset + tf.cast(shift, offset.dtype))
+            for each, (own, shift) in zip(self._each, operands, strict=True)
+        )
+
+    def batch(self, *operands) -> Batches:
+        return Batches({name: each.batch(*own) for (name, each), own in zip(self.feeds.items(), operands, strict=True)})
+
+    def set_data(self, split: Combined, first_step: int, batch_size: int, seed=None, steps=None) -> None:
+        """Sets the data of the next steps; see `ExternalFeed.set_data`, of which all feeds are."""
+        sizes = split.sizes(batch_size)
+        for number, (name, member) in enumerate(self.feeds.items()):
+            # What is not the first is read for as many steps as the first.
+            length = self.order.steps_per_epoch if number and steps is None else steps
+            own = seed_of(seed, name, number)
+            member.set_data(split.members[name], first_step, sizes[name], own, length)  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _side_by_side(inputs: Sequence[CallInput]) -> CallInput:
+        """Returns the input of a call whose operands are (each member's, where they begin from the first one's)."""
+        (_, start, stop), *_ = inputs
+        return CallInput([(each.operands, tf.constant(each.start - start, tf.int32)) for each in inputs], start, stop)
+
+
+def _check_sizes(name: str, order: Order, shares: int) -> None:
+    """Raises `UsageError` unless all batches of an epoch have an example for each share."""
+    last = order.epoch_from(order.origin.step + 1) - 1
+    if (least := min(map(order.size_of, (order.origin.step, last)))) >= shares:
+        return
+    fitting = [size for size in range(order.batch_size, shares - 1, -1) if not 0 < order.num_examples % size < shares]
+    cure = f"use a batch size of {fitting[0]}" if fitting else f"give at least {shares} examples"
+    raise UsageError(f"{_too_few(name, least, shares)}; {cure}")
+
+
+def _too_few(name: str, examples: int, shares: int) -> str:
+    return f"train[{name!r}] has a batch of {examples} examples, and each of {shares} replicas needs one of each input"
