@@ -53,6 +53,8 @@ HOLDS = {
     "docs/your_own_loop.md": "run.step == 5 and run.extra == {'labelled': 40} and known < 800",
     "From Keras `fit`": "done.history[-1]['eval_accuracy'] > 0.85",
     "Pretrained weights": "again.history[0]['eval_loss'] < 1.1 * first.result['eval']['loss']",
+    "Semi-supervised training": "matched.result['eval']['accuracy'] > 0.9",
+    "A physics-informed network": "solved.result['eval']['loss'] < 1e-3",
     "A GAN": "np.allclose(made.predict(noise, 'generator'), serve(features=noise)['outputs'], atol=1e-6)",
     "A diffusion model": "np.abs(np.linalg.norm(samples, axis=1) - 1).mean() < 0.25",
     "A forecaster": "max(done.result['eval'][f'error_{hours}'] for hours in HORIZONS) < 0.25",  # of 0.7
